@@ -159,6 +159,8 @@ class SchedulingController:
         now = self._clock.monotonic()
         self.cluster.expire(now)
         self.wake()
+        if self.cluster.synced:
+            self.judge.prepare(self.cluster.snapshot())
         if self.cluster.synced and now - self._spared >= _SPARE_SECONDS:
             self._spared = now
             spare_pauses()

@@ -2,8 +2,9 @@
 
 ``extender_p99_ms_*``: one filter call with so many node names, each after a bind somewhere, from the bytes
 of the question to those of the answer; the bare loop beside it reads the question and writes the names back.
-``extender_pair_p99_ms_*``: filter and prioritize of one pod together, on a cluster with 50,000 pods, where
-every twentieth pod asks for amounts that none asked for before.
+``worst_legal_pod_ms``, ``worst_legal_pod_deadline_ms``: one filter call for a pod of up to the most
+containers. ``extender_pair_p99_ms_*``: filter and prioritize of one pod together, on a cluster with 50,000
+pods, where every twentieth pod asks for amounts that none asked for before.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class Scheduler:
         self.random = random.Random(seed)
         self.cluster = ClusterState(DEFAULT_UNIT)
         self.api = _Api(self.cluster)
-        quota, judge, clock = QuotaBook(), FeasibilityJudge(), SystemClock()
+        quota, clock = QuotaBook(), SystemClock()
+        self.judge = judge = FeasibilityJudge()
         quota.update(None)
         binder = Binder(self.cluster, quota, judge, self.api, clock, BindRules(leads=lambda _seconds: True))
         self.extender = Extender(
@@ -115,6 +117,7 @@ class Scheduler:
             obj["spec"]["nodeName"] = name
             bound.append(obj)
         self.cluster.replace(PODS, bound)
+        self.judge.prepare(self.cluster.snapshot())  # as the service does each second
         return len(bound)
 
     def _made(self, shape: tuple[int, int] | None = None) -> Obj:
@@ -180,7 +183,8 @@ def rows(*, full: bool, only: str = "") -> Iterator[Row]:
     if "books" in parts:
         yield from books.rows()
     if "containers" in parts:
-        yield _worst_legal_pod(full=full)
+        yield _worst_legal_pod(full=full, hurried=False)
+        yield _worst_legal_pod(full=full, hurried=True)
     if "defrag" in parts:
         yield from defrag.rows()
     if "simulate" in parts:
@@ -189,12 +193,14 @@ def rows(*, full: bool, only: str = "") -> Iterator[Row]:
         yield from admission_program.rows(full=full)
 
 
-def _worst_legal_pod(*, full: bool) -> Row:
-    """The longest filter for pods of one to the most containers, on part-used nodes."""
-    nodes, pods = 1000, 1000 if full else 200
-    scheduler = Scheduler(nodes, hurried=False)
+def _worst_legal_pod(*, full: bool, hurried: bool) -> Row:
+    """The longest filter for pods of one to the most containers, on part-used nodes.
+
+    ``hurried``: with the question's deadline, as the service has it; what is late is asked about again.
+    """
+    nodes, pods, late = 1000, 1000 if full else 200, 0
+    scheduler = Scheduler(nodes, hurried=hurried)
     held = scheduler.fill(nodes * 3)
-    scheduler.cluster.snapshot()  # as the service has made one before it is ready
     took, waited = [], []
     for number in range(pods):
         if number % 50 == 0:
@@ -204,22 +210,26 @@ def _worst_legal_pod(*, full: bool) -> Row:
         scheduler.cluster.apply(PODS, "MODIFIED", pod)
         question = scheduler.question(pod, scheduler.names)
         began, clock = time.thread_time(), time.perf_counter()
-        fitting = scheduler.fitting(question)
+        answer = scheduler.extender.filter(question).body
         took.append(time.thread_time() - began)
         waited.append(time.perf_counter() - clock)
+        said = json.loads(answer)
+        fitting, late = said["NodeNames"] or (), late + bool(said["Error"])
         if fitting and number % 10 == 0:  # so that the nodes change
             scheduler.bind(pod, scheduler.best(scheduler.question(pod, fitting)))
         if not pod["spec"].get("nodeName"):
             scheduler.cluster.apply(PODS, "DELETED", pod)
     kinds = len({view.kind for view in scheduler.cluster.snapshot().nodes.values()})
+    deadline = f"with its deadline, {late} not judged in time" if hurried else "without its deadline"
     note = (
-        f"filter's processor time without its deadline, {nodes} nodes of {kinds} kinds, {held} pods there;"
+        f"filter's processor time {deadline}, {nodes} nodes of {kinds} kinds, {held} pods there;"
         f" {pods} random pods of"
         f" up to {MOST_ASKING} containers, p99 {percentile(took, 99) * 1e3:.1f} ms,"
         f" median {percentile(took, 50) * 1e3:.1f} ms; by the wall clock p99"
         f" {percentile(waited, 99) * 1e3:.1f} ms"
     )
-    return Row("worst_legal_pod_ms", round(max(took) * 1e3, 1), "ms", "≤ 250", None, full, note)
+    name = "worst_legal_pod_deadline_ms" if hurried else "worst_legal_pod_ms"
+    return Row(name, round(max(took) * 1e3, 1), "ms", "≤ 250", None, full, note)
 
 
 def _containers(chance: random.Random) -> list[Obj]:

@@ -15,7 +15,8 @@ from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from admission.explain.remedies import Remedy, WaitingPod, cheapest_remedy
-from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit, describe
+from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
+from admission.extender.refusal_lines import describe, refusal, why
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.quota import Quota
 from gpu_manager.domain.errors import RequestInvalid, printable
@@ -194,13 +195,13 @@ def _node(case: WaitingPod, question: FeasibilityCheck, view: NodeView, fit: Fit
             for s in cards
         )
         return NodeLine(printable(view.name), FITS, f"{_FITS}{text}", lines)
-    refusal = question.refusal(view) if fit is not Unfit.NODE else None
+    refused = refusal(question, view) if fit is not Unfit.NODE else None
     lines = tuple(
         CardLine(seen.index, printable(seen.uuid), free.get(seen.uuid, ZERO), reason)
-        for seen, reason in (refusal.cards if refusal else ())
+        for seen, reason in (refused.cards if refused else ())
     )
     victims = case.names(view, case.leaving(question, view)) if fit is Unfit.ROOM else ()
-    return NodeLine(printable(view.name), fit.value, question.why(view), lines, victims)
+    return NodeLine(printable(view.name), fit.value, why(question, view), lines, victims)
 
 
 def _line(

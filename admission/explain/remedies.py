@@ -16,6 +16,7 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
 from admission.extender.preemption import choose, names
+from admission.extender.refusal_lines import refusal, why
 from admission.extender.wire import Victims
 from gpu_manager.domain.cluster.quota import NamespaceQuota
 from gpu_manager.domain.contract import GPU_MODEL, GPU_UUID
@@ -99,7 +100,7 @@ def _by_others(case: WaitingPod, question: FeasibilityCheck, found: Found) -> Re
             return Remedy(_OTHERS, f"node {printable(view.name)} takes it once {shown} {left}")
     for view, no in found:
         if no is Unfit.QUOTA:
-            text = f"let the quota grow, or pods of the namespace end: {question.why(view)}"
+            text = f"let the quota grow, or pods of the namespace end: {why(question, view)}"
             return Remedy(_OTHERS, text[:LINE_LIMIT])
     if any(no is Unfit.ROOM for _, no in found):
         return Remedy(_OTHERS, "wait for pods to end: every node that could hold it is taken")
@@ -141,7 +142,7 @@ def _allow_more(case: WaitingPod, found: Found) -> Iterator[Remedy]:
 def _ask_less(case: WaitingPod, question: FeasibilityCheck, found: Found) -> Iterator[Remedy]:
     for view, no in found:
         smaller: list[PodRequest] = []
-        refused = question.refusal(view) if no in (Unfit.ROOM, Unfit.NEVER, Unfit.QUOTA) else None
+        refused = refusal(question, view) if no in (Unfit.ROOM, Unfit.NEVER, Unfit.QUOTA) else None
         if refused is not None and refused.nearest is not None:
             smaller.append(refused.nearest)
         if no is Unfit.QUOTA:

@@ -26,6 +26,7 @@ from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState
 from admission.extender.feasibility import FeasibilityJudge, Unfit
 from admission.extender.filter_results import OFFER_SECONDS, FilterResults
+from admission.extender.refusal_lines import why
 from admission.extender.wire import BindingArgs
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError, printable, quoted
@@ -271,7 +272,7 @@ class Binder:
             fit = question.on(view)
             if isinstance(fit, Unfit):
                 self._count("bind_conflicts", fit.value)
-                raise DoesNotFit(question.why(view))
+                raise DoesNotFit(why(question, view))
             placement = question.placement(view, fit)
             self._cluster.reserve(pod, node, placement)
         cards = view.node.cards

@@ -19,7 +19,7 @@ from admission.cluster.snapshot import ClusterState
 from admission.extender.feasibility import Fit
 from admission.extender.multi_gpu_count import MultiGpuCount
 from admission.extender.node_rooms import NodeChange, NodeRooms
-from admission.extender.ranking import MOST_PRICED, BestFit, Cost, RankedNode
+from admission.extender.ranking import MOST_PRICED, BestFit, Cost, RankedNode, most_priced
 from gpu_manager import threads
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak
@@ -160,7 +160,9 @@ class LeastFragmentation:
     ) -> _Epoch:
         """The costs of the first candidates that are not known, as many as a scheduler can wait for."""
         new = {key: place for place, key in enumerate(keys) if key not in epoch.known}
-        most = MOST_PRICED if len(keys) - len(new) < MOST_PRICED else MOST_PRICED // 4
+        most = MOST_PRICED // 4
+        if len(keys) - len(new) < MOST_PRICED:
+            most = most_priced(len(self._cluster.snapshot().nodes))
         moves = {
             key: self._rooms.change(uid, *candidates[place], cpu) for key, place in islice(new.items(), most)
         }

@@ -35,6 +35,11 @@ class FreeCards:
         self._lock = threading.Lock()
         self._forget()
 
+    def read(self, views: Sequence[NodeView]) -> None:
+        """Make the rows of these nodes, so that no question has to."""
+        with self._lock:
+            self._rows_of(views)
+
     def with_room(self, request: PodRequest, views: Sequence[NodeView]) -> _Bools:
         """Return which nodes have room for the one container of a request without a list of UUIDs.
 
@@ -116,6 +121,7 @@ class FreeCards:
     def _add(self, view: NodeView) -> None:
         row, cards = len(self._rows), view.node.cards
         self._grow(row + 1, len(cards))
+        total = 0
         for at, state in enumerate(cards):
             if not state.open:
                 continue
@@ -124,7 +130,8 @@ class FreeCards:
                 self._cores[row, at], self._memory[row, at] = room.left
                 self._idle[row, at] = room.idle
                 self._model[row, at] = self._models.setdefault(state.card.model, len(self._models))
-        self._total[row] = self._cores[row].clip(0).sum()
+                total += max(0, room.left[0])
+        self._total[row] = total
         self._rows[view.state] = row
 
     def _grow(self, rows: int, cards: int) -> None:

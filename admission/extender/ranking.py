@@ -15,6 +15,8 @@ from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
 BEST, SECOND = 10, 8  # scores: the gap is what a scheduler's weight must carry over its other scores
 RANKED: Final = 2  # parts of a cost that count in the scores of all but the best
 MOST_PRICED: Final = 256  # nodes that one question works out: the scheduler waits for the answer
+_LARGE: Final = 1250  # nodes of a cluster; in a larger one a question works out fewer, for it looks at more
+_LEAST_PRICED: Final = 64
 _MOST = 1 << 16  # costs remembered
 
 Cost = tuple[Any, ...]  # compared with those of the same call alone
@@ -22,6 +24,14 @@ Cost = tuple[Any, ...]  # compared with those of the same call alone
 
 RankedNode = tuple[NodeView, Fit]
 """A node on which the pod fits, and where it would lie there."""
+
+
+def most_priced(nodes: int) -> int:
+    """How many nodes one question works out in a cluster of so many, that the scheduler waits no longer.
+
+    The next question of the same kind works out further ones.
+    """
+    return max(_LEAST_PRICED, min(MOST_PRICED, MOST_PRICED * _LARGE // max(1, nodes)))
 
 
 class NodePolicy(Protocol):

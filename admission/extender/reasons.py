@@ -7,6 +7,7 @@ from typing import Final
 
 from admission.cluster.node_view import NodeView
 from admission.extender.feasibility import FeasibilityCheck, Unfit
+from admission.extender.refusal_lines import brief, of_any_node, why
 
 FULL_LINES: Final = 8  # nodes told of card by card where none takes the pod; kube-scheduler joins them all
 _BRIEF_LIMIT: Final = 300  # characters of any other
@@ -29,7 +30,7 @@ def reasons(
     for name, view, kind in nodes:
         text = brief[kind]
         if full and view is not None and refused[kind][1] in (Unfit.ROOM, Unfit.NEVER):
-            text, full = question.why(view), full - 1
+            text, full = why(question, view), full - 1
         (lasting if kind in lasts else failed)[name] = text
     return failed, lasting
 
@@ -40,9 +41,14 @@ class _Briefs:
     def __init__(self, question: FeasibilityCheck) -> None:
         self._question = question
         self._distinct: set[str] = set()
+        self._of_any_node: dict[Unfit, str] = {}
 
     def of(self, view: NodeView, no: Unfit) -> str:
-        text = self._question.brief(view, no)[:_BRIEF_LIMIT]
+        if no is not Unfit.NODE and no is not Unfit.QUOTA:
+            return self._of_any_node.get(no) or self._of_any_node.setdefault(
+                no, of_any_node(self._question.request, no)[:_BRIEF_LIMIT]
+            )
+        text = brief(self._question, view, no)[:_BRIEF_LIMIT]
         if len(self._distinct) < _MOST_BRIEFS:
             self._distinct.add(text)
         elif text not in self._distinct:

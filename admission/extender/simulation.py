@@ -9,7 +9,8 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from admission.extender.feasibility import FeasibilityJudge
 from admission.extender.fragmentation_score import LeastFragmentation
-from admission.extender.ranking import BEST, MOST_PRICED, scores
+from admission.extender.many_nodes import candidates, judge_nodes
+from admission.extender.ranking import BEST, most_priced, scores
 from gpu_manager.domain.cluster.quota import Quota
 from gpu_manager.domain.rules.pod_request import judged_request
 
@@ -50,14 +51,14 @@ class ExtenderSimulation:
         quota = self._quota.of(pod.pod.namespace) if self._quota else None
         check = self._judge.ask(pod, request, snapshot, quota)
         names = sorted(snapshot.nodes.keys() & set(nodes))
-        verdicts = check.over([snapshot.nodes[name] for name in names])
-        candidates = check.candidates(verdicts, MOST_PRICED)
-        costs = self._policy.costs(request, list(candidates.values()))
-        priced = {kind: cost for kind, cost in zip(candidates, costs, strict=True) if cost is not None}
+        verdicts = judge_nodes(check, [snapshot.nodes[name] for name in names])
+        fitting = candidates(check, verdicts, most_priced(len(snapshot.nodes)))
+        costs = self._policy.costs(request, list(fitting.values()))
+        priced = {kind: cost for kind, cost in zip(fitting, costs, strict=True) if cost is not None}
         if not priced:
             return None
         chosen = scores(names, verdicts.kinds, priced).index(BEST)
-        view, fit = snapshot.nodes[names[chosen]], candidates[verdicts.kinds[chosen]][1]
+        view, fit = snapshot.nodes[names[chosen]], fitting[verdicts.kinds[chosen]][1]
         self._cluster.reserve(pod.pod, view.name, check.placement(view, fit))
         taken = {at for at, _ in fit.taken}
         return SimulatedPlace(view.name, tuple(view.node.cards[at].card.index for at in sorted(taken)))

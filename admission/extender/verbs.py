@@ -22,10 +22,12 @@ from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.binding import Binder
-from admission.extender.feasibility import LATE, FeasibilityCheck, FeasibilityJudge, Fit, Unfit, Verdicts
+from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
+from admission.extender.many_nodes import Verdicts, candidates, judge_nodes
 from admission.extender.preemption import choose
-from admission.extender.ranking import BEST, MOST_PRICED, NodePolicy, scores
+from admission.extender.ranking import BEST, NodePolicy, most_priced, scores
 from admission.extender.reasons import FULL_LINES, reasons
+from admission.extender.refusal_lines import LATE
 from admission.extender.wire import (
     ExtenderArgs,
     Obj,
@@ -149,7 +151,7 @@ class Extender:
             self._refused(occupant.uid, self._cluster.snapshot().turn)
             return Reply(filter_answer(args, (), {}, dict.fromkeys(args.names, str(error)[:LINE_LIMIT])))
         views = self._views(args, snapshot)
-        verdicts = question.over(views, self._deadline(question.request))
+        verdicts = judge_nodes(question, views, self._deadline(question.request))
         refused = verdicts.refused()
         fits = verdicts.found.keys() - refused.keys()
         among = list(map(fits.__contains__, verdicts.kinds))
@@ -193,16 +195,16 @@ class Extender:
             views, verdicts = filtered.views, filtered.verdicts
         else:
             views = self._views(args, snapshot)
-            verdicts = question.over(views, self._deadline(question.request))
-        candidates = question.candidates(verdicts, MOST_PRICED)
-        costs = self._policy.costs(question.request, list(candidates.values()))
-        by_kind = {k: cost for k, cost in zip(candidates, costs, strict=True) if cost is not None}
+            verdicts = judge_nodes(question, views, self._deadline(question.request))
+        chosen = candidates(question, verdicts, most_priced(len(snapshot.nodes)))
+        costs = self._policy.costs(question.request, list(chosen.values()))
+        by_kind = {k: cost for k, cost in zip(chosen, costs, strict=True) if cost is not None}
         given = scores(args.names, verdicts.kinds, by_kind)
         if by_kind:
-            chosen = given.index(BEST)
-            taken = views[chosen]
+            best = given.index(BEST)
+            taken = views[best]
             if taken is not None:
-                self._expect(question, occupant, taken, candidates[verdicts.kinds[chosen]][1])
+                self._expect(question, occupant, taken, chosen[verdicts.kinds[best]][1])
         return Reply(priority_answer(args.names, given))
 
     def bind(self, body: bytes) -> Reply:
@@ -255,7 +257,7 @@ class Extender:
             return False
         quota = self._quota.current
         namespace = quota.of(occupant.pod.namespace) if quota else None
-        verdicts = self._judge.ask(occupant, request, snapshot, namespace).over(views)
+        verdicts = judge_nodes(self._judge.ask(occupant, request, snapshot, namespace), views)
         return any(not isinstance(found, Unfit) for _, found in verdicts.found.values())
 
     def _deadline(self, request: PodRequest) -> Callable[[], bool]:

@@ -115,9 +115,12 @@ def filter_answer(
         fits = frozenset(fitting)
         items = [node for node, name in zip(args.nodes, args.names, strict=True) if name in fits]
         nodes = {**(args.listed or {}), "items": items}
-    rest = _json({"FailedNodes": failed, "FailedAndUnresolvableNodes": lasting, "Error": ""})
     names = _json_list(fitting) if args.nodes is None else b"null"
-    return b'{"Nodes":%b,"NodeNames":%b,%b' % (_json(nodes), names, rest[1:])
+    left_out = b'"FailedNodes":%b,"FailedAndUnresolvableNodes":%b' % (
+        _json_reasons(failed),
+        _json_reasons(lasting),
+    )
+    return b'{"Nodes":%b,"NodeNames":%b,%b,"Error":""}' % (_json(nodes), names, left_out)
 
 
 def filter_error(error: str) -> bytes:
@@ -162,6 +165,13 @@ def _json_list(texts: Sequence[str]) -> bytes:
     if joined.isprintable() and "\\" not in joined and joined.count('"') == 2 * (len(texts) - 1):
         return f'["{joined}"]'.encode()
     return _json(list(texts))
+
+
+def _json_reasons(reasons: Mapping[str, str]) -> bytes:
+    """As :func:`_json`; of thousands of nodes most have one of a few reasons, each written once."""
+    ends = {text: f":{encode_basestring(text)}" for text in set(reasons.values())}
+    text = ",".join([encode_basestring(name) + ends[why] for name, why in reasons.items()])
+    return f"{{{text}}}".encode("utf-8", "replace")
 
 
 def _json(value: object) -> bytes:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState, Snapshot
-from admission.extender.feasibility import FeasibilityJudge, Fit, Unfit, describe
+from admission.extender.feasibility import FeasibilityJudge, Fit, Unfit
+from admission.extender.refusal_lines import describe
 from admission.quota.quota_book import QuotaBook, refuse_at_create
 from admission.webhook.admit import CreateTimeChecks
 from gpu_manager.domain.card import CardUuid

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from admission.cluster.pod_view import pod_view
 from admission.cluster.snapshot import NODES, PODS, ClusterState
-from admission.extender.feasibility import SEVERAL, FeasibilityCheck, FeasibilityJudge, Fit
+from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit
 from admission.extender.fragmentation_score import LeastFragmentation
-from admission.extender.ranking import MOST_PRICED
-from admission.extender.wire import priority_answer
+from admission.extender.free_cards import FreeCards
+from admission.extender.many_nodes import SEVERAL, candidates, judge_nodes
+from admission.extender.ranking import MOST_PRICED, most_priced
+from admission.extender.wire import ExtenderArgs, filter_answer, priority_answer
 from gpu_manager.domain.contract import GPU_MODEL, PLACEMENT
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import GIB, Amount
@@ -31,6 +34,30 @@ def test_priorities_written_by_hand_are_the_json_of_the_list() -> None:
         said = [{"Host": name, "Score": score} for name, score in zip(names, scores, strict=True)]
         text = json.dumps(said, separators=(",", ":"), ensure_ascii=False)
         assert priority_answer(names, scores) == text.encode("utf-8", "replace")
+
+
+def test_reasons_written_by_hand_are_the_json_of_the_map() -> None:
+    odd = {"n1": "full", 'a"b\\c': "no", "é\n": 'say "no"', "\ud800": "full"}
+    for failed, lasting in (({}, {}), (odd, {}), ({"n2": "full"}, odd)):
+        said = {"Nodes": None, "NodeNames": ["x"], "FailedNodes": failed}
+        said |= {"FailedAndUnresolvableNodes": lasting, "Error": ""}
+        text = json.dumps(said, separators=(",", ":"), ensure_ascii=False)
+        assert filter_answer(ExtenderArgs({}, ("x",)), ["x"], failed, lasting) == text.encode(
+            "utf-8", "replace"
+        )
+
+
+def test_in_a_large_cluster_one_question_works_out_fewer_nodes() -> None:
+    assert [most_priced(nodes) for nodes in (0, 1, 1250, 2500, 5000, 50_000)] == [256, 256, 256, 128, 64, 64]
+
+
+def test_what_was_read_beside_the_questions_is_not_read_by_one() -> None:
+    cluster, cards = part_used(3, 1), FreeCards()
+    _, request = asked(cluster, 10, 1)
+    views = [*cluster.snapshot().nodes.values()]
+    cards.read(views)
+    unreadable = [replace(view, ledger=None) for view in views]  # whoever reads it fails
+    assert cards.with_room(request, unreadable).tolist() == FreeCards().with_room(request, views).tolist()
 
 
 @settings(max_examples=60, deadline=None)
@@ -65,7 +92,7 @@ def test_many_at_a_time_are_judged_as_each_alone(
         if own and isinstance(fit := ask().on(view), Fit):  # the other lies on a node that may look the same
             cluster.expect(uid, view.name, ask().placement(view, fit), 1.0)
     views = [*cluster.snapshot().nodes.values()]
-    verdicts = ask().over([*views, None])
+    verdicts = judge_nodes(ask(), [*views, None])
     for view, kind in zip(views, verdicts.kinds, strict=False):
         alone, together = ask().on(view), verdicts.found[kind][1]
         if isinstance(alone, Fit) and isinstance(together, Fit):
@@ -122,8 +149,8 @@ def test_many_new_nodes_are_judged_in_one_go_as_each_alone() -> None:
             wishes = dice.choice([{}, {}, {GPU_MODEL: "A100"}, {GPU_MODEL: "T4,V100"}, {PLACEMENT: "spread"}])
             question, _ = asked(cluster, core, memory, **wishes)
             alone, _ = asked(cluster, core, memory, **wishes)
-            verdicts = question.over(views)
-            chosen = question.candidates(verdicts, 1 << 20)
+            verdicts = judge_nodes(question, views)
+            chosen = candidates(question, verdicts, 1 << 20)
             for view, kind in zip(views, verdicts.kinds, strict=True):
                 here = alone.on(view)
                 if isinstance(here, Fit):
@@ -142,7 +169,7 @@ def test_of_a_new_kind_of_request_so_many_nodes_are_priced_at_once_and_all_in_th
     question, request = asked(cluster, 17, 3)
 
     def costs() -> list[object]:
-        found = question.candidates(question.over(views), MOST_PRICED).values()
+        found = candidates(question, judge_nodes(question, views), MOST_PRICED).values()
         return list(policy.costs(request, list(found)))
 
     first = costs()

@@ -1,0 +1,122 @@
+"""Why a node does not take a pod, in words: card by card, or in one line that is equal for equal nodes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from admission.cluster.node_view import NodeView
+from admission.cluster.pod_view import named
+from admission.extender.feasibility import FeasibilityCheck, Unfit, by_model, with_closed
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.cluster.quota import EXCEEDED
+from gpu_manager.domain.cluster.quota import refusal as refusal_line
+from gpu_manager.domain.cluster.terminating import with_terminating
+from gpu_manager.domain.errors import printable, quoted
+from gpu_manager.domain.placement.explain import LINE_LIMIT, Refusal
+from gpu_manager.domain.placement.ledger import Allocation, peak
+from gpu_manager.domain.placement.place import Placement, judge
+from gpu_manager.domain.resources import Amount
+from gpu_manager.domain.rules.request import PodRequest
+
+LATE: Final = (
+    "not judged in time: the pod has many containers, and the nodes differ much; it is asked about again"
+)
+
+
+def refusal(check: FeasibilityCheck, view: NodeView) -> Refusal | None:
+    """Card by card, why there is no room; None where the cards are not what keeps the pod out."""
+    if check.before_cards(view) is not None:
+        return None
+    closed: dict[str, str] = {}
+    while True:
+        cards = with_closed(view.node.cards, closed)
+        found = judge(check.request, cards, view.node.topology, check.ledger(view))
+        if isinstance(found, Refusal):
+            return with_terminating(found, view.node.lingering, view.charges)
+        taken = dict(_taken(check.request, found))
+        charge = by_model((s.card.model, taken[s.card.uuid]) for s in view.node.cards if s.card.uuid in taken)
+        passed = dict(check.quota.passed(check.used, dict(charge))) if check.quota else {}
+        if not passed:
+            return None
+        closed |= {model: f"{EXCEEDED}: {why}" for model, why in passed.items()}
+
+
+def why(check: FeasibilityCheck, view: NodeView, limit: int = LINE_LIMIT) -> str:
+    """One line: the rule, the arithmetic card by card, and what would fit; empty where the pod fits."""
+    if not check.alike or check.quota is not None or not view.kind or view is check.own:
+        return _why(check, view, limit)
+    # A burst of pods alike is refused by the same full node, the first by name, again and again.
+    about = view, limit, tuple(c.name for c in check.request.containers)
+    told = check.shape.told
+    if told is None or told[0] != about:
+        told = check.shape.told = about, _why(check, view, limit)
+    return told[1]
+
+
+def _why(check: FeasibilityCheck, view: NodeView, limit: int) -> str:
+    no = check.on(view)
+    if not isinstance(no, Unfit):
+        return ""
+    if no in (Unfit.ROOM, Unfit.NEVER) and (refused := refusal(check, view)) is not None:
+        awaited = view.awaits(check.pod.uid, check.pod.priority)
+        names = ", ".join(named((o.pod for o in awaited[:3]), check.pod.namespace))
+        held = f"room is kept for {names}. " if awaited else ""
+        return held + refused.line(limit - len(held))
+    return brief(check, view, no)[:limit]
+
+
+def brief(check: FeasibilityCheck, view: NodeView, no: Unfit) -> str:
+    """The reason in words that are equal for equal nodes, so that a scheduler can count them."""
+    if no is Unfit.NODE:
+        return view.problem or _pool(check, view)
+    if no is Unfit.QUOTA:
+        return _over_quota(check, view)
+    return of_any_node(check.request, no)
+
+
+def of_any_node(request: PodRequest, no: Unfit) -> str:
+    """:func:`brief` where the node does not matter: neither :attr:`Unfit.NODE` nor :attr:`Unfit.QUOTA`."""
+    if no is Unfit.REFUSED:
+        return "its agent refused this amount less than a minute ago: its books are ahead of what is seen"
+    if no is Unfit.LATE:
+        return LATE
+    never = " even on the empty node" if no is Unfit.NEVER else ""
+    return f"no room on its cards{never} for {describe(request)}"
+
+
+def describe(request: PodRequest) -> str:
+    """What a pod asks for, in a few words: the name is left out where there is but one container."""
+    if len(request.containers) == 1:
+        return str(request.containers[0].request)
+    shown = "; ".join(f"{printable(c.name)}: {c.request}" for c in request.containers[:4])
+    more = len(request.containers) - 4
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _over_quota(check: FeasibilityCheck, view: NodeView) -> str:
+    if pool := _pool(check, view):
+        return pool
+    closed: dict[str, str] = {}
+    while (fit := check.fit(view, check.ledger(view), frozenset(closed))) and (
+        more := check.over_quota(fit, check.used)
+    ):
+        closed |= more
+    return refusal_line(check.pod.namespace, closed.values())
+
+
+def _pool(check: FeasibilityCheck, view: NodeView) -> str:
+    if check.quota is None or check.quota.allows_pool(view.node.pool):
+        return ""
+    pools = ", ".join(map(printable, check.quota.pools))
+    here = f"of pool {quoted(view.node.pool)}" if view.node.pool else "in no pool"
+    return refusal_line(check.pod.namespace, [f"it may use pool {pools}; the node is {here}"])
+
+
+def _taken(request: PodRequest, placement: Placement) -> list[tuple[CardUuid, Amount]]:
+    """What the pod takes of each card at its worst moment."""
+    held = [
+        Allocation(request.uid, c.name, c.kind, c.order, placement[c.name])
+        for c in request.containers
+        if c.name in placement
+    ]
+    return [(card, peak(held, card)) for card in dict.fromkeys(card for a in held for card in a.cards)]
