@@ -55,7 +55,7 @@ class Fit:
 
 
 @dataclass(slots=True)
-class Shape:
+class RequestAnswers:
     """One distinct request, and what was found for it: by node state, and by hardware for an empty node."""
 
     request: PodRequest
@@ -85,7 +85,7 @@ class FeasibilityJudge:
     def __init__(self, most_shapes: int = 512, most_answers: int = 1 << 18) -> None:
         self._most_shapes, self._most_answers = most_shapes, most_answers
         self._lock = threading.Lock()
-        self._shapes: dict[PodRequest, Shape] = {}
+        self._shapes: dict[PodRequest, RequestAnswers] = {}
         self._free = FreeCards()
 
     def ask(
@@ -95,7 +95,7 @@ class FeasibilityJudge:
         containers = (replace(c, name=str(i)) for i, c in enumerate(request.containers))
         plain = replace(request, uid=PodUid(""), containers=tuple(containers), ceiling=None)
         with self._lock:
-            shape = self._shapes.pop(plain, None) or Shape(plain, PodPlacer(plain))
+            shape = self._shapes.pop(plain, None) or RequestAnswers(plain, PodPlacer(plain))
             self._make_room()
             if shape.size > self._most_answers // 2:
                 shape.clear()
@@ -125,7 +125,7 @@ class FeasibilityCheck:
         self,
         occupant: PodView,
         request: PodRequest,
-        shape: Shape,
+        shape: RequestAnswers,
         snapshot: Snapshot,
         quota: NamespaceQuota | None,
         free: FreeCards,
