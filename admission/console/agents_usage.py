@@ -18,7 +18,7 @@ import structlog
 from gpu_manager import threads
 from gpu_manager.domain.cluster.usage_history import (
     HistoryQuery,
-    Subject,
+    HistorySubject,
     UsageHistory,
     history_json,
     reach,
@@ -96,7 +96,7 @@ class AgentsUsage:
 
     def history(self, query: HistoryQuery) -> Any:
         """JSON of the last minutes, as ``/ui/history`` answers; blank while nobody looked."""
-        step = self._period * (2 if query.subject is Subject.CLUSTER else 1)
+        step = self._period * (2 if query.subject is HistorySubject.CLUSTER else 1)
         now, epoch = self._clock.monotonic(), self._clock.now()
         with self._lock:
             series = self._history.read(query, now, step)

@@ -16,8 +16,8 @@ from admission.console.agents_usage import AgentsUsage
 from gpu_manager.domain.cluster.usage_history import (
     MINUTES,
     HistoryQuery,
+    HistorySubject,
     Series,
-    Subject,
     history_json,
 )
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
@@ -99,8 +99,8 @@ class ConsoleHistory:
         try:
             end = self._clock.now() // 1
             start, count = end - seconds, seconds // step + 1
-            cards = self._cards(query.name) if query.subject is Subject.NODE else ()
-            asked = () if query.subject is Subject.NODE and not cards else promql(query, step, cards)
+            cards = self._cards(query.name) if query.subject is HistorySubject.NODE else ()
+            asked = () if query.subject is HistorySubject.NODE and not cards else promql(query, step, cards)
             rows = [self._prometheus(text, start, end, step) for text in asked]
         finally:
             self._asking.release()
@@ -111,12 +111,12 @@ def promql(query: HistoryQuery, step: int, cards: Sequence[str] = ()) -> tuple[s
     """Cores, memory and seconds waited in a second, of what is asked for. ``cards``: UUIDs of the node's."""
     matchers = {"namespace": query.namespace} if query.namespace else {}
     pattern, by = "", ""
-    if query.subject is Subject.NODE:
+    if query.subject is HistorySubject.NODE:
         pattern, by = f"uuid=~{_quoted('|'.join(map(_literal, cards)))}", "uuid"
-    elif query.subject is Subject.CARD:
+    elif query.subject is HistorySubject.CARD:
         matchers["uuid"] = query.name
         by = "namespace, pod, container"
-    elif query.subject is Subject.POD:
+    elif query.subject is HistorySubject.POD:
         namespace, _, pod = query.name.partition("/")
         matchers |= {"namespace": namespace, "pod": pod}
         by = "container, uuid"

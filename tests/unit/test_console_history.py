@@ -6,12 +6,12 @@ import pytest
 
 from admission.console.agents_usage import AgentsUsage
 from admission.console.history import RANGES, ConsoleHistory, promql
-from gpu_manager.domain.cluster.usage_history import MINUTES, HistoryQuery, Subject
+from gpu_manager.domain.cluster.usage_history import MINUTES, HistoryQuery, HistorySubject
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from tests.fakes.ports import FakeClock
 from tests.unit.test_agents_usage import Agents
 
-CLUSTER = HistoryQuery(Subject.CLUSTER)
+CLUSTER = HistoryQuery(HistorySubject.CLUSTER)
 
 
 class Prometheus:
@@ -54,16 +54,16 @@ def test_an_hour_is_asked_of_prometheus_once_for_all_who_look():
     prometheus = Prometheus()
     history, clock = desk(prometheus)
     assert history.ranges == [MINUTES, *RANGES]
-    found = history.answer(HistoryQuery(Subject.NODE, "a"), "1h")
+    found = history.answer(HistoryQuery(HistorySubject.NODE, "a"), "1h")
     assert (found["source"], found["step"], found["start"]) == ("prometheus", 60, 1_000_000.0 - 3600)
     (one,) = found["series"]
     assert one["uuid"] == "GPU-1"
     assert len(one["cores"]) == 61
     assert (one["cores"][0], one["cores"][1], one["cores"][60]) == (0.25, None, 1.0)
     assert (one["memory"][60], one["waited"][60]) == (2, 3.0)
-    assert history.answer(HistoryQuery(Subject.NODE, "a"), "1h") is found
+    assert history.answer(HistoryQuery(HistorySubject.NODE, "a"), "1h") is found
     clock.pass_(31)
-    history.answer(HistoryQuery(Subject.NODE, "a"), "1h")
+    history.answer(HistoryQuery(HistorySubject.NODE, "a"), "1h")
     assert len(prometheus.asked) == 6
     assert prometheus.asked[0][1:] == (996_400.0, 1_000_000.0, 60)
 
@@ -71,7 +71,7 @@ def test_an_hour_is_asked_of_prometheus_once_for_all_who_look():
 def test_a_node_without_cards_has_no_history_and_a_silent_prometheus_says_so():
     prometheus = Prometheus()
     history, _ = desk(prometheus, cards=())
-    assert history.answer(HistoryQuery(Subject.NODE, "a"), "1h")["series"] == []
+    assert history.answer(HistoryQuery(HistorySubject.NODE, "a"), "1h")["series"] == []
     assert prometheus.asked == []
     prometheus.silent = True
     for _ in range(3):  # nothing is kept of a failure, and no turn is lost by it
@@ -85,7 +85,7 @@ def test_two_questions_wait_for_prometheus_and_no_more():
     history, _ = desk(prometheus)
     waiting = []
     for number in range(2):
-        query = HistoryQuery(Subject.CARD, f"GPU-{number}")
+        query = HistoryQuery(HistorySubject.CARD, f"GPU-{number}")
         waiting.append(threading.Thread(target=history.answer, args=(query, "1h")))
         prometheus.asking.clear()
         waiting[-1].start()
@@ -102,7 +102,7 @@ def test_only_so_many_answers_are_kept():
     prometheus = Prometheus()
     history, _ = desk(prometheus)
     for number in range(70):
-        history.answer(HistoryQuery(Subject.CARD, f"GPU-{number}"), "1h")
+        history.answer(HistoryQuery(HistorySubject.CARD, f"GPU-{number}"), "1h")
     assert len(history._kept) == 64
 
 
@@ -110,20 +110,20 @@ def test_only_so_many_answers_are_kept():
     ("query", "selector", "total"),
     [
         (CLUSTER, "", "sum "),
-        (HistoryQuery(Subject.CLUSTER, "", "team-a"), '{namespace="team-a"}', "sum "),
-        (HistoryQuery(Subject.CARD, "GPU-1"), '{uuid="GPU-1"}', "sum by (namespace, pod, container) "),
+        (HistoryQuery(HistorySubject.CLUSTER, "", "team-a"), '{namespace="team-a"}', "sum "),
+        (HistoryQuery(HistorySubject.CARD, "GPU-1"), '{uuid="GPU-1"}', "sum by (namespace, pod, container) "),
         (
-            HistoryQuery(Subject.CARD, 'x"} or up{a="', "team-a"),
+            HistoryQuery(HistorySubject.CARD, 'x"} or up{a="', "team-a"),
             r'{namespace="team-a", uuid="x\"} or up{a=\""}',
             "sum by (namespace, pod, container) ",
         ),
         (
-            HistoryQuery(Subject.POD, 'team-a/b\\"\n', "team-a"),
+            HistoryQuery(HistorySubject.POD, 'team-a/b\\"\n', "team-a"),
             r'{namespace="team-a", pod="b\\\"\n"}',
             "sum by (container, uuid) ",
         ),
         (
-            HistoryQuery(Subject.NODE, "n1", "team-a"),
+            HistoryQuery(HistorySubject.NODE, "n1", "team-a"),
             r'{namespace="team-a", uuid=~"GPU-1|\\x{2e}\\x{2a}"}',
             "sum by (uuid) ",
         ),

@@ -8,7 +8,7 @@ from gpu_manager.domain.cluster import usage_history
 from gpu_manager.domain.cluster.usage_history import (
     MOST_SERIES,
     HistoryQuery,
-    Subject,
+    HistorySubject,
     UsageHistory,
     history_json,
     reach,
@@ -18,7 +18,7 @@ from gpu_manager.domain.errors import RequestInvalid
 
 STEP = 100.0  # six figures, up to 0 seconds before the end
 END = 1_000.0
-ALL = HistoryQuery(Subject.CLUSTER)
+ALL = HistoryQuery(HistorySubject.CLUSTER)
 
 
 def use(cores=20.0, memory=1 << 30, waited=None, pod="train", namespace="team-a", uid=None):
@@ -38,7 +38,7 @@ def test_each_container_of_a_card_has_a_line_and_a_moment_without_an_answer_is_b
         ("n1", 600.0, use(25.0, memory=None)),
         ("n1", 990.0, use(None, 5)),
     )
-    one, other = history.read(HistoryQuery(Subject.CARD, "GPU-1"), END, STEP)
+    one, other = history.read(HistoryQuery(HistorySubject.CARD, "GPU-1"), END, STEP)
     assert reach(STEP) == 500.0
     assert one.labels == {"namespace": "team-a", "pod": "train", "container": "main"}
     assert one.cores == [0.125, 0.25, 0.25, None, None, None]
@@ -48,10 +48,14 @@ def test_each_container_of_a_card_has_a_line_and_a_moment_without_an_answer_is_b
 
 def test_who_may_see_one_namespace_gets_its_containers_alone():
     history = recorded(("n1", 990.0, use(12.5) | use(50.0, pod="other", namespace="team-b")))
-    for subject, name in ((Subject.CARD, "GPU-1"), (Subject.NODE, "n1"), (Subject.CLUSTER, "")):
+    for subject, name in (
+        (HistorySubject.CARD, "GPU-1"),
+        (HistorySubject.NODE, "n1"),
+        (HistorySubject.CLUSTER, ""),
+    ):
         (one,) = history.read(HistoryQuery(subject, name, "team-b"), END, STEP)
         assert one.cores[-1] == 0.5
-    assert history.read(HistoryQuery(Subject.POD, "team-a/train", "team-b"), END, STEP) == []
+    assert history.read(HistoryQuery(HistorySubject.POD, "team-a/train", "team-b"), END, STEP) == []
     with pytest.raises(RequestInvalid, match="not of namespace"):
         HistoryQuery.parse("pod", "team-a/train", "team-b")
 
@@ -62,23 +66,25 @@ def test_a_sum_is_blank_where_a_node_that_answered_before_and_after_did_not():
     (total,) = recorded(*steady, *silent_once).read(ALL, END, STEP)
     assert total.labels == {}
     assert total.cores == [0.125, 0.5, 0.5, None, 0.5, 0.5]
-    assert [one.labels for one in recorded(*steady).read(HistoryQuery(Subject.NODE, "n1"), END, STEP)] == [
-        {"uuid": "GPU-1"}
-    ]
-    assert recorded(*steady).read(HistoryQuery(Subject.NODE, "n2"), END, STEP) == []
+    assert [
+        one.labels for one in recorded(*steady).read(HistoryQuery(HistorySubject.NODE, "n1"), END, STEP)
+    ] == [{"uuid": "GPU-1"}]
+    assert recorded(*steady).read(HistoryQuery(HistorySubject.NODE, "n2"), END, STEP) == []
 
 
 def test_waiting_is_a_rate_and_not_known_after_a_counter_that_began_anew():
     history = recorded(
         *(("n1", 600.0 + at * 100, use(waited=s)) for at, s in enumerate([5.0, 55.0, 1.0, 26.0]))
     )
-    (one,) = history.read(HistoryQuery(Subject.POD, "team-a/train"), END, STEP)
+    (one,) = history.read(HistoryQuery(HistorySubject.POD, "team-a/train"), END, STEP)
     assert one.waited == [None, None, 0.5, None, 0.25, 0.25]
 
 
 def test_a_container_that_is_gone_leaves_after_a_whole_ring_and_a_silent_node_after_ten_minutes():
     history = recorded(("n1", 0.0, use(pod="gone")), *(("n1", 5.0 * at, use()) for at in range(1, 121)))
-    names = {one.labels["pod"] for one in history.read(HistoryQuery(Subject.CARD, "GPU-1"), 600.0, 5.0)}
+    names = {
+        one.labels["pod"] for one in history.read(HistoryQuery(HistorySubject.CARD, "GPU-1"), 600.0, 5.0)
+    }
     assert names == {"train"}
     history.forget(1200.0)
     assert history.read(ALL, 600.0, 5.0) != []
@@ -90,7 +96,7 @@ def test_there_is_room_for_so_many_shares_and_the_rest_is_counted(monkeypatch):
     monkeypatch.setattr(usage_history, "MOST_SHARES", 2)
     history = recorded(("n1", 990.0, use(pod="a") | use(pod="b") | use(pod="c")))
     assert history.left_out == 1
-    assert len(history.read(HistoryQuery(Subject.CARD, "GPU-1"), END, STEP)) == 2
+    assert len(history.read(HistoryQuery(HistorySubject.CARD, "GPU-1"), END, STEP)) == 2
     history.forget(END + 600)
     history.record("n2", END + 600, use(pod="d"))
     assert history.left_out == 0
@@ -100,7 +106,7 @@ def test_an_answer_has_the_most_used_and_counts_the_rest():
     many = {}
     for number in range(MOST_SERIES + 3):
         many |= use(float(number), pod=f"p{number:02}")
-    series = recorded(("n1", 990.0, many)).read(HistoryQuery(Subject.CARD, "GPU-1"), END, STEP)
+    series = recorded(("n1", 990.0, many)).read(HistoryQuery(HistorySubject.CARD, "GPU-1"), END, STEP)
     found = json.loads(json.dumps(history_json(series, 500.0, STEP, "agents", left_out=4)))
     assert (found["start"], found["step"], found["source"]) == (500.0, STEP, "agents")
     assert found["left_out"] == 3 + 4

@@ -28,7 +28,7 @@ _NOTHING: Final = array("f", [_BLANK] * _ANSWERS)
 Column = Sequence[float | None]
 
 
-class Subject(Enum):
+class HistorySubject(Enum):
     """What a history is about."""
 
     CLUSTER = "cluster"  # one series: all containers together
@@ -44,7 +44,7 @@ class HistoryQuery:
     ``namespace``: the only one whose containers count, empty for all.
     """
 
-    subject: Subject
+    subject: HistorySubject
     name: str = ""
     namespace: str = ""
 
@@ -52,13 +52,13 @@ class HistoryQuery:
     def parse(cls, subject: str, name: str, namespace: str = "") -> HistoryQuery:
         """Check the parameters of a request. Raises RequestInvalid."""
         try:
-            found = Subject(subject)
+            found = HistorySubject(subject)
         except ValueError as error:
-            known = ", ".join(one.value for one in Subject)
+            known = ", ".join(one.value for one in HistorySubject)
             raise RequestInvalid(f"there is no history of a {quoted(subject)}: ask for {known}") from error
-        if len(name) > _LONGEST_NAME or (not name and found is not Subject.CLUSTER):
+        if len(name) > _LONGEST_NAME or (not name and found is not HistorySubject.CLUSTER):
             raise RequestInvalid(f"the history of a {subject} needs its name")
-        if found is Subject.POD and namespace not in ("", name.partition("/")[0]):
+        if found is HistorySubject.POD and namespace not in ("", name.partition("/")[0]):
             raise RequestInvalid(f"pod {quoted(name)} is not of namespace {quoted(namespace)}")
         return cls(found, name, namespace)
 
@@ -67,10 +67,10 @@ class HistoryQuery:
         if self.namespace not in ("", namespace):
             return False
         mine = {
-            Subject.CLUSTER: self.name,
-            Subject.NODE: node,
-            Subject.CARD: card,
-            Subject.POD: f"{namespace}/{pod}",
+            HistorySubject.CLUSTER: self.name,
+            HistorySubject.NODE: node,
+            HistorySubject.CARD: card,
+            HistorySubject.POD: f"{namespace}/{pod}",
         }
         return mine[self.subject] == self.name
 
@@ -160,11 +160,11 @@ class UsageHistory:
         groups: dict[tuple[str, ...], list[Series]] = {}
         silent: set[int] = set()
         for node, kept in self._nodes.items():
-            if query.subject is Subject.NODE and node != query.name:
+            if query.subject is HistorySubject.NODE and node != query.name:
                 continue
             slots = _slots(kept.times, moments, 1.5 * step)
             answered = [at for at, slot in enumerate(slots) if slot is not None]
-            if query.subject is Subject.CLUSTER:
+            if query.subject is HistorySubject.CLUSTER:
                 silent.update(at for before, after in pairwise(answered) for at in range(before + 1, after))
             for (_, container, card), share in kept.shares.items():
                 if query.covers(node, share.namespace, share.pod, card):
@@ -242,19 +242,19 @@ def _series(node: str, container: str, card: str, share: _Share, slots: Sequence
     return Series(labels, column(share.cores), column(share.memory), column(share.waited))
 
 
-_LABELS: Final[Mapping[Subject, Sequence[str]]] = {
-    Subject.CLUSTER: (),
-    Subject.NODE: ("uuid",),
-    Subject.CARD: ("namespace", "pod", "container"),
-    Subject.POD: ("container", "uuid"),
+_LABELS: Final[Mapping[HistorySubject, Sequence[str]]] = {
+    HistorySubject.CLUSTER: (),
+    HistorySubject.NODE: ("uuid",),
+    HistorySubject.CARD: ("namespace", "pod", "container"),
+    HistorySubject.POD: ("container", "uuid"),
 }
 
 
-def _group(subject: Subject, labels: Mapping[str, str]) -> tuple[str, ...]:
+def _group(subject: HistorySubject, labels: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(labels[name] for name in _LABELS[subject])
 
 
-def _summed(subject: Subject, group: Sequence[Series], silent: set[int]) -> Series:
+def _summed(subject: HistorySubject, group: Sequence[Series], silent: set[int]) -> Series:
     labels = {name: group[0].labels[name] for name in _LABELS[subject]}
 
     def total(column: Callable[[Series], Column]) -> Column:
