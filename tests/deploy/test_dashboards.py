@@ -269,6 +269,10 @@ def targets() -> Iterator[tuple[str, str, set[str]]]:
                 yield f"{name}: {panel['title']}", text, labels
 
 
+AT_FAULT_ALONE = "vcuda_container_not_injected"
+"""A series of containers at fault alone; its alert is provoked in :mod:`bench.alerts`."""
+
+
 def rules() -> Iterator[tuple[str, str]]:
     for group in yaml.safe_load(RULES)["groups"]:
         for rule in group["rules"]:
@@ -299,7 +303,7 @@ def test_every_rule_stands_on_series_that_are_there(seen: Seen) -> None:
     # Nothing answers with an error here: the metric and its label must be there, whatever the code.
     texts = ((name, text.replace('code=~"5.."', 'code=~".+"')) for name, text in rules())
     selectors = ((f"{name}: {text}", one) for name, text in texts for one in SELECTOR.findall(text))
-    assert empty(seen.prometheus, selectors) == []
+    assert [one.rpartition(": ")[2] for one in empty(seen.prometheus, selectors)] == [AT_FAULT_ALONE]
     records = ((name, name) for name, _ in rules() if ":" in name)
     assert empty(seen.prometheus, records) == []
 
