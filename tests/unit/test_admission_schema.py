@@ -12,6 +12,8 @@ from schemathesis import GenerationMode
 
 from admission.app import WebhookParts, build_app, workloads_of
 from admission.config import AdmissionSettings, ClusterTerms
+from admission.console.agents_usage import AgentsUsage
+from admission.console.history import ConsoleHistory
 from admission.console.routes import console_routes
 from admission.explain.access import AccessCheck, Reviews
 from admission.explain.caller_gate import CallerGate
@@ -22,8 +24,9 @@ from admission.webhook.create_time_checks import create_time_checks
 from gpu_manager.domain.pod import Pod, parse_pod
 from tests.fakes.extender import World, node, pod
 from tests.fakes.ports import FakeClock
+from tests.unit.test_agents_usage import Agents
 
-PATHS = 14  # of the document: a new one is called by itself, and this number says so
+PATHS = 15  # of the document: a new one is called by itself, and this number says so
 
 
 class Everyone(Reviews):
@@ -52,13 +55,17 @@ def service() -> Any:
         world.cluster, world.quota, world.judge, LeastFragmentation(world.cluster), ClusterTerms(), fetch
     )
     gate = CallerGate(AccessCheck(Everyone(), clock))
+    history = ConsoleHistory(AgentsUsage(Agents(), clock), lambda _node: (), clock)
     doors = WebhookParts(
         AdmissionMetrics("1"),
         "1",
         lambda: {"certificate": True},
         lambda: False,
         create_time_checks(world.cluster, world.quota, world.judge, clock),
-        (explain_routes(knowledge, gate), console_routes(knowledge, gate, dict, workloads_of, clock)),
+        (
+            explain_routes(knowledge, gate),
+            console_routes(knowledge, gate, dict, history, workloads_of, lambda: 0.0, clock),
+        ),
     )
     return build_app(AdmissionSettings(), doors)
 
