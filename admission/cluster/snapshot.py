@@ -122,7 +122,10 @@ class ClusterState:
         with self._lock:
             if kind == PODS:
                 uids = {_uid(obj) for obj in objects}
-                for uid in [uid for uid in self._pods if uid not in uids]:
+                unseen = [uid for uid in self._pods if uid not in uids]
+                for uid in unseen:  # deleted while the watch was down: whether it had ended was not shown
+                    self._count_until_told(uid)
+                for uid in unseen:
                     self._forget(uid)
                 self._dirty |= self._others.keep(uids)
             elif kind == NODES:
@@ -338,10 +341,14 @@ class ClusterState:
         """A pod that the kubelet has ended is shown as ended before it is deleted; any other may still
         run. The mirror of a static pod says nothing of that pod: another mirror comes.
         """
-        occupant, last = self._pods.get(uid), read_pod_view(obj)
-        if occupant is None or not occupant.occupies or last is None or last.pod.terminal:
-            return
-        if MIRROR in mapping(mapping(obj.get("metadata")).get("annotations")):
+        last = read_pod_view(obj)
+        if last is not None and not last.pod.terminal:
+            self._count_until_told(uid)
+
+    def _count_until_told(self, uid: PodUid) -> None:
+        """Count the pod, which is about to be forgotten, until its node says that its processes are gone."""
+        occupant = self._pods.get(uid)
+        if occupant is None or not occupant.occupies or MIRROR in occupant.pod.annotations:
             return
         report = self._nodes.report(occupant.pod.node)
         if report is not None and report.released is not None:
