@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.console_cost import cost_row
 from bench.rows import Row
 from tests.fakes.browser import CHROMIUM, browsing
 from tests.fakes.console import QUOTA, Obj, cluster, console, nodes, waiting
@@ -24,9 +25,18 @@ Response.prototype.json = async function () {
 # Name → nodes, pods, nodes in one update (an agent is asked every 5 s, at most 20 a second), bars in ms.
 SIZES = {"": (8, 300, 8, "≤ 50", "≤ 500"), "_1000_nodes": (1000, 10_000, 40, "≤ 100", "≤ 1500")}
 CARDS = 8
+PARTS = ("browser", "cost")
 
 
-def rows(*, full: bool) -> Iterator[Row]:
+def rows(*, full: bool, only: str = "") -> Iterator[Row]:
+    """What the browser takes, and what the service does."""
+    if only in ("", "browser"):
+        yield from browser_rows(full=full)
+    if only in ("", "cost"):
+        yield cost_row(full=full)
+
+
+def browser_rows(*, full: bool) -> Iterator[Row]:
     """Two rows for each size of cluster, each the least of some openings."""
     openings = 9 if full else 5
     for suffix, (count, pods, changed, update_bar, view_bar) in SIZES.items():
