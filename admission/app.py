@@ -52,7 +52,7 @@ from gpu_manager.adapters.prometheus import PrometheusRanges
 from gpu_manager.domain.contract import ADMISSION_NAME
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 from gpu_manager.program import Ending, raise_open_files_limit
 
 log = structlog.get_logger(__name__)

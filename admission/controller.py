@@ -34,7 +34,7 @@ from admission.serving.https_server import HttpsServer
 from gpu_manager import threads
 from gpu_manager.domain.contract import EVENT_BYPASSED, LEADER_LABEL, QUOTA_SEEN
 from gpu_manager.domain.pod import Pod, PodUid
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
 

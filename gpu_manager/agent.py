@@ -35,7 +35,8 @@ from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import KUBELET_SOCKET
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.topology import Topology
-from gpu_manager.ports import Cards, KnownPod
+from gpu_manager.ports.cards import Cards
+from gpu_manager.ports.pods import KnownPod
 from gpu_manager.program import Ending
 from gpu_manager.servers.device_plugin import LENDING, SOCKETS, DevicePlugin
 from gpu_manager.servers.exporter import Exporter

@@ -25,7 +25,7 @@ from gpu_manager.domain.cluster.usage_history import (
 )
 from gpu_manager.domain.cluster.usage_json import NodeUsage, read_usage
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
 

@@ -30,7 +30,7 @@ from gpu_manager.domain.cluster.usage_json import NodeUsage, UsedShare
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 
 MOST_NODES: Final = 1000  # with their cards, the fullest first; the rest is counted
 MOST_WAITING: Final = 200

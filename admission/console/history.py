@@ -21,7 +21,7 @@ from gpu_manager.domain.cluster.usage_history import (
     history_json,
 )
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 
 RANGES: Final[Mapping[str, tuple[int, int]]] = {
     "1h": (3600, 60),

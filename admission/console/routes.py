@@ -18,7 +18,7 @@ from admission.explain.caller_gate import CallerGate, documented, said
 from admission.explain.explain_api import ExplainSources
 from gpu_manager import ui
 from gpu_manager.domain.cluster.usage_history import MINUTES, HistoryQuery
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 from gpu_manager.scrape import accepts_gzip
 
 _HEADERS: Final = {

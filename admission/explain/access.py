@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from gpu_manager.domain.errors import RequestInvalid, quoted
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 
 YES_SECONDS: Final = 30.0  # how long a right that was taken away may still be used here
 NO_SECONDS: Final = 5.0

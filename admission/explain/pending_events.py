@@ -22,7 +22,7 @@ from gpu_manager import threads
 from gpu_manager.domain.contract import EVENT_NOT_PLACED
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod, PodUid
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
 

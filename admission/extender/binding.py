@@ -34,7 +34,7 @@ from gpu_manager.domain.placement.allocation_annotations import allocation_annot
 from gpu_manager.domain.placement.explain import explain_placement
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.rules.pod_request import judged_request
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpu_manager.domain.pod import PodUid
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 
 OFFER_SECONDS: Final = 60.0  # how long filter's answer holds for bind
 _MOST_OFFERS = 4096  # pods between filter and bind

@@ -23,7 +23,7 @@ from zlib import crc32
 
 from admission.cluster.pod_view import PodView
 from gpu_manager.domain.pod import Pod, PodUid
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 
 MOST_AT_ONCE: Final = 32
 SETTLE_SECONDS: Final = 2.0  # a scheduler that saw the event asks within it

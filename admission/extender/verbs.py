@@ -47,7 +47,7 @@ from gpu_manager.domain.placement.explain import LINE_LIMIT
 from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
 

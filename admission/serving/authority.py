@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 
 from admission.serving.certs import BACKDATE, Issued, Switch, issue, read_pair
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
 

@@ -17,7 +17,7 @@ from gpu_manager.domain.placement.ledger import Allocation, Share, peak
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.resources import Amount, format_bytes
 from gpu_manager.domain.rules.request import PodRequest
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 
 _KINDS_SECONDS = 1.0
 _MOST_KINDS = 64  # kinds of nodes that are asked; a cluster with more gets no warning

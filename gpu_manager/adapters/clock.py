@@ -1,4 +1,4 @@
-"""Time from the machine (implements :class:`gpu_manager.ports.Clock`)."""
+"""Time from the machine (implements :class:`gpu_manager.ports.clock.Clock`)."""
 
 from __future__ import annotations
 

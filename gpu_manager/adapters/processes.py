@@ -58,7 +58,9 @@ def parse_cgroup(text: str) -> tuple[PodUid, str] | None:
 
 
 class CgroupProcesses:
-    """:class:`gpu_manager.ports.Processes` on /proc. Needs the host's PID namespace (``hostPID: true``)."""
+    """:class:`gpu_manager.ports.processes.Processes` on /proc. Needs the host's PID namespace (``hostPID:
+    true``).
+    """
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class CgroupProcesses:
         return True if pod in pods else False if complete else None
 
     def look_again(self, pods: Collection[PodUid]) -> None:
-        """See :meth:`gpu_manager.ports.Processes.look_again`."""
+        """See :meth:`gpu_manager.ports.processes.Processes.look_again`."""
         with self._lock:
             if self._scanned is not None and not self._scanned[1].isdisjoint(pods):
                 self._scanned = None

@@ -24,14 +24,16 @@ from gpu_manager.adapters.simulated_sensors import SimulatedSensors
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology
-from gpu_manager.ports import NO_SENSORS, CardEvent, CardUse, HealthChange, ProcessUse, XidError
+from gpu_manager.ports.cards import NO_SENSORS, CardEvent, CardUse, HealthChange, ProcessUse, XidError
 
 log = structlog.get_logger(__name__)
 _POLL_SECONDS = 0.2
 
 
 class SimulatedCards:
-    """:class:`gpu_manager.ports.Cards` of a profile. UUIDs depend on profile, index and node name alone."""
+    """:class:`gpu_manager.ports.cards.Cards` of a profile. UUIDs depend on profile, index and node name
+    alone.
+    """
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_manager.ports import NO_SENSORS, CardSensors
+from gpu_manager.ports.cards import NO_SENSORS, CardSensors
 
 SENSOR_SECONDS = 10.0  # between two readings, as of a real card
 _COOL, _WARMER = 30.0, 45.0  # °C of an idle card, and what full load adds

@@ -18,7 +18,7 @@ from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, Amount
-from gpu_manager.ports import CardUse
+from gpu_manager.ports.cards import CardUse
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.cards.health import CardXids

@@ -17,7 +17,8 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
-from gpu_manager.ports import Clock, Store
+from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.store import Store
 from gpu_manager.services.allocation.books import Key
 from gpu_manager.services.allocation.node_state import NodeState, StateView
 from gpu_manager.services.enforcement.usage import ShareUse, UsageSampler

@@ -18,7 +18,9 @@ from gpu_manager.domain.advice.size import AdvicePolicy, advise
 from gpu_manager.domain.advice.sized import Sized, Workload, largest
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod, PodUid
-from gpu_manager.ports import Clock, Pods, Store
+from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.pods import Pods
+from gpu_manager.ports.store import Store
 from gpu_manager.services.allocation.books import Key
 from gpu_manager.services.enforcement.usage import Sample, ShareUse
 from gpu_manager.services.metrics import ServiceMetrics

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 from sandbox.kubelet import checkpoint
 from sandbox.kubelet.checkpoint import CheckpointGrant, Saved
 from sandbox.kubelet.values import Device, Endpoint

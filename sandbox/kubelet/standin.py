@@ -13,7 +13,7 @@ from typing import Any, Final
 from gpu_manager.domain.errors import NodeUnready, VcudaError
 from gpu_manager.domain.pod import ContainerKind
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 from sandbox.kubelet.admission import PodAdmission
 from sandbox.kubelet.books import DeviceBooks
 from sandbox.kubelet.checkpoint import CheckpointGrant

@@ -17,7 +17,7 @@ from gpu_manager.adapters.control_pages.pages import Correction, FileControlPage
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready, VcudaError
 from gpu_manager.domain.resources import GIB
-from gpu_manager.ports import Limit
+from gpu_manager.ports.control_pages import Limit
 from tests.fakes.pages import CARD, LIMIT, NAME, limits_of, put, register, usage_file
 from vcuda.page.limits import LIMITS_SIZE
 from vcuda.page.usage import (

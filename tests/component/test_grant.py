@@ -15,7 +15,8 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
-from gpu_manager.ports import Limit, PodResourcesEntry
+from gpu_manager.ports.control_pages import Limit
+from gpu_manager.ports.kubelet import PodResourcesEntry
 from gpu_manager.services.allocation.admission_window import QUIET_SECONDS, AdmissionWindow
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback

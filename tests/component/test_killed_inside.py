@@ -12,7 +12,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.injection import Injection
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import GIB
-from gpu_manager.ports import Limit
+from gpu_manager.ports.control_pages import Limit
 from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeClock, FakeInjector, FakeStore, FakeTenants, cards

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.adapters.nvml.faults import FaultPolicy
-from gpu_manager.ports import CardEvent, HealthChange, XidError
+from gpu_manager.ports.cards import CardEvent, HealthChange, XidError
 from tests.fakes.nvml import FakeNvml, Gpu
 
 SECONDS = 20.0  # a deadline, not a pause

@@ -10,7 +10,7 @@ from gpu_manager.adapters.selinux import LABEL, label_of
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.resources import Amount
-from gpu_manager.ports import Limit
+from gpu_manager.ports.control_pages import Limit
 
 NAME = "ab" * 16
 CARD = CardUuid("GPU-5fd4f087-86f3-7a43-b711-4771313afc50")

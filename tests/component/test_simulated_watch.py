@@ -9,7 +9,7 @@ import pytest
 
 from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.adapters.simulated_control import write_control
-from gpu_manager.ports import HealthChange, XidError
+from gpu_manager.ports.cards import HealthChange, XidError
 
 SECONDS = 20.0
 

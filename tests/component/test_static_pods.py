@@ -12,7 +12,7 @@ import pytest
 from gpu_manager.domain.contract import ALLOCATION, Assignment, decode_assignment, encode_assignment
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import GIB
-from gpu_manager.ports import ProcessUse
+from gpu_manager.ports.cards import ProcessUse
 from gpu_manager.services.enforcement.usage import UsageSampler
 from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS
 from tests.fakes.metrics import counts

@@ -14,7 +14,7 @@ import pytest
 from gpu_manager.domain.contract import CORE, INVENTORY, Inventory, TerminatingShare, decode_inventory
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import GIB, Amount
-from gpu_manager.ports import KnownPod
+from gpu_manager.ports.pods import KnownPod
 from gpu_manager.services.cards.health import Health
 from gpu_manager.services.cards.inventory import InventoryService
 from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS

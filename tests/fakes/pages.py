@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.resources import GIB
-from gpu_manager.ports import Limit
+from gpu_manager.ports.control_pages import Limit
 from vcuda.page.limits import Limits, read_limits
 from vcuda.page.usage import SLOT_SIZE, USAGE_HEAD_SIZE
 

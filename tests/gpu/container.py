@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 from gpu_manager.adapters.driver_files.driver import COMPANIONS
 from gpu_manager.domain.enforcement.driver_overhead import Excess, Unaccounted
-from gpu_manager.ports import Correction, Limit, TenantUse
+from gpu_manager.ports.control_pages import Correction, Limit, TenantUse
 
 if TYPE_CHECKING:
     from tests.gpu.machine import Machine

@@ -23,7 +23,7 @@ from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.ports import Limit
+from gpu_manager.ports.control_pages import Limit
 from gpu_manager.services.enforcement.time_sharing import CardTenant, TimeSharing
 from tests.fakes.metrics import service_metrics
 from tests.native import standin

@@ -11,7 +11,8 @@ from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.domain.enforcement.driver_overhead import SAMPLES
 from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import GIB
-from gpu_manager.ports import CardUse, Correction, ProcessUse, TenantUse
+from gpu_manager.ports.cards import CardUse, ProcessUse
+from gpu_manager.ports.control_pages import Correction, TenantUse
 from gpu_manager.services.enforcement.time_sharing import TimeSharing
 from gpu_manager.services.enforcement.usage import UsageSampler
 from tests.fakes.direct import DirectRig

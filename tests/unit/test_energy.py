@@ -12,7 +12,7 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import GIB, Amount
-from gpu_manager.ports import CardSensors, CardUse
+from gpu_manager.ports.cards import CardSensors, CardUse
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.energy import NOBODY, TOLD_SECONDS, EnergyMeter
 from gpu_manager.services.enforcement.usage import Sample, ShareUse

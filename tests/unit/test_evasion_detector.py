@@ -16,7 +16,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import GIB, Amount
-from gpu_manager.ports import CardUse, ProcessUse
+from gpu_manager.ports.cards import CardUse, ProcessUse
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.enforcement.evasion_detector import EvasionDetector
 from gpu_manager.services.enforcement.usage import Sample, ShareUse

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpu_manager.domain.card import UNREAD_MODEL, Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.topology import SELF, Link, Topology
-from gpu_manager.ports import CardEvent, HealthChange, XidError
+from gpu_manager.ports.cards import CardEvent, HealthChange, XidError
 from gpu_manager.services.cards.health import VANISHED, CardXids, Health, HealthTimes
 from tests.fakes.ports import FakeNodeObject
 

@@ -17,7 +17,7 @@ from gpu_manager.domain.enforcement.library_messages import Framework, LibraryMe
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import GIB, Amount
-from gpu_manager.ports import Limit
+from gpu_manager.ports.control_pages import Limit
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.enforcement.library_messages import (
     EVENT_SECONDS,

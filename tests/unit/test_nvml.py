@@ -14,7 +14,7 @@ from gpu_manager.adapters.nvml.faults import RECOVERY_ACTIONS, XIDS, FaultPolicy
 from gpu_manager.adapters.nvml.links import bus_key
 from gpu_manager.domain.errors import Bug, NodeUnready
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
-from gpu_manager.ports import CardSensors, CardUse, ProcessUse
+from gpu_manager.ports.cards import CardSensors, CardUse, ProcessUse
 from tests.fakes.nvml import GIB, FakeNvml, Gpu
 
 NOW = 1_700_000_000.0

@@ -12,7 +12,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import GIB, Amount
-from gpu_manager.ports import Limit
+from gpu_manager.ports.control_pages import Limit
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.grant import limits_of
 from gpu_manager.services.enforcement.page_settings import apply_page_settings

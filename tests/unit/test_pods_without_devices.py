@@ -8,7 +8,7 @@ import pytest
 
 from gpu_manager.domain.contract import CORE, EVENT_WITHOUT_DEVICES, MEMORY
 from gpu_manager.domain.pod import MIRROR, parse_pod
-from gpu_manager.ports import CheckpointEntry
+from gpu_manager.ports.kubelet import CheckpointEntry
 from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
 from tests.fakes.metrics import counts, service_metrics
 from tests.fakes.node import container, pod

@@ -17,7 +17,7 @@ from gpu_manager.adapters.simulated_control import read_control, write_control
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.ids import prefixes
-from gpu_manager.ports import CardSensors, CardUse, ProcessUse
+from gpu_manager.ports.cards import CardSensors, CardUse, ProcessUse
 
 TOPOLOGIES = Path(__file__).parents[2].parent / "shared/data/topologies"
 ONE = "cards:\n- {model: T4, memory: 15Gi}\ntopology: |2\n       GPU0\n  GPU0  X\n"

@@ -18,7 +18,7 @@ from gpu_manager.domain.enforcement.time_sharing import (
     SharedCard,
 )
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports import Activity, Correction
+from gpu_manager.ports.control_pages import Activity, Correction
 from gpu_manager.services.enforcement.time_sharing import (
     GLANCE_SECONDS,
     GLANCES,

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpu_manager.domain.pod import PodUid, parse_pod
-from gpu_manager.ports import CardUse, ProcessUse, TenantUse
+from gpu_manager.ports.cards import CardUse, ProcessUse
+from gpu_manager.ports.control_pages import TenantUse
 from gpu_manager.services.enforcement.usage import ShareUse, UsageSampler
 from tests.fakes.direct import DirectRig
 from tests.fakes.node import container, pod

@@ -25,7 +25,7 @@ from gpu_manager.adapters.control_pages.values import corrected_card, limits_in,
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage
 from gpu_manager.domain.errors import NodeUnready, Tampered
-from gpu_manager.ports import Activity, Correction, Limit, TenantUse
+from gpu_manager.ports.control_pages import Activity, Correction, Limit, TenantUse
 from vcuda.page import limits as limits_page
 from vcuda.page import usage as usage_page
 from vcuda.page.layout import PageError, uuid_bytes, uuid_text
@@ -110,7 +110,7 @@ DEFAULT_POLICY: Final = PagePolicy()
 
 
 class FileControlPages:
-    """:class:`gpu_manager.ports.ControlPages` in a directory, normally on a tmpfs.
+    """:class:`gpu_manager.ports.control_pages.ControlPages` in a directory, normally on a tmpfs.
 
     One lock guards the open descriptors and the writes to ``limits``. No call waits for a lock on a tenant's
     file: the tenant could hold it for ever.

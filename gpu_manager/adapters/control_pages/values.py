@@ -9,7 +9,7 @@ from typing import Final
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.driver_overhead import Excess
 from gpu_manager.domain.enforcement.library_messages import Framework, LibraryMessage, LibraryMessageKind
-from gpu_manager.ports import Correction
+from gpu_manager.ports.control_pages import Correction
 from vcuda.page import limits as limits_page
 from vcuda.page import usage as usage_page
 from vcuda.page.layout import PageError, uuid_text

@@ -14,7 +14,7 @@ from gpu_manager.adapters.driver_files.driver import DriverFinder
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.domain.doctor.facts import DriverFacts
 from gpu_manager.domain.errors import VcudaError
-from gpu_manager.ports import Cards
+from gpu_manager.ports.cards import Cards
 
 _NVIDIA: Final = "0x10de"
 _DISPLAY: Final = ("0x0300", "0x0302")  # VGA and 3D controllers, not the card's audio or USB functions

@@ -37,7 +37,7 @@ from gpu_manager.domain.errors import Bug, NodeUnready, RequestInvalid
 from gpu_manager.domain.injection import DeviceNode, Injection, Mount, RuntimeHook
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod
-from gpu_manager.ports import HeldInjection
+from gpu_manager.ports.injector import HeldInjection
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +47,7 @@ _PERMISSIONS: Final = "rw"  # "m" would let the container make more nodes
 
 
 class DriverFiles:
-    """:class:`gpu_manager.ports.Injector`. Thread-safe; asks neither NVML nor the network.
+    """:class:`gpu_manager.ports.injector.Injector`. Thread-safe; asks neither NVML nor the network.
 
     ``cards`` answers from memory with the node's cards; ``state``, ``pages`` and ``cdi_dir`` have the same
     path on the node and in the agent, everything else is looked up through ``host``. ``libraries`` holds

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_manager.domain.pod import Pod, PodUid
-from gpu_manager.ports import Clock, KnownPod
+from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.pods import KnownPod
 
 TOMBSTONE_SECONDS = (
     120.0  # longest delay until the kubelet admitted a force-deleted pod (association c4 to c7)

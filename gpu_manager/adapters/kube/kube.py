@@ -11,7 +11,7 @@ from gpu_manager.adapters.kube.node import KubeNode
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.pods import KubePods
 from gpu_manager.adapters.kube.reflector import Pause
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 
 
 class Kube:

@@ -18,7 +18,7 @@ import structlog
 from gpu_manager.adapters.http import HttpAnswer, HttpClient, HttpLimits
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 
 _SIZE_LIMIT = 64 << 20  # bytes; 110 pods are about 1 MiB
 _SECONDS = 1.0  # p99 was 21 to 180 ms on a saturated machine

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from gpu_manager.adapters.kube.connection import Connection, Refused
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports import Clock, LeaseRecord
+from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.leases import LeaseRecord
 
 _ABSENT, _CONFLICT = 404, 409
 _LONGEST: Final = 3600.0

@@ -21,7 +21,7 @@ from gpu_manager.domain.contract import (
     decode_uuids,
     encode_uuids,
 )
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 
 _AGAIN_SECONDS = 30.0  # shortest time between two repairs of keys that others changed
 
@@ -55,8 +55,8 @@ class KubeNode(WatchedObjects):
         super().__init__(reflector)
 
     def publish(self, annotations: Mapping[str, str], labels: Mapping[str, str | None]) -> None:
-        """See :meth:`gpu_manager.ports.InventoryPublisher.publish`; what is there already is not written
-        again.
+        """See :meth:`gpu_manager.ports.inventory.InventoryPublisher.publish`; what is there already is not
+        written again.
         """
         with self._lock:
             self._wanted = ({**self._wanted[0], **annotations}, {**self._wanted[1], **labels})

@@ -1,4 +1,6 @@
-"""This node's pods through the API server and the kubelet (implements :class:`gpu_manager.ports.Pods`)."""
+"""This node's pods through the API server and the kubelet (implements
+:class:`gpu_manager.ports.pods.Pods`).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from gpu_manager.adapters.kube.tasks import AnnotatePod, EventTeller, EvictPod, 
 from gpu_manager.adapters.kube.watched import WatchedObjects
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod
-from gpu_manager.ports import Clock, KnownPod
+from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.pods import KnownPod
 
 log = structlog.get_logger(__name__)
 
@@ -72,7 +75,7 @@ class KubePods(WatchedObjects):
         self._listeners.append(callback)
 
     def local(self) -> Mapping[str, Sequence[KnownPod]]:
-        """See :meth:`gpu_manager.ports.Pods.local`."""
+        """See :meth:`gpu_manager.ports.pods.Pods.local`."""
         return self._cache.by_name()
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
@@ -105,16 +108,16 @@ class KubePods(WatchedObjects):
         return pod
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
-        """See :meth:`gpu_manager.ports.Pods.annotate`."""
+        """See :meth:`gpu_manager.ports.pods.Pods.annotate`."""
         self._outbox.put(AnnotatePod(self._connection, self._in_api(pod), dict(annotations)))
 
     def event(self, pod: Pod, reason: str, message: str, *, warning: bool = False) -> None:
-        """See :meth:`gpu_manager.ports.Pods.event`."""
+        """See :meth:`gpu_manager.ports.pods.Pods.event`."""
         now = self._clock.now()
         self._outbox.put(PostEvent(self._teller, self._in_api(pod), reason, message, warning, now, now))
 
     def evict(self, pod: Pod, reason: str) -> None:
-        """See :meth:`gpu_manager.ports.Pods.evict`; retried while a disruption budget holds it back."""
+        """See :meth:`gpu_manager.ports.pods.Pods.evict`; retried while a disruption budget holds it back."""
         log.warning("evicting", pod=pod.key, uid=pod.uid, reason=reason)
         self._outbox.put(EvictPod(self._connection, self._in_api(pod)))
 

@@ -14,7 +14,7 @@ from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refuse
 from gpu_manager.adapters.kube.outbox import FINAL, Task
 from gpu_manager.domain.contract import AGENT_NAME
 from gpu_manager.domain.pod import Pod
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 
 _Value = TypeVar("_Value")
 

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from gpu_manager.domain.contract import ALLOCATION, CRI_DEVICE
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
-from gpu_manager.ports import CheckpointEntry
+from gpu_manager.ports.kubelet import CheckpointEntry
 
 FILE_NAME: Final = "kubelet_internal_checkpoint"
 MAX_BYTES: Final = 32 << 20  # 8 cards with 5,312 ids and 800 pods take about 4 MiB

@@ -19,7 +19,7 @@ import structlog
 
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import LARGEST_COUNT, Amount
-from gpu_manager.ports import PredecessorPod
+from gpu_manager.ports.kubelet import PredecessorPod
 
 FILE_NAME: Final = "gpumanager_internal_checkpoint"
 MAX_BYTES: Final = 16 << 20  # a container takes some 200 bytes

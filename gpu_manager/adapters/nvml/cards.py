@@ -26,13 +26,13 @@ from gpu_manager.adapters.nvml.watch import EventWatch, WatchedCard
 from gpu_manager.domain.card import UNREAD_MODEL, Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.topology import Link, Topology
-from gpu_manager.ports import CardEvent, CardUse, HealthChange, ProcessUse
+from gpu_manager.ports.cards import CardEvent, CardUse, HealthChange, ProcessUse
 
 log = structlog.get_logger(__name__)
 
 
 class NvmlCards:
-    """:class:`gpu_manager.ports.Cards` on NVML.
+    """:class:`gpu_manager.ports.cards.Cards` on NVML.
 
     A card that :meth:`watch` reports as unhealthy stays unhealthy in :meth:`list` until it is reported as
     healthy again; :class:`FaultPolicy` decides when.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.ports import HealthChange
+from gpu_manager.ports.cards import HealthChange
 
 
 class Grade(Enum):

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu_manager.adapters.nvml.errors import NvmlErrorKind, maybe, meaning
 from gpu_manager.domain.card import Card, CardUuid
-from gpu_manager.ports import NO_SENSORS, CardSensors, CardUse, ProcessUse
+from gpu_manager.ports.cards import NO_SENSORS, CardSensors, CardUse, ProcessUse
 
 # Before there is a last-seen time samples of the last second count; none is of the future by more than that.
 _WINDOW_US = 1_000_000

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 
 T = TypeVar("T")
 

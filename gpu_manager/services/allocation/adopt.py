@@ -14,7 +14,7 @@ from gpu_manager.domain.pod import ContainerKind, Pod
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
 from gpu_manager.domain.rules.pod_request import bound_request
-from gpu_manager.ports import CheckpointEntry
+from gpu_manager.ports.kubelet import CheckpointEntry
 from gpu_manager.services.allocation.books import Books, Grant
 
 

@@ -18,7 +18,10 @@ from gpu_manager.domain.contract import CARRIERS, CORE, EVENT_REFUSED, MEMORY, N
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
 from gpu_manager.domain.injection import Injection
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
-from gpu_manager.ports import Clock, ControlPages, Injector, Pods
+from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.control_pages import ControlPages
+from gpu_manager.ports.injector import Injector
+from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.association import Association
 from gpu_manager.services.allocation.grant import Booked, Decision, annotation_of, limits_of

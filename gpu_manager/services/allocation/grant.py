@@ -17,7 +17,8 @@ from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, VcudaError
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
-from gpu_manager.ports import KnownPod, Limit
+from gpu_manager.ports.control_pages import Limit
+from gpu_manager.ports.pods import KnownPod
 from gpu_manager.services.allocation import planner, unidentified_grants
 from gpu_manager.services.allocation.books import Books, Grant
 from gpu_manager.services.allocation.planner import IdChoice

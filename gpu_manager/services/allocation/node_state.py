@@ -22,7 +22,9 @@ from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, V
 from gpu_manager.domain.placement.ledger import Allocation, Ledger
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.topology import Topology
-from gpu_manager.ports import CheckpointEntry, KnownPod, Store
+from gpu_manager.ports.kubelet import CheckpointEntry
+from gpu_manager.ports.pods import KnownPod
+from gpu_manager.ports.store import Store
 from gpu_manager.services.allocation import adopt, grant, planner, unidentified_grants
 from gpu_manager.services.allocation.association import Hints, Identification, likely
 from gpu_manager.services.allocation.books import Books, Grant, Key

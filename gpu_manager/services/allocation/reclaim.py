@@ -17,7 +17,8 @@ from gpu_manager.domain.contract import TerminatingShare
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.pod import PodUid
-from gpu_manager.ports import KnownPod, Pods, Processes
+from gpu_manager.ports.pods import KnownPod, Pods
+from gpu_manager.ports.processes import Processes
 from gpu_manager.services.allocation.association import Identification
 from gpu_manager.services.allocation.node_state import NodeState, StateView
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified

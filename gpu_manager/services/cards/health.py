@@ -20,7 +20,9 @@ from gpu_manager import threads
 from gpu_manager.domain.card import UNREAD_MODEL, Card, CardState, CardUuid
 from gpu_manager.domain.errors import VcudaError
 from gpu_manager.domain.topology import Topology
-from gpu_manager.ports import CardEvent, Cards, Clock, InventoryPublisher, XidError
+from gpu_manager.ports.cards import CardEvent, Cards, XidError
+from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.inventory import InventoryPublisher
 from gpu_manager.services.cards.links import KnownLinks
 
 log = structlog.get_logger(__name__)

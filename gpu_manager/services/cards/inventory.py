@@ -16,7 +16,8 @@ from gpu_manager import threads
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import INVENTORY, NVIDIA, Inventory, encode_inventory, model_labels
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports import Clock, InventoryPublisher
+from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.inventory import InventoryPublisher
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.reclaim import DepartedPods

@@ -12,7 +12,7 @@ import structlog
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports import Store
+from gpu_manager.ports.store import Store
 
 log = structlog.get_logger(__name__)
 

@@ -16,7 +16,7 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import EVENT_OTHER_PLUGIN
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.other_plugins import offered_elsewhere
-from gpu_manager.ports import Clock
+from gpu_manager.ports.clock import Clock
 from gpu_manager.services.cards.health import Health
 
 log = structlog.get_logger(__name__)

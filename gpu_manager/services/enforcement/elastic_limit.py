@@ -14,7 +14,7 @@ import structlog
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
-from gpu_manager.ports import ControlPages
+from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.grant import limits_of
 from gpu_manager.services.allocation.node_state import NodeState, StateView

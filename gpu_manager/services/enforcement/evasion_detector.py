@@ -24,7 +24,9 @@ from gpu_manager.domain.enforcement.evasion import (
 )
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.ports import HostProcesses, PageEvidence, Pods
+from gpu_manager.ports.control_pages import PageEvidence
+from gpu_manager.ports.pods import Pods
+from gpu_manager.ports.processes import HostProcesses
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.page_slots import PageSlots, without_slots

@@ -14,7 +14,9 @@ import structlog
 from gpu_manager.domain.contract import EVENT_NOT_INJECTED
 from gpu_manager.domain.injection import injection_faults
 from gpu_manager.domain.pod import Pod, PodUid
-from gpu_manager.ports import Clock, ContainerMounts, Pods
+from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.pods import Pods
+from gpu_manager.ports.processes import ContainerMounts
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.node_state import NodeState
 

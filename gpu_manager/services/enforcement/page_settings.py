@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports import ControlPages
+from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.services.allocation.grant import limits_of
 from gpu_manager.services.allocation.node_state import NodeState
 

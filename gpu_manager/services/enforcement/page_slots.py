@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from gpu_manager.domain.enforcement.evasion import ContainerProcess
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports import HostProcesses, PageEvidence, ProcessUse
+from gpu_manager.ports.cards import ProcessUse
+from gpu_manager.ports.control_pages import PageEvidence
+from gpu_manager.ports.processes import HostProcesses
 
 
 class PageSlots:

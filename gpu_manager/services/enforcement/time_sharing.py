@@ -25,7 +25,8 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.driver_overhead import NO_EXCESS, Excess
 from gpu_manager.domain.enforcement.time_sharing import CardActivity, SharedCard
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports import Activity, ActivityPages, Clock, Correction
+from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.control_pages import Activity, ActivityPages, Correction
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)

@@ -16,17 +16,11 @@ from gpu_manager.domain.enforcement.driver_overhead import NO_EXCESS, Excess, Un
 from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import PodUid
-from gpu_manager.ports import (
-    Cards,
-    CardUse,
-    Clock,
-    ControlPages,
-    KnownPod,
-    Pods,
-    Processes,
-    ProcessUse,
-    TenantUse,
-)
+from gpu_manager.ports.cards import Cards, CardUse, ProcessUse
+from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.control_pages import ControlPages, TenantUse
+from gpu_manager.ports.pods import KnownPod, Pods
+from gpu_manager.ports.processes import Processes
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.ended_containers import EndedContainers

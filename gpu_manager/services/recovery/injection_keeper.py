@@ -11,7 +11,9 @@ from collections.abc import Callable
 import structlog
 
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports import Clock, HeldInjection, Injector, Pods
+from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.injector import HeldInjection, Injector
+from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.node_state import NodeState
 
 log = structlog.get_logger(__name__)

@@ -14,7 +14,8 @@ import structlog
 
 from gpu_manager.domain.contract import EVENT_WITHOUT_DEVICES, RESOURCES
 from gpu_manager.domain.pod import MIRROR, ContainerKind, Pod, PodUid
-from gpu_manager.ports import CheckpointEntry, Pods
+from gpu_manager.ports.kubelet import CheckpointEntry
+from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.metrics import ServiceMetrics
 

@@ -15,7 +15,7 @@ from gpu_manager.domain.contract import ASSIGNED, CORE, MEMORY, PREDICATE_INDEX
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import ContainerKind, Pod
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
-from gpu_manager.ports import PredecessorPod
+from gpu_manager.ports.kubelet import PredecessorPod
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.node_cards import NodeCards
 

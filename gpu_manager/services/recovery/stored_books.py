@@ -8,7 +8,7 @@ import structlog
 
 from gpu_manager.domain.contract import EVENT_LEDGER_REBUILT
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports import Store
+from gpu_manager.ports.store import Store
 from gpu_manager.services.allocation.books_format import decode
 from gpu_manager.services.metrics import ServiceMetrics
 

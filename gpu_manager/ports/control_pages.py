@@ -1,0 +1,134 @@
+"""The control pages that the agent shares with libvcuda."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement.driver_overhead import Excess
+from gpu_manager.domain.enforcement.library_messages import LibraryMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The limit of a container on one card: cores in percent, memory in bytes."""
+
+    card: CardUuid
+    memory: int
+    cores: int
+    ceiling: int
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUse:
+    """The usage of one card in a container's usage page, clamped to possible values.
+
+    ``memory`` is bytes charged. Of what is charged on all cards, ``movable`` bytes are of managed memory, and
+    of ``untold`` bytes the library cannot tell whether others hold them.
+    """
+
+    card: CardUuid
+    memory: int
+    busy_seconds: float
+    throttled_seconds: float
+    refusals: int
+    processes: int
+    movable: int = 0
+    untold: int = 0
+    refused_bytes: int = 0  # size of the allocation that was refused last
+    held_idle_seconds: float = 0.0  # of throttled_seconds, time with nothing of it in flight
+
+
+class ControlPages(Protocol):
+    """The control pages. ``name`` is the allocation's random directory name."""
+
+    def open(self, name: str, limits: Sequence[Limit]) -> None:
+        """Create the directory and both pages if absent, and write the limits. Idempotent."""
+
+    def reset(self, name: str) -> None:
+        """Reset the usage page for a restarted container: usage is zero, slots of dead processes are free."""
+
+    def usage(self, name: str) -> Sequence[TenantUse]:
+        """Read the usage page with bounds. Raises NodeUnready if it was tampered with or is gone."""
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all existing directories."""
+
+    def remove(self, name: str) -> None:
+        """Delete the directory, if it exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Corrections of a container's limits on one card that only the host can compute; ``None`` keeps a value.
+
+    ``gain`` and ``co_active`` are factors; ``host_adjust``: bytes that the driver counts beyond the account;
+    ``excess``: what the account holds beyond the driver's count.
+    """
+
+    gain: float | None = None
+    co_active: float | None = None
+    host_adjust: int | None = None
+    excess: Excess | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a container does on one card at this moment, by its own account.
+
+    ``in_flight`` counts streams with unsettled work, ``at_work`` the processes that have any, of the
+    ``processes`` alive; ``last_busy_ns`` is CLOCK_MONOTONIC, 0 for never.
+    """
+
+    card: CardUuid
+    in_flight: int
+    busy_ns: int
+    last_busy_ns: int
+    at_work: int = 0
+    processes: int = 0
+
+
+class ActivityPages(Protocol):
+    """The control pages for the time-sharing service. ``name`` as in :class:`ControlPages`."""
+
+    def activity(self, name: str) -> Sequence[Activity]:
+        """Return the current activity. Raises NodeUnready if the page was tampered with or is gone."""
+
+    def last_busy_ns(self, places: Sequence[tuple[str, CardUuid]]) -> Sequence[int]:
+        """Return when each container last had work in flight on the card (CLOCK_MONOTONIC), 0 if unknown.
+
+        A cheap look: it does not find out whether a page was tampered with.
+        """
+
+    def timeline(self, name: str, card: CardUuid, begin_ms: int, end_ms: int) -> Mapping[int, float]:
+        """Return how many contexts had work in flight in each millisecond of CLOCK_MONOTONIC with an entry.
+
+        Raises as :meth:`activity` does.
+        """
+
+    def publish(self, name: str, heartbeat_ns: int, corrections: Mapping[CardUuid, Correction]) -> None:
+        """Write the host's heartbeat (CLOCK_MONOTONIC) and its corrections for the library, in one write.
+
+        Raises NodeUnready if the page is gone or unreadable.
+        """
+
+
+class PageEvidence(Protocol):
+    """Evidence in the control pages for the evasion detector. Complements :class:`ControlPages`."""
+
+    def registered(self, name: str) -> frozenset[int]:
+        """Return the ids, inside the container, of processes with a slot. Raises as ControlPages.usage."""
+
+    def attacks(self, name: str) -> tuple[int, str]:
+        """Return how often illegal changes of the page were found, and the last one as text."""
+
+    def tampering(self) -> Mapping[str, int]:
+        """Return how often illegal changes were found, by directory; those without are left out."""
+
+    def noted(self) -> Collection[str]:
+        """Return the directories whose pages hold messages, as of the last :meth:`ControlPages.usage`."""
+
+    def notes(self, name: str) -> Sequence[LibraryMessage]:
+        """Return the library's messages, oldest first, as of the last :meth:`ControlPages.usage`."""

@@ -1,0 +1,38 @@
+"""What a container needs to use its cards."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpu_manager.domain.injection import Injection
+from gpu_manager.domain.placement.ledger import Share
+from gpu_manager.domain.pod import Pod
+
+
+@dataclass(frozen=True, slots=True)
+class HeldInjection:
+    """What a granted container's injection was made from; ``pod`` is None while the API does not show it."""
+
+    shares: tuple[Share, ...]
+    pod: Pod | None
+
+
+class Injector(Protocol):
+    """Turns shares into the injection of a container."""
+
+    def inject(self, name: str, shares: Sequence[Share], pod: Pod | None, annotation: str) -> Injection:
+        """Return everything the container needs to use its cards; host paths exist when this returns."""
+
+    def restore(self, held: Mapping[str, HeldInjection]) -> None:
+        """Make again what is lost of the injections of these names. Raises NodeUnready if some cannot be."""
+
+    def detached(self) -> bool:
+        """True if the node has removed a directory that is mounted here: a restart alone mounts it again."""
+
+    def prune(self, alive: Collection[str]) -> None:
+        """Remove the files (CDI specs, old libraries) of names that are no longer ``alive``.
+
+        Names are directory names, which an allocation keeps when it is assigned to another container.
+        """
