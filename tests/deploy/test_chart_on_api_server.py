@@ -26,6 +26,7 @@ from tests.deploy.chart import CHART, HELM, KUBECTL, MANIFESTS, ROOT, SETS
 from tests.fakes.sandbox import short_directory
 
 SERVERS = sorted((ROOT / "build" / "cluster").glob("bin-*/kube-apiserver"))
+BARE = ("--set=monitoring.serviceMonitor=false",)  # no Prometheus operator has brought its kinds
 FOREIGN = {"monitored", "cluster", "own-namespace"}  # need others' resources, or another namespace
 AGENT = (
     "--as=system:serviceaccount:kube-system:gpu-manager",
@@ -149,7 +150,7 @@ def test_every_way_of_installing_is_taken_one_after_the_other_and_rolled_back(se
     release = ("gpu-manager", str(CHART), "-n", "kube-system")
     for name, values in SETS.items():
         if name not in FOREIGN:
-            said = server.run(HELM, "upgrade", "--install", *release, *values)
+            said = server.run(HELM, "upgrade", "--install", *release, *values, *BARE)
             assert "STATUS: deployed" in said, f"{name}: {said}"
     assert "Rollback was a success" in server.run(HELM, "rollback", "gpu-manager", "1", "-n", "kube-system")
     assert "uninstalled" in server.run(HELM, "uninstall", "gpu-manager", "-n", "kube-system")
