@@ -47,7 +47,7 @@ ALL = [
     )
 ]
 NAMED = (
-    Shape(10, 30), Shape(10, 1000), Shape(10, 30, jittered=True, streams=4), Shape(50, 100, jittered=True),
+    Shape(10, 30), Shape(10, 1000), Shape(10, 30, jittered=True, streams=4), Shape(10, 100),
     Shape(50, 30, jittered=True, streams=4, every=200), Shape(200, 1000, streams=4), Shape(200, 100, every=1),
     Shape(1000, 1000, jittered=True),
 )  # fmt: skip

@@ -35,6 +35,7 @@ static void sleep_until_woken(void) {
     if (!settle_pass())
         futex(&alarm_word, FUTEX_WAIT, word, NULL);
     __atomic_store_n(&asleep, 0, __ATOMIC_SEQ_CST);
+    last_seen_busy = vcuda_now_ns(); /* short kernels are over before it looks: else each launch would wake it again */
 }
 
 static void *help(void *unused) {
