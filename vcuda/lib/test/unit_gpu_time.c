@@ -1,24 +1,14 @@
 /* GPU time from host times and events, by hand: each check prints a line if it fails; the program's answer is how many
  * did. Whole programs are replayed through the same arithmetic in test/replay. */
 #include <inttypes.h>
-#include <stdio.h>
 
 #include "cuda/gpu_time.h"
 #include "cuda/span_plan.h"
+#include "check.h"
 
 #define US UINT64_C(1000)
 #define NOW (1000 * US)
 #define OFFSET 5000000 /* of the card's clock over the host's */
-
-static int failures;
-
-#define CHECK(condition)                                                                                               \
-    do                                                                                                                 \
-        if (!(condition)) {                                                                                            \
-            failures++;                                                                                                \
-            printf("%s:%d %s\n", __FILE__, __LINE__, #condition);                                                      \
-        }                                                                                                              \
-    while (0)
 
 static void a_stream_is_busy_for_what_was_launched_and_idle_after_that(void) {
     struct stream_clock clock = {0};

@@ -1,21 +1,11 @@
 /* What a limit takes from a container, by hand: each check prints a line if it fails; the program's answer is how many
  * did. */
-#include <stdio.h>
 #include <string.h>
 
 #include "cuda/held_idle.h"
+#include "check.h"
 
 #define MS UINT64_C(1000000)
-
-static int failures;
-
-#define CHECK(condition)                                                                                               \
-    do                                                                                                                 \
-        if (!(condition)) {                                                                                            \
-            failures++;                                                                                                \
-            printf("%s:%d %s\n", __FILE__, __LINE__, #condition);                                                      \
-        }                                                                                                              \
-    while (0)
 
 enum { CARD = 2 };
 static struct vcuda_usage usage;

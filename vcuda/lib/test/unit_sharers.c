@@ -1,9 +1,9 @@
 /* By how much work is divided once the host is silent: each check prints a line if it fails; the program's answer is
  * how many did. */
-#include <stdio.h>
 
 #include "cuda/sharers.h"
 #include "token_bucket.h"
+#include "check.h"
 
 #define MS UINT64_C(1000000)
 #define LOOK (100 * MS)
@@ -11,18 +11,7 @@
 
 enum { CARD = 1, LOOKS = 600, LEAST_Q8 = 435, MOST_Q8 = 512 };
 
-static int failures;
 static uint32_t said[LOOKS];
-
-#define CHECK(condition, ...)                                                                                          \
-    do                                                                                                                 \
-        if (!(condition)) {                                                                                            \
-            failures++;                                                                                                \
-            printf("%s:%d %s: ", __FILE__, __LINE__, #condition);                                                      \
-            printf(__VA_ARGS__);                                                                                       \
-            printf("\n");                                                                                              \
-        }                                                                                                              \
-    while (0)
 
 static struct vcuda_limits_view view_at(uint32_t q8, uint64_t now) {
     struct vcuda_limits_view view = {.card_count = CARD + 1, .heartbeat_ns = now};

@@ -1,21 +1,11 @@
 /* What the host reads of the timeline, by hand: each check prints a line if it fails; the program's answer is how many
  * did. */
-#include <stdio.h>
 
 #include "cuda/timeline.h"
+#include "check.h"
 
 #define MS INT64_C(1000000)
 #define ROUND ((int64_t)VCUDA_TIMELINE_CELLS * MS)
-
-static int failures;
-
-#define CHECK(condition)                                                                                               \
-    do                                                                                                                 \
-        if (!(condition)) {                                                                                            \
-            failures++;                                                                                                \
-            printf("%s:%d %s\n", __FILE__, __LINE__, #condition);                                                      \
-        }                                                                                                              \
-    while (0)
 
 static struct vcuda_timeline timeline;
 

@@ -1,7 +1,6 @@
 /* The arithmetic of credit on a clock of its own, and the words of the usage page under a modelled load. Each check
  * prints a line if it fails; the program's answer is how many did. */
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,22 +9,11 @@
 #include "cuda/admission.h"
 #include "cuda/window_cap.h"
 #include "cuda/busy_intervals.h"
+#include "check.h"
 
 #define MS UINT64_C(1000000)
 #define SECOND (1000 * MS)
 #define START (5 * SECOND)
-
-static int failures;
-
-#define CHECK(condition, ...)                                                                                          \
-    do                                                                                                                 \
-        if (!(condition)) {                                                                                            \
-            failures++;                                                                                                \
-            printf("%s:%d %s: ", __FILE__, __LINE__, #condition);                                                      \
-            printf(__VA_ARGS__);                                                                                       \
-            printf("\n");                                                                                              \
-        }                                                                                                              \
-    while (0)
 
 static struct vcuda_card_limits limits_of(unsigned percent) {
     return (struct vcuda_card_limits){.core_limit_q8 = percent * 256,

@@ -1,0 +1,20 @@
+/* What a unit program counts: each check that fails prints a line, and goes on. */
+#ifndef VCUDA_TEST_CHECK_H
+#define VCUDA_TEST_CHECK_H
+
+#include <stdio.h>
+
+static int failures;
+
+/* CHECK(condition) or CHECK(condition, format, ...): the format says what was there instead. */
+#define CHECK(condition, ...)                                                                                          \
+    do                                                                                                                 \
+        if (!(condition)) {                                                                                            \
+            failures++;                                                                                                \
+            printf("%s:%d %s", __FILE__, __LINE__, #condition);                                                        \
+            printf(" " __VA_ARGS__);                                                                                   \
+            printf("\n");                                                                                              \
+        }                                                                                                              \
+    while (0)
+
+#endif
