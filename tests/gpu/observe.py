@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpu_manager.domain.errors import NodeUnready
@@ -98,3 +99,14 @@ def _witnessed(samples: Sequence[_Sample]) -> tuple[float | None, str]:
     if not seen:
         return None, ""
     return sum(seen) / len(seen) / 100, samples[-1].of
+
+
+def within(seconds: float, holds: Callable[[], bool]) -> float | None:
+    """Seconds until it holds; None if it does not within the bound."""
+    begin = time.monotonic()
+    while True:
+        if holds():
+            return time.monotonic() - begin
+        if time.monotonic() - begin > seconds:
+            return None
+        os.sched_yield()

@@ -60,8 +60,12 @@ def spend(
     settings: Settings,
     seconds: float,
     deep: bool = True,
+    named: str = "",
 ) -> Iterator[Row]:
-    """Run the cases that fit into the time, and say which did not. ``deep``: with the long ones."""
+    """Run the cases that fit into the time, and say which did not.
+
+    ``deep``: with the long ones. ``named``: only those whose ``GROUP/CASE`` has this in it.
+    """
     until = time.monotonic() + seconds
     left_out: list[str] = []
     planned = [
@@ -69,7 +73,7 @@ def spend(
     ]
     for group, case in sorted(planned, key=lambda one: one[1].deep):  # stable: the groups keep their order
         name = f"{group}/{case.name}"
-        if results.has(name):
+        if results.has(name) or named not in name:
             continue
         begin = time.monotonic()
         expected = 0 if case.needs and machine.lacks(case.needs) else case.seconds

@@ -152,7 +152,9 @@ def hooked() -> set[str]:
     """Names that the library replaces."""
     files = (LIB / "src" / "hooks.def", LIB / "src" / "cuda" / "copies.def")
     text = re.sub(r"/\*.*?\*/", "", "".join(file.read_text() for file in files), flags=re.DOTALL)
-    return set(re.findall(r"^(?:HOOK\(\w[\w\s*]*?,|CARD\(|BUS\()\s*(\w+)\s*,", text, flags=re.MULTILINE))
+    return set(
+        re.findall(r"^(?:(?:HOOK|LAUNCH)\(\w[\w\s*]*?,|CARD\(|BUS\()\s*(\w+)\s*,", text, flags=re.MULTILINE)
+    )
 
 
 def code(kind: str, release: str, name: str) -> int:

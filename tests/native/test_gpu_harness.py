@@ -18,7 +18,7 @@ from gpu_manager.adapters.driver_files.native_libraries import find_native_libra
 from tests.gpu import kit
 from tests.gpu.container import first_line
 from tests.gpu.guesses import questions
-from tests.gpu.machine import stand_in_environment
+from tests.gpu.machine import STAND_IN, stand_in_environment
 from tests.native.tools import LIB, ROOT, build_tree
 
 Rows = dict[str, dict[str, Any]]
@@ -53,6 +53,43 @@ with Machine() as machine, machine.container(1024 * MIB) as container, agent(con
     deadline = time.monotonic() + 30
     while (seen := read_limits(limits.read_bytes()).cards[0].host_adjust) != 64 * MIB:
         assert time.monotonic() < deadline, seen
+"""
+
+
+FRAMEWORK = """#!{python}
+import ctypes, os, sys
+if sys.argv[1] == "-c":  # "have you got this package?"
+    sys.exit(0)
+what = sys.argv[2]
+held = "VCUDA_ROOT" in os.environ
+if what == "cupy" or (what == "numba" and held):
+    sys.exit(f"{what} is broken")
+cuda = ctypes.CDLL("libcuda.so.1")
+def must(result):
+    if result: sys.exit(f"error {result}")
+class Block(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int), ("handles", ctypes.c_int), ("where", ctypes.c_int * 2), ("rest", ctypes.c_ulong * 2)]
+def communicator():
+    "Three buffers of 32 MiB, held by their descriptors alone."
+    for _ in range(3):
+        handle, descriptor = ctypes.c_ulong(), ctypes.c_int()
+        must(cuda.cuMemCreate(ctypes.byref(handle), ctypes.c_size_t(32 << 20), ctypes.byref(Block(1, 1, (1, 0))), ctypes.c_ulong(0)))
+        must(cuda.cuMemExportToShareableHandle(ctypes.byref(descriptor), handle, 1, ctypes.c_ulong(0)))
+        must(cuda.cuMemRelease(handle))
+        yield descriptor.value
+context = ctypes.c_void_p()
+must(cuda.cuInit(0))
+must(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+must(cuda.cuCtxSetCurrent(context))
+for number in range(int(sys.argv[3]) if what == "nccl" else 0):
+    descriptors = list(communicator())
+    if not number:
+        print("first held", flush=True)
+        sys.stdin.readline()
+    if "leaks" not in sys.argv[0]:
+        for descriptor in descriptors: os.close(descriptor)
+print("works", what, flush=True)
+what == "nccl" and sys.stdin.readline()
 """
 
 
@@ -202,7 +239,7 @@ def machine_rows(rows: Rows) -> None:
     assert len(able) == 6
     assert set(able.values()) == {1}, able
     assert rows["gpu_context_mib"]["figure"] == 64, "what a context takes on this model"
-    assert rows["gpu_clock_ratio"]["figure"] > 0
+    assert 0.5 < rows["gpu_clock_ratio"]["figure"] < 1.02, "the model's clock is the one that it names"
 
 
 def memory_rows(rows: Rows) -> None:
@@ -288,6 +325,35 @@ def test_without_a_card_one_line_says_so_and_nothing_is_written(tmp_path: Path) 
     assert not output.exists()
 
 
+@pytest.mark.parametrize("leaks", [False, True])
+def test_a_framework_is_judged_beside_itself_without_the_library(tmp_path: Path, leaks: bool) -> None:
+    """As on a card: an interpreter that says what each client would say, and makes its calls of the driver."""
+    python = tmp_path / ("leaks" if leaks else "frugal")
+    python.write_text(FRAMEWORK.replace("{python}", sys.executable))
+    python.chmod(0o755)
+    env = stand_in_environment(find_native_libraries(), str(tmp_path)) | {"FRAMEWORK_PYTHON": str(python)}
+    del env[STAND_IN]
+    cases = "h/nccl" if leaks else "h/"
+    done = run("--cases", cases, "--seconds", "0.5", "--output", str(tmp_path / "gpu.jsonl"), env=env)
+    rows = {
+        line["row"]["name"]: line["row"]
+        for line in map(json.loads, (tmp_path / "gpu.jsonl").read_text().splitlines())
+        if "row" in line
+    }
+    if leaks:
+        assert (done.returncode, rows["gpu_nccl_grows_mib"]["figure"]) == (1, 3 * 96), (
+            "four communicators were made"
+        )
+        return
+    works = {name: rows.pop(f"gpu_framework_{name}_works") for name in ("compile", "jax", "cupy")}
+    assert {name: row["figure"] for name, row in works.items()} == {"compile": 1, "jax": 1, "cupy": None}
+    assert "does not work without the library either" in works["cupy"]["note"]
+    assert rows.pop("gpu_nccl_grows_mib")["figure"] == 0
+    assert rows.pop("gpu_nccl_charge_minus_nvml_mib")["figure"] == 0
+    assert list(rows) == ["gpu_numba_ran"], "what fails under the library alone is a row that does not hold"
+    assert "numba is broken" in rows["gpu_numba_ran"]["note"]
+
+
 def begun(output: Path) -> subprocess.Popen[str]:
     """A dry run of the first group."""
     return subprocess.Popen(
@@ -334,7 +400,9 @@ def test_a_run_that_is_ended_says_so_and_goes_on_with_the_same_command(tmp_path:
     assert "gpu_machine_packages" not in shown, "what was measured is not measured again"
 
 
-def test_a_case_that_never_ends_is_cut_by_its_own_bound_and_named(tmp_path: Path) -> None:
+def test_a_case_that_never_ends_is_cut_by_its_own_bound_and_the_next_one_asked_for_runs(
+    tmp_path: Path,
+) -> None:
     code = f"""
 import json, threading
 from pathlib import Path
@@ -345,12 +413,14 @@ plan.LEAST_BOUND = 0.3
 def hangs(machine):
     machine.bare("sleep", "1000")
     threading.Event().wait()
-def two(settings):
-    yield plan.Case("hangs", 0.01, hangs)
+def three(settings):
+    yield plan.Case("first_hangs", 0.01, hangs)
     yield plan.Case("next", 0.01, lambda machine: [plan.Row("after", 1, "yes", "= 1")])
+    yield plan.Case("unasked", 0.01, lambda machine: [plan.Row("never", 1, "yes", "= 1")])
 with Machine() as machine:
     results = Results(Path({str(tmp_path / "r.jsonl")!r}), {{}})
-    for row in plan.spend(machine, {{"x": two}}, results, settings=plan.Settings(), seconds=100):
+    for named in "x/first", "next":
+      for row in plan.spend(machine, {{"x": three}}, results, settings=plan.Settings(), seconds=100, named=named):
         print(row.name, row.figure, row.note, len(machine._started))
 """
     done = subprocess.run(
@@ -358,5 +428,5 @@ with Machine() as machine:
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     cut, after = done.stdout.splitlines()
-    assert cut.startswith("gpu_hangs_ran 0.0 Overtime: cut after 0."), cut
+    assert cut.startswith("gpu_first_hangs_ran 0.0 Overtime: cut after 0."), cut
     assert (cut.split()[-1], after) == ("0", "after 1  0"), "its processes were ended, the next case measured"

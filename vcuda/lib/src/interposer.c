@@ -12,6 +12,9 @@
 
 #include "loader.h"
 #include "paths.h"
+#ifdef VCUDA_INTERPOSER_CUDA
+#include "cuda/throttle_view.h"
+#endif
 
 /* A function that every driver has. */
 #ifdef VCUDA_INTERPOSER_CUDA
@@ -83,20 +86,26 @@ static bool __attribute__((noinline, cold)) is_driver(const void *caller) {
     return !__atomic_load_n(&driver, __ATOMIC_ACQUIRE) || is_in(&driver_extent, address) || is_in(&own_extent, address);
 }
 
-/* What a program reaches: our hook, unless the driver is calling out of one. */
-#define HOOK(result, name, parameters, arguments)                                                                      \
+/* What a program reaches: our hook, or the driver at once where it is calling out of a hook itself. One call of a
+ * pointer: a second one would copy the arguments that lie on the stack again. */
+#define ENTRY(result, name, parameters, arguments, is_free)                                                            \
     static result entry_##name parameters {                                                                            \
-        if (__builtin_expect(vcuda_depth != 0, 0) && is_driver(__builtin_return_address(0)))                           \
-            return real.name arguments;                                                                                \
-        vcuda_depth++;                                                                                                 \
-        result answer = hook_##name arguments;                                                                         \
-        vcuda_depth--;                                                                                                 \
+        unsigned outer = vcuda_depth;                                                                                  \
+        bool inner = __builtin_expect(outer != 0, 0) && is_driver(__builtin_return_address(0));                        \
+        result(*target) parameters = inner || (is_free) ? real.name : hook_##name;                                     \
+        vcuda_depth = outer + 1;                                                                                       \
+        result answer = target arguments;                                                                              \
+        vcuda_depth = outer;                                                                                           \
         return answer;                                                                                                 \
     }
+#define HOOK(result, name, parameters, arguments) ENTRY(result, name, parameters, arguments, false)
+#define LAUNCH(result, name, parameters, arguments)                                                                    \
+    ENTRY(result, name, parameters, arguments, throttle_kind() == THROTTLE_FREE)
 #define CALL(result, name, parameters)
 #include "hooks.def"
 #undef HOOK
 #undef CALL
+#undef ENTRY
 
 static void *const entries[VCUDA_NAMES] = {
 #define HOOK(result, name, parameters, arguments) [ID_##name] = (void *)entry_##name,

@@ -4,24 +4,15 @@
 
 #define BLOCKS(x, y, z) ((uint64_t)(x) * (y) * (z))
 
-/* Where nothing is limited the hook goes to the driver with its arguments as they are. */
+/* Entered only where a limit may be in force: elsewhere LAUNCH of interposer.c goes past it. */
 #define LAUNCH(name, parameters, arguments, on, per_thread, what, size)                                                \
-    static CUresult __attribute__((noinline)) throttled_##name parameters {                                            \
+    CUresult hook_##name parameters {                                                                                  \
         struct throttled_work work;                                                                                    \
-        if (!throttle_begin(&work, on, per_thread, what, size))                                                        \
+        if (!throttle_may_wait() || !throttle_begin(&work, on, per_thread, what, size))                                \
             return real.name arguments;                                                                                \
         CUresult result = real.name arguments;                                                                         \
         throttle_end(&work, result);                                                                                   \
         return result;                                                                                                 \
-    }                                                                                                                  \
-    static CUresult __attribute__((noinline)) asked_##name parameters {                                                \
-        return throttle_look() ? throttled_##name arguments : real.name arguments;                                     \
-    }                                                                                                                  \
-    CUresult hook_##name parameters {                                                                                  \
-        enum throttle_kind kind = throttle_kind();                                                                     \
-        if (kind == THROTTLE_FREE)                                                                                     \
-            return real.name arguments;                                                                                \
-        return kind == THROTTLE_LIMITED ? throttled_##name arguments : asked_##name arguments;                         \
     }
 
 #define SHAPE                                                                                                          \

@@ -1,0 +1,34 @@
+/* What a thread remembers of the limits: whether a launch has to ask throttle.h at all. */
+#ifndef VCUDA_THROTTLE_VIEW_H
+#define VCUDA_THROTTLE_VIEW_H
+
+#include <stdint.h>
+
+#include "page.h"
+
+struct throttle_view {
+    const struct vcuda_limits_view *view; /* the view and generation that `limited` belongs to */
+    uint64_t generation;
+    uint32_t limited;   /* bit per card */
+    uint32_t uncounted; /* launches not yet in the page, while no card is limited */
+};
+extern __thread struct throttle_view throttle_view __attribute__((tls_model("initial-exec")));
+#define THROTTLE_UNCOUNTED_MOST 64
+
+/* Is any card's time limited, by what the thread remembers? A free launch is counted, and that is all: no call and a
+ * handful of loads, so that a hook that then goes straight to the driver costs next to nothing. */
+enum throttle_kind { THROTTLE_FREE, THROTTLE_LIMITED, THROTTLE_UNKNOWN };
+
+static inline enum throttle_kind throttle_kind(void) {
+    const struct vcuda_limits_view *view = vcuda_limits_here();
+    if (__builtin_expect(!view || throttle_view.view != view || throttle_view.generation != view->generation, 0))
+        return THROTTLE_UNKNOWN;
+    if (throttle_view.limited)
+        return THROTTLE_LIMITED;
+    if (__builtin_expect(throttle_view.uncounted >= THROTTLE_UNCOUNTED_MOST, 0))
+        return THROTTLE_UNKNOWN;
+    throttle_view.uncounted++;
+    return THROTTLE_FREE;
+}
+
+#endif
