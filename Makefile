@@ -101,7 +101,7 @@ proto: $(STAMP) ## generate gpu_manager/pb from proto/
 proto-check: proto
 	git diff --exit-code --stat -- gpu_manager/pb || { echo "gpu_manager/pb is not what proto/ generates: run make proto and commit"; exit 1; }
 
-bench: $(STAMP) ## the bars; ONLY=<group> for one (PART=<part> of limits, admission or placement), FULL=1 for the figures that docs quote
+bench: $(STAMP) ## the bars; ONLY=<group> for one (PART=<part> of limits, admission, dra or placement), FULL=1 for the figures that docs quote
 	python -m bench $(if $(ONLY),--only $(ONLY)) $(if $(PART),--part $(PART)) $(if $(FULL),--full)
 
 gpu: $(STAMP) ## the same promises on a real card; says so and stops where there is none
@@ -163,11 +163,18 @@ soak-cluster: cluster-build tools image ## pods come and go for MINUTES (10) on 
 cluster-starts: cluster-build tools image ## how much longer a pod takes to start with a share, on the real cluster
 	$(BIN)/python -m tests.cluster starts
 
-cluster-rollouts: cluster-build tools image ## the agent replaced ten times under load: no pod may fail (root)
-	$(BIN)/python -m tests.cluster rollouts
+cluster-rollouts: cluster-build tools image ## the agent replaced ten times under load, without and with a backlog: no pod may fail (root)
+	$(BIN)/python -m tests.cluster rollouts 10
+	$(BIN)/python -m tests.cluster rollouts 10 200
 
 cluster-double-offers: cluster-build tools image ## a second device plugin beside the agent, a hundred orders of events (root)
 	$(BIN)/python -m tests.cluster double-offers
+
+cluster-cdi-off: cluster-build tools image ## CDI switched off under an agent that injects by it: every bare container is named (root)
+	$(BIN)/python -m tests.cluster cdi-off
+
+cluster-numa: cluster-build tools image ## pods under each topology policy of the kubelet on made NUMA nodes: who is refused, whose card is elsewhere (root)
+	$(BIN)/python -m tests.cluster numa
 
 release-trial: cluster-build tools ## the newest of build/release tried as a user would, on a cluster made anew (root)
 	$(BIN)/python -m tests.cluster release $$(ls -td $(CURDIR)/build/release/*/ | head -1)
@@ -177,7 +184,7 @@ foreign-image: $(STAMP) ## the image for the other architecture, built and run u
 	$(BIN)/python deploy/image/build.py --machine $(FOREIGN) --output build/image/gpu-manager-$(FOREIGN).tar
 	$(BIN)/python -m tests.cluster foreign build/image/gpu-manager-$(FOREIGN).tar
 
-cluster-record: $(STAMP) ## put the last results of e2e, soak-cluster, cluster-starts, cluster-rollouts and cluster-double-offers into bench/results
+cluster-record: $(STAMP) ## put the last results of e2e, soak-cluster, cluster-starts, cluster-rollouts, cluster-double-offers, cluster-cdi-off and cluster-numa into bench/results
 	$(BIN)/python -m tests.cluster record
 
 cluster-down: ## end the cluster and remove every trace of it
@@ -203,4 +210,4 @@ ci: check proto-check test native deploy-check wheel docs demo ## what a commit 
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help release reference setup check format test unit component native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts cluster-rollouts cluster-double-offers release-trial foreign-image cluster-record cluster-down
+.PHONY: help release reference setup check format test unit component native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts cluster-rollouts cluster-double-offers cluster-cdi-off cluster-numa release-trial foreign-image cluster-record cluster-down

@@ -18,7 +18,8 @@ from fastapi import APIRouter
 from admission.cluster.snapshot import BUDGETS, NODES, PODS
 from admission.config import AdmissionSettings, ExtenderEndpoint, InflightBounds, LeaderMode
 from admission.console.agents_usage import AgentsUsage
-from admission.console.history import ConsoleHistory, RangeQuery
+from admission.console.history import ConsoleHistory
+from admission.console.promql import RangeQuery
 from admission.console.routes import console_routes
 from admission.console.what_if import Workload
 from admission.controller import QUOTA, SchedulingController
@@ -207,7 +208,7 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
         lambda: draining.is_set() or scheduling.elsewhere(),
     )
     cluster, quota, judge = scheduling.cluster, scheduling.quota, scheduling.judge
-    knowledge = ExplainSources(cluster, quota, judge, scheduling.policy, settings.terms, pods.fetch)
+    knowledge = ExplainSources(cluster, quota, judge, scheduling.policy, settings.terms, pods.fetch_object)
     usage = AgentsUsage(KubeAgents(connection, settings.namespace, settings.agent_token), clock)
     history = ConsoleHistory(usage, lambda node: _cards_of(node, knowledge), clock, _prometheus(settings))
     gate = CallerGate(AccessCheck(KubeReviews(connection), clock))
@@ -220,9 +221,7 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
         checks=create_time_checks(cluster, quota, judge, clock),
         routers=(
             explain_routes(knowledge, gate),
-            console_routes(
-                knowledge, gate, usage.look, history, workloads_of, scheduling.stale_seconds, clock
-            ),
+            console_routes(knowledge, gate, usage, history, workloads_of, scheduling.stale_seconds, clock),
         ),
         parts=(scheduling, usage),
         draining=draining,
@@ -326,15 +325,23 @@ class _Bindings:
 
     def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> BindAnswer:
         """See :class:`admission.extender.binding.BindingApi`."""
-        try:
-            words = self._pods.bind(pod, node, annotations, seconds)
-        except NodeUnready as error:
-            return BindAnswer(BindOutcome.UNKNOWN, str(error))
-        return BindAnswer(BindOutcome.REFUSED, words) if words else BindAnswer(BindOutcome.BOUND)
+        return _outcome(lambda: self._pods.bind(pod, node, annotations, seconds))
+
+    def annotate_now(self, pod: Pod, annotations: Mapping[str, str], seconds: float) -> BindAnswer:
+        """See :class:`admission.extender.resizing.ResizeApi`."""
+        return _outcome(lambda: self._pods.annotate_now(pod, annotations, seconds))
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
         """See :class:`admission.extender.binding.BindingApi`."""
         return self._pods.fetch(namespace, name)
+
+
+def _outcome(write: Callable[[], str]) -> BindAnswer:
+    try:
+        words = write()
+    except NodeUnready as error:
+        return BindAnswer(BindOutcome.UNKNOWN, str(error))
+    return BindAnswer(BindOutcome.REFUSED, words) if words else BindAnswer(BindOutcome.BOUND)
 
 
 def _open_extender(

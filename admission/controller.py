@@ -26,6 +26,7 @@ from admission.extender.feasibility import FeasibilityJudge
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.leader_election import Leader, PodLister
 from admission.extender.requeue import Requeue
+from admission.extender.resizing import ResizeAnswers
 from admission.extender.verbs import Extender
 from admission.ports import ClusterAccess, Obj, WatchRequest
 from admission.quota_controller import QuotaController
@@ -98,6 +99,7 @@ class SchedulingController:
             count=metrics.count,
             refused=self._refused,
         )
+        self._resizes = ResizeAnswers(self.cluster, self.quota, access.api, clock, rules, access.writer.event)
         self._waker = Requeue(self.cluster.pod, self.extender.has_room, self._wake, clock)
         self._bypasses = Bypasses(terms.unit, terms.minimum_cores, settings.unseen_namespaces, self._bypassed)
         metrics.show(
@@ -109,6 +111,7 @@ class SchedulingController:
         self._threads = [
             threads.every(_TICK_SECONDS, "leader", self.leader.tick, self._ended, at_once=True),
             threads.every(_TICK_SECONDS, "chores", self._chores, self._ended, at_once=True),
+            threads.forever("resizes", lambda: self._resizes.run(self._ended)),
             threads.forever("pending-events", lambda: self._pending_events.run(self._ended)),
         ]
         self._spared = clock.monotonic()
@@ -200,6 +203,7 @@ class SchedulingController:
         occupant = self.cluster.pod(uid)
         if occupant is not None:
             self._bypasses.look(occupant)
+            self._resizes.look(occupant)
 
     # What follows from it.
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from admission.explain.pending_events import EventSender
-from admission.extender.binding import BindingApi
 from admission.extender.leader_election import LeaseSource
+from admission.extender.resizing import ResizeApi
 from gpu_manager.domain.pod import Pod
 
 Obj = Mapping[str, Any]
@@ -64,7 +64,7 @@ class WatchRequest:
 class ClusterAccess:
     """All of it."""
 
-    api: BindingApi
+    api: ResizeApi
     writer: Writer
     lease: LeaseSource
     watch: Callable[[WatchRequest], ClusterWatch]

@@ -16,12 +16,14 @@ RESULTS: Final = Path(__file__).resolve().parent / "results" / "cluster.json"
 ENOUGH: Final = 1500  # starts of a soak that counts as full
 ENOUGH_ROLLOUTS: Final = 10
 ENOUGH_ORDERS: Final = 100
+ENOUGH_BARE: Final = 40
+ENOUGH_ALIGNED: Final = 150
 
 
 def rows(*, full: bool) -> Iterator[Row]:
     """The group. ``full`` changes nothing: a row says how large its run was."""
     del full
-    yield from rows_of(json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {})
+    yield from rows_of(recorded())
 
 
 def rows_of(results: Mapping[str, Any]) -> Iterator[Row]:
@@ -32,14 +34,26 @@ def rows_of(results: Mapping[str, Any]) -> Iterator[Row]:
     yield _soak("soak_leaks", "leaks", soak)
     yield _soak("node_refusals", "unexpected_admission_errors", soak)
     yield _other_cards(soak)
-    yield _rollouts(results.get("rollouts"))
-    yield _double_offers(results.get("double_offers"))
+    yield _rollouts("agent_replaced_failed", results.get("rollouts"))
+    yield _rollouts("agent_replaced_backlog_failed", results.get("rollouts_backlog"))
+    yield from _numa(results.get("numa"))
     yield from _suite(results.get("e2e"))
     for key in sorted(key for key in results if key.startswith("e2e-")):
         found = results[key]
         note = f"{found['passed']} passed, {found['skipped']} skipped; {_on(found)}"
         name = f"e2e_failed_{key.removeprefix('e2e-').replace('.', '_')}"
         yield Row(name, found["failed"], "tests", "= 0", full=True, note=note)
+
+
+def beside_others(results: Mapping[str, Any]) -> Iterator[Row]:
+    """What the real kubelet and its runtime showed of nodes as they are, for :mod:`bench.nodes`."""
+    yield _double_offers(results.get("double_offers"))
+    yield _cdi_off(results.get("cdi_off"))
+
+
+def recorded() -> dict[str, Any]:
+    """What was last recorded; empty if nothing was."""
+    return dict(json.loads(RESULTS.read_text(encoding="utf-8"))) if RESULTS.exists() else {}
 
 
 def _starts(found: Mapping[str, Any] | None) -> Row:
@@ -56,7 +70,9 @@ def _soak(name: str, key: str, found: Mapping[str, Any] | None) -> Row:
     note = f"{found['starts']} pods in {found['seconds'] / 60:.0f} min"
     if "forced" in found:  # since the auditor looks by the clock
         gap = f"at most {found['longest_gap']:.1f} s apart"
-        note += f", {found['forced']} deleted by force; books compared {found['looks']} times, {gap}"
+        runs = f" in {found['runs']} runs" if found.get("runs", 1) > 1 else ""
+        note += f"{runs}, {found['forced']} deleted by force; "
+        note += f"books compared {found['looks']} times, {gap}"
     full = found["starts"] >= ENOUGH
     return Row(name, found[key], "count", "= 0", full=full, note=f"{note}; {_on(found)}")
 
@@ -70,12 +86,31 @@ def _other_cards(soak: Mapping[str, Any] | None) -> Row:
     return Row(name, round(100 * soak["elsewhere"] / soak["granted"], 2), unit, bar, full=full, note=note)
 
 
-def _rollouts(found: Mapping[str, Any] | None) -> Row:
-    name, unit, bar = "agent_replaced_failed", "pods", "= 0"
+def _rollouts(name: str, found: Mapping[str, Any] | None) -> Row:
+    unit, bar = "pods", "= 0"
     if found is None:
         return Row(name, None, unit, bar, note="never run: make cluster-rollouts")
-    note = f"{found['rollouts']} rollouts, {found['created']} pods created; {_on(found)}"
+    waiting = f" beside a backlog of {found['backlog']}" if found.get("backlog") else ""
+    note = f"{found['rollouts']} rollouts, {found['created']} pods created{waiting}; {_on(found)}"
     return Row(name, found["failed"], unit, bar, full=found["rollouts"] >= ENOUGH_ROLLOUTS, note=note)
+
+
+def _numa(found: Mapping[str, Any] | None) -> Iterator[Row]:
+    refused, elsewhere = ("numa_refusals", "pods", "= 0"), ("numa_elsewhere", "containers", "= 0")
+    if found is None:
+        yield Row(refused[0], None, *refused[1:], note="never run: make cluster-numa")
+        yield Row(elsewhere[0], None, *elsewhere[1:], note="never run: make cluster-numa")
+        return
+    full = found["starts"] >= ENOUGH_ALIGNED
+    note = (
+        f"{found['starts']} starts on four NUMA nodes of two cards, under {', '.join(found['policies'])}; "
+        f"{found['waited']} pods were placed nowhere for a minute; {_on(found)}"
+    )
+    yield Row(refused[0], found["refused"], *refused[1:], full=full, note=note)
+    note = (
+        f"of {found['containers']}, looked at once a round: cards of another NUMA node than the kubelet's ids"
+    )
+    yield Row(elsewhere[0], found["elsewhere"], *elsewhere[1:], full=full, note=note)
 
 
 def _double_offers(found: Mapping[str, Any] | None) -> Row:
@@ -88,6 +123,18 @@ def _double_offers(found: Mapping[str, Any] | None) -> Row:
         f"{found['longest_seconds']} s; {_on(found)}"
     )
     return Row(name, found["double"], unit, bar, full=found["orders"] >= ENOUGH_ORDERS, note=note)
+
+
+def _cdi_off(found: Mapping[str, Any] | None) -> Row:
+    name, unit, bar = "injection_unseen_live", "containers", "= 0"
+    if found is None:
+        return Row(name, None, unit, bar, note="never run: make cluster-cdi-off")
+    note = (
+        f"of {found['off']} containers on the real kubelet while containerd has CDI off and the agent "
+        f"injects by it, those not named by an Event within 10 s; of {found['on']} with CDI on, those named; "
+        f"longest {found['longest_seconds']} s after the API shows the container; {_on(found)}"
+    )
+    return Row(name, found["unseen"], unit, bar, full=found["off"] >= ENOUGH_BARE, note=note)
 
 
 def _suite(found: Mapping[str, Any] | None) -> Iterator[Row]:

@@ -65,7 +65,9 @@ def answers(count: int, pods: int, changed: int) -> tuple[Obj, Obj]:
 def measured(data: tuple[Obj, Obj], openings: int) -> list[tuple[float, float]]:
     """Milliseconds to the first view and of one update, for each opening in a browser that runs already."""
     found = []
-    with tempfile.TemporaryDirectory() as name, console(*data) as url, browsing(Path(name)) as page:
+    # Helpers of the browser may outlive it by a moment, and write.
+    place = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with place as name, console(*data) as url, browsing(Path(name)) as page:
         page.show_as(width=1400, dark=False)
         page.call("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
         for _ in range(openings):

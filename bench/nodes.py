@@ -4,6 +4,7 @@ can.
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 
+from bench import cluster
 from bench.rows import Row, in_memory, percentile
 from bench.world import World
 from tests.component.driver_roots import Objects
@@ -20,9 +22,15 @@ from tests.fakes.mounted import ROOTS, SEEING, MountedNode
 from tests.fakes.node_roots import DEFAULTS, EVERY, LEFT_BEHIND
 from tests.fakes.power_cut import CUTS, LOSSES, stranded_after
 
-PARTS = ("silence", "detect", "injection", "power-cut")
+PARTS = ("silence", "detect", "injection", "power-cut", "cluster")
 _CONNECTIONS = 1000
 _PROBE_SECONDS, _SCRAPE_SECONDS = 5.0, 10.0  # the chart's timeout of a probe, Prometheus' of a scrape
+_SCRAPE = {  # as Prometheus 3 sends them
+    "Accept": "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+    "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,"
+    "text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+    "Accept-Encoding": "gzip",
+}
 _PODS = 50
 _NAMED_SECONDS = 10.0
 
@@ -38,6 +46,8 @@ def rows(*, full: bool, only: str = "") -> list[Row]:
         found.append(_unseen())
     if only in ("", "power-cut"):
         found.append(_stranded())
+    if only in ("", "cluster"):
+        found += cluster.beside_others(cluster.recorded())
     return found
 
 
@@ -100,7 +110,7 @@ def _silenced(*, full: bool) -> Row:
         for _ in range(_PODS):
             world.kubelet.admit(world.bind(world.create([("c", 10, 10)]), None))
         address = f"http://127.0.0.1:{world.port}"
-        bare = [_answer(f"{address}/metric", _SCRAPE_SECONDS) for _ in range(10)]
+        bare = [_scraped(address) for _ in range(10)]
         with subprocess.Popen(
             [sys.executable, "-m", "bench.hostile_connections", str(world.port), str(_CONNECTIONS)],
             stdin=subprocess.PIPE,
@@ -111,8 +121,8 @@ def _silenced(*, full: bool) -> Row:
                 raise RuntimeError("the hostile connections were not opened")
             scrapes, probes, until = [], [], time.monotonic() + seconds
             while time.monotonic() < until:
-                probes += [_answer(f"{address}/{name}", _PROBE_SECONDS) for name in ("healthz", "readyz")]
-                scrapes.append(_answer(f"{address}/metric", _SCRAPE_SECONDS))
+                probes += [_probed(f"{address}/{name}") for name in ("healthz", "readyz")]
+                scrapes.append(_scraped(address))
                 time.sleep(0.2)
             hostile.stdin.close()
             opened = int(hostile.stdout.readline())
@@ -125,7 +135,8 @@ def _silenced(*, full: bool) -> Row:
         "requests",
         "= 0",
         full=full,
-        note=f"of {len(scrapes)} scrapes and {len(probes)} probes in {seconds} s, beside {_CONNECTIONS} "
+        note=f"of {len(scrapes)} scrapes, with Prometheus' headers, answered whole as gzipped OpenMetrics, "
+        f"and {len(probes)} probes in {seconds} s, beside {_CONNECTIONS} "
         "connections of 50 addresses, silent, half a request, or a scrape whose answer is not read, opened "
         f"{opened} times; a scrape took at most {max(took, default=0) * 1e3:.0f} ms, a probe "
         f"{max(probed, default=0) * 1e3:.0f}; with nobody else connected a scrape took "
@@ -133,11 +144,24 @@ def _silenced(*, full: bool) -> Row:
     )
 
 
-def _answer(url: str, timeout: float) -> float | None:
+def _scraped(address: str) -> float | None:
+    """Seconds to a whole answer in the format and encoding that Prometheus prefers; None without one."""
+    started = time.perf_counter()
+    try:
+        asked = urllib.request.Request(f"{address}/metric", headers=_SCRAPE)
+        with urllib.request.urlopen(asked, timeout=_SCRAPE_SECONDS) as answer:
+            body, kind = gzip.decompress(answer.read()), answer.headers["Content-Type"]
+    except (urllib.error.URLError, OSError, EOFError):
+        return None
+    whole = body.endswith(b"# EOF\n") and kind.startswith("application/openmetrics-text")
+    return time.perf_counter() - started if whole else None
+
+
+def _probed(url: str) -> float | None:
     """Seconds to a whole answer of 200; None if there was none."""
     started = time.perf_counter()
     try:
-        with urllib.request.urlopen(url, timeout=timeout) as answer:
+        with urllib.request.urlopen(url, timeout=_PROBE_SECONDS) as answer:
             answer.read()
     except (urllib.error.URLError, OSError):
         return None

@@ -70,6 +70,7 @@ from gpu_manager.services.enforcement.injection_check import InjectionCheck
 from gpu_manager.services.enforcement.library_messages import LibraryMessages
 from gpu_manager.services.enforcement.page_settings import apply_page_settings
 from gpu_manager.services.enforcement.page_slots import PageSlots
+from gpu_manager.services.enforcement.resizer import Resizer
 from gpu_manager.services.enforcement.time_sharing import TimeSharing
 from gpu_manager.services.enforcement.usage import UsageSampler
 from gpu_manager.services.metrics import ServiceMetrics
@@ -108,7 +109,7 @@ class Agent:
         self._kubelet = KubeletClient(
             config.device_plugins, config.pod_resources, resources=LENDING if config.lending else SOCKETS
         )
-        store = FileStore(config.state / "ledger")
+        self._store = FileStore(config.state / "ledger")
         bills = FileStore(config.state / "bills", what="bills", without="its sums begin anew")
         label = label_of(config.proc)
         known = FileStore(config.state / "cards", what="cards", without="vanished cards are not missed")
@@ -118,9 +119,8 @@ class Agent:
         processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / KUBELET_SOCKET)
         injector = build_injector(config, lambda: self.state.node.cards, label)
         pods = self._kube.pods
-        self._store = store
         self.state = NodeState(
-            Books(NodeCards.of(config.node, config.unit, (), Topology(()))), store, self.metrics
+            Books(NodeCards.of(config.node, config.unit, (), Topology(()))), self._store, self.metrics
         )
         window = AdmissionWindow(clock)
         departed = DepartedPods(self.state, pods, processes)
@@ -138,6 +138,15 @@ class Agent:
         prestart = PreStart(self.state, self._kubelet, pods, tenants, clock, self.metrics, evict=config.evict)
         self._writeback = AnnotationWriteback(self.state, pods, clock)
         self._elastic_limit = ElasticLimit(self.state, tenants)
+        self._resizer = Resizer(
+            self.state,
+            pods,
+            tenants,
+            lambda: self.usage.last,
+            clock,
+            self._writeback.tell,
+            self._elastic_limit.changing,
+        )
         self.plugin = DevicePlugin(
             config.device_plugins,
             self.state,
@@ -148,7 +157,7 @@ class Agent:
             lending=config.lending,
             lost=self._kubelet_lost,
         )
-        self.health = Health(self.cards, self._kube.node, clock)
+        self.health = Health(self.cards, self._kube.node, clock, numa_policy=config.numa_policy)
         self.inventory = InventoryService(
             self.state,
             allocator,
@@ -237,6 +246,7 @@ class Agent:
             self.ready,
             self.why,
             lambda: self.sizes.told,
+            self.health,
         )
         self.http = StatusServer(status, config.http_address, config.http_port, config.http_token)
 
@@ -301,6 +311,7 @@ class Agent:
                     "evasion": self.evasion.look,
                     "library-messages": self.library_messages.look,
                     "memory-limits": self.memory_limits.look,
+                    "resizer": self._resizer.look,
                 },
             ),
             self._rounds("injection", injection_check.PERIOD_SECONDS, {"injection": self.injection.look}),
@@ -351,7 +362,7 @@ class Agent:
 
     def _books_changed(self) -> None:
         self.inventory.changed()
-        if self._config.lending:
+        if self._config.lending or self.state.withdrawing:
             self.plugin.announce()
 
     def _sample(self) -> None:
@@ -384,6 +395,7 @@ class Agent:
         if not found.tombstone:
             self.state.introduce(found.pod)
             self._elastic_limit.follow(found.pod)
+            self._resizer.follow(found.pod)
             self._writeback.tell(found.pod)
 
     def _rounds(

@@ -139,6 +139,7 @@ class Sandbox:
             "--cards": f"simulated:{self.settings.profile}",
             "--control": self.control,
             "--device-injection": "simulated",
+            "--topology-manager-policy": self.settings.numa.value,
         }
         if self.native.complete:
             pairs |= {"--libraries": self.native.libraries, "--stand-in": self.native.driver}

@@ -14,6 +14,7 @@ from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
 from gpu_manager.domain.topology import MAX_CARDS, Link, Topology
 from gpu_manager.domain.untrusted import mapping
+from gpu_manager.domain.whatif.scheduling_constraints import OPEN, NodeConstraints, node_constraints
 
 Intern = Callable[[Hashable], int]  # the same number for equal values
 NO_DEVICE = "no GPU device"  # the predecessor's words
@@ -26,13 +27,15 @@ class NodeFacts:
     """A node's report, and ``problem``: why no pod of ours may go there, empty if it may.
 
     Equal ``hardware`` means equal cards but for their UUIDs. ``cpu`` is what the node gives to pods in
-    thousandths, None if it does not say.
+    thousandths, None if it does not say. ``constraints`` are its cordon, taints and labels, which
+    kube-scheduler judges.
     """
 
     report: NodeReport
     problem: str = ""
     hardware: int = 0
     cpu: int | None = None
+    constraints: NodeConstraints = OPEN
 
 
 def node_facts(obj: Mapping[str, Any], unit: int, intern: Intern) -> NodeFacts:
@@ -49,7 +52,7 @@ def node_facts(obj: Mapping[str, Any], unit: int, intern: Intern) -> NodeFacts:
         problem = NO_DEVICE
     elif not report.serving:
         problem = AWAY
-    return NodeFacts(report, problem, _hardware(report, intern), allocatable(obj))
+    return NodeFacts(report, problem, _hardware(report, intern), allocatable(obj), node_constraints(obj))
 
 
 def facts_by_capacity(obj: Mapping[str, Any], unit: int, intern: Intern) -> NodeFacts:

@@ -17,6 +17,7 @@ from gpu_manager.domain.cluster.accounting import (
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.placement.place import find
 from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.whatif.scheduling_constraints import OPEN, NodeConstraints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +29,8 @@ class NodeView(NodeBooks):
     means equal cards, equal ``state`` equal to placement, both but for the UUIDs of the cards. ``cpu`` is the
     host CPU that no pod has asked for, in thousandths; None if the node does not say what it has. Equal
     ``kind`` means equal to every pod that is not on the node and may use every pool; 0 marks a node with
-    something of its own: a problem, a refusal, a pod nominated to it.
+    something of its own: a problem, a refusal, a pod nominated to it. ``constraints``, which kube-scheduler
+    judges before it asks an extender, are no part of it.
     """
 
     problem: str
@@ -38,6 +40,7 @@ class NodeView(NodeBooks):
     state: int
     cpu: int | None = None
     kind: int = 0
+    constraints: NodeConstraints = OPEN
 
     def awaits(self, pod: PodUid, priority: int) -> tuple[PodView, ...]:
         """Pods nominated here that ``pod`` must leave room for."""
@@ -83,4 +86,16 @@ def build_view(
     state = intern((facts.hardware, tuple(ledger.booked(s.card.uuid) for s in node.cards)))
     plain = not (facts.problem or node.refused or node.lingering or awaited)
     kind = (state if cpu is None else intern((state, cpu))) if plain else 0
-    return NodeView(node, ledger, charges, facts.problem, facts.hardware, here, awaited, state, cpu, kind)
+    return NodeView(
+        node,
+        ledger,
+        charges,
+        facts.problem,
+        facts.hardware,
+        here,
+        awaited,
+        state,
+        cpu,
+        kind,
+        facts.constraints,
+    )

@@ -15,6 +15,7 @@ from gpu_manager.domain.cluster.node_report import NodeReport
 from gpu_manager.domain.contract import TerminatingShare
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.untrusted import mapping
+from gpu_manager.domain.whatif.scheduling_constraints import node_constraints
 
 _MOST_STATES: Final = (
     1 << 16
@@ -67,7 +68,11 @@ class Nodes:
         """The node's object as it is now; False if nothing changed that matters here, as with a heartbeat."""
         name, said = name_of(obj), node_fingerprint(obj)
         if self._said.get(name) == said:
-            return False
+            facts, constraints = self._facts[name], node_constraints(obj)
+            if facts.constraints == constraints:
+                return False
+            self._facts[name] = replace(facts, constraints=constraints)
+            return True
         self._facts[name] = self._read(obj, self._unit, self._intern)
         self._said[name] = said
         return True

@@ -2,7 +2,8 @@
 
 Whatever a tenant can write into its own pod changes nothing of what it is charged: the amounts are those of
 its spec, which Kubernetes does not let it change; its annotation only says *which card*, and only if it
-names this very pod and the node that the pod is on.
+names this very pod and the node that the pod is on. More than its spec is charged by what the scheduler and
+the agent alone may write.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Any
 
 from admission.cluster.host_cpu import asked
 from gpu_manager.domain.cluster.accounting import PlacedPod, assigned_cards
+from gpu_manager.domain.contract import RESIZED
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.rules.pod_request import booked_request, judged_request
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.untrusted import text
+from gpu_manager.domain.whatif.scheduling_constraints import ANYWHERE, PodConstraints, pod_constraints
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +29,14 @@ class PodView(PlacedPod):
     """A pod that asks for cards.
 
     ``nominated`` is the node where preemption is making room for it, ``reserved`` marks one whose Binding is
-    under way. ``cpu`` is the host CPU it asks for, in thousandths.
+    under way. ``cpu`` is the host CPU it asks for, in thousandths. ``constraints`` are what it requires of
+    nodes while it has none.
     """
 
     nominated: str = ""
     reserved: bool = False
     cpu: int = 0
+    constraints: PodConstraints = ANYWHERE
 
     @property
     def lent(self) -> bool:
@@ -63,6 +68,12 @@ class PodView(PlacedPod):
         return replace(self, pod=replace(self.pod, node=node), assigned=assigned, nominated="", reserved=True)
 
 
+def answered(occupant: PodView, text: str) -> PodView:
+    """The same pod once this answer to its request for another size is written."""
+    pod = replace(occupant.pod, annotations={**occupant.pod.annotations, RESIZED: text})
+    return replace(occupant, pod=pod, assigned=assigned_cards(pod))
+
+
 def pod_view(pod: Pod, obj: Mapping[str, Any] | None = None) -> PodView:
     """The pod with what the books need beside :class:`Pod`; ``obj`` is the object it was read from."""
     status = (obj or {}).get("status")
@@ -72,6 +83,7 @@ def pod_view(pod: Pod, obj: Mapping[str, Any] | None = None) -> PodView:
         assigned=assigned_cards(pod),
         nominated=text(status.get("nominatedNodeName")),
         cpu=asked(obj or {}),
+        constraints=ANYWHERE if obj is None or pod.node else pod_constraints(obj.get("spec")),
     )
 
 

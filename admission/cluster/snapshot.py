@@ -18,9 +18,10 @@ from admission.cluster.deleted_pods import DeletedPods
 from admission.cluster.node_view import NodeView
 from admission.cluster.nodes import Nodes, OnNode, name_of
 from admission.cluster.other_pods import OtherPods
-from admission.cluster.pod_view import PodView, pod_view, read_pod_view
+from admission.cluster.pod_view import PodView, answered, pod_view, read_pod_view
 from gpu_manager.domain.cluster.accounting import Used
 from gpu_manager.domain.cluster.terminating import terminating_shares
+from gpu_manager.domain.contract import RESIZE, RESIZED
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import MIRROR, Pod, PodUid
 from gpu_manager.domain.untrusted import mapping, timestamp
@@ -63,6 +64,8 @@ class ClusterState:
         self._names: dict[str, PodUid] = {}
         self._reserved: dict[PodUid, PodView] = {}
         self._expected: dict[PodUid, tuple[float, PodView]] = {}  # until when; the oldest first
+        self._answers: dict[PodUid, tuple[str, PodView]] = {}  # not shown by the watch yet; the pod without
+        self._resizing: set[PodUid] = set()
         self._others = OtherPods()
         self._deleted = DeletedPods()
         self._fresh: deque[PodView] = deque(maxlen=_MOST_FRESH)
@@ -194,6 +197,20 @@ class ClusterState:
         with self._lock:
             return self._release(uid)
 
+    def resizing(self) -> tuple[PodView, ...]:
+        """Pods with a request for another size, or an answer to one."""
+        with self._lock:
+            return tuple(self._pods[uid] for uid in self._resizing)
+
+    def answer(self, uid: PodUid, text: str | None) -> None:
+        """Count the pod as if this answer were written, until the watch shows it; None: it was not."""
+        with self._lock:
+            _, shown = self._answers.pop(uid, ("", self._pods.get(uid)))
+            if shown is not None and text is not None:
+                self._answers[uid] = text, shown
+            if shown is not None:
+                self._take(shown)
+
     def reserved_on(self, uid: PodUid) -> str:
         """The node that the pod is reserved on, empty if on none."""
         with self._lock:
@@ -319,6 +336,13 @@ class ClusterState:
         uid, before = occupant.uid, self._pods.get(occupant.uid)
         if before is not None and before.pod.node and not occupant.pod.node:
             return  # a UID is bound once for all: this is an older picture of it
+        text, shown = self._answers.get(uid, ("", occupant))
+        written = occupant.pod.annotations.get(RESIZED)
+        if text and (written == text or written != shown.pod.annotations.get(RESIZED)):
+            del self._answers[uid]  # it is written, or another replica's is
+        elif text:
+            self._answers[uid] = text, occupant
+            occupant = answered(occupant, text)
         if before == occupant:
             return
         if before is not None:
@@ -328,6 +352,7 @@ class ClusterState:
         if occupant.pod.terminal and not (before and before.pod.terminal):
             self._gone.append(occupant)
         self._pods[uid] = occupant
+        (self._resizing.add if _resizes(occupant) else self._resizing.discard)(uid)
         self._names[occupant.pod.key] = uid
         if occupant.pod.node or occupant.pod.terminal:
             self._release(uid)
@@ -357,6 +382,8 @@ class ClusterState:
 
     def _forget(self, uid: PodUid) -> None:
         occupant = self._pods.pop(uid, None)
+        self._resizing.discard(uid)
+        self._answers.pop(uid, None)
         if occupant is not None:
             if self._names.get(occupant.pod.key) == uid:
                 del self._names[occupant.pod.key]
@@ -437,6 +464,10 @@ def _places(occupant: PodView) -> Iterable[str]:
     if occupant.occupies:
         return (occupant.pod.node,)
     return (occupant.nominated,) if occupant.waits and occupant.nominated else ()
+
+
+def _resizes(occupant: PodView) -> bool:
+    return RESIZE in occupant.pod.annotations or RESIZED in occupant.pod.annotations
 
 
 def _uid(obj: Mapping[str, Any]) -> PodUid:

@@ -12,8 +12,10 @@ from gpu_manager.domain.untrusted import mapping, mappings
 _GROUPS: Final = ("initContainers", "containers")
 _META: Final = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "labels")
 _SPEC: Final = ("nodeName", "priority", "schedulerName", "overhead")
+_WISHES: Final = ("nodeSelector", "tolerations")  # of a pod that waits
 _STATUS: Final = ("phase", "startTime", "nominatedNodeName")
 _OTHERS: Final = ("name", "resources", "restartPolicy")
+_NODE_SPEC: Final = ("unschedulable", "taints")
 _NODE_STATUS: Final = ("capacity", "allocatable")
 _CONTAINER: Final = ("name", "resources", "securityContext", "restartPolicy")
 
@@ -42,7 +44,7 @@ def slim_pod(obj: Obj) -> Obj | None:
     containers = {name: [_picked(c, _CONTAINER) for c in group] for name, group in groups.items()}
     return {
         "metadata": {**_picked(meta, _META), "annotations": _annotations(meta)},
-        "spec": {**_picked(spec, _SPEC), **containers},
+        "spec": {**_picked(spec, _SPEC), **({} if on_node else _constraints(spec)), **containers},
         "status": {
             **_picked(mapping(obj.get("status")), _STATUS),
             "initContainerStatuses": list(_ended(mapping(obj.get("status")).get("initContainerStatuses"))),
@@ -53,16 +55,23 @@ def slim_pod(obj: Obj) -> Obj | None:
 def slim_node(obj: Obj) -> Obj:
     """A core/v1 Node with what is read here."""
     meta = mapping(obj.get("metadata"))
-    labels = {k: v for k, v in mapping(meta.get("labels")).items() if OUR_PREFIX in k}
     return {
         "metadata": {
             "name": meta.get("name"),
             "creationTimestamp": meta.get("creationTimestamp"),
-            "labels": labels,
+            "labels": mapping(meta.get("labels")),
             "annotations": _annotations(meta),
         },
+        "spec": _picked(mapping(obj.get("spec")), _NODE_SPEC),
         "status": _picked(mapping(obj.get("status")), _NODE_STATUS),
     }
+
+
+def _constraints(spec: Obj) -> Obj:
+    """What the pod requires of nodes."""
+    found = _picked(spec, _WISHES)
+    node = mapping(mapping(spec.get("affinity")).get("nodeAffinity"))
+    return {**found, "affinity": {"nodeAffinity": node}} if node else found
 
 
 def _named(container: Obj) -> Iterator[str]:

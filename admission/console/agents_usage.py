@@ -19,12 +19,14 @@ from gpu_manager import threads
 from gpu_manager.domain.cluster.usage_history import (
     HistoryQuery,
     HistorySubject,
+    ShareKey,
+    ShareSum,
     UsageHistory,
     history_json,
     reach,
 )
 from gpu_manager.domain.cluster.usage_json import NodeUsage, read_usage
-from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.errors import NodeUnready, quoted
 from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
@@ -43,8 +45,8 @@ class Agents(Protocol):
     def addresses(self) -> Mapping[str, str]:
         """Node → URL of its agent. Raises NodeUnready: the API server does not say."""
 
-    def usage(self, url: str) -> bytes:
-        """The agent's ``/usage``. Raises NodeUnready: no answer."""
+    def page(self, url: str, path: str) -> bytes:
+        """The agent's answer to a GET. Raises NodeUnready: no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,21 @@ class AgentsUsage:
             left_out = self._history.left_out
         return history_json(series, epoch - reach(step), step, "agents", left_out)
 
+    def page(self, node: str, path: str) -> Any:
+        """The JSON that the node's agent answers now. Raises NodeUnready."""
+        url = self._addresses.get(node)
+        if url is None:
+            raise NodeUnready(f"no agent of node {quoted(node)} is known: try again in a few seconds")
+        try:
+            return json.loads(self._agents.page(url, path))
+        except (NodeUnready, ValueError, RecursionError) as error:
+            raise NodeUnready(f"the agent of node {quoted(node)} does not answer: {error}") from error
+
+    def sums(self) -> Mapping[ShareKey, ShareSum]:
+        """What was used in the last minutes, as far as agents answered."""
+        with self._lock:
+            return self._history.sums(self._clock.monotonic(), self._period)
+
     @property
     def _period(self) -> float:
         return max(PERIOD_SECONDS, len(self._addresses) / MOST_A_SECOND)
@@ -140,7 +157,7 @@ class AgentsUsage:
 
     def _ask(self, node: str) -> None:
         try:
-            usage = read_usage(json.loads(self._agents.usage(self._addresses[node])))
+            usage = read_usage(json.loads(self._agents.page(self._addresses[node], "/usage")))
         except (NodeUnready, ValueError, RecursionError) as error:
             self._answers.pop(node, None)
             log.debug("agent_silent", node=node, reason=str(error))

@@ -21,7 +21,7 @@ from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from admission.console.agents_usage import AgentAnswer
-from admission.explain.explanation import FITS, Explanation
+from admission.explain.explanation import BARRED, FITS, Explanation
 from admission.extender.feasibility import Unfit
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_json import node_json
@@ -191,7 +191,12 @@ class _Scope:
         return {**row, "asks": said.asks, "why": said.line, "change": said.change, "group": _group(said)}
 
 
-_GROUPS: Final = (FITS, *(unfit.value for unfit in (Unfit.ROOM, Unfit.REFUSED, Unfit.QUOTA, Unfit.NEVER)))
+_GROUPS: Final = (
+    FITS,
+    *(u.value for u in (Unfit.ROOM, Unfit.REFUSED, Unfit.QUOTA)),
+    BARRED,
+    Unfit.NEVER.value,
+)
 
 
 def _group(explanation: Explanation) -> str:

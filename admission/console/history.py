@@ -1,20 +1,28 @@
 """The console's history: the last minutes from the agents, hours and days from Prometheus.
 
-PromQL is written here, with the namespace that the caller may see in every selector. Consoles that look at
-the same get the same answer for a while, so that ten of them cost what one does.
+Consoles that look at the same get the same answer for a while, so that ten of them cost what one does.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from admission.console.agents_usage import AgentsUsage
+from admission.console.promql import RangeQuery, Row, promql
+from admission.console.waste import (
+    HeldShare,
+    waste_json,
+    waste_of_rows,
+    waste_of_shares,
+    waste_promql,
+)
 from gpu_manager.domain.cluster.usage_history import (
     MINUTES,
+    SECONDS,
     HistoryQuery,
     HistorySubject,
     Series,
@@ -30,16 +38,10 @@ RANGES: Final[Mapping[str, tuple[int, int]]] = {
     "7d": (7 * 86400, 7200),
 }
 """Name → seconds and seconds between two figures, of what Prometheus is asked for."""
-_LEAST_RATE_SECONDS: Final = 300  # four scrapes of a slow Prometheus
+WASTE_RANGE: Final = 3600  # seconds that the list of wasters is about
+WASTE_SECONDS: Final = 15.0  # for which it is not made anew
 _MOST_KEPT: Final = 64
 _AT_ONCE: Final = 2  # questions to Prometheus; consoles come again
-
-Row = tuple[Mapping[str, str], Mapping[int, float]]
-RangeQuery = Callable[[str, float, float, int], Sequence[Row]]
-"""PromQL, start, end (seconds since the epoch), step → labels, and values by number of the step.
-
-Raises NodeUnready.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class ConsoleHistory:
         self._clock = clock
         self._prometheus = prometheus
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[HistoryQuery, str], _Kept] = OrderedDict()
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._asking = threading.BoundedSemaphore(_AT_ONCE)
 
     @property
@@ -80,70 +82,66 @@ class ConsoleHistory:
         """
         if span not in self.ranges:
             raise RequestInvalid(f"there is no range {quoted(span)}: ask for {', '.join(self.ranges)}")
-        key, now = (query, span), self._clock.monotonic()
+
+        def make() -> tuple[float, Any]:
+            answer = self._usage.history(query) if span == MINUTES else self._asked(query, *RANGES[span])
+            return min(answer["step"], 60) / 2, answer
+
+        return self._once((query, span), make)
+
+    def waste(self, namespace: str, held: Callable[[], Iterable[HeldShare]]) -> Any:
+        """JSON of ``/ui/waste``: of the last hour by Prometheus, without one of the minutes that agents told.
+
+        ``namespace``: the only one whose pods are told, empty for all. ``held``: what containers hold now.
+
+        Raises:
+            NodeUnready: Prometheus, or the list of nodes, cannot be had now.
+        """
+
+        def make() -> tuple[float, Any]:
+            if self._prometheus is None:
+                mine = (share for share in held() if namespace in ("", share.namespace))
+                found = waste_of_shares(mine, self._usage.sums())
+                return WASTE_SECONDS, waste_json(found, int(SECONDS), "agents")
+            end = self._clock.now() // 1
+            rows = self._ask((text, end, end, 1) for text in waste_promql(namespace, WASTE_RANGE))
+            return WASTE_SECONDS, waste_json(waste_of_rows(rows), WASTE_RANGE, "prometheus")
+
+        return self._once(("waste", namespace), make)
+
+    def _once(self, key: Hashable, make: Callable[[], tuple[float, Any]]) -> Any:
+        """The answer that is kept under the key, or a new one; ``make`` says for how many seconds it
+        holds.
+        """
+        now = self._clock.monotonic()
         with self._lock:
             kept = self._kept.get(key)
         if kept is not None and now < kept.until:
             return kept.answer
-        answer = self._usage.history(query) if span == MINUTES else self._asked(query, *RANGES[span])
+        seconds, answer = make()
         with self._lock:
-            self._kept[key] = _Kept(now + min(answer["step"], 60) / 2, answer)
+            self._kept[key] = _Kept(now + seconds, answer)
             self._kept.move_to_end(key)
             if len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)
         return answer
 
     def _asked(self, query: HistoryQuery, seconds: int, step: int) -> Any:
+        end = self._clock.now() // 1
+        start, count = end - seconds, seconds // step + 1
+        cards = self._cards(query.name) if query.subject is HistorySubject.NODE else ()
+        texts = () if query.subject is HistorySubject.NODE and not cards else promql(query, step, cards)
+        rows = self._ask((text, start, end, step) for text in texts)
+        return history_json(_joined(rows, count), start, step, "prometheus")
+
+    def _ask(self, questions: Iterable[tuple[str, float, float, int]]) -> list[Sequence[Row]]:
+        """What Prometheus answers to each. Raises NodeUnready."""
         if self._prometheus is None or not self._asking.acquire(blocking=False):
             raise NodeUnready("Prometheus is being asked by others: try again")
         try:
-            end = self._clock.now() // 1
-            start, count = end - seconds, seconds // step + 1
-            cards = self._cards(query.name) if query.subject is HistorySubject.NODE else ()
-            asked = () if query.subject is HistorySubject.NODE and not cards else promql(query, step, cards)
-            rows = [self._prometheus(text, start, end, step) for text in asked]
+            return [self._prometheus(*one) for one in questions]
         finally:
             self._asking.release()
-        return history_json(_joined(rows, count), start, step, "prometheus")
-
-
-def promql(query: HistoryQuery, step: int, cards: Sequence[str] = ()) -> tuple[str, str, str]:
-    """Cores, memory and seconds waited in a second, of what is asked for. ``cards``: UUIDs of the node's."""
-    matchers = {"namespace": query.namespace} if query.namespace else {}
-    pattern, by = "", ""
-    if query.subject is HistorySubject.NODE:
-        pattern, by = f"uuid=~{_quoted('|'.join(map(_literal, cards)))}", "uuid"
-    elif query.subject is HistorySubject.CARD:
-        matchers["uuid"] = query.name
-        by = "namespace, pod, container"
-    elif query.subject is HistorySubject.POD:
-        namespace, _, pod = query.name.partition("/")
-        matchers |= {"namespace": namespace, "pod": pod}
-        by = "container, uuid"
-    inside = ", ".join(
-        [*(f"{name}={_quoted(value)}" for name, value in matchers.items()), *filter(None, [pattern])]
-    )
-    selector = f"{{{inside}}}" if inside else ""
-    total = f"sum by ({by})" if by else "sum"
-    rate = max(step, _LEAST_RATE_SECONDS)
-    return (
-        f"{total} (vcuda_container_core_usage_ratio{selector})",
-        f"{total} (vcuda_container_memory_used_bytes{selector})",
-        f"{total} (rate(vcuda_container_throttled_seconds_total{selector}[{rate}s]))",
-    )
-
-
-def _quoted(text: str) -> str:
-    """A string of PromQL."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
-
-
-def _literal(text: str) -> str:
-    """A regular expression of RE2 that fits this text alone."""
-    return "".join(
-        one if one.isascii() and (one.isalnum() or one in "-_") else f"\\x{{{ord(one):x}}}" for one in text
-    )
 
 
 def _joined(rows: Sequence[Sequence[Row]], count: int) -> list[Series]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -10,9 +10,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
-from admission.console.agents_usage import AgentAnswer
+from admission.console.agents_usage import AgentsUsage
+from admission.console.card_health import card_health
 from admission.console.cluster_page import ClusterPage, PageSources
 from admission.console.history import ConsoleHistory
+from admission.console.pod_advice import pod_advice
+from admission.console.waste import held_shares
 from admission.console.what_if import Workload, judged_workloads
 from admission.explain.caller_gate import CallerGate, documented, said
 from admission.explain.explain_api import ExplainSources
@@ -35,7 +38,7 @@ _MANIFESTS: Final[dict[str, Any]] = {
 def console_routes(
     knowledge: ExplainSources,
     gate: CallerGate,
-    usage: Callable[[], Mapping[str, AgentAnswer]],
+    agents: AgentsUsage,
     history: ConsoleHistory,
     read: Callable[[bytes], Sequence[Workload]],
     stale_seconds: Callable[[], float],
@@ -43,7 +46,7 @@ def console_routes(
 ) -> APIRouter:
     """The routes.
 
-    ``usage``: what agents say, by node; asked for whenever somebody looks. ``history``: what they said
+    ``agents``: what agents say; asked for whenever somebody looks. ``history``: what they said
     before. ``read``: the workloads of a file in YAML or JSON; raises RequestInvalid if it is no manifest.
     ``stale_seconds``: for how long the API server has told nothing of what is shown.
     """
@@ -54,7 +57,7 @@ def console_routes(
             knowledge.cluster.waiting,
             lambda occupant, everywhere: knowledge.explain(occupant, everywhere=everywhere),
             lambda: knowledge.quota.current,
-            usage,
+            agents.look,
             history.ranges,
             stale_seconds,
         ),
@@ -87,6 +90,33 @@ def console_routes(
         def work() -> Response:
             query = HistoryQuery.parse(subject, name, namespace)
             return JSONResponse(history.answer(query, span), headers=_HEADERS)
+
+        return gate.answered(request, namespace, work, heavy=False)
+
+    @router.get("/ui/health", **documented("What happened to the health of a card, as its agent tells it."))
+    def health(request: Request, card: str = "", namespace: str = "") -> Response:
+        def work() -> Response:
+            return JSONResponse(card_health(card, knowledge.snapshot(), agents), headers=_HEADERS)
+
+        return gate.answered(request, namespace, work, heavy=False)
+
+    @router.get(
+        "/ui/advice", **documented("The size advised for the containers of a pod that holds something.")
+    )
+    def advice(request: Request, name: str = "", namespace: str = "") -> Response:
+        def work() -> Response:
+            query = HistoryQuery.parse("pod", name, namespace)
+            known = knowledge.cluster.named(*query.name.partition("/")[::2])
+            found = pod_advice(query.name, known.pod.node if known else "", agents)
+            return JSONResponse(found, headers=_HEADERS)
+
+        return gate.answered(request, namespace, work, heavy=False)
+
+    @router.get("/ui/waste", **documented("Pods that left most of their cores idle in the last hour."))
+    def waste(request: Request, namespace: str = "") -> Response:
+        def work() -> Response:
+            found = history.waste(namespace, lambda: held_shares(knowledge.snapshot()))
+            return JSONResponse(found, headers=_HEADERS)
 
         return gate.answered(request, namespace, work, heavy=False)
 

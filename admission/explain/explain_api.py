@@ -29,21 +29,24 @@ from admission.quota.quota_book import QuotaBook
 from admission.webhook.admit import TEMPLATES
 from admission.webhook.draft import draft_pod
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.whatif.scheduling_constraints import pod_constraints
 
 _PLURALS: Final = {plural.removesuffix("s"): path for (_, plural), path in TEMPLATES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainSources:
-    """What is known here. ``fetch`` asks the API server for a pod that holds and wants nothing."""
+    """What is known here. ``fetch`` asks the API server for a pod's object, for one that holds and wants
+    nothing.
+    """
 
     cluster: ClusterState
     quota: QuotaBook
     judge: FeasibilityJudge
     policy: LeastFragmentation
     terms: ClusterTerms
-    fetch: Callable[[str, str], Pod | None]
+    fetch: Callable[[str, str], Mapping[str, Any] | None]
 
     def snapshot(self) -> Snapshot:
         """As it is. Raises NodeUnready: before the first lists."""
@@ -63,12 +66,17 @@ class ExplainSources:
         )
 
     def find(self, namespace: str, name: str) -> PodView | None:
-        """The pod of that name. Raises NodeUnready: it is not known here and nobody can be asked."""
+        """The pod of that name.
+
+        Raises:
+            NodeUnready: it is not known here and nobody can be asked.
+            RequestInvalid: its object cannot be read.
+        """
         known = self.cluster.named(namespace, name)
         if known is not None:
             return known
-        pod = self.fetch(namespace, name)
-        return None if pod is None else pod_view(pod)
+        obj = self.fetch(namespace, name)
+        return None if obj is None else pod_view(parse_pod(obj), obj)
 
 
 def explain_routes(knowledge: ExplainSources, gate: CallerGate) -> APIRouter:
@@ -176,7 +184,7 @@ def drafted(template: Mapping[str, Any], terms: ClusterTerms, namespace: str, na
     """
     pod = draft_pod(template, terms, trusted=False).pod
     # Not created yet: whatever it says of a node or of an end is not so.
-    return pod_view(
+    view = pod_view(
         replace(
             pod,
             namespace=namespace or pod.namespace,
@@ -186,6 +194,7 @@ def drafted(template: Mapping[str, Any], terms: ClusterTerms, namespace: str, na
             deleting=False,
         )
     )
+    return replace(view, constraints=pod_constraints(template.get("spec")))
 
 
 def _simulated(body: bytes, knowledge: ExplainSources) -> Response:

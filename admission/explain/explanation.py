@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Final
 
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
-from admission.explain.remedies import Remedy, WaitingPod, cheapest_remedy
+from admission.explain.remedies import JudgedNode, Remedy, WaitingPod, cheapest_remedy
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
 from admission.extender.refusal_lines import describe, refusal, why
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
@@ -25,13 +26,16 @@ from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
+from gpu_manager.domain.whatif.scheduling_constraints import shown_bars
 
 SHOWN_NODES: Final = 200  # in full; the rest is counted
 FITS: Final = "fits"
+BARRED: Final = "barred"
 _FITS: Final = "fits: "  # before what it would get
 _WORDS: Final = {
     FITS: ("would take it", "would take it"),
     Unfit.ROOM.value: ("has no room now", "have no room now"),
+    BARRED: ("keeps it off", "keep it off"),
     Unfit.NEVER.value: ("could not hold it even if empty", "could not hold it even if empty"),
     Unfit.QUOTA.value: ("is closed to it by quota", "are closed to it by quota"),
     Unfit.REFUSED.value: ("refused this amount a moment ago", "refused this amount a moment ago"),
@@ -51,9 +55,10 @@ class CardLine:
 
 @dataclass(frozen=True, slots=True)
 class NodeLine:
-    """One node. ``outcome`` is ``fits`` or the word of :class:`No`; ``line`` says it in full.
+    """One node. ``outcome`` is ``fits``, ``barred`` or the word of :class:`Unfit`; ``line`` says it in full.
 
-    ``victims`` are the pods whose eviction would make room, empty if there are none such.
+    ``barred`` is why kube-scheduler would not consider the node (a cordon, a taint, a label), empty if it
+    would. ``victims`` are the pods whose eviction would make room, empty if there are none such.
     """
 
     node: str
@@ -61,6 +66,7 @@ class NodeLine:
     line: str
     cards: tuple[CardLine, ...] = ()
     victims: tuple[str, ...] = ()
+    barred: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +113,7 @@ def explain(
             pod.key, "", f"never runs: {text}", "Change the pod as said", {Unfit.NEVER.value: total}, total
         )
     if not request.containers and (gpus := gpus_of(pod)) and not pod.node:
-        line, room = explain_gpus(gpus, ((view.node, view.ledger) for view in snapshot.nodes.values()))
-        counts = {name: n for name, n in ((FITS, room), (Unfit.ROOM.value, total - room)) if n}
-        return Explanation(pod.key, "", line[:LINE_LIMIT], "", counts, total)
+        return _lent(occupant, gpus, snapshot)
     if not request.containers:
         return Explanation(
             pod.key, "", "asks for no part of a card: any node will do", "", {FITS: total}, total
@@ -120,15 +124,16 @@ def explain(
         return _placed(occupant, request, snapshot, lines)
     case = WaitingPod(occupant, request, snapshot, mine, judge, None if everywhere else pod.namespace)
     question = case.ask(request)
-    found = [(view, question.on(view)) for _, view in sorted(snapshot.nodes.items())]
-    counts = Counter(_outcome(fit) for _, fit in found)
-    found.sort(key=lambda pair: (_ORDER.index(_outcome(pair[1])), pair[0].name))
-    nodes = tuple(_node(case, question, view, fit) for view, fit in found[:SHOWN_NODES])
+    found = [_judged(view, question.on(view), occupant) for view in snapshot.nodes.values()]
+    found.sort(key=lambda one: (_ORDER.index(one.outcome), one.view.name))
+    counts = Counter(one.outcome for one in found)
+    nodes = tuple(_node(case, question, one) for one in found[:SHOWN_NODES])
     change = None if counts[FITS] else cheapest_remedy(case, question, found)
+    barred = {one.view.name: one.bars for one in found if one.outcome == BARRED}
     return Explanation(
         pod=pod.key,
         asks=describe(request),
-        line=_line(pod, counts, total, change, nodes),
+        line=_line(pod, counts, total, change, nodes, barred),
         change=change.text if change else "",
         counts=dict(counts),
         total=total,
@@ -138,11 +143,44 @@ def explain(
     )
 
 
-_ORDER = [FITS, Unfit.ROOM.value, Unfit.REFUSED.value, Unfit.QUOTA.value, Unfit.NEVER.value, Unfit.NODE.value]
+_ORDER = [
+    FITS,
+    Unfit.ROOM.value,
+    Unfit.REFUSED.value,
+    Unfit.QUOTA.value,
+    BARRED,
+    Unfit.NEVER.value,
+    Unfit.NODE.value,
+]
 
 
-def _outcome(found: Fit | Unfit) -> str:
-    return FITS if isinstance(found, Fit) else found.value
+def _judged(view: NodeView, fit: Fit | Unfit, occupant: PodView) -> JudgedNode:
+    bars = view.constraints.bars(occupant.constraints)
+    if bars and (isinstance(fit, Fit) or not fit.lasting):
+        return JudgedNode(view, fit, bars, BARRED)
+    return JudgedNode(view, fit, bars, FITS if isinstance(fit, Fit) else fit.value)
+
+
+def _lent(occupant: PodView, gpus: Fraction, snapshot: Snapshot) -> Explanation:
+    """One that asks for whole cards under NVIDIA's name."""
+    barred = {
+        v.name: bars for v in snapshot.nodes.values() if (bars := v.constraints.bars(occupant.constraints))
+    }
+    nodes = [view for name, view in snapshot.nodes.items() if name not in barred]
+    line, room = explain_gpus(gpus, ((view.node, view.ledger) for view in nodes))
+    counts = {FITS: room, Unfit.ROOM.value: len(nodes) - room, BARRED: len(barred)}
+    return Explanation(
+        occupant.pod.key,
+        "",
+        f"{line}{_not_counted(barred)}"[:LINE_LIMIT],
+        "",
+        {name: n for name, n in counts.items() if n},
+        len(snapshot.nodes),
+    )
+
+
+def _not_counted(barred: Mapping[str, str]) -> str:
+    return f". Not counted: {shown_bars(barred)}" if barred else ""
 
 
 def _placed(
@@ -179,7 +217,11 @@ def _counts_of_bound(pod: Pod, snapshot: Snapshot) -> dict[str, int]:
     return {"bound": 1, "not asked": total - 1} if pod.node in snapshot.nodes else {"not asked": total}
 
 
-def _node(case: WaitingPod, question: FeasibilityCheck, view: NodeView, fit: Fit | Unfit) -> NodeLine:
+def _node(case: WaitingPod, question: FeasibilityCheck, one: JudgedNode) -> NodeLine:
+    view, fit, bars, outcome = one
+    if outcome == BARRED:
+        room = "has room for it, but " if isinstance(fit, Fit) else ""
+        return NodeLine(printable(view.name), BARRED, f"{room}{bars}", barred=bars)
     cards, ledger = view.node.cards, question.ledger(view)
     free = {s.card.uuid: ledger.free(s.card.uuid).peak(ZERO) for s in cards}
     if isinstance(fit, Fit):
@@ -201,11 +243,16 @@ def _node(case: WaitingPod, question: FeasibilityCheck, view: NodeView, fit: Fit
         for seen, reason in (refused.cards if refused else ())
     )
     victims = case.names(view, case.leaving(question, view)) if fit is Unfit.ROOM else ()
-    return NodeLine(printable(view.name), fit.value, why(question, view), lines, victims)
+    return NodeLine(printable(view.name), fit.value, why(question, view), lines, victims, bars)
 
 
 def _line(
-    pod: Pod, counts: Counter[str], total: int, change: Remedy | None, nodes: Sequence[NodeLine]
+    pod: Pod,
+    counts: Counter[str],
+    total: int,
+    change: Remedy | None,
+    nodes: Sequence[NodeLine],
+    barred: Mapping[str, str],
 ) -> str:
     if not total:
         return "waits: the cluster has no node with cards"
@@ -213,8 +260,14 @@ def _line(
         first = next(n for n in nodes if n.outcome == FITS)
         scheduler = pod.scheduler if pod.phase else None  # a draft has no phase
         where = first.line.removeprefix(_FITS)
-        return explain_room(counts[FITS], total, first.node, where, scheduler)
-    parts = (f"{counts[word]} {_WORDS[word][counts[word] > 1]}" for word in _ORDER if counts[word])
+        room = explain_room(counts[FITS], total, first.node, where, scheduler)
+        return f"{room}{_not_counted(barred)}"[:LINE_LIMIT]
+    parts = [
+        f"{counts[word]} {_WORDS[word][counts[word] > 1]}"
+        + (f" ({shown_bars(barred)})" if word == BARRED else "")
+        for word in _ORDER
+        if counts[word]
+    ]
     cure = f". Smallest change: {change.text}" if change else ". No change of its amounts helps"
     return f"waits: of {_nodes(total)}, {', '.join(parts)}{cure}"[:LINE_LIMIT]
 

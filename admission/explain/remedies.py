@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Final
+from typing import Final, NamedTuple
 
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
@@ -29,8 +29,21 @@ from gpu_manager.domain.rules.request import PodRequest, Request
 _ALLOW_MORE: Final = Fraction(
     1, 4
 )  # giving up a wish for a model or a card weighs as a quarter of the amount
+_LET_IN: Final = Fraction(1, 2)  # so does a word of whoever runs the nodes
 _OTHERS: Final = Fraction(1)  # others' loss: said only where nothing of the pod's own helps
 _MOST_KINDS: Final = 500  # unlike nodes for which a change is sought
+
+
+class JudgedNode(NamedTuple):
+    """One node: where the pod would lie there, or why it cannot; what else keeps it off, empty if nothing;
+    and the word for both.
+    """
+
+    view: NodeView
+    fit: Fit | Unfit
+    bars: str
+    outcome: str
+
 
 Found = Sequence[tuple[NodeView, Fit | Unfit]]
 
@@ -75,10 +88,12 @@ class Remedy:
     nearest: PodRequest | None = None
 
 
-def cheapest_remedy(case: WaitingPod, question: FeasibilityCheck, found: Found) -> Remedy | None:
+def cheapest_remedy(
+    case: WaitingPod, question: FeasibilityCheck, judged: Sequence[JudgedNode]
+) -> Remedy | None:
     """The cheapest change of the pod that lets it run now, proved by judging it; else who must go."""
-    found = _unlike(found)
-    own = [*_allow_more(case, found), *_ask_less(case, question, found)]
+    found = _unlike([(one.view, one.fit) for one in judged if not one.bars])
+    own = [*_allow_more(case, found), *_ask_less(case, question, found), *_let_in(judged)]
     if own:
         return min(own, key=lambda cure: (cure.cost, cure.text))
     return _by_others(case, question, found) or _fewer_cards(case, found)
@@ -88,6 +103,15 @@ def _unlike(found: Found) -> Found:
     """One of each kind of node, bounded: what helps on one helps on all alike."""
     kinds = {(view.node.pool, view.problem, view.state, no): (view, no) for view, no in reversed(found)}
     return list(reversed(kinds.values()))[:_MOST_KINDS]
+
+
+def _let_in(judged: Sequence[JudgedNode]) -> Iterator[Remedy]:
+    """The first node with room that something written on it keeps the pod off."""
+    for view, fit, bars, _ in judged:
+        if bars and isinstance(fit, Fit):
+            text = f"open node {printable(view.name)} to it: it has room, but {bars}"
+            yield Remedy(_LET_IN, text[:LINE_LIMIT])
+            return
 
 
 def _by_others(case: WaitingPod, question: FeasibilityCheck, found: Found) -> Remedy | None:
@@ -114,7 +138,7 @@ def _fewer_cards(case: WaitingPod, found: Found) -> Remedy | None:
         if 0 < most < one.request.cards:
             less = Request(most * CORES_PER_CARD, 0)
             change = f"ask {less} instead of {one.request} for {quoted(one.name)}"
-            text = f"{change}, as no node has more, and wait for them"
+            text = f"{change}, as no node that it may go to has more, and wait for them"
             return Remedy(1 - Fraction(most, one.request.cards), text[:LINE_LIMIT])
     return None
 

@@ -1,7 +1,7 @@
 """``POST /simulate``: a list of pods to come, and where the extender would send each of them. Data only, no
 HTTP.
 
-Whoever asks says which nodes the cluster's scheduler leaves to the extender: it watches no taints, and of a
+Whoever asks says which nodes the cluster's scheduler leaves to the extender: it judges no taints, and of a
 node's host only the CPU.
 """
 

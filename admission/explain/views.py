@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from admission.cluster.snapshot import Snapshot
-from admission.explain.explanation import FITS, Explanation
+from admission.explain.explanation import BARRED, FITS, Explanation
 from admission.extender.feasibility import Unfit
 from gpu_manager.domain.cluster.quota import Quota, cards
 from gpu_manager.domain.errors import printable
@@ -18,7 +18,8 @@ def as_text(explanation: Explanation) -> str:
     lines = [f"pod {printable(explanation.pod)}{asks}", explanation.line]
     lines += [f"quota: {words}" for words in explanation.quota]
     for node in explanation.nodes:
-        lines.append(f"{node.node}: {node.line if not node.cards else _WORDS_ONE[node.outcome]}")
+        kept_off = f", and {node.barred}" if node.cards and node.barred else ""
+        lines.append(f"{node.node}: {_WORDS_ONE[node.outcome] if node.cards else node.line}{kept_off}")
         lines += [f"  card {c.index} ({c.uuid}): {c.reason}" for c in node.cards]
         if node.victims:
             lines.append(f"  would have room without: {', '.join(node.victims)}")
@@ -35,6 +36,7 @@ _WORDS_ONE: Final = {
     Unfit.QUOTA.value: "closed by quota",
     Unfit.REFUSED.value: "refused this amount a moment ago",
     Unfit.NODE.value: "no cards for it",
+    BARRED: "kept off",
 }
 
 
@@ -54,6 +56,7 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
                 "outcome": node.outcome,
                 "line": node.line,
                 "victims": list(node.victims),
+                "barred": node.barred,
                 "cards": [
                     {
                         "index": c.index,

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Final
 
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
@@ -54,6 +55,10 @@ class Fit:
     charge: tuple[tuple[str, Amount], ...]
 
 
+SOMEWHERE: Final = Fit((), (), ())
+"""The pod fits; where it would lie was not worked out."""
+
+
 @dataclass(slots=True)
 class RequestAnswers:
     """One distinct request, and what was found for it: by node state, and by hardware for an empty node."""
@@ -68,7 +73,7 @@ class RequestAnswers:
     @property
     def size(self) -> int:
         """What its answers take, counted in those for a pod of a few containers."""
-        return len(self.found) * (1 + len(self.request.containers) // 8)
+        return len(self.found) * (1 + len(self.request.containers) // 8) + len(self.said) // 8
 
     def clear(self) -> None:
         """Forget the states of nodes, most of them long gone."""
@@ -118,7 +123,8 @@ class FeasibilityCheck:
 
     ``used`` is what its namespace holds without it, by model of card; ``own`` the node on which it is counted
     already, None if on none. ``on_state`` has the answers so far by :attr:`NodeView.state`, for nodes of
-    which nothing else matters; ``alike`` is False where that is none, for the pod names cards or pools.
+    which nothing else matters, :data:`SOMEWHERE` among them; ``alike`` is False where there is no such
+    node, for the pod names cards or pools.
     """
 
     def __init__(
@@ -151,7 +157,7 @@ class FeasibilityCheck:
         if not self.is_like_others(view):
             return self._judge(view)
         found = self.on_state.get(view.state)
-        if found is None:
+        if found is None or found is SOMEWHERE:
             found = self.on_state[view.state] = self._judge(view)
         return found
 

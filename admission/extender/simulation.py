@@ -51,8 +51,9 @@ class ExtenderSimulation:
         quota = self._quota.of(pod.pod.namespace) if self._quota else None
         check = self._judge.ask(pod, request, snapshot, quota)
         names = sorted(snapshot.nodes.keys() & set(nodes))
-        verdicts = judge_nodes(check, [snapshot.nodes[name] for name in names])
-        fitting = candidates(check, verdicts, most_priced(len(snapshot.nodes)))
+        views = [snapshot.nodes[name] for name in names]
+        verdicts = judge_nodes(check, views)
+        fitting = candidates(check, views, verdicts, most_priced(len(snapshot.nodes)))
         costs = self._policy.costs(request, list(fitting.values()))
         priced = {kind: cost for kind, cost in zip(fitting, costs, strict=True) if cost is not None}
         if not priced:

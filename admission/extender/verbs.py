@@ -152,27 +152,19 @@ class Extender:
             return Reply(filter_answer(args, (), {}, dict.fromkeys(args.names, str(error)[:LINE_LIMIT])))
         views = self._views(args, snapshot)
         verdicts = judge_nodes(question, views, self._deadline(question.request))
-        refused = verdicts.refused()
-        fits = verdicts.found.keys() - refused.keys()
-        among = list(map(fits.__contains__, verdicts.kinds))
-        fitting = list(compress(args.names, among))
-        if not fitting and any(found is Unfit.LATE for _, found in verdicts.found.values()):
+        fits = verdicts.fitting()
+        fitting = list(compress(args.names, fits))
+        if not fitting and Unfit.LATE in verdicts.answers:
             return self._filter_error(LATE)  # an error is tried again soon, and what was judged is remembered
-        left_out = map(refused.__contains__, verdicts.kinds)
-        nodes = list(compress(zip(args.names, views, verdicts.kinds, strict=True), left_out))
         # Where a node takes the pod kube-scheduler drops the reasons: one in full shows what they are.
-        failed, lasting = reasons(question, refused, nodes, full=1 if fitting else FULL_LINES)
+        failed, lasting = reasons(question, args.names, views, verdicts, full=1 if fitting else FULL_LINES)
         self._binder.offers.remember(occupant.uid, fitting)
-        if len(fitting) == 1:  # then kube-scheduler does not ask for priorities
-            view, found = verdicts.found[fits.pop()]
-            if view is not None:
-                self._expect(question, occupant, view, found or question.on(view))
+        taking = list(compress(views, fits))
+        if len(fitting) == 1 and taking[0] is not None:  # then kube-scheduler does not ask for priorities
+            self._expect(question, occupant, taking[0], question.on(taking[0]))
         elif fitting:  # what it asks next
-            kept = Verdicts(
-                list(compress(verdicts.kinds, among)), {kind: verdicts.found[kind] for kind in fits}
-            )
             self._filtered = _Filtered(
-                occupant, snapshot, self._quota.current, tuple(fitting), list(compress(views, among)), kept
+                occupant, snapshot, self._quota.current, tuple(fitting), taking, verdicts.among(fits)
             )
         self._count("filtered", "fits" if fitting else "refused")
         if not fitting:
@@ -196,7 +188,7 @@ class Extender:
         else:
             views = self._views(args, snapshot)
             verdicts = judge_nodes(question, views, self._deadline(question.request))
-        chosen = candidates(question, verdicts, most_priced(len(snapshot.nodes)))
+        chosen = candidates(question, views, verdicts, most_priced(len(snapshot.nodes)))
         costs = self._policy.costs(question.request, list(chosen.values()))
         by_kind = {k: cost for k, cost in zip(chosen, costs, strict=True) if cost is not None}
         given = scores(args.names, verdicts.kinds, by_kind)
@@ -257,8 +249,9 @@ class Extender:
             return False
         quota = self._quota.current
         namespace = quota.of(occupant.pod.namespace) if quota else None
+        views = [view for view in views if not view.constraints.bars(occupant.constraints)]
         verdicts = judge_nodes(self._judge.ask(occupant, request, snapshot, namespace), views)
-        return any(not isinstance(found, Unfit) for _, found in verdicts.found.values())
+        return any(verdicts.fitting())
 
     def _deadline(self, request: PodRequest) -> Callable[[], bool]:
         """Whether the question that begins now has taken too long; one container never does."""

@@ -16,6 +16,7 @@ from admission.webhook.admission_review import ALLOWED, Review, ReviewVerdict
 from admission.webhook.draft import Draft, draft_pod, ephemeral_faults, is_mirror, read_pod
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.resize.judgement import check_resize
 from gpu_manager.domain.rules.legal_values import check_guarded, check_pod, guarded_keys, warn_pod
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
@@ -163,7 +164,12 @@ def _judge_change(review: Review, terms: ClusterTerms) -> ReviewVerdict:
 
 
 def _faults(obj: Mapping[str, Any], terms: ClusterTerms) -> tuple[Violation, ...]:
-    return (*check_pod(read_pod(obj), terms.unit, terms.minimum_cores), *ephemeral_faults(obj))
+    pod = read_pod(obj)
+    return (
+        *check_pod(pod, terms.unit, terms.minimum_cores),
+        *check_resize(pod, terms.unit, terms.minimum_cores),
+        *ephemeral_faults(obj),
+    )
 
 
 def _faults_or_none(obj: Mapping[str, Any], terms: ClusterTerms) -> tuple[Violation, ...] | None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from admission.config import ClusterTerms
 from admission.webhook.admission_review import Operation, Review, pointer
-from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
+from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA, RESIZE
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import MIRROR, Container, Pod, parse_pod
 from gpu_manager.domain.resources import format_bytes, format_number
@@ -60,6 +60,9 @@ def draft_pod(obj: Mapping[str, Any], terms: ClusterTerms, *, trusted: bool) -> 
     if not trusted:
         guarded = frozenset(guarded_keys(pod.annotations))
         changes += [violation(Rule.ANNOTATION_REMOVED, "", k, "") for k in pod.annotations if k in guarded]
+        if RESIZE in pod.annotations:
+            changes.append(violation(Rule.RESIZE_AT_CREATION, "", RESIZE, ""))
+            guarded |= {RESIZE}
         pod = replace(pod, annotations={k: v for k, v in pod.annotations.items() if k not in guarded})
         if len(guarded) > _MOST_REMOVALS:
             patch.append(Operation("replace", pointer("metadata", "annotations"), dict(pod.annotations)))

@@ -262,8 +262,7 @@ def _wish(rule: Rule, key: str, legal: str, figures: Mapping[str, str]) -> Polic
     return PolicyCheck(rule, f"{absent} || {unchanged} || ({legal})", _says(rule, {**value, **figures}))
 
 
-_KEYS: Final = [contract.ALLOCATION, contract.PREDICATE_NODE, contract.PREDICATE_TIME, contract.ASSIGNED]
-_IS_GUARDED: Final = f"(k in {_KEYS} || k.startsWith('{contract.PREDICATE_INDEX}'))"
+_IS_GUARDED: Final = f"(k in {list(contract.GUARDED)} || k.startsWith('{contract.PREDICATE_INDEX}'))"
 GUARDED_VARIABLES: Final = {
     "now": f"{_ANNOTATED} ? object.metadata.annotations : {{}}",
     "before": "request.operation == 'UPDATE' && has(oldObject.metadata.annotations) "

@@ -6,6 +6,7 @@ means, the replay is wrong and says so in place of a figure. Popularity comes fr
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import statistics
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.placement import departures, fractions, topology, wire
+from bench.placement import departures, fractions, topology, waits, wire
 from bench.placement.ours import Ours
 from bench.placement.replay import replay, stock_of
 from bench.placement.study import KIN, ROOT, SEEDS, Job, Result, Study, load, pending, valid
@@ -26,6 +27,7 @@ from gpu_manager.domain.topology import Topology
 
 PUBLISHED: Final = {"FGD": (95.23, 95.39), "BestFit": (92.86, 93.08)}  # allocation at 100 and 130 %
 _NEAR: Final = 0.5
+_CALL_SECONDS: Final = 300.0  # of a part that goes on where the last call ended
 _BARS: Final = {
     "openb_default_100": "≥ 95.95",
     "openb_default_130": "≥ 96.02",
@@ -40,6 +42,8 @@ _BARS: Final = {
     "frag_default_80": "≤ 5.5",
     "frag_default_100": "≤ 4.2",
     "restart_rejected_points": "≤ 0.1",
+    "departures_waiting_points": "≤ 0",
+    "departures_waiting_upper": "≤ 0.2",
     "decision_p50_ms": "≤ 1",
     "decision_p99_ms": "≤ 5",
     "topology_single": "≥ 1",
@@ -52,6 +56,8 @@ _UNITS: Final = {
     "fractions_nodes_ratio": "ratio",
     "fractions_nodes_spread": "nodes",
     "restart_rejected_points": "points",
+    "departures_waiting_points": "points",
+    "departures_waiting_upper": "points",
     "decision_p50_ms": "ms",
     "decision_p99_ms": "ms",
     "topology_single": "ratio",
@@ -75,6 +81,7 @@ _STARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "fractions": ("fractions_",),
     "kin": ("kin_",),
     "restart": ("restart_",),
+    "departures": ("departures_",),
     "decisions": ("decision_",),
     "links": ("topology_",),
     "sets": ("best_set_",),
@@ -281,11 +288,42 @@ def _restart(row: _Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
     )
 
 
+def _departures(row: _Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
+    """The cells measured so far: with ``full`` five minutes a call, kept in the repository."""
+    study, wanted = Study(trace), waits.cells(full=row.full)
+    if row.full:
+        ends = time.monotonic() + _CALL_SECONDS
+        runs = waits.measured(study, wanted, lambda: time.monotonic() < ends)
+    else:
+        runs = [waits.measure(study, wait) for wait in wanted]
+    found = waits.leads(runs)
+    if not found:
+        why = f"{len(runs)} of {len(wanted)} runs are kept, of no cell those of all policies"
+        yield from row.missing("departures_", note=why)
+        return
+    whole = len({wait.cell for wait in wanted})
+    row.full = len(runs) == len(wanted) and row.full
+    for name, worst in (
+        ("departures_waiting_points", max(found, key=lambda lead: lead.mean)),
+        ("departures_waiting_upper", max(found, key=lambda lead: lead.upper)),
+    ):
+        cell = worst.cell
+        note = (
+            f"of the cluster's GPUs, demand that waits under ours minus under the better of FGD and Best-Fit;"
+            f" worst of {len(found)} of {whole} cells: load {cell.load:g}, {cell.law} lifetimes, patience"
+            f" {cell.patience}, one node of {cell.part}, {worst.seeds} seeds;"
+            f" {len(runs)} of {len(wanted)} runs"
+        )
+        figure = worst.mean if name.endswith("points") else worst.upper
+        yield row(name, figure if math.isfinite(figure) else None, note)
+
+
 _OPENB: Final[Mapping[str, Callable[[_Rows, _Figures, Trace], Iterator[Row]]]] = {
     "default": _default_trace,
     "wire": _wire,
     "kin": _kin_traces,
     "restart": _restart,
+    "departures": _departures,
     "decisions": _decisions,
 }
 

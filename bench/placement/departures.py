@@ -1,16 +1,17 @@
 """Pods that come, wait, run and leave: how much GPU demand waits on average.
 
 Arrivals are a Poisson stream of pods drawn from the trace; a pod runs as long as it did in the trace, an hour
-at most, so that a run lasts many lifetimes. One that finds no room waits; whenever something leaves a node,
-those that wait are tried there in the order of their arrival, and whoever has waited an hour gives up (else
-pods of eight GPUs would pile up for ever, whatever the policy). The first half of the arrivals fills the
-cluster and is not measured.
+at most, so that a run lasts many lifetimes, or as another law of the same mean says. One that finds no room
+waits; whenever something leaves a node, those that wait are tried there in the order of their arrival, and
+whoever has waited for long enough gives up. The first half of the arrivals fills the cluster and is not
+measured.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
+import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ LONGEST: Final = 3600  # seconds
 PATIENCE: Final = 3600  # seconds
 LOADS: Final = (0.9, 0.95)  # of the cluster's GPUs, if no pod had to wait
 PODS: Final = 8000
-_PART: Final = 16  # every sixteenth node
+PART: Final = 16  # every sixteenth node
+LAWS: Final = ("trace", "exponential", "bimodal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +41,42 @@ class Coming:
     runs: float
 
 
-def stream(trace: Trace, seed: int, load: float) -> tuple[list[Node], list[Coming]]:
-    """A part of the nodes, and pods for it."""
-    nodes = list(trace.nodes[::_PART])
+def stream(
+    trace: Trace, seed: int, load: float, law: str = "trace", part: int = PART
+) -> tuple[list[Node], list[Coming]]:
+    """Every ``part``-th node, and pods for them, as many a card whatever the part. ``law`` is of
+    :data:`LAWS`.
+    """
+    nodes = list(trace.nodes[::part])
     capacity = CORES_PER_CARD * sum(node.cards for node in nodes)
-    runs = {pod.name: min(LONGEST, max(1, pod.gone - pod.born)) for pod in trace.pods}
+    mean = lifetime(trace)
+    runs = {pod.name: _runs(pod) if law == "trace" else mean for pod in trace.pods}
     work = sum(pod.cores * runs[pod.name] for pod in trace.pods) / len(trace.pods)
-    chance = random.Random(f"departures {seed}")
+    chance, lives = random.Random(f"departures {seed}"), random.Random(f"{law} {seed}")
     gap, now, coming = work / (load * capacity), 0.0, list[Coming]()
-    for _ in range(PODS):
+    for _ in range(PODS * PART // part):
         pod = chance.choice(trace.pods)
         now += chance.expovariate(1 / gap)
-        coming.append(Coming(pod, now, runs[pod.name]))
+        coming.append(Coming(pod, now, runs[pod.name] if law == "trace" else _drawn(law, mean, lives)))
     return nodes, coming
+
+
+def lifetime(trace: Trace) -> float:
+    """The mean time that a pod runs, in seconds."""
+    return statistics.mean(map(_runs, trace.pods))
+
+
+def _runs(pod: Pod) -> int:
+    return min(LONGEST, max(1, pod.gone - pod.born))
+
+
+def _drawn(law: str, mean: float, chance: random.Random) -> float:
+    """A lifetime. ``bimodal``: nine of ten pods run a third of the mean on average, one seven times the
+    mean.
+    """
+    if law == "bimodal":
+        mean *= 7 if chance.random() < 0.1 else 1 / 3
+    return chance.expovariate(1 / mean)
 
 
 class _Cards:
@@ -89,9 +114,11 @@ class Outcome(NamedTuple):
     rejected: float
 
 
-def waiting_demand(nodes: Sequence[Node], coming: Sequence[Coming], policy: Policy) -> float:
+def waiting_demand(
+    nodes: Sequence[Node], coming: Sequence[Coming], policy: Policy, patience: float = PATIENCE
+) -> float:
     """Percent of the cluster's GPUs that wait, averaged over the time of the later half of the arrivals."""
-    return run(nodes, coming, policy).waiting
+    return run(nodes, coming, policy, patience=patience).waiting
 
 
 def run(
@@ -99,8 +126,9 @@ def run(
     coming: Sequence[Coming],
     policy: Policy,
     halfway: Callable[[Sequence[Coming]], None] = lambda _running: None,
+    patience: float = PATIENCE,
 ) -> Outcome:
-    """One run. ``halfway`` gets the pods that run when the measured half begins."""
+    """One run. ``halfway`` gets the pods that run when the measured half begins; ``patience`` in seconds."""
     world = World(nodes, policy)
     cards = _Cards(world, len(nodes))
     waiting: list[Coming] = []
@@ -131,7 +159,7 @@ def run(
         cards.leave(gone.pod, at, taken)
         still: list[Coming] = []
         for each in waiting:  # only this node has changed, so only what fits here can start
-            patient = now - each.at <= PATIENCE
+            patient = now - each.at <= patience
             if not patient or (fits(each.pod.shape, world.room(at)) and start(each, now)):
                 demand -= each.pod.cores
                 gave_up += 0 if patient or each.at < begin else each.pod.cores

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from bench.placement import waits
-from bench.placement.departures import LOADS
 from bench.placement.plot import PICTURE, draw
 from bench.placement.study import ABLATION, BASELINES, KIN, ROOT, SECOND, SEEDS, THREE, Result, load
 
@@ -128,7 +127,10 @@ def second(runs: Runs) -> list[str]:
 
 def departures(kept: Sequence[Result]) -> list[str]:
     """Who waits where pods leave, seed by seed that all three have."""
-    found = {(run["seed"], run["policy"]): float(run["waiting"]) for run in kept if run["load"] == LOADS[0]}
+    cell = waits.plan()[0].cell
+    found = {
+        (run["seed"], run["policy"]): float(run["waiting"]) for run in kept if waits.Wait.of(run).cell == cell
+    }
     seeds = [seed for seed in SEEDS if all((seed, policy) in found for policy in THREE)]
     if not seeds:
         return ["Not run yet."]

@@ -1,37 +1,65 @@
-"""The kept runs of pods that leave: how much demand waited, by load, seed and policy."""
+"""The kept runs of pods that leave: how much demand waited under a policy, for each cluster and stream of
+pods.
+
+The runs of :func:`plan` are those of the docs' table; those of :func:`cells` say where another policy is
+better than ours. All of the latter take days of processor time: a call measures for five minutes.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Final
 
-from bench.placement.departures import LOADS, stream, waiting_demand
-from bench.placement.study import RESULTS, SEEDS, THREE, Job, Result, Study, fingerprint, repeated, standing
+from bench.placement.departures import LAWS, LOADS, PART, PATIENCE, lifetime, stream, waiting_demand
+from bench.placement.study import (
+    RESULTS,
+    SEEDS,
+    THREE,
+    Job,
+    Repeated,
+    Result,
+    Study,
+    fingerprint,
+    repeated,
+    standing,
+)
 
 KEPT: Final = RESULTS.with_name("departures.json")
 _ABOUT: Final = (
     "Runs of pods that come, wait and leave, by python -m bench.placement --plan. waiting: percent of the"
     " cluster's GPUs that were asked for and waiting, averaged over time. load: of the cluster's GPUs, if no"
-    " pod had to wait. bench/placement/departures.py says the rest. Runs of commit ef0469e were kept to"
+    " pod had to wait; law of their lifetimes; patience of a pod; part: one node of so many."
+    " bench/placement/departures.py says the rest. Runs of commit ef0469e were kept to"
     " one decimal."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One run."""
+    """One run. ``patience`` is of :data:`PATIENCES`."""
 
     load: float
     seed: int
     policy: str
+    law: str = LAWS[0]
+    patience: str = "an hour"
+    part: int = PART
+
+    @classmethod
+    def of(cls, run: Result) -> Wait:
+        """The one whose result this is."""
+        return cls(**{field.name: run[field.name] for field in fields(cls) if field.name in run})
 
     @property
-    def key(self) -> tuple[float, int, str]:
-        """What tells runs apart."""
-        return self.load, self.seed, self.policy
+    def cell(self) -> Wait:
+        """The same for all seeds and policies."""
+        return replace(self, seed=0, policy="")
 
 
 def plan() -> list[Wait]:
@@ -39,17 +67,81 @@ def plan() -> list[Wait]:
     return [Wait(LOADS[0], seed, policy) for seed in SEEDS for policy in THREE]
 
 
+def cells(*, full: bool) -> list[Wait]:
+    """Every run of the cells, a seed of all of them first; without ``full`` two cells of one seed."""
+    cross = product(
+        SEEDS if full else SEEDS[:1],
+        (16, 8, 4) if full else (PART,),
+        (0.90, 0.80, 0.98, 0.85, 0.95) if full else LOADS[:1],
+        LAWS if full else LAWS[1:2],
+        ("a lifetime", "endless"),
+        THREE,
+    )
+    return [
+        Wait(load, seed, policy, law, patience, part) for seed, part, load, law, patience, policy in cross
+    ]
+
+
 def measure(study: Study, wait: Wait) -> Result:
     """The figure, with the fingerprint of the code behind it."""
-    nodes, coming = stream(study.trace("default"), wait.seed, wait.load)
-    waits = waiting_demand(nodes, coming, study.policy(Job("default", wait.policy, wait.seed)))
-    return {
-        "load": wait.load,
-        "seed": wait.seed,
-        "policy": wait.policy,
-        "waiting": round(waits, 4),
-        "code": code(wait.policy),
-    }
+    trace = study.trace("default")
+    nodes, coming = stream(trace, wait.seed, wait.load, wait.law, wait.part)
+    patience = {"an hour": PATIENCE, "a lifetime": lifetime(trace), "endless": math.inf}[wait.patience]
+    waits = waiting_demand(nodes, coming, study.policy(Job("default", wait.policy, wait.seed)), patience)
+    return {**asdict(wait), "waiting": round(waits, 4), "code": code(wait.policy)}
+
+
+def measured(
+    study: Study, waits: Sequence[Wait], goes_on: Callable[[], bool], path: Path = KEPT
+) -> list[Result]:
+    """Those of the results that are kept, and those measured and kept now while it ``goes_on``."""
+    kept = load(path)
+    for wait in pending(waits, kept):
+        if not goes_on():
+            break
+        kept.append(measure(study, wait))
+        save(kept, path)
+    wanted = set(waits)
+    return [run for run in kept if Wait.of(run) in wanted]
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Demand that waits under ours minus that under the better of the others, in percent of a cluster's GPUs:
+    the mean over seeds, and the upper end of its 95 % interval, infinite for one seed.
+    """
+
+    cell: Wait
+    mean: float
+    upper: float
+    seeds: int
+
+
+# Student's t: 95 % of the distribution lie within so many deviations, by degrees of freedom.
+_T: Final = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+
+
+def leads(runs: Iterable[Result]) -> list[Lead]:
+    """One for each cell with seeds that all policies have, paired by seed."""
+    by_cell: dict[Wait, dict[int, dict[str, float]]] = {}
+    for run in runs:
+        wait = Wait.of(run)
+        by_cell.setdefault(wait.cell, {}).setdefault(wait.seed, {})[wait.policy] = run["waiting"]
+    found: list[Lead] = []
+    for cell, by_seed in by_cell.items():
+        complete = [each for each in by_seed.values() if len(each) == len(THREE)]
+        if complete:
+            found.append(_lead(cell, complete))
+    return found
+
+
+def _lead(cell: Wait, seeds: Sequence[Mapping[str, float]]) -> Lead:
+    ours, *others = THREE
+    better = min(others, key=lambda policy: statistics.mean(each[policy] for each in seeds))
+    more = [each[ours] - each[better] for each in seeds]
+    mean, count = statistics.mean(more), len(more)
+    deviation = statistics.stdev(more) / math.sqrt(count) if count > 1 else math.inf
+    return Lead(cell, mean, mean + _T[min(count, len(_T)) - 1] * deviation, count)
 
 
 def code(policy: str) -> str:
@@ -64,14 +156,32 @@ def load(path: Path = KEPT) -> list[Result]:
     return [run for run in runs if run["code"] in standing(code(run["policy"]), known)]
 
 
+def repeats(study: Study, again: Repeated, path: Path = KEPT) -> tuple[Repeated, list[Result]]:
+    """Measure the first run of each policy of the table again where it is of other code. ``again`` with those
+    added that came out the same, and those that did not.
+    """
+    known, differ = {now: dict(each) for now, each in again.items()}, list[Result]()
+    for run in json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []:
+        wait = Wait.of(run)
+        now = code(wait.policy)
+        if wait not in plan()[: len(THREE)] or run["code"] in standing(now, known):
+            continue
+        if measure(study, wait)["waiting"] != run["waiting"]:
+            differ.append(run)
+            continue
+        words = f"departures {wait.policy} {wait.seed} at load {wait.load:g}"
+        known.setdefault(now, {}).setdefault(run["code"], []).append(words)
+    return known, differ
+
+
 def pending(waits: Iterable[Wait], runs: Sequence[Result]) -> Iterator[Wait]:
     """Those whose result is not there yet."""
-    done = {(run["load"], run["seed"], run["policy"]) for run in runs}
-    return (wait for wait in waits if wait.key not in done)
+    done = set(map(Wait.of, runs))
+    return (wait for wait in waits if wait not in done)
 
 
 def save(runs: Sequence[Result], path: Path = KEPT) -> None:
     """One run a line."""
-    ordered = sorted(runs, key=lambda run: (run["load"], run["seed"], run["policy"]))
+    ordered = sorted(runs, key=lambda run: astuple(Wait.of(run)))
     lines = ",\n".join(json.dumps(run) for run in ordered)
     path.write_text(f'{{"about": {json.dumps(_ABOUT)},\n"runs": [\n{lines}\n]}}\n', encoding="utf-8")

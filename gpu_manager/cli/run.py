@@ -15,8 +15,9 @@ from gpu_manager.config import Config
 from gpu_manager.domain.advice.demand import HOUR
 from gpu_manager.domain.advice.size import AdvicePolicy
 from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, OLD_CHECKPOINT_DIR, PAGES_DIR, STATE_DIR
-from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.resources import DEFAULT_UNIT
+from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.program import KLOG_FLAGS, configure_log, pass_over_old_flags, unit_bytes
 
 log = structlog.get_logger(__name__)
@@ -112,6 +113,10 @@ def command(
     nvidia_resource: Annotated[
         bool, Option(help="Offer whole cards as nvidia.com/gpu too. NVIDIA's plugin must not run here.")
     ] = False,
+    topology_manager_policy: Annotated[
+        str,
+        Option(help="The kubelet's topologyManagerPolicy: none, best-effort, restricted, single-numa-node."),
+    ] = "none",
     device_injection: Annotated[str, Option(help="auto, direct, cdi, nvidia or simulated.")] = "auto",
     host_root: Annotated[Path, Option(help="Where the host's root is mounted in the agent.")] = Path("/"),
     driver_root: Annotated[Path, Option(help="Where the driver is installed on the host.")] = Path("/"),
@@ -165,6 +170,7 @@ def command(
             unit=unit_bytes(memory_unit),
             policy=PagePolicy(context_mib << 20, oversubscribe, fail_open),
             lending=nvidia_resource,
+            numa_policy=_numa_policy(topology_manager_policy),
             injection=known_injection(device_injection),
             host_root=host_root,
             driver_root=driver_root,
@@ -199,6 +205,13 @@ def _xids(flag: str, text: str) -> frozenset[int]:
     if wrong is not None:
         raise RequestInvalid(f"{flag} is {text!r}: {wrong!r} is no XID; use numbers such as 31,43")
     return frozenset(map(int, numbers))
+
+
+def _numa_policy(text: str) -> NumaPolicy:
+    known = {policy.value: policy for policy in NumaPolicy}
+    if text not in known:
+        raise RequestInvalid(f"--topology-manager-policy is {quoted(text)}: one of {', '.join(known)}")
+    return known[text]
 
 
 def known_injection(text: str, simulated: bool = True) -> str:

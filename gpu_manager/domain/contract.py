@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.resources import LARGEST_COUNT, Amount
-from gpu_manager.domain.topology import Link, Topology
+from gpu_manager.domain.topology import Link, NumaPolicy, Topology
 
 # Resources (spec: device plugin API; the names are the predecessor's).
 CORE: Final = "tencent.com/vcuda-core"
@@ -33,12 +33,15 @@ GPU_MODEL: Final = "tencent.com/gpu-model"
 GPU_UUID: Final = "tencent.com/gpu-uuid"
 PLACEMENT: Final = "tencent.com/placement"
 PRELOAD: Final = "tencent.com/vcuda-preload"
+RESIZE: Final = "tencent.com/vcuda-resize"
 # Pod annotations, written (guarded: only the two service accounts may set or change them).
 ALLOCATION: Final = "tencent.com/vcuda-allocation"
 PREDICATE_NODE: Final = "tencent.com/predicate-node"
 PREDICATE_TIME: Final = "tencent.com/predicate-time"
 PREDICATE_INDEX: Final = "tencent.com/predicate-gpu-idx-"
 ASSIGNED: Final = "tencent.com/gpu-assigned"
+RESIZED: Final = "tencent.com/vcuda-resized"
+GUARDED: Final = (ALLOCATION, PREDICATE_NODE, PREDICATE_TIME, ASSIGNED, RESIZED)
 # Written into a pending pod when its namespace's quota changes, so that schedulers requeue it.
 QUOTA_SEEN: Final = "tencent.com/vcuda-quota-seen"
 POD_ANNOTATIONS: Final = (
@@ -47,10 +50,12 @@ POD_ANNOTATIONS: Final = (
     GPU_UUID,
     PLACEMENT,
     PRELOAD,
+    RESIZE,
     ALLOCATION,
     PREDICATE_NODE,
     PREDICATE_TIME,
     ASSIGNED,
+    RESIZED,
     QUOTA_SEEN,
 )
 OUR_PREFIX: Final = "tencent.com/"
@@ -96,9 +101,17 @@ CAPABILITIES_ENV: Final = "NVIDIA_DRIVER_CAPABILITIES"
 # Where Triton, and torch.compile through it, looks for the driver before it asks ldconfig.
 TRITON_ENV: Final = "TRITON_LIBCUDA_PATH"
 CDI_KIND: Final = "tencent.com/vcuda"
+DRA_DRIVER: Final = "vcuda.tencent.com"  # of ResourceSlices, and the domain of their attributes
+# Taints of devices that take no further claims.
+DRA_UNHEALTHY: Final = "vcuda.tencent.com/unhealthy"
+DRA_CORDONED: Final = "vcuda.tencent.com/cordoned"
+DRA_HELD: Final = "vcuda.tencent.com/held"
 
 # Reasons of Events.
 EVENT_ALLOCATED: Final = "VcudaAllocated"
+EVENT_RESIZED: Final = "VcudaResized"
+EVENT_RESIZE_WAITS: Final = "VcudaResizeWaits"
+EVENT_RESIZE_REFUSED: Final = "VcudaResizeRefused"
 EVENT_REFUSED: Final = "VcudaRefused"
 EVENT_START_REFUSED: Final = "VcudaStartRefused"
 EVENT_WITHOUT_DEVICES: Final = "VcudaStranded"
@@ -112,6 +125,9 @@ EVENT_BYPASSED: Final = "GPUBypassed"
 EVENT_QUOTA_UNUSABLE: Final = "GPUQuotaUnusable"
 EVENTS: Final = (
     EVENT_ALLOCATED,
+    EVENT_RESIZED,
+    EVENT_RESIZE_WAITS,
+    EVENT_RESIZE_REFUSED,
     EVENT_REFUSED,
     EVENT_START_REFUSED,
     EVENT_WITHOUT_DEVICES,
@@ -181,7 +197,7 @@ def encode_assignment(assignment: Assignment) -> str:
 
 def decode_assignment(text: str | None) -> Assignment | None:
     """Read :data:`ALLOCATION`; None when absent, of another version or malformed."""
-    data = _json_object(text)
+    data = versioned_json(text)
     if data is None:
         return None
     try:
@@ -232,6 +248,7 @@ class Inventory:
 
 def encode_inventory(inventory: Inventory) -> str:
     """The value of :data:`INVENTORY`."""
+    policy = inventory.topology.numa_policy
     return json.dumps(
         {
             "v": VERSION,
@@ -253,6 +270,7 @@ def encode_inventory(inventory: Inventory) -> str:
                 for s in inventory.cards
             ],
             "links": [[str(link) for link in row] for row in inventory.topology.links],
+            **({"numaPolicy": policy.value} if policy is not NumaPolicy.NONE else {}),
             "refused": [{"cores": a.cores, "memory": a.memory} for a in inventory.refused],
             **({"lingering": [_left(one) for one in inventory.lingering]} if inventory.lingering else {}),
             **({} if inventory.serving else {"serving": False}),
@@ -264,7 +282,7 @@ def encode_inventory(inventory: Inventory) -> str:
 
 def decode_inventory(text: str | None) -> Inventory | None:
     """Read :data:`INVENTORY`; None when absent, of another version or malformed."""
-    data = _json_object(text)
+    data = versioned_json(text)
     if data is None:
         return None
     try:
@@ -276,7 +294,7 @@ def decode_inventory(text: str | None) -> Inventory | None:
         return Inventory(
             unit=unit,
             cards=cards,
-            topology=Topology(links),
+            topology=Topology(links, _numa_policy(data.get("numaPolicy"))),
             refused=tuple(_amount(_map(a)) for a in _list(data.get("refused", []))),
             lingering=tuple(
                 left
@@ -288,6 +306,11 @@ def decode_inventory(text: str | None) -> Inventory | None:
         )
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def _numa_policy(value: object) -> NumaPolicy:
+    """The kubelet's policy; one that is not known here, of a newer agent, asks for nothing."""
+    return next((policy for policy in NumaPolicy if policy.value == value), NumaPolicy.NONE)
 
 
 def _left(one: TerminatingShare) -> dict[str, Any]:
@@ -339,8 +362,11 @@ def encode_uuids(uuids: Sequence[CardUuid] | frozenset[CardUuid]) -> str:
     return ",".join(sorted(uuids))
 
 
-def _json_object(text: str | None) -> dict[str, Any] | None:
-    if not text or len(text) > _LONGEST_JSON:
+def versioned_json(text: str | None, longest: int = _LONGEST_JSON) -> dict[str, Any] | None:
+    """The JSON object of an annotation, of at most ``longest`` characters; None unless it is one of
+    :data:`VERSION`.
+    """
+    if not text or len(text) > longest:
         return None
     try:
         data = json.loads(text)

@@ -27,6 +27,20 @@ class LinkKind(Enum):
     SYS = "SYS"  # between NUMA nodes; drivers before 384 print SOC
 
 
+class NumaPolicy(Enum):
+    """The kubelet's ``topologyManagerPolicy``."""
+
+    NONE = "none"
+    BEST_EFFORT = "best-effort"
+    RESTRICTED = "restricted"
+    SINGLE = "single-numa-node"
+
+    @property
+    def strict(self) -> bool:
+        """True if the kubelet fails a pod whose devices lie on more NUMA nodes than they need."""
+        return self in (NumaPolicy.RESTRICTED, NumaPolicy.SINGLE)
+
+
 # 10 to 50 by distance, 100 for each NVLink, as in NVIDIA's own allocator.
 _WEIGHTS = {
     LinkKind.SELF: 0,
@@ -89,10 +103,12 @@ SELF = Link(LinkKind.SELF)
 class Topology:
     """The links of every pair of cards, by position in the node's list of cards.
 
-    Square and symmetric, ``X`` on the diagonal and nowhere else; ValueError otherwise.
+    Square and symmetric, ``X`` on the diagonal and nowhere else; ValueError otherwise. ``numa_policy`` is the
+    one of the node's kubelet: which sets of cards it lets a container have.
     """
 
     links: tuple[tuple[Link, ...], ...]
+    numa_policy: NumaPolicy = NumaPolicy.NONE
     weights: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,6 +52,9 @@ class ControlPages(Protocol):
 
     def usage(self, name: str) -> Sequence[TenantUse]:
         """Read the usage page with bounds. Raises NodeUnready if it was tampered with or is gone."""
+
+    def unchanged(self, names: Iterable[str]) -> Mapping[str, Sequence[TenantUse]]:
+        """Return the very object that :meth:`usage` returned last, for each page that is as it was then."""
 
     def names(self) -> Sequence[str]:
         """Return the names of all existing directories."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -48,6 +49,7 @@ _WORKERS: Final = 16  # each open ListAndWatch stream occupies one for its life
 _BACK_OFF: Final = (1.0, 30.0)
 _CUT_SECONDS: Final = 0.5  # from a cut stream to the new socket of a kubelet that restarts
 _REST_POLL_SECONDS: Final = 0.1  # for a new kubelet, between attempts
+LIST_SECONDS: Final = 1.0  # between two lists that differ in withdrawn ids alone
 RESTARTED: Final = "kubelet restarted"
 OWN_GONE: Final = "own socket gone"
 _CODES: Final = {
@@ -67,6 +69,7 @@ def options_of(resource: str) -> api_pb2.DevicePluginOptions:
 def devices_of(resource: str, offer: KubeletOffer) -> list[api_pb2.Device]:
     """The complete list for the kubelet: every card's ids, its health, its NUMA node where known."""
     devices = []
+    withdrawn = offer.withdrawn.get(resource, frozenset())
     for state in offer.node.cards:
         health = "Healthy" if offer.healthy(resource, state) else "Unhealthy"
         topology = (
@@ -75,7 +78,9 @@ def devices_of(resource: str, offer: KubeletOffer) -> list[api_pb2.Device]:
             else None
         )
         devices += [
-            api_pb2.Device(ID=device, health=health, topology=topology)
+            api_pb2.Device(
+                ID=device, health="Unhealthy" if device in withdrawn else health, topology=topology
+            )
             for device in offer.node.ids.of_card[resource][state.card.uuid]
         ]
     return devices
@@ -118,8 +123,11 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
             self._news.notify_all()
 
     def _offer(self) -> KubeletOffer:
-        """Without a second name for cards the node alone counts."""
-        return self._state.offer if self._lending else KubeletOffer(self._state.node)
+        """Without a second name for cards the node and the withdrawn ids alone count."""
+        if self._lending:
+            return self._state.offer
+        withdrawn = self._state.offer.withdrawn if self._state.withdrawing else {}
+        return KubeletOffer(self._state.node, withdrawn=withdrawn)
 
     def stop(self) -> None:
         """End the streams."""
@@ -139,6 +147,7 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
         context.add_callback(self._stream_ended)
         sent: list[api_pb2.Device] | None = None
         looked: KubeletOffer | None = None
+        sent_at = 0.0
         while context.is_active() and not self._stopped:
             offer = self._offer()
             if offer == looked:  # thousands of ids rest
@@ -146,6 +155,13 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
                     self._news.wait_for(lambda: self._stopped or self._told)
                     self._told = False
                 continue
+            if looked is not None and replace(offer, withdrawn=looked.withdrawn) == looked:
+                # The kubelet rewrites its checkpoint at each list: withdrawn ids alone wait for their turn.
+                rest = sent_at + LIST_SECONDS - time.monotonic()
+                if rest > 0:
+                    with self._news:
+                        self._news.wait_for(lambda: self._stopped, rest)
+                    continue
             looked = offer
             devices = devices_of(self.resource, offer)
             if devices == sent:
@@ -157,7 +173,7 @@ class ResourceServer(api_pb2_grpc.DevicePluginServicer):
                 healthy=sum(d.health == "Healthy" for d in devices),
             )
             yield api_pb2.ListAndWatchResponse(devices=devices)
-            sent = devices
+            sent, sent_at = devices, time.monotonic()
             self.offered = True  # the stream has taken it and asks for the next
 
     def GetPreferredAllocation(  # noqa: N802

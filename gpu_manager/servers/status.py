@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -17,7 +18,7 @@ from urllib.parse import parse_qs
 from prometheus_client import CollectorRegistry
 
 from gpu_manager import ui
-from gpu_manager.domain.advice.sized import Sized, sized_json
+from gpu_manager.domain.advice.sized import Sized, pod_advice_json, sized_json
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_json import node_json, node_text
 from gpu_manager.domain.cluster.usage_history import MINUTES, HistoryQuery, UsageHistory, history_json, reach
@@ -27,13 +28,15 @@ from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB
 from gpu_manager.scrape import scrape
 from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.cards.health import Health
 from gpu_manager.services.enforcement.usage import UsageSampler
 
 Answer = tuple[HTTPStatus, str, bytes]
 _JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 _PATHS: Final = (
-    b"paths: /ui /ui/data /ui/history /metric /metrics /usage /advice /graph /version /healthz /readyz\n"
+    b"paths: /ui /ui/data /ui/history /ui/health /ui/advice /metric /metrics /usage /advice /graph /version"
+    b" /healthz /readyz\n"
 )
 _HISTORY_SECONDS: Final = 5.0  # between two figures of the console's history
 
@@ -50,8 +53,13 @@ class Status:
         ready: Callable[[], Mapping[str, bool]],
         why: Callable[[], str] = str,
         sized: Callable[[], Sequence[Sized]] = tuple,
+        health: Health | None = None,
     ) -> None:
-        """``ready`` names what must hold, ``why`` what stands in the way, ``sized`` the sizes advised."""
+        """``ready`` names what must hold, ``why`` what stands in the way, ``sized`` the sizes advised.
+
+        ``health`` tells what happened to cards; None: nobody does.
+        """
+        self._health = health
         self._state = state
         self._usage = usage
         self._registry = registry
@@ -83,6 +91,11 @@ class Status:
             return _json(HTTPStatus.OK, self._data())
         if path == "/ui/history":
             return self._past(query)
+        if path == "/ui/advice":
+            namespace, _, pod = parse_qs(query).get("name", [""])[0].partition("/")
+            return _json(HTTPStatus.OK, pod_advice_json(self._sized(), namespace, pod))
+        if path == "/ui/health":
+            return self._card_health(query)
         if (file := ui.asset(path)) is not None:
             return HTTPStatus.OK, *file
         if path == "/version":
@@ -114,6 +127,14 @@ class Status:
             left_out = self._history.left_out
         start = time.time() - reach(_HISTORY_SECONDS)
         return _json(HTTPStatus.OK, history_json(series, start, _HISTORY_SECONDS, "agents", left_out))
+
+    def _card_health(self, query: str) -> Answer:
+        """What happened to the card that the query names."""
+        if self._health is None:
+            return HTTPStatus.NOT_FOUND, TEXT, b"this agent does not watch its cards\n"
+        card = CardUuid(parse_qs(query).get("card", [""])[0])
+        events = [asdict(one) for one in self._health.events(card)]
+        return _json(HTTPStatus.OK, {"since": self._health.began, "events": events})
 
     def _readiness(self) -> Answer:
         checks: dict[str, Any] = dict(self._ready())

@@ -9,11 +9,12 @@ import { Overview } from "./overview.js";
 import { Quota } from "./quota.js";
 import { Source } from "./source.js";
 import { Waiting } from "./waiting.js";
+import { Waste } from "./waste.js";
 import { WhatIf } from "./what_if.js";
 import { language, speak, t } from "./words.js";
 
-const VIEWS = { overview: Overview, waiting: Waiting, quota: Quota, node: Node, card: Card, pod: Pod, find: Find, "what-if": WhatIf };
-const MENU = [["overview", "Overview"], ["waiting", "Waiting"], ["quota", "Quota"], ["what-if", "What if"]]; // digits 1, 2, … open them
+const VIEWS = { overview: Overview, waiting: Waiting, quota: Quota, node: Node, card: Card, pod: Pod, find: Find, "what-if": WhatIf, waste: Waste };
+const MENU = [["overview", "Overview"], ["waiting", "Waiting"], ["quota", "Quota"], ["what-if", "What if"], ["waste", "Waste"]]; // digits 1, 2, … open them
 
 const model = new Model();
 const source = new Source(model, draw);

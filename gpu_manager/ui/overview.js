@@ -139,5 +139,6 @@ function Waste({ model }) {
   const rows = wasters(model);
   if (!rows.length) return null;
   return html`<section aria-labelledby="waste-title"><h2 id="waste-title">${t("Most cores booked and idle now")}</h2><ol>${rows.map(([pod, idle, booked]) => html`<li key=${pod}>
-    <a href=${link(["pod", ...pod.split("/")])}>${pod}</a> <span>${t("{0} of {1} cores idle", Math.round(idle), booked)}</span></li>`)}</ol></section>`;
+    <a href=${link(["pod", ...pod.split("/")])}>${pod}</a> <span>${t("{0} of {1} cores idle", Math.round(idle), booked)}</span></li>`)}</ol>
+    ${model.rest.waiting ? html`<p><a href=${link(["waste"])}>${t("Who wastes most")}</a></p>` : null}</section>`;
 }

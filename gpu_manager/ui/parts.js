@@ -34,8 +34,9 @@ export const gib = (bytes) => `${+(bytes / GIB).toFixed(bytes < GIB ? 2 : 1)} Gi
 export const percent = (ratio) => (ratio === null ? "–" : `${Math.round(ratio * 100)} %`);
 export const cores = (ratio) => (ratio === null ? "–" : `${Math.round(ratio * 100)}`);
 
+// `created`: RFC 3339, or milliseconds since 1970.
 export function age(created, now = Date.now()) {
-  const seconds = Math.round((now - Date.parse(created)) / 1000);
+  const seconds = Math.round((now - new Date(created)) / 1000);
   if (!Number.isFinite(seconds)) return "–";
   const units = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
   const [size, unit] = units.find(([most]) => seconds >= most) || [1, "s"];

@@ -1,5 +1,6 @@
 // One node, one card, one pod.
-import { Bar, Component, Pairs, PodLink, Table, colours, cores, gib, html, link, named, percent, state_of } from "./parts.js";
+import { Asked, asked } from "./asked.js";
+import { Bar, Component, Pairs, PodLink, Table, age, colours, cores, gib, html, link, named, percent, state_of } from "./parts.js";
 import { figures, running, totals } from "./model.js";
 import { History } from "./history.js";
 import { WORDS } from "./overview.js";
@@ -94,6 +95,8 @@ export function Card({ model, args, source, params }) {
       [t("Memory used"), percent(now.memory_used)],
     ]} />
     <${Bars} card=${card} />
+    <h2>${t("Health events")}</h2>
+    <${Asked} source=${source} path=${asked("ui/health", source, { card: card.uuid })} every=${10}>${health}<//>
     <h2>${t("Who holds it")}</h2>
     ${card.holders.length ? html`<${Table} label=${t("Who holds it")} titles=${[t("Pod"), t("Cores booked"), t("Cores used"), t("Memory booked"), t("Memory used"), t("State")]}
       rows=${card.holders.map((holder, at) => ({ key: at + named(holder), cells: [html`<${PodLink} holder=${holder} />`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), state_of(holder) || t("running")] }))} />`
@@ -101,6 +104,30 @@ export function Card({ model, args, source, params }) {
     <${History} ...${{ model, source, params }} subject="card" name=${card.uuid} most=${1}
       names=${(one) => [["pod", one.namespace, one.pod], `${one.namespace}/${one.pod} ${one.container}`]} />`;
 }
+
+const EVENTS = {
+  card_found: "found",
+  card_closed: "closed: {0}",
+  card_opened: "open again; it was closed: {0}",
+  card_cordoned: "cordoned",
+  card_uncordoned: "no longer cordoned",
+  xid: "XID {0}, of a program: the card stays open",
+  closing_xid: "XID {0}: the card is closed for it",
+};
+
+// What happened to a card since its agent's start, the newest first.
+function health(answer, trouble) {
+  if (trouble) return html`<p class="none">${t("Not known: {0}", trouble)}</p>`;
+  if (!answer) return html`<p class="none">${t("Loading …")}</p>`;
+  const since = html`<p class="none">${t("Told since {0}, when the agent started.", moment(answer.since))}</p>`;
+  if (!answer.events.length) return since;
+  return html`<${Table} label=${t("Health events")} titles=${[t("Last"), t("First"), t("Times"), t("Event")]} rows=${answer.events.map((one) => ({
+    key: `${one.event} ${one.text}`,
+    cells: [html`${moment(one.last)} <small>${one.last === null ? "" : t("{0} ago", age(1000 * one.last))}</small>`, moment(one.first), one.count, EVENTS[one.event] ? t(EVENTS[one.event], one.text) : `${one.event} ${one.text}`],
+  }))} />${since}`;
+}
+
+const moment = (seconds) => (seconds === null ? "–" : new Date(1000 * seconds).toLocaleString(document.documentElement.lang, { dateStyle: "short", timeStyle: "medium" }));
 
 export class Pod extends Component {
   constructor(props) {
@@ -146,8 +173,23 @@ export class Pod extends Component {
           html`<a href=${link(["card", card.uuid])}>${card.index}</a>`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), state_of(holder) || t("running")] }))} />` : null}
       <${History} ...${{ model, source, params }} subject="pod" name=${key} most=${Math.max(0, ...parts.map(({ holder }) => holder.cores / 100))}
         names=${(one) => [...cardName(parts.map(({ card }) => card), one.uuid)].map((part, at) => (at ? `${one.container}, ${part}` : part))} />
+      ${parts.length ? html`<h2>${t("Advised size")}</h2>
+        <${Asked} source=${source} path=${asked("ui/advice", source, { name: key })} every=${30}>${advice}<//>` : null}
       <${Outcomes} said=${said} />`;
   }
+}
+
+// What its containers should have, by the agent of its node.
+function advice(answer, trouble) {
+  if (trouble) return html`<p class="none">${t("Not known: {0}", trouble)}</p>`;
+  if (!answer) return html`<p class="none">${t("Loading …")}</p>`;
+  if (!answer.containers.length) return html`<p class="none">${t("None: only a container that holds a part of one card is advised.")}</p>`;
+  const advised = (figure, text) => html`${figure.value === null ? "–" : text(figure.value)} <small>${figure.reason}</small>`;
+  const given = (value, text) => (value === null ? "–" : text(value));
+  return html`<${Table} label=${t("Advised size")} titles=${[t("Container"), t("Cores booked"), t("Cores advised"), t("Memory booked"), t("Memory advised")]} rows=${answer.containers.map((one) => ({
+    key: one.container,
+    cells: [one.container, given(one.given.cores, String), advised(one.cores, String), given(one.given.memory, gib), advised(one.memory, gib)],
+  }))} />`;
 }
 
 // Node by node, what an explanation found.

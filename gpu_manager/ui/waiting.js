@@ -7,6 +7,7 @@ const GROUPS = {
   room: "No room now",
   refused: "Refused by a node a moment ago",
   quota: "Closed by quota",
+  barred: "Kept off by nodes: a cordon, a taint or a label",
   never: "Too large for every node, or not legal",
   node: "No node has cards for it",
   "": "Being worked out",

@@ -6,11 +6,11 @@ What it does not have: real containers (the caller starts and stops them in name
 managers, dynamic resource allocation.
 """
 
+from gpu_manager.domain.topology import NumaPolicy
 from sandbox.kubelet.checkpoint import CheckpointGrant
 from sandbox.kubelet.endpoint import PodsEndpoint
 from sandbox.kubelet.podresources import Limiter
 from sandbox.kubelet.standin import StandInKubelet
-from sandbox.kubelet.topology import NumaPolicy
 from sandbox.kubelet.values import AdmissionResult, Hooks, Step
 
 __all__ = [

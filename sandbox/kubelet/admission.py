@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from gpu_manager.domain.errors import VcudaError
 from gpu_manager.domain.pod import ContainerKind
+from gpu_manager.domain.topology import NumaPolicy
 from sandbox.kubelet.books import DeviceBooks
 from sandbox.kubelet.granting import Granter
 from sandbox.kubelet.pods import AdmittedPod, PodTable
-from sandbox.kubelet.topology import NumaPolicy, affinity
+from sandbox.kubelet.topology import affinity
 from sandbox.kubelet.values import AdmissionResult, Asked, effective_limits
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from gpu_manager.domain.errors import NodeUnready, VcudaError
 from gpu_manager.domain.pod import ContainerKind
+from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
 from gpu_manager.ports.clock import Clock
 from sandbox.kubelet.admission import PodAdmission
@@ -21,7 +22,6 @@ from sandbox.kubelet.granting import Granter
 from sandbox.kubelet.plugins import DIAL_SECONDS, PRE_START_SECONDS, ForeignPlugin, PluginServer
 from sandbox.kubelet.podresources import Limiter, PodResourcesServer
 from sandbox.kubelet.pods import AdmittedPod, PodTable, timestamp
-from sandbox.kubelet.topology import NumaPolicy
 from sandbox.kubelet.values import (
     AdmissionResult,
     Device,

@@ -8,19 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import combinations, product
 
+from gpu_manager.domain.topology import NumaPolicy
+
 Nodes = frozenset[int]
-
-
-class NumaPolicy(Enum):
-    """The kubelet's ``topologyManagerPolicy``."""
-
-    NONE = "none"
-    BEST_EFFORT = "best-effort"
-    RESTRICTED = "restricted"
-    SINGLE = "single-numa-node"
 
 
 @dataclass(frozen=True, slots=True)

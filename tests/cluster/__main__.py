@@ -1,6 +1,6 @@
 """The cluster by hand.
 
-``python -m tests.cluster build|up|down|status|soak MINUTES|starts|rollouts [COUNT]|double-offers [COUNT]|release DIRECTORY|foreign ARCHIVE|record``
+``python -m tests.cluster build|up|down|status|soak MINUTES|starts|rollouts [COUNT [BACKLOG]]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|release DIRECTORY|foreign ARCHIVE|record``
 """
 
 # ruff: noqa: T201 - a program that prints, not a library
@@ -12,8 +12,10 @@ from pathlib import Path
 
 from tests.cluster import (
     build,
+    cdi_off,
     double_offers,
     foreign_image,
+    numa,
     product,
     record,
     release_trial,
@@ -50,11 +52,12 @@ def main() -> int:
             result = starts.measure(cluster).as_json()
             record.keep("starts", result, cluster.parts)
             print(result)
-        elif words[:1] == ["rollouts"] and len(words) <= 2:
+        elif words[:1] == ["rollouts"] and len(words) <= 3:
             cluster.up()
             product.install(cluster, admission=True)
-            rolled = rollouts.measure(cluster, int(words[1]) if words[1:] else rollouts.ROLLOUTS)
-            record.keep("rollouts", rolled.as_json(), cluster.parts)
+            rolled = rollouts.measure(cluster, *map(int, words[1:]))
+            kind = "rollouts_backlog" if rolled.backlog else "rollouts"
+            record.keep(kind, rolled.as_json(), cluster.parts)
             return 1 if rolled.failed else 0
         elif words[:1] == ["double-offers"] and len(words) <= 2:
             cluster.up()
@@ -62,6 +65,17 @@ def main() -> int:
             found = double_offers.measure(cluster, int(words[1]) if words[1:] else double_offers.ORDERS)
             record.keep("double_offers", found.as_json(), cluster.parts)
             return 1 if found.double else 0
+        elif words[:1] == ["cdi-off"] and len(words) <= 2:
+            cluster.up()
+            bare = cdi_off.measure(cluster, int(words[1]) if words[1:] else cdi_off.PODS)
+            record.keep("cdi_off", bare.as_json(), cluster.parts)
+            return 1 if bare.unseen else 0
+        elif words[:1] == ["numa"] and len(words) <= 2:
+            cluster.up()
+            product.install(cluster, admission=True)
+            aligned = numa.measure(cluster, *map(int, words[1:]))
+            record.keep("numa", aligned.as_json(), cluster.parts)
+            return 1 if aligned.refused or aligned.elsewhere else 0
         elif words[:1] == ["release"] and len(words) == 2:
             return release_trial.main(Path(words[1]))
         elif words[:1] == ["foreign"] and len(words) == 2:

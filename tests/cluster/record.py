@@ -1,8 +1,8 @@
 """What was last measured on the cluster, kept beside the code: bench/results/cluster.json.
 
 Each tool leaves its own result in ``build/cluster`` (the suite ``e2e.json``, the soak ``soak.json``, the starts
-``starts.json``, the rollouts ``rollouts.json``, the second plugin
-``double_offers.json``, an older line of Kubernetes ``e2e-1.33.json``);
+``starts.json``, the rollouts ``rollouts.json`` and ``rollouts_backlog.json``, the second plugin ``double_offers.json``, CDI switched off
+``cdi_off.json``, topology policies ``numa.json``, an older line of Kubernetes ``e2e-1.33.json``);
 ``python -m tests.cluster record`` puts them together. What was never run stays out.
 """
 
@@ -10,20 +10,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from tests.cluster.parts import BUILD, ROOT, Parts, newest
 
 RESULTS: Final = ROOT / "bench/results/cluster.json"
-KINDS: Final = ("e2e", "soak", "starts", "rollouts", "double_offers")
+KINDS: Final = ("e2e", "soak", "starts", "rollouts", "rollouts_backlog", "double_offers", "cdi_off", "numa")
 
 
 def keep(kind: str, result: Mapping[str, object], parts: Parts) -> None:
     """Write a tool's result with the versions that it was had on."""
     BUILD.mkdir(parents=True, exist_ok=True)
     found = {**result, "versions": parts.versions()}
+    _path(kind, parts).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def last(kind: str, parts: Parts) -> Mapping[str, Any]:
+    """A tool's last result; empty if there is none that was had with these programs."""
+    path = _path(kind, parts)
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found if found.get("versions") == parts.versions() else {}
+
+
+def _path(kind: str, parts: Parts) -> Path:
     older = "" if parts.kubernetes == newest() else f"-{'.'.join(parts.kubernetes[1:].split('.')[:2])}"
-    (BUILD / f"{kind}{older}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return BUILD / f"{kind}{older}.json"
 
 
 def commit() -> list[str]:

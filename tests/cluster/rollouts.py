@@ -1,6 +1,6 @@
 """The agent's DaemonSet restarted again and again while a controller's pods come and go: how many of them fail.
 
-``python -m tests.cluster rollouts [COUNT]``. ``kubectl rollout restart`` as operators do it; a pod that the kubelet
+``python -m tests.cluster rollouts [COUNT [BACKLOG]]``, with as many pods waiting for room as ``BACKLOG``. ``kubectl rollout restart`` as operators do it; a pod that the kubelet
 refuses while no agent serves is Failed for ever, and counts against a Job's backoffLimit.
 """
 
@@ -20,7 +20,7 @@ from tests.cluster.pods import PATH, Pods, container, pod
 
 ROLLOUTS: Final = 10
 AT_ONCE: Final = 4  # pods of a batch
-KEPT: Final = 24  # pods at a time
+KEPT: Final = 24  # pods at a time, beside the backlog
 PENDING: Final = (
     8  # of them that do not run yet: a controller makes no more than it wants, however slow the node
 )
@@ -31,6 +31,7 @@ DAEMONSET: Final = "daemonset/gpu-manager-daemonset"
 class Rollouts:
     """What was counted; ``failed`` must be 0."""
 
+    backlog: int = 0
     rollouts: int = 0
     created: int = 0
     failed: int = 0
@@ -39,6 +40,7 @@ class Rollouts:
     def as_json(self) -> dict[str, object]:
         """For the record."""
         return {
+            "backlog": self.backlog,
             "rollouts": self.rollouts,
             "created": self.created,
             "failed": self.failed,
@@ -47,10 +49,14 @@ class Rollouts:
 
 
 class Load(Beside):
-    """Creates pods in batches and deletes the oldest; each that fails is told of once, and deleted."""
+    """Creates pods in batches and deletes the oldest; each that fails is told of once, and deleted.
 
-    def __init__(self, cluster: Cluster, pods: Pods) -> None:
+    ``backlog``: so many more than the node can run, which wait for room.
+    """
+
+    def __init__(self, cluster: Cluster, pods: Pods, backlog: int = 0) -> None:
         super().__init__("load")
+        self._backlog = backlog
         self.created = 0
         self.failed: list[str] = []
         self._cluster, self._pods = cluster, pods
@@ -59,7 +65,7 @@ class Load(Beside):
     def _run(self) -> None:
         while not self._stop.wait(0.5):
             self.look()
-            for _ in range(min(AT_ONCE, PENDING - self._pending())):
+            for _ in range(min(AT_ONCE, PENDING + self._backlog - self._pending())):
                 name = f"load-{self.created}"
                 try:
                     self._pods.try_create(pod(name, container("c", 15, 10)))
@@ -69,7 +75,7 @@ class Load(Beside):
                     continue
                 self.created += 1
                 self._alive.append(name)
-            while len(self._alive) > KEPT:
+            while len(self._alive) > KEPT + self._backlog:
                 self._cluster.api.delete(f"{PATH}/{self._alive.pop(0)}")
 
     def _pending(self) -> int:
@@ -84,11 +90,12 @@ class Load(Beside):
             self._alive = [one for one in self._alive if one != name]
 
 
-def measure(cluster: Cluster, count: int = ROLLOUTS) -> Rollouts:
+def measure(cluster: Cluster, count: int = ROLLOUTS, backlog: int = 0) -> Rollouts:
     """So many rollouts under load; every book agrees in the end."""
-    result, pods = Rollouts(), Pods(cluster)
+    result, pods = Rollouts(backlog), Pods(cluster)
     try:
-        with Load(cluster, pods) as load:
+        with Load(cluster, pods, backlog) as load:
+            cluster.wait(lambda: load.created >= backlog, 180, "the backlog is not there")
             for _ in range(count):
                 began = time.monotonic()
                 _roll(cluster)
@@ -111,7 +118,9 @@ def _roll(cluster: Cluster) -> None:
     cluster.wait(lambda: _agent(cluster) not in ("", before), 120, "no other agent")
     cluster.wait(lambda: product.agent_ready(cluster), 120, "the other agent is not ready")
     bound = set(_bound(cluster))
-    cluster.wait(lambda: len(set(_bound(cluster)) - bound) >= AT_ONCE, 60, "no pod runs with the other agent")
+    cluster.wait(
+        lambda: len(set(_bound(cluster)) - bound) >= AT_ONCE, 120, "no pod runs with the other agent"
+    )
 
 
 def _agent(cluster: Cluster) -> str:

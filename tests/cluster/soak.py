@@ -1,14 +1,17 @@
 """Pods come and go for minutes on the real cluster, half by force, and every book is audited each second.
 
-Prints a line a round and writes ``build/cluster/soak.json``: starts, wrong, refused though they fitted, leaks.
+Prints a line a round and writes ``build/cluster/soak.json``: starts, wrong, refused though they fitted, leaks. Runs
+of the same image on the same programs are added up, so that a long soak can be had in slices.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -17,13 +20,14 @@ from tests.cluster import auditor, layout, product, record, views
 from tests.cluster.cluster import Cluster
 from tests.cluster.footprint import Footprint
 from tests.cluster.listing import ask
+from tests.cluster.parts import PRODUCT
 from tests.cluster.periods import chosen
 from tests.cluster.pods import NAMESPACE, STUBBORN, Pods, container, pod, sidecar
 from tests.cluster.watcher import Watcher
 
 SHAPES: Final = ("one", "pair", "staged", "flanked", "whole", "stubborn")
 BATCH: Final = 16
-MOST_CORES: Final = 400  # of 800: so that most find room; one that the scheduler lets through must fit
+MOST_CORES: Final = 520  # of 800: so that most find room; one that the scheduler lets through must fit
 GRACES: Final = (0, 0, 1, None)  # by force, hurried, as the pod says
 LISTED_EACH: Final = 4  # rounds
 
@@ -32,6 +36,8 @@ LISTED_EACH: Final = 4  # rounds
 class Result:
     """What the soak counts; ``wrong``, ``unexpected_admission_errors`` and ``leaks`` must be 0."""
 
+    image: str = ""  # digest of the image that ran
+    runs: int = 1
     seconds: float = 0.0
     starts: int = 0
     forced: int = 0  # pods deleted by force
@@ -48,7 +54,24 @@ class Result:
 
     def line(self) -> str:
         """For people."""
-        return " ".join(f"{name} {value:g}" for name, value in asdict(self).items() if name != "footprint")
+        return " ".join(f"{name} {value:g}" for name, value in self._counts().items())
+
+    def added(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        """This run and the earlier ones of the same image, for the record."""
+        if before.get("image") != self.image:
+            return asdict(self)
+        sums = {name: round(value + before[name], 1) for name, value in self._counts().items()}
+        most = {
+            name: {
+                key: max(value, before["footprint"].get(name, {}).get(key, 0)) for key, value in one.items()
+            }
+            for name, one in self.footprint.items()
+        }
+        gap = max(self.longest_gap, before["longest_gap"])
+        return {**sums, "image": self.image, "longest_gap": gap, "footprint": most}
+
+    def _counts(self) -> dict[str, float]:
+        return {name: value for name, value in asdict(self).items() if isinstance(value, int | float)}
 
 
 class Soak:
@@ -66,6 +89,7 @@ class Soak:
     def run(self, minutes: float) -> Result:
         """Rounds for so long, then everything must be given back."""
         result, began, rounds = self.result, time.monotonic(), 0
+        elsewhere = self._overridden()
         try:
             with Watcher(self._cluster) as watcher:
                 while time.monotonic() - began < 60 * minutes:
@@ -81,10 +105,13 @@ class Soak:
                     _say(result.line())
         finally:
             self._pods.clear()
-        result.elsewhere = round(views.total(self._cluster, "vcuda_annotation_overridden_total"))
+        result.elsewhere = self._overridden() - elsewhere
         self._leaks()
         result.footprint = self._footprint.as_json()
         return result
+
+    def _overridden(self) -> int:
+        return round(views.total(self._cluster, "vcuda_annotation_overridden_total"))
 
     def _round(self, *, listed: bool) -> None:
         made: dict[str, int] = {}
@@ -99,7 +126,7 @@ class Soak:
         if listed:  # nothing is being admitted
             self._wrong(listed_otherwise(self._cluster))
             self._wrong(_seen_otherwise(self._cluster))
-        gone = self._dice.sample(sorted(self._alive), k=(len(self._alive) + 1) // 2)
+        gone = self._dice.sample(sorted(self._alive), k=(3 * len(self._alive) + 3) // 4)
         for name in gone:
             self._alive.pop(name)
             grace = self._dice.choice(GRACES)
@@ -227,7 +254,9 @@ def main(minutes: float) -> int:
     cluster.up()
     product.install(cluster, admission=True)
     _say(f"seed {seed}")
-    result = Soak(cluster, seed).run(minutes)
+    soak = Soak(cluster, seed)
+    soak.result.image = hashlib.sha256(PRODUCT.read_bytes()).hexdigest()[:12]
+    result = soak.run(minutes)
     _say(f"{result.line()}\n{json.dumps(result.footprint)}")
-    record.keep("soak", asdict(result), cluster.parts)
+    record.keep("soak", result.added(record.last("soak", cluster.parts)), cluster.parts)
     return 1 if result.wrong or result.unexpected_admission_errors or result.leaks else 0

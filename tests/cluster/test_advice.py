@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_manager.domain.contract import PLACEMENT
+import pytest
+
+from gpu_manager.domain.contract import PLACEMENT, USAGE_PATH
+from tests.cluster import product
 from tests.cluster.cluster import Cluster
 from tests.cluster.pods import Pods, container, pod
 from tests.cluster.workloads import Workload
+
+_FINDINGS = re.compile(r"enforcement-\w+")
 
 
 def typed(cluster: Cluster, words: str | Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -46,15 +52,79 @@ def test_defrag_makes_room_when_its_commands_are_typed(cluster: Cluster, pods: P
         api.wait_ready(1)
 
 
-def test_explain_names_the_cordon_that_keeps_a_pod_off(cluster: Cluster, pods: Pods) -> None:
+@pytest.mark.parametrize(
+    ("closes", "said", "opens"),
+    [
+        ("kubectl cordon {node}", "is cordoned", "kubectl uncordon {node}"),
+        (
+            "kubectl taint node {name} team=ml:NoSchedule",
+            'has the taint "team=ml:NoSchedule", which the pod does not tolerate',
+            "kubectl taint node {name} team-",
+        ),
+        ("kubectl vcuda cordon {cards}", "cordoned", "kubectl vcuda uncordon {cards}"),
+    ],
+    ids=["node cordoned", "taint", "cards cordoned"],
+)
+def test_explain_names_what_keeps_a_pod_off(
+    cluster: Cluster, pods: Pods, closes: str, said: str, opens: str
+) -> None:
     [node] = typed(cluster, "kubectl get nodes -o name").stdout.split()
-    assert typed(cluster, f"kubectl cordon {node}").returncode == 0
+    words = {
+        "node": node,
+        "name": node.partition("/")[2],
+        "cards": " ".join(card.uuid for card in cluster.cards),
+    }
+    assert typed(cluster, closes.format(**words)).returncode == 0
     try:
         pods.create(pod("late", container("c", 20, 4)))
-        done = typed(cluster, "kubectl vcuda explain late")
-        assert done.returncode == 1
-        assert "is cordoned" in done.stdout
-        assert "there is room now" not in done.stdout
+        cluster.wait(lambda: said in explained(cluster, "late"), 10, f"{said} is not said")
     finally:
-        assert typed(cluster, f"kubectl uncordon {node}").returncode == 0
+        assert typed(cluster, opens.format(**words)).returncode == 0
     pods.wait_running("late")
+
+
+def test_explain_names_the_label_that_a_pod_selects(cluster: Cluster, pods: Pods) -> None:
+    [node] = typed(cluster, "kubectl get nodes -o name").stdout.split()
+    pods.create(pod("apart", container("c", 20, 4), nodeSelector={"team": "ml"}))
+    assert 'lacks what the pod selects: "team=ml"' in explained(cluster, "apart")
+    assert typed(cluster, f"kubectl label {node} team=ml").returncode == 0
+    try:
+        pods.wait_running("apart")
+    finally:
+        assert typed(cluster, f"kubectl label {node} team-").returncode == 0
+
+
+def explained(cluster: Cluster, name: str) -> str:
+    """What ``explain`` says of a pod that waits."""
+    done = typed(cluster, f"kubectl vcuda explain {name}")
+    assert done.returncode == 1
+    assert "there is room now" not in done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("found", ["enforcement-unknown", "enforcement-off"])
+def test_the_doctor_tells_a_page_that_is_gone_from_one_that_was_overwritten(
+    cluster: Cluster, pods: Pods, found: str
+) -> None:
+    """It says that a recreated pod gets a new page."""
+    made = pod("ill", container("c", 20, 4))
+    [running] = pods.run(made)
+    assert "enforcement-" not in doctor(cluster)
+    if found == "enforcement-off":
+        [pid, *_] = product.processes(running)
+        with Path(f"/proc/{pid}/root{USAGE_PATH}").open("r+b") as page:
+            page.write(b"\xff" * 64)
+    else:
+        lines = pods.execute("ill", "cat", "/proc/self/mountinfo").splitlines()
+        [root] = (line.split()[3] for line in lines if line.split()[4] == USAGE_PATH)
+        cluster.root(f"/run{root}").unlink()
+    cluster.wait(lambda: set(_FINDINGS.findall(doctor(cluster))) == {found}, 15, f"{found} is not found")
+    pods.delete("ill")
+    pods.run(made)
+    cluster.wait(lambda: "enforcement-" not in doctor(cluster), 15, "it is not well again")
+
+
+def doctor(cluster: Cluster) -> str:
+    """What ``gpu-manager doctor`` finds in the agent's pod."""
+    command = "kubectl -n kube-system exec ds/gpu-manager-daemonset -c gpu-manager -- gpu-manager doctor"
+    return typed(cluster, command).stdout

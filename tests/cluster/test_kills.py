@@ -20,6 +20,7 @@ COSTLY = {"agent", "containerd"}
 # A killed kubelet takes back what it was asking the runtime for: a container that was just being started failed.
 TAKEN_BACK = "StartError: failed to create containerd task: failed to create shim task: context canceled"
 MOST_FAILED = 30  # made in 12 s: until the kubelet has started a killed agent again on a busy machine
+MOST_REFUSED = 3  # by a killed kubelet alone
 AWAY = (
     "UnexpectedAdmissionError: Pod was rejected: Allocate failed due to no healthy devices present",
     "UnexpectedAdmissionError: Pod was rejected: Allocate failed due to rpc error",
@@ -81,9 +82,11 @@ def test_killed_while_pods_come_and_go(cluster: Cluster, pods: Pods, parts: tupl
         failed = churn.failed + [why for name in churn.alive if (why := ended(pods, name))]
     assert watcher.looks.found == []
     assert watcher.looks.containers > 0
-    expected = (AWAY if COSTLY & set(parts) else ()) + ((TAKEN_BACK,) if "kubelet" in parts else ())
+    # A kubelet that starts judges anew at once what it had admitted and not started; on a busy machine our lists of
+    # devices come half a second later.
+    expected = (AWAY if COSTLY & set(parts) else ()) + ((TAKEN_BACK, AWAY[0]) if "kubelet" in parts else ())
     assert [why for why in failed if not why.startswith(expected)] == []
-    assert len(failed) <= MOST_FAILED, failed
+    assert len(failed) <= (MOST_FAILED if COSTLY & set(parts) else MOST_REFUSED), failed
     auditor.settled(cluster)
     after = {one.container_id: one for one in auditor.containers(cluster)}
     assert kept.container_id in after, "what ran was started anew"

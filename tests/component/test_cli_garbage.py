@@ -137,6 +137,7 @@ def test_a_directory_is_no_file(
 
 CLUSTER = {
     "advise": [],
+    "resize": ["x", "--cores", "5"],
     "top": [],
     "graph": [],
     "quota": [],

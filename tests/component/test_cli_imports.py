@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "top": ([], ASKS),
     "graph": ([], ASKS),
     "quota": ([], ASKS),
+    "resize": (["x", "--cores", "5"], ASKS),
     "cordon": (["GPU-x"], ASKS),
     "uncordon": (["GPU-x"], ASKS),
     "defrag": (["default/p"], ASKS),

@@ -22,10 +22,12 @@ VIEWS = {
     "waiting": "document.querySelector('main table')",
     "quota": "document.querySelector('main table')",
     "node/gpu-node-0000": "document.querySelector('.card .bar')",
-    "card/GPU-00005": "document.querySelector('.state')",
+    "card/GPU-00005": "document.querySelector('[aria-label=\"Health events\"] td')",
     "pod/team-b/job-0": "document.querySelector('.outcomes')",
+    "pod/team-a/job-0-0": "document.querySelector('[aria-label=\"Advised size\"] td')",
     "find?q=gpu": "document.querySelector('.found')",
     "what-if": "document.getElementById('manifest')",
+    "waste": "document.querySelector('main table')",
 }
 
 
@@ -77,6 +79,13 @@ def test_five_tasks_take_three_clicks_or_keys_each_from_the_overview(page: Page,
     assert "XID 79: the card is lost" in page.text()
     page.click(".troubles .unhealthy a")
     page.wait("document.querySelector('.state')?.innerText == 'unhealthy: XID 79: the card is lost'")
+    page.wait("document.querySelector('[aria-label=\"Health events\"] td')")
+    for said in (
+        "closed: XID 79: the card is lost",
+        "XID 79: the card is closed for it",
+        "XID 31, of a program",
+    ):
+        assert said in page.text()
 
     start()  # why a pod waits, and what would let it run
     page.key("2")
@@ -86,10 +95,24 @@ def test_five_tasks_take_three_clicks_or_keys_each_from_the_overview(page: Page,
     assert "8 have no room now" in page.text()
     assert "Smallest change that helps: ask 50 cores" in page.text()
 
-    start()  # who wastes most, and on which card
+    start()  # who wastes most now, and this hour
     assert "Most cores booked and idle now" in page.text()
     page.click("[aria-labelledby=waste-title] li a")
     page.wait("document.querySelector('main h1').innerText.startsWith('Pod team-a/job-')")
+    start()
+    page.key("5")
+    page.wait("document.querySelector('main td')")
+    assert "in the last hour" in page.text()
+    assert page.look(
+        "[...document.querySelectorAll('main tbody tr')].map((e) => e.innerText.replace(/\\s+/g, ' '))"
+    ) == [
+        "team-a/job-0-0 0.25 0.3 17 %",
+        "team-a/job-9-0 0.000111 \u2013 \u2013",
+    ]
+    page.click("main td a")
+    page.wait("document.querySelector('main h1').innerText == 'Pod team-a/job-0-0'")
+    page.wait("document.querySelector('[aria-label=\"Advised size\"] td')")
+    assert "20 while it works it would use up to 20 cores" in " ".join(page.text().split())
 
     start()  # which node to drain first, and what is on it
     page.click("[aria-labelledby=drain-title] li a")

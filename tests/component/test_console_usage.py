@@ -74,7 +74,7 @@ def test_agents_are_the_running_pods_of_the_daemonset_at_the_port_that_they_name
         agents = KubeAgents(connect(url=api.url, token=ADMIN_TOKEN), "kube-system")
         found = agents.addresses()
         assert found == {"n1": agent.url, "n2": "http://[fd00::1]:5678"}
-        assert json.loads(agents.usage(found["n1"])) == USAGE
+        assert json.loads(agents.page(found["n1"], "/usage")) == USAGE
         api.delete("pods", "b", "kube-system", grace=0)
         assert agents.addresses() == {"n1": agent.url}
 
@@ -87,9 +87,9 @@ def test_the_token_is_read_anew_and_without_it_the_agent_refuses(agent: Agent, t
         connection = connect(url=api.url, token=ADMIN_TOKEN)
         bare, armed = KubeAgents(connection, "kube-system"), KubeAgents(connection, "kube-system", file)
         with pytest.raises(NodeUnready, match="401"):
-            bare.usage(bare.addresses()["n1"])
+            bare.page(bare.addresses()["n1"], "/usage")
         armed.addresses()
         with pytest.raises(NodeUnready, match="cannot read"):
-            armed.usage(agent.url)
+            armed.page(agent.url, "/usage")
         file.write_text("sesame\n")
-        assert json.loads(armed.usage(agent.url)) == USAGE
+        assert json.loads(armed.page(agent.url, "/usage")) == USAGE

@@ -23,13 +23,16 @@ from gpu_manager.servers.connections import DEFAULT_BOUNDS, Bounds
 from gpu_manager.servers.exporter import Exporter
 from gpu_manager.servers.http import StatusServer
 from gpu_manager.servers.status import Status
+from gpu_manager.services.cards.health import Health
 from gpu_manager.services.enforcement.usage import UsageSampler
 from tests.fakes.node import NodeRig, container, pod
-from tests.fakes.ports import FakeCards
+from tests.fakes.ports import FakeCards, FakeNodeObject
 
 PATHS = (
     "/ui",
     "/ui/data",
+    "/ui/health",
+    "/ui/advice",
     "/metric",
     "/metrics",
     "/usage",
@@ -52,7 +55,17 @@ class Served:
         )
         registry = CollectorRegistry()
         registry.register(Exporter(rig.state, self.usage, "1.2.3"))
-        self.status = Status(rig.state, self.usage, registry, "1.2.3", lambda: self.checks, lambda: self.why)
+        self.health = Health(FakeCards(rig.states), FakeNodeObject(), rig.clock)
+        self.health.discover()
+        self.status = Status(
+            rig.state,
+            self.usage,
+            registry,
+            "1.2.3",
+            lambda: self.checks,
+            lambda: self.why,
+            health=self.health,
+        )
         self.server = StatusServer(self.status, "127.0.0.1", 0, token, bounds=bounds)
         self.server.start()
 
@@ -103,6 +116,14 @@ def test_the_console_of_a_node_remembers_what_it_showed(served: Served, rig: Nod
     code, _, body = served.ask("/ui/history?subject=planet")
     assert code == 400
     assert body == 'there is no history of a "planet": ask for cluster, node, card, pod\n'
+
+
+def test_the_console_of_a_node_tells_what_happened_to_a_card(served: Served, rig: NodeRig) -> None:
+    uuid = rig.state.node.cards[0].card.uuid
+    told = json.loads(served.ask(f"/ui/health?card={uuid}")[2])
+    assert told["since"] == served.health.began
+    assert [(one["event"], one["count"]) for one in told["events"]] == [("card_found", 1)]
+    assert json.loads(served.ask("/ui/health?card=GPU-none")[2])["events"] == []
 
 
 @pytest.mark.parametrize("path", PATHS)

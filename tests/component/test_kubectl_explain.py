@@ -95,6 +95,11 @@ def test_explain_tells_a_pod_that_waits_for_something_else_so(
     )
     assert run(["explain", "large", "--admission", "-"]) == 1
     assert "\nwaits: the one node with cards has no room now; n1: " in said(capsys)[0]
+    api.patch("nodes", "n1", {"spec": {"unschedulable": True}})
+    assert run(["explain", "picky", "--admission", "-"]) == 1
+    out, _ = said(capsys)
+    assert '\nwaits: the one node with cards keeps it off: "n1" is cordoned\n' in out
+    assert "\nn1: has room for it, but is cordoned\n" in out
 
 
 def test_the_admission_service_is_asked_with_the_callers_token_in_a_header_that_survives_the_proxy(

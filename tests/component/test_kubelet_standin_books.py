@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
 from gpu_manager.domain.pod import ContainerKind
+from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2
 from sandbox.kubelet.books import DeviceBooks
 from sandbox.kubelet.checkpoint import read
 from sandbox.kubelet.granting import Granter
-from sandbox.kubelet.topology import Hint, NumaPolicy, affinity, hints
+from sandbox.kubelet.topology import Hint, affinity, hints
 from sandbox.kubelet.values import (
     Asked,
     Device,

@@ -38,3 +38,18 @@ def test_the_kubelets_policy_and_the_agents_flag_are_as_asked() -> None:
             commands.apply(sandbox.api, [manifest("across", CORE, 300)])
             until(lambda: status(sandbox, "across").get("phase") == "Failed")
             assert status(sandbox, "across")["reason"] == "TopologyAffinityError", "two cards a NUMA node"
+
+
+def test_a_pod_that_the_kubelet_would_fail_waits_and_the_scheduler_says_why() -> None:
+    with short_directory() as directory:
+        settings = SandboxSettings(directory / "s", numa=NumaPolicy.SINGLE)
+        with Sandbox(settings) as sandbox:
+            commands.apply(sandbox.api, [manifest("across", CORE, 300), manifest("together", CORE, 200)])
+            until(lambda: status(sandbox, "together").get("phase") == "Running")
+            until(lambda: "single-numa-node" in _why_unscheduled(sandbox, "across"))
+            assert status(sandbox, "across").get("phase") == "Pending"
+
+
+def _why_unscheduled(sandbox: Sandbox, name: str) -> str:
+    conditions = status(sandbox, name).get("conditions") or ()
+    return next((str(c.get("message")) for c in conditions if c.get("type") == "PodScheduled"), "")

@@ -52,6 +52,18 @@ class Served:
             assert given(handler) == b"kind: Deployment"
             send(handler, json.dumps({"workloads": self.judged}).encode(), 200, kind="application/json")
             return
+        if parts.path == "/ui/health":
+            event = {"event": EVIL, "text": EVIL, "first": 1.0, "last": 2.0, "count": 1}
+            closed = {**event, "event": "card_closed"}
+            answer = json.dumps({"since": None, "events": [event, closed]}).encode()
+            send(handler, answer, 200, kind="application/json")
+            return
+        if parts.path == "/ui/advice":
+            figure = {"value": None, "reason": EVIL}
+            amount = {"cores": 10, "memory": GIB}
+            one = {"container": EVIL, "given": amount, "cores": figure, "memory": {**figure, "value": GIB}}
+            send(handler, json.dumps({"containers": [one]}).encode(), 200, kind="application/json")
+            return
         if parts.path == "/ui/history":
             self.remembered.append(parse_qs(parts.query))
             send(handler, json.dumps(self.past).encode(), 200, kind="application/json")
@@ -167,8 +179,11 @@ def test_what_others_wrote_stays_text_in_every_view(served: Served, page: Page) 
             f" + {quoted}" if address[-1:] in ("/", "=") else ""
         )
         page.open(page.look(full), SHOWN)
+        if address.startswith("card"):
+            page.wait("document.querySelector('[aria-label=\"Health events\"] td')")
         if address.startswith("pod"):
             page.wait("document.querySelector('.outcomes')")
+            page.wait("document.querySelector('[aria-label=\"Advised size\"] td')")
         assert page.look("document.querySelectorAll('img').length") == 0, address
         seen += page.text().count("<img src=x")
     assert seen > 20

@@ -27,7 +27,7 @@ SETS: dict[str, tuple[str, ...]] = {
         "--set=image.digest=sha256:" + "0" * 64 + ",image.pullSecrets[0].name=pull",
         "--set=admission.runtimeClass=nvidia,admission.prometheus.url=http://prometheus.monitoring:9090,admission.prometheus.tokenSecret=reader,agent.nodeLabels.gaia\\.tencent\\.com/gpu-pool=training",
         '--set-json=agent.hostPaths=["/usr","/dev","/etc/containerd"]',
-        "--set=cards.nvidiaResource=true,cards.oversubscribe=true,cards.programXids={31,43},cards.cardXids={13}",
+        "--set=cards.nvidiaResource=true,agent.topologyManagerPolicy=restricted,cards.oversubscribe=true,cards.programXids={31,43},cards.cardXids={13}",
     ),
     "nvidia": ("--set=cards.injection=nvidia",),
     "cluster": (

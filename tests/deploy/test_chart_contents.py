@@ -135,9 +135,10 @@ def test_the_values_that_turn_things_off_turn_them_off() -> None:
 
 def test_errors_and_nvidias_name_for_cards_are_values_of_their_own() -> None:
     arguments = container(agent_pod("unprivileged"), "gpu-manager")["args"]
+    assert "--topology-manager-policy=restricted" in arguments
     assert {"--nvidia-resource", "--program-xids=31,43", "--card-xids=13"} <= set(arguments)
     silent = container(agent_pod("defaults"), "gpu-manager")["args"]
-    assert not [a for a in silent if "xids" in a or "nvidia-resource" in a]
+    assert not [a for a in silent if "xids" in a or "nvidia-resource" in a or "topology" in a]
 
 
 RUN = Command("gpu-manager run", run_command)

@@ -158,6 +158,45 @@ def past(*names: str, **more: Any) -> Obj:
     return {**start, "series": series, **more}
 
 
+WASTE = {
+    "source": "prometheus",
+    "seconds": 3600,
+    "left_out": 0,
+    "pods": [
+        {"namespace": "team-a", "pod": "job-0-0", "wasted": 90000.0, "used": 18000.0, "booked": 108000.0},
+        {"namespace": "team-a", "pod": "job-9-0", "wasted": 40.0, "used": None, "booked": None},
+    ],
+}
+
+
+HEALTH = {
+    "since": 1_790_000_000.0,
+    "events": [
+        {
+            "event": "card_closed",
+            "text": "XID 79: the card is lost",
+            "first": 1_790_000_900.0,
+            "last": 1_790_000_900.0,
+            "count": 1,
+        },
+        {"event": "closing_xid", "text": "79", "first": 1_790_000_900.0, "last": 1_790_000_900.0, "count": 1},
+        {"event": "xid", "text": "31", "first": 1_790_000_100.0, "last": 1_790_000_200.0, "count": 7},
+    ],
+}
+
+
+ADVICE = {
+    "containers": [
+        {
+            "container": "main",
+            "given": {"cores": 50, "memory": 5 * GIB},
+            "cores": {"value": 20, "reason": "while it works it would use up to 20 cores without a limit"},
+            "memory": {"value": None, "reason": "it still grows"},
+        }
+    ]
+}
+
+
 @contextmanager
 def console(whole: Obj, change: Obj | None = None) -> Iterator[str]:
     """Serves the console; yields its URL. ``/ui/data`` gives the whole and, to who has it, the change."""
@@ -174,7 +213,13 @@ def console(whole: Obj, change: Obj | None = None) -> Iterator[str]:
         else:
             if handler.command == "POST":
                 given(handler)
-            others = {"/ui/what-if": judged, "/ui/history": past("job-0", "job-1")}
+            others = {
+                "/ui/what-if": judged,
+                "/ui/history": past("job-0", "job-1"),
+                "/ui/waste": WASTE,
+                "/ui/health": HEALTH,
+                "/ui/advice": ADVICE,
+            }
             body = json.dumps(others.get(path, SAID)).encode()
         send(handler, body, 200, kind="application/json")
 

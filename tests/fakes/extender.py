@@ -196,6 +196,20 @@ class FakeApi:
         answer = act()
         return BindAnswer(BindOutcome.UNKNOWN, "timed out") if how == "late" else answer
 
+    def annotate_now(self, pod: Pod, annotations: Mapping[str, str], seconds: float) -> BindAnswer:
+        self.before()
+        how = self.plan.pop(0) if self.plan else "ok"
+        obj = self.pods.get((pod.namespace, pod.name))
+        if self.down or how == "lost":
+            return BindAnswer(BindOutcome.UNKNOWN, "no answer")
+        if how == "refuse" or obj is None or obj["metadata"]["uid"] != pod.uid:
+            return BindAnswer(BindOutcome.REFUSED, "409 refused")
+        meta = obj["metadata"]
+        done = {**obj, "metadata": {**meta, "annotations": {**meta["annotations"], **annotations}}}
+        self.put(done)
+        self.shown(done)
+        return BindAnswer(BindOutcome.UNKNOWN if how == "late" else BindOutcome.BOUND)
+
     def fetch(self, namespace: str, name: str) -> Pod | None:
         if self.down:
             raise NodeUnready("the API server is away")

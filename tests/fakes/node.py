@@ -202,8 +202,9 @@ class NodeRig:
 
     def await_registered(self) -> None:
         assert self.plugin.registered.wait(60), "the plugin did not register"
-        lent = self.state.offer.lent
-        wanted = 100 * sum(s.healthy and s.card.uuid not in lent for s in self.states)
+        offer = self.state.offer
+        open_cards = sum(s.healthy and s.card.uuid not in offer.lent for s in self.states)
+        wanted = 100 * open_cards - len(offer.withdrawn.get(CORE, ()))
         self.until(
             lambda: (
                 self.kubelet.allocatable().get(CORE) == wanted

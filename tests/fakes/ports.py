@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -203,6 +203,9 @@ class FakeTenants:
         if name in self.tampered:
             raise Tampered(f"the usage page of {name} was truncated")
         return self.uses.get(name, ())
+
+    def unchanged(self, names: Iterable[str]) -> Mapping[str, Sequence[TenantUse]]:
+        return {name: self.uses.get(name, ()) for name in names if name not in self.tampered}
 
     def names(self) -> Sequence[str]:
         return tuple(self.limits)

@@ -26,7 +26,7 @@ from tests.fakes.extender import World, node, pod
 from tests.fakes.ports import FakeClock
 from tests.unit.test_agents_usage import Agents
 
-PATHS = 15  # of the document: a new one is called by itself, and this number says so
+PATHS = 18  # of the document: a new one is called by itself, and this number says so
 
 
 class Everyone(Reviews):
@@ -55,7 +55,8 @@ def service() -> Any:
         world.cluster, world.quota, world.judge, LeastFragmentation(world.cluster), ClusterTerms(), fetch
     )
     gate = CallerGate(AccessCheck(Everyone(), clock))
-    history = ConsoleHistory(AgentsUsage(Agents(), clock), lambda _node: (), clock)
+    agents = AgentsUsage(Agents(), clock)
+    history = ConsoleHistory(agents, lambda _node: (), clock)
     doors = WebhookParts(
         AdmissionMetrics("1"),
         "1",
@@ -64,7 +65,7 @@ def service() -> Any:
         create_time_checks(world.cluster, world.quota, world.judge, clock),
         (
             explain_routes(knowledge, gate),
-            console_routes(knowledge, gate, dict, history, workloads_of, lambda: 0.0, clock),
+            console_routes(knowledge, gate, agents, history, workloads_of, lambda: 0.0, clock),
         ),
     )
     return build_app(AdmissionSettings(), doors)

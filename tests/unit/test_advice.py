@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpu_manager.domain.advice.demand import DAY, DAYS, HOUR, HOURS, Demand, Need, pooled
 from gpu_manager.domain.advice.size import LONG_SECONDS, STARTS, AdvicePolicy, advise, grows
-from gpu_manager.domain.advice.sized import Sized, pool, read_sized, sized_json
+from gpu_manager.domain.advice.sized import Sized, pod_advice_json, pool, read_sized, sized_json
 from gpu_manager.domain.resources import GIB, MIB, Amount
 
 UNIT = 256 * MIB
@@ -163,6 +163,9 @@ def test_workloads_of_all_nodes_are_pooled_and_survive_the_wire() -> None:
     ]
     read = [read_sized(json.loads(json.dumps(sized_json(one)))) for one in made]
     assert read == made
+    shown = pod_advice_json(made, web[0], "web-2")
+    assert [(one["container"], one["cores"]["value"]) for one in shown["containers"]] == [(web[2], 30)]
+    assert pod_advice_json(made, "another", "web-2") == {"containers": []}
     first, second = pool(read, AdvicePolicy())
     assert (first.workload, first.pods, first.given) == (web, ("web-1", "web-2"), rolled_out)
     assert (first.advice.memory.value, first.advice.cores.value) == (3 * GIB, 30)

@@ -32,7 +32,8 @@ class Agents:
             raise NodeUnready("no API server")
         return {node: f"http://{node}" for node in self.nodes}
 
-    def usage(self, url):
+    def page(self, url, path):
+        assert path == "/usage"
         node = url.removeprefix("http://")
         self.asked.append(node)
         self.heard.set()

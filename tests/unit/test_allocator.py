@@ -15,8 +15,8 @@ from gpu_manager.domain.contract import CORE, EVENT_REFUSED, MEMORY, NVIDIA
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
+from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS
-from sandbox.kubelet.topology import NumaPolicy
 from tests.fakes.direct import DirectRig
 from tests.fakes.metrics import counts
 from tests.fakes.node import container, pod

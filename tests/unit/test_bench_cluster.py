@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from bench.cluster import rows_of
+from bench.cluster import beside_others, rows_of
 from bench.rows import Row
+from tests.cluster.soak import Result
 
 VERSIONS = {"kubernetes": "v1.36.3"}
 SOAK = {"seconds": 900.0, "starts": 1500, "wrong": 0, "unexpected_admission_errors": 0, "leaks": 0}
@@ -17,7 +18,8 @@ SUITE = {"seconds": 600.0, "passed": 1, "failed": 1, "skipped": 0, "tests": TEST
 
 
 def rows(**results: dict[str, Any]) -> dict[str, Row]:
-    return {row.name: row for row in rows_of({k: {**v, "versions": VERSIONS} for k, v in results.items()})}
+    found = {k: {**v, "versions": VERSIONS} for k, v in results.items()}
+    return {row.name: row for row in (*rows_of(found), *beside_others(found))}
 
 
 def test_what_was_never_run_has_no_figure_and_says_how_to_get_it() -> None:
@@ -78,7 +80,39 @@ def test_containers_on_other_cards_than_the_extender_chose_are_told_in_percent()
     assert rows(soak=SOAK)["other_card_percent"].figure is None
 
 
+@pytest.mark.parametrize(("off", "unseen", "full", "holds"), [(40, 0, True, True), (5, 1, False, False)])
+def test_containers_that_nobody_named_fall_short(off: int, unseen: int, full: bool, holds: bool) -> None:
+    row = rows(cdi_off={"off": off, "on": off, "unseen": unseen, "longest_seconds": 4.2})[
+        "injection_unseen_live"
+    ]
+    assert (row.figure, row.full, row.holds) == (unseen, full, holds)
+
+
+def test_a_card_on_another_numa_node_than_its_ids_falls_short() -> None:
+    run = {
+        "policies": ["restricted"],
+        "starts": 150,
+        "refused": 0,
+        "waited": 0,
+        "containers": 90,
+        "elsewhere": 2,
+    }
+    found = rows(numa=run)
+    assert (found["numa_refusals"].holds, found["numa_elsewhere"].holds) == (True, False)
+    assert found["numa_elsewhere"].full
+
+
 def test_a_pods_start_stands_beside_the_same_pods_without_a_share() -> None:
     row = rows(starts=STARTS)["pod_start_added_ms"]
     assert (row.figure, row.baseline, row.holds) == (80, 900, True)
     assert "v1.36.3" in row.note
+
+
+def test_runs_of_the_soak_on_one_image_are_added_up_and_others_begin_anew() -> None:
+    first = Result(image="a", starts=900, longest_gap=1.5, footprint={"agent": {"peak_mib": 80.0}})
+    kept = first.added({})
+    second = Result(image="a", starts=700, wrong=1, longest_gap=1.2, footprint={"agent": {"peak_mib": 90.0}})
+    found = second.added(kept)
+    assert (found["runs"], found["starts"], found["wrong"], found["longest_gap"]) == (2, 1600, 1, 1.5)
+    assert found["footprint"] == {"agent": {"peak_mib": 90.0}}
+    assert Result(image="b", starts=3).added(kept)["starts"] == 3

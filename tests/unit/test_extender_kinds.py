@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from admission.cluster.pod_view import pod_view
 from admission.cluster.snapshot import NODES, PODS, ClusterState
-from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit
+from admission.extender.feasibility import SOMEWHERE, FeasibilityCheck, FeasibilityJudge, Fit, Unfit
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.free_cards import FreeCards
 from admission.extender.many_nodes import SEVERAL, candidates, judge_nodes
@@ -22,6 +22,7 @@ from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
+from gpu_manager.domain.topology import NumaPolicy
 from tests.fakes.extender import UNIT, node, pod
 
 _CLOSED = st.lists(st.integers(0, 1), max_size=2, unique=True)
@@ -93,8 +94,8 @@ def test_many_at_a_time_are_judged_as_each_alone(
             cluster.expect(uid, view.name, ask().placement(view, fit), 1.0)
     views = [*cluster.snapshot().nodes.values()]
     verdicts = judge_nodes(ask(), [*views, None])
-    for view, kind in zip(views, verdicts.kinds, strict=False):
-        alone, together = ask().on(view), verdicts.found[kind][1]
+    for view, together in zip(views, verdicts.answers, strict=False):
+        alone = ask().on(view)
         if isinstance(alone, Fit) and isinstance(together, Fit):
             assert (alone.positions, alone.taken, alone.charge) == (
                 together.positions,
@@ -103,7 +104,7 @@ def test_many_at_a_time_are_judged_as_each_alone(
             )
         else:
             assert alone is together
-    assert verdicts.found[verdicts.kinds[-1]][0] is None
+    assert verdicts.answers[-1] is Unfit.NODE
 
 
 def part_used(nodes: int, seed: int) -> ClusterState:
@@ -150,17 +151,36 @@ def test_many_new_nodes_are_judged_in_one_go_as_each_alone() -> None:
             question, _ = asked(cluster, core, memory, **wishes)
             alone, _ = asked(cluster, core, memory, **wishes)
             verdicts = judge_nodes(question, views)
-            chosen = candidates(question, verdicts, 1 << 20)
-            for view, kind in zip(views, verdicts.kinds, strict=True):
+            chosen = candidates(question, views, verdicts, 1 << 20)
+            for view, kind, said in zip(views, *verdicts, strict=True):
                 here = alone.on(view)
                 if isinstance(here, Fit):
                     fits += 1
-                    assert verdicts.found[kind][1] is None, "it fits; where was not asked"
+                    assert said is SOMEWHERE, "it fits; where was not asked"
                     assert chosen[kind][1].positions == here.positions
                 else:
-                    assert verdicts.found[kind][1] is here
+                    assert said is here
                     assert kind not in chosen
     assert fits > 1000, "the clusters are neither full nor empty"
+
+
+def test_many_nodes_under_a_strict_numa_policy_are_judged_by_more_than_a_count() -> None:
+    cluster, fits = part_used(SEVERAL + 30, 3), 0
+    views = []
+    for at, view in enumerate(cluster.snapshot().nodes.values()):
+        cards = tuple(replace(s, card=replace(s.card, numa=n // 2)) for n, s in enumerate(view.node.cards))
+        links = replace(view.node.topology, numa_policy=(NumaPolicy.NONE, NumaPolicy.SINGLE)[at % 2])
+        views.append(replace(view, node=replace(view.node, cards=cards, topology=links)))
+    for core in (100, 200, 300, 30):
+        question, _ = asked(cluster, core, None if core >= 100 else 4)
+        alone, _ = asked(cluster, core, None if core >= 100 else 4)
+        for view, said in zip(views, judge_nodes(question, views).answers, strict=True):
+            here = alone.on(view)
+            assert isinstance(here, Fit) is isinstance(said, Fit)
+            fits += isinstance(here, Fit)
+            if view.node.topology.numa_policy.strict and core == 300:
+                assert isinstance(here, Unfit), "two cards a NUMA node"
+    assert fits > 50
 
 
 def test_of_a_new_kind_of_request_so_many_nodes_are_priced_at_once_and_all_in_the_end() -> None:
@@ -169,7 +189,7 @@ def test_of_a_new_kind_of_request_so_many_nodes_are_priced_at_once_and_all_in_th
     question, request = asked(cluster, 17, 3)
 
     def costs() -> list[object]:
-        found = candidates(question, judge_nodes(question, views), MOST_PRICED).values()
+        found = candidates(question, views, judge_nodes(question, views), MOST_PRICED).values()
         return list(policy.costs(request, list(found)))
 
     first = costs()

@@ -14,6 +14,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.topology import SELF, Link, Topology
 from gpu_manager.ports.cards import CardEvent, HealthChange, XidError
 from gpu_manager.services.cards.health import VANISHED, CardXids, Health, HealthTimes
+from gpu_manager.services.cards.health_log import MOST_EVENTS, HealthLog
 from tests.fakes.ports import FakeNodeObject
 
 PIX, SYS = Link.parse("PIX"), Link.parse("SYS")
@@ -430,3 +431,29 @@ def test_xids_are_counted_by_card_and_by_whether_they_close_it():
         "GPU-1": CardXids(closing=1, others=0, last=79),
     }
     assert node.step() == [WELL, WELL], "the change of health is told on its own"
+    newest, *_ = node.health.events(CardUuid("GPU-0"))
+    assert (newest.event, newest.text, newest.count) == ("xid", "31", 2)
+    assert [e.event for e in node.health.events(CardUuid("GPU-1"))] == ["closing_xid", "card_found"]
+
+
+def test_a_card_tells_why_it_was_closed_and_since_when():
+    node = Node()
+    node.step()
+    node.cards.cards[1] = "XID 79: the card is lost"
+    node.step(10)
+    closed, found = node.health.events(CardUuid("GPU-1"))
+    assert (closed.event, closed.text) == ("card_closed", "XID 79: the card is lost")
+    assert closed.last - found.last == 10
+    assert found.last >= node.health.began
+    assert node.health.events(CardUuid("GPU-none")) == ()
+
+
+def test_a_storm_of_events_is_bounded_and_does_not_lose_the_newest():
+    log = HealthLog()
+    for number in range(100):
+        log.note(CardUuid("GPU-0"), "xid", str(number), number)
+    log.note(CardUuid("GPU-0"), "xid", "90", 100.0)
+    events = log.of(CardUuid("GPU-0"))
+    assert len(events) == MOST_EVENTS
+    assert (events[0].text, events[0].first, events[0].last, events[0].count) == ("90", 90, 100.0, 2)
+    assert events[-1].text == "80"

@@ -1,7 +1,10 @@
 """The openb replay: the protocol kept to the letter, nothing placed where it does not fit, yardsticks true."""
 
+import math
 import random
+import statistics
 from collections import Counter
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 
 from bench import placement as group
 from bench.placement import data, waits
-from bench.placement.departures import Coming, waiting_demand
+from bench.placement.departures import LAWS, Coming, lifetime, stream, waiting_demand
 from bench.placement.ours import Ours
 from bench.placement.policies import BestFit, DotProd, Fgd, Fragments, GpuClustering, GpuPacking, fits
 from bench.placement.replay import World, replay, stock_of
@@ -231,7 +234,9 @@ def test_each_part_of_the_group_has_rows_of_its_own(monkeypatch, tmp_path):
 
 
 def test_a_waiting_run_is_kept_and_counts_only_while_the_code_is_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(waits, "stream", lambda _trace, _seed, _load: (NODES, coming_and_going()))
+    monkeypatch.setattr(
+        waits, "stream", lambda _trace, _seed, _load, _law, _part: (NODES, coming_and_going())
+    )
     wait = waits.plan()[2]
     run = waits.measure(Study(TRACE), wait)
     assert (run["load"], run["seed"], run["policy"]) == (0.9, 42, "BestFit")
@@ -241,6 +246,51 @@ def test_a_waiting_run_is_kept_and_counts_only_while_the_code_is_the_same(tmp_pa
     waits.save([{**run, "code": "another"}], kept)
     assert waits.load(kept) == []
     assert waits.load(tmp_path / "none.json") == []
+    known, differ = waits.repeats(Study(TRACE), {}, kept)
+    assert (list(known), differ) == ([run["code"]], [])
+    assert known[run["code"]] == {"another": ["departures BestFit 42 at load 0.9"]}
+    assert waits.repeats(Study(TRACE), known, kept) == (known, []), "what stands is not measured again"
+    other = {**run, "code": "another", "waiting": 99.0}
+    waits.save([other], kept)
+    assert waits.repeats(Study(TRACE), {}, kept) == ({}, [other])
+
+
+def test_cells_go_on_where_the_last_call_ended_and_are_paired_by_seed(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        waits, "stream", lambda _trace, _seed, _load, _law, _part: (NODES, coming_and_going())
+    )
+    wanted, kept, left = waits.cells(full=True), tmp_path / "departures.json", iter([True] * 4)
+    assert len(wanted) == 2700
+    assert len({wait.cell for wait in wanted}) == 90
+    first = waits.measured(Study(TRACE), wanted, lambda: next(left, False), kept)
+    assert [waits.Wait.of(run) for run in first] == wanted[:4]
+    more = waits.measured(Study(TRACE), wanted[:6], lambda: True, kept)
+    assert sorted(map(waits.Wait.of, more), key=wanted.index) == wanted[:6]
+    assert {lead.cell for lead in waits.leads(first)} == {wanted[0].cell}, "the second lacks two policies"
+    assert len(waits.leads(more)) == 2
+
+
+def test_a_lead_is_over_the_better_of_the_others_with_its_interval():
+    def runs(seed, *waiting):
+        policies = zip(("ours", "FGD", "BestFit"), waiting, strict=True)
+        return [{"load": 0.9, "seed": seed, "policy": policy, "waiting": value} for policy, value in policies]
+
+    (one,) = waits.leads(runs(1, 2.0, 5.0, 3.0))
+    assert (one.mean, one.upper, one.seeds) == (-1.0, math.inf, 1)
+    (two,) = waits.leads(runs(1, 2.0, 5.0, 3.0) + runs(2, 3.0, 3.5, 6.0))
+    assert two.mean == pytest.approx((-3.0 - 0.5) / 2), "FGD has less in the mean of both"
+    assert two.upper == pytest.approx(two.mean + 12.71 * 1.25)
+
+
+def test_lifetimes_of_every_law_have_the_mean_of_the_traces():
+    pods = [replace(pod, born=0, gone=60 * (at % 90)) for at, pod in enumerate(pods_of(900))]
+    trace = Trace(NODES * 16, tuple(pods))
+    for law in LAWS:
+        nodes, coming = stream(trace, 1, 0.9, law, 4)
+        assert len(nodes) == len(trace.nodes) // 4
+        assert statistics.mean(each.runs for each in coming) == pytest.approx(lifetime(trace), rel=0.05)
+        work = sum(each.pod.cores * each.runs for each in coming) / coming[-1].at
+        assert work / sum(100 * node.cards for node in nodes) == pytest.approx(0.9, rel=0.1)
 
 
 def coming_and_going():

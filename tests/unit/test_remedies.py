@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from admission.cluster.pod_view import pod_view
-from admission.explain.remedies import Remedy, WaitingPod, cheapest_remedy
+from admission.explain.remedies import JudgedNode, Remedy, WaitingPod, cheapest_remedy
 from admission.extender.feasibility import Fit
 from gpu_manager.domain.contract import GPU_MODEL
 from gpu_manager.domain.pod import parse_pod
@@ -25,7 +25,7 @@ def cure(world: World, obj: dict[str, Any]) -> Remedy | None:
     question = case.ask(case.request)
     found = [(view, question.on(view)) for _, view in sorted(snapshot.nodes.items())]
     assert not any(isinstance(fit, Fit) for _, fit in found), "it waits"
-    return cheapest_remedy(case, question, found)
+    return cheapest_remedy(case, question, [JudgedNode(view, fit, "", "") for view, fit in found])
 
 
 @pytest.mark.parametrize(("free", "change"), [(25, "ask 25 cores"), (10, f"widen annotation {GPU_MODEL}")])
@@ -70,7 +70,7 @@ def test_a_pod_of_several_cards_is_told_of_whole_cards_or_to_wait_and_never_of_a
     never = cure(world, pod("many", 1600, None))
     assert never is not None
     assert never.text.startswith(
-        'ask 2 whole cards instead of 16 whole cards for "main", as no node has more'
+        'ask 2 whole cards instead of 16 whole cards for "main", as no node that it may go to has more'
     )
     idle = cure(World([node("n1", cards=2)], held[:1]), pod("pair", 200, None))
     assert idle is not None

@@ -128,3 +128,15 @@ def test_what_has_no_history_is_refused(subject, name):
 
 def test_the_whole_cluster_needs_no_name():
     assert HistoryQuery.parse("cluster", "") == ALL
+
+
+def test_what_a_share_used_counts_for_the_time_in_which_it_is_known():
+    history = recorded(
+        ("n1", 300.0, use(90.0)),  # more than ten minutes ago
+        ("n1", 900.0, use(20.0) | use(None, pod="blank")),
+        ("n1", 905.0, use(40.0) | use(None, pod="blank")),
+        ("n1", 910.0, {}),
+    )
+    ((key, used),) = history.sums(END, 5.0).items()
+    assert key == ("train", "main", "GPU-1")
+    assert used == (pytest.approx(300.0), 10.0)

@@ -14,6 +14,8 @@ from gpu_manager.domain.contract import (
     PREDICATE_INDEX,
     PREDICATE_NODE,
     PREDICATE_TIME,
+    RESIZE,
+    RESIZED,
 )
 from tests.fakes.reviews import admit, ask, container, patched, pod, review, update
 
@@ -24,6 +26,7 @@ GUARDED = {
     PREDICATE_TIME: "1",
     ASSIGNED: "false",
     f"{PREDICATE_INDEX}0": "0,1",
+    RESIZED: "{}",
 }
 
 
@@ -125,3 +128,43 @@ def test_all_container_kinds_are_judged() -> None:
         {"initContainers": [container("i", "150", restartPolicy="Always")]},
     ):
         assert not admit(pod(container(), **spec))[0]
+
+
+SIZES = [
+    ('{"v":1,"containers":{"train":{"cores":50,"memory":"8Gi"}}}', ""),
+    ("{}", "it is not JSON of version 1: write"),
+    ('{"v":1,"containers":{"train":{"cores":100}}}', 'of container "train" is 100: use 99'),
+    ('{"v":1,"containers":{"train":{"cores":41}}}', "above its elastic ceiling 40"),
+    ('{"v":1,"containers":{"other":{"cores":5}}}', "the pod has no such container"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "says"), SIZES[1:])
+def test_a_size_that_can_never_be_is_refused_when_it_is_written(wanted: str, says: str) -> None:
+    before = pod(container(name="train", core="30", memory="8"), annotations={CORE_LIMIT: "40"})
+    after = pod(
+        container(name="train", core="30", memory="8"), annotations={CORE_LIMIT: "40", RESIZE: wanted}
+    )
+    response = ask(validate, update(before, after))
+    assert (response["allowed"], response["status"]["code"]) == (False, 422)
+    assert says in response["status"]["message"]
+    assert ask(validate, update(after, after))["allowed"], "what it was before it may stay"
+
+
+def test_a_legal_size_passes_and_so_does_its_end() -> None:
+    plain = pod(container(name="train", core="30", memory="8"))
+    asks = pod(container(name="train", core="30", memory="8"), annotations={RESIZE: SIZES[0][0]})
+    assert ask(validate, update(plain, asks))["allowed"]
+    assert ask(validate, update(asks, plain))["allowed"]
+
+
+def test_a_new_pod_has_the_size_of_its_spec() -> None:
+    copied = pod(
+        container(name="train", core="30", memory="8"), annotations={RESIZE: SIZES[0][0], "mine": "kept"}
+    )
+    response = ask(mutate, review(copied))
+    assert patched(copied, response)["metadata"]["annotations"] == {"mine": "kept"}
+    (warning,) = (w for w in response["warnings"] if RESIZE in w)
+    assert warning == (
+        f"annotation {RESIZE} is removed: it resizes a running pod, and a new one has the size of its spec"
+    )

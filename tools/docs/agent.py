@@ -49,6 +49,7 @@ _POD = (
     (c.GPU_UUID, "you", "card UUIDs, comma-separated", "Allow list of cards."),
     (c.PLACEMENT, "you", "`binpack`, `spread`, `topology`", "Which of the cards that would do is taken."),
     (c.PRELOAD, "you", "`false`", "Leave `/etc/ld.so.preload` of the image alone."),
+    (c.RESIZE, "you", "JSON", "The size that a running container shall have: [resize](../resize.md)."),
     (c.ALLOCATION, "scheduler, agent", "JSON", "The cards of each container; memory in bytes."),
     (c.PREDICATE_NODE, "scheduler, agent", "node name", "The predecessor's: the node chosen."),
     (c.PREDICATE_TIME, "scheduler, agent", "nanoseconds", "The predecessor's: when it was chosen."),
@@ -63,6 +64,12 @@ _POD = (
         "scheduler, agent",
         "`true`, `false`",
         "The predecessor's: whether a container has started.",
+    ),
+    (
+        c.RESIZED,
+        "scheduler",
+        "JSON",
+        "The sizes that the scheduler has reserved for the pod; memory in bytes.",
     ),
     (
         c.QUOTA_SEEN,
@@ -87,6 +94,11 @@ _LABELS = (
     (c.MODEL_LABEL_GAIA, "agent", "model", "The same under the predecessor's name."),
     (c.POOL_LABEL, "you", "text", "The pool that quotas name."),
     (c.LEADER_LABEL, "admission", "`true`", "On its own pod: this replica binds (`--leader-mode=lease`)."),
+)
+_TAINTS = (
+    (c.DRA_UNHEALTHY, "The card is not healthy, or has vanished."),
+    (c.DRA_CORDONED, "The operator has closed the card."),
+    (c.DRA_HELD, "A pod holds the whole card under another resource name."),
 )
 _RESOURCES = (
     (c.CORE, "hundredths of a card: 1 to 99 with memory, or a multiple of 100 for whole cards"),
@@ -140,6 +152,8 @@ def annotations_page() -> str:
         table(writing, _coded(_NODE)),
         "## Labels of a node",
         table(writing, _coded(_LABELS)),
+        "## Taints of a device in a ResourceSlice",
+        table(("name", "meaning"), _coded(_TAINTS)),
         "## In a container with a fraction",
         table(("name", "meaning"), _coded(_CONTAINER)),
         "## At the container runtime",

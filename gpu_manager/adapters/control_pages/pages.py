@@ -13,7 +13,7 @@ import hashlib
 import os
 import stat
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -75,7 +75,7 @@ class _Told:
     uses: tuple[TenantUse, ...]
 
     def holds(self) -> bool:
-        """True if the page is as it was. Idle containers are the rule: five system calls for each."""
+        """True if the page is as it was. Idle containers are the rule: four system calls for each."""
         page, reading = self.page, self.reading
         try:
             status = os.fstat(page)
@@ -196,10 +196,9 @@ class FileControlPages:
             Tampered: the container changed the page illegally; it is repaired if possible.
             NodeUnready: the page is missing, or cannot be read.
         """
-        with self._lock:
-            told = self._told.get(name)
-            if told is not None and told.holds():
-                return told.uses
+        known = self.unchanged((name,)).get(name)
+        if known is not None:
+            return known
         cards, found, slots = self._observe(name)
         uses = tuple(
             TenantUse(
@@ -229,6 +228,12 @@ class FileControlPages:
         else:
             self._notes.pop(name, None)
         return uses
+
+    def unchanged(self, names: Iterable[str]) -> Mapping[str, Sequence[TenantUse]]:
+        """Return the very object that :meth:`usage` returned last, for each page that is as it was then."""
+        with self._lock:
+            known = ((name, self._told.get(name)) for name in names)
+            return {name: told.uses for name, told in known if told is not None and told.holds()}
 
     def activity(self, name: str) -> Sequence[Activity]:
         """Return which tenants have work in flight now, for time sharing. Raises as :meth:`usage`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import re
 import secrets
@@ -183,8 +184,12 @@ def remove(root: Path, name: str) -> None:
 
 def is_held(page: int, offset: int) -> bool:
     """True if another open file description holds a lock on this byte."""
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0)
-    return not fcntl.fcntl(page, fcntl.F_OFD_GETLK, asked).startswith(_UNLOCKED)
+    return not fcntl.fcntl(page, fcntl.F_OFD_GETLK, _lock_of(offset)).startswith(_UNLOCKED)
+
+
+@functools.lru_cache(2048)
+def _lock_of(offset: int) -> bytes:
+    return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0)
 
 
 @contextlib.contextmanager

@@ -42,15 +42,18 @@ class KubeAgents:
             self._clients[url] = HttpClient(url, limits=_LIMITS)
         return found
 
-    def usage(self, url: str) -> bytes:
-        """The agent's ``/usage``. Raises NodeUnready."""
+    def page(self, url: str, path: str) -> bytes:
+        """The agent's answer to a GET. Raises NodeUnready."""
         headers = {"Accept": "application/json"}
         if self._token is not None:
             try:
                 headers["Authorization"] = f"Bearer {self._token.read_text().strip()}"
             except OSError as error:
                 raise NodeUnready(f"cannot read {self._token}: {error.strerror}") from error
-        answer = self._clients[url].ask("GET", "/usage", headers=headers)
+        client = self._clients.get(url)
+        if client is None:
+            raise NodeUnready("it is not running any more")
+        answer = client.ask("GET", path, headers=headers)
         if answer.status != 200:
             raise NodeUnready(f"it answered {answer.status}")
         return answer.body

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
-from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused, Unreachable
+from gpu_manager.adapters.kube.connection import JSON_BODY, MERGE_PATCH, Connection, Refused, Unreachable
 from gpu_manager.adapters.kube.outbox import FINAL, Outbox, Task
+from gpu_manager.adapters.kube.pod_paths import named_path, pod_path
 from gpu_manager.adapters.kube.tasks import (
     AnnotatePod,
     EventTeller,
     PostEvent,
     Subject,
     Thing,
-    named_path,
-    pod_path,
 )
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod
@@ -64,9 +63,34 @@ class ClusterPods:
             "metadata": {"name": pod.name, "uid": pod.uid, "annotations": dict(annotations)},
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
-        path, query = f"{pod_path(pod)}/binding", {"timeout": f"{seconds:g}s"}
+        return self._once(f"bind the pod {pod.key}", "POST", f"{pod_path(pod)}/binding", body, seconds)
+
+    def annotate_now(self, pod: Pod, annotations: Mapping[str, str], seconds: float) -> str:
+        """PATCH annotations of exactly this pod; after ``seconds`` the API server drops it.
+
+        Returns why it was refused for good (400 to 499), empty if they are written. Raises as :meth:`bind`.
+        """
+        return self._once(
+            f"annotate the pod {pod.key}",
+            "PATCH",
+            pod_path(pod),
+            {"metadata": {"uid": pod.uid, "annotations": dict(annotations)}},
+            seconds,
+            MERGE_PATCH,
+        )
+
+    def _once(
+        self,
+        what: str,
+        method: str,
+        path: str,
+        body: Mapping[str, Any],
+        seconds: float,
+        content_type: str = JSON_BODY,
+    ) -> str:
         try:
-            self._connection.request(f"bind the pod {pod.key}", "POST", path, query=query, body=body)
+            query = {"timeout": f"{seconds:g}s"}
+            self._connection.request(what, method, path, query=query, body=body, content_type=content_type)
         except Refused as refusal:
             if 400 <= refusal.code < 500:
                 return str(refusal)
@@ -75,15 +99,22 @@ class ClusterPods:
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
         """The pod as the API server has it now; None if there is none. Raises NodeUnready: no answer."""
-        what = f"read the pod {namespace}/{name}"
+        obj = self.fetch_object(namespace, name)
         try:
-            return parse_pod(self._connection.request(what, "GET", named_path(namespace, name)))
+            return None if obj is None else parse_pod(obj)
+        except RequestInvalid as error:
+            raise Unreachable(f"cannot read the pod {namespace}/{name}: {error}") from error
+
+    def fetch_object(self, namespace: str, name: str) -> Mapping[str, Any] | None:
+        """The same as the object that was read."""
+        try:
+            return self._connection.request(
+                f"read the pod {namespace}/{name}", "GET", named_path(namespace, name)
+            )
         except Refused as refusal:
             if refusal.code == 404:
                 return None
             raise
-        except RequestInvalid as error:
-            raise Unreachable(f"cannot {what}: {error}") from error
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
         """Merge annotations into exactly this pod, in the background."""

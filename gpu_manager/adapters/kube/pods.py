@@ -15,8 +15,9 @@ from gpu_manager.adapters.kube.cache import TOMBSTONE_SECONDS, PodCache
 from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable
 from gpu_manager.adapters.kube.kubelet_pods import KubeletPods
 from gpu_manager.adapters.kube.outbox import Outbox
+from gpu_manager.adapters.kube.pod_paths import named_path
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
-from gpu_manager.adapters.kube.tasks import AnnotatePod, EventTeller, EvictPod, PostEvent, named_path
+from gpu_manager.adapters.kube.tasks import AnnotatePod, EventTeller, EvictPod, PostEvent
 from gpu_manager.adapters.kube.watched import WatchedObjects
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod

@@ -8,10 +8,10 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol, TypeVar
-from urllib.parse import quote
 
 from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
 from gpu_manager.adapters.kube.outbox import FINAL, Task
+from gpu_manager.adapters.kube.pod_paths import pod_path
 from gpu_manager.domain.contract import AGENT_NAME
 from gpu_manager.domain.pod import Pod
 from gpu_manager.ports.clock import Clock
@@ -265,16 +265,6 @@ class EventTeller:
         path = f"/api/v1/namespaces/{pod.namespace}/events"
         self._connection.request(f"tell an event of {pod.key}", "POST", path, body=body)
         _remember(self._series, event.key, (name, event.count, now), self._REMEMBERED)
-
-
-def pod_path(pod: Pod) -> str:
-    """Path of the pod in the API."""
-    return named_path(pod.namespace, pod.name)
-
-
-def named_path(namespace: str, name: str) -> str:
-    """Path of the pod of that name; quoted, so that no name can point elsewhere."""
-    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
 
 
 def _remember(table: OrderedDict[Hashable, _Value], key: Hashable, value: _Value, room: int) -> None:

@@ -12,7 +12,6 @@ from gpu_manager.arguments import Argument
 from gpu_manager.cli.files import Filenames, chosen_files, is_file, load_manifests, pod_name
 from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
-from gpu_manager.cli.kubectl.node_bars import Nodes, read_node_constraints, with_node_bars
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.cluster.accounting import NodeBooks
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
@@ -20,6 +19,7 @@ from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.placement.explain import Refusal, explain_bound, explain_placement, explain_room
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.rules.pod_request import judged_request
+from gpu_manager.domain.whatif.scheduling_constraints import node_constraints, pod_constraints, shown_bars
 
 _SHOWN = 20  # nodes shown in full
 _OUTCOMES = {  # names used by the admission service
@@ -69,23 +69,12 @@ def command(
             asked = [_named(login, object_name(pod_name(target), "POD"))]
         asked = [_placed(one, login.namespace, forced=bool(namespace)) for one in asked]
         answers = [_with_end(*_answer(login, admission, one), one) for one in asked]
-        waiting = [not one.pod.node and bool(one.pod.asks) for one in asked]
-        nodes = read_node_constraints(login) if any(waiting) else {}
-    if nodes:
-        answers = [
-            (_barred(answer, one, nodes) if waits else answer, by)
-            for (answer, by), one, waits in zip(answers, asked, waiting, strict=True)
-        ]
     if for_program(output):
         emit({"pods": [{**answer, "answeredBy": by} for answer, by in answers]}, output)
     else:
         print("\n\n".join("\n".join(_lines(answer)) for answer, _ in answers))
         for by in dict.fromkeys(by for _, by in answers):
             print(f"judged by {printable(by)}", file=sys.stderr)
-        if nodes is None:
-            print(
-                "cordons, taints and node affinities are not seen: that needs list on nodes", file=sys.stderr
-            )
     return 0 if all(_runs(answer) for answer, _ in answers) else 1
 
 
@@ -130,7 +119,7 @@ def _answer(login: Login, admission: str, asked: _Asked) -> tuple[Mapping[str, A
             answer = service.ask(login, admission, "/explain", asked.manifest)
         return answer, f"the admission service ({admission})"
     except service.Silent as why:
-        return _here(login, asked.pod), f"this program, without quotas and priorities ({why})"
+        return _here(login, asked), f"this program, without quotas and priorities ({why})"
 
 
 def _with_end(answer: Mapping[str, Any], by: str, asked: _Asked) -> tuple[Mapping[str, Any], str]:
@@ -141,19 +130,17 @@ def _with_end(answer: Mapping[str, Any], by: str, asked: _Asked) -> tuple[Mappin
     return ({**answer, "failed": words} if words else answer), by
 
 
-def _barred(answer: Mapping[str, Any], asked: _Asked, nodes: Nodes) -> Mapping[str, Any]:
-    scheduler = asked.pod.scheduler if asked.created else None
-    return with_node_bars(answer, asked.manifest.get("spec"), nodes, scheduler)
-
-
-def _here(login: Login, pod: Pod) -> Mapping[str, Any]:
+def _here(login: Login, asked: _Asked) -> Mapping[str, Any]:
     """The explanation computed here, in the shape of the service's answer."""
-    from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
+    from gpu_manager.adapters.kube.reading import cluster_of, list_nodes, list_pods  # noqa: PLC0415  # as in log_in
 
-    cluster = read_cluster(login.connection)
-    books = cluster.with_cards
+    pod, objects = asked.pod, list(list_nodes(login.connection))
+    books = cluster_of(objects, list_pods(login.connection)).with_cards
+    wishes = pod_constraints(asked.manifest.get("spec"))
+    bars = {node.name: why for node in map(node_constraints, objects) if (why := node.bars(wishes))}
     if (gpus := gpus_of(pod)) and not pod.node:
-        line, room = explain_gpus(gpus, ((one.node, one.ledger) for one in books))
+        free = [one for one in books if one.name not in bars]
+        line, room = explain_gpus(gpus, ((one.node, one.ledger) for one in free))
         return _explained(pod, line, {"fits": room} if room else {"room": len(books)}, len(books))
     if not pod.asks:
         return _explained(
@@ -165,18 +152,24 @@ def _here(login: Login, pod: Pod) -> Mapping[str, Any]:
         verdicts = [(one, one.judge(judged_request(pod, one.node.unit))) for one in books]
     except RequestInvalid as error:
         return _explained(pod, f"never runs: {error}", {"never": len(books)}, len(books))
-    nodes = [_node(one, verdict) for one, verdict in verdicts]
+    nodes = [_node(one, verdict, bars.get(one.name, "")) for one, verdict in verdicts]
     nodes.sort(key=lambda node: (node["outcome"] != "fits", node["node"]))
     counts = Counter(str(node["outcome"]) for node in nodes)
+    barred = {str(node["node"]): str(node["barred"]) for node in nodes if node["barred"]}
     if not nodes:
         line = "waits: the cluster has no node with cards"
     elif counts["fits"]:
         first = nodes[0]
         scheduler = pod.scheduler if pod.phase else None  # a pod of a file has no phase
         line = explain_room(counts["fits"], len(nodes), first["node"], first["line"], scheduler)
+        line += f". Not counted: {shown_bars(barred)}" if barred else ""
     else:
-        none = "the one node with cards has no" if len(nodes) == 1 else f"none of {len(nodes)} nodes has"
-        line = f"waits: {none} room now; {nodes[0]['node']}: {nodes[0]['line']}"
+        none = "the one node with cards" if len(nodes) == 1 else f"each of {len(nodes)} nodes"
+        full = [f"has no room now; {node['node']}: {node['line']}" for node in nodes if not node["barred"]][
+            :1
+        ]
+        kept_off = [f"keeps it off: {shown_bars(barred)}"] if barred else []
+        line = f"waits: {none} {' or '.join([*full, *kept_off])}"
     return _explained(pod, line, counts, len(nodes), nodes)
 
 
@@ -198,12 +191,15 @@ def _bound(pod: Pod, books: Sequence[NodeBooks]) -> Mapping[str, Any]:
     return _explained(pod, line, {"bound": 1, "not asked": len(books) - bool(where)}, len(books))
 
 
-def _node(books: NodeBooks, verdict: Any) -> dict[str, Any]:
-    cards = books.node.cards
-    if not isinstance(verdict, Refusal):
-        return {"node": books.name, "outcome": "fits", "line": explain_placement(verdict, cards), "cards": []}
+def _node(books: NodeBooks, verdict: Any, bars: str) -> dict[str, Any]:
+    fits, shown = not isinstance(verdict, Refusal), {"node": books.name, "barred": bars}
+    if bars:
+        line = f"has room for it, but {bars}" if fits else bars
+        return {**shown, "outcome": "barred", "line": line, "cards": []}
+    if fits:
+        return {**shown, "outcome": "fits", "line": explain_placement(verdict, books.node.cards), "cards": []}
     return {
-        "node": books.name,
+        **shown,
         "outcome": "room",
         "line": verdict.line(),
         "cards": [

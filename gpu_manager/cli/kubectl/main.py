@@ -25,6 +25,7 @@ COMMANDS: Commands = {
         "Translate manifests of HAMi, Volcano, KAI, gpushare, NVIDIA's plugin and others.",
     ),
     "quota": ("gpu_manager.cli.kubectl.quota", "Show what namespaces may hold of cards, and what they hold."),
+    "resize": ("gpu_manager.cli.kubectl.resize", "Change the share of a running container in place."),
     "simulate": ("gpu_manager.cli.kubectl.simulate", "Say whether pods would fit, or what if a node goes."),
     "top": ("gpu_manager.cli.kubectl.top", "Show what each container was given, and what it uses of it."),
     "ui": ("gpu_manager.cli.kubectl.ui", "Open the cluster's console in the browser."),

@@ -62,6 +62,17 @@ def sized_json(one: Sized) -> dict[str, Any]:
     }
 
 
+def pod_advice_json(found: Iterable[Sized], namespace: str, pod: str) -> dict[str, Any]:
+    """The advice for one pod's containers, as the console shows it: hundredths of a card, bytes."""
+    return {
+        "containers": [
+            {"container": one.workload[2], "given": asdict(one.given), **asdict(one.advice)}
+            for one in found
+            if one.workload[0] == namespace and pod in one.pods
+        ]
+    }
+
+
 def read_sized(row: Mapping[str, Any]) -> Sized:
     """Read what :func:`sized_json` gave; the advice is made anew.
 

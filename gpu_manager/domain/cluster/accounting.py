@@ -21,6 +21,7 @@ from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.placement.place import Placement, find, judge
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
+from gpu_manager.domain.resize.sizes import answer_of
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_request import booked_request
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
@@ -128,6 +129,7 @@ def placed_pod(pod: Pod) -> PlacedPod:
 def assigned_cards(pod: Pod) -> Assigned | None:
     """The cards that the pod's annotations name; None if they are not about this very pod on its node.
 
+    A size that the scheduler has reserved counts before the agent has booked it.
     The predecessor's scheduler writes indices. They name cards only on a node that publishes no inventory
     (:func:`card_by_index`).
     """
@@ -136,7 +138,12 @@ def assigned_cards(pod: Pod) -> Assigned | None:
         return dict(_by_index(pod)) or None
     if said is None or said.pod != pod.uid or not pod.node or said.node != pod.node:
         return None
-    return {name: tuple(shares) for name, shares in said.containers.items()}
+    answer = answer_of(pod)
+    more = answer.sizes if answer else {}
+    return {
+        name: tuple((card, amount.peak(more.get(name, ZERO))) for card, amount in shares)
+        for name, shares in said.containers.items()
+    }
 
 
 def card_by_index(index: int) -> CardUuid:

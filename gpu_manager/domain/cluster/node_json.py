@@ -7,7 +7,7 @@ from typing import Any
 
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.errors import printable
-from gpu_manager.domain.placement.ledger import Allocation, Ledger
+from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
 from gpu_manager.domain.topology import Topology
 
@@ -24,6 +24,10 @@ def node_json(
     ``more`` gives further fields of a holder: at least ``planned``, and ``ended`` for an init container that
     has ended.
     """
+    held: dict[CardUuid, list[tuple[Allocation, Share]]] = {}
+    for allocation in ledger:
+        for share in allocation.shares:
+            held.setdefault(share.card, []).append((allocation, share))
     return {
         "node": node,
         "unit": ledger.unit,
@@ -50,9 +54,7 @@ def node_json(
                         "memory": share.amount.memory,
                         **more(allocation, state.card.uuid),
                     }
-                    for allocation in ledger.holders(state.card.uuid)
-                    for share in allocation.shares
-                    if share.card == state.card.uuid
+                    for allocation, share in held.get(state.card.uuid, ())
                 ],
             }
             for state in cards

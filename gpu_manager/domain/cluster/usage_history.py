@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gpu_manager.domain.cluster.usage_json import NodeUsage, UsedShare
 from gpu_manager.domain.errors import RequestInvalid, quoted
@@ -26,6 +26,8 @@ _LONGEST_NAME: Final = 512
 _BLANK: Final = math.nan
 _NOTHING: Final = array("f", [_BLANK] * _ANSWERS)
 Column = Sequence[float | None]
+ShareKey = tuple[str, str, str]
+"""UID of the pod, container, UUID of the card."""
 
 
 class HistorySubject(Enum):
@@ -94,6 +96,13 @@ class Series:
         return sum(value for value in self.cores if value is not None)
 
 
+class ShareSum(NamedTuple):
+    """Cores (100 a card) times seconds that a share used, and for how many seconds that is known."""
+
+    core_seconds: float
+    seconds: float
+
+
 @dataclass(slots=True)
 class _Share:
     namespace: str
@@ -109,7 +118,7 @@ class _Share:
 class _Node:
     answers: int = 0
     times: array[float] = field(default_factory=lambda: array("d", [-math.inf] * _ANSWERS))
-    shares: dict[tuple[str, str, str], _Share] = field(default_factory=dict)
+    shares: dict[ShareKey, _Share] = field(default_factory=dict)
 
 
 class UsageHistory:
@@ -157,21 +166,44 @@ class UsageHistory:
         """
         count = int(SECONDS / step)
         moments = [ends - reach(step) + at * step for at in range(count)]
-        groups: dict[tuple[str, ...], list[Series]] = {}
+        groups: dict[tuple[str, ...], _Sums] = {}
+        names = _LABELS[query.subject]
         silent: set[int] = set()
         for node, kept in self._nodes.items():
             if query.subject is HistorySubject.NODE and node != query.name:
                 continue
             slots = _slots(kept.times, moments, 1.5 * step)
-            answered = [at for at, slot in enumerate(slots) if slot is not None]
+            known = [(at, slot) for at, slot in enumerate(slots) if slot is not None]
             if query.subject is HistorySubject.CLUSTER:
-                silent.update(at for before, after in pairwise(answered) for at in range(before + 1, after))
+                silent.update(at for (a, _), (b, _) in pairwise(known) for at in range(a + 1, b))
             for (_, container, card), share in kept.shares.items():
                 if query.covers(node, share.namespace, share.pod, card):
-                    one = _series(node, container, card, share, slots)
-                    groups.setdefault(_group(query.subject, one.labels), []).append(one)
-        summed = [_summed(query.subject, group, silent) for group in groups.values()]
+                    labels = {
+                        "namespace": share.namespace,
+                        "pod": share.pod,
+                        "container": container,
+                        "uuid": card,
+                    }
+                    group = tuple(labels[name] for name in names)
+                    if group not in groups:
+                        groups[group] = _Sums(count)
+                    groups[group].add(share, known)
+        summed = [sums.series(dict(zip(names, group, strict=True)), silent) for group, sums in groups.items()]
         return [one for one in summed if any(v is not None for v in (*one.cores, *one.memory))]
+
+    def sums(self, now: float, period: float) -> dict[ShareKey, ShareSum]:
+        """What each share used within :data:`SECONDS`, where that is known.
+
+        ``period``: seconds between two answers of a node, for which each figure counts.
+        """
+        found = {}
+        for kept in self._nodes.values():
+            slots = [slot for slot, at in enumerate(kept.times) if at > now - SECONDS]
+            for key, share in kept.shares.items():
+                cores = [share.cores[slot] for slot in slots if not math.isnan(share.cores[slot])]
+                if cores:
+                    found[key] = ShareSum(100 * sum(cores) * period, len(cores) * period)
+        return found
 
 
 def reach(step: float) -> float:
@@ -227,21 +259,6 @@ def _slots(times: Sequence[float], moments: Iterable[float], age: float) -> list
     return found
 
 
-def _series(node: str, container: str, card: str, share: _Share, slots: Sequence[int | None]) -> Series:
-    def column(numbers: array[float]) -> Column:
-        values = (_BLANK if slot is None else numbers[slot] for slot in slots)
-        return [None if math.isnan(value) else value for value in values]
-
-    labels = {
-        "node": node,
-        "namespace": share.namespace,
-        "pod": share.pod,
-        "container": container,
-        "uuid": card,
-    }
-    return Series(labels, column(share.cores), column(share.memory), column(share.waited))
-
-
 _LABELS: Final[Mapping[HistorySubject, Sequence[str]]] = {
     HistorySubject.CLUSTER: (),
     HistorySubject.NODE: ("uuid",),
@@ -250,16 +267,24 @@ _LABELS: Final[Mapping[HistorySubject, Sequence[str]]] = {
 }
 
 
-def _group(subject: HistorySubject, labels: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(labels[name] for name in _LABELS[subject])
+class _Sums:
+    """The sums of some shares' figures over time."""
 
+    def __init__(self, count: int) -> None:
+        self.columns: list[list[float | None]] = [[None] * count for _ in range(3)]
 
-def _summed(subject: HistorySubject, group: Sequence[Series], silent: set[int]) -> Series:
-    labels = {name: group[0].labels[name] for name in _LABELS[subject]}
+    def add(self, share: _Share, known: Sequence[tuple[int, int]]) -> None:
+        """Add a share; ``known``: the moments at which its node had answered, each with the answer's slot."""
+        for sums, numbers in zip(self.columns, (share.cores, share.memory, share.waited), strict=True):
+            for at, slot in known:
+                value = numbers[slot]
+                if value == value:  # noqa: PLR0124 - a figure that is not known is NaN
+                    before = sums[at]
+                    sums[at] = value if before is None else before + value
 
-    def total(column: Callable[[Series], Column]) -> Column:
-        rows: Iterator[tuple[float | None, ...]] = zip(*map(column, group), strict=True)
-        known = ([value for value in row if value is not None] for row in rows)
-        return [sum(values) if values and at not in silent else None for at, values in enumerate(known)]
-
-    return Series(labels, total(lambda o: o.cores), total(lambda o: o.memory), total(lambda o: o.waited))
+    def series(self, labels: Mapping[str, str], silent: set[int]) -> Series:
+        """As they are told, blank at the ``silent`` moments."""
+        for sums in self.columns:
+            for at in silent:
+                sums[at] = None
+        return Series(labels, *self.columns)

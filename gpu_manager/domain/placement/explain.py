@@ -109,11 +109,17 @@ def refuse(
     views: Sequence[CardView],
     advice: str,
     nearest: PodRequest | None = None,
+    *,
+    policy: str = "",
 ) -> Refusal:
-    """Build a refusal. ``who`` names the container, or those that must share cards."""
+    """Build a refusal. ``who`` names the container, or those that must share cards; ``policy`` the kubelet's
+    NUMA policy where it is strict.
+    """
     if whole:
         idle = sum(view.idle and not view.closed for view in views)
         headline = f"{who}: {whole} whole card{'s'[: whole - 1]} asked, {idle} of {len(views)} idle and open"
+        if policy and idle >= whole > 1:
+            headline += f", but not on NUMA nodes that the kubelet's policy {policy} lets it have together"
     else:
         headline = f"{who}: no card has room for {ask}"
     reasons = tuple((view, card_reason(ask, whole, view)) for view in views)

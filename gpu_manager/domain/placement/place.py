@@ -1,8 +1,9 @@
 """Placement of a pod on the cards of a node; agent, extender and command line share it.
 
 A pod is placed as a whole, its containers in the kubelet's order. A fraction lies on one card; whole cards
-are idle cards, charged with all their memory. Several whole cards are the best-linked set
-(:func:`card_sets.best_set`); for the rest the pod's annotation ``tencent.com/placement`` picks one of
+are idle cards, charged with all their memory. Several whole cards are the best-linked set that
+the kubelet admits (:func:`numa.admitted_set`); for the rest the pod's annotation ``tencent.com/placement``
+picks one of
 :data:`gpu_manager.domain.placement.policies.POLICIES`.
 
 If these choices, one after the other, leave no room for a later container, an exact search decides: a pod of
@@ -22,14 +23,14 @@ from itertools import groupby
 
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.errors import Bug, DoesNotFit, quoted
-from gpu_manager.domain.placement.card_sets import best_set
 from gpu_manager.domain.placement.explain import Refusal, advise, advise_none, nearest_request, refuse
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
+from gpu_manager.domain.placement.numa import admitted_set
 from gpu_manager.domain.placement.policies import POLICIES
 from gpu_manager.domain.placement.trial_placement import LeastNeed, TrialPlacement, Unit, units_of
 from gpu_manager.domain.pod import PodUid
-from gpu_manager.domain.resources import Amount
-from gpu_manager.domain.rules.request import ContainerRequest, PlacementPolicy, PodRequest
+from gpu_manager.domain.resources import CORES_PER_CARD, Amount
+from gpu_manager.domain.rules.request import ContainerRequest, PlacementPolicy, PodRequest, Request
 from gpu_manager.domain.topology import Topology
 
 SEARCHED = 6  # fractions of one pod; the exact search takes up to 3 ** SEARCHED steps a card, 15 ms in all
@@ -111,7 +112,8 @@ def _solve(
         return failed
     for unit, at in seats:
         second.put(unit, (at,))
-    _lay_out(second, [unit for unit in units if unit.cards], request.placement, topology)
+    if _lay_out(second, [unit for unit in units if unit.cards], request.placement, topology) is not None:
+        return failed  # idle cards are enough in number, but not on NUMA nodes that go together
     second.positions = {c.name: second.positions[c.name] for unit in units for c in unit.members}
     return second
 
@@ -213,7 +215,7 @@ def _choose(
 ) -> tuple[int, ...] | None:
     if unit.cards > 1:
         idle = frozenset(at for at in trial.open if trial.idle(at))
-        return best_set(topology, idle, unit.cards, trial.numa)
+        return admitted_set(topology, trial.cards, idle, unit.cards)
     one = POLICIES[policy](trial, unit, topology)
     return None if one is None else (one,)
 
@@ -267,11 +269,12 @@ def _refusal(
     views = trial.views()
     nearest = _nearest(request, units, TrialPlacement(request, trial.cards, ledger), topology)
     found = None if nearest is None else find(nearest, trial.cards, topology, ledger)
+    policy = topology.numa_policy.value if topology.numa_policy.strict else ""
     if nearest is None or found is None:
-        return refuse(_who(failed), _ask(failed), failed.cards, views, advise_none(views))
+        return refuse(_who(failed), _ask(failed), failed.cards, views, advise_none(views), policy=policy)
     less = {c.name: c.request for c in nearest.containers if c not in request.containers}
     advice = advise(less, found, trial.cards)
-    return refuse(_who(failed), _ask(failed), failed.cards, views, advice, nearest)
+    return refuse(_who(failed), _ask(failed), failed.cards, views, advice, nearest, policy=policy)
 
 
 def _nearest(
@@ -285,6 +288,11 @@ def _nearest(
         less = nearest_request(container.request, trial.views(), trial.unit)
         if less is None or len(unit.members) > 1:
             return None
+        while (
+            less.cards > 1
+            and _choose(trial, Unit(unit.members, less.cards), request.placement, topology) is None
+        ):
+            less = Request(less.cores - CORES_PER_CARD, 0)
         request = request.asking(container.name, less)
         _lay_out(trial, [Unit((replace(container, request=less),), less.cards)], request.placement, topology)
     return request

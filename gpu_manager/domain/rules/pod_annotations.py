@@ -62,8 +62,9 @@ def preload_of(pod: Pod) -> bool:
 
 def guarded_keys(annotations: Iterable[str]) -> tuple[str, ...]:
     """Return the annotation keys that only the scheduler and the agent may set or change."""
-    exact = (contract.ALLOCATION, contract.PREDICATE_NODE, contract.PREDICATE_TIME, contract.ASSIGNED)
-    return tuple(key for key in annotations if key in exact or key.startswith(contract.PREDICATE_INDEX))
+    return tuple(
+        key for key in annotations if key in contract.GUARDED or key.startswith(contract.PREDICATE_INDEX)
+    )
 
 
 def _entries(text: str) -> list[str]:

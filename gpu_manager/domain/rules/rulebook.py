@@ -17,6 +17,7 @@ from gpu_manager.domain.contract import (
     NVIDIA,
     PLACEMENT,
     PRELOAD,
+    RESIZE,
     VISIBLE_ENV,
 )
 from gpu_manager.domain.errors import quoted
@@ -194,6 +195,40 @@ class Rule(Enum):
         "use a comma-separated list of card UUIDs as `nvidia-smi -L` prints them{hint}",
         "A UUID that no card can have would leave the pod pending for ever.",
         "Copy the UUIDs (`GPU-` and 36 characters, lower case); remove the annotation for any card.",
+    )
+    RESIZE_UNREADABLE = RuleText(
+        "resize-unreadable",
+        f"annotation {RESIZE} is {{value}}: {{reason}}: write {{example}}",
+        "A size that cannot be read would leave the pod at its old one without a word.",
+        "`kubectl vcuda resize` writes it. `memory` is a quantity such as `8Gi`, or bytes; "
+        "what is left out stays as in the spec.",
+    )
+    RESIZE_NOT_A_FRACTION = RuleText(
+        "resize-not-a-fraction",
+        f"annotation {RESIZE} names container {{value}}, {{reason}}{{hint}}",
+        "Only a fraction in an app container or sidecar changes its size: whole cards have no limit to move, "
+        "and an ordinary init container hands its share on to the containers after it.",
+        "Name a container with 1 to 99 cores, or change the template and let the pod be replaced.",
+    )
+    RESIZE_VALUE = RuleText(
+        "resize-value",
+        f"annotation {RESIZE}: {{field}} of container {{value}} is {{wanted}}: use {{nearest}}",
+        "A resized container is still a fraction: a part of one card, in whole units of memory.",
+        "Use a legal fraction; for a whole card change the pod's template.",
+    )
+    RESIZE_ABOVE_CEILING = RuleText(
+        "resize-above-ceiling",
+        f"annotation {RESIZE}: cores of container {{value}} are {{wanted}}, above its elastic ceiling "
+        f"{{ceiling}}: use at most {{ceiling}}, or set annotation {CORE_LIMIT} to {{wanted}} or more",
+        "The elastic ceiling is never below the share that a container is sure of.",
+        "Raise the ceiling in the same change, remove it, or ask for less.",
+    )
+    RESIZE_AT_CREATION = RuleText(
+        "resize-at-creation",
+        f"annotation {RESIZE} is removed: it resizes a running pod, and a new one has the size of its spec",
+        "A copied manifest or a restored backup carries it; the pod that it was written for is another.",
+        "Write the size into the pod's limits.",
+        warning=True,
     )
     ANNOTATION_GUARDED = RuleText(
         "annotation-guarded",

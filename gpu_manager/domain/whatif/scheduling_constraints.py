@@ -1,10 +1,13 @@
 """Cordons, taints and node affinity: which nodes kube-scheduler would consider for a pod. Pure.
 
-Used by what-if alone: in a cluster the scheduler judges them itself before it asks an extender.
+For answers to people and for what-if alone: in a cluster kube-scheduler judges them itself before it asks an
+extender.
 """
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -20,6 +23,7 @@ _LIFECYCLE: Final = (
 )
 _HOSTNAME: Final = "kubernetes.io/hostname"
 _NAME: Final = "metadata.name"
+_REASONS: Final = 3  # told of nodes that keep a pod off
 _MOST: Final = 64  # taints, tolerations or terms read of one object, which users may have written
 
 Taint = tuple[str, str, str]
@@ -109,6 +113,24 @@ class NodeConstraints:
         )
 
 
+OPEN: Final = NodeConstraints()
+
+
+def shown_bars(barred: Mapping[str, str]) -> str:
+    """The most frequent of the reasons why nodes keep a pod off, each with an example; by name of node."""
+    counts = Counter(barred.values())
+    first: dict[str, str] = {}
+    for name, reason in barred.items():
+        first.setdefault(reason, name)
+    more_nodes = {1: "", 2: " (and 1 more node)"}
+    said = [
+        f"{quoted(first[reason])} {reason}" + more_nodes.get(count, f" (and {count - 1} more nodes)")
+        for reason, count in counts.most_common(_REASONS)
+    ]
+    more = f"; {len(counts) - _REASONS} more reasons" if len(counts) > _REASONS else ""
+    return "; ".join(said) + more
+
+
 def _shown(taint: Taint) -> str:
     key, value, effect = taint
     return f"{key}={value}:{effect}" if value else f"{key}:{effect}"
@@ -117,8 +139,10 @@ def _shown(taint: Taint) -> str:
 def node_constraints(obj: Mapping[str, Any]) -> NodeConstraints:
     """Read a core/v1 Node; malformed parts count as absent."""
     meta, spec = mapping(obj.get("metadata")), mapping(obj.get("spec"))
-    labels = {
-        k: v for k, v in mapping(meta.get("labels")).items() if isinstance(k, str) and isinstance(v, str)
+    labels = {  # most are the same on every node, and held once
+        sys.intern(k): sys.intern(v)
+        for k, v in mapping(meta.get("labels")).items()
+        if isinstance(k, str) and isinstance(v, str)
     }
     taints = tuple(
         (text(one.get("key")), text(one.get("value")), text(one.get("effect")))

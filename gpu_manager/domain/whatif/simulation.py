@@ -8,7 +8,6 @@ and memory. Topology spread and resource quotas are not considered; commands tha
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -23,7 +22,12 @@ from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.topology import Topology
 from gpu_manager.domain.whatif.host_resources import ANY, ONE_POD, HostResources
-from gpu_manager.domain.whatif.scheduling_constraints import ANYWHERE, NodeConstraints, PodConstraints
+from gpu_manager.domain.whatif.scheduling_constraints import (
+    ANYWHERE,
+    NodeConstraints,
+    PodConstraints,
+    shown_bars,
+)
 
 MOST_ASKED: Final = 1000  # pods in one question to the admission service, which takes milliseconds for each
 _NOBODY: Final = PodUid(
@@ -301,7 +305,7 @@ def why_not(nodes: Sequence[SimNode], pod: SimPod) -> str:
         return "no node publishes cards"
     barred = {node.name: reason for node in nodes if (reason := node.bars(pod))}
     able = [node for node in nodes if node.name not in barred]
-    closed = _closed(barred)
+    closed = shown_bars(barred)
     if not able:
         return f"no node takes it: {closed}"
     best = max(able, key=lambda node: _free_for(node, pod.request))
@@ -323,21 +327,6 @@ def _free_for(node: SimNode, request: PodRequest) -> tuple[int, int, int, str]:
     cards = [s.card for s in node.cards if s.open and request.allows(s.card)]
     free = sum((node.ledger.free(card.uuid) for card in cards), ZERO)
     return free.cores, free.memory, len(cards), node.name
-
-
-def _closed(barred: Mapping[str, str]) -> str:
-    """The most frequent reasons, each with an example node."""
-    counts = Counter(barred.values())
-    first: dict[str, str] = {}
-    for name, reason in barred.items():
-        first.setdefault(reason, name)
-    more_nodes = {1: "", 2: " (and 1 more node)"}
-    said = [
-        f"{quoted(first[reason])} {reason}" + more_nodes.get(count, f" (and {count - 1} more nodes)")
-        for reason, count in counts.most_common(3)
-    ]
-    more = f"; {len(counts) - 3} more reasons" if len(counts) > 3 else ""
-    return "; ".join(said) + more
 
 
 def _allocations(pod: SimPod, placement: Mapping[str, tuple[Share, ...]]) -> Iterator[Allocation]:

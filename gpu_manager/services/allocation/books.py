@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpu_manager.domain.card import Card, CardUuid
-from gpu_manager.domain.contract import NVIDIA
+from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
 from gpu_manager.domain.placement.ledger import Allocation, Ledger
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.services.allocation.node_cards import NodeCards
@@ -23,6 +23,8 @@ class Grant:
 
     ``directory`` is the random name of its control pages, ``ceiling`` its elastic core limit in percent
     (0: hard), ``ids`` the device ids by resource, ``proven`` whether a PreStartContainer has confirmed it.
+    ``memory_cap`` is the memory limit in bytes while the program has not yet freed what a shrink takes from
+    it, all of which stays booked (0: the limit is what is booked).
     """
 
     allocation: Allocation
@@ -30,6 +32,7 @@ class Grant:
     ceiling: int = 0
     ids: Mapping[str, frozenset[str]] = field(default_factory=dict)
     proven: bool = False
+    memory_cap: int = 0
 
     @property
     def key(self) -> Key:
@@ -42,7 +45,8 @@ class Books:
 
     ``meant``: a container that may hold a grant → that grant's key, as long as nobody is known to hold it
     (:mod:`gpu_manager.services.allocation.unidentified_grants`). ``lending``: pods that are planned whole
-    cards under another vendor's name.
+    cards under another vendor's name. ``resized``: fractions that are booked at another size than their ids
+    count; ``withdrawn``: ids by resource that are not handed out for it.
     """
 
     def __init__(self, node: NodeCards, grants: Iterable[Grant] = ()) -> None:
@@ -50,12 +54,15 @@ class Books:
         self.node = node
         self.meant: dict[Key, Key] = {}
         self.lending: set[PodUid] = set()
+        self.resized: set[Key] = set()
+        self.withdrawn: Mapping[str, frozenset[str]] = {}
         self.cards: dict[CardUuid, Card] = {s.card.uuid: s.card for s in node.cards}
         self.ledger = Ledger(self.cards.values(), node.unit, (g.allocation for g in facts))
         self.grants: dict[Key, Grant] = {g.key: g for g in facts}
         self._owners: dict[str, set[PodUid]] = {}
         for grant in facts:
             self._own(grant)
+            self._compare(grant)
 
     def refit(self, node: NodeCards) -> None:
         """Take in the node's present cards. A lost card stays known while a pod holds a part of it."""
@@ -72,6 +79,7 @@ class Books:
         self.ledger = Ledger(self.cards.values(), self.node.unit, facts)
         self.grants[grant.key] = grant
         self._own(grant)
+        self._compare(grant)
 
     def holds(self, pod: PodUid, container: str, resource: str) -> frozenset[str]:
         """Ids of the resource that the container holds."""
@@ -112,12 +120,14 @@ class Books:
         before = self.grants.get(grant.key)
         self.grants[grant.key] = replace(grant, allocation=replace(grant.allocation, granted=True))
         self._own(grant)
+        self._compare(grant)
         if before is not None:
             self._part(before)
 
     def retract(self, key: Key) -> None:
         """Undo a grant that the container did not get: it becomes a plan for the same cards again."""
         grant = self.grants.pop(key)
+        self.resized.discard(key)
         self._part(grant)
         self.ledger.commit((replace(grant.allocation, granted=False),))
 
@@ -127,6 +137,7 @@ class Books:
         for key, grant in list(self.grants.items()):
             if any(taken & held for held in grant.ids.values()):
                 self.grants[key] = replace(grant, ids={r: held - taken for r, held in grant.ids.items()})
+                self.resized.discard(key)  # it ends: what is booked more than its ids are processes
         for device in taken:
             self._owners.pop(device, None)
 
@@ -167,6 +178,7 @@ class Books:
         gone = self.ledger.release(pod, container)
         for allocation in gone:
             grant = self.grants.pop(allocation.key, None)
+            self.resized.discard(allocation.key)
             if grant is not None:
                 self._part(grant)
         return gone
@@ -179,6 +191,16 @@ class Books:
 
     def _of(self, pod: PodUid) -> tuple[Grant, ...]:
         return tuple(g for key, g in self.grants.items() if key[0] == pod)
+
+    def _compare(self, grant: Grant) -> None:
+        """Note whether the grant is a fraction of another size than the ids that it has count."""
+        shares = grant.allocation.shares
+        part = shares[0].amount if len(shares) == 1 and not shares[0].whole else None
+        counted = {} if part is None else {CORE: part.cores, MEMORY: part.memory // self.node.unit}
+        if any(r in counted and len(ids) != counted[r] for r, ids in grant.ids.items() if ids):
+            self.resized.add(grant.key)
+        else:
+            self.resized.discard(grant.key)
 
     @staticmethod
     def _ids(grant: Grant) -> frozenset[str]:

@@ -63,6 +63,7 @@ def _text(allocation: Allocation, grant: Grant | None) -> str:
             "ceiling": grant.ceiling,
             "ids": {resource: compact(ids) for resource, ids in grant.ids.items()},
             "proven": grant.proven,
+            **({"memory_cap": grant.memory_cap} if grant.memory_cap else {}),
         }
     return json.dumps(row, separators=(",", ":"))
 
@@ -82,8 +83,9 @@ def decode(state: bytes) -> tuple[tuple[Grant, ...], tuple[Allocation, ...]]:
             allocation = _allocation(row)
             if "dir" in row:
                 ids = {str(r): expand(written) for r, written in row["ids"].items()}
+                cap = int(row.get("memory_cap", 0))
                 grants.append(
-                    Grant(allocation, str(row["dir"]), int(row["ceiling"]), ids, bool(row["proven"]))
+                    Grant(allocation, str(row["dir"]), int(row["ceiling"]), ids, bool(row["proven"]), cap)
                 )
             else:
                 planned.append(allocation)

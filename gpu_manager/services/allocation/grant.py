@@ -239,7 +239,7 @@ def _taken(books: Books, named: frozenset[CardUuid]) -> str:
 def limits_of(grant: Grant) -> tuple[Limit, ...]:
     """The limits that the container's library enforces; none for whole cards."""
     return tuple(
-        Limit(s.card, s.amount.memory, s.amount.cores, max(grant.ceiling, s.amount.cores))
+        Limit(s.card, grant.memory_cap or s.amount.memory, s.amount.cores, max(grant.ceiling, s.amount.cores))
         for s in grant.allocation.shares
         if not s.whole
     )

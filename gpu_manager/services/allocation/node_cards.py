@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import NVIDIA
@@ -41,12 +41,13 @@ class KubeletOffer:
     """The devices offered to the kubelet: a card held under one resource name is not offered under the other.
 
     ``lent`` are whole cards held as ``nvidia.com/gpu``; ``busy`` are cards of which a pod holds or awaits a
-    part under our names.
+    part under our names. ``withdrawn``: ids by resource that nobody holds and nobody may get.
     """
 
     node: NodeCards
     lent: frozenset[CardUuid] = frozenset()
     busy: frozenset[CardUuid] = frozenset()
+    withdrawn: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def healthy(self, resource: str, state: CardState) -> bool:
         """True if the card's ids of the resource may be handed out, or are in use."""

@@ -21,6 +21,8 @@ from gpu_manager.domain.card import CardState
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
 from gpu_manager.domain.placement.ledger import Allocation, Ledger
 from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.resize.judgement import resized
+from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports.kubelet import CheckpointEntry
 from gpu_manager.ports.pods import KnownPod
@@ -267,6 +269,36 @@ class NodeState:
         """
         with self._saved(undo=lambda books: books.set_ceilings(before)) as books:
             books.set_ceilings(ceilings)
+
+    def resize(self, grant: Grant, size: Amount, memory_cap: int = 0) -> Grant:
+        """Book another size of this fraction, on its card, and return its grant then. Turn, lock, disk.
+
+        ``memory_cap`` as in :class:`Grant`. On a full disk less is booked in memory, and saved with the next
+        change; more is not booked.
+
+        Raises:
+            DoesNotFit: the card has no room, or the container holds something else by now.
+            NodeUnready: the books cannot be written.
+        """
+
+        def undo(books: Books) -> None:
+            if not size.fits_in(grant.allocation.shares[0].amount) and grant.key in books.grants:
+                put(books, grant.allocation, grant.memory_cap)
+
+        def put(books: Books, allocation: Allocation, cap: int) -> Grant:
+            books.put(replace(books.grants[grant.key], allocation=allocation, memory_cap=cap))
+            return books.grants[grant.key]
+
+        with self._saved(undo) as books:
+            current = books.grants.get(grant.key)
+            if current is None or current.allocation.shares != grant.allocation.shares:
+                raise DoesNotFit("the container has ended, or holds another share by now")
+            return put(books, resized(current.allocation, size), memory_cap)
+
+    @property
+    def withdrawing(self) -> bool:
+        """True if the device lists depend on what is booked. Takes no lock."""
+        return bool(self._books.resized or self._books.withdrawn)
 
     def release(self, keys: Iterable[Key]) -> tuple[Allocation, ...]:
         """Release what these containers hold, and return it. Turn, lock, disk.

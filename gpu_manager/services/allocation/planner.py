@@ -20,6 +20,7 @@ from gpu_manager.domain.pod import Container, Pod, PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_request import bound_request
 from gpu_manager.domain.rules.request import PodRequest
+from gpu_manager.services.allocation import withdrawal
 from gpu_manager.services.allocation.association import Identification
 from gpu_manager.services.allocation.books import Books
 from gpu_manager.services.allocation.node_cards import KubeletOffer, NodeCards
@@ -46,7 +47,9 @@ def offer(books: Books) -> KubeletOffer:
     lent = {g.allocation.pod for g in books.grants.values() if g.ids.get(NVIDIA)}
     books.lending &= set(books.ledger.pods)
     ours = (a for a in books.ledger if a.pod not in lent and a.pod not in books.lending)
-    return KubeletOffer(books.node, books.lent(), frozenset(card for a in ours for card in a.cards))
+    busy = frozenset(card for a in ours for card in a.cards)
+    books.withdrawn = withdrawal.withdrawn(books) if books.resized or books.withdrawn else {}
+    return KubeletOffer(books.node, books.lent(), busy, books.withdrawn)
 
 
 def allocation_of(books: Books, pod: Pod, container: Container) -> Allocation:

@@ -19,10 +19,11 @@ import structlog
 from gpu_manager import threads
 from gpu_manager.domain.card import UNREAD_MODEL, Card, CardState, CardUuid
 from gpu_manager.domain.errors import VcudaError
-from gpu_manager.domain.topology import Topology
+from gpu_manager.domain.topology import NumaPolicy, Topology
 from gpu_manager.ports.cards import CardEvent, Cards, XidError
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.inventory import InventoryPublisher
+from gpu_manager.services.cards.health_log import CLOSING_XID, XID, HealthEvent, HealthLog
 from gpu_manager.services.cards.links import KnownLinks
 
 log = structlog.get_logger(__name__)
@@ -93,9 +94,14 @@ class Health:
     """The current card states. Thread-safe; two threads run from :meth:`start` to :meth:`stop`."""
 
     def __init__(
-        self, cards: Cards, inventory: InventoryPublisher, clock: Clock, times: HealthTimes | None = None
+        self,
+        cards: Cards,
+        inventory: InventoryPublisher,
+        clock: Clock,
+        times: HealthTimes | None = None,
+        numa_policy: NumaPolicy = NumaPolicy.NONE,
     ) -> None:
-        """The caller closes ``cards`` after :meth:`stop`."""
+        """The caller closes ``cards`` after :meth:`stop`. ``numa_policy``: the one of the node's kubelet."""
         self._cards, self._inventory, self._clock = cards, inventory, clock
         self._times = times or HealthTimes()
         self._turn = threading.Condition()
@@ -107,10 +113,13 @@ class Health:
         self._trouble, self._trouble_since, self._failures = "", 0.0, 0
         self._watching = self._news = self._look_now = self._stopping = False
         self._settling = threading.Lock()
-        self._links = KnownLinks()
+        self._links = KnownLinks(numa_policy)
         self._remembered: tuple[Card, ...] = ()
         self._counts: Counter[str] = Counter()
         self._xids: dict[CardUuid, CardXids] = {}
+        self._log = HealthLog()
+        self.began = clock.now()
+        """Seconds since 1970 since which events are told."""
         self._threads: list[threading.Thread] = []
 
     # Public, thread-safe.
@@ -141,6 +150,11 @@ class Health:
         """The XIDs that the driver reported since the start, by card; a card without one is left out."""
         with self._turn:
             return dict(self._xids)
+
+    def events(self, card: CardUuid) -> tuple[HealthEvent, ...]:
+        """What happened to the card's health since :attr:`began`, the newest first."""
+        with self._turn:
+            return self._log.of(card)
 
     def subscribe(self, listener: Listener) -> None:
         """Call ``listener`` with all states, soon and after each change, from the service's thread."""
@@ -244,6 +258,8 @@ class Health:
         with self._turn:
             if isinstance(change, XidError):
                 self._xids[change.uuid] = self._xids.get(change.uuid, CardXids()).and_(change)
+                word = CLOSING_XID if change.closes else XID
+                self._log.note(change.uuid, word, str(change.number), self._clock.now())
                 return
             entry = self._entries.get(change.uuid)
             if entry is None or (entry.missing and change.healthy):
@@ -336,6 +352,7 @@ class Health:
 
     def _say(self, event: str, card: Card, **more: str) -> None:
         self._counts[event] += 1
+        self._log.note(card.uuid, event, "; ".join(more.values()), self._clock.now())
         log.info(event, uuid=card.uuid, card=card.index, model=card.model, **more)
 
     # Without the lock.

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from gpu_manager.domain.card import CardState, CardUuid
-from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology
+from gpu_manager.domain.topology import SELF, Link, LinkKind, NumaPolicy, Topology
 
 _UNKNOWN = Link(LinkKind.SYS)  # the weakest link
 
@@ -14,8 +14,9 @@ _UNKNOWN = Link(LinkKind.SYS)  # the weakest link
 class KnownLinks:
     """The last known link of each pair of cards. Thread-safe."""
 
-    def __init__(self) -> None:
-        """Without any links."""
+    def __init__(self, numa_policy: NumaPolicy = NumaPolicy.NONE) -> None:
+        """Without any links. ``numa_policy``: the one of the node's kubelet."""
+        self._numa_policy = numa_policy
         self._lock = threading.Lock()
         self._links: dict[tuple[CardUuid, CardUuid], Link] = {}
         self._noted: frozenset[tuple[CardUuid, bool]] | None = None
@@ -43,7 +44,8 @@ class KnownLinks:
             return Topology(
                 tuple(
                     tuple(SELF if a == b else self._links.get((a, b), _UNKNOWN) for b in uuids) for a in uuids
-                )
+                ),
+                self._numa_policy,
             )
 
 

@@ -6,6 +6,7 @@ a starting agent finds it changed, and when books were rebuilt without the pod.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,12 +29,17 @@ class ElasticLimit:
     def __init__(self, state: NodeState, tenants: ControlPages) -> None:
         self._state = state
         self._tenants = tenants
+        self.changing = threading.Lock()  # from reading a limit in the books to its page; also who resizes
 
     def follow(self, pod: Pod) -> None:
         """Update the pod's pages and the books to its annotation; an illegal one changes nothing."""
         ceiling = legal_ceiling_of(pod)
         if ceiling is None or pod.terminal:
             return
+        with self.changing:
+            self._follow(pod, ceiling)
+
+    def _follow(self, pod: Pod, ceiling: int) -> None:
         stale = _others(self._state.view, pod, ceiling)
         if not stale:
             return

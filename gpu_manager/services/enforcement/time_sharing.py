@@ -2,7 +2,8 @@
 divided, memory that the driver counts beyond the account, and a heartbeat.
 
 Costs next to nothing while nobody works: who is at work comes from the usage sampler's last reading, and as
-that is up to a second old, one word of a few containers' pages is looked at four times a second, in turns.
+that is up to a second old, one word of a few containers' pages is looked at four times a second; where there
+are many, twice a second and in turns.
 A container at work gets a heartbeat a second. Where one of several containers of a card is at work the others
 are looked at twenty times a second; where two are, forty times, and the factor is published every 100 ms.
 Whoever is seen for the first time is told everything once: a page may still say what an agent before us had
@@ -36,8 +37,10 @@ LOOK_SECONDS: Final = 0.05
 SAMPLE_SECONDS: Final = 0.025
 PUBLISH_SECONDS: Final = 0.1
 GLANCE_SECONDS: Final = 0.25
+TURN_SECONDS: Final = 0.5
 GLANCES: Final = 16
-"""Containers on idle cards that are looked at every :data:`GLANCE_SECONDS`, the next ones each time."""
+"""Containers on idle cards that are looked at every :data:`GLANCE_SECONDS`; of more than these the next ones
+every :data:`TURN_SECONDS`, as the usage sampler reads each of them more often than its turn comes."""
 BELIEVED_SECONDS: Final = 3.0
 """A container that was seen to begin is at work for so long whatever the usage sampler's reading says."""
 HEARTBEAT_SECONDS: Final = 1.0
@@ -127,7 +130,10 @@ class TimeSharing:
     def step(self) -> float:
         """Do what is due; returns the seconds until something is due again."""
         now = self._clock.monotonic()
-        if now >= self._survey_at or self._someone_began(now):
+        surveys = now >= self._survey_at
+        if surveys or now >= self._glance_at:
+            surveys = self._someone_began(now) or surveys
+        if surveys:
             self._survey(now)
             self._survey_at = now + SURVEY_SECONDS
         due = min(self._survey_at, self._glance_at) if self._resting else self._survey_at
@@ -139,11 +145,15 @@ class TimeSharing:
             due = min(due, watched.next_at)
         return max(0.0, due - self._clock.monotonic())
 
+    @property
+    def _glance_pause(self) -> float:
+        return GLANCE_SECONDS if len(self._resting) <= GLANCES else TURN_SECONDS
+
     def _someone_began(self, now: float) -> bool:
         """Look at the next few containers on idle cards: has one begun to work since it was looked at?"""
-        if now < self._glance_at or not self._resting:
+        if not self._resting:
             return False
-        self._glance_at = now + GLANCE_SECONDS
+        self._glance_at = now + self._glance_pause
         self._resting.rotate(-GLANCES)
         places = list(itertools.islice(self._resting, GLANCES))
         recently = int(now * 1e9) - RECENT_NS
@@ -158,7 +168,6 @@ class TimeSharing:
     def _survey(self, now: float) -> None:
         present = self._card_tenants()
         self._began = {key: at for key, at in self._began.items() if now - at < BELIEVED_SECONDS}
-        self._glance_at = now + GLANCE_SECONDS
         if present is self._calm and not self._began:
             return
         self._calm, self._untold = None, False

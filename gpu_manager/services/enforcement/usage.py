@@ -144,8 +144,17 @@ class UsageSampler:
         by_share = self._by_share(containers, processes) if processes else {}
         seen = {key for key, _ in by_share}
         shares: list[ShareUse] = []
+        unchanged = self._tenants.unchanged(resting.grant.directory for resting in self._resting.values())
         for key, grant in grants.items():
-            if key in self._resting or _paged(grant):
+            resting = self._resting.get(key)
+            if resting is not None:
+                same = resting.grant is grant and unchanged.get(grant.directory) is resting.read
+                if same and key not in seen:
+                    resting.at = now
+                    shares += resting.shown
+                    continue
+                self._wake(resting)
+            if _paged(grant):
                 shares += self._fraction(grant, now, by_share, card_uses, watched=key in seen)
             else:
                 shares += self._whole(grant, by_share, card_uses, containers.values())
@@ -209,12 +218,6 @@ class UsageSampler:
             self._metrics.scrape_errors.labels("pages").inc()
             state = "tampered" if isinstance(error, Tampered) else "unknown"
             return [ShareUse(grant.key, s, state, reason=str(error)) for s in grant.allocation.shares]
-        resting = self._resting.get(grant.key)
-        if resting is not None:
-            if resting.read is read and resting.grant is grant and not watched:
-                resting.at = now
-                return resting.shown
-            self._wake(resting)
         by_card = {use.card: use for use in read}
         shown = tuple(
             self._weighed(

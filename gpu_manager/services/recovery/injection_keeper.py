@@ -6,7 +6,7 @@ A container that starts again is injected by what its allocation left on the nod
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -36,6 +36,8 @@ class InjectionKeeper:
         self._restart = restart
         self._detached: float | None = None
         self._asked = False
+        self._sources: tuple[object, object] = (None, None)
+        self._found: Mapping[str, HeldInjection] = {}
         self.trouble = ""
         """Why a granted container could not start again, for /readyz; empty if each could."""
 
@@ -64,10 +66,15 @@ class InjectionKeeper:
             log.error("restarting", reason=self.trouble)
             self._restart()
 
-    def _held(self) -> dict[str, HeldInjection]:
-        grants = [g for g in self._state.view.grants.values() if g.directory]
-        pods = {f.pod.uid: f.pod for found in self._pods.local().values() for f in found}
-        return {
-            grant.directory: HeldInjection(grant.allocation.shares, pods.get(grant.key[0]))
-            for grant in grants
-        }
+    def _held(self) -> Mapping[str, HeldInjection]:
+        """Made anew only from other grants or pods: neither is ever changed in place."""
+        grants, local = self._state.view.grants, self._pods.local()
+        if self._sources[0] is not grants or self._sources[1] is not local:
+            pods = {f.pod.uid: f.pod for found in local.values() for f in found}
+            self._found = {
+                grant.directory: HeldInjection(grant.allocation.shares, pods.get(uid))
+                for (uid, _), grant in grants.items()
+                if grant.directory
+            }
+            self._sources = grants, local
+        return self._found

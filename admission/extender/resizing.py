@@ -1,0 +1,231 @@
+"""Answers to requests for another size of a running fraction: judged as a bind is, reserved, then written.
+
+The leader judges a request by the room on the container's card and by the namespace's quota, in one step with
+the reservation of what is more. Its answer goes into an annotation that nobody else may write; the agent
+follows that alone. What is more counts from the judgement on. What is less counts until the agent says that
+it is given back. So an answer that is written late, or never, over-commits nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, Protocol
+
+import structlog
+
+from admission.cluster.pod_view import PodView
+from admission.cluster.snapshot import ClusterState
+from admission.extender.binding import BindAnswer, BindingApi, BindOutcome, BindRules
+from admission.quota.quota_book import QuotaBook
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.cluster.accounting import usage_by_model
+from gpu_manager.domain.cluster.quota import refusal
+from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, EVENT_RESIZE_REFUSED, RESIZED, decode_assignment
+from gpu_manager.domain.errors import NodeUnready, VcudaError
+from gpu_manager.domain.placement.ledger import Allocation
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.resize.judgement import judge_room, legal_sizes, resized
+from gpu_manager.domain.resize.sizes import ResizeAnswer, Sizes, answer_of, digest, encode_answer
+from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.ports.clock import Clock
+
+log = structlog.get_logger(__name__)
+
+TICK_SECONDS: Final = 1.0
+PAUSE_SECONDS: Final = 1.0  # between two answers to one pod, however often its owner changes the request
+RETRY_SECONDS: Final = 10.0  # until a refused request is judged again, or an answer that was not written
+
+
+class ResizeApi(BindingApi, Protocol):
+    """What the answers need of the API server. Thread-safe."""
+
+    def annotate_now(self, pod: Pod, annotations: Mapping[str, str], seconds: float) -> BindAnswer:
+        """PATCH the pod's annotations with its UID as precondition. After ``seconds`` it has no effect.
+
+        Outcomes as in :meth:`admission.extender.binding.BindingApi.bind`.
+        """
+
+
+class ResizeAnswers:
+    """:meth:`run` is one thread's; :meth:`look` may be called by any."""
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        quota: QuotaBook,
+        api: ResizeApi,
+        clock: Clock,
+        rules: BindRules,
+        event: Callable[[Pod, str, str], None],
+    ) -> None:
+        """``event``: tell a pod, by reason and text, that its request is refused."""
+        self._cluster = cluster
+        self._quota = quota
+        self._api = api
+        self._clock = clock
+        self._rules = rules
+        self._event = event
+        # Answers of unknown outcome: the pod, the text, and from when on no request of ours can act any more.
+        self._unknown: dict[PodUid, tuple[Pod, str, float]] = {}
+        self._pauses: dict[PodUid, tuple[float, float]] = {}  # until a new request, the same one, is judged
+        self._woken = threading.Event()
+
+    def look(self, occupant: PodView) -> None:
+        """The watch has shown this pod: answer at once if it has an open request."""
+        if self._is_open(occupant.pod):
+            self._woken.set()
+
+    def run(self, ended: threading.Event, seconds: float | None = TICK_SECONDS) -> None:
+        """Answer requests as they come; every ``seconds`` what waits, None for never."""
+        while not ended.is_set():
+            self._woken.wait(seconds)
+            self._woken.clear()
+            if self._cluster.synced:
+                self.tick()
+
+    def tick(self) -> None:
+        """Answer every open request, while this process leads."""
+        for uid in list(self._unknown):
+            self._ask(uid)
+        pods = {occupant.uid: occupant for occupant in self._cluster.resizing()}
+        self._unknown = {uid: unknown for uid, unknown in self._unknown.items() if uid in pods}
+        self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in pods}
+        if self._quota.missing():
+            return
+        for occupant in pods.values():
+            if occupant.uid not in self._unknown and self._is_open(occupant.pod):
+                self._answer(occupant.uid)
+
+    def _is_open(self, pod: Pod) -> bool:
+        """True if the pod has a request that was not answered yet, or was refused a while ago."""
+        if not pod.node or pod.terminal or pod.deleting or pod.lent:
+            return False
+        answer, asked, now = answer_of(pod), digest(pod), self._clock.monotonic()
+        other, same = self._pauses.get(pod.uid, (now, now))
+        if answer is None or answer.asked != asked:
+            return now >= other and (bool(asked) or answer is not None)
+        return now >= same and bool(answer.refused)
+
+    def _answer(self, uid: PodUid) -> None:
+        if not self._rules.may_send():
+            return
+        with self._cluster.lock:
+            occupant = self._cluster.pod(uid)
+            if occupant is None:
+                return
+            answer = self._judge(occupant)
+            if answer is None:
+                return
+            text, pod = encode_answer(answer), occupant.pod
+            before = answer_of(pod)
+            self._cluster.answer(uid, text)
+        now = self._clock.monotonic()
+        self._pauses[uid] = now + PAUSE_SECONDS, now + RETRY_SECONDS
+        if answer.refused:
+            if before is not None and (before.asked, before.refused) == (answer.asked, answer.refused):
+                return
+            self._event(pod, EVENT_RESIZE_REFUSED, answer.refused)
+        log.info("resize_answered", pod=pod.key, sizes=_shown(answer.sizes), refused=answer.refused)
+        self._send(pod, text)
+
+    def _judge(self, occupant: PodView) -> ResizeAnswer | None:
+        """The answer; None while nothing can be said. The cluster's lock is held."""
+        pod = occupant.pod
+        snapshot = self._cluster.snapshot()
+        view = snapshot.nodes.get(pod.node)
+        if view is None or view.guessed(pod.uid) or not _followed(occupant):
+            return None
+        wanted = legal_sizes(pod, view.node.unit, self._rules.minimum_cores)
+        if not wanted:
+            return None
+        ledger = view.with_awaited(view.nominated)
+        held = ledger.of_pod(pod.uid)
+        before = tuple(held.values())
+        if not held.keys() >= wanted.keys():
+            return None
+        states = {state.card.uuid: state for state in view.node.cards}
+        for name, size in wanted.items():
+            allocation = held[name]
+            refused = judge_room(ledger, allocation, size, states[allocation.cards[0]])
+            if refused is not None:
+                return self._no(pod, str(refused))
+            ledger.commit((resized(allocation, allocation.shares[0].amount.peak(size)),))
+        more = dict(_more(before, tuple(ledger.of_pod(pod.uid).values()), view.node.models))
+        quota = self._quota.current
+        mine = quota.of(pod.namespace) if quota else None
+        passed = mine.passed(snapshot.used.get(pod.namespace, {}), more) if mine and more else {}
+        if passed:
+            return self._no(pod, refusal(pod.namespace, passed.values()))
+        return ResizeAnswer(pod.api_uid, digest(pod), wanted)
+
+    @staticmethod
+    def _no(pod: Pod, why: str) -> ResizeAnswer:
+        """What was answered before stays."""
+        before = answer_of(pod)
+        return ResizeAnswer(pod.api_uid, digest(pod), before.sizes if before else {}, why)
+
+    def _send(self, pod: Pod, text: str) -> None:
+        if not self._rules.may_send():
+            self._cluster.answer(pod.uid, None)
+            return
+        try:
+            said = self._api.annotate_now(pod, {RESIZED: text}, self._rules.seconds)
+        except VcudaError as error:
+            said = BindAnswer(BindOutcome.UNKNOWN, str(error))
+        now = self._clock.monotonic()
+        if said.outcome is BindOutcome.UNKNOWN:
+            self._unknown[pod.uid] = pod, text, now + 2 * self._rules.seconds
+        elif said.outcome is BindOutcome.REFUSED:
+            self._cluster.answer(pod.uid, None)
+            self._pauses[pod.uid] = now + RETRY_SECONDS, now + RETRY_SECONDS
+        if said.outcome is not BindOutcome.BOUND:
+            log.warning("resize_answer_not_written", pod=pod.key, reason=said.words)
+
+    def _ask(self, uid: PodUid) -> None:
+        """Let the API server say whether the answer is written. It is not sent again: another replica may
+        have led meanwhile, and given the room away.
+        """
+        pod, text, quiet = self._unknown[uid]
+        asked = self._clock.monotonic()
+        try:
+            found = self._api.fetch(pod.namespace, pod.name)
+        except NodeUnready as error:
+            log.warning("resize_answer_still_unknown", pod=pod.key, reason=str(error))
+            return
+        written = found is not None and found.uid == uid and found.annotations.get(RESIZED) == text
+        if written or asked >= quiet:
+            del self._unknown[uid]
+        if not written and asked >= quiet:
+            self._cluster.answer(uid, None)
+
+
+def _followed(occupant: PodView) -> bool:
+    """True once the agent has booked what was answered last: before, a smaller answer would count as given
+    back what the agent may still book.
+    """
+    answer = answer_of(occupant.pod)
+    if answer is None or not answer.sizes:
+        return True
+    if occupant.pod.annotations.get(ASSIGNED) != "true":
+        return False
+    said = decode_assignment(occupant.pod.annotations.get(ALLOCATION))
+    booked = said.containers if said else {}
+    return all(
+        len(shares := booked.get(name, ())) == 1 and size.fits_in(shares[0][1])
+        for name, size in answer.sizes.items()
+    )
+
+
+def _more(
+    before: tuple[Allocation, ...], after: tuple[Allocation, ...], models: Mapping[CardUuid, str]
+) -> Iterator[tuple[str, Amount]]:
+    """By model of card, what the pod holds more at its peak than before."""
+    was = dict(usage_by_model(before, models))
+    for model, amount in usage_by_model(after, models):
+        if (more := amount - was.get(model, ZERO)) != ZERO:
+            yield model, more
+
+
+def _shown(sizes: Sizes) -> dict[str, str]:
+    return {name: str(size) for name, size in sizes.items()}

@@ -1,0 +1,17 @@
+"""Paths of pods in the Kubernetes API."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from gpu_manager.domain.pod import Pod
+
+
+def pod_path(pod: Pod) -> str:
+    """Path of the pod in the API."""
+    return named_path(pod.namespace, pod.name)
+
+
+def named_path(namespace: str, name: str) -> str:
+    """Path of the pod of that name; quoted, so that no name can point elsewhere."""
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"

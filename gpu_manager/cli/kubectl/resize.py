@@ -1,0 +1,119 @@
+"""``kubectl vcuda resize``: give a running container another share of the card that it is on."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Final
+
+from gpu_manager.arguments import Argument, Option
+from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Namespace, log_in, object_name
+from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, RESIZE, VERSION, decode_assignment
+from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, printable, quoted
+from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.resize.sizes import answer_of, digest, read_wanted
+from gpu_manager.domain.resources import Amount, parse_quantity
+
+_LOOK_SECONDS: Final = 0.2
+
+
+def command(
+    pod: Annotated[str, Argument(metavar="POD", help="A pod that runs on a node.")],
+    container: Annotated[
+        str, Option("--container", "-c", help="Default: the only one with a fraction of a card.")
+    ] = "",
+    cores: Annotated[int, Option(min=0, max=99, help="Hundredths of a card; default: as in the spec.")] = 0,
+    memory: Annotated[str, Option(metavar="QUANTITY", help="Such as 8Gi; default: as in the spec.")] = "",
+    reset: Annotated[bool, Option("--reset", help="Go back to the size of the spec.")] = False,
+    wait: Annotated[float, Option(min=0, metavar="SECONDS", help="How long to wait for it.")] = 30.0,
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = "",
+    context: Context = "",
+) -> int:
+    """Change the share of a running container in place. Needs get and patch on pods.
+
+    The card of the container and the quota of its namespace must have room for what is more. Less memory is
+    in force as fast as the program frees it. A pod that replaces this one has the size of its spec.
+    """
+    from gpu_manager.adapters.kube.resize import request_size, running_pod  # noqa: PLC0415  # as in log_in
+
+    if reset == bool(cores or memory):
+        raise RequestInvalid("give --cores, --memory or both, or --reset to go back to the spec")
+    with log_in(kubeconfig, context, namespace) as login:
+        there = running_pod(login.connection, login.namespace, object_name(pod, "POD"))
+        name = container or _only_fraction(there)
+        wanted = _changed(there, name, cores, memory)
+        there = request_size(login.connection, there, wanted)
+        ends = time.monotonic() + wait
+        while (told := _outcome(there, name)) is None and time.monotonic() < ends:
+            time.sleep(_LOOK_SECONDS)
+            there = running_pod(login.connection, login.namespace, pod)
+    print(told or _pending(there, name))
+    return 0
+
+
+def _only_fraction(pod: Pod) -> str:
+    names = [c.name for c in pod.containers if c.core is not None and 0 < c.core < 100]
+    if len(names) != 1:
+        raise RequestInvalid(
+            f"pod {pod.key} has {len(names)} containers with a fraction of a card"
+            f" ({printable(', '.join(names)) or 'none'}): name one with --container"
+        )
+    return names[0]
+
+
+def _changed(pod: Pod, name: str, cores: int, memory: str) -> str | None:
+    """The annotation with this size for that container; None if it then asks for nothing.
+
+    Raises:
+        RequestInvalid: the memory is no quantity.
+    """
+    try:
+        before = read_wanted(pod.annotations[RESIZE]) if RESIZE in pod.annotations else {}
+    except RequestInvalid:
+        before = {}  # it asks for nothing that anybody could give
+    asked: dict[str, dict[str, object]] = {
+        n: {k: v for k, v in (("cores", s.cores), ("memory", s.memory)) if v is not None}
+        for n, s in before.items()
+        if n != name
+    }
+    size: dict[str, object] = {"cores": cores} if cores else {}
+    if memory:
+        parse_quantity(memory)
+        size["memory"] = memory
+    if size:
+        asked[name] = size
+    return json.dumps({"v": VERSION, "containers": asked}, separators=(",", ":")) if asked else None
+
+
+def _outcome(pod: Pod, name: str) -> str | None:
+    """What became of the request; None while that is open. Raises DoesNotFit: it is refused."""
+    answer = answer_of(pod)
+    if answer is None:
+        return f"{pod.key} has the size of its spec" if RESIZE not in pod.annotations else None
+    if answer.asked != digest(pod):
+        return None
+    if answer.refused:
+        raise DoesNotFit(f"{pod.key} keeps its size: {answer.refused}")
+    size = answer.sizes.get(name)
+    held = _held(pod, name)
+    return f"container {quoted(name)} of {pod.key}: {held}" if held is not None and held == size else None
+
+
+def _pending(pod: Pod, name: str) -> str:
+    who = f"container {quoted(name)} of {pod.key}"
+    answer = answer_of(pod)
+    if answer is None or answer.asked != digest(pod):
+        return f"{who}: the scheduler has not answered yet; kubectl describe pod shows its Events"
+    booked = _held(pod, name)
+    return (
+        f"{who}: the scheduler has reserved {answer.sizes.get(name)}, the agent has booked "
+        f"{booked or 'none of it yet'}; less memory waits until the program frees it (Event VcudaResizeWaits)"
+    )
+
+
+def _held(pod: Pod, name: str) -> Amount | None:
+    """What the agent has booked for the container."""
+    said = decode_assignment(pod.annotations.get(ALLOCATION))
+    shares = said.containers.get(name, ()) if said and pod.annotations.get(ASSIGNED) == "true" else ()
+    return shares[0][1] if len(shares) == 1 else None

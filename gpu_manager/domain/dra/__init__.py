@@ -1,0 +1,1 @@
+"""Dynamic Resource Allocation: what a node publishes of its cards, and what Kubernetes allocates of it."""

@@ -1,0 +1,134 @@
+"""What is legal as a resize, and whether it fits the card that the container is on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gpu_manager.domain.card import CardState
+from gpu_manager.domain.contract import CORE, MEMORY, RESIZE
+from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, quoted
+from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
+from gpu_manager.domain.pod import Container, ContainerKind, Pod
+from gpu_manager.domain.resize.sizes import EXAMPLE, Sizes, WantedSize, read_wanted, spec_sizes
+from gpu_manager.domain.resources import CORES_PER_CARD, LARGEST_COUNT, Amount, format_bytes
+from gpu_manager.domain.rules.pod_annotations import ceiling_of
+from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
+
+_MOST_CORES = CORES_PER_CARD - 1
+
+
+def check_resize(pod: Pod, unit: int, minimum_cores: int = 1) -> tuple[Violation, ...]:
+    """What is illegal in the size that the pod's annotation asks for; empty if it is legal or absent."""
+    written = pod.annotations.get(RESIZE)
+    if written is None:
+        return ()
+    try:
+        wanted = read_wanted(written)
+    except RequestInvalid as error:
+        return (
+            violation(
+                Rule.RESIZE_UNREADABLE, "", RESIZE, quoted(written), reason=str(error), example=EXAMPLE
+            ),
+        )
+    spec = spec_sizes(pod, unit)
+    return tuple(
+        v for name, size in wanted.items() for v in _check(pod, name, size, spec, unit, minimum_cores)
+    )
+
+
+def legal_sizes(pod: Pod, unit: int, minimum_cores: int = 1) -> Sizes | None:
+    """The size of each resizable container as the annotation asks for it, else as the spec has it; None if
+    the annotation is not legal.
+    """
+    if check_resize(pod, unit, minimum_cores):
+        return None
+    wanted = read_wanted(pod.annotations[RESIZE]) if RESIZE in pod.annotations else {}
+    return {name: wanted.get(name, WantedSize()).over(size) for name, size in spec_sizes(pod, unit).items()}
+
+
+def _check(
+    pod: Pod, name: str, size: WantedSize, spec: Sizes, unit: int, minimum: int
+) -> Iterator[Violation]:
+    if name not in spec:
+        container = next((c for c in pod.containers if c.name == name), None)
+        others = ", ".join(map(quoted, spec))
+        hint = f"; fractions of this pod: {others}" if others else "; the pod has no fraction of a card"
+        reason = _why_not(container)
+        yield violation(Rule.RESIZE_NOT_A_FRACTION, "", RESIZE, quoted(name), reason=reason, hint=hint)
+        return
+    cores, memory, shown = size.cores, size.memory, quoted(name)
+    if cores is not None and not minimum <= cores <= _MOST_CORES:
+        nearest = (max(minimum, min(cores, _MOST_CORES)),)
+        yield violation(Rule.RESIZE_VALUE, "", CORE, shown, nearest, wanted=quoted(cores))
+    elif (ceiling := ceiling_of(pod)) is not None and size.over(spec[name]).cores > ceiling:
+        wanted = str(size.over(spec[name]).cores)
+        yield violation(Rule.RESIZE_ABOVE_CEILING, "", RESIZE, shown, wanted=wanted, ceiling=str(ceiling))
+    if memory is not None and (memory % unit or not unit <= memory <= LARGEST_COUNT):
+        fits = abs(memory) <= LARGEST_COUNT
+        sides = dict.fromkeys(max(1, n) for n in (memory // unit, -(-memory // unit))) if fits else {}
+        near = tuple(format_bytes(n * unit) for n in sides) or (f"units of {format_bytes(unit)}",)
+        wanted = format_bytes(memory) if fits else quoted(memory)
+        yield violation(Rule.RESIZE_VALUE, "", MEMORY, shown, near, wanted=wanted)
+
+
+def _why_not(container: Container | None) -> str:
+    if container is None:
+        return "and the pod has no such container"
+    if container.kind is ContainerKind.INIT and container.asks:
+        return "an ordinary init container, which hands its share on"
+    if (container.core is not None and container.core >= CORES_PER_CARD) or container.gpus:
+        return "which has whole cards"
+    return "which asks for no card"
+
+
+def resized(allocation: Allocation, size: Amount) -> Allocation:
+    """The allocation of a fraction at another size, on the card that it is on."""
+    return replace(allocation, shares=(Share(allocation.shares[0].card, size),))
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeRefusal:
+    """Why a size does not fit the container's card, and the largest that does."""
+
+    container: str
+    wanted: Amount
+    held: Amount
+    free: Amount
+    largest: Amount
+    card: int
+    closed: str = ""
+
+    def __str__(self) -> str:
+        """One sentence with the arithmetic."""
+        where = f"container {quoted(self.container)}: {self.wanted} on card {self.card}"
+        if self.closed:
+            return f"{where}: the card takes nothing new ({self.closed}); it keeps {self.held}"
+        return (
+            f"{where} does not fit: it holds {self.held} and the card has {self.free} free, "
+            f"so at most {self.largest}"
+        )
+
+
+def judge_room(
+    ledger: Ledger, allocation: Allocation, wanted: Amount, state: CardState
+) -> ResizeRefusal | None:
+    """Why the container cannot have this size on its card; None if it can. ``allocation`` is booked in the
+    ledger, as a fraction. A size that grows in nothing always fits.
+    """
+    held = allocation.shares[0].amount
+    if wanted.fits_in(held):
+        return None
+    card = state.card.uuid
+    free = ledger.free(card).peak(Amount(0, 0))
+    largest = Amount(min(held.cores + free.cores, _MOST_CORES), held.memory + free.memory)
+    refusal = ResizeRefusal(allocation.container, wanted, held, free, largest, state.card.index)
+    if not state.open:
+        why = state.reason or ("cordoned" if state.cordoned else "not healthy")
+        return replace(refusal, closed=why, largest=held)
+    trial = ledger.copy()
+    try:
+        trial.commit((resized(allocation, held.peak(wanted)),))
+    except DoesNotFit:
+        return refusal
+    return None

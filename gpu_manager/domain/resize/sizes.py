@@ -1,0 +1,150 @@
+"""The two annotations of a resize: the size that a user asks for, and the scheduler's answer.
+
+``tencent.com/vcuda-resize``, written by users:
+``{"v":1,"containers":{"train":{"cores":50,"memory":"8Gi"}}}``. ``memory`` is bytes or a Kubernetes
+quantity; what is left out is as in the pod's spec. ``tencent.com/vcuda-resized``, written by the scheduler:
+the sizes that it has reserved for this very pod, in bytes. The agent gives these, and the spec's to any
+container that the answer does not name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gpu_manager.domain import contract
+from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.pod import ContainerKind, Pod
+from gpu_manager.domain.resources import CORES_PER_CARD, LARGEST_COUNT, Amount, parse_quantity
+from gpu_manager.domain.untrusted import mapping, text
+
+Sizes = Mapping[str, Amount]
+"""Container → cores and bytes."""
+
+EXAMPLE: Final = '{"v":1,"containers":{"train":{"cores":50,"memory":"8Gi"}}}'
+_LONGEST: Final = 16 << 10  # characters of either annotation
+_FIELDS: Final = frozenset({"cores", "memory"})
+
+
+@dataclass(frozen=True, slots=True)
+class WantedSize:
+    """What is asked for one container: cores, bytes; None as in its spec."""
+
+    cores: int | None = None
+    memory: int | None = None
+
+    def over(self, spec: Amount) -> Amount:
+        """The whole size."""
+        return Amount(
+            spec.cores if self.cores is None else self.cores,
+            spec.memory if self.memory is None else self.memory,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeAnswer:
+    """The scheduler's answer: ``sizes`` that the pod with this UID may have now.
+
+    ``asked`` is the digest of the request that it answers; ``refused`` says why that is not ``sizes``.
+    """
+
+    pod: str
+    asked: str
+    sizes: Sizes = field(default_factory=dict)
+    refused: str = ""
+
+
+def read_wanted(written: str) -> Mapping[str, WantedSize]:
+    """The sizes asked for, by container.
+
+    Raises:
+        RequestInvalid: it cannot be read; the text says what of it.
+    """
+    data = contract.versioned_json(written, _LONGEST)
+    if data is None:
+        raise RequestInvalid(f"it is not JSON of version {contract.VERSION}")
+    containers = data.get("containers")
+    if not isinstance(containers, dict) or not containers:
+        raise RequestInvalid("it names no container")
+    return {name: _read_size(name, size) for name, size in containers.items()}
+
+
+def digest(pod: Pod) -> str:
+    """Name of the request that stands on the pod now; empty if none does."""
+    written = pod.annotations.get(contract.RESIZE)
+    return "" if written is None else hashlib.sha256(written.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def spec_sizes(pod: Pod, unit: int) -> Sizes:
+    """The size in the spec of each container that can be resized: app containers and sidecars with a
+    fraction. ``unit`` is bytes of one unit of memory.
+    """
+    return {
+        c.name: Amount(int(c.core), int(c.memory_units or 0) * unit)
+        for c in pod.containers
+        if c.core is not None
+        and c.core.denominator == 1
+        and 0 < c.core < CORES_PER_CARD
+        and c.kind is not ContainerKind.INIT
+    }
+
+
+def encode_answer(answer: ResizeAnswer) -> str:
+    """The value of :data:`~gpu_manager.domain.contract.RESIZED`."""
+    return json.dumps(
+        {
+            "v": contract.VERSION,
+            "pod": answer.pod,
+            "asked": answer.asked,
+            "containers": {n: {"cores": a.cores, "memory": a.memory} for n, a in answer.sizes.items()},
+            **({"refused": answer.refused} if answer.refused else {}),
+        },
+        separators=(",", ":"),
+    )
+
+
+def answer_of(pod: Pod) -> ResizeAnswer | None:
+    """The scheduler's answer on the pod; None if there is none that is legible and about this pod."""
+    data = contract.versioned_json(pod.annotations.get(contract.RESIZED), _LONGEST)
+    if data is None or data.get("pod") != pod.api_uid:
+        return None
+    try:
+        sizes = {n: _answered(mapping(size)) for n, size in mapping(data.get("containers")).items()}
+    except RequestInvalid:
+        return None
+    return ResizeAnswer(pod.api_uid, text(data.get("asked")), sizes, text(data.get("refused")))
+
+
+def _read_size(name: str, size: object) -> WantedSize:
+    if not isinstance(size, dict) or not size or not _FIELDS.issuperset(size):
+        raise RequestInvalid(f"container {quoted(name)} is not cores, memory or both")
+    return WantedSize(
+        None if "cores" not in size else _cores(name, size["cores"]),
+        None if "memory" not in size else _memory(name, size["memory"]),
+    )
+
+
+def _answered(size: Mapping[str, Any]) -> Amount:
+    cores, memory = _cores("", size.get("cores")), _memory("", size.get("memory"))
+    if not 0 < cores < CORES_PER_CARD or not 0 < memory <= LARGEST_COUNT:
+        raise RequestInvalid("not a fraction")
+    return Amount(cores, memory)
+
+
+def _cores(name: str, value: object) -> int:
+    if type(value) is not int:
+        raise RequestInvalid(f"container {quoted(name)}: cores is {quoted(value)}, not a whole number")
+    return value
+
+
+def _memory(name: str, value: object) -> int:
+    try:
+        quantity = parse_quantity(value)
+    except RequestInvalid as error:
+        raise RequestInvalid(f"container {quoted(name)}: memory is {error}") from error
+    if quantity.denominator != 1:
+        raise RequestInvalid(f"container {quoted(name)}: memory is {quoted(value)}, not whole bytes")
+    return int(quantity)

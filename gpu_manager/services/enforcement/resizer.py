@@ -1,0 +1,200 @@
+"""Gives running fractions the size that the scheduler has reserved for them.
+
+More is booked before it is in force. Fewer cores are in force before they are given back. Less memory comes
+step by step: the limit goes down to what the program holds, and what lies above it is given back once the
+program has been seen below it, by its page and by the driver, after that limit was published. So the books
+never promise to others what a program may still take, and no program loses memory that it has.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from gpu_manager.domain.contract import EVENT_RESIZE_WAITS, EVENT_RESIZED, RESIZED
+from gpu_manager.domain.errors import DoesNotFit, NodeUnready
+from gpu_manager.domain.placement.explain import explain_shares
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.resize.judgement import resized
+from gpu_manager.domain.resize.sizes import answer_of
+from gpu_manager.domain.resources import Amount, format_bytes
+from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.control_pages import ControlPages
+from gpu_manager.ports.pods import Pods
+from gpu_manager.services.allocation.books import Grant, Key
+from gpu_manager.services.allocation.grant import limits_of
+from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.enforcement.usage import Sample
+
+log = structlog.get_logger(__name__)
+
+
+class Resizer:
+    """Thread-safe. ``follow`` is called when a pod changes, ``look`` after each sample of usage."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        pods: Pods,
+        tenants: ControlPages,
+        last: Callable[[], Sample],
+        clock: Clock,
+        tell: Callable[[Pod], object] = lambda _: None,
+        changing: threading.Lock | None = None,
+    ) -> None:
+        """``last``: the newest sample of usage. ``tell`` writes what a pod holds into its annotation.
+        ``changing``: as of :class:`ElasticLimit`, whose pages are the same.
+        """
+        self._state = state
+        self._pods = pods
+        self._tenants = tenants
+        self._last = last
+        self._clock = clock
+        self._tell = tell
+        self._lock = changing or threading.Lock()
+        self._pending: set[PodUid] = set()
+        self._capped: dict[Key, float] = {}  # when the memory cap in the books was published (monotonic)
+        self._unwritten: set[Key] = set()  # whose page does not say yet what the books say
+        self._told: dict[Key, str] = {}
+
+    def follow(self, pod: Pod) -> None:
+        """Bring each fraction of the pod nearer to its size; what has to wait is tried again by ``look``."""
+        with self._lock:
+            self._follow(pod)
+
+    def look(self) -> None:
+        """Try again what waits, and what was annotated before its container was admitted."""
+        with self._lock:
+            local = {
+                f.pod.uid: f.pod for named in self._pods.local().values() for f in named if not f.tombstone
+            }
+            self._pending &= local.keys()
+            for pod in local.values():
+                if pod.uid in self._pending or RESIZED in pod.annotations:
+                    self._follow(pod)
+            grants = self._state.view.grants
+            for key in (self._capped.keys() | self._told.keys() | self._unwritten) - grants.keys():
+                self._forget(key)
+
+    def _follow(self, pod: Pod) -> None:
+        self._pending.discard(pod.uid)
+        if pod.terminal:
+            return
+        answer = answer_of(pod)
+        grants, changed = self._state.view.grants, False
+        for name, size in (answer.sizes if answer else {}).items():
+            grant = grants.get((pod.uid, name))
+            if grant is None or not grant.directory or not limits_of(grant):
+                continue
+            if self._has(grant, size):
+                if grant.key in self._told:  # its last step was taken, though not saved
+                    self._done(pod, grant)
+                    changed = True
+                continue
+            changed = True  # a step that fails may have booked something
+            try:
+                now = self._step(grant, size)
+            except (DoesNotFit, NodeUnready) as error:
+                self._wait(pod, grant.key, f"{size}: {error}", warning=True)
+                continue
+            if self._has(now, size):
+                self._done(pod, now)
+            else:
+                self._wait(pod, now.key, _progress(now, size))
+        if changed:
+            self._tell(pod)
+
+    def _has(self, grant: Grant, size: Amount) -> bool:
+        whole = grant.allocation.shares[0].amount == size and not grant.memory_cap
+        return whole and grant.key not in self._unwritten
+
+    def _step(self, grant: Grant, size: Amount) -> Grant:
+        """One step towards the size; returns the grant as it is then.
+
+        Raises:
+            DoesNotFit: the card has no room yet.
+            NodeUnready: the books or a page cannot be written.
+        """
+        held = grant.allocation.shares[0].amount
+        if not size.fits_in(held):  # book first: nobody else may be promised it
+            held, cap = held.peak(size), grant.memory_cap if size.memory < held.memory else 0
+            grant = self._state.resize(grant, held, cap)
+            self._publish(grant)
+        if size.cores < held.cores:  # in force first
+            held = replace(held, cores=size.cores)
+            self._publish(replace(grant, allocation=resized(grant.allocation, held)))
+            grant = self._state.resize(grant, held, grant.memory_cap)
+        if size.memory < held.memory:
+            return self._free_memory(grant, held, size.memory)
+        if grant.memory_cap:  # a shrink that was taken back
+            grant = self._state.resize(grant, held)
+            self._publish(grant)
+        if grant.key in self._unwritten:
+            self._publish(grant)
+        return grant
+
+    def _free_memory(self, grant: Grant, held: Amount, wanted: int) -> Grant:
+        """Give back what the program is seen not to hold, and lower its limit to what it holds."""
+        published = self._capped.get(grant.key)
+        if published is not None and grant.memory_cap:
+            self._publish(grant)  # a start of the container may have written an older limit
+            used = self._used(grant, after=published)
+            if used is not None and used <= grant.memory_cap:
+                held = replace(held, memory=grant.memory_cap)
+                grant = self._state.resize(grant, held)
+        used = self._used(grant)
+        if used is None or held.memory == wanted:
+            return grant
+        unit = self._state.node.unit
+        cap = max(wanted, -(-used // unit) * unit)
+        if cap < (grant.memory_cap or held.memory):
+            grant = self._state.resize(grant, held, cap)
+        elif not grant.memory_cap or published is not None:
+            return grant
+        self._publish(grant)
+        self._capped[grant.key] = self._clock.monotonic()
+        return grant
+
+    def _publish(self, grant: Grant) -> None:
+        self._unwritten.add(grant.key)
+        self._tenants.open(grant.directory, limits_of(grant))
+        self._unwritten.discard(grant.key)
+
+    def _used(self, grant: Grant, after: float | None = None) -> int | None:
+        """Bytes that the container holds, by its page now and by the driver in the last sample; None if
+        either is unknown, or if that sample was not taken later than ``after``.
+        """
+        sample = self._last()
+        shares = [use for use in sample.shares if use.key == grant.key]
+        if len(shares) != 1 or shares[0].held is None or (after is not None and sample.at <= after):
+            return None
+        page = sum(use.memory for use in self._tenants.usage(grant.directory))
+        return max(shares[0].held, page + shares[0].beyond)
+
+    def _done(self, pod: Pod, grant: Grant) -> None:
+        self._forget(grant.key)
+        text = explain_shares(grant.allocation.shares, self._state.node.cards)
+        log.info("resized", pod=pod.key, container=grant.key[1], now=text)
+        self._pods.event(pod, EVENT_RESIZED, f'container "{grant.key[1]}": {text}')
+
+    def _wait(self, pod: Pod, key: Key, text: str, *, warning: bool = False) -> None:
+        """It is tried again at the next look; an Event and a line in the log say why, once for each text."""
+        self._pending.add(pod.uid)
+        if self._told.get(key) != text:
+            self._told[key] = text
+            log.info("resize_waits", pod=pod.key, container=key[1], reason=text)
+            self._pods.event(pod, EVENT_RESIZE_WAITS, f'container "{key[1]}": {text}', warning=warning)
+
+    def _forget(self, key: Key) -> None:
+        self._capped.pop(key, None)
+        self._told.pop(key, None)
+        self._unwritten.discard(key)
+
+
+def _progress(grant: Grant, size: Amount) -> str:
+    over = grant.memory_cap - size.memory
+    waits = f"{format_bytes(over)} of its memory are freed" if over > 0 else "its use of memory is seen"
+    return f"{size}: waits until {waits}"

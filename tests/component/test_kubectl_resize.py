@@ -1,0 +1,122 @@
+"""``kubectl vcuda resize`` over the API stand-in: what it writes, and what it says of the answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gpu_manager.cli.kubectl.main import run
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, RESIZE, RESIZED, Assignment, encode_assignment
+from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.resize.sizes import ResizeAnswer, digest, encode_answer
+from gpu_manager.domain.resources import GIB, Amount
+from sandbox.api import StandInApi
+from tests.fakes.kubectl import a_node, a_share, said
+from tests.fakes.node import container, pod
+
+pytestmark = pytest.mark.usefixtures("kubectl_login")
+
+SIZE = Amount(50, 8 * GIB)
+
+
+@pytest.fixture
+def there(api: StandInApi) -> None:
+    a_node(api)
+    a_share(api, "one", 30)
+
+
+def annotations(api: StandInApi) -> Mapping[str, str]:
+    found: Mapping[str, str] = api.get("pods", "one")["metadata"]["annotations"]
+    return found
+
+
+def annotate(api: StandInApi, **written: str) -> None:
+    keys = {"resized": RESIZED, "allocation": ALLOCATION, "assigned": ASSIGNED}
+    api.patch(
+        "pods", "one", {"metadata": {"annotations": {keys[k]: v for k, v in written.items()}}}, "default"
+    )
+
+
+def answer(api: StandInApi, size: Amount | None, refused: str = "") -> None:
+    there = parse_pod(api.get("pods", "one"))
+    annotate(
+        api,
+        resized=encode_answer(ResizeAnswer(there.uid, digest(there), {"c": size} if size else {}, refused)),
+    )
+
+
+def resize(*words: str) -> int:
+    return run(["resize", "one", *words, "--wait", "0"])
+
+
+@pytest.mark.usefixtures("there")
+def test_a_request_is_written_and_its_way_is_told(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert resize("--cores", "50", "--memory", "8Gi") == 0
+    assert json.loads(annotations(api)[RESIZE]) == {
+        "v": 1,
+        "containers": {"c": {"cores": 50, "memory": "8Gi"}},
+    }
+    assert "the scheduler has not answered yet" in said(capsys)[0]
+    answer(api, SIZE)
+    assert resize("--cores", "50", "--memory", "8Gi") == 0
+    assert "has reserved 50 cores, 8 GiB, the agent has booked none of it yet" in said(capsys)[0]
+    uid = api.get("pods", "one")["metadata"]["uid"]
+    held = encode_assignment(Assignment("n1", uid, {"c": ((CardUuid("GPU-0"), SIZE),)}))
+    annotate(api, allocation=held, assigned="true")
+    assert resize("--cores", "50", "--memory", "8Gi") == 0
+    assert said(capsys)[0] == 'container "c" of default/one: 50 cores, 8 GiB\n'
+
+
+@pytest.mark.usefixtures("there")
+def test_a_refusal_is_told_and_ends_with_1(api: StandInApi, capsys: pytest.CaptureFixture[str]) -> None:
+    resize("--cores", "90")
+    answer(api, None, "at most 70 cores")
+    assert resize("--cores", "90") != 0
+    assert "default/one keeps its size: at most 70 cores" in said(capsys)[1]
+
+
+@pytest.mark.usefixtures("there")
+def test_reset_takes_the_request_away(api: StandInApi, capsys: pytest.CaptureFixture[str]) -> None:
+    resize("--cores", "50")
+    assert resize("--reset") == 0
+    assert RESIZE not in annotations(api)
+    assert said(capsys)[0].endswith("default/one has the size of its spec\n")
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "give --cores, --memory or both, or --reset"),
+        (["--reset", "--cores", "5"], "give --cores, --memory or both, or --reset"),
+        (["--memory", "lots"], '"lots" is not a Kubernetes quantity'),
+        (["--cores", "100"], "99"),
+    ],
+)
+def test_what_is_no_size_is_not_written(
+    api: StandInApi, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    assert resize(*words) == 2
+    assert says in said(capsys)[1]
+    assert RESIZE not in annotations(api)
+
+
+def test_the_container_is_named_where_several_have_a_fraction(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_node(api)
+    given: dict[str, Any] = pod("one", container("a", 30, 8), container("b", 10, 4))
+    api.create({**given, "metadata": {"name": "one", "namespace": "default"}})
+    assert resize("--cores", "50") == 2
+    assert "has 2 containers with a fraction of a card (a, b): name one with --container" in said(capsys)[1]
+    assert resize("--cores", "50", "-c", "a") == 0
+    assert resize("--memory", "1Gi", "-c", "b") == 0
+    assert json.loads(annotations(api)[RESIZE])["containers"] == {"a": {"cores": 50}, "b": {"memory": "1Gi"}}
+    assert resize("--reset", "-c", "a") == 0
+    assert list(json.loads(annotations(api)[RESIZE])["containers"]) == ["b"]

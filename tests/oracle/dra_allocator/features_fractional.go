@@ -1,0 +1,13 @@
+//go:build fractional
+
+package main
+
+import "k8s.io/dynamic-resource-allocation/structured"
+
+// features are those that are on by default in Kubernetes 1.37.
+func features() structured.Features {
+	return structured.Features{
+		AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true,
+		FractionalCapacityRange: true, PartitionableDevices: true, PrioritizedList: true,
+	}
+}

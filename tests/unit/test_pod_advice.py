@@ -1,0 +1,52 @@
+"""What the cluster's console tells of a pod's advised size: its agent's words, within bounds, or why there are none."""
+
+import json
+
+import pytest
+
+from admission.console.agents_usage import AgentsUsage
+from admission.console.pod_advice import pod_advice, read_advice
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from tests.fakes.ports import FakeClock
+from tests.unit.test_card_health import OneAgent
+
+CONTAINER = {
+    "container": "main",
+    "given": {"cores": 50, "memory": 4 << 30},
+    "cores": {"value": 20, "reason": "it would use 20"},
+    "memory": {"value": None, "reason": "it still grows"},
+}
+
+
+def told(answer, node="n1"):
+    agent = OneAgent(answer)
+    agents = AgentsUsage(agent, FakeClock())
+    agents.ask_due(lambda jobs: [job() for job in jobs])
+    return pod_advice("team-a/train", node, agents), agent
+
+
+def test_the_agent_of_the_pods_node_is_asked():
+    answer, agent = told(json.dumps({"containers": [CONTAINER]}))
+    assert answer == {"containers": [CONTAINER]}
+    assert agent.asked[-1] == ("http://n1", "/ui/advice?name=team-a%2Ftrain")
+
+
+@pytest.mark.parametrize(
+    ("answer", "node", "why"),
+    [("{}", "n1", "an older one"), ("{}", "", "no pod .* is on a node"), ("[", "n1", "does not answer")],
+)
+def test_without_an_answer_the_reason_is_told(answer, node, why):
+    with pytest.raises((NodeUnready, RequestInvalid), match=why):
+        told(answer, node)
+
+
+def test_whatever_an_agent_says_is_bounded():
+    odd = {"container": 5, "given": "much", "cores": {"value": -1, "reason": "x" * 999}}
+    first, *rest = read_advice({"containers": [odd, 7, *[CONTAINER] * 99]}, "n1")["containers"]
+    assert first == {
+        "container": "",
+        "given": {"cores": None, "memory": None},
+        "cores": {"value": None, "reason": "x" * 400},
+        "memory": {"value": None, "reason": ""},
+    }
+    assert len(rest) == 49
