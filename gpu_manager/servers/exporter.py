@@ -88,6 +88,7 @@ class Exporter(Collector):
         yield from series.cards(view)
         yield from series.xids(view, self._xids())
         yield from series.containers(view)
+        yield from series.claims(view)
         yield from series.energy(view, self._energy())
         yield from series.advised(self._sized())
         if self._legacy:
@@ -107,6 +108,7 @@ def describe(*, legacy: bool = True) -> Iterator[Metric]:
     yield from series.cards(view)
     yield from series.xids(view, {})
     yield from series.containers(view)
+    yield from series.claims(view)
     yield from series.energy(view, {})
     yield from series.advised(())
     if legacy:

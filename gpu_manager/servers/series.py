@@ -241,6 +241,21 @@ def containers(view: View) -> Iterator[Metric]:
     yield enforcement
 
 
+def claims(view: View) -> Iterator[Metric]:
+    """Which pods use what a ResourceClaim holds: its series of usage are one for all of them."""
+    info = GaugeMetricFamily(
+        "vcuda_claim_info",
+        "A pod that uses a request of a ResourceClaim; container is the request's name in other series",
+        labels=("namespace", "claim", "request", "pod", "container"),
+    )
+    for grant in view.grants.values():
+        held, claim = grant.allocation, grant.allocation.claim
+        if claim is not None:
+            for _, pod in claim.pods:
+                info.add_metric((held.namespace, claim.name, claim.request, pod, held.container), 1)
+    yield info
+
+
 def energy(view: View, told: Mapping[tuple[CardUuid, Holder], float]) -> Iterator[Metric]:
     """Every card's energy since the agent's start, by who used it."""
     family = CounterMetricFamily(

@@ -153,6 +153,8 @@ class Status:
             pod = pods.setdefault(
                 key[0], {"project": allocation.namespace, "pod": allocation.pod_name, "stat": {}, "spec": {}}
             )
+            if allocation.claim is not None:
+                pod["claim"] = allocation.claim.name
             pod["spec"][key[1]] = {
                 "gpu": sum(s.amount.cores for s in allocation.shares) / CORES_PER_CARD,
                 "mem": sum(s.amount.memory for s in allocation.shares) / MIB,

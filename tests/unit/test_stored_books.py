@@ -36,7 +36,7 @@ def test_books_that_can_be_read_are_not_spoken_of(stored: bytes | None) -> None:
     assert (node.events, node.disagreements) == ([], 0)
 
 
-@pytest.mark.parametrize("state", [b'{"v":2,"allocations":[]}', b"rubbish", b'{"v":1}'])
+@pytest.mark.parametrize("state", [b'{"v":3,"allocations":[]}', b"rubbish", b'{"v":1}'])
 def test_a_state_of_another_format_is_kept_aside_and_said(tmp_path: Path, state: bytes) -> None:
     FileStore(tmp_path).save(state)
     node, store = Node(), FileStore(tmp_path)

@@ -50,6 +50,7 @@ def node_json(
                         "namespace": allocation.namespace,
                         "pod": allocation.pod_name,
                         "container": allocation.container,
+                        **_by_claim(allocation),
                         "cores": share.amount.cores,
                         "memory": share.amount.memory,
                         **more(allocation, state.card.uuid),
@@ -60,6 +61,15 @@ def node_json(
             for state in cards
         ],
     }
+
+
+def _by_claim(allocation: Allocation) -> Mapping[str, Any]:
+    """What holds it, where that is no container: a ResourceClaim, its request and the pods that share it."""
+    claim = allocation.claim
+    if claim is None:
+        return {}
+    pods = [name for _, name in claim.pods]
+    return {"claim": claim.name, "request": claim.request, "pods": pods}
 
 
 def node_text(graph: Mapping[str, Any]) -> str:

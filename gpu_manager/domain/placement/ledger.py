@@ -1,4 +1,4 @@
-"""The ledger of a node: the share of each card that each container holds, and what is free.
+"""The ledger of a node: the share of each card that each container or ResourceClaim holds, and what is free.
 
 A pod is booked per card at the *peak* over its phases (Kubernetes runs ordinary init containers one by
 one, before the app containers, and sidecars from their turn on), as the scheduler sums requests.
@@ -30,10 +30,26 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldingClaim:
+    """The ResourceClaim (DRA) that holds an allocation, for one of its requests.
+
+    ``results`` are, for each share, the name of the published device and Kubernetes' id of the share;
+    ``pods`` are the UIDs and names of the pods that the claim was reserved for when it was last looked at.
+    """
+
+    name: str
+    request: str
+    results: tuple[tuple[str, str], ...]
+    pods: tuple[tuple[PodUid, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Allocation:
     """The shares of one container. ``order`` is its position in the kubelet's container order.
 
     ``granted`` is False while the pod is only planned here (bound, or one of its containers admitted).
+    Where a ``claim`` holds them, ``pod`` is its UID, ``container`` is ``claim/request``, and ``pod_name`` its
+    only pod, or the claim's own name if several pods share it.
     """
 
     pod: PodUid
@@ -44,6 +60,7 @@ class Allocation:
     namespace: str = ""
     pod_name: str = ""
     granted: bool = True
+    claim: HoldingClaim | None = None
 
     @property
     def key(self) -> tuple[PodUid, str]:
@@ -53,6 +70,8 @@ class Allocation:
     @property
     def pod_key(self) -> str:
         """``namespace/name`` for messages; the UID if the name is not known."""
+        if self.claim is not None:
+            return f"claim {self.namespace}/{self.claim.name}"
         return f"{self.namespace}/{self.pod_name}" if self.pod_name else str(self.pod)
 
     @property
@@ -169,8 +188,13 @@ class Ledger:
 
     @property
     def pods(self) -> tuple[PodUid, ...]:
-        """Return every pod with an allocation, granted or planned."""
-        return tuple(self._pods)
+        """Return every pod with an allocation, granted or planned; claims are no pods."""
+        return tuple(uid for uid, held in self._pods.items() if next(iter(held.values())).claim is None)
+
+    @property
+    def claims(self) -> tuple[Allocation, ...]:
+        """Return what ResourceClaims hold: an allocation for each request."""
+        return tuple(allocation for allocation in self if allocation.claim is not None)
 
     def capacity(self, card: CardUuid) -> Amount:
         """Return the card's capacity; zero for an unknown card."""

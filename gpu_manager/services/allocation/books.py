@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpu_manager.domain.card import Card, CardUuid
@@ -15,6 +15,11 @@ from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.services.allocation.node_cards import NodeCards
 
 Key = tuple[PodUid, str]
+
+
+def is_claims(key: Key) -> bool:
+    """True for what a ResourceClaim holds: ``claim/request``, where the name of a container has no slash."""
+    return "/" in key[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,7 @@ class Grant:
 
     @property
     def key(self) -> Key:
-        """Pod UID and container name."""
+        """Pod UID and container name; of a claim its UID and ``claim/request``."""
         return self.allocation.key
 
 
@@ -123,6 +128,27 @@ class Books:
         self._compare(grant)
         if before is not None:
             self._part(before)
+
+    def put_claim(self, grants: Sequence[Grant]) -> tuple[Grant, ...]:
+        """Record what a ResourceClaim holds, a grant for each of its requests, all or none. What is recorded
+        of the claim already stays, and is returned.
+
+        Raises:
+            DoesNotFit: a card would be over-committed; nothing has changed.
+        """
+        if held := self._of(grants[0].allocation.pod):
+            return held
+        self.ledger.commit(grant.allocation for grant in grants)
+        self.grants |= {grant.key: grant for grant in grants}
+        return tuple(grants)
+
+    def set_claim_pods(self, claim: PodUid, pods: tuple[tuple[PodUid, str], ...]) -> None:
+        """Record which pods may use a claim now."""
+        for grant in self._of(claim):
+            holder = grant.allocation.claim
+            if holder is not None:
+                named = replace(grant.allocation, claim=replace(holder, pods=pods))
+                self.put(replace(grant, allocation=named))
 
     def retract(self, key: Key) -> None:
         """Undo a grant that the container did not get: it becomes a plan for the same cards again."""

@@ -10,12 +10,13 @@ from typing import Any
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.ids import compact, expand
-from gpu_manager.domain.placement.ledger import Allocation, Share
+from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import Amount
 from gpu_manager.services.allocation.books import Books, Grant, Key
 
 FORMAT = 1
+WITH_CLAIMS = 2  # an agent that knows no claims would release theirs at once: it keeps the file aside instead
 
 
 class BooksEncoder:
@@ -35,7 +36,8 @@ class BooksEncoder:
             rows[key] = known
         self._written = rows
         allocations = ",".join(row.text for row in rows.values())
-        return f'{{"v":{FORMAT},"allocations":[{allocations}]}}'.encode()
+        version = WITH_CLAIMS if any(row.allocation.claim for row in rows.values()) else FORMAT
+        return f'{{"v":{version},"allocations":[{allocations}]}}'.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ def _text(allocation: Allocation, grant: Grant | None) -> str:
         "order": allocation.order,
         "shares": [[s.card, s.amount.cores, s.amount.memory] for s in allocation.shares],
     }
+    if (claim := allocation.claim) is not None:
+        row["claim"] = [claim.name, claim.request, claim.results, claim.pods]
     if grant is not None:
         row |= {
             "dir": grant.directory,
@@ -76,8 +80,8 @@ def decode(state: bytes) -> tuple[tuple[Grant, ...], tuple[Allocation, ...]]:
     """
     try:
         data = json.loads(state)
-        if data["v"] != FORMAT:
-            raise NodeUnready(f"the ledger on disk has format {data['v']!r}, this agent reads {FORMAT}")
+        if data["v"] not in (FORMAT, WITH_CLAIMS):
+            raise NodeUnready(f"the ledger on disk has format {data['v']!r}, this agent reads {WITH_CLAIMS}")
         grants, planned = [], []
         for row in data["allocations"]:
             allocation = _allocation(row)
@@ -106,4 +110,15 @@ def _allocation(row: Mapping[str, Any]) -> Allocation:
         namespace=row["ns"],
         pod_name=row["name"],
         granted="dir" in row,
+        claim=_claim(row["claim"]) if "claim" in row else None,
+    )
+
+
+def _claim(written: Any) -> HoldingClaim:
+    name, request, results, pods = written
+    return HoldingClaim(
+        str(name),
+        str(request),
+        tuple((str(device), str(share)) for device, share in results),
+        tuple((PodUid(uid), str(pod)) for uid, pod in pods),
     )

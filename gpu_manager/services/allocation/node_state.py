@@ -295,6 +295,33 @@ class NodeState:
                 raise DoesNotFit("the container has ended, or holds another share by now")
             return put(books, resized(current.allocation, size), memory_cap)
 
+    def prepare(self, grants: Sequence[Grant]) -> tuple[Grant, ...]:
+        """Book what a ResourceClaim was allocated, a grant for each of its requests, all or none; returns
+        what is booked of the claim then, which an earlier call may have done. Turn, lock, disk.
+
+        Raises:
+            DoesNotFit: a card has no room.
+            NodeUnready: the books cannot be written.
+        """
+        booked: tuple[Grant, ...] = ()
+
+        def undo(books: Books) -> None:
+            if booked == tuple(grants):
+                books.release(grants[0].allocation.pod)
+
+        with self._saved(undo) as books:
+            booked = books.put_claim(grants)
+        return booked
+
+    def set_claim_pods(self, claim: PodUid, pods: tuple[tuple[PodUid, str], ...]) -> None:
+        """Record which pods may use a ResourceClaim now. Turn, lock, disk.
+
+        Raises:
+            NodeUnready: the books cannot be written; they are, with the next change.
+        """
+        with self._saved() as books:
+            books.set_claim_pods(claim, pods)
+
     @property
     def withdrawing(self) -> bool:
         """True if the device lists depend on what is booked. Takes no lock."""

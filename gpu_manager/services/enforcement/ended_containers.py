@@ -13,7 +13,7 @@ from gpu_manager.domain.pod import PodUid
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.pods import KnownPod, Pods
 from gpu_manager.ports.processes import Processes
-from gpu_manager.services.allocation.books import Key
+from gpu_manager.services.allocation.books import Key, is_claims
 
 ABSENT_SECONDS = 1.0  # a pod that the watch does not show and that has no process for so long has ended
 
@@ -35,7 +35,8 @@ class EndedContainers:
 
         All containers of a pod have, once the API shows its end or its object is deleted, and no process of
         it runs. A pod that the API has never shown may be about to start: it has ended after a second
-        without a process. Of a running pod, completed init containers have ended.
+        without a process. Of a running pod, completed init containers have ended. What a claim holds has not
+        ended as long as it is held: the kubelet says at once when the last pod of a claim has ended.
 
         While ``granted`` and the API's pods are the same objects and every pod runs, the last answer holds:
         neither is ever changed in place.
@@ -45,9 +46,10 @@ class EndedContainers:
             if self._settled and self._settled[0] is granted and self._settled[1] is known:
                 return self._settled[2]
             local = _by_uid(known)
-            ended = self._ended_pods({uid for uid, _ in granted}, local)
-            over = frozenset(key for key in granted if key[0] in ended or _is_over(local.get(key[0]), key[1]))
-            running = all(_runs(local.get(uid)) for uid, _ in granted)
+            of_pods = [key for key in granted if not is_claims(key)]
+            ended = self._ended_pods({uid for uid, _ in of_pods}, local)
+            over = frozenset(key for key in of_pods if key[0] in ended or _is_over(local.get(key[0]), key[1]))
+            running = all(_runs(local.get(uid)) for uid, _ in of_pods)
             self._settled = (granted, known, over) if running else None  # else processes are asked again
             return over
 

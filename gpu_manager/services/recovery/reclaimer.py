@@ -74,7 +74,8 @@ class Reclaimer:
             self._sweep()
             return ()
         self._stranded.look(entries, listing)
-        gone = {a.key for a in view.ledger if self._gone(a, entries, listing, unnamed.get(a.key))}
+        held = (a for a in view.ledger if a.claim is None)  # claims are released as the kubelet says
+        gone = {a.key for a in held if self._gone(a, entries, listing, unnamed.get(a.key))}
         self._absent = {key: self._absent.get(key, 0) + 1 for key in gone}
         due = [key for key, rounds in self._absent.items() if rounds >= ROUNDS]
         released = self._state.release([key for key in due if self._processes.alive(key[0]) is not True])
