@@ -1,8 +1,6 @@
-/* What can be live at once: bytes that are live for sure, and for each stream the greatest sum that its unfinished work
- * can reach, launch by launch. Streams are taken to run in any order, so the sum over them is never too low; where they
- * wait for each other it is too high, and whoever is refused because of it first waits until work has ended.
- * The driver may bind a graph's pages at any time from its launch to its end, so what is charged does not fall to the
- * driver's own figure before the work is known to have ended.
+/* What the work of graphs can hold at once is graph_backlog.h's; whoever is refused because of it first waits until
+ * work has ended. The driver may bind a graph's pages at any time from its launch to its end, so what is charged does
+ * not fall to the driver's own figure before the work is known to have ended.
  */
 #include "cuda/graph_pool.h"
 
@@ -17,22 +15,13 @@
 /* No process sees more. */
 #define DEVICES 64
 
-/* A stream's unfinished work. */
-struct record {
-    struct record *next;
-    struct graph_stream key;
-    bool is_used, is_gone; /* its stream was destroyed */
-    int64_t now, most;     /* live behind all of it, and the greatest sum on the way; relative to before it */
-};
-
 struct graph_pool {
     bool busy, is_open;
     CUdevice device;
     int card;
-    int64_t done; /* bytes live behind all work that is known to have ended */
     uint64_t charged;
     uint32_t epoch, changes; /* changes: launches put here; a reading of the driver's figure is void after one */
-    struct record *records;
+    struct graph_backlog backlog;
 };
 
 static struct graph_pool pools[DEVICES];
@@ -83,91 +72,15 @@ static struct graph_pool *next_open(struct graph_pool *pool) {
 
 #define EACH_POOL(pool) for (struct graph_pool *pool = next_open(NULL); pool; pool = next_open(pool))
 
-static __thread char this_thread __attribute__((tls_model("initial-exec")));
-
-struct graph_stream graph_stream_of(CUstream stream, uint64_t context, bool per_thread) {
-    uintptr_t handle = (uintptr_t)stream; /* 1: the legacy null stream, 2: the thread's own */
-    bool is_own = handle == 2 || (handle == 0 && per_thread);
-    return (struct graph_stream){.stream = is_own        ? (CUstream)2
-                                           : handle == 1 ? NULL
-                                                         : stream,
-                                 .context = context,
-                                 .thread = is_own ? &this_thread : NULL};
-}
-
-static bool same(const struct graph_stream *left, const struct graph_stream *right) {
-    return left->stream == right->stream && left->thread == right->thread &&
-           ((uintptr_t)left->stream > 2 || left->context == right->context);
-}
-
-/* ---- with the pool locked ---------------------------------------------------------------------------------------- */
-
-static struct record *find(struct graph_pool *pool, const struct graph_stream *key) {
-    for (struct record *record = pool->records; record; record = record->next)
-        if (record->is_used && !record->is_gone && same(&record->key, key))
-            return record;
-    return NULL;
-}
-
-/* The stream's record, or one that was not in use; `spare` if there is none. */
-static struct record *find_or_use(struct graph_pool *pool, const struct graph_stream *key, struct record **spare) {
-    struct record *record = find(pool, key);
-    if (record)
-        return record;
-    for (record = pool->records; record && record->is_used; record = record->next)
-        ;
-    if (!record && (record = *spare)) {
-        *spare = NULL;
-        record->next = pool->records;
-        pool->records = record;
-    }
-    if (record) {
-        struct record *next = record->next;
-        *record = (struct record){.next = next, .key = *key, .is_used = true};
-    }
-    return record;
-}
-
-static void finish(struct graph_pool *pool, struct record *record) {
-    pool->done += record->now;
-    record->is_used = false;
-}
-
-static int64_t sum(const struct graph_pool *pool) {
-    int64_t bytes = pool->done;
-    for (const struct record *record = pool->records; record; record = record->next)
-        bytes += record->is_used ? record->most : 0;
-    return bytes;
-}
-
-static uint64_t needed(const struct graph_pool *pool) {
-    int64_t bytes = sum(pool);
-    return bytes > 0 ? (uint64_t)bytes : 0;
-}
-
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
-
-#define ENDLESS (INT64_MAX / 4)
 
 bool graph_pool_enter(struct graph_pool *pool, struct graph_stream stream, const struct graph_step *step,
                       uint64_t *missing) {
-    struct record *spare = calloc(1, sizeof *spare);
+    struct graph_record *spare = calloc(1, sizeof *spare);
     spin_lock(&pool->busy);
-    struct record *record = find_or_use(pool, &stream, &spare);
-    int64_t others = sum(pool) - (record ? record->most : 0), peak = ENDLESS;
-    if (record && step->peak < ENDLESS)
-        peak = record->now - (int64_t)step->freed_before + (int64_t)step->peak;
-    int64_t most = record && record->most > peak ? record->most : peak, need = others + most;
-    bool fits = need <= 0 || (uint64_t)need <= pool->charged;
-    *missing = fits ? 0 : (uint64_t)need - pool->charged;
-    if (fits) {
-        record->most = most;
-        record->now += step->change - (int64_t)step->freed_before;
-        record->most = record->now > most ? record->now : most;
-        pool->changes++;
-    } else if (record && !record->now && !record->most) {
-        record->is_used = false;
-    }
+    struct graph_record *record = graph_backlog_find_or_use(&pool->backlog, &stream, &spare);
+    bool fits = graph_backlog_enter(&pool->backlog, record, step, pool->charged, missing);
+    pool->changes += fits;
     spin_unlock(&pool->busy);
     free(spare);
     return fits;
@@ -183,22 +96,23 @@ void graph_pool_add(struct graph_pool *pool, uint64_t bytes) {
 void graph_pool_withdraw(struct graph_pool *pool, struct graph_stream stream, const struct graph_step *step) {
     int64_t back = (int64_t)step->freed_before - step->change;
     spin_lock(&pool->busy);
-    struct record *record = find(pool, &stream);
-    *(record ? &record->now : &pool->done) += back;
+    struct graph_record *record = graph_backlog_find(&pool->backlog, &stream);
+    *(record ? &record->now : &pool->backlog.done) += back;
     spin_unlock(&pool->busy);
 }
 
 void graph_pool_freed(struct graph_pool *pool, uint64_t bytes, uint32_t epoch) {
     spin_lock(&pool->busy);
     if (pool->epoch == epoch)
-        pool->done -= (int64_t)bytes;
+        pool->backlog.done -= (int64_t)bytes;
     spin_unlock(&pool->busy);
 }
 
 void graph_pool_freed_behind(struct graph_pool *pool, struct graph_stream stream, uint64_t bytes, uint32_t epoch) {
-    struct record *spare = calloc(1, sizeof *spare);
+    struct graph_record *spare = calloc(1, sizeof *spare);
     spin_lock(&pool->busy);
-    struct record *record = pool->epoch == epoch ? find_or_use(pool, &stream, &spare) : NULL;
+    struct graph_record *record =
+        pool->epoch == epoch ? graph_backlog_find_or_use(&pool->backlog, &stream, &spare) : NULL;
     if (record)
         record->now -= (int64_t)bytes;
     spin_unlock(&pool->busy);
@@ -211,9 +125,9 @@ bool graph_pools_synchronised(struct graph_stream stream) {
     bool any = false;
     EACH_POOL(pool) {
         spin_lock(&pool->busy);
-        struct record *record = find(pool, &stream);
+        struct graph_record *record = graph_backlog_find(&pool->backlog, &stream);
         if (record)
-            finish(pool, record);
+            graph_backlog_finish(&pool->backlog, record);
         any |= record != NULL;
         spin_unlock(&pool->busy);
     }
@@ -224,10 +138,10 @@ bool graph_pools_synchronised_context(uint64_t context) {
     bool any = false;
     EACH_POOL(pool) {
         spin_lock(&pool->busy);
-        for (struct record *record = pool->records; record; record = record->next) {
+        for (struct graph_record *record = pool->backlog.records; record; record = record->next) {
             if (!record->is_used || record->key.context != context)
                 continue;
-            finish(pool, record);
+            graph_backlog_finish(&pool->backlog, record);
             any = true;
         }
         spin_unlock(&pool->busy);
@@ -237,9 +151,9 @@ bool graph_pools_synchronised_context(uint64_t context) {
 
 /* Can this thread ask about the stream? Not about another thread's own, nor one that is gone, nor the null stream of a
  * context that is not current. */
-static bool can_ask(const struct record *record, uint64_t context) {
+static bool can_ask(const struct graph_record *record, uint64_t context) {
     const struct graph_stream *key = &record->key;
-    return record->is_used && !record->is_gone && (!key->thread || key->thread == &this_thread) &&
+    return record->is_used && !record->is_gone && !graph_stream_is_another_threads(key) &&
            ((uintptr_t)key->stream > 2 || key->context == context);
 }
 
@@ -256,7 +170,7 @@ static bool has_ended(const struct graph_stream *key) {
 
 void graph_pools_stream_ends(CUstream stream) {
     EACH_POOL(pool) {
-        for (struct record *record = pool->records; record; record = record->next) {
+        for (struct graph_record *record = pool->backlog.records; record; record = record->next) {
             spin_lock(&pool->busy);
             struct graph_stream key = record->key;
             bool is_its = record->is_used && !record->is_gone && key.stream == stream && (uintptr_t)stream > 2;
@@ -264,7 +178,7 @@ void graph_pools_stream_ends(CUstream stream) {
             bool ended = is_its && has_ended(&key);
             spin_lock(&pool->busy);
             if (ended)
-                finish(pool, record);
+                graph_backlog_finish(&pool->backlog, record);
             else
                 record->is_gone |= is_its;
             spin_unlock(&pool->busy);
@@ -277,7 +191,7 @@ bool graph_pool_ask(struct graph_pool *pool) {
     bool all = true;
     real.cuCtxGetCurrent(&current);
     uint64_t context = context_id_of(current);
-    struct record *record = pool->records;
+    struct graph_record *record = pool->backlog.records;
     for (; record; record = record->next) {
         spin_lock(&pool->busy);
         struct graph_stream key = record->key;
@@ -286,9 +200,9 @@ bool graph_pool_ask(struct graph_pool *pool) {
         spin_unlock(&pool->busy);
         bool ended = ask && has_ended(&key);
         spin_lock(&pool->busy);
-        ended = ended && pool->changes == changes && record->is_used && same(&record->key, &key);
+        ended = ended && pool->changes == changes && record->is_used && graph_stream_is_same(&record->key, &key);
         if (ended)
-            finish(pool, record);
+            graph_backlog_finish(&pool->backlog, record);
         spin_unlock(&pool->busy);
         all &= ended || !is_used;
     }
@@ -310,7 +224,7 @@ static uint64_t settle(struct graph_pool *pool) {
             spin_unlock(&pool->busy);
             continue;
         }
-        uint64_t before = pool->charged, now = granules(reserved), need = needed(pool);
+        uint64_t before = pool->charged, now = granules(reserved), need = graph_backlog_needs(&pool->backlog);
         pool->charged = now > need ? now : need;
         now = pool->charged;
         spin_unlock(&pool->busy);
@@ -335,9 +249,7 @@ void graph_pools_context_ended(int card) {
         if (pool->card != card || settle(pool) != 0)
             continue;
         spin_lock(&pool->busy);
-        for (struct record *record = pool->records; record; record = record->next)
-            record->is_used = false;
-        pool->done = 0;
+        graph_backlog_clear(&pool->backlog);
         __atomic_fetch_add(&pool->epoch, 1, __ATOMIC_RELEASE);
         spin_unlock(&pool->busy);
         settle(pool);

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "cu_types.h"
+#include "cuda/graph_backlog.h"
 
 struct graph_pool;
 
@@ -14,23 +15,6 @@ struct graph_pool;
 struct graph_pool *graph_pool_of(CUdevice device, int card);
 
 CUdevice graph_pool_device(const struct graph_pool *pool);
-
-/* A stream as the calling thread names it. Work of one stream runs in its order; of several, in any. */
-struct graph_stream {
-    CUstream stream;
-    uint64_t context;   /* id */
-    const void *thread; /* whose per-thread null stream it is, else NULL */
-};
-
-/* The stream as a record's key. */
-struct graph_stream graph_stream_of(CUstream stream, uint64_t context, bool per_thread);
-
-/* What a launch does, in the order of its stream. */
-struct graph_step {
-    uint64_t freed_before; /* bytes that it frees before anything else: AUTO_FREE_ON_LAUNCH */
-    uint64_t peak;         /* bytes that its own allocations can hold at once */
-    int64_t change;        /* by how much more is live behind it than before it, freed_before left aside */
-};
 
 /* Put a launch behind its stream's work if what is charged suffices; else false, and *missing bytes are to be reserved
  * and added first. */
