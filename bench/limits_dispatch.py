@@ -101,9 +101,11 @@ def _measure(shape: Shape) -> Iterable[Cell]:
 
 
 def _digest() -> str:
-    """Twelve hex digits of the C sources: library, stand-in driver and the program that launches."""
+    """Twelve hex digits of the C sources: library, stand-in driver, the launching program and the watcher."""
     digest = hashlib.sha256()
-    sources = (*(ROOT / "vcuda/lib").rglob("*.[ch]"), *(ROOT / "tests/native").glob("*.[ch]"))
-    for path in sorted(sources):
+    library, tests = ROOT / "vcuda/lib", ROOT / "tests/native"
+    folders = (library / "src", library / "include", library / "test/standin")
+    programs = [tests / name for name in ("core_dispatch.c", "core_program.h", "core_watch.c")]
+    for path in sorted([*programs, *(path for folder in folders for path in folder.rglob("*.[ch]"))]):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

@@ -73,6 +73,25 @@ def test_what_events_measured_does_not_change_with_later_work(tmp_path: Path) ->
     assert standin.said(program) == ["True 0.0"]
 
 
+def test_who_waits_for_a_short_kernel_spins_and_is_not_late_by_a_timer(tmp_path: Path) -> None:
+    program = standin.python(
+        """
+        import resource
+        driver = Driver()
+        kernel = driver.kernel("spin_50us")
+        def sleeps():
+            return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        begin = sleeps()
+        for _ in range(500):
+            driver.launch(kernel)
+            driver.cuCtxSynchronize()
+        print(sleeps() - begin < 50)
+        """,
+        standin.environment(tmp_path),
+    )
+    assert standin.said(program) == ["True"]
+
+
 def test_small_kernels_of_two_streams_overlap_and_full_ones_do_not(tmp_path: Path) -> None:
     program = standin.python(
         """

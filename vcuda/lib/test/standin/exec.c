@@ -261,8 +261,10 @@ int64_t exec_wall(struct device *device, int64_t p) {
     return wall;
 }
 
-/* A sleep ends some tens of microseconds late; the last stretch is spun, so that short kernels stay short. */
-enum { SPIN_NS = 20000 };
+/* The driver spins while it waits (CU_CTX_SCHED_AUTO). A model with more processes than processors cannot, so a long
+ * wait sleeps; but a sleep ends 20 to 50 us late, more on some machines, and its last stretch is spun: how long a wait
+ * takes is the card's matter, not the machine's timers'. */
+enum { SPIN_NS = 60000 };
 
 static void sleep_until(int64_t due) {
     static __thread bool exact;
