@@ -65,6 +65,7 @@ class Driver:
         self.over = 0  # bytes, the worst instant of the worst card
         self._names = 0
         self._full = rig.allocatable()
+        self._racing = True
         self._raced: set[PodUid] = set()  # took memory while a lower limit was on its way to them
         self._publish = rig.tenants.open
         rig.tenants.open = self._raced_publish  # type: ignore[method-assign]
@@ -73,7 +74,8 @@ class Driver:
         """Before a limit is in force, the program may still take what the one before it allows."""
         for life in self.alive.values():
             grant = self.rig.state.view.grants.get((life.uid, "c"))
-            if grant is not None and grant.directory == name and self.random.random() < 0.2:
+            mine = grant is not None and grant.directory == name
+            if mine and self._racing and self.random.random() < 0.2:
                 (before,) = self.rig.tenants.limits[name]
                 if before.memory > self.rig.held.get((life.uid, "c"), 0):
                     self.rig.program(life.obj, before.memory / DEFAULT_UNIT)
@@ -135,6 +137,8 @@ class Driver:
             self.counts["refused"] += 1
             return
         self.rig.start(obj)
+        (share,) = self.rig.state.view.grants[PodUid(obj["metadata"]["uid"]), "c"].allocation.shares
+        self.counts["on another card"] += share.card != state.card.uuid
         self.rig.objects[name] = obj
         self.alive[name] = Life(obj, state.card.uuid, spec, spec)
 
@@ -209,7 +213,10 @@ class Driver:
         self.rig.second()
 
     def _quiet(self) -> None:
-        """Programs free what they hold, and every container has the size of its last answer."""
+        """Programs free what they hold and take no more, and every container has the size of its last
+        answer.
+        """
+        self._racing = False
         for life in self.alive.values():
             self.rig.program(life.obj, 0)
         for _ in range(4):
@@ -285,7 +292,7 @@ def _events(*, full: bool) -> Iterator[Row]:
         ("resize_overcommit", counts["overcommit"] + counts["ids beyond room"], "instants"),
         ("resize_lost", counts["lost"], "sizes"),
         ("resize_leaked_ids", sum(counts[one] for one in LEAKS), "instants"),
-        ("resize_refused_pods", counts["refused"], "pods"),
+        ("resize_refused_pods", counts["refused"] + counts["on another card"], "pods"),
     ):
         yield Row(name, figure, unit, "= 0", full=full, note=note)
 

@@ -107,6 +107,11 @@ class Books:
         """The ids that are held by any pod."""
         return self._owners.keys() & ids
 
+    def free_ids(self, resource: str, cards: Iterable[CardUuid]) -> set[str]:
+        """Ids of these cards that no pod holds and that the kubelet may hand out."""
+        there = {device for card in cards for device in self.node.ids.of_card[resource].get(card, ())}
+        return there - self.taken(there) - self.withdrawn.get(resource, frozenset())
+
     def plan(self, allocations: Iterable[Allocation]) -> None:
         """Book a pod ahead of its admission. Grants stay as they are.
 

@@ -74,8 +74,14 @@ def decide(
         offered_cards = books.node.ids.cards_of(choice.resource, choice.free)
         decided = offered_cards & set(allocation.cards)
         elsewhere = not decided or (choice.resource == NVIDIA and len(decided) < len(allocation.cards))
-        if elsewhere and not choice.must and not books.ledger.granted(pod.uid):
-            # Only cards of another NUMA node are offered: the kubelet's topology policy decides.
+        if (
+            elsewhere
+            and not choice.must
+            and not books.ledger.granted(pod.uid)
+            and (choice.resource == NVIDIA or books.free_ids(choice.resource, allocation.cards))
+        ):
+            # Only cards of another NUMA node are offered: the kubelet's topology policy decides. Where the
+            # card has no free id left, because of resized containers, those of any card stand for it.
             moved = planner.plan_within(books, pod, container, offered_cards)
             if moved is not None:
                 ids = planner.pick(books.node, choice, moved.cards)
@@ -212,9 +218,14 @@ def _yield_to(
     candidate: ContainerCandidate,
     allocation: Allocation,
 ) -> Allocation:
-    """Use the cards that the ids name if they fit; otherwise the ids are tokens for the decided cards."""
+    """Use the cards that the ids name if they fit; otherwise the ids are tokens for the decided cards.
+
+    They are tokens too where the decided cards have too few free ids: the kubelet could not name these.
+    """
     pod, container = candidate.pod, candidate.container
-    if not books.ledger.granted(pod.uid) and len(named) == len(allocation.cards):
+    enough = len(books.free_ids(resource, allocation.cards)) >= container.wants(resource)
+    chosen = enough or resource == NVIDIA
+    if chosen and not books.ledger.granted(pod.uid) and len(named) == len(allocation.cards):
         moved = planner.plan_within(books, pod, container, named)
         if moved is not None:
             return moved

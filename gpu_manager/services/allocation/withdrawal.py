@@ -44,7 +44,7 @@ def _excess(books: Books, resource: str) -> Iterator[tuple[CardUuid, int]]:
     card that is closed for its health hands out nothing.
     """
     counted: dict[CardUuid, int] = {}
-    for pod in {uid for uid, _ in books.resized}:
+    for pod in sorted({uid for uid, _ in books.resized}):
         grants = [g for key, g in books.grants.items() if key[0] == pod and g.ids.get(resource)]
         for card in {card for g in grants for card in g.allocation.cards}:
             state = books.node.card(card)
