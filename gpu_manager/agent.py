@@ -49,6 +49,7 @@ from gpu_manager.services.allocation.annotation_writeback import AnnotationWrite
 from gpu_manager.services.allocation.association import Association
 from gpu_manager.services.allocation.books import Books
 from gpu_manager.services.allocation.leave import serve_the_last
+from gpu_manager.services.allocation.limit_pages import LimitPages
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import PreStart
@@ -68,7 +69,6 @@ from gpu_manager.services.enforcement.elastic_limit import ElasticLimit
 from gpu_manager.services.enforcement.evasion_detector import EvasionDetector
 from gpu_manager.services.enforcement.injection_check import InjectionCheck
 from gpu_manager.services.enforcement.library_messages import LibraryMessages
-from gpu_manager.services.enforcement.page_settings import apply_page_settings
 from gpu_manager.services.enforcement.page_slots import PageSlots
 from gpu_manager.services.enforcement.resizer import Resizer
 from gpu_manager.services.enforcement.time_sharing import TimeSharing
@@ -115,7 +115,6 @@ class Agent:
         known = FileStore(config.state / "cards", what="cards", without="vanished cards are not missed")
         self.known_cards = KnownCards(known)
         tenants = FileControlPages(config.pages, config.policy, label=label)
-        self._pages = tenants
         processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / KUBELET_SOCKET)
         injector = build_injector(config, lambda: self.state.node.cards, label)
         pods = self._kube.pods
@@ -135,17 +134,18 @@ class Agent:
             clock=clock,
             metrics=self.metrics,
         )
-        prestart = PreStart(self.state, self._kubelet, pods, tenants, clock, self.metrics, evict=config.evict)
+        self._limits = limits = LimitPages(self.state, tenants)
+        prestart = PreStart(self.state, self._kubelet, pods, limits, clock, self.metrics, evict=config.evict)
         self._writeback = AnnotationWriteback(self.state, pods, clock)
-        self._elastic_limit = ElasticLimit(self.state, tenants)
+        self._elastic_limit = ElasticLimit(self.state, limits)
         self._resizer = Resizer(
             self.state,
             pods,
+            limits,
             tenants,
             lambda: self.usage.last,
             clock,
             self._writeback.tell,
-            self._elastic_limit.changing,
         )
         self.plugin = DevicePlugin(
             config.device_plugins,
@@ -289,7 +289,7 @@ class Agent:
         self.other_plugins.look()  # before the kubelet hears of any card
         self.health.settle()
         self._recover(stored)
-        apply_page_settings(self.state, self._pages)
+        self._limits.apply_settings()
         self.health.subscribe(self.known_cards.cards_changed)
         self.health.subscribe(self.inventory.cards_changed)
         self.state.changed = self._books_changed

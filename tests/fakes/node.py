@@ -27,6 +27,7 @@ from gpu_manager.servers.device_plugin import LENDING, SOCKETS, DevicePlugin
 from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.association import Association
+from gpu_manager.services.allocation.limit_pages import LimitPages
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import PreStart
@@ -152,8 +153,9 @@ class NodeRig:
             clock=self.clock,
             metrics=self.metrics,
         )
+        self.limit_pages = LimitPages(self.state, self.tenants)
         proof = PreStart(
-            self.state, self.client, self.pods, self.tenants, self.clock, self.metrics, evict=self.evict
+            self.state, self.client, self.pods, self.limit_pages, self.clock, self.metrics, evict=self.evict
         )
         self.reclaimer = Reclaimer(
             self.state,

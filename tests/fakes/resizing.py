@@ -39,15 +39,15 @@ class ResizingRig(DirectRig):
         super().start_agent(wait=wait)
         self.sample = Sample(self.clock.monotonic())
         self.writeback = AnnotationWriteback(self.state, self.pods, self.clock)
-        self.elastic_limit = ElasticLimit(self.state, self.tenants)
+        self.elastic_limit = ElasticLimit(self.state, self.limit_pages)
         self.resizer = Resizer(
             self.state,
             self.pods,
+            self.limit_pages,
             self.tenants,
             lambda: self.sample,
             self.clock,
             self.writeback.tell,
-            self.elastic_limit.changing,
         )
         for obj in self.objects.values():
             self.resizer.follow(self.parsed(obj))

@@ -11,6 +11,7 @@ import pytest
 from gpu_manager.domain.contract import CORE_LIMIT
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports.control_pages import Limit
+from gpu_manager.services.allocation.limit_pages import LimitPages
 from gpu_manager.services.enforcement.elastic_limit import ElasticLimit
 from tests.fakes.direct import DirectRig
 from tests.fakes.node import container, pod
@@ -37,7 +38,7 @@ def written(ceiling: str | None) -> dict[str, str]:
 
 def change(rig: DirectRig, obj: dict[str, Any], ceiling: str | None) -> None:
     obj["metadata"]["annotations"] = written(ceiling)
-    ElasticLimit(rig.state, rig.tenants).follow(rig.parsed(obj))
+    ElasticLimit(rig.state, rig.limit_pages).follow(rig.parsed(obj))
 
 
 def ceiling(rig: DirectRig, result: Any, name: str = "c") -> int:
@@ -102,7 +103,7 @@ def test_a_page_that_cannot_be_written_is_written_at_the_next_look(rig: DirectRi
 
     one, result = running(rig, None)
     one["metadata"]["annotations"] = written("80")
-    ElasticLimit(rig.state, Refusing()).follow(rig.parsed(one))
+    ElasticLimit(rig.state, LimitPages(rig.state, Refusing())).follow(rig.parsed(one))
     assert ceiling(rig, result) == 30
     change(rig, one, "80")
     assert ceiling(rig, result) == 80
@@ -118,6 +119,6 @@ def test_books_that_were_lost_are_rebuilt_with_the_ceiling(rig: DirectRig, known
         rig.pods.known.clear()
     rig.restart_agent()
     if not known:
-        ElasticLimit(rig.state, rig.tenants).follow(there)
+        ElasticLimit(rig.state, rig.limit_pages).follow(there)
     rig.kubelet.start_container(one["metadata"]["uid"], "c")
     assert ceiling(rig, result) == 80

@@ -15,7 +15,7 @@ from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.control_pages import Limit
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.grant import limits_of
-from gpu_manager.services.enforcement.page_settings import apply_page_settings
+from gpu_manager.services.allocation.limit_pages import LimitPages
 from tests.fakes.ports import cards
 from tests.fakes.state import state_of
 from vcuda.page.limits import read_limits
@@ -36,7 +36,7 @@ def test_a_running_pod_follows_the_agents_flag_both_ways(tmp_path: Path, wanted:
     generation = read_limits((tmp_path / FRACTION / "limits").read_bytes()).generation
     before.close()
     state = state_of(cards(1), grant(FRACTION), grant(ABSENT))
-    apply_page_settings(state, FileControlPages(tmp_path, PagePolicy(oversubscribe=wanted)))
+    LimitPages(state, FileControlPages(tmp_path, PagePolicy(oversubscribe=wanted))).apply_settings()
     page = read_limits((tmp_path / FRACTION / "limits").read_bytes())
     assert (page.oversubscribe, page.generation > generation) == (wanted, True)
     assert not (tmp_path / ABSENT).exists()
@@ -65,7 +65,7 @@ def test_a_page_that_cannot_be_written_keeps_no_other_from_its_settings(tmp_path
     first.close()
     state = state_of(cards(2), grant(BROKEN), grant(FRACTION))
     stuck = Stuck(tmp_path, PagePolicy(oversubscribe=True))
-    apply_page_settings(state, stuck)
+    LimitPages(state, stuck).apply_settings()
     shown = {name: read_limits((tmp_path / name / "limits").read_bytes()) for name in (BROKEN, FRACTION)}
     assert {name: page.oversubscribe for name, page in shown.items()} == {BROKEN: False, FRACTION: True}
 
@@ -73,11 +73,11 @@ def test_a_page_that_cannot_be_written_keeps_no_other_from_its_settings(tmp_path
 def test_pages_that_cannot_be_listed_keep_no_agent_from_starting(tmp_path: Path) -> None:
     stuck = Stuck(tmp_path)
     stuck.listed = False
-    apply_page_settings(state_of(cards(1), grant(FRACTION)), stuck)
+    LimitPages(state_of(cards(1), grant(FRACTION)), stuck).apply_settings()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_whole_cards_have_no_page(tmp_path: Path) -> None:
     (tmp_path / WHOLE).mkdir()
-    apply_page_settings(state_of(cards(1), grant(WHOLE, 100)), FileControlPages(tmp_path))
+    LimitPages(state_of(cards(1), grant(WHOLE, 100)), FileControlPages(tmp_path)).apply_settings()
     assert list((tmp_path / WHOLE).iterdir()) == []

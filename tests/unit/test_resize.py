@@ -115,6 +115,16 @@ def test_a_pod_without_a_fraction_has_nothing_to_resize() -> None:
     assert fault.message.endswith("which has whole cards; the pod has no fraction of a card")
 
 
+def test_a_refusal_of_hundreds_of_wrong_containers_stays_short() -> None:
+    """A tenant writes the annotation, and every change of its pod is judged anew."""
+    names = [f"c{n}" for n in range(150)]
+    asked = json.dumps({"v": 1, "containers": {f"x{n}": {"cores": 5} for n in range(500)}})
+    many = parse_pod(pod("m", *(container(n, 1, 1) for n in names), annotations={RESIZE: asked}))
+    faults = check_resize(many, UNIT)
+    assert len(faults) == 500
+    assert faults[0].message.endswith('"c6", "c7" and 142 more')
+
+
 @quick
 @given(
     st.recursive(

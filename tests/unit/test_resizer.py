@@ -14,7 +14,6 @@ import pytest
 from gpu_manager.domain.contract import (
     ALLOCATION,
     CORE,
-    CORE_LIMIT,
     EVENT_RESIZE_WAITS,
     EVENT_RESIZED,
     MEMORY,
@@ -147,27 +146,6 @@ def test_a_growth_whose_page_is_written_late_is_told_to_the_scheduler(
         rig.answer(one, 50, 20)
     rig.second()
     assert rig.booked(one) == rig.in_force(one) == _written(rig, one) == (50, 20)
-
-
-def test_an_elastic_limit_that_changes_meanwhile_does_not_write_the_former_size(
-    rig: ResizingRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both write the whole page, on threads of their own."""
-    one = rig.run("one", 30, 8)
-    one["metadata"]["annotations"] = {CORE_LIMIT: "90"}
-    write = rig.tenants.open
-    growing = threading.Thread(target=rig.answer, args=(one, 50, 20))
-
-    def interrupted(name: str, limits: Sequence[Limit]) -> None:
-        monkeypatch.setattr(rig.tenants, "open", write)
-        growing.start()
-        growing.join(0.2)  # unless it has to wait
-        write(name, limits)
-
-    monkeypatch.setattr(rig.tenants, "open", interrupted)
-    rig.elastic_limit.follow(rig.parsed(one))
-    growing.join()
-    assert rig.booked(one) == rig.in_force(one) == (50, 20)
 
 
 def test_memory_is_given_back_as_the_program_frees_it_and_never_taken(rig: ResizingRig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import CORE, MEMORY, RESIZE
@@ -16,6 +17,7 @@ from gpu_manager.domain.rules.pod_annotations import ceiling_of
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 
 _MOST_CORES = CORES_PER_CARD - 1
+_MOST_NAMED = 8  # containers of one pod in one refusal
 
 
 def check_resize(pod: Pod, unit: int, minimum_cores: int = 1) -> tuple[Violation, ...]:
@@ -32,8 +34,15 @@ def check_resize(pod: Pod, unit: int, minimum_cores: int = 1) -> tuple[Violation
             ),
         )
     spec = spec_sizes(pod, unit)
+    hint = _fractions(spec) if wanted.keys() - spec.keys() else ""
     return tuple(
-        v for name, size in wanted.items() for v in _check(pod, name, size, spec, unit, minimum_cores)
+        v
+        for name, size in wanted.items()
+        for v in (
+            _check(pod, name, size, spec[name], unit, minimum_cores)
+            if name in spec
+            else _not_a_fraction(pod, name, hint)
+        )
     )
 
 
@@ -47,22 +56,28 @@ def legal_sizes(pod: Pod, unit: int, minimum_cores: int = 1) -> Sizes | None:
     return {name: wanted.get(name, WantedSize()).over(size) for name, size in spec_sizes(pod, unit).items()}
 
 
+def _fractions(spec: Sizes) -> str:
+    """What may be resized, for a refusal: an annotation can name hundreds of containers that may not."""
+    if not spec:
+        return "; the pod has no fraction of a card"
+    more = f" and {len(spec) - _MOST_NAMED} more" if len(spec) > _MOST_NAMED else ""
+    return f"; fractions of this pod: {', '.join(map(quoted, islice(spec, _MOST_NAMED)))}{more}"
+
+
+def _not_a_fraction(pod: Pod, name: str, hint: str) -> Iterator[Violation]:
+    reason = _why_not(next((c for c in pod.containers if c.name == name), None))
+    yield violation(Rule.RESIZE_NOT_A_FRACTION, "", RESIZE, quoted(name), reason=reason, hint=hint)
+
+
 def _check(
-    pod: Pod, name: str, size: WantedSize, spec: Sizes, unit: int, minimum: int
+    pod: Pod, name: str, size: WantedSize, spec: Amount, unit: int, minimum: int
 ) -> Iterator[Violation]:
-    if name not in spec:
-        container = next((c for c in pod.containers if c.name == name), None)
-        others = ", ".join(map(quoted, spec))
-        hint = f"; fractions of this pod: {others}" if others else "; the pod has no fraction of a card"
-        reason = _why_not(container)
-        yield violation(Rule.RESIZE_NOT_A_FRACTION, "", RESIZE, quoted(name), reason=reason, hint=hint)
-        return
     cores, memory, shown = size.cores, size.memory, quoted(name)
     if cores is not None and not minimum <= cores <= _MOST_CORES:
         nearest = (max(minimum, min(cores, _MOST_CORES)),)
         yield violation(Rule.RESIZE_VALUE, "", CORE, shown, nearest, wanted=quoted(cores))
-    elif (ceiling := ceiling_of(pod)) is not None and size.over(spec[name]).cores > ceiling:
-        wanted = str(size.over(spec[name]).cores)
+    elif (ceiling := ceiling_of(pod)) is not None and size.over(spec).cores > ceiling:
+        wanted = str(size.over(spec).cores)
         yield violation(Rule.RESIZE_ABOVE_CEILING, "", RESIZE, shown, wanted=wanted, ceiling=str(ceiling))
     if memory is not None and (memory % unit or not unit <= memory <= LARGEST_COUNT):
         fits = abs(memory) <= LARGEST_COUNT

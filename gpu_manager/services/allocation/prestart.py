@@ -23,13 +23,13 @@ from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
 from gpu_manager.domain.placement.explain import explain_shares
 from gpu_manager.domain.pod import Pod
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.ports.kubelet import CheckpointEntry, Kubelet
 from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
 from gpu_manager.services.allocation.association import pod_of
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.grant import limits_of
+from gpu_manager.services.allocation.limit_pages import LimitPages
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
@@ -47,7 +47,7 @@ class PreStart:
         state: NodeState,
         kubelet: Kubelet,
         pods: Pods,
-        tenants: ControlPages,
+        limits: LimitPages,
         clock: Clock,
         metrics: ServiceMetrics,
         *,
@@ -56,7 +56,7 @@ class PreStart:
         self._state = state
         self._kubelet = kubelet
         self._pods = pods
-        self._tenants = tenants
+        self._limits = limits
         self._metrics = metrics
         self._evict = evict
         self._writeback = AnnotationWriteback(state, pods, clock)
@@ -173,18 +173,13 @@ class PreStart:
 
     def _start(self, grants: Sequence[Grant]) -> None:
         fresh = [g for g in grants if not g.proven]
-        # Read again: the pod's elastic limit may have changed during the verification.
-        now = self._state.view.grants
-        for grant in (now.get(g.key, g) for g in grants):
-            limits = limits_of(grant)
-            if limits and not grant.directory:
+        for grant in grants:
+            if limits_of(grant) and not grant.directory:
                 raise NodeUnready(
                     f"container {grant.allocation.container!r} is known by its ids alone, and the kubelet's "
                     f"checkpoint, which knows its directory, cannot be read: the start is tried again"
                 )
-            if limits:
-                self._tenants.open(grant.directory, limits)
-                self._tenants.reset(grant.directory)
+            self._limits.start(grant)  # its size or elastic limit may have changed during the verification
         if fresh:
             self._state.confirm([grant.key for grant in fresh])
         for grant in fresh:

@@ -6,7 +6,6 @@ a starting agent finds it changed, and when books were rebuilt without the pod.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,9 +14,9 @@ import structlog
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
-from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.grant import limits_of
+from gpu_manager.services.allocation.limit_pages import LimitPages
 from gpu_manager.services.allocation.node_state import NodeState, StateView
 
 log = structlog.get_logger(__name__)
@@ -26,17 +25,16 @@ log = structlog.get_logger(__name__)
 class ElasticLimit:
     """Thread-safe. A failed update is repeated at the pod's next change."""
 
-    def __init__(self, state: NodeState, tenants: ControlPages) -> None:
+    def __init__(self, state: NodeState, limits: LimitPages) -> None:
         self._state = state
-        self._tenants = tenants
-        self.changing = threading.Lock()  # from reading a limit in the books to its page; also who resizes
+        self._limits = limits
 
     def follow(self, pod: Pod) -> None:
         """Update the pod's pages and the books to its annotation; an illegal one changes nothing."""
         ceiling = legal_ceiling_of(pod)
         if ceiling is None or pod.terminal:
             return
-        with self.changing:
+        with self._limits.changing:
             self._follow(pod, ceiling)
 
     def _follow(self, pod: Pod, ceiling: int) -> None:
@@ -46,7 +44,7 @@ class ElasticLimit:
         now = [replace(grant, ceiling=ceiling) for grant in stale]
         try:
             for grant in now:
-                self._tenants.open(grant.directory, limits_of(grant))
+                self._limits.write(grant)
             self._state.set_ceilings({g.key: g.ceiling for g in now}, {g.key: g.ceiling for g in stale})
         except NodeUnready as error:
             log.warning("elastic_limit_not_changed", pod=pod.key, ceiling=ceiling, reason=str(error))

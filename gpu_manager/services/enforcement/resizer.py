@@ -8,7 +8,6 @@ never promise to others what a program may still take, and no program loses memo
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -26,6 +25,7 @@ from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.grant import limits_of
+from gpu_manager.services.allocation.limit_pages import LimitPages
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.usage import Sample
 
@@ -39,22 +39,20 @@ class Resizer:
         self,
         state: NodeState,
         pods: Pods,
-        tenants: ControlPages,
+        limits: LimitPages,
+        pages: ControlPages,
         last: Callable[[], Sample],
         clock: Clock,
         tell: Callable[[Pod], object] = lambda _: None,
-        changing: threading.Lock | None = None,
     ) -> None:
-        """``last``: the newest sample of usage. ``tell`` writes what a pod holds into its annotation.
-        ``changing``: as of :class:`ElasticLimit`, whose pages are the same.
-        """
+        """``last``: the newest sample of usage. ``tell`` writes what a pod holds into its annotation."""
         self._state = state
         self._pods = pods
-        self._tenants = tenants
+        self._limits = limits
+        self._pages = pages
         self._last = last
         self._clock = clock
         self._tell = tell
-        self._lock = changing or threading.Lock()
         self._pending: set[PodUid] = set()
         self._capped: dict[Key, float] = {}  # when the memory cap in the books was published (monotonic)
         self._unwritten: set[Key] = set()  # whose page does not say yet what the books say
@@ -62,12 +60,12 @@ class Resizer:
 
     def follow(self, pod: Pod) -> None:
         """Bring each fraction of the pod nearer to its size; what has to wait is tried again by ``look``."""
-        with self._lock:
+        with self._limits.changing:
             self._follow(pod)
 
     def look(self) -> None:
         """Try again what waits, and what was annotated before its container was admitted."""
-        with self._lock:
+        with self._limits.changing:
             local = {
                 f.pod.uid: f.pod for named in self._pods.local().values() for f in named if not f.tombstone
             }
@@ -160,7 +158,7 @@ class Resizer:
 
     def _publish(self, grant: Grant) -> None:
         self._unwritten.add(grant.key)
-        self._tenants.open(grant.directory, limits_of(grant))
+        self._limits.write(grant)
         self._unwritten.discard(grant.key)
 
     def _used(self, grant: Grant, after: float | None = None) -> int | None:
@@ -171,7 +169,7 @@ class Resizer:
         shares = [use for use in sample.shares if use.key == grant.key]
         if len(shares) != 1 or shares[0].held is None or (after is not None and sample.at <= after):
             return None
-        page = sum(use.memory for use in self._tenants.usage(grant.directory))
+        page = sum(use.memory for use in self._pages.usage(grant.directory))
         return max(shares[0].held, page + shares[0].beyond)
 
     def _done(self, pod: Pod, grant: Grant) -> None:
