@@ -1,8 +1,8 @@
 """What ten open consoles cost the admission service of 100 nodes: processor time of its process.
 
 The service runs as a program; agents are one stand-in that answers on an address of loopback for each node,
-with other figures every time. A console asks as the page does: data every two seconds over a kept TLS
-connection, history every ten.
+with other figures every time, and closes the connection after each answer as the agent does. A console asks
+as the page does: data every two seconds over a kept TLS connection, history every ten.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def agents(uids: Mapping[tuple[int, int], str]) -> Iterator[int]:
     dice = random.Random(1)
 
     class Agent(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+        wbufsize = -1  # an answer is one piece
 
         def do_GET(self) -> None:
             node = int(self.connection.getsockname()[0].rpartition(".")[2])
@@ -98,7 +98,10 @@ def agents(uids: Mapping[tuple[int, int], str]) -> Iterator[int]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("0.0.0.0", 0), Agent)  # every address of loopback
+    class Server(ThreadingHTTPServer):
+        request_queue_size = NODES  # each node has a queue of its own
+
+    server = Server(("0.0.0.0", 0), Agent)  # every address of loopback
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()

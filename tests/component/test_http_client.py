@@ -8,16 +8,23 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from gpu_manager.adapters.http import IDEMPOTENT, HttpClient, HttpLimits, NoAnswer, proxy_of
+from gpu_manager.adapters.http import IDEMPOTENT, HttpClient, HttpLimits, NoAnswer, fetch, proxy_of
 from gpu_manager.domain.errors import RequestInvalid
 from tests.fakes.certificates import self_signed
 from tests.fakes.web import send, serving
 
 HELLO = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
 Behaviour = Callable[[socket.socket, int], None]
+Get = Callable[[int, HttpLimits], bytes]
+WAYS: list[Get] = [
+    lambda port, limits: HttpClient(f"http://127.0.0.1:{port}", limits=limits).ask("GET", "/").body,
+    lambda port, limits: fetch("127.0.0.1", port, "/", {}, limits).body,
+]
+BOTH = pytest.mark.parametrize("get", WAYS, ids=["client", "fetch"])
 
 
 @contextmanager
@@ -120,7 +127,8 @@ def test_a_new_connection_that_dies_is_not_tried_again() -> None:
     assert seen == [1]
 
 
-def test_a_body_that_trickles_ends_at_the_deadline_and_not_with_its_last_byte() -> None:
+@BOTH
+def test_a_body_that_trickles_ends_at_the_deadline_and_not_with_its_last_byte(get: Get) -> None:
     stop = threading.Event()
 
     def trickle(handler) -> None:
@@ -132,18 +140,40 @@ def test_a_body_that_trickles_ends_at_the_deadline_and_not_with_its_last_byte() 
             handler.wfile.flush()
 
     with serving(trickle) as url:
-        client = HttpClient(url, limits=HttpLimits(connect=5, answer=0.4))
         with pytest.raises(NoAnswer, match=r"did not end within 0\.4 s|in time"):
-            client.ask("GET", "/")
+            get(urlsplit(url).port or 0, HttpLimits(connect=5, answer=0.4))
         stop.set()
 
 
-def test_a_body_longer_than_the_limit_is_refused() -> None:
+@BOTH
+def test_a_body_longer_than_the_limit_is_refused(get: Get) -> None:
     with serving(lambda h: send(h, b"x" * 2000)) as url:
-        client = HttpClient(url, limits=HttpLimits(largest=1999))
+        port = urlsplit(url).port or 0
         with pytest.raises(NoAnswer, match="more than 1999 bytes"):
-            client.ask("GET", "/")
-        assert HttpClient(url, limits=HttpLimits(largest=2000)).ask("GET", "/").body == b"x" * 2000
+            get(port, HttpLimits(largest=1999))
+        assert get(port, HttpLimits(largest=2000)) == b"x" * 2000
+
+
+@BOTH
+@pytest.mark.parametrize("sent", [HELLO[:-1], b"x\r\n\r\n", b""])
+def test_an_answer_that_is_cut_short_is_none(get: Get, sent: bytes) -> None:
+    def behave(connection: socket.socket, _: int) -> None:
+        connection.recv(65536)
+        connection.sendall(sent)
+
+    with raw_server(behave) as (port, _), pytest.raises(NoAnswer):
+        get(port, HttpLimits(answer=5))
+
+
+def test_one_question_on_a_connection_of_its_own_has_its_headers_and_its_answers() -> None:
+    def behave(connection: socket.socket, number: int) -> None:
+        assert b"\r\nA: b\r\n" in connection.recv(65536)
+        connection.sendall(b"HTTP/1.0 404 Not Found\r\nX-Y: z\r\n\r\ngone")  # its end is the body's end
+
+    with raw_server(behave) as (port, seen):
+        found = [fetch("127.0.0.1", port, "/a", {"A": "b"}, HttpLimits()) for _ in range(2)]
+        assert [(one.status, one.body, one.headers["x-y"]) for one in found] == [(404, b"gone", "z")] * 2
+        assert seen == [1, 2]
 
 
 def test_an_answer_that_redirects_is_returned_as_it_is() -> None:
@@ -169,9 +199,10 @@ def test_what_is_no_url_is_refused(url: str) -> None:
         HttpClient(url)
 
 
-def test_nobody_there_is_said_in_two_words() -> None:
+@BOTH
+def test_nobody_there_is_said_in_two_words(get: Get) -> None:
     with pytest.raises(NoAnswer, match=r"^Connection refused$"):
-        HttpClient("http://127.0.0.1:9").ask("GET", "/")
+        get(9, HttpLimits())
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_manager.adapters.http import HttpClient, HttpLimits
+from gpu_manager.adapters.http import HttpLimits, fetch
 from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.adapters.kube.reading import is_agent, list_all
 from gpu_manager.domain.contract import HTTP_PORT
@@ -26,20 +26,20 @@ class KubeAgents:
         self._connection = connection
         self._path = f"/api/v1/namespaces/{namespace}/pods"
         self._token = token
-        self._clients: dict[str, HttpClient] = {}
+        self._places: Mapping[str, tuple[str, int]] = {}  # URL → address and port
 
     def addresses(self) -> Mapping[str, str]:
         """Node → URL of its agent. Raises NodeUnready."""
         found: dict[str, str] = {}
+        places: dict[str, tuple[str, int]] = {}
         for pod in list_all(self._connection, "list the agents", self._path):
             spec, status = mapping(pod.get("spec")), mapping(pod.get("status"))
             node, ip = text(spec.get("nodeName")), text(status.get("podIP"))
             if is_agent(pod) and status.get("phase") == "Running" and node and ip:
-                found[node] = f"http://{f'[{ip}]' if ':' in ip else ip}:{_port(spec)}"
-        for url in self._clients.keys() - set(found.values()):
-            self._clients.pop(url).close()
-        for url in {*found.values()} - self._clients.keys():
-            self._clients[url] = HttpClient(url, limits=_LIMITS)
+                port = _port(spec)
+                found[node] = f"http://{f'[{ip}]' if ':' in ip else ip}:{port}"
+                places[found[node]] = ip, port
+        self._places = places
         return found
 
     def page(self, url: str, path: str) -> bytes:
@@ -50,10 +50,10 @@ class KubeAgents:
                 headers["Authorization"] = f"Bearer {self._token.read_text().strip()}"
             except OSError as error:
                 raise NodeUnready(f"cannot read {self._token}: {error.strerror}") from error
-        client = self._clients.get(url)
-        if client is None:
+        place = self._places.get(url)
+        if place is None:
             raise NodeUnready("it is not running any more")
-        answer = client.ask("GET", path, headers=headers)
+        answer = fetch(*place, path, headers, _LIMITS)
         if answer.status != 200:
             raise NodeUnready(f"it answered {answer.status}")
         return answer.body
