@@ -23,7 +23,6 @@ from admission.console.promql import RangeQuery
 from admission.console.routes import console_routes
 from admission.console.what_if import Workload
 from admission.controller import QUOTA, SchedulingController
-from admission.explain.access import AccessCheck
 from admission.explain.caller_gate import CallerGate
 from admission.explain.explain_api import ExplainSources, explain_routes
 from admission.extender.binding import BindAnswer, BindOutcome
@@ -40,12 +39,14 @@ from admission.serving.webhook_app import WebhookParts, build_app
 from admission.webhook.admit import SILENT, CreateTimeChecks
 from admission.webhook.create_time_checks import create_time_checks
 from gpu_manager import threads
+from gpu_manager.access import AccessCheck
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube.agents import KubeAgents
 from gpu_manager.adapters.kube.certificates import KubeCertificates
 from gpu_manager.adapters.kube.cluster_pods import ClusterPods
 from gpu_manager.adapters.kube.connection import Connection, Timeouts, connect
 from gpu_manager.adapters.kube.leases import KubeLease
+from gpu_manager.adapters.kube.pod_events import KubePodEvents
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.adapters.manifests import read_manifests
@@ -221,7 +222,16 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
         checks=create_time_checks(cluster, quota, judge, clock),
         routers=(
             explain_routes(knowledge, gate),
-            console_routes(knowledge, gate, usage, history, workloads_of, scheduling.stale_seconds, clock),
+            console_routes(
+                knowledge,
+                gate,
+                usage,
+                history,
+                workloads_of,
+                KubePodEvents(connection).read,
+                scheduling.stale_seconds,
+                clock,
+            ),
         ),
         parts=(scheduling, usage),
         draining=draining,

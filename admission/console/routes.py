@@ -17,10 +17,14 @@ from admission.console.history import ConsoleHistory
 from admission.console.pod_advice import pod_advice
 from admission.console.waste import held_shares
 from admission.console.what_if import Workload, judged_workloads
-from admission.explain.caller_gate import CallerGate, documented, said
+from admission.explain.caller_gate import Answer, CallerGate, documented, said
 from admission.explain.explain_api import ExplainSources
 from gpu_manager import ui
+from gpu_manager.access import GET_PODS, LIST_EVENTS
+from gpu_manager.domain.cluster.pod_events import PodEvent, pod_events_json
 from gpu_manager.domain.cluster.usage_history import MINUTES, HistoryQuery
+from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.pod import PodUid
 from gpu_manager.ports.clock import Clock
 from gpu_manager.scrape import accepts_gzip
 
@@ -30,6 +34,8 @@ _HEADERS: Final = {
     "cache-control": "no-store",
     "vary": "accept-encoding",
 }
+ReadEvents = Callable[[str, PodUid], tuple[Sequence[PodEvent], bool]]
+"""Namespace and UID of a pod → its Events, and whether there are more. Raises NodeUnready."""
 _MANIFESTS: Final[dict[str, Any]] = {
     "requestBody": {"required": True, "content": {"application/yaml": {"schema": {"type": "string"}}}}
 }
@@ -41,6 +47,7 @@ def console_routes(
     agents: AgentsUsage,
     history: ConsoleHistory,
     read: Callable[[bytes], Sequence[Workload]],
+    events: ReadEvents,
     stale_seconds: Callable[[], float],
     clock: Clock,
 ) -> APIRouter:
@@ -48,6 +55,7 @@ def console_routes(
 
     ``agents``: what agents say; asked for whenever somebody looks. ``history``: what they said
     before. ``read``: the workloads of a file in YAML or JSON; raises RequestInvalid if it is no manifest.
+    ``events``: what the API server keeps of a pod's Events; for callers who may list Events there.
     ``stale_seconds``: for how long the API server has told nothing of what is shown.
     """
     router = APIRouter()
@@ -111,6 +119,22 @@ def console_routes(
             return JSONResponse(found, headers=_HEADERS)
 
         return gate.answered(request, namespace, work, heavy=False)
+
+    @router.get("/ui/events", **documented("The Kubernetes Events of a pod, the newest first."))
+    def pod_events(request: Request, name: str = "", namespace: str = "") -> Response:
+        try:
+            where, _, pod = HistoryQuery.parse("pod", name, namespace).name.partition("/")
+        except RequestInvalid as error:
+            return said(HTTPStatus.BAD_REQUEST, str(error))
+
+        def work() -> Response:
+            found = knowledge.find(where, pod)
+            if found is None:
+                raise Answer(HTTPStatus.NOT_FOUND, f"there is no pod {quoted(name)}")
+            told, more = events(where, found.pod.api_uid)
+            return JSONResponse(pod_events_json(told, more=more), headers=_HEADERS)
+
+        return gate.answered(request, where, work, heavy=False, rights=(GET_PODS, LIST_EVENTS))
 
     @router.get("/ui/waste", **documented("Pods that left most of their cores idle in the last hour."))
     def waste(request: Request, namespace: str = "") -> Response:

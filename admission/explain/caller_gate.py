@@ -1,19 +1,19 @@
 """Who may ask on :9443 about pods and quotas: callers who may get pods there, and not too many at once.
 
-Behind TokenReview and SubjectAccessReview (:mod:`admission.explain.access`).
+Behind TokenReview and SubjectAccessReview (:mod:`gpu_manager.access`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
-from admission.explain.access import AccessCheck, AccessVerdict
+from gpu_manager.access import GET_PODS, AccessCheck, AccessVerdict, Right
 from gpu_manager.domain.contract import TOKEN_HEADER
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 
@@ -40,16 +40,23 @@ class CallerGate:
         self._at_work = threading.BoundedSemaphore(_MOST_AT_WORK)
 
     def answered(
-        self, request: Request, namespace: str, work: Callable[[], Response], *, heavy: bool = True
+        self,
+        request: Request,
+        namespace: str,
+        work: Callable[[], Response],
+        *,
+        heavy: bool = True,
+        rights: Sequence[Right] = (GET_PODS,),
     ) -> Response:
-        """``work()``, if the caller may get pods in the namespace (empty: in all), and not too many ask.
+        """``work()``, if the caller has the rights in the namespace (empty: in all), and not too many ask.
 
         ``heavy`` work costs a core; what only waits for another program is not, and takes no turn from it.
         """
         if not self._inside.acquire(blocking=False):
             return said(HTTPStatus.SERVICE_UNAVAILABLE, "too many questions at once: try again")
         try:
-            _check(self._access.may(_credentials(request), namespace), namespace)
+            for right in rights:
+                _check(self._access.may(_credentials(request), namespace, right), right, namespace)
             if not heavy:
                 return work()
             if not self._at_work.acquire(timeout=_WAIT_SECONDS):
@@ -97,10 +104,10 @@ def _credentials(request: Request) -> str:
     return request.headers.get(TOKEN_HEADER) or request.headers.get("authorization", "")
 
 
-def _check(verdict: AccessVerdict, namespace: str) -> None:
+def _check(verdict: AccessVerdict, right: Right, namespace: str) -> None:
     if verdict is AccessVerdict.NOBODY:
         raise Answer(HTTPStatus.UNAUTHORIZED, _CURE)
     if verdict is AccessVerdict.NO:
         everywhere = "in all namespaces (or ask for one where ?namespace= is taken)"
         where = f"in namespace {quoted(namespace)}" if namespace else everywhere
-        raise Answer(HTTPStatus.FORBIDDEN, f"this needs the right to get pods {where}")
+        raise Answer(HTTPStatus.FORBIDDEN, f"this needs the right to {right} {where}")

@@ -175,8 +175,23 @@ export class Pod extends Component {
         names=${(one) => [...cardName(parts.map(({ card }) => card), one.uuid)].map((part, at) => (at ? `${one.container}, ${part}` : part))} />
       ${parts.length ? html`<h2>${t("Advised size")}</h2>
         <${Asked} source=${source} path=${asked("ui/advice", source, { name: key })} every=${30}>${advice}<//>` : null}
+      ${model.rest.waiting ? html`<h2>${t("Events")}</h2>
+        <${Asked} source=${source} path=${asked("ui/events", source, { name: key })} every=${15}>${events}<//>` : null}
       <${Outcomes} said=${said} />`;
   }
+}
+
+// What Kubernetes keeps of a pod's Events, the newest first; an agent may not read them.
+function events(answer, trouble) {
+  if (trouble) return html`<p class="none">${t("Not known: {0}", trouble)}</p>`;
+  if (!answer) return html`<p class="none">${t("Loading …")}</p>`;
+  const older = answer.more ? t("and older ones") : answer.left_out ? t("and {0} more", answer.left_out) : "";
+  if (!answer.events.length) return html`<p class="none">${t("None: Kubernetes keeps them for an hour.")}</p>`;
+  return html`<${Table} label=${t("Events")} titles=${[t("Last"), t("Times"), t("Event"), t("From")]} rows=${answer.events.map((one, at) => ({
+    key: `${one.reason} ${one.message} ${at}`,
+    cells: [html`${moment(one.last)} <small>${one.last === null ? "" : t("{0} ago", age(1000 * one.last))}</small>`, one.count,
+      html`<span class=${one.kind === "Normal" ? "" : "bad"}>${one.reason}</span> ${one.message}`, one.source],
+  }))} />${older ? html`<p class="none">${older}</p>` : null}`;
 }
 
 // What its containers should have, by the agent of its node.

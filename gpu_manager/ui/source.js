@@ -42,8 +42,7 @@ export class Source {
     const token = sessionStorage.getItem("token");
     const headers = { ...options.headers, ...(token ? { Authorization: `Bearer ${token}` } : {}) };
     const answer = await fetch(path, { ...options, headers, signal: AbortSignal.timeout(DEADLINE) });
-    this.refused = answer.status === 401 || answer.status === 403;
-    if (!answer.ok) throw new Error(sentence(await answer.text()) || t("the server answered {0}", answer.status));
+    if (!answer.ok) throw Object.assign(new Error(sentence(await answer.text()) || t("the server answered {0}", answer.status)), { refused: answer.status === 401 || answer.status === 403 });
     return answer.json();
   }
 
@@ -58,9 +57,11 @@ export class Source {
       const answer = await this.ask(`ui/data${query.size ? `?${query}` : ""}`);
       if (namespace !== this.namespace) return;
       this.model.take(answer);
+      this.refused = false;
       this.at = performance.now();
       this.trouble = "";
     } catch (error) {
+      this.refused = error.refused || false;
       this.trouble = error.name === "TimeoutError" ? t("no answer within {0} seconds", DEADLINE / 1000) : error.message;
     } finally {
       this.reading = false;

@@ -94,6 +94,8 @@ def test_five_tasks_take_three_clicks_or_keys_each_from_the_overview(page: Page,
     page.wait("document.querySelector('.line')")
     assert "8 have no room now" in page.text()
     assert "Smallest change that helps: ask 50 cores" in page.text()
+    page.wait("document.querySelector('[aria-label=\"Events\"] td')")
+    assert "FailedScheduling 0/8 nodes are available: 8 have no card" in page.text()
 
     start()  # who wastes most now, and this hour
     assert "Most cores booked and idle now" in page.text()

@@ -9,18 +9,20 @@ import pytest
 
 from admission.app import compose
 from admission.config import AdmissionSettings, ExtenderEndpoint, LeaderMode, Leadership, OwnCertificates
+from gpu_manager.access import GET_PODS
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube.certificates import KubeCertificates
 from gpu_manager.adapters.kube.cluster_pods import ClusterPods
 from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.adapters.kube.cordon import cordon
 from gpu_manager.adapters.kube.kube import Kube
+from gpu_manager.adapters.kube.pod_events import KubePodEvents
 from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.agent import Agent
 from gpu_manager.cli.kubectl.main import run as kubectl
 from gpu_manager.config import Config
 from gpu_manager.domain.contract import CORE, CORE_LIMIT, LEADER_LABEL, MEMORY
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.pod import PodUid, parse_pod
 from sandbox.api import StandInApi
 from sandbox.api.access import User, service_account
 from sandbox.kubelet import StandInKubelet
@@ -191,6 +193,8 @@ def test_admission_uses_what_it_is_given_and_needs_no_more(world: World) -> None
         until(lambda: world.api.list("events", fields="reason=Told"))
         pods.event(pod, "Told", "once")
         until(lambda: world.seen(ADMISSION.name, Right("patch", "", "events")))
+        told, more = KubePodEvents(connection).read("default", pod.uid)
+        assert ([one.reason for one in told], more) == (["Told"], False)
         pods.annotate(pod, {CORE_LIMIT: "50"})
         pods.label("default", "new", LEADER_LABEL, "true")
         until(lambda: world.seen(ADMISSION.name, Right("patch", "", "pods")))
@@ -198,7 +202,7 @@ def test_admission_uses_what_it_is_given_and_needs_no_more(world: World) -> None
         reviews = KubeReviews(connection)
         who = reviews.who("agent")
         assert who is not None
-        reviews.may_read_pods(who, "default")
+        reviews.may(who, GET_PODS, "default")
         certificates = KubeCertificates(
             connection, "kube-system", "gpu-quota-admission-certs", ("gpu-quota-admission",)
         )
@@ -232,6 +236,10 @@ def test_people_can_do_with_the_role_for_them_what_the_plugin_does_and_no_more(
     ):
         kubectl([*command, "--kubeconfig", kubeconfig])
     assert "refused" not in capsys.readouterr().err
+    # The console asks the API server whether the caller may list the Events that it shows.
+    connection = world.connection("person")
+    KubePodEvents(connection).read("default", PodUid("x"))
+    connection.close()
     # The proxies are no objects of the stand-in: a real API server judges them in test_chart_on_api_server.
     proxies = {
         Right(verb, "", resource, "kube-system")

@@ -197,6 +197,32 @@ ADVICE = {
 }
 
 
+EVENTS = {
+    "left_out": 0,
+    "more": True,
+    "events": [
+        {
+            "kind": "Warning",
+            "reason": "FailedScheduling",
+            "message": "0/8 nodes are available: 8 have no card with 80 free cores.",
+            "source": "default-scheduler",
+            "first": 1_790_000_100.0,
+            "last": 1_790_000_900.0,
+            "count": 7,
+        },
+        {
+            "kind": "Normal",
+            "reason": "VcudaAllocated",
+            "message": "30 cores, 5 GiB of card 3",
+            "source": "gpu-manager",
+            "first": None,
+            "last": None,
+            "count": 1,
+        },
+    ],
+}
+
+
 @contextmanager
 def console(whole: Obj, change: Obj | None = None) -> Iterator[str]:
     """Serves the console; yields its URL. ``/ui/data`` gives the whole and, to who has it, the change."""
@@ -219,6 +245,7 @@ def console(whole: Obj, change: Obj | None = None) -> Iterator[str]:
                 "/ui/waste": WASTE,
                 "/ui/health": HEALTH,
                 "/ui/advice": ADVICE,
+                "/ui/events": EVENTS,
             }
             body = json.dumps(others.get(path, SAID)).encode()
         send(handler, body, 200, kind="application/json")

@@ -12,10 +12,18 @@ import pytest
 from admission.cluster.bypass import FOREIGN, ILLEGAL, UNBOUND, Bypasses, BypassFinding
 from admission.cluster.pod_view import PodView, read_pod_view
 from admission.cluster.trim import slim_node, slim_pod
-from admission.explain.access import _ROOM, NO_SECONDS, YES_SECONDS, AccessCheck, AccessVerdict
 from admission.explain.explanation import Explanation
 from admission.explain.pending_events import AGAIN_SECONDS, SETTLE_SECONDS, PendingEvents
 from admission.webhook.create_time_checks import create_time_checks
+from gpu_manager.access import (
+    _ROOM,
+    LIST_EVENTS,
+    NO_SECONDS,
+    YES_SECONDS,
+    AccessCheck,
+    AccessVerdict,
+    Right,
+)
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import ALLOCATION, PREDICATE_NODE
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
@@ -40,8 +48,8 @@ class Reviews:
             raise NodeUnready("no answer")
         return self.users.get(token)
 
-    def may_read_pods(self, user: Mapping[str, Any], namespace: str) -> bool:
-        return namespace == "hers"
+    def may(self, user: Mapping[str, Any], right: Right, namespace: str) -> bool:
+        return namespace == "hers" and right.resource == "pods"
 
 
 def test_a_right_is_asked_for_once_in_a_while_and_a_refusal_sooner_again() -> None:
@@ -55,6 +63,9 @@ def test_a_right_is_asked_for_once_in_a_while_and_a_refusal_sooner_again() -> No
     assert access.may("Bearer good", "theirs") is AccessVerdict.NO
     assert access.may("Bearer good", "hers") is AccessVerdict.YES
     assert reviews.asked == 3
+    assert access.may("Bearer good", "hers", LIST_EVENTS) is AccessVerdict.NO, (
+        "another right is another question"
+    )
     reviews.users.clear()
     clock.pass_(YES_SECONDS)
     assert access.may("Bearer good", "hers") is AccessVerdict.NOBODY

@@ -15,18 +15,18 @@ from admission.config import AdmissionSettings, ClusterTerms
 from admission.console.agents_usage import AgentsUsage
 from admission.console.history import ConsoleHistory
 from admission.console.routes import console_routes
-from admission.explain.access import AccessCheck, Reviews
 from admission.explain.caller_gate import CallerGate
 from admission.explain.explain_api import ExplainSources, explain_routes
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.serving.metrics import AdmissionMetrics
 from admission.webhook.create_time_checks import create_time_checks
+from gpu_manager.access import AccessCheck, Reviews
 from gpu_manager.domain.pod import Pod, parse_pod
 from tests.fakes.extender import World, node, pod
 from tests.fakes.ports import FakeClock
 from tests.unit.test_agents_usage import Agents
 
-PATHS = 18  # of the document: a new one is called by itself, and this number says so
+PATHS = 19  # of the document: a new one is called by itself, and this number says so
 
 
 class Everyone(Reviews):
@@ -35,7 +35,7 @@ class Everyone(Reviews):
     def who(self, token: str) -> dict[str, Any]:
         return {"username": "someone"}
 
-    def may_read_pods(self, user: Any, namespace: str) -> bool:
+    def may(self, user: Any, right: Any, namespace: str) -> bool:
         return True
 
 
@@ -65,7 +65,9 @@ def service() -> Any:
         create_time_checks(world.cluster, world.quota, world.judge, clock),
         (
             explain_routes(knowledge, gate),
-            console_routes(knowledge, gate, agents, history, workloads_of, lambda: 0.0, clock),
+            console_routes(
+                knowledge, gate, agents, history, workloads_of, lambda *_: ((), False), lambda: 0.0, clock
+            ),
         ),
     )
     return build_app(AdmissionSettings(), doors)

@@ -1,4 +1,4 @@
-"""Paths of pods in the Kubernetes API."""
+"""Paths of pods and of their Events in the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def pod_path(pod: Pod) -> str:
 def named_path(namespace: str, name: str) -> str:
     """Path of the pod of that name; quoted, so that no name can point elsewhere."""
     return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
+
+
+def events_path(namespace: str) -> str:
+    """Path of a namespace's Events in the API."""
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/events"

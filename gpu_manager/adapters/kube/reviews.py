@@ -1,4 +1,4 @@
-"""TokenReview and SubjectAccessReview (serves ``admission.explain.access.Reviews``)."""
+"""TokenReview and SubjectAccessReview (serves :class:`gpu_manager.access.Reviews`)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class KubeReviews:
             return None
         return user
 
-    def may_read_pods(self, user: Mapping[str, Any], namespace: str) -> bool:
-        """True if the user may get pods there (empty: in all namespaces). Raises NodeUnready."""
-        wanted = {"verb": "get", "resource": "pods", "version": "v1", "namespace": namespace}
+    def may(self, user: Mapping[str, Any], right: tuple[str, str], namespace: str) -> bool:
+        """True if the user has the right (verb, resource) there (empty: everywhere). Raises NodeUnready."""
+        verb, resource = right
+        wanted = {"verb": verb, "resource": resource, "version": "v1", "namespace": namespace}
         spec = {
             "user": user["username"],
             "uid": user.get("uid") or "",
