@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpu_manager.domain.cluster.terminating import RELEASED_MOST
 from gpu_manager.domain.contract import CORE, INVENTORY, Inventory, TerminatingShare, decode_inventory
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import GIB, Amount
@@ -233,6 +234,28 @@ def test_the_inventory_names_what_lingers_from_the_deletion_to_the_last_process(
     assert inventory.publish()
     assert board.inventory.lingering == ()
     assert board.inventory.released == (uid(one),)
+
+
+def test_of_more_pods_than_an_inventory_holds_those_released_last_are_told(impatient: NodeRig) -> None:
+    """Two waves, as many as there is room for and one: each UID is told once at least, the new ones now."""
+    publisher, board = service(impatient)
+    waves = [
+        [pod(f"{wave}-{n}", container(*FULL)) for n in range(RELEASED_MOST // 2 + 1)] for wave in ("a", "b")
+    ]
+    heard: set[str] = set()
+    for wave in waves:
+        for one in wave:
+            impatient.pods.bind(impatient.parsed(one), watched=False)
+        impatient.pods.watch()
+        for one in wave:
+            impatient.pods.forget(impatient.parsed(one).key, watched=False)
+        impatient.pods.watch()
+        assert publisher.publish()
+        told = set(board.inventory.released or ())
+        assert told >= {uid(one) for one in wave}
+        assert len(told) <= RELEASED_MOST
+        heard |= told
+    assert heard == {uid(one) for wave in waves for one in wave}
 
 
 def test_an_agent_that_was_away_tells_of_the_pods_in_its_ledger_that_were_deleted_meanwhile(

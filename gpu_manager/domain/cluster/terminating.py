@@ -18,6 +18,7 @@ from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 
 MOST: Final = 128  # entries of an inventory: about 14 KiB of the 256 KiB that annotations may have
+RELEASED_MOST: Final = 512  # UIDs of an inventory: 20 KiB, and more pods than a kubelet deletes at once
 
 
 def terminating_shares(ledger: Ledger, gone: Iterable[PodUid]) -> tuple[TerminatingShare, ...]:

@@ -48,6 +48,7 @@ class DepartedPods:
         self._outlasted: frozenset[PodUid] = frozenset()  # pods whose processes did not end within one wait
         self._seen: set[PodUid] = set()  # pods that the kubelet has listed since it started
         self._returned: set[PodUid] = set()  # pods of whose device ids the kubelet has offered some again
+        self._released: tuple[PodUid, ...] = ()  # as told last, in the order in which they were released
 
     def restarted(self) -> None:
         """The kubelet has restarted: it lists its pods one by one again, so a missing pod proves nothing
@@ -71,7 +72,8 @@ class DepartedPods:
         """The UIDs of pods that the API deleted of late before they had ended, and that hold nothing any
         more: all but those ``lingering``.
 
-        Of pods that were deleted while no agent ran, those that are still in the ledger are listed.
+        Of pods that were deleted while no agent ran, those that are still in the ledger are listed. Of more
+        than an inventory has room for, those released last are: a scheduler needs to hear of each once.
         """
         held = {one.pod for one in lingering}
         local, booked = self._pods.local(), self._state.view.ledger.pods
@@ -81,7 +83,10 @@ class DepartedPods:
         }
         gone |= {uid for uid in booked if not is_unidentified(uid)}.difference(f.pod.uid for f in known)
         unsure = held.union(booked if "" in held else ())  # "": more than an inventory has room for
-        return tuple(sorted(gone - unsure - _living(local)))[: terminating.MOST]
+        gone -= unsure | _living(local)
+        kept = [uid for uid in self._released if uid in gone]
+        self._released = (*kept, *sorted(gone.difference(kept)))
+        return tuple(sorted(self._released[-terminating.RELEASED_MOST :]))
 
     def outwait(self, answer: Identification, offered: Collection[str]) -> str:
         """:meth:`observe`, then wait while only ending pods keep the asking pod from its room.
