@@ -9,10 +9,8 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from importlib.util import find_spec
-from pathlib import Path
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -20,22 +18,21 @@ from prometheus_client import CollectorRegistry
 from gpu_manager import threads
 from gpu_manager.adapters.clock import SystemClock, boot_id
 from gpu_manager.adapters.control_pages.pages import FileControlPages
-from gpu_manager.adapters.driver_files import DriverFiles, HostFiles, Strategy, detect, find_nvml
-from gpu_manager.adapters.driver_memory_limit import CgroupMemoryLimit, DriverLimits
+from gpu_manager.adapters.driver_memory_limit import CgroupMemoryLimit
 from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.adapters.kube.kube import Kube
 from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.adapters.kubelet.predecessor_checkpoint import read_old_checkpoint
-from gpu_manager.adapters.nvml.faults import FaultPolicy
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.adapters.selinux import label_of
 from gpu_manager.adapters.store import FileStore
+from gpu_manager.backends import build_cards, build_driver_limits, build_injector
 from gpu_manager.config import Config
-from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import KUBELET_SOCKET
-from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.domain.dra.front import Front, front_in_force
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.topology import Topology
-from gpu_manager.ports.cards import Cards
+from gpu_manager.dra_front import DraFront
 from gpu_manager.ports.pods import KnownPod
 from gpu_manager.program import Ending
 from gpu_manager.servers.device_plugin import LENDING, SOCKETS, DevicePlugin
@@ -99,8 +96,9 @@ class Agent:
         self.metrics = ServiceMetrics(self._registry)
         clock = SystemClock()
         self.cards = build_cards(config)
+        connection = connect(kubeconfig=config.kubeconfig, url=config.api_url)
         self._kube = Kube(
-            connect(kubeconfig=config.kubeconfig, url=config.api_url),
+            connection,
             config.node,
             clock=clock,
             kubelet_url=config.kubelet_pods_url,
@@ -112,8 +110,9 @@ class Agent:
         self._store = FileStore(config.state / "ledger")
         bills = FileStore(config.state / "bills", what="bills", without="its sums begin anew")
         label = label_of(config.proc)
-        known = FileStore(config.state / "cards", what="cards", without="vanished cards are not missed")
-        self.known_cards = KnownCards(known)
+        self.known_cards = KnownCards(
+            FileStore(config.state / "cards", what="cards", without="vanished cards are not missed")
+        )
         tenants = FileControlPages(config.pages, config.policy, label=label)
         processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / KUBELET_SOCKET)
         injector = build_injector(config, lambda: self.state.node.cards, label)
@@ -157,6 +156,20 @@ class Agent:
             lending=config.lending,
             lost=self._kubelet_lost,
         )
+        self.front, self._keeps_front = config.front, ""  # and why it is not the one in the settings
+        self.dra = DraFront(
+            config,
+            self.state,
+            connection,
+            pods,
+            tenants,
+            injector,
+            processes,
+            clock,
+            self.metrics,
+            self._stop,
+            self._books_changed,
+        )
         self.health = Health(self.cards, self._kube.node, clock, numa_policy=config.numa_policy)
         self.inventory = InventoryService(
             self.state,
@@ -164,10 +177,11 @@ class Agent:
             departed,
             self.health,
             self._kube.node,
-            self.plugin.announce,
+            self._announce,
             config.labels,
             clock,
-            self.plugin.offering,
+            lambda: self.front is Front.DRA or self.plugin.offering(),
+            lambda: self.front,
         )
         self.other_plugins = OtherPlugins(
             self._kubelet.other_offers, self.health, self._kube.node.event, clock, self._kubelet.rest
@@ -207,7 +221,6 @@ class Agent:
             driver=not config.simulated,
         )
         self.keeper = InjectionKeeper(self.state, pods, injector, clock, _restart)
-        without_devices = PodsWithoutDevices(self.state, pods, self.metrics, evict=config.evict)
         self.reclaimer = Reclaimer(
             self.state,
             window,
@@ -219,10 +232,9 @@ class Agent:
             processes,
             clock,
             self.metrics,
-            without_devices,
+            PodsWithoutDevices(self.state, pods, self.metrics, evict=config.evict),
         )
-        registry = self._registry
-        registry.register(
+        self._registry.register(
             Exporter(
                 self.state,
                 self.usage,
@@ -237,11 +249,11 @@ class Agent:
                 sized=lambda: self.sizes.told,
             )
         )
-        registry.register(GuardMetrics(self.state, self.evasion, self.memory_limits, self.injection))
+        self._registry.register(GuardMetrics(self.state, self.evasion, self.memory_limits, self.injection))
         status = Status(
             self.state,
             self.usage,
-            registry,
+            self._registry,
             version("gpu-manager"),
             self.ready,
             self.why,
@@ -252,12 +264,14 @@ class Agent:
 
     def ready(self) -> dict[str, bool]:
         """Return the readiness conditions, by name."""
+        front = self.dra.plugin if self.front is Front.DRA else self.plugin
         return {
-            "registered": self.plugin.registered.is_set(),
+            "registered": front.registered.is_set(),
             "cards": any(not s.missing for s in self.state.node.cards) and not self.health.trouble,
             "pods": self._kube.pods.error is None,
             "only_plugin": not self.other_plugins.offers,
             "injection": not self.keeper.trouble,
+            "front": not (self._keeps_front or self.dra.slices.trouble),
         }
 
     def why(self) -> str:
@@ -268,6 +282,8 @@ class Agent:
             self.health.trouble or away,
             self.other_plugins.trouble,
             self.keeper.trouble,
+            self._keeps_front,
+            self.dra.slices.trouble,
             self._kube.pods.error,
         )
         return "; ".join(filter(None, whys))
@@ -289,6 +305,9 @@ class Agent:
         self.other_plugins.look()  # before the kubelet hears of any card
         self.health.settle()
         self._recover(stored)
+        self.front, self._keeps_front = front_in_force(self._config.front, self.state.view.ledger)
+        if self._keeps_front:
+            log.error("front_not_changed", reason=self._keeps_front)
         self._limits.apply_settings()
         self.health.subscribe(self.known_cards.cards_changed)
         self.health.subscribe(self.inventory.cards_changed)
@@ -299,7 +318,11 @@ class Agent:
         self.health.start()
         self.http.start()
         self._threads = [
-            threads.forever("device-plugin", self.plugin.run),
+            *(
+                self.dra.threads()
+                if self.front is Front.DRA
+                else [threads.forever("device-plugin", self.plugin.run)]
+            ),
             threads.forever("inventory", lambda: self.inventory.run(self._stop)),
             threads.forever("bills", lambda: self.bills.run(self._stop)),
             threads.forever("time-sharing", lambda: self.time_sharing.run(self._stop)),
@@ -319,7 +342,11 @@ class Agent:
                 "injection-kept", injection_keeper.PERIOD_SECONDS, {"injection-kept": self.keeper.look}
             ),
             self._rounds("other-plugins", 0.0, {"other-plugins": self.other_plugins.round}),
-            self._rounds("reclaim", self._config.reclaim_seconds, {"reclaim": self.reclaimer.round}),
+            self._rounds(
+                "reclaim",
+                self._config.reclaim_seconds,
+                {"reclaim": self.reclaimer.round, "front": self._change_front},
+            ),
         ]
         for thread in self._threads:
             thread.start()
@@ -330,6 +357,7 @@ class Agent:
         self.state.touched.set()
         self.inventory.wake()
         self.plugin.wake()
+        self.dra.announce()
         self._kubelet.wake()
         for thread in self._threads:
             thread.join(10)
@@ -360,8 +388,19 @@ class Agent:
     def _kubelet_lost(self) -> None:
         self.inventory.changed()
 
+    def _announce(self) -> None:
+        (self.dra if self.front is Front.DRA else self.plugin).announce()
+
+    def _change_front(self) -> None:
+        """Start again with the front of the settings, once nothing is held by the other."""
+        if self._keeps_front and front_in_force(self._config.front, self.state.view.ledger)[0] != self.front:
+            log.info("front_changes", front=self._config.front.value)
+            _restart()
+
     def _books_changed(self) -> None:
         self.inventory.changed()
+        if self.front is Front.DRA:
+            self.dra.announce()
         if self._config.lending or self.state.withdrawing:
             self.plugin.announce()
 
@@ -416,82 +455,6 @@ class Agent:
 def _restart() -> None:
     """End as on SIGTERM: what started the agent starts it again, with its mounts made anew."""
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def build_cards(config: Config) -> Cards:
-    """Return the cards that ``config.cards`` names; NVML's library is loaded only for real ones.
-
-    Every access looks for a missing library again: a driver may be installed after the agent has started.
-
-    Raises:
-        RequestInvalid: an unknown kind or profile.
-    """
-    kind, _, name = config.cards.partition(":")
-    if kind == "simulated":
-        from gpu_manager.adapters.simulated import SimulatedCards  # noqa: PLC0415  # one of two, never both
-
-        if Path(name).suffix == ".txt":
-            return SimulatedCards.from_topology(Path(name), node=config.node, control=config.control)
-        return SimulatedCards.named(name, node=config.node, control=config.control)
-    if kind != "nvml":
-        raise RequestInvalid(f"--cards is {config.cards!r}: use nvml, or simulated:<profile or file>")
-    from gpu_manager.adapters.nvml.cards import NvmlCards  # noqa: PLC0415  # as above
-
-    policy = FaultPolicy(config.program_xids, config.card_xids, config.quiet_seconds)
-    host = HostFiles(config.host_root)
-    return NvmlCards(policy=policy, library=config.nvml or find_nvml(host, str(config.driver_root)))
-
-
-def build_driver_limits(config: Config) -> DriverLimits | None:
-    """Return the driver's own memory limits; None for simulated cards."""
-    if config.simulated:
-        return None
-    from gpu_manager.adapters.nvml.limits import NvmlMemoryLimits  # noqa: PLC0415  # as above
-
-    return NvmlMemoryLimits()
-
-
-def build_injector(
-    config: Config, cards: Callable[[], Sequence[CardState]], label: bytes | None = None
-) -> DriverFiles:
-    """Build the injector of the strategy that ``config.injection`` names or that is detected.
-
-    ``label`` is SELinux's.
-
-    Raises:
-        RequestInvalid: the strategy does not exist.
-    """
-    if config.injection == "auto":
-        kubelet_dir = str(config.device_plugins.parent)
-        strategy, why = detect(config.host_root, kubelet_dir=kubelet_dir, proc=config.proc)
-        log.info("injection_chosen", strategy=strategy.value, why=why)
-    else:
-        names = [s.value for s in Strategy]
-        if config.injection not in names:
-            raise RequestInvalid(f"--device-injection is {config.injection!r}: use auto, {', '.join(names)}")
-        strategy = Strategy(config.injection)
-    return DriverFiles(
-        strategy,
-        cards=cards,
-        state=config.state,
-        pages=config.pages,
-        libraries=config.libraries or installed_libraries(),
-        label=label,
-        host=HostFiles(config.host_root),
-        driver_root=str(config.driver_root),
-        stand_in=config.stand_in,
-        extra_devices=config.extra_devices,
-        simulated=config.simulated and strategy is Strategy.CDI,
-    )
-
-
-def installed_libraries() -> Path | None:
-    """Return the directory of the package's libvcuda; None if it was installed without."""
-    spec = find_spec("vcuda")
-    places = (
-        [Path(place) / "native" for place in (spec.submodule_search_locations or ()) if place] if spec else []
-    )
-    return next((place for place in places if (place / "libvcuda.so").exists()), None)
 
 
 def main(config: Config) -> None:

@@ -10,7 +10,15 @@ from gpu_manager.adapters.control_pages.pages import DEFAULT_POLICY, PagePolicy
 from gpu_manager.adapters.nvml.faults import QUIET_SECONDS
 from gpu_manager.domain.advice.demand import HALF_LIFE_SECONDS
 from gpu_manager.domain.advice.size import AdvicePolicy
-from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, OLD_CHECKPOINT_DIR, PAGES_DIR, STATE_DIR
+from gpu_manager.domain.contract import (
+    CDI_DIR,
+    HTTP_PORT,
+    KUBELET_DIR,
+    OLD_CHECKPOINT_DIR,
+    PAGES_DIR,
+    STATE_DIR,
+)
+from gpu_manager.domain.dra.front import Front
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.topology import NumaPolicy
 
@@ -24,9 +32,10 @@ class Config:
     ``evict`` lets the agent evict pods whose card is wrong, ``evict_evaders`` pods that evade their limits.
     ``program_xids`` are driver errors that never close a card, ``card_xids`` those that always do; a card
     opens again after ``quiet_seconds`` without faults. With ``lending`` whole cards are also offered as
-    ``nvidia.com/gpu``. ``numa_policy`` is the one of the node's kubelet. ``nvml`` is the path of the NVML
-    library if the loader does not find it. Sizes are advised by ``advice``, and what was seen weighs half
-    after ``advice_half_life`` seconds.
+    ``nvidia.com/gpu``. ``front`` is the way in which cards are given away, ``minimum_cores`` the smallest
+    part of one that claims may ask for, ``cdi`` the runtime's directory of CDI specs. ``numa_policy`` is the
+    one of the node's kubelet. ``nvml`` is the path of the NVML library if the loader does not find it. Sizes
+    are advised by ``advice``, and what was seen weighs half after ``advice_half_life`` seconds.
     """
 
     node: str
@@ -50,6 +59,9 @@ class Config:
     unit: int = DEFAULT_UNIT
     policy: PagePolicy = DEFAULT_POLICY
     lending: bool = False
+    front: Front = Front.PLUGIN
+    minimum_cores: int = 1
+    cdi: Path = Path(CDI_DIR)
     numa_policy: NumaPolicy = NumaPolicy.NONE
     injection: str = "auto"
     host_root: Path = Path("/")

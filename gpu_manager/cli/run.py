@@ -14,7 +14,15 @@ from gpu_manager.arguments import Option, Rest
 from gpu_manager.config import Config
 from gpu_manager.domain.advice.demand import HOUR
 from gpu_manager.domain.advice.size import AdvicePolicy
-from gpu_manager.domain.contract import HTTP_PORT, KUBELET_DIR, OLD_CHECKPOINT_DIR, PAGES_DIR, STATE_DIR
+from gpu_manager.domain.contract import (
+    CDI_DIR,
+    HTTP_PORT,
+    KUBELET_DIR,
+    OLD_CHECKPOINT_DIR,
+    PAGES_DIR,
+    STATE_DIR,
+)
+from gpu_manager.domain.dra.front import Front
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.topology import NumaPolicy
@@ -113,6 +121,17 @@ def command(
     nvidia_resource: Annotated[
         bool, Option(help="Offer whole cards as nvidia.com/gpu too. NVIDIA's plugin must not run here.")
     ] = False,
+    front: Annotated[
+        Front,
+        Option(
+            help="How cards are given: plugin (extended resources) or dra (ResourceClaims; experimental, "
+            "needs Kubernetes 1.36 and CDI)."
+        ),
+    ] = Front.PLUGIN,
+    minimum_cores: Annotated[
+        int, Option(min=1, max=100, help="Smallest part of a card that a claim may ask for, in hundredths.")
+    ] = 1,
+    cdi_dir: Annotated[Path, Option(help="Directory of the runtime's CDI specs.")] = Path(CDI_DIR),
     topology_manager_policy: Annotated[
         str,
         Option(help="The kubelet's topologyManagerPolicy: none, best-effort, restricted, single-numa-node."),
@@ -170,6 +189,9 @@ def command(
             unit=unit_bytes(memory_unit),
             policy=PagePolicy(context_mib << 20, oversubscribe, fail_open),
             lending=nvidia_resource,
+            front=front,
+            minimum_cores=minimum_cores,
+            cdi=cdi_dir,
             numa_policy=_numa_policy(topology_manager_policy),
             injection=known_injection(device_injection),
             host_root=host_root,

@@ -106,6 +106,10 @@ DRA_DRIVER: Final = "vcuda.tencent.com"  # of ResourceSlices, and the domain of 
 DRA_UNHEALTHY: Final = "vcuda.tencent.com/unhealthy"
 DRA_CORDONED: Final = "vcuda.tencent.com/cordoned"
 DRA_HELD: Final = "vcuda.tencent.com/held"
+# Below the kubelet's directory: by what it finds the driver, and where that serves.
+DRA_REGISTRY_SOCKET: Final = f"plugins_registry/{DRA_DRIVER}-reg.sock"
+DRA_SOCKET: Final = f"plugins/{DRA_DRIVER}/dra.sock"
+FRONT_LABEL: Final = f"{OUR_PREFIX}vcuda-front"  # of a node whose cards are given by claims: dra
 
 # Reasons of Events.
 EVENT_ALLOCATED: Final = "VcudaAllocated"
@@ -152,6 +156,7 @@ ADMISSION_SECRET: Final = "gpu-quota-admission-certs"  # noqa: S105  # a name
 
 # On the host.
 KUBELET_SOCKET: Final = "kubelet.sock"  # of device plugins' registration, and of PodResources
+CDI_DIR: Final = "/var/run/cdi"
 STATE_DIR: Final = "/var/lib/gpu-manager"
 PAGES_DIR: Final = "/run/gpu-manager/pages"
 KUBELET_DIR: Final = "/var/lib/kubelet"

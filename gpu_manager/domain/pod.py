@@ -25,7 +25,7 @@ from gpu_manager.domain.contract import (
 )
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.resources import CORES_PER_CARD, parse_quantity
-from gpu_manager.domain.untrusted import text
+from gpu_manager.domain.untrusted import mappings, text
 
 PodUid = NewType("PodUid", str)
 
@@ -68,6 +68,7 @@ class Container:
     gpus: Fraction | None = None  # whole cards under NVIDIA's name, as written in limits
     lent: bool = False  # ``core`` stands for ``gpus``: this node gives cards under that name too
     strange: tuple[str, ...] = ()  # resources that share cards, but not by a name that is known here
+    claims: tuple[tuple[str, str], ...] = ()  # ResourceClaims: name, and which request of it; empty for all
     runtime_id: str = ""  # the container id without its "containerd://", once the runtime made it
 
     @property
@@ -239,8 +240,9 @@ def _containers(spec: Mapping[str, object], status: Mapping[str, object]) -> tup
         for entry in _mappings(status.get(group), f"status.{group}")
     }
     unreadable: list[str] = []
+    claims = _claim_names(spec, status)
     containers = tuple(
-        _container(entry, plain, statuses, unreadable)
+        _container(entry, plain, statuses, claims, unreadable)
         for group, plain in (("initContainers", ContainerKind.INIT), ("containers", ContainerKind.APP))
         for entry in _mappings(spec.get(group), f"spec.{group}")
     )
@@ -254,6 +256,7 @@ def _container(
     entry: Mapping[str, object],
     plain: ContainerKind,
     statuses: Mapping[str, Mapping[str, object]],
+    claims: Mapping[str, str],
     unreadable: list[str],
 ) -> Container:
     name = _text(entry.get("name"), "a container's name")
@@ -293,8 +296,22 @@ def _container(
         privileged=security.get("privileged") not in (None, False),
         running=now.get("running") is not None,
         over=kind is ContainerKind.INIT and _succeeded(now.get("terminated"), f"{where}: terminated"),
+        claims=tuple(
+            (claims[used], text(one.get("request")))
+            for one in mappings(resources.get("claims"))
+            if (used := text(one.get("name"))) in claims
+        ),
         runtime_id=_text(state.get("containerID"), f"{where}: containerID").rpartition("://")[2],
     )
+
+
+def _claim_names(spec: Mapping[str, object], status: Mapping[str, object]) -> dict[str, str]:
+    """Entry of ``spec.resourceClaims`` → the name of its ResourceClaim, which the status has where Kubernetes
+    makes it of a template.
+    """
+    entries = [*mappings(spec.get("resourceClaims")), *mappings(status.get("resourceClaimStatuses"))]
+    named = {text(one.get("name")): text(one.get("resourceClaimName")) for one in entries}
+    return {entry: claim for entry, claim in named.items() if claim}
 
 
 def _strange(names: Iterable[object]) -> tuple[str, ...]:

@@ -13,10 +13,14 @@ from gpu_manager.domain.pod import Pod
 
 @dataclass(frozen=True, slots=True)
 class HeldInjection:
-    """What a granted container's injection was made from; ``pod`` is None while the API does not show it."""
+    """What a granted container's injection was made from; ``pod`` is None while the API does not show it.
+
+    ``by_claim``: a ResourceClaim holds the shares, and :meth:`Injector.inject_claim` made it.
+    """
 
     shares: tuple[Share, ...]
     pod: Pod | None
+    by_claim: bool = False
 
 
 class Injector(Protocol):
@@ -24,6 +28,13 @@ class Injector(Protocol):
 
     def inject(self, name: str, shares: Sequence[Share], pod: Pod | None, annotation: str) -> Injection:
         """Return everything the container needs to use its cards; host paths exist when this returns."""
+
+    def inject_claim(self, name: str, shares: Sequence[Share]) -> tuple[str, ...]:
+        """Make everything on the node that containers need to use what a request of a ResourceClaim holds.
+
+        Returns the CDI devices that the kubelet hands to them: the first stands for everything that the
+        shares have in common, each further one for the card of that share. Idempotent.
+        """
 
     def restore(self, held: Mapping[str, HeldInjection]) -> None:
         """Make again what is lost of the injections of these names. Raises NodeUnready if some cannot be."""

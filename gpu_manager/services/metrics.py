@@ -102,6 +102,15 @@ class ServiceMetrics:
             "kind",
             _NOTES,
         )
+        self.claims = counter(
+            "claims",
+            "Answers to NodePrepareResources and NodeUnprepareResources, a claim each, by result",
+            "result",
+            ("prepared", "refused", "released", "lingering"),
+        )
+        self.slice_failures = counter(
+            "slice_failures", "Failed attempts to publish the cards as devices of a ResourceSlice"
+        )
         self.registrations = counter(
             "registrations", "Registrations with the kubelet", "resource", _RESOURCES
         )
@@ -115,6 +124,12 @@ class ServiceMetrics:
         )
         self.scrape_errors = counter("scrape_errors", "Failed readings, by source", "source")
         self.allocate_seconds = seconds("vcuda_allocate_duration_seconds", "Time to answer Allocate")
+        self.prepare_seconds = Histogram(
+            "vcuda_prepare_duration_seconds",
+            "Time to prepare a claim, with the API server's answer",
+            buckets=BUCKETS,
+            registry=registry,
+        )
         self.preferred_seconds = seconds(
             "vcuda_preferred_allocation_duration_seconds", "Time to answer GetPreferredAllocation"
         )

@@ -43,6 +43,10 @@ RESOURCES: tuple[Resource, ...] = (
     Resource(
         "policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", subresources=frozenset({"status"})
     ),
+    Resource("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", namespaced=False),
+    Resource("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", subresources=frozenset({"status"})),
+    Resource("resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate"),
+    Resource("resource.k8s.io", "v1", "deviceclasses", "DeviceClass", namespaced=False),
     Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False),
     *(
         Resource("admissionregistration.k8s.io", "v1", f"{word}webhookconfigurations", kind, namespaced=False)

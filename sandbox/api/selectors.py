@@ -41,6 +41,7 @@ _FIELDS: dict[str, frozenset[str]] = {
             "type",
         }
     ),
+    "resourceslices": frozenset({"spec.nodeName", "spec.driver"}),
     "secrets": frozenset({"type"}),
     "namespaces": frozenset({"status.phase"}),
 }

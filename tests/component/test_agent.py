@@ -178,6 +178,7 @@ def test_the_pages_for_people_answer(world: World) -> None:
         "pods": True,
         "only_plugin": True,
         "injection": True,
+        "front": True,
     }
     assert world.get("/healthz") == "ok\n"
     assert "version" in json.loads(world.get("/version"))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpu_manager.agent import build_cards
+from gpu_manager.backends import build_cards
 from gpu_manager.cli.main import run
 from gpu_manager.config import Config
 from gpu_manager.domain.errors import NodeUnready

@@ -224,6 +224,7 @@ class FakeInjector:
     restored: Mapping[str, HeldInjection] = field(default_factory=dict)
     broken: str = ""  # why nothing can be restored
     removed: bool = False  # the directory that it writes into
+    claimed: dict[str, tuple[Share, ...]] = field(default_factory=dict)  # what claims were given
 
     def inject(self, name: str, shares: Sequence[Share], pod: Pod | None, annotation: str) -> Injection:
         return Injection(
@@ -236,6 +237,12 @@ class FakeInjector:
             ),
             annotations={ALLOCATION: annotation},
         )
+
+    def inject_claim(self, name: str, shares: Sequence[Share]) -> tuple[str, ...]:
+        if self.broken:
+            raise NodeUnready(self.broken)
+        self.claimed[name] = tuple(shares)
+        return tuple(f"tencent.com/vcuda=a-{name}" + (f"-{n}" if n else "") for n in range(len(shares)))
 
     def restore(self, held: Mapping[str, HeldInjection]) -> None:
         self.restored = dict(held)

@@ -140,7 +140,7 @@ def test_an_allocated_claim_reads_back() -> None:
             ClaimedShare("gpu", "node", "gpu-0", "s", Amount(30, 4 * GIB), is_admin=False),
             ClaimedShare("many", "node", "gpu-0", "s", Amount(0, 0), is_admin=True),
         ),
-        ("pod-1",),
+        (("pod-1", "p"),),
     )
 
 

@@ -74,6 +74,7 @@ def test_the_same_inventory_is_published_once(board: Board) -> None:
     assert len(inventory.cards) == 8
     assert labels == {
         "zone": "a",
+        "tencent.com/vcuda-front": None,
         "tencent.com/gpu-model": "Tesla-T4",
         "gaia.tencent.com/gpu-model": "Tesla-T4",
     }
@@ -142,7 +143,12 @@ def test_a_node_of_several_models_has_no_model_label(board: Board) -> None:
     board.look()
     board.inventory.publish()
     _, labels = board.node.published[-1]
-    assert labels == {"zone": "a", "tencent.com/gpu-model": None, "gaia.tencent.com/gpu-model": None}
+    assert labels == {
+        "zone": "a",
+        "tencent.com/vcuda-front": None,
+        "tencent.com/gpu-model": None,
+        "gaia.tencent.com/gpu-model": None,
+    }
 
 
 def test_a_sick_card_that_is_there_is_not_forgotten(board: Board) -> None:

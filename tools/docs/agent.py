@@ -92,6 +92,7 @@ _NODE = (
 _LABELS = (
     (c.MODEL_LABEL, "agent", "model", "The node's model of card, where all are alike."),
     (c.MODEL_LABEL_GAIA, "agent", "model", "The same under the predecessor's name."),
+    (c.FRONT_LABEL, "agent", "`dra`", "Cards of this node are given by ResourceClaims."),
     (c.POOL_LABEL, "you", "text", "The pool that quotas name."),
     (c.LEADER_LABEL, "admission", "`true`", "On its own pod: this replica binds (`--leader-mode=lease`)."),
 )
@@ -132,7 +133,10 @@ _CLUSTER = (
 _HOST = (
     (c.STATE_DIR, "The books and the library; must outlive a reboot."),
     (c.PAGES_DIR, "The control pages; made again after a reboot."),
+    (c.CDI_DIR, "The container runtime's: a CDI spec for each allocation, under CDI."),
     (c.KUBELET_DIR, "The kubelet's."),
+    (c.DRA_REGISTRY_SOCKET, "Below it, with `--front dra`: by this socket the kubelet finds the driver."),
+    (c.DRA_SOCKET, "Below it, with `--front dra`: what it asks of the driver."),
     (c.OLD_CHECKPOINT_DIR, "The predecessor's checkpoint, read while there are no books of ours."),
 )
 

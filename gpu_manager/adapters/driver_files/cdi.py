@@ -9,7 +9,8 @@ import contextlib
 import json
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -30,8 +31,39 @@ def device_name(name: str) -> str:
     return f"{CDI_KIND}=a-{name}"
 
 
+def claim_device_names(name: str, injection: Injection, shares: int) -> tuple[str, ...]:
+    """The fully qualified devices of what a claim holds, one for each of its ``shares`` of cards.
+
+    Simulated cards have no device nodes, and a device without edits is none: the first stands for all.
+    """
+    further = range(1, shares if injection.devices else 1)
+    return device_name(name), *(f"{device_name(name)}-{n}" for n in further)
+
+
+def encode_claim(name: str, injection: Injection, shares: int) -> str:
+    """The spec for a claim: the first device has everything, environment included, but the device nodes of
+    the other cards, each of which is a device of its own.
+
+    ``injection.devices`` begin with one node for each of the ``shares``. DRA's answer has no environment, and
+    runtimes merge the devices that a container gets: a mount in two of them would collide.
+    """
+    names = [one.partition("=")[2] for one in claim_device_names(name, injection, shares)]
+    others = injection.devices[1 : len(names)]
+    first = replace(injection, devices=(*injection.devices[:1], *injection.devices[len(names) :]))
+    edits = [_edits(first, env=True), *({"deviceNodes": [_node(node)]} for node in others)]
+    return _spec([{"name": device, "containerEdits": one} for device, one in zip(names, edits, strict=True)])
+
+
 def encode(name: str, injection: Injection) -> str:
     """The spec: mounts, device nodes and hooks of ``injection``. Its environment goes by the kubelet."""
+    return _spec([{"name": f"a-{name}", "containerEdits": _edits(injection)}])
+
+
+def _spec(devices: Sequence[Mapping[str, object]]) -> str:
+    return json.dumps({"cdiVersion": VERSION, "kind": CDI_KIND, "devices": devices}, separators=(",", ":"))
+
+
+def _edits(injection: Injection, *, env: bool = False) -> dict[str, object]:
     edits: dict[str, object] = {
         "deviceNodes": [_node(node) for node in injection.devices],
         "mounts": [
@@ -47,8 +79,9 @@ def encode(name: str, injection: Injection) -> str:
         edits["hooks"] = [
             {"hookName": hook.stage, "path": hook.path, "args": [hook.path]} for hook in injection.hooks
         ]
-    device = {"name": f"a-{name}", "containerEdits": edits}
-    return json.dumps({"cdiVersion": VERSION, "kind": CDI_KIND, "devices": [device]}, separators=(",", ":"))
+    if env:
+        edits["env"] = [f"{variable}={value}" for variable, value in injection.env.items()]
+    return edits
 
 
 def _node(node: DeviceNode) -> dict[str, str]:

@@ -26,6 +26,7 @@ from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import (
     ALLOCATION,
     CARDS_ENV,
+    CDI_DIR,
     CRI_CORE,
     CRI_DEVICE,
     CRI_MEMORY,
@@ -67,7 +68,7 @@ class DriverFiles:
         host: HostFiles | None = None,
         driver_root: str = "/",
         stand_in: Path | None = None,
-        cdi_dir: Path = Path("/var/run/cdi"),
+        cdi_dir: Path = Path(CDI_DIR),
         extra_devices: Sequence[str] = (),
         label: bytes | None = None,
         simulated: bool = False,
@@ -134,6 +135,41 @@ class DriverFiles:
                 cdi=(device,),
             )
 
+    def inject_claim(self, name: str, shares: Sequence[Share]) -> tuple[str, ...]:
+        """See :meth:`gpu_manager.ports.injector.Injector.inject_claim`.
+
+        Raises:
+            NodeUnready: driver, device nodes, library or pages are missing, or containers are not injected
+                by CDI; the text says the cure.
+        """
+        if not is_name(name):
+            raise Bug(f"{name[:64]!r} is not the name of an allocation's directory")
+        if self._specs is None:
+            raise NodeUnready(
+                f"claims need --device-injection cdi, and this node injects by {self.strategy.value}"
+            )
+        fraction = any(not share.whole for share in shares)
+        with self._lock:
+            installed = self._installed(fraction=fraction)
+            self._check_pages(name, fraction=fraction)
+            whole = self._of_claim(name, shares, installed, fraction=fraction)
+            spec = cdi.encode_claim(name, whole, len(shares))
+            self._records.put(name, InjectionRecord(installed.sha256 if installed else None, spec))
+            self._specs.put(name, spec)
+        return cdi.claim_device_names(name, whole, len(shares))
+
+    def _of_claim(
+        self, name: str, shares: Sequence[Share], installed: Delivered | None, *, fraction: bool
+    ) -> Injection:
+        hooks, hook_mounts = self._hooks(installed)
+        mounts = self._mounts(name, installed if fraction else None, None, fraction=fraction)
+        return Injection(
+            env=self._env(shares),
+            mounts=(*mounts, *hook_mounts),
+            devices=tuple(self._devices(shares)),
+            hooks=hooks,
+        )
+
     def _installed(self, *, fraction: bool) -> Delivered | None:
         """Our files on the node: fractions cannot do without them, whole cards under CDI use the hook."""
         if self._delivery is None or not (fraction or self._specs):
@@ -189,6 +225,11 @@ class DriverFiles:
             return  # else the container was injected without CDI
         fraction = any(not share.whole for share in held.shares)
         installed = self._installed(fraction=fraction)
+        if held.by_claim:
+            whole = self._of_claim(name, held.shares, installed, fraction=fraction)
+            specs.put(name, cdi.encode_claim(name, whole, len(held.shares)))
+            log.info("injection_rebuilt_from_grant", directory=name)
+            return
         hooks, hook_mounts = self._hooks(installed)
         library = installed if fraction else None
         mounts = tuple(self._mounts(name, library, held.pod, fraction=fraction))

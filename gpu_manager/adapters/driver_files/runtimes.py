@@ -21,8 +21,9 @@ from gpu_manager.adapters.driver_files.containerd import (
     table,
 )
 from gpu_manager.adapters.driver_files.host import HostFiles
+from gpu_manager.domain.contract import CDI_DIR
 
-SPEC_DIR: Final = "/var/run/cdi"
+SPEC_DIR: Final = CDI_DIR
 _SPEC_DIRS: Final = (SPEC_DIR, "/run/cdi")
 _CONTAINERD: Final = (
     # a configuration file, and the socket where it names none

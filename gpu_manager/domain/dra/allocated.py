@@ -14,6 +14,7 @@ from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.allocation import MOST_RESULTS
 from gpu_manager.domain.dra.device import CORES, MEMORY
 from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount, format_number, parse_quantity
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
@@ -36,13 +37,15 @@ class ClaimedShare:
 
 @dataclass(frozen=True, slots=True)
 class AllocatedClaim:
-    """A claim with its shares of our devices, in the order of the allocation, and the UIDs of its pods."""
+    """A claim with its shares of our devices, in the order of the allocation, and the pods for which it is
+    reserved, by UID and name.
+    """
 
     uid: str
     namespace: str
     name: str
     shares: tuple[ClaimedShare, ...]
-    pods: tuple[str, ...]
+    pods: tuple[tuple[PodUid, str], ...]
 
 
 def parse_allocated_claim(claim: object, unit: int) -> AllocatedClaim:
@@ -62,7 +65,9 @@ def parse_allocated_claim(claim: object, unit: int) -> AllocatedClaim:
         )
     shares = tuple(_share(name, result, unit) for result in results)
     pods = tuple(
-        text(one.get("uid")) for one in mappings(status.get("reservedFor")) if one.get("resource") == "pods"
+        (PodUid(text(one.get("uid"))), text(one.get("name")))
+        for one in mappings(status.get("reservedFor"))
+        if one.get("resource") == "pods"
     )
     return AllocatedClaim(
         text(metadata.get("uid")), text(metadata.get("namespace")), text(metadata.get("name")), shares, pods

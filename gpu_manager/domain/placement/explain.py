@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.errors import printable, quoted
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
@@ -78,6 +79,8 @@ def closed_because(state: CardState, request: PodRequest, *, listed: bool = True
         return f"unhealthy ({_clean(state.reason)})" if state.reason else "unhealthy"
     if state.cordoned:
         return _clean(state.reason) or "cordoned"
+    if state.held == DRA_DRIVER:
+        return "given by ResourceClaims alone: the node's front is dra"
     if state.held:
         return f"given away whole as {_clean(state.held)}"
     if not listed:

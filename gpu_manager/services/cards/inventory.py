@@ -14,7 +14,16 @@ import structlog
 
 from gpu_manager import threads
 from gpu_manager.domain.card import CardState, CardUuid
-from gpu_manager.domain.contract import INVENTORY, NVIDIA, Inventory, encode_inventory, model_labels
+from gpu_manager.domain.contract import (
+    DRA_DRIVER,
+    FRONT_LABEL,
+    INVENTORY,
+    NVIDIA,
+    Inventory,
+    encode_inventory,
+    model_labels,
+)
+from gpu_manager.domain.dra.front import Front
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.inventory import InventoryPublisher
@@ -45,8 +54,11 @@ class InventoryService:
         labels: Mapping[str, str],
         clock: Clock,
         offering: Callable[[], bool] = lambda: True,
+        front: Callable[[], Front] = lambda: Front.PLUGIN,
     ) -> None:
-        """``offering``: the kubelet has our devices; while it has not, no pod may be bound here."""
+        """``offering``: the kubelet has our devices; while it has not, no pod may be bound here. With the
+        ``front`` of DRA every card is held by it for those who place pods by extended resources.
+        """
         self._state = state
         self._allocator = allocator
         self._departed = departed
@@ -59,6 +71,7 @@ class InventoryService:
         self._news = threading.Event()
         self._period = PERIOD_SECONDS
         self._offering = offering
+        self._front = front
         self._clock = clock
         self._elsewhere_at = float("-inf")
         self._found_elsewhere: frozenset[CardUuid] = frozenset()
@@ -82,7 +95,9 @@ class InventoryService:
     def publish(self) -> bool:
         """Publish the inventory if it differs from the last; True if it was sent."""
         node, lent = self._state.node, self._state.offer.lent
-        cards = tuple(replace(s, held=NVIDIA) if s.card.uuid in lent else s for s in node.cards)
+        by_claims = self._front() is Front.DRA
+        away = {s.card.uuid: DRA_DRIVER for s in node.cards} if by_claims else dict.fromkeys(lent, NVIDIA)
+        cards = tuple(replace(s, held=away.get(s.card.uuid, s.held)) for s in node.cards)
         lingering = self._departed.lingering()
         # A kubelet that comes back refuses for good what it admits before it has our devices again, and its
         # node's status shows that only with its first report: what is bound until then would be lost.
@@ -104,6 +119,7 @@ class InventoryService:
             return False  # labels follow from the cards
         text = encode_inventory(inventory)
         labels: dict[str, str | None] = {**self._labels, **model_labels(node.cards)}
+        labels[FRONT_LABEL] = Front.DRA.value if by_claims else None
         if self._published == (text, labels):
             return False
         self._inventory.publish({INVENTORY: text}, labels)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from operator import is_
 
 import structlog
@@ -19,10 +20,11 @@ from gpu_manager.domain.pod import PodUid
 from gpu_manager.ports.cards import Cards, CardUse, ProcessUse
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import ControlPages, TenantUse
-from gpu_manager.ports.pods import KnownPod, Pods
+from gpu_manager.ports.pods import Pods
 from gpu_manager.ports.processes import Processes
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.enforcement.container_grants import ContainerGrants
 from gpu_manager.services.enforcement.ended_containers import EndedContainers
 from gpu_manager.services.enforcement.page_slots import PageSlots
 from gpu_manager.services.enforcement.time_sharing import CardTenant
@@ -130,7 +132,7 @@ class UsageSampler:
         self.ended = EndedContainers(pods, processes, clock)
         self._before: dict[tuple[Key, CardUuid], _Before] = {}
         self._resting: dict[Key, _Resting] = {}
-        self._known: tuple[Mapping[str, Sequence[KnownPod]], dict[tuple[PodUid, str], Key]] = ({}, {})
+        self._containers = ContainerGrants()
         self._unaccounted: dict[tuple[Key, CardUuid], Unaccounted] = {}
         self.last = Sample(clock.monotonic())
         self._tenants_now: tuple[Sample, tuple[CardTenant, ...]] = (self.last, ())
@@ -140,8 +142,8 @@ class UsageSampler:
         now = self._clock.monotonic()
         grants = self._state.view.grants
         card_uses, processes = self._card_figures()
-        containers = self._containers()
-        by_share = self._by_share(containers, processes) if processes else {}
+        containers = self._containers.of(self._pods.local(), grants)
+        by_share = self._by_share(containers, processes, grants) if processes else {}
         seen = {key for key, _ in by_share}
         shares: list[ShareUse] = []
         unchanged = self._tenants.unchanged(resting.grant.directory for resting in self._resting.values())
@@ -157,7 +159,8 @@ class UsageSampler:
             if _paged(grant):
                 shares += self._fraction(grant, now, by_share, card_uses, watched=key in seen)
             else:
-                shares += self._whole(grant, by_share, card_uses, containers.values())
+                started = grant.key in chain.from_iterable(containers.values())
+                shares += self._whole(grant, by_share, card_uses, started=started)
         told, before = tuple(shares), self.last.shares
         if len(told) == len(before) and all(map(is_, told, before)):
             told = before
@@ -328,14 +331,15 @@ class UsageSampler:
         grant: Grant,
         by_share: Mapping[tuple[Key, CardUuid], list[ProcessUse]],
         cards: Mapping[CardUuid, CardUse],
-        started: Collection[Key],
+        *,
+        started: bool,
     ) -> Iterable[ShareUse]:
         """Usage of whole cards, which have no page, from NVML's processes.
 
         No process on the card counts as no use, where the card lists its processes, all processes of the node
         are visible, and the container's are known.
         """
-        known = grant.key in started and self._slots is not None and self._slots.sees_host()
+        known = started and self._slots is not None and self._slots.sees_host()
         for share in grant.allocation.shares:
             processes = by_share.get((grant.key, share.card), [])
             memory = [p.memory for p in processes if p.memory is not None]
@@ -350,34 +354,20 @@ class UsageSampler:
                 pids=tuple(sorted(p.pid for p in processes)),
             )
 
-    def _containers(self) -> dict[tuple[PodUid, str], Key]:
-        """(pod UID, runtime's container id) → container, of those that exist.
-
-        Made anew only from other pods: the mapping of pods is never changed in place.
-        """
-        local = self._pods.local()
-        if self._known[0] is not local:
-            self._known = (
-                local,
-                {
-                    (PodUid(f.pod.uid), c.runtime_id): (PodUid(f.pod.uid), c.name)
-                    for found in local.values()
-                    for f in found
-                    for c in f.pod.containers
-                    if c.runtime_id
-                },
-            )
-        return self._known[1]
-
     def _by_share(
-        self, containers: Mapping[tuple[PodUid, str], Key], processes: Iterable[ProcessUse]
+        self,
+        containers: Mapping[tuple[PodUid, str], Sequence[Key]],
+        processes: Iterable[ProcessUse],
+        grants: Mapping[Key, Grant],
     ) -> dict[tuple[Key, CardUuid], list[ProcessUse]]:
         """NVML's processes by the container in whose cgroup they are."""
         by_share: dict[tuple[Key, CardUuid], list[ProcessUse]] = {}
         for process in processes:
             owner = self._processes.container_of(process.pid)
-            key = containers.get(owner) if owner else None
-            if key is not None:
+            keys = containers.get(owner) if owner else None
+            if keys:
+                held = (key for key in keys if key in grants and process.uuid in grants[key].allocation.cards)
+                key = next(held, keys[0])
                 by_share.setdefault((key, process.uuid), []).append(process)
         return by_share
 

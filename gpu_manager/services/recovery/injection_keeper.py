@@ -72,7 +72,9 @@ class InjectionKeeper:
         if self._sources[0] is not grants or self._sources[1] is not local:
             pods = {f.pod.uid: f.pod for found in local.values() for f in found}
             self._found = {
-                grant.directory: HeldInjection(grant.allocation.shares, pods.get(uid))
+                grant.directory: HeldInjection(
+                    grant.allocation.shares, pods.get(uid), by_claim=grant.allocation.claim is not None
+                )
                 for (uid, _), grant in grants.items()
                 if grant.directory
             }

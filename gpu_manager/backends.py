@@ -1,0 +1,103 @@
+"""Builds what stands for the node's hardware as the settings name it: cards, their limits, the injector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import structlog
+
+from gpu_manager.adapters.driver_files import DriverFiles, HostFiles, Strategy, detect, find_nvml
+from gpu_manager.adapters.driver_memory_limit import DriverLimits
+from gpu_manager.adapters.nvml.faults import FaultPolicy
+from gpu_manager.config import Config
+from gpu_manager.domain.card import CardState
+from gpu_manager.domain.dra.front import Front
+from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.ports.cards import Cards
+
+log = structlog.get_logger(__name__)
+
+
+def build_cards(config: Config) -> Cards:
+    """Return the cards that ``config.cards`` names; NVML's library is loaded only for real ones.
+
+    Every access looks for a missing library again: a driver may be installed after the agent has started.
+
+    Raises:
+        RequestInvalid: an unknown kind or profile.
+    """
+    kind, _, name = config.cards.partition(":")
+    if kind == "simulated":
+        from gpu_manager.adapters.simulated import SimulatedCards  # noqa: PLC0415  # one of two, never both
+
+        if Path(name).suffix == ".txt":
+            return SimulatedCards.from_topology(Path(name), node=config.node, control=config.control)
+        return SimulatedCards.named(name, node=config.node, control=config.control)
+    if kind != "nvml":
+        raise RequestInvalid(f"--cards is {config.cards!r}: use nvml, or simulated:<profile or file>")
+    from gpu_manager.adapters.nvml.cards import NvmlCards  # noqa: PLC0415  # as above
+
+    policy = FaultPolicy(config.program_xids, config.card_xids, config.quiet_seconds)
+    host = HostFiles(config.host_root)
+    return NvmlCards(policy=policy, library=config.nvml or find_nvml(host, str(config.driver_root)))
+
+
+def build_driver_limits(config: Config) -> DriverLimits | None:
+    """Return the driver's own memory limits; None for simulated cards."""
+    if config.simulated:
+        return None
+    from gpu_manager.adapters.nvml.limits import NvmlMemoryLimits  # noqa: PLC0415  # as above
+
+    return NvmlMemoryLimits()
+
+
+def build_injector(
+    config: Config, cards: Callable[[], Sequence[CardState]], label: bytes | None = None
+) -> DriverFiles:
+    """Build the injector of the strategy that ``config.injection`` names or that is detected.
+
+    ``label`` is SELinux's.
+
+    Raises:
+        RequestInvalid: the strategy does not exist.
+    """
+    if config.front is Front.DRA and config.injection in ("auto", Strategy.CDI.value):
+        strategy = Strategy.CDI  # the kubelet hands devices of claims to the runtime by CDI alone
+    elif config.front is Front.DRA:
+        raise RequestInvalid(
+            f"--front dra gives cards by CDI alone, and --device-injection is {config.injection!r}: use cdi"
+        )
+    elif config.injection == "auto":
+        kubelet_dir = str(config.device_plugins.parent)
+        strategy, why = detect(config.host_root, kubelet_dir=kubelet_dir, proc=config.proc)
+        log.info("injection_chosen", strategy=strategy.value, why=why)
+    else:
+        names = [s.value for s in Strategy]
+        if config.injection not in names:
+            raise RequestInvalid(f"--device-injection is {config.injection!r}: use auto, {', '.join(names)}")
+        strategy = Strategy(config.injection)
+    return DriverFiles(
+        strategy,
+        cards=cards,
+        state=config.state,
+        pages=config.pages,
+        libraries=config.libraries or installed_libraries(),
+        label=label,
+        host=HostFiles(config.host_root),
+        driver_root=str(config.driver_root),
+        stand_in=config.stand_in,
+        cdi_dir=config.cdi,
+        extra_devices=config.extra_devices,
+        simulated=config.simulated and strategy is Strategy.CDI,
+    )
+
+
+def installed_libraries() -> Path | None:
+    """Return the directory of the package's libvcuda; None if it was installed without."""
+    spec = find_spec("vcuda")
+    places = (
+        [Path(place) / "native" for place in (spec.submodule_search_locations or ()) if place] if spec else []
+    )
+    return next((place for place in places if (place / "libvcuda.so").exists()), None)

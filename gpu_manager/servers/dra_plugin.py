@@ -1,0 +1,302 @@
+"""What the kubelet asks of a DRA driver: two sockets, one by which it finds us and one for its calls.
+
+The kubelet looks for sockets in ``plugins_registry``, after its own restart too, and dials what GetInfo says.
+Where a socket is taken away, both are made anew, and the kubelet registers the driver again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import grpc
+import structlog
+
+from gpu_manager.domain.card import CardState
+from gpu_manager.domain.contract import (
+    DRA_DRIVER,
+    DRA_REGISTRY_SOCKET,
+    DRA_SOCKET,
+)
+from gpu_manager.domain.dra.published import device_names
+from gpu_manager.domain.errors import NodeUnready, VcudaError
+from gpu_manager.pb.dra.v1 import api_pb2, api_pb2_grpc
+from gpu_manager.pb.drahealth.v1 import api_pb2 as health_pb2
+from gpu_manager.pb.drahealth.v1 import api_pb2_grpc as health_grpc
+from gpu_manager.pb.drahealth.v1alpha1 import api_pb2 as health_alpha_pb2
+from gpu_manager.pb.drahealth.v1alpha1 import api_pb2_grpc as health_alpha_grpc
+from gpu_manager.pb.pluginregistration.v1 import api_pb2 as registration_pb2
+from gpu_manager.pb.pluginregistration.v1 import api_pb2_grpc as registration_grpc
+from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.claims.prepare import ClaimPreparer
+from gpu_manager.services.metrics import ServiceMetrics
+
+log = structlog.get_logger(__name__)
+
+# gRPC services by the names under which the kubelet knows them; of health it takes the newest that it knows.
+SERVICES: Final = ("v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+HEALTH_SECONDS: Final = 10.0  # between two reports; the kubelet forgets a health after 30 s
+_LOOK_SECONDS: Final = 0.5  # for sockets that were taken away
+_AGAIN_SECONDS: Final = 2.0  # after sockets could not be made
+_WORKERS: Final = 16
+_LONGEST_ERROR: Final = 4096
+_LONGEST_MESSAGE: Final = 1024  # of a device's health
+
+
+class _Calls(api_pb2_grpc.DRAPluginServicer):
+    """NodePrepareResources and NodeUnprepareResources: each claim is judged by itself."""
+
+    def __init__(
+        self, preparer: ClaimPreparer, metrics: ServiceMetrics, changed: Callable[[], object]
+    ) -> None:
+        self._preparer = preparer
+        self._metrics = metrics
+        self._changed = changed
+
+    def NodePrepareResources(  # noqa: N802  # the API's name
+        self, request: api_pb2.NodePrepareResourcesRequest, context: grpc.ServicerContext
+    ) -> api_pb2.NodePrepareResourcesResponse:
+        answers = {claim.uid: self._prepared(claim) for claim in request.claims}
+        self._changed()
+        return api_pb2.NodePrepareResourcesResponse(claims=answers)
+
+    def NodeUnprepareResources(  # noqa: N802
+        self, request: api_pb2.NodeUnprepareResourcesRequest, context: grpc.ServicerContext
+    ) -> api_pb2.NodeUnprepareResourcesResponse:
+        answers = {}
+        for claim in request.claims:
+            answer = answers[claim.uid] = api_pb2.NodeUnprepareResourceResponse()
+            try:
+                self._preparer.unprepare(claim.namespace, claim.uid, claim.name)
+            except VcudaError as error:
+                log.info("claim_not_released", claim=f"{claim.namespace}/{claim.name}", reason=str(error))
+                answer.error = str(error)[:_LONGEST_ERROR]
+        self._changed()
+        return api_pb2.NodeUnprepareResourcesResponse(claims=answers)
+
+    def _prepared(self, claim: api_pb2.Claim) -> api_pb2.NodePrepareResourceResponse:
+        started = time.monotonic()
+        try:
+            devices = self._preparer.prepare(claim.namespace, claim.uid, claim.name)
+        except VcudaError as error:
+            return api_pb2.NodePrepareResourceResponse(error=str(error)[:_LONGEST_ERROR])
+        finally:
+            self._metrics.prepare_seconds.observe(time.monotonic() - started)
+        return api_pb2.NodePrepareResourceResponse(
+            devices=[
+                api_pb2.Device(
+                    request_names=[one.request],
+                    pool_name=one.pool,
+                    device_name=one.device,
+                    cdi_device_ids=one.cdi,
+                    share_id=one.share_id or None,
+                )
+                for one in devices
+            ]
+        )
+
+
+class _HealthMessages(Protocol):
+    """The messages of one version of the health API."""
+
+    NodeWatchResourcesResponse: Any
+    DeviceHealth: Any
+    DeviceIdentifier: Any
+    HEALTHY: Any
+    UNHEALTHY: Any
+
+
+class _Health(health_grpc.DRAResourceHealthServicer, health_alpha_grpc.DRAResourceHealthServicer):
+    """The health of the cards, in the messages of one version."""
+
+    def __init__(self, messages: _HealthMessages, state: NodeState) -> None:
+        self._messages = messages
+        self._state = state
+        self._news = threading.Condition()
+        self._stopped = False
+
+    def announce(self) -> None:
+        """Cards may have changed."""
+        with self._news:
+            self._news.notify_all()
+
+    def stop(self) -> None:
+        """End the streams."""
+        with self._news:
+            self._stopped = True
+            self._news.notify_all()
+
+    def NodeWatchResources(  # noqa: N802
+        self, request: Any, context: grpc.ServicerContext
+    ) -> Iterator[Any]:
+        """Report the health of all cards now, whenever it changes, and every few seconds."""
+        context.add_callback(self.announce)
+        while context.is_active() and not self._stopped:
+            cards = self._state.node.cards
+            yield self._report(cards)
+            with self._news:
+                self._news.wait_for(partial(self._is_news, context, cards), HEALTH_SECONDS)
+
+    def _is_news(self, context: grpc.ServicerContext, told: tuple[CardState, ...]) -> bool:
+        return self._stopped or not context.is_active() or self._state.node.cards != told
+
+    def _report(self, cards: tuple[CardState, ...]) -> Any:
+        names, messages = device_names([state.card for state in cards]), self._messages
+        return messages.NodeWatchResourcesResponse(
+            devices=[
+                messages.DeviceHealth(
+                    device=messages.DeviceIdentifier(
+                        pool_name=self._state.node.name, device_name=names[state.card.uuid]
+                    ),
+                    health=messages.HEALTHY if _is_healthy(state) else messages.UNHEALTHY,
+                    last_updated_time=int(time.time()),
+                    message=state.reason[:_LONGEST_MESSAGE],
+                )
+                for state in cards
+                if not state.card.mig
+            ]
+        )
+
+
+def _is_healthy(state: CardState) -> bool:
+    return state.healthy and not state.missing
+
+
+class _Registration(registration_grpc.RegistrationServicer):
+    """Who we are, and whether the kubelet takes us."""
+
+    def __init__(self, endpoint: Path, registered: threading.Event, metrics: ServiceMetrics) -> None:
+        self._endpoint = endpoint
+        self._registered = registered
+        self._metrics = metrics
+
+    def GetInfo(  # noqa: N802
+        self, request: registration_pb2.InfoRequest, context: grpc.ServicerContext
+    ) -> registration_pb2.PluginInfo:
+        return registration_pb2.PluginInfo(
+            type="DRAPlugin", name=DRA_DRIVER, endpoint=str(self._endpoint), supported_versions=SERVICES
+        )
+
+    def NotifyRegistrationStatus(  # noqa: N802
+        self, request: registration_pb2.RegistrationStatus, context: grpc.ServicerContext
+    ) -> registration_pb2.RegistrationStatusResponse:
+        if request.plugin_registered:
+            log.info("registered", driver=DRA_DRIVER)
+            self._metrics.registrations.labels(DRA_DRIVER).inc()
+            self._registered.set()
+        else:
+            log.error("registration_refused", driver=DRA_DRIVER, reason=request.error)
+            self._metrics.registration_failures.inc()
+            self._registered.clear()
+        return registration_pb2.RegistrationStatusResponse()
+
+
+class DraPlugin:
+    """The driver, from start to stop. ``registered`` is set while the kubelet has taken it."""
+
+    def __init__(
+        self,
+        kubelet: Path,
+        state: NodeState,
+        preparer: ClaimPreparer,
+        metrics: ServiceMetrics,
+        stop: threading.Event,
+        changed: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``kubelet`` is the kubelet's directory; ``changed`` is called when the books may have changed."""
+        self._found_by = (kubelet / DRA_REGISTRY_SOCKET).absolute()
+        self._endpoint = (kubelet / DRA_SOCKET).absolute()
+        self._state = state
+        self._preparer = preparer
+        self._metrics = metrics
+        self._stop = stop
+        self._changed = changed
+        self._health: tuple[_Health, ...] = ()
+        self.registered = threading.Event()
+
+    def announce(self) -> None:
+        """Cards may have changed."""
+        for one in self._health:
+            one.announce()
+
+    def run(self) -> None:
+        """Serve until stopped."""
+        while not self._stop.is_set():
+            try:
+                self.run_once()
+            except NodeUnready as error:
+                log.error("registration_failed", reason=str(error))
+                self._metrics.registration_failures.inc()
+                self._stop.wait(_AGAIN_SECONDS)
+            finally:
+                self.registered.clear()
+
+    def run_once(self) -> None:
+        """Serve both sockets until stopped, or until one of them is taken away.
+
+        Raises:
+            NodeUnready: a socket cannot be made.
+        """
+        with ExitStack() as undo:
+            # The kubelet dials the endpoint as soon as it sees the other.
+            sockets = (
+                self._serve(self._endpoint, self._add_calls, undo),
+                self._serve(self._found_by, self._add_registration, undo),
+            )
+            while not self._stop.wait(_LOOK_SECONDS):
+                if any(_inode(path) != made for path, made in sockets):
+                    log.warning("own_socket_gone", driver=DRA_DRIVER)
+                    return
+
+    def _add_registration(self, server: grpc.Server, _undo: ExitStack) -> None:
+        servicer = _Registration(self._endpoint, self.registered, self._metrics)
+        registration_grpc.add_RegistrationServicer_to_server(servicer, server)
+
+    def _add_calls(self, server: grpc.Server, undo: ExitStack) -> None:
+        self._health = (_Health(health_pb2, self._state), _Health(health_alpha_pb2, self._state))
+        newest, alpha = self._health
+        api_pb2_grpc.add_DRAPluginServicer_to_server(
+            _Calls(self._preparer, self._metrics, self._changed), server
+        )
+        health_grpc.add_DRAResourceHealthServicer_to_server(newest, server)
+        health_alpha_grpc.add_DRAResourceHealthServicer_to_server(alpha, server)
+        for one in self._health:
+            undo.callback(one.stop)
+
+    @staticmethod
+    def _serve(
+        path: Path, add: Callable[[grpc.Server, ExitStack], None], undo: ExitStack
+    ) -> tuple[Path, tuple[int, int] | None]:
+        server = grpc.server(ThreadPoolExecutor(_WORKERS, thread_name_prefix=path.stem))
+        try:
+            path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            server.add_insecure_port(f"unix://{path}")
+        except (RuntimeError, OSError) as error:
+            raise NodeUnready(
+                f"cannot listen on {path}: is the kubelet's directory mounted and writable? ({error})"
+            ) from error
+
+        def end() -> None:
+            server.stop(grace=0.5).wait(5)
+            path.unlink(missing_ok=True)
+
+        undo.callback(end)
+        add(server, undo)  # what it registers to be undone comes before the end of the server
+        server.start()
+        return path, _inode(path)
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116  # device and inode
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,61 @@
+"""By which grants the containers of a node use its cards: their own, or those of claims that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gpu_manager.domain.pod import Container, Pod, PodUid
+from gpu_manager.ports.pods import KnownPod
+from gpu_manager.services.allocation.books import Grant, Key
+
+Local = Mapping[str, Sequence[KnownPod]]
+Claims = Mapping[tuple[str, str], Sequence[tuple[str, Key]]]
+"""(namespace, name of a claim) → its requests, each with the key of its grant."""
+
+
+class ContainerGrants:
+    """Made anew only where pods or claims have changed: neither mapping is ever changed in place."""
+
+    def __init__(self) -> None:
+        self._grants: Mapping[Key, Grant] = {}
+        self._claims: Claims = {}
+        self._local: Local = {}
+        self._found: Mapping[tuple[PodUid, str], tuple[Key, ...]] = {}
+
+    def of(self, local: Local, grants: Mapping[Key, Grant]) -> Mapping[tuple[PodUid, str], tuple[Key, ...]]:
+        """(pod UID, runtime's container id) → the keys of its grants, of the containers that exist.
+
+        A container without any has the key that a grant of its own would have.
+        """
+        claims = self._claims
+        if grants is not self._grants:
+            claims, self._grants = _by_claim(grants), grants
+        if local is not self._local or claims != self._claims:
+            self._local, self._claims = local, claims
+            self._found = {
+                (PodUid(f.pod.uid), container.runtime_id): _keys(f.pod, container, claims)
+                for found in local.values()
+                for f in found
+                for container in f.pod.containers
+                if container.runtime_id
+            }
+        return self._found
+
+
+def _by_claim(grants: Mapping[Key, Grant]) -> Claims:
+    found: dict[tuple[str, str], list[tuple[str, Key]]] = {}
+    for key, grant in grants.items():
+        claim = grant.allocation.claim
+        if claim is not None:
+            found.setdefault((grant.allocation.namespace, claim.name), []).append((claim.request, key))
+    return found
+
+
+def _keys(pod: Pod, container: Container, claims: Claims) -> tuple[Key, ...]:
+    keys = [
+        key
+        for name, wanted in container.claims
+        for request, key in claims.get((pod.namespace, name), ())
+        if wanted in ("", request)
+    ]
+    return tuple(keys) or ((PodUid(pod.uid), container.name),)

@@ -1,0 +1,119 @@
+"""Allocates ResourceClaims as kube-scheduler does: the first devices that fit, in published order."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any, Final
+
+from gpu_manager.domain.contract import DRA_DRIVER
+from gpu_manager.domain.dra.allocation import AllocatedShare, allocate
+from gpu_manager.domain.dra.capacity import CapacityRange
+from gpu_manager.domain.dra.claim import Taint, parse_claim_spec
+from gpu_manager.domain.dra.device import SharedDevice
+from gpu_manager.domain.resources import parse_quantity
+from sandbox.api import StandInApi
+from sandbox.kubelet.dra import claim_name
+
+Obj = Mapping[str, Any]
+_MINOR: Final = 36  # of the Kubernetes whose rounding is followed
+
+
+class ClaimScheduler:
+    """The part of kube-scheduler that claims need; the pods of one node and its slice."""
+
+    def __init__(self, api: StandInApi, seed: int = 0) -> None:
+        self._api = api
+        self._rng = Random(seed)
+
+    def allocate(self, pod: Obj, node: str, used: Mapping[str, Mapping[str, int]] | None = None) -> bool:
+        """Allocate the pod's claims on the node and reserve them for it; False if they do not fit there.
+
+        ``used`` is what the scheduler believes to be consumed, for one that lags behind.
+        """
+        namespace = pod["metadata"]["namespace"]
+        names = [claim_name(pod, one["name"]) for one in pod["spec"].get("resourceClaims") or ()]
+        claims = [self._api.get("resourceclaims", name, namespace) for name in names]
+        if not all(claims):
+            return False
+        waiting = [claim for claim in claims if claim and not (claim.get("status") or {}).get("allocation")]
+        specs = [parse_claim_spec(claim["spec"]) for claim in waiting]
+        found = allocate(self.devices(node), used or self.used(node), specs, _MINOR)
+        if found is None:
+            return False
+        for claim, shares in zip(waiting, found, strict=True):
+            results = [self._result(node, share) for share in shares]
+            self._write(claim, {"allocation": {"devices": {"results": results}}})
+        for name in names:
+            self._reserve(namespace, name, pod)
+        return True
+
+    def devices(self, node: str) -> list[SharedDevice]:
+        """The node's devices, in the order of its slice."""
+        slices = self._api.list("resourceslices", fields=f"spec.nodeName={node},spec.driver={DRA_DRIVER}")
+        newest = max((one["spec"]["pool"]["generation"] for one in slices), default=0)
+        current = [one for one in slices if one["spec"]["pool"]["generation"] == newest]
+        if len(current) != (current[0]["spec"]["pool"]["resourceSliceCount"] if current else 0):
+            return []  # of a pool that is not seen whole nothing is allocated
+        return [_device(device) for one in current for device in one["spec"]["devices"]]
+
+    def used(self, node: str) -> dict[str, dict[str, int]]:
+        """Device → capacity → what allocated claims consume of it."""
+        sums: dict[str, dict[str, int]] = {}
+        for claim in self._api.list("resourceclaims"):
+            for result in _results(claim):
+                if result["pool"] == node and result["driver"] == DRA_DRIVER:
+                    of_device = sums.setdefault(result["device"], {})
+                    for name, amount in (result.get("consumedCapacity") or {}).items():
+                        of_device[name] = of_device.get(name, 0) + int(parse_quantity(amount))
+        return sums
+
+    def release(self, namespace: str, name: str, pod_uid: str) -> None:
+        """The pod has ended: its claim is reserved for it no more, and is free with the last."""
+        claim = self._api.get("resourceclaims", name, namespace)
+        if claim is None:
+            return
+        left = [one for one in (claim.get("status") or {}).get("reservedFor") or () if one["uid"] != pod_uid]
+        self._write(claim, {"reservedFor": left} | ({} if left else {"allocation": None}))
+
+    def _reserve(self, namespace: str, name: str, pod: Obj) -> None:
+        claim = self._api.get("resourceclaims", name, namespace)
+        if claim is None:
+            return
+        one = {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+        reserved = list((claim.get("status") or {}).get("reservedFor") or ())
+        if one not in reserved:
+            self._write(claim, {"reservedFor": [*reserved, one]})
+
+    def _write(self, claim: Obj, status: Mapping[str, Any]) -> None:
+        meta = claim["metadata"]
+        body = {"status": status}
+        self._api.patch("resourceclaims", meta["name"], body, meta["namespace"], subresource="status")
+
+    def _result(self, node: str, share: AllocatedShare) -> dict[str, Any]:
+        return {
+            "request": share.request,
+            "driver": DRA_DRIVER,
+            "pool": node,
+            "device": share.device,
+            "shareID": str(uuid.UUID(int=self._rng.getrandbits(128))),
+            "consumedCapacity": {name: str(amount) for name, amount in share.consumed.items()},
+            **({"adminAccess": True} if share.is_admin else {}),
+        }
+
+
+def _results(claim: Obj) -> Sequence[Obj]:
+    devices = ((claim.get("status") or {}).get("allocation") or {}).get("devices") or {}
+    results: Sequence[Obj] = devices.get("results") or ()
+    return results
+
+
+def _device(shown: Obj) -> SharedDevice:
+    capacities = {}
+    for name, one in shown["capacity"].items():
+        span = one["requestPolicy"]["validRange"]
+        least, step = (int(parse_quantity(span[key])) for key in ("min", "step"))
+        capacities[name] = CapacityRange(least, step, int(parse_quantity(one["value"])))
+    taints = tuple(Taint(t["key"], t["effect"], t.get("value", "")) for t in shown.get("taints") or ())
+    return SharedDevice(shown["name"], capacities, taints=taints)

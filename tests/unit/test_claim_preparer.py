@@ -1,0 +1,264 @@
+"""A ResourceClaim from the kubelet's first call to its last: booked once, made ready each time, released."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_manager.domain.contract import EVENT_REFUSED
+from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
+from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.domain.resources import GIB
+from gpu_manager.ports.control_pages import TenantUse
+from gpu_manager.services.allocation.books import Books
+from gpu_manager.services.allocation.books_format import decode
+from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.claims.prepare import ClaimPreparer, PreparedDevice
+from tests.fakes.claims import FakeClaims, claim_object, result
+from tests.fakes.metrics import service_metrics
+from tests.fakes.ports import FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
+from tests.fakes.state import node_of
+
+STATES = cards(3)
+GPU0, GPU1 = "gpu-00000000", "gpu-00000001"
+WHOLE = {"consumedCapacity": {"cores": "100", "memory": str(16 * GIB)}}
+
+
+class Node:
+    """The preparer over fakes. ``restart`` is a new agent that finds what the dead one left on the disk."""
+
+    def __init__(self) -> None:
+        self.claims, self.pods, self.store = FakeClaims(), FakePods(), FakeStore()
+        self.pages, self.injector, self.processes = FakeTenants(), FakeInjector(), FakeProcesses()
+        self.states = STATES
+        self.restart()
+
+    def restart(self) -> None:
+        grants, _ = decode(self.store.state) if self.store.state else ((), ())
+        self.state = NodeState(Books(node_of(self.states), grants), self.store, service_metrics())
+        self.preparer = ClaimPreparer(
+            self.state,
+            self.claims,
+            self.pods,
+            self.pages,
+            self.injector,
+            self.processes,
+            service_metrics(),
+        )
+
+    def prepare(self, name: str, uid: str = "") -> tuple[PreparedDevice, ...]:
+        return self.preparer.prepare("ml", uid or f"claim-{name}", name)
+
+    def unprepare(self, name: str) -> None:
+        self.preparer.unprepare("ml", f"claim-{name}", name)
+
+    @property
+    def directories(self) -> list[str]:
+        return [grant.directory for grant in self.state.view.grants.values()]
+
+    def booked(self, card: int) -> int:
+        return self.state.view.ledger.booked(self.states[card].card.uuid).cores
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_a_claim_is_booked_and_its_pages_and_devices_are_made(node: Node) -> None:
+    node.claims.add(claim_object("a", result(GPU0)))
+    [device] = node.prepare("a")
+    [name] = node.directories
+    assert device == PreparedDevice("gpu", "n1", GPU0, "s-1", (f"tencent.com/vcuda=a-{name}",))
+    [limit] = node.pages.limits[name]
+    assert (limit.cores, limit.memory) == (30, 4 * GIB)
+    assert node.booked(0) == 30
+
+
+def test_each_request_has_pages_of_its_own_and_each_card_a_device(node: Node) -> None:
+    node.claims.add(
+        claim_object(
+            "a",
+            result(GPU0, request="many/big", shareID="x"),
+            result(GPU1, request="many/big", shareID="y"),
+            result(GPU1, request="one", shareID="z"),
+        )
+    )
+    made = node.prepare("a")
+    assert [(d.request, d.device, d.share_id) for d in made] == [
+        ("many", GPU0, "x"),
+        ("many", GPU1, "y"),
+        ("one", GPU1, "z"),
+    ]
+    assert len({d.cdi for d in made}) == 3
+    assert sorted(len(limits) for limits in node.pages.limits.values()) == [1, 2]
+
+
+def test_a_whole_card_has_no_pages(node: Node) -> None:
+    node.claims.add(claim_object("a", result(GPU0, **WHOLE)))
+    node.prepare("a")
+    assert node.pages.limits == {}
+    assert node.booked(0) == 100
+
+
+def test_what_is_booked_is_made_again_without_the_api_server(node: Node) -> None:
+    """As after a reboot: pages and specs are on file systems that it empties."""
+    node.claims.add(claim_object("a", result(GPU0)))
+    first = node.prepare("a")
+    node.restart()
+    node.pages.limits.clear()
+    node.injector.claimed.clear()
+    node.claims.away = True
+    assert node.prepare("a") == first
+    assert list(node.pages.limits) == list(node.injector.claimed) == node.directories
+    assert node.booked(0) == 30
+
+
+def test_pages_are_there_before_the_kubelet_is_told_of_the_driver(node: Node) -> None:
+    node.claims.add(claim_object("a", result(GPU0)))
+    node.prepare("a")
+    node.restart()
+    node.pages.limits.clear()
+    node.preparer.restore()
+    assert list(node.pages.limits) == node.directories
+
+
+def test_a_claim_that_took_the_name_of_another_is_not_given_its_cards(node: Node) -> None:
+    node.claims.add(claim_object("a", result(GPU0), uid="new"))
+    with pytest.raises(RequestInvalid, match=r"claim ml/a was replaced: it has UID new and not old"):
+        node.prepare("a", uid="old")
+    assert node.booked(0) == 0
+
+
+def test_a_claim_that_is_gone_is_refused(node: Node) -> None:
+    with pytest.raises(RequestInvalid, match="does not exist any more"):
+        node.prepare("a")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "says"),
+    [
+        (result("gpu-99"), RequestInvalid, "no such card"),
+        (result(GPU0, pool="n2"), RequestInvalid, 'of pool "n2"'),
+        (result(GPU0, adminAccess=True), RequestInvalid, "admin access"),
+        (result(GPU0, cores=100), RequestInvalid, "leave the capacity out"),
+        (result(GPU0, memory=17 * GIB), DoesNotFit, "100 cores, 16 GiB are free"),
+        (result(GPU0, memory=1), RequestInvalid, "a multiple of"),
+    ],
+)
+def test_what_cannot_be_given_is_refused_and_the_pod_is_told(node: Node, wrong, error, says) -> None:
+    node.claims.add(claim_object("a", wrong))
+    waiting = {"metadata": {"uid": "uid-train-0", "namespace": "ml", "name": "train-0"}, "spec": {}}
+    node.pods.bind(parse_pod(waiting))
+    with pytest.raises(error, match=says):
+        node.prepare("a")
+    assert node.directories == []
+    told = [(pod, reason) for pod, reason, _ in node.pods.events]
+    assert told == ([] if "multiple" in says else [("ml/train-0", EVENT_REFUSED)])
+
+
+@pytest.mark.parametrize("closed", [{"cordoned": True}, {"healthy": False, "reason": "XID 79"}])
+def test_a_closed_card_is_not_given_to_a_claim_that_tolerates_its_taint(node: Node, closed) -> None:
+    node.states = (replace(STATES[0], **closed), *STATES[1:])
+    node.restart()
+    node.claims.add(claim_object("a", result(GPU0)))
+    with pytest.raises(DoesNotFit, match="card 0, which is closed"):
+        node.prepare("a")
+
+
+def test_a_claim_on_a_card_that_was_closed_since_is_prepared_again(node: Node) -> None:
+    node.claims.add(claim_object("a", result(GPU0)))
+    node.prepare("a")
+    node.states = (replace(STATES[0], cordoned=True), *STATES[1:])
+    node.restart()
+    assert node.prepare("a")
+
+
+def test_a_claim_of_an_older_slice_that_has_no_room_is_refused(node: Node) -> None:
+    node.claims.add(claim_object("a", result(GPU0, cores=60)))
+    node.claims.add(claim_object("b", result(GPU0, cores=60)))
+    node.prepare("a")
+    with pytest.raises(
+        DoesNotFit, match=r"60 cores, 4 GiB of card 0, and 40 cores, 12 GiB are free.* claim ml/a"
+    ):
+        node.prepare("b")
+    node.unprepare("a")
+    node.prepare("b")
+    assert node.booked(0) == 60
+
+
+@pytest.mark.parametrize("step", ["books", "specs"])
+def test_a_step_that_fails_leaves_what_the_next_call_completes(node: Node, step: str) -> None:
+    node.claims.add(claim_object("a", result(GPU0)))
+    node.store.broken, node.injector.broken = step == "books", "no space" if step == "specs" else ""
+    with pytest.raises(NodeUnready):
+        node.prepare("a")
+    node.restart()
+    node.store.broken, node.injector.broken = False, ""
+    node.prepare("a")
+    assert node.booked(0) == 30
+    assert len(node.injector.claimed) == len(node.directories) == 1
+
+
+def test_a_claim_is_released_when_its_last_process_has_ended(node: Node) -> None:
+    node.claims.add(claim_object("a", result(GPU0)))
+    node.prepare("a")
+    node.processes.living.add(PodUid("uid-train-0"))
+    with pytest.raises(NodeUnready, match="processes of pod train-0 still run"):
+        node.unprepare("a")
+    assert node.booked(0) == 30
+    node.processes.living.clear()
+    node.unprepare("a")
+    assert node.booked(0) == 0
+    assert node.pages.limits == {}
+    node.unprepare("a")  # and an unknown claim is released already
+
+
+def test_a_process_of_a_pod_that_came_to_the_claim_later_holds_it(node: Node) -> None:
+    """The kubelet prepares a claim for its first pod alone."""
+    node.claims.add(claim_object("a", result(GPU0)))
+    node.prepare("a")
+    node.claims.add(claim_object("a", result(GPU0), pods=("train-0", "late")))
+    node.preparer.round()
+    node.claims.away = True
+    node.restart()
+    node.processes.living.add(PodUid("uid-late"))
+    with pytest.raises(NodeUnready, match="pod late"):
+        node.unprepare("a")
+
+
+def test_without_the_hosts_processes_the_pages_say_who_lives(node: Node) -> None:
+    node.claims.add(claim_object("a", result(GPU0)))
+    node.prepare("a")
+    node.processes.blind = True
+    [name] = node.directories
+    node.pages.uses[name] = (TenantUse(STATES[0].card.uuid, 0, 0.0, 0.0, 0, processes=1),)
+    with pytest.raises(NodeUnready, match="its pods"):
+        node.unprepare("a")
+    node.pages.uses.clear()
+    node.unprepare("a")
+    assert node.booked(0) == 0
+
+
+def test_a_claim_that_the_kubelet_forgot_is_released_once_it_is_gone_and_idle(node: Node) -> None:
+    node.claims.add(claim_object("a", result(GPU0)))
+    node.prepare("a")
+    node.claims.there.clear()
+    node.processes.living.add(PodUid("uid-train-0"))
+    assert [node.preparer.round() for _ in range(3)] == [(), (), ()]
+    node.processes.living.clear()
+    [released] = node.preparer.round()
+    assert released.pod_key == "claim ml/a"
+    assert node.booked(0) == 0
+
+
+@pytest.mark.parametrize("there", ["away", "deallocated", "there"])
+def test_a_claim_that_may_be_there_is_never_released_by_itself(node: Node, there: str) -> None:
+    node.claims.add(claim_object("a", result(GPU0)))
+    node.prepare("a")
+    node.claims.away = there == "away"
+    if there == "deallocated":
+        node.claims.add(claim_object("a"))
+    assert [node.preparer.round() for _ in range(4)] == [()] * 4
+    assert node.booked(0) == 30
