@@ -176,6 +176,9 @@ cluster-cdi-off: cluster-build tools image ## CDI switched off under an agent th
 cluster-numa: cluster-build tools image ## pods under each topology policy of the kubelet on made NUMA nodes: who is refused, whose card is elsewhere (root)
 	$(BIN)/python -m tests.cluster numa
 
+cluster-resizes: cluster-build tools image ## kubectl vcuda resize, until the running container has the size, on the real cluster (root)
+	$(BIN)/python -m tests.cluster resizes
+
 release-trial: cluster-build tools ## the newest of build/release tried as a user would, on a cluster made anew (root)
 	$(BIN)/python -m tests.cluster release $$(ls -td $(CURDIR)/build/release/*/ | head -1)
 
@@ -184,7 +187,7 @@ foreign-image: $(STAMP) ## the image for the other architecture, built and run u
 	$(BIN)/python deploy/image/build.py --machine $(FOREIGN) --output build/image/gpu-manager-$(FOREIGN).tar
 	$(BIN)/python -m tests.cluster foreign build/image/gpu-manager-$(FOREIGN).tar
 
-cluster-record: $(STAMP) ## put the last results of e2e, soak-cluster, cluster-starts, cluster-rollouts, cluster-double-offers, cluster-cdi-off and cluster-numa into bench/results
+cluster-record: $(STAMP) ## put the last results of e2e, soak-cluster, cluster-starts, cluster-rollouts, cluster-double-offers, cluster-cdi-off, cluster-numa and cluster-resizes into bench/results
 	$(BIN)/python -m tests.cluster record
 
 cluster-down: ## end the cluster and remove every trace of it
@@ -210,4 +213,4 @@ ci: check proto-check test native deploy-check wheel docs demo ## what a commit 
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help release reference setup check format test unit component native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts cluster-rollouts cluster-double-offers cluster-cdi-off cluster-numa release-trial foreign-image cluster-record cluster-down
+.PHONY: help release reference setup check format test unit component native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts cluster-rollouts cluster-double-offers cluster-cdi-off cluster-numa cluster-resizes release-trial foreign-image cluster-record cluster-down

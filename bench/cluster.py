@@ -18,6 +18,7 @@ ENOUGH_ROLLOUTS: Final = 10
 ENOUGH_ORDERS: Final = 100
 ENOUGH_BARE: Final = 40
 ENOUGH_ALIGNED: Final = 150
+ENOUGH_RESIZES: Final = 40
 
 
 def rows(*, full: bool) -> Iterator[Row]:
@@ -37,6 +38,7 @@ def rows_of(results: Mapping[str, Any]) -> Iterator[Row]:
     yield _rollouts("agent_replaced_failed", results.get("rollouts"))
     yield _rollouts("agent_replaced_backlog_failed", results.get("rollouts_backlog"))
     yield from _numa(results.get("numa"))
+    yield _resizes(results.get("resizes"))
     yield from _suite(results.get("e2e"))
     for key in sorted(key for key in results if key.startswith("e2e-")):
         found = results[key]
@@ -113,6 +115,20 @@ def _numa(found: Mapping[str, Any] | None) -> Iterator[Row]:
     yield Row(elsewhere[0], found["elsewhere"], *elsewhere[1:], full=full, note=note)
 
 
+def _resizes(found: Mapping[str, Any] | None) -> Row:
+    name, unit, bar = "resize_from_kubectl_s", "s", "≤ 1.5"
+    if found is None:
+        return Row(name, None, unit, bar, note="never run: make cluster-resizes")
+    medians = ", ".join(f"{kind} {seconds:.2f}" for kind, seconds in found["median_seconds"].items())
+    said = max(found["said_seconds"].values())
+    note = (
+        f"the longest of {found['count']}, from the start of kubectl vcuda resize until the container's own "
+        f"page has the size; medians: {medians}; the command says so after {said:.2f} (median of the slowest "
+        f"kind); {_on(found)}"
+    )
+    return Row(name, found["longest_seconds"], unit, bar, full=found["count"] >= ENOUGH_RESIZES, note=note)
+
+
 def _double_offers(found: Mapping[str, Any] | None) -> Row:
     name, unit, bar = "double_offers", "orders", "= 0"
     if found is None:
@@ -148,7 +164,13 @@ def _suite(found: Mapping[str, Any] | None) -> Iterator[Row]:
     note = f"{found['passed']} passed, {found['skipped']} skipped{''.join(f'; {n}' for n in names)}"
     yield Row(failed[0], found["failed"], *failed[1:], full=True, note=f"{note}; {_on(found)}")
     yield _cases(cases, found)
-    yield Row(minutes[0], round(found["seconds"] / 60, 1), *minutes[1:], full=True, note="with warm caches")
+    yield Row(
+        minutes[0],
+        round(found["seconds"] / 60, 1),
+        *minutes[1:],
+        full=True,
+        note=f"with warm caches{_beside(found)}",
+    )
 
 
 def _cases(row: tuple[str, str, str], found: Mapping[str, Any]) -> Row:
@@ -166,4 +188,10 @@ def _cases(row: tuple[str, str, str], found: Mapping[str, Any]) -> Row:
 
 
 def _on(found: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in sorted(found["versions"].items()))
+    """The programs' versions, and what else the machine did."""
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(found["versions"].items()))
+    return f"{versions}{_beside(found)}"
+
+
+def _beside(found: Mapping[str, Any]) -> str:
+    return f"; beside {found['beside']}" if "beside" in found else ""

@@ -1,6 +1,6 @@
 """The cluster by hand.
 
-``python -m tests.cluster build|up|down|status|soak MINUTES|starts|rollouts [COUNT [BACKLOG]]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|release DIRECTORY|foreign ARCHIVE|record``
+``python -m tests.cluster build|up|down|status|soak MINUTES|starts|rollouts [COUNT [BACKLOG]]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|release DIRECTORY|foreign ARCHIVE|record``
 """
 
 # ruff: noqa: T201 - a program that prints, not a library
@@ -19,12 +19,18 @@ from tests.cluster import (
     product,
     record,
     release_trial,
+    resizes,
     rollouts,
     soak,
     starts,
 )
 from tests.cluster.cluster import Cluster, NotRunningError
 from tests.cluster.parts import ROOT, MissingError
+
+
+def _with_product(cluster: Cluster) -> None:
+    cluster.up()
+    product.install(cluster, admission=True)
 
 
 def main() -> int:
@@ -35,8 +41,7 @@ def main() -> int:
         if words == ["build"]:
             build.main()
         elif words == ["up"]:
-            cluster.up()
-            product.install(cluster, admission=True)
+            _with_product(cluster)
             print(f"export KUBECONFIG={cluster.kubeconfig}")
             print(f"export PATH={cluster.parts.paths['kubectl'].parent}:$PATH")
         elif words == ["down"]:
@@ -47,21 +52,18 @@ def main() -> int:
         elif words[:1] == ["soak"] and len(words) == 2:
             return soak.main(float(words[1]))
         elif words == ["starts"]:
-            cluster.up()
-            product.install(cluster, admission=True)
+            _with_product(cluster)
             result = starts.measure(cluster).as_json()
             record.keep("starts", result, cluster.parts)
             print(result)
         elif words[:1] == ["rollouts"] and len(words) <= 3:
-            cluster.up()
-            product.install(cluster, admission=True)
+            _with_product(cluster)
             rolled = rollouts.measure(cluster, *map(int, words[1:]))
             kind = "rollouts_backlog" if rolled.backlog else "rollouts"
             record.keep(kind, rolled.as_json(), cluster.parts)
             return 1 if rolled.failed else 0
         elif words[:1] == ["double-offers"] and len(words) <= 2:
-            cluster.up()
-            product.install(cluster, admission=True)
+            _with_product(cluster)
             found = double_offers.measure(cluster, int(words[1]) if words[1:] else double_offers.ORDERS)
             record.keep("double_offers", found.as_json(), cluster.parts)
             return 1 if found.double else 0
@@ -71,11 +73,13 @@ def main() -> int:
             record.keep("cdi_off", bare.as_json(), cluster.parts)
             return 1 if bare.unseen else 0
         elif words[:1] == ["numa"] and len(words) <= 2:
-            cluster.up()
-            product.install(cluster, admission=True)
+            _with_product(cluster)
             aligned = numa.measure(cluster, *map(int, words[1:]))
             record.keep("numa", aligned.as_json(), cluster.parts)
             return 1 if aligned.refused or aligned.elsewhere else 0
+        elif words == ["resizes"]:
+            _with_product(cluster)
+            record.keep("resizes", resizes.measure(cluster).as_json(), cluster.parts)
         elif words[:1] == ["release"] and len(words) == 2:
             return release_trial.main(Path(words[1]))
         elif words[:1] == ["foreign"] and len(words) == 2:

@@ -1,6 +1,7 @@
 """Compares what five books say of each container: spec, annotation, ledger, checkpoint, limits in force.
 
-The last is read where it counts: the page that the container's own process finds at its path.
+The last is read where it counts: the page that the container's own process finds at its path. A container that
+was resized keeps the ids and the checkpoint's copy of its spec; ledger and page have its new size.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_manager.domain.contract import ALLOCATION, CARDS_ENV, CORE, LIMITS_PATH, MEMORY
+from gpu_manager.domain.contract import ALLOCATION, CARDS_ENV, CORE, LIMITS_PATH, MEMORY, RESIZED
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from tests.cluster import decoding, layout
 from tests.cluster.cluster import Cluster
@@ -32,9 +33,15 @@ class Held:
     units: int
     container_id: str
     annotation: Shares | None
+    answered: tuple[int, int] | None = None  # cores and bytes that the scheduler has resized it to
 
     def __str__(self) -> str:
         return f"{self.pod}/{self.name}"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Cores and bytes that it has by now."""
+        return self.answered or (self.cores, self.units * DEFAULT_UNIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +125,9 @@ def containers(cluster: Cluster) -> Iterator[Held]:
         meta, status = pod["metadata"], pod["status"]
         if status.get("phase") != "Running" or "deletionTimestamp" in meta:
             continue
-        said = decoding.annotation(meta.get("annotations", {}).get(ALLOCATION))
+        annotations = meta.get("annotations", {})
+        said = decoding.annotation(annotations.get(ALLOCATION))
+        sizes = decoding.answered(annotations.get(RESIZED), meta["uid"])
         specs = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
         states = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
         running = {s["name"]: s["containerID"].rpartition("/")[2] for s in states if "running" in s["state"]}
@@ -127,8 +136,10 @@ def containers(cluster: Cluster) -> Iterator[Held]:
             cores, units = int(limits.get(CORE, 0)), int(limits.get(MEMORY, 0))
             if not cores or spec["name"] not in running:
                 continue
-            shares = said.containers.get(spec["name"]) if said is not None else None
-            yield Held(meta["name"], meta["uid"], spec["name"], cores, units, running[spec["name"]], shares)
+            name = spec["name"]
+            shares = said.containers.get(name) if said is not None else None
+            size = sizes.get(name)
+            yield Held(meta["name"], meta["uid"], name, cores, units, running[name], shares, size)
 
 
 def living(cluster: Cluster) -> frozenset[str]:
@@ -173,6 +184,12 @@ def checkpoint_of(cluster: Cluster) -> Mapping[tuple[str, str, str], tuple[froze
 def limits_in_force(held: Held) -> Shares | None:
     """What the container's process finds at its own path; None for whole cards, which have no page."""
     return _page_of(process_of(held))
+
+
+def size_in_force(held: Held) -> tuple[int, int]:
+    """Cores and bytes of a fraction, by :func:`limits_in_force`."""
+    [(_, cores, size)] = limits_in_force(held) or ()
+    return cores, size
 
 
 def _page_of(pid: int) -> Shares | None:
@@ -253,11 +270,15 @@ def compare(one: Held, books: Books) -> Iterator[str]:
         return
     if not row.get("proven"):
         yield f"{one}: runs, and the ledger says that no start of it was proven"
-    if sum(share[1] for share in ledger) != one.cores:
-        yield f"{one}: asks for {one.cores} cores, the ledger has {ledger}"
+    cores_now, bytes_now = one.size
+    if sum(share[1] for share in ledger) != cores_now:
+        yield f"{one}: asks for {cores_now} cores, the ledger has {ledger}"
     decoded = decoding.annotation(copy)
     copied = decoded.containers.get(one.name) if decoded is not None else None
-    if copied != ledger:
+    admitted = ledger
+    if one.answered is not None:
+        admitted = frozenset((uuid, one.cores, one.units * DEFAULT_UNIT) for uuid, _, _ in ledger)
+    if copied != admitted:
         yield f"{one}: the checkpoint's copy says {copied}, the ledger {ledger}"
     prefixes = {uuid.removeprefix("GPU-")[:8] for uuid, _, _ in ledger}
     for ids in filter(None, (cores, units)):
@@ -267,8 +288,8 @@ def compare(one: Held, books: Books) -> Iterator[str]:
         in_force = limits_in_force(one)
         if in_force != ledger:
             yield f"{one}: limits in force {in_force}, in the ledger {ledger}"
-        if {share[2] for share in ledger} != {one.units * DEFAULT_UNIT}:
-            yield f"{one}: asks for {one.units} units, the ledger has {ledger}"
+        if {share[2] for share in ledger} != {bytes_now}:
+            yield f"{one}: asks for {bytes_now} bytes, the ledger has {ledger}"
     shown = cards_shown(process_of(one))
     if shown != {share[0] for share in ledger}:
         yield f"{one}: its environment names {sorted(shown)}, the ledger {ledger}"

@@ -52,6 +52,14 @@ def annotation(text: str | None) -> Written | None:
     return Written(found.get("node", ""), found.get("pod", ""), rows)
 
 
+def answered(text: str | None, uid: str) -> Mapping[str, tuple[int, int]]:
+    """Container → cores and bytes, by the value of ``tencent.com/vcuda-resized`` on the pod of this UID."""
+    found = json.loads(text) if text is not None else {}
+    if found.get("pod") != uid:
+        return {}
+    return {name: (size["cores"], size["memory"]) for name, size in found["containers"].items()}
+
+
 def ledger(directory: Path) -> bytes | None:
     """The newest state that lies there whole; None where there is none."""
     states: dict[int, bytes] = {}

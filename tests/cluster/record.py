@@ -2,13 +2,14 @@
 
 Each tool leaves its own result in ``build/cluster`` (the suite ``e2e.json``, the soak ``soak.json``, the starts
 ``starts.json``, the rollouts ``rollouts.json`` and ``rollouts_backlog.json``, the second plugin ``double_offers.json``, CDI switched off
-``cdi_off.json``, topology policies ``numa.json``, an older line of Kubernetes ``e2e-1.33.json``);
+``cdi_off.json``, topology policies ``numa.json``, resizes ``resizes.json``, an older line of Kubernetes ``e2e-1.33.json``);
 ``python -m tests.cluster record`` puts them together. What was never run stays out.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,13 +17,26 @@ from typing import Any, Final
 from tests.cluster.parts import BUILD, ROOT, Parts, newest
 
 RESULTS: Final = ROOT / "bench/results/cluster.json"
-KINDS: Final = ("e2e", "soak", "starts", "rollouts", "rollouts_backlog", "double_offers", "cdi_off", "numa")
+BESIDE: Final = "BESIDE"  # variable of the environment: what else the machine did, as "other work"
+KINDS: Final = (
+    "e2e",
+    "soak",
+    "starts",
+    "rollouts",
+    "rollouts_backlog",
+    "double_offers",
+    "cdi_off",
+    "numa",
+    "resizes",
+)
 
 
 def keep(kind: str, result: Mapping[str, object], parts: Parts) -> None:
-    """Write a tool's result with the versions that it was had on."""
+    """Write a tool's result with the versions that it was had on, and what else the machine did if that is said."""
     BUILD.mkdir(parents=True, exist_ok=True)
     found = {**result, "versions": parts.versions()}
+    if beside := os.environ.get(BESIDE):
+        found["beside"] = beside
     _path(kind, parts).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

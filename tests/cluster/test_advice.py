@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,20 +11,10 @@ from gpu_manager.domain.contract import PLACEMENT, USAGE_PATH
 from tests.cluster import product
 from tests.cluster.cluster import Cluster
 from tests.cluster.pods import Pods, container, pod
+from tests.cluster.shell import typed
 from tests.cluster.workloads import Workload
 
 _FINDINGS = re.compile(r"enforcement-\w+")
-
-
-def typed(cluster: Cluster, words: str | Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """A command line as a person types it, with kubectl and its plugin on the path."""
-    programs = (Path(cluster.parts["kubectl"]).parent, Path(sys.executable).parent)
-    path = os.pathsep.join([*map(str, programs), os.environ["PATH"]])
-    line = words if isinstance(words, str) else " ".join(words)
-    environment = {**os.environ, "PATH": path, "KUBECONFIG": str(cluster.kubeconfig)}
-    return subprocess.run(
-        line, shell=True, env=environment, capture_output=True, text=True, check=False, timeout=400
-    )
 
 
 def test_defrag_makes_room_when_its_commands_are_typed(cluster: Cluster, pods: Pods) -> None:

@@ -12,11 +12,15 @@ import pytest
 
 from gpu_manager.domain.contract import LIBRARY_DIR
 from tests.cluster import auditor, images, product
+from tests.cluster.churn import Churn
 from tests.cluster.cluster import Cluster
 from tests.cluster.parts import PRODUCT
 from tests.cluster.periods import chosen
 from tests.cluster.pods import Pods, container, pod, run_client
+from tests.cluster.test_kills import ended
 from tests.cluster.test_limits import GIB, allocated
+from tests.cluster.test_resize import offered, resize
+from tests.cluster.watcher import Watcher
 
 TAG = "next"
 
@@ -75,6 +79,32 @@ def test_running_containers_keep_library_and_limits_over_an_upgrade_of_both(
     given_back = chosen().given_back_seconds
     cluster.wait(lambda: not old_sets & sets(cluster), given_back, "the old library stays")
     assert allocated(run_client(pods, "next", "alloc-to-limit")) == 5 * GIB
+
+
+def test_resized_pods_keep_their_size_over_an_upgrade_and_back_under_load(
+    cluster: Cluster, pods: Pods, next_image: str
+) -> None:
+    """The books are compared each second; no pod that comes meanwhile fails, and the growth stays off the offer."""
+    pods.run(*(pod(name, container("c", 30, 20)) for name in ("more", "less")))
+    for words in ("more --cores 50 --memory 8Gi", "less --cores 25 --memory 4Gi"):
+        resize(cluster, words)
+    auditor.settled(cluster)
+    before = auditor.ledger_of(cluster)
+    with Watcher(cluster) as watcher:
+        with Churn(cluster, pods) as churn:
+            for tag in ({"image.tag": next_image}, {}):
+                churn.more(4)
+                product.install(cluster, admission=True, **tag)
+                churn.more(4, 90)
+        failed = churn.failed + [why for name in churn.alive if (why := ended(pods, name))]
+    assert watcher.looks.found == []
+    assert watcher.looks.containers > 0
+    assert failed == []
+    auditor.settled(cluster)
+    after = auditor.ledger_of(cluster)
+    assert {key: after[key] for key in before} == before
+    offered(cluster, 20 - 5, 12 - 4)
+    assert "30 cores, 5 GiB" in resize(cluster, "more --reset")
 
 
 def by_pod(cluster: Cluster) -> dict[str, auditor.Held]:

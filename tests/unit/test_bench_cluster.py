@@ -34,6 +34,12 @@ def test_a_run_with_a_failed_test_does_not_hold_and_names_it() -> None:
     assert "test_a.py::two" in row.note
 
 
+def test_what_the_machine_did_beside_a_run_is_told() -> None:
+    found = rows(e2e={**SUITE, "beside": "other work"})
+    assert found["e2e_minutes"].note == "with warm caches; beside other work"
+    assert found["e2e_failed"].note.endswith("; beside other work")
+
+
 @pytest.mark.parametrize(("starts", "full"), [(1499, False), (1500, True)])
 def test_a_soak_counts_as_full_from_1500_starts(starts: int, full: bool) -> None:
     row = rows(soak={**SOAK, "starts": starts})["soak_wrong"]
@@ -106,6 +112,18 @@ def test_a_pods_start_stands_beside_the_same_pods_without_a_share() -> None:
     row = rows(starts=STARTS)["pod_start_added_ms"]
     assert (row.figure, row.baseline, row.holds) == (80, 900, True)
     assert "v1.36.3" in row.note
+
+
+def test_the_longest_resize_counts_and_the_medians_stand_beside_it() -> None:
+    run = {
+        "count": 64,
+        "longest_seconds": 1.61,
+        "median_seconds": {"more": 0.7, "less memory": 0.9},
+        "said_seconds": {"more": 0.8, "less memory": 2.1},
+    }
+    row = rows(resizes=run)["resize_from_kubectl_s"]
+    assert (row.figure, row.full, row.holds) == (1.61, True, False)
+    assert "medians: more 0.70, less memory 0.90; the command says so after 2.10" in row.note
 
 
 def test_runs_of_the_soak_on_one_image_are_added_up_and_others_begin_anew() -> None:

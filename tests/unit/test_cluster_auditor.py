@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.contract import CORE, Assignment, encode_assignment
+from gpu_manager.domain.contract import CORE, MEMORY, Assignment, encode_assignment
 from gpu_manager.domain.resources import Amount
 from tests.cluster.auditor import Books, Held, compare, overcommitted, unwritten
 from tests.cluster.cluster import Cluster
@@ -72,6 +72,34 @@ def test_each_book_that_says_something_else_is_told(kept: Books, words: str) -> 
 def test_an_annotation_of_another_card_is_told() -> None:
     strange = replace(HELD, annotation=frozenset({(str(OTHER), 100, SIZE)}))
     assert "annotated" in unwritten(strange, books())
+
+
+GIB = 1 << 30
+PART = Held("one", "uid", "c", 30, 4, "number", frozenset({(str(UUID), 50, 2 * GIB)}), (50, 2 * GIB))
+
+
+def part(cores: int, size: int, copied: int = 30) -> Books:
+    """The ledger has this size, the checkpoint the ids of 30 cores and 4 units, and such a copy."""
+    copy = encode_assignment(Assignment("n1", "uid", {"c": ((UUID, Amount(copied, GIB)),)}, "d" * 32))
+    units = frozenset(f"{'a' * 8}-m{n:02d}" for n in range(4))
+    checkpoint = {("uid", "c", CORE): (ids("a", 30), copy), ("uid", "c", MEMORY): (units, copy)}
+    return Books([{**ROW, "shares": [[str(UUID), cores, size]]}], checkpoint)
+
+
+def test_a_resized_container_has_its_new_size_and_the_ids_of_its_spec() -> None:
+    assert told(PART, part(50, 2 * GIB)) == []
+    assert replace(PART, answered=None).size == (30, GIB)
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        (part(30, GIB), "asks for 50 cores"),
+        (part(50, 2 * GIB, copied=50), "the checkpoint's copy says"),
+    ],
+)
+def test_a_resize_that_was_not_followed_is_told(kept: Books, words: str) -> None:
+    assert any(words in text for text in told(PART, kept))
 
 
 @pytest.mark.parametrize(("cores", "over"), [(50, False), (51, True)])

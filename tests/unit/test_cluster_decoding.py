@@ -11,6 +11,7 @@ import pytest
 from gpu_manager.adapters.store import FileStore
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import ALLOCATION, Assignment, encode_assignment
+from gpu_manager.domain.resize.sizes import ResizeAnswer, encode_answer
 from gpu_manager.domain.resources import Amount
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse, Mount
 from tests.cluster import decoding
@@ -25,6 +26,13 @@ def test_an_allocation_annotation_is_read() -> None:
     text = encode_assignment(Assignment("n1", "uid", {"c": ((CARD, Amount(30, SIZE)),)}))
     assert decoding.annotation(text) == decoding.Written("n1", "uid", {"c": frozenset({(CARD, 30, SIZE)})})
     assert decoding.annotation(None) is None
+
+
+def test_the_answer_to_a_resize_is_read_if_it_is_of_this_pod() -> None:
+    text = encode_answer(ResizeAnswer("uid", "", {"c": Amount(50, SIZE)}, "no room"))
+    assert decoding.answered(text, "uid") == {"c": (50, SIZE)}
+    assert decoding.answered(text, "other") == {}
+    assert decoding.answered(None, "uid") == {}
 
 
 def test_the_newest_whole_state_of_the_ledger_is_read(tmp_path: Path) -> None:
