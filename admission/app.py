@@ -54,6 +54,7 @@ from gpu_manager.adapters.prometheus import PrometheusRanges
 from gpu_manager.domain.contract import ADMISSION_NAME
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.resize.owners import KINDS
 from gpu_manager.ports.clock import Clock
 from gpu_manager.program import Ending, raise_open_files_limit
 
@@ -293,6 +294,7 @@ def _cluster_access(
         # deleted.
         PODS: ("/api/v1/pods", "status.phase!=Succeeded,status.phase!=Failed"),
         BUDGETS: ("/apis/policy/v1/poddisruptionbudgets", ""),
+        **{resource: (f"/apis/apps/v1/{resource}", "") for resource in KINDS.values()},
         QUOTA: (f"/api/v1/namespaces/{namespace}/configmaps", f"metadata.name={name}"),
     }
 

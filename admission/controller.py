@@ -17,6 +17,7 @@ from admission.cluster.bypass import Bypasses, BypassFinding
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import BUDGETS, NODES, PODS, ClusterState
 from admission.cluster.trim import slim_node, slim_pod
+from admission.cluster.workload_sizes import slim_workload
 from admission.config import AdmissionSettings, LeaderMode
 from admission.explain.explanation import Explanation, explain
 from admission.explain.pending_events import PendingEvents
@@ -35,6 +36,7 @@ from admission.serving.https_server import HttpsServer
 from gpu_manager import threads
 from gpu_manager.domain.contract import EVENT_BYPASSED, LEADER_LABEL, QUOTA_SEEN
 from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.resize.owners import KINDS
 from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
@@ -71,6 +73,7 @@ class SchedulingController:
                 lambda o: o,
             ),
         }
+        watches |= {resource: self._sizes_of(kind, resource) for kind, resource in KINDS.items()}
         self._watches = {name: access.watch(wanted) for name, wanted in watches.items()}
         pods = self._watches[PODS]
         self.leader = Leader(
@@ -172,6 +175,19 @@ class SchedulingController:
         self._quota.complain()
 
     # What the watches bring.
+
+    def _sizes_of(self, kind: str, resource: str) -> WatchRequest:
+        """The sizes that workloads of this kind ask for."""
+
+        def replaced(objects: Sequence[Obj]) -> None:
+            self.cluster.workloads.replace(kind, objects)
+            self._resizes.wake()
+
+        def changed(obj: Obj, gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
+            self.cluster.workloads.change(kind, obj, gone=gone)
+            self._resizes.wake()
+
+        return WatchRequest(resource, replaced, changed, slim_workload)
 
     def _node(self, obj: Obj, gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
         self.cluster.apply(NODES, "DELETED" if gone else "MODIFIED", slim_node(obj))

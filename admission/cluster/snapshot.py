@@ -19,9 +19,10 @@ from admission.cluster.node_view import NodeView
 from admission.cluster.nodes import Nodes, OnNode, name_of
 from admission.cluster.other_pods import OtherPods
 from admission.cluster.pod_view import PodView, answered, pod_view, read_pod_view
+from admission.cluster.workload_sizes import WorkloadSizes
 from gpu_manager.domain.cluster.accounting import Used
 from gpu_manager.domain.cluster.terminating import terminating_shares
-from gpu_manager.domain.contract import RESIZE, RESIZED
+from gpu_manager.domain.contract import RESIZE, RESIZED, TEMPLATE_SIZE
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import MIRROR, Pod, PodUid
 from gpu_manager.domain.untrusted import mapping, timestamp
@@ -66,6 +67,7 @@ class ClusterState:
         self._expected: dict[PodUid, tuple[float, PodView]] = {}  # until when; the oldest first
         self._answers: dict[PodUid, tuple[str, PodView]] = {}  # not shown by the watch yet; the pod without
         self._resizing: set[PodUid] = set()
+        self.workloads = WorkloadSizes()
         self._others = OtherPods()
         self._deleted = DeletedPods()
         self._fresh: deque[PodView] = deque(maxlen=_MOST_FRESH)
@@ -198,9 +200,12 @@ class ClusterState:
             return self._release(uid)
 
     def resizing(self) -> tuple[PodView, ...]:
-        """Pods with a request for another size, or an answer to one."""
+        """Pods with a request for another size, their own or their owner's, or an answer to one. The request
+        that counts stands on each.
+        """
         with self._lock:
-            return tuple(self._pods[uid] for uid in self._resizing)
+            uids = self._resizing | (self.workloads.pods() & self._pods.keys())
+            return tuple(self.workloads.asking(self._pods[uid]) for uid in uids)
 
     def answer(self, uid: PodUid, text: str | None) -> None:
         """Count the pod as if this answer were written, until the watch shows it; None: it was not."""
@@ -352,6 +357,7 @@ class ClusterState:
         if occupant.pod.terminal and not (before and before.pod.terminal):
             self._gone.append(occupant)
         self._pods[uid] = occupant
+        self.workloads.take(occupant.pod)
         (self._resizing.add if _resizes(occupant) else self._resizing.discard)(uid)
         self._names[occupant.pod.key] = uid
         if occupant.pod.node or occupant.pod.terminal:
@@ -385,6 +391,7 @@ class ClusterState:
         self._resizing.discard(uid)
         self._answers.pop(uid, None)
         if occupant is not None:
+            self.workloads.forget(occupant.pod)
             if self._names.get(occupant.pod.key) == uid:
                 del self._names[occupant.pod.key]
             if occupant.pod.node and not occupant.pod.terminal:
@@ -467,7 +474,7 @@ def _places(occupant: PodView) -> Iterable[str]:
 
 
 def _resizes(occupant: PodView) -> bool:
-    return RESIZE in occupant.pod.annotations or RESIZED in occupant.pod.annotations
+    return not occupant.pod.annotations.keys().isdisjoint((RESIZE, RESIZED, TEMPLATE_SIZE))
 
 
 def _uid(obj: Mapping[str, Any]) -> PodUid:

@@ -43,7 +43,11 @@ def slim_pod(obj: Obj) -> Obj | None:
         }
     containers = {name: [_picked(c, _CONTAINER) for c in group] for name, group in groups.items()}
     return {
-        "metadata": {**_picked(meta, _META), "annotations": _annotations(meta)},
+        "metadata": {
+            **_picked(meta, _META),
+            "ownerReferences": list(_controllers(meta)),
+            "annotations": _annotations(meta),
+        },
         "spec": {**_picked(spec, _SPEC), **({} if on_node else _constraints(spec)), **containers},
         "status": {
             **_picked(mapping(obj.get("status")), _STATUS),
@@ -93,6 +97,12 @@ def _ended(statuses: object) -> Iterator[Obj]:
 
 def _annotations(meta: Obj) -> Obj:
     return {k: v for k, v in mapping(meta.get("annotations")).items() if OUR_PREFIX in k or k == MIRROR}
+
+
+def _controllers(meta: Obj) -> Iterator[Obj]:
+    for one in mappings(meta.get("ownerReferences")):
+        if one.get("controller") is True and one.get("kind") != "Node":
+            yield _picked(one, ("kind", "name", "controller"))
 
 
 def _picked(obj: Obj, keys: tuple[str, ...]) -> dict[str, Any]:

@@ -73,8 +73,12 @@ class ResizeAnswers:
 
     def look(self, occupant: PodView) -> None:
         """The watch has shown this pod: answer at once if it has an open request."""
-        if self._is_open(occupant.pod):
+        if self._is_open(self._cluster.workloads.asking(occupant).pod):
             self._woken.set()
+
+    def wake(self) -> None:
+        """A workload asks for another size."""
+        self._woken.set()
 
     def run(self, ended: threading.Event, seconds: float | None = TICK_SECONDS) -> None:
         """Answer requests as they come; every ``seconds`` what waits, None for never."""
@@ -111,9 +115,10 @@ class ResizeAnswers:
         if not self._rules.may_send():
             return
         with self._cluster.lock:
-            occupant = self._cluster.pod(uid)
-            if occupant is None:
+            shown = self._cluster.pod(uid)
+            if shown is None:
                 return
+            occupant = self._cluster.workloads.asking(shown)
             answer = self._judge(occupant)
             if answer is None:
                 return

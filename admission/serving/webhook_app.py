@@ -74,7 +74,9 @@ def _webhooks(terms: ClusterTerms, parts: WebhookParts) -> APIRouter:
 
     @router.post("/mutate", **_documented("Mend a pod that is being created."))
     def mutate_review(request: Request, body: Body) -> Response:
-        return _judge(request, body, "mutate", lambda review: mutate(review, terms), parts.metrics)
+        return _judge(
+            request, body, "mutate", lambda review: mutate(review, terms, parts.checks), parts.metrics
+        )
 
     @router.post("/validate", **_documented("Judge a pod, or warn about a workload's pod template."))
     def validate_review(request: Request, body: Body) -> Response:

@@ -14,6 +14,8 @@ from typing import Any, Final
 from admission.config import ClusterTerms
 from admission.webhook.admission_review import ALLOWED, Review, ReviewVerdict
 from admission.webhook.draft import Draft, draft_pod, ephemeral_faults, is_mirror, read_pod
+from admission.webhook.owner_size import owner_faults
+from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.resize.judgement import check_resize
@@ -29,15 +31,21 @@ def _silent(_pod: Pod, _request: PodRequest) -> Sequence[str]:
     return ()
 
 
+def _no_size(_pod: Pod) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class CreateTimeChecks:
     """What the cluster's state says about a legal pod that is being created; must answer from memory.
 
     Sentences: of ``refuse`` why its namespace's quota forbids it, of ``warn`` why no card could ever hold it.
+    ``size``: what the pod's workload asks for in its own metadata, empty for nothing.
     """
 
     refuse: Says = _silent
     warn: Says = _silent
+    size: Callable[[Pod], str] = _no_size
 
     def refusals(self, pod: Pod, request: PodRequest) -> tuple[Violation, ...]:
         """What forbids it, as violations."""
@@ -92,12 +100,16 @@ TEMPLATES: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
 }
 
 
-def mutate(review: Review, terms: ClusterTerms) -> ReviewVerdict:
+def mutate(review: Review, terms: ClusterTerms, checks: CreateTimeChecks = SILENT) -> ReviewVerdict:
     """Mend a pod that is being created; anything else passes as it is. Idempotent."""
     if (review.group, review.resource, review.operation) != ("", "pods", "CREATE") or review.obj is None:
         return ALLOWED
+
+    def owners(pod: Pod) -> str:
+        return checks.size(replace(pod, namespace=review.namespace or "default"))
+
     try:
-        draft = draft_pod(review.obj, terms, trusted=_is_trusted(review, terms))
+        draft = draft_pod(review.obj, terms, trusted=_is_trusted(review, terms), owners=owners)
     except RequestInvalid as error:
         return _denied((_unreadable(error),))
     faults = check_pod(draft.pod, terms.unit, terms.minimum_cores)
@@ -183,7 +195,17 @@ def _judge_template(
     review: Review, path: tuple[str, ...], terms: ClusterTerms, checks: CreateTimeChecks
 ) -> ReviewVerdict:
     template = _at(review.obj, path)
-    if template is None or template == _at(review.old, path):
+    if template is None:
+        return ALLOWED
+    sized, before = _annotations(review.obj or {}), _annotations(review.old or {})
+    if sized.get(RESIZE) != before.get(RESIZE):
+        try:
+            faults = owner_faults(read_pod(template), sized, terms)
+        except RequestInvalid:
+            faults = ()  # its pods will be told
+        if faults:
+            return _denied(faults)
+    if template == _at(review.old, path):
         return ALLOWED
     pods = f"pods of this {review.kind}" if review.kind.isalnum() else "its pods"
     found = tuple(_foresee(template, review.namespace, terms, checks))

@@ -49,7 +49,7 @@ def create_time_checks(
             return ()
         return _never(pod, request, cluster.snapshot(), kinds.now(), judge)
 
-    return CreateTimeChecks(refuse, warn)
+    return CreateTimeChecks(refuse, warn, cluster.workloads.asked_of)
 
 
 class _Recent:

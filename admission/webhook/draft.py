@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
 from admission.config import ClusterTerms
 from admission.webhook.admission_review import Operation, Review, pointer
-from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA, RESIZE
+from admission.webhook.owner_size import at_owners_size, forged_note
+from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA, RESIZE, TEMPLATE_SIZE
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import MIRROR, Container, Pod, parse_pod
 from gpu_manager.domain.resources import format_bytes, format_number
@@ -43,18 +44,22 @@ def read_pod(obj: Mapping[str, Any]) -> Pod:
     return parse_pod(obj)
 
 
-def draft_pod(obj: Mapping[str, Any], terms: ClusterTerms, *, trusted: bool) -> Draft:
+def draft_pod(
+    obj: Mapping[str, Any], terms: ClusterTerms, *, trusted: bool, owners: Callable[[Pod], str] = lambda _: ""
+) -> Draft:
     """What ``/mutate`` makes of a pod or of a template's pod; a pod that is as it should be has no patch.
 
     Args:
         obj: the object, as JSON.
         terms: what to write.
         trusted: whoever sends it may write guarded annotations.
+        owners: the size that a pod's workload asks for, as its annotation; empty for none.
 
     Raises:
         RequestInvalid: it is no pod.
     """
     pod = read_pod(obj)
+    wanted = owners(pod)
     patch: list[Operation] = []
     changes: list[Violation] = []
     if not trusted:
@@ -63,6 +68,9 @@ def draft_pod(obj: Mapping[str, Any], terms: ClusterTerms, *, trusted: bool) -> 
         if RESIZE in pod.annotations:
             changes.append(violation(Rule.RESIZE_AT_CREATION, "", RESIZE, ""))
             guarded |= {RESIZE}
+        if forged := forged_note(pod, wanted):
+            changes += forged
+            guarded |= {TEMPLATE_SIZE}
         pod = replace(pod, annotations={k: v for k, v in pod.annotations.items() if k not in guarded})
         if len(guarded) > _MOST_REMOVALS:
             patch.append(Operation("replace", pointer("metadata", "annotations"), dict(pod.annotations)))
@@ -75,6 +83,10 @@ def draft_pod(obj: Mapping[str, Any], terms: ClusterTerms, *, trusted: bool) -> 
         patch += operations
         changes += change
     pod = replace(pod, containers=tuple(containers))
+    annotated = isinstance(_meta(obj).get("annotations"), Mapping)
+    pod, operations, unused = at_owners_size(pod, _places(obj), wanted, terms, annotated=annotated)
+    patch += operations
+    changes += unused
     if pod.asks:
         for key, present, wanted in (
             ("schedulerName", pod.scheduler not in ("", _DEFAULT_SCHEDULER), terms.scheduler_name),
@@ -102,6 +114,11 @@ def _toleration(tolerations: object) -> Iterator[Operation]:
 
 def _scheduler(name: str, terms: ClusterTerms) -> str:
     return terms.scheduler_name or name if name in ("", _DEFAULT_SCHEDULER) else name
+
+
+def _meta(obj: Mapping[str, Any]) -> Mapping[str, Any]:
+    meta = obj.get("metadata")
+    return meta if isinstance(meta, Mapping) else {}
 
 
 def _spec(obj: Mapping[str, Any]) -> Mapping[str, Any]:

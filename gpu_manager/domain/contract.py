@@ -34,6 +34,7 @@ GPU_UUID: Final = "tencent.com/gpu-uuid"
 PLACEMENT: Final = "tencent.com/placement"
 PRELOAD: Final = "tencent.com/vcuda-preload"
 RESIZE: Final = "tencent.com/vcuda-resize"
+TEMPLATE_SIZE: Final = "tencent.com/vcuda-template-size"  # written by /mutate where an owner asks for another
 # Pod annotations, written (guarded: only the two service accounts may set or change them).
 ALLOCATION: Final = "tencent.com/vcuda-allocation"
 PREDICATE_NODE: Final = "tencent.com/predicate-node"
@@ -51,6 +52,7 @@ POD_ANNOTATIONS: Final = (
     PLACEMENT,
     PRELOAD,
     RESIZE,
+    TEMPLATE_SIZE,
     ALLOCATION,
     PREDICATE_NODE,
     PREDICATE_TIME,

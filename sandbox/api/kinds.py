@@ -36,7 +36,10 @@ RESOURCES: tuple[Resource, ...] = (
     Resource("", "v1", "services", "Service"),
     Resource("", "v1", "serviceaccounts", "ServiceAccount"),
     Resource("", "v1", "bindings", "Binding"),
-    Resource("apps", "v1", "daemonsets", "DaemonSet", subresources=frozenset({"status"})),
+    *(
+        Resource("apps", "v1", f"{kind.lower()}s", kind, subresources=frozenset({"status"}))
+        for kind in ("DaemonSet", "Deployment", "StatefulSet")
+    ),
     Resource("coordination.k8s.io", "v1", "leases", "Lease"),
     Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice"),
     Resource("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass", namespaced=False),

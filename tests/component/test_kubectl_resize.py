@@ -120,3 +120,61 @@ def test_the_container_is_named_where_several_have_a_fraction(
     assert json.loads(annotations(api)[RESIZE])["containers"] == {"a": {"cores": 50}, "b": {"memory": "1Gi"}}
     assert resize("--reset", "-c", "a") == 0
     assert list(json.loads(annotations(api)[RESIZE])["containers"]) == ["b"]
+
+
+def a_deployment(api: StandInApi, *containers: dict[str, Any]) -> None:
+    template = {"spec": {"containers": list(containers)}}
+    api.create(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "web", "namespace": "default"},
+            "spec": {"template": template},
+        }
+    )
+
+
+def test_a_workloads_size_stands_in_its_own_metadata(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_deployment(api, container("c", 30, 8))
+    template = api.get("deployments", "web")["spec"]
+    assert run(["resize", "deploy/web", "--cores", "50"]) == 0
+    assert said(capsys)[0].startswith(
+        'container "c" of Deployment default/web: 50 cores; running pods follow'
+    )
+    there = api.get("deployments", "web")
+    assert json.loads(there["metadata"]["annotations"][RESIZE])["containers"] == {"c": {"cores": 50}}
+    assert there["spec"] == template, "a change of the template would replace every pod"
+    assert run(["resize", "deployments/web", "--reset"]) == 0
+    assert "go back to the template's size" in said(capsys)[0]
+    assert RESIZE not in api.get("deployments", "web")["metadata"].get("annotations", {})
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("job/web", '"job" has no size of its own: use deployment, statefulset, daemonset'),
+        ("deployment/none", "none"),
+        ("deployment/we b", "use lower-case letters"),
+        ("deployment/web", "the template has 2 containers with a fraction of a card (a, b): name one"),
+    ],
+)
+def test_what_is_no_workload_with_a_size_is_refused(
+    api: StandInApi, capsys: pytest.CaptureFixture[str], target: str, says: str
+) -> None:
+    a_deployment(api, container("a", 30, 8), container("b", 10, 4))
+    assert run(["resize", target, "--cores", "50"]) != 0
+    assert says in said(capsys)[1]
+
+
+@pytest.mark.usefixtures("there")
+def test_a_reset_tells_of_the_size_that_the_owner_asks_for(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resize("--cores", "60")
+    answer(api, Amount(60, 2 * GIB))
+    before = api.get("pods", "one")["metadata"]["annotations"][RESIZED]
+    assert resize("--reset") == 0
+    assert "has not answered yet" in said(capsys)[0].splitlines()[-1]
+    assert annotations(api)[RESIZED] == before

@@ -49,7 +49,19 @@ _POD = (
     (c.GPU_UUID, "you", "card UUIDs, comma-separated", "Allow list of cards."),
     (c.PLACEMENT, "you", "`binpack`, `spread`, `topology`", "Which of the cards that would do is taken."),
     (c.PRELOAD, "you", "`false`", "Leave `/etc/ld.so.preload` of the image alone."),
-    (c.RESIZE, "you", "JSON", "The size that a running container shall have: [resize](../resize.md)."),
+    (
+        c.RESIZE,
+        "you",
+        "JSON",
+        "The size that a running container shall have, on a pod or on its Deployment, StatefulSet or DaemonSet: "
+        "[resize](../resize.md).",
+    ),
+    (
+        c.TEMPLATE_SIZE,
+        "the webhook",
+        "JSON",
+        "What the template of a pod says that was created at its owner's size.",
+    ),
     (c.ALLOCATION, "scheduler, agent", "JSON", "The cards of each container; memory in bytes."),
     (c.PREDICATE_NODE, "scheduler, agent", "node name", "The predecessor's: the node chosen."),
     (c.PREDICATE_TIME, "scheduler, agent", "nanoseconds", "The predecessor's: when it was chosen."),

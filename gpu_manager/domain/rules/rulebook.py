@@ -225,9 +225,17 @@ class Rule(Enum):
     )
     RESIZE_AT_CREATION = RuleText(
         "resize-at-creation",
-        f"annotation {RESIZE} is removed: it resizes a running pod, and a new one has the size of its spec",
+        "annotation {field} is removed: it resizes a running pod, and a new one has the size of its spec",
         "A copied manifest or a restored backup carries it; the pod that it was written for is another.",
         "Write the size into the pod's limits.",
+        warning=True,
+    )
+    RESIZE_OF_OWNER = RuleText(
+        "resize-of-owner",
+        "the size that {value} asks for is not used: {reason}",
+        "A workload's own annotation gives its pods another size than its template. One that does not suit "
+        "the template leaves new pods at the template's.",
+        f"Mend annotation {RESIZE} of the workload, or remove it.",
         warning=True,
     )
     ANNOTATION_GUARDED = RuleText(

@@ -1,0 +1,99 @@
+"""The sizes that workloads ask for in their own metadata, and the pods that they are for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from admission.cluster.pod_view import PodView
+from gpu_manager.domain.contract import RESIZE
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.resize.owners import effective_request, workload_key
+from gpu_manager.domain.untrusted import mapping, text
+
+Obj = Mapping[str, Any]
+
+
+def slim_workload(obj: Obj) -> Obj | None:
+    """Of a workload what is read here; None if it asks for no size."""
+    meta = mapping(obj.get("metadata"))
+    asked = text(mapping(meta.get("annotations")).get(RESIZE))
+    if not asked:
+        return None
+    return {
+        "metadata": {
+            "namespace": meta.get("namespace"),
+            "name": meta.get("name"),
+            "annotations": {RESIZE: asked},
+        }
+    }
+
+
+class WorkloadSizes:
+    """Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asked: dict[str, str] = {}  # by workload
+        self._pods: dict[str, set[PodUid]] = {}
+
+    def replace(self, kind: str, objects: Iterable[Obj]) -> None:
+        """The workloads of one kind that ask for a size: a full list."""
+        listed = {_key(kind, obj): _asked(obj) for obj in objects}
+        with self._lock:
+            others = {key: asked for key, asked in self._asked.items() if key.split("/")[1] != kind}
+            self._asked = others | {key: asked for key, asked in listed.items() if asked}
+
+    def change(self, kind: str, obj: Obj, *, gone: bool) -> None:
+        """One workload as it is now; its pods outlive the size of one that is ``gone``."""
+        key, asked = _key(kind, obj), _asked(obj)
+        with self._lock:
+            if asked and not gone:
+                self._asked[key] = asked
+            else:
+                self._asked.pop(key, None)
+
+    def take(self, pod: Pod) -> None:
+        """Know a pod by its workload."""
+        with self._lock:
+            self._pods.setdefault(workload_key(pod.namespace, pod.workload), set()).add(pod.uid)
+
+    def forget(self, pod: Pod) -> None:
+        """The pod is gone."""
+        key = workload_key(pod.namespace, pod.workload)
+        with self._lock:
+            known = self._pods.get(key, set())
+            known.discard(pod.uid)
+            if not known:
+                self._pods.pop(key, None)
+
+    def asked_of(self, pod: Pod) -> str:
+        """What the pod's owner asks for; empty for nothing."""
+        with self._lock:
+            return self._asked.get(workload_key(pod.namespace, pod.workload), "")
+
+    def pods(self) -> set[PodUid]:
+        """The pods of workloads that ask for a size."""
+        with self._lock:
+            return {uid for key in self._asked for uid in self._pods.get(key, ())}
+
+    def asking(self, occupant: PodView) -> PodView:
+        """The pod with the request that counts for it as its own."""
+        pod = occupant.pod
+        request = effective_request(pod, self.asked_of(pod))
+        if request == pod.annotations.get(RESIZE):
+            return occupant
+        others = {key: value for key, value in pod.annotations.items() if key != RESIZE}
+        annotations = others if request is None else {**others, RESIZE: request}
+        return replace(occupant, pod=replace(pod, annotations=annotations))
+
+
+def _key(kind: str, obj: Obj) -> str:
+    meta = mapping(obj.get("metadata"))
+    return workload_key(text(meta.get("namespace")), f"{kind}/{text(meta.get('name'))}")
+
+
+def _asked(obj: Obj) -> str:
+    return text(mapping(mapping(obj.get("metadata")).get("annotations")).get(RESIZE))
