@@ -53,8 +53,7 @@ _POD = (
         c.RESIZE,
         "you",
         "JSON",
-        "The size that a running container shall have, on a pod or on its Deployment, StatefulSet or DaemonSet: "
-        "[resize](../resize.md).",
+        "The size that running containers shall have, on a pod or on its workload: [resize](../resize.md).",
     ),
     (
         c.TEMPLATE_SIZE,
