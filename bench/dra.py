@@ -1,5 +1,5 @@
-"""Dynamic Resource Allocation: the project's model of what Kubernetes allocates, against its own
-allocator.
+"""Dynamic Resource Allocation: the project's model of what Kubernetes allocates, against its own allocator,
+and the driver that prepares it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench import dra_order
+from bench import dra_order, dra_prepare
 from bench.rows import OUTPUT, Row
 from tests.oracle.dra_cases import MINORS, answer, ask, build, random_case
 
-PARTS = ("agreement", "order")
+PARTS = ("agreement", "order", "prepare")
 CASES = {False: 2_000, True: 100_000}
 _AT_ONCE = 2_000  # cases of one run of the allocator
 
@@ -25,6 +25,8 @@ def rows(*, full: bool, only: str = "") -> Iterator[Row]:
         yield _agreement(full=full)
     if only in {"", "order"}:
         yield from dra_order.rows(full=full)
+    if only in {"", "prepare"}:
+        yield from dra_prepare.rows(full=full)
 
 
 def _agreement(*, full: bool) -> Row:

@@ -23,20 +23,23 @@ class ContainerEdits:
     nodes: tuple[str, ...]
 
 
-def resolve(directory: Path, devices: Iterable[str]) -> ContainerEdits:
+KnownDevices = Mapping[str, list[Mapping[str, Any]]]
+"""Qualified name of a device → its edits, in each spec that has it."""
+
+
+def resolve(known: KnownDevices, devices: Iterable[str]) -> ContainerEdits:
     """Merge these devices, by their qualified names.
 
     Raises:
         NodeUnready: a device is in no spec or in two, or two of them mount the same path.
     """
-    known = _devices(directory)
     env: dict[str, str] = {}
     mounts: dict[str, str] = {}
     nodes: list[str] = []
     for device in devices:
         found = known.get(device, [])
         if len(found) != 1:
-            raise NodeUnready(f"unresolvable CDI devices {device}: in {len(found)} specs of {directory}")
+            raise NodeUnready(f"unresolvable CDI devices {device}: in {len(found)} specs")
         edits = found[0]
         env |= dict(one.split("=", 1) for one in edits.get("env") or ())
         for mount in edits.get("mounts") or ():
@@ -46,7 +49,12 @@ def resolve(directory: Path, devices: Iterable[str]) -> ContainerEdits:
     return ContainerEdits(env, mounts, tuple(dict.fromkeys(nodes)))
 
 
-def _devices(directory: Path) -> dict[str, list[Mapping[str, Any]]]:
+def read_specs(directory: Path) -> KnownDevices:
+    """All devices of the specs in a directory.
+
+    Raises:
+        NodeUnready: a device has no edits, which a runtime takes for a broken spec.
+    """
     found: dict[str, list[Mapping[str, Any]]] = {}
     for path in sorted(directory.glob("*.json")):
         spec = json.loads(path.read_text("utf-8"))

@@ -50,11 +50,14 @@ _LONGEST_ERROR: Final = 4096
 _LONGEST_MESSAGE: Final = 1024  # of a device's health
 
 
-class _Calls(api_pb2_grpc.DRAPluginServicer):
+class PluginCalls(api_pb2_grpc.DRAPluginServicer):
     """NodePrepareResources and NodeUnprepareResources: each claim is judged by itself."""
 
     def __init__(
-        self, preparer: ClaimPreparer, metrics: ServiceMetrics, changed: Callable[[], object]
+        self,
+        preparer: ClaimPreparer,
+        metrics: ServiceMetrics,
+        changed: Callable[[], object] = lambda: None,
     ) -> None:
         self._preparer = preparer
         self._metrics = metrics
@@ -263,7 +266,7 @@ class DraPlugin:
         self._health = (_Health(health_pb2, self._state), _Health(health_alpha_pb2, self._state))
         newest, alpha = self._health
         api_pb2_grpc.add_DRAPluginServicer_to_server(
-            _Calls(self._preparer, self._metrics, self._changed), server
+            PluginCalls(self._preparer, self._metrics, self._changed), server
         )
         health_grpc.add_DRAResourceHealthServicer_to_server(newest, server)
         health_alpha_grpc.add_DRAResourceHealthServicer_to_server(alpha, server)

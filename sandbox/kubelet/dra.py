@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpc
 
@@ -53,11 +53,20 @@ class ClaimRecord:
     is_prepared: bool = False
 
 
+class DriverCalls(Protocol):
+    """What the kubelet calls at a driver: gRPC's stub of it, or the driver itself."""
+
+    def NodePrepareResources(self, request: Any, *, timeout: float) -> Any:  # noqa: N802  # the API's name
+        """Raises grpc.RpcError."""
+
+    def NodeUnprepareResources(self, request: Any, *, timeout: float) -> Any:  # noqa: N802
+        """Raises grpc.RpcError."""
+
+
 @dataclass(slots=True)
 class _Driver:
-    endpoint: str
-    channel: grpc.Channel
-    stub: api_pb2_grpc.DRAPluginStub
+    stub: DriverCalls
+    close: Callable[[], object]
     health: dict[str, int] = field(default_factory=dict)  # device → the last that it said
 
 
@@ -99,17 +108,22 @@ class DraManager:
 
     def _connect(self, info: registration_pb2.PluginInfo) -> None:
         with self._lock:
-            before = self._drivers.pop(info.name, None)
-            if before is not None:
-                before.channel.close()
             channel = grpc.insecure_channel(f"unix://{info.endpoint}")
-            driver = _Driver(info.endpoint, channel, api_pb2_grpc.DRAPluginStub(channel))
-            self._drivers[info.name] = driver
+            driver = self.connect(info.name, api_pb2_grpc.DRAPluginStub(channel), channel.close)
         if "v1alpha1.DRAResourceHealth" in info.supported_versions:
             stream = health_grpc.DRAResourceHealthStub(channel).NodeWatchResources(
                 health_pb2.NodeWatchResourcesRequest()
             )
             threading.Thread(target=_follow, args=(driver, stream), name="dra-health", daemon=True).start()
+
+    def connect(self, name: str, stub: DriverCalls, close: Callable[[], object] = lambda: None) -> _Driver:
+        """Call this driver from now on."""
+        with self._lock:
+            before = self._drivers.pop(name, None)
+            if before is not None:
+                before.close()
+            self._drivers[name] = driver = _Driver(stub, close)
+            return driver
 
     def health(self, driver: str) -> dict[str, int]:
         """Device → 0 unknown, 1 healthy, 2 unhealthy, as the driver said last."""
@@ -226,7 +240,7 @@ class DraManager:
         """End: connections close; a new manager finds the records."""
         with self._lock:
             for driver in self._drivers.values():
-                driver.channel.close()
+                driver.close()
             self._drivers.clear()
 
     # Inside.

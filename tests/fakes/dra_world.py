@@ -159,7 +159,7 @@ class DraWorld:
     # What a container has.
 
     def edits(self, pod: Mapping[str, Any], container: str) -> cdi.ContainerEdits:
-        return cdi.resolve(self.cdi, self.manager.cdi_devices(pod, container))
+        return cdi.resolve(cdi.read_specs(self.cdi), self.manager.cdi_devices(pod, container))
 
     def limits(self, pod: Mapping[str, Any], container: str) -> dict[CardUuid, tuple[int, int]]:
         """Card → (cores, memory bytes) in force for a container; whole cards have no limits: (100, -1)."""
