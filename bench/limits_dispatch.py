@@ -104,8 +104,9 @@ def _digest() -> str:
     """Twelve hex digits of the C sources: library, stand-in driver, the launching program and the watcher."""
     digest = hashlib.sha256()
     library, tests = ROOT / "vcuda/lib", ROOT / "tests/native"
-    folders = (library / "src", library / "include", library / "test/standin")
-    programs = [tests / name for name in ("core_dispatch.c", "core_program.h", "core_watch.c")]
-    for path in sorted([*programs, *(path for folder in folders for path in folder.rglob("*.[ch]"))]):
+    sources = [tests / name for name in ("core_dispatch.c", "core_program.h", "core_watch.c")]
+    for folder in (library / "src", library / "include", library / "test/standin"):
+        sources += [path for path in folder.rglob("*.*") if path.suffix in {".c", ".h", ".S", ".def"}]
+    for path in sorted(sources):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

@@ -150,10 +150,12 @@ def variants(release: str) -> list[tuple[str, int, bool, str]]:
 
 def hooked() -> set[str]:
     """Names that the library replaces."""
-    files = (LIB / "src" / "hooks.def", LIB / "src" / "cuda" / "copies.def")
+    files = (LIB / "src" / "hooks.def", *sorted((LIB / "src" / "cuda").glob("*.def")))
     text = re.sub(r"/\*.*?\*/", "", "".join(file.read_text() for file in files), flags=re.DOTALL)
     return set(
-        re.findall(r"^(?:(?:HOOK|LAUNCH)\(\w[\w\s*]*?,|CARD\(|BUS\()\s*(\w+)\s*,", text, flags=re.MULTILINE)
+        re.findall(
+            r"^(?:(?:HOOK|LAUNCH)\(\w[\w\s*]*?,|CARD\(|BUS\(|WAITS\()\s*(\w+)\s*,", text, flags=re.MULTILINE
+        )
     )
 
 

@@ -36,6 +36,15 @@ static void what_the_driver_says_of_a_stream_moves_its_end(void) {
     CHECK(clock.idle_at == clock.run_from);
 }
 
+static void a_stream_that_waits_is_idle_only_when_the_driver_says_so(void) {
+    struct stream_clock clock = {.run_from = NOW, .idle_at = NOW + 10 * US, .waits = true};
+    CHECK(stream_clock_state(&clock, NOW + 900 * US) == STREAM_UNSURE);
+    stream_clock_observed(&clock, NOW + 900 * US, false);
+    CHECK(stream_clock_state(&clock, NOW + 9000 * US) == STREAM_UNSURE);
+    stream_clock_observed(&clock, NOW + 9000 * US, true);
+    CHECK(stream_clock_state(&clock, NOW + 9001 * US) == STREAM_IDLE);
+}
+
 static void measuring_takes_its_percentage_of_a_threads_time(void) {
     uint64_t newcomers = 0, spent = 0;
     struct measuring_budget budget = {0};
@@ -118,6 +127,7 @@ static void small_work_shares_a_span_and_new_work_is_measured_alone(void) {
 int main(void) {
     a_stream_is_busy_for_what_was_launched_and_idle_after_that();
     what_the_driver_says_of_a_stream_moves_its_end();
+    a_stream_that_waits_is_idle_only_when_the_driver_says_so();
     measuring_takes_its_percentage_of_a_threads_time();
     few_of_many_new_threads_measure_at_once();
     a_measured_span_lies_where_its_events_lie();

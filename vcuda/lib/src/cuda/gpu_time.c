@@ -16,6 +16,8 @@ static uint64_t later(uint64_t a, uint64_t b) {
 
 enum stream_state stream_clock_state(const struct stream_clock *clock, uint64_t now) {
     uint64_t run = clock->idle_at > clock->run_from ? clock->idle_at - clock->run_from : 0;
+    if (clock->waits)
+        return STREAM_UNSURE;
     uint64_t unsure = UNSURE_LEAST_NS + (run / 2 < UNSURE_MOST_NS ? run / 2 : UNSURE_MOST_NS);
     if (now >= clock->idle_at)
         return now - clock->idle_at >= unsure ? STREAM_IDLE : STREAM_UNSURE;
@@ -23,6 +25,7 @@ enum stream_state stream_clock_state(const struct stream_clock *clock, uint64_t 
 }
 
 void stream_clock_observed(struct stream_clock *clock, uint64_t now, bool drained) {
+    clock->waits = clock->waits && !drained;
     if (drained && clock->idle_at > now)
         clock->idle_at = now;
     if (!drained && clock->idle_at + LATENCY_NS < now)

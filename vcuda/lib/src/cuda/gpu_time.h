@@ -17,6 +17,7 @@
 struct stream_clock {
     uint64_t idle_at;  /* when all that was launched should be done */
     uint64_t run_from; /* the first launch since it was idle last */
+    bool waits;        /* something stands in it that is no work, for who knows how long */
 };
 
 enum stream_state { STREAM_IDLE, STREAM_BUSY, STREAM_UNSURE };

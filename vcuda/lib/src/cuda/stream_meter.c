@@ -249,6 +249,14 @@ void stream_meter_flush(CUstream stream, bool per_thread) {
     errno = saved;
 }
 
+void stream_meter_waits(CUstream stream, bool per_thread) {
+    int saved = errno;
+    struct stream_meter *meter = flushed(stream, per_thread);
+    if (meter)
+        __atomic_store_n(&meter->clock.waits, true, __ATOMIC_RELAXED);
+    errno = saved;
+}
+
 void stream_meter_flush_context(void) {
     struct current_context where;
     if (!__atomic_load_n(&context_meters, __ATOMIC_ACQUIRE) || !context_current(&where))

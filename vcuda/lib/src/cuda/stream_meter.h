@@ -20,6 +20,10 @@ bool stream_is_capturing(CUstream stream, bool per_thread);
 void stream_meter_flush(CUstream stream, bool per_thread);
 void stream_meter_flush_context(void);
 
+/* The same where the stream is to wait for who knows how long: until the driver is asked nobody knows when it is idle.
+ */
+void stream_meter_waits(CUstream stream, bool per_thread);
+
 /* A stream is about to end. */
 void stream_meter_ends(CUstream stream);
 

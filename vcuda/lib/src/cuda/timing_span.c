@@ -93,12 +93,14 @@ void stream_meter_settled(struct stream_meter *meter) {
 
 static struct stream_clock clock_of(const struct stream_meter *meter) {
     return (struct stream_clock){.idle_at = __atomic_load_n(&meter->clock.idle_at, __ATOMIC_RELAXED),
-                                 .run_from = __atomic_load_n(&meter->clock.run_from, __ATOMIC_RELAXED)};
+                                 .run_from = __atomic_load_n(&meter->clock.run_from, __ATOMIC_RELAXED),
+                                 .waits = __atomic_load_n(&meter->clock.waits, __ATOMIC_RELAXED)};
 }
 
 static void set_clock(struct stream_meter *meter, const struct stream_clock *clock) {
     __atomic_store_n(&meter->clock.idle_at, clock->idle_at, __ATOMIC_RELAXED);
     __atomic_store_n(&meter->clock.run_from, clock->run_from, __ATOMIC_RELAXED);
+    __atomic_store_n(&meter->clock.waits, clock->waits, __ATOMIC_RELAXED);
 }
 
 /* Has the stream drained? STREAM_UNSURE if that cannot be asked now: a query would end a capture. */

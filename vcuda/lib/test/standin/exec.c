@@ -131,7 +131,18 @@ void exec_forget(struct stream *stream) {
         pop(stream);
 }
 
-/* True: the stream's queue has moved. Stops in front of host functions and of events not yet placed. */
+/* An event of another card has a place by now: from here on it is a time of that card. */
+static void turn_to_other_card(struct stream *stream, struct operation *first) {
+    struct device *other = first->event->context->device;
+    if (other == stream->context->device)
+        return;
+    first->kind = OP_OTHER_CARD;
+    first->other = other;
+    first->length = first->event->p;
+}
+
+/* True: the stream's queue has moved. Stops in front of host functions, of events not yet placed, and of another card's
+ * that have not happened. */
 static bool pump(struct stream *stream) {
     bool moved = false;
     while (stream->held) {
@@ -139,6 +150,10 @@ static bool pump(struct stream *stream) {
         if (first->kind == OP_HOST)
             break;
         if (first->kind == OP_WAIT && first->event && first->event->placed < first->generation)
+            break;
+        if (first->kind == OP_WAIT && first->event)
+            turn_to_other_card(stream, first);
+        if (first->kind == OP_OTHER_CARD && !exec_reached(first->other, first->length))
             break;
         if (first->kind == OP_WORK)
             place(stream, first->length, first->alone);
@@ -178,18 +193,28 @@ void exec_forget_event(struct event *event) {
 }
 
 static __thread int64_t helper_due;
-static bool host_ready(struct stream *stream) {
-    if (!stream->held || stream->held->kind != OP_HOST)
-        return false;
-    struct hold *hold = &stream->context->device->hold;
-    int64_t now = now_ns();
+static int64_t due_on(struct device *device, int64_t p, int64_t now) {
+    struct hold *hold = &device->hold;
     card_lock(hold);
     card_advance(hold, now);
-    int64_t due = card_due(hold, exec_tail(stream), now);
+    int64_t due = card_due(hold, p, now);
     card_unlock(hold);
-    if (due > now && (helper_due == 0 || due < helper_due))
+    return due;
+}
+
+/* Is it a host function's turn? Else notes when the helper has to look again. */
+static bool host_ready(struct stream *stream) {
+    const struct operation *first = stream->held;
+    if (!first || (first->kind != OP_HOST && first->kind != OP_OTHER_CARD))
+        return false;
+    bool host = first->kind == OP_HOST;
+    int64_t now = now_ns(), due = host ? due_on(stream->context->device, exec_tail(stream), now)
+                                       : due_on(first->other, first->length, now);
+    if (host && due <= now)
+        return true;
+    if (helper_due == 0 || due < helper_due)
         helper_due = due;
-    return due <= now;
+    return false;
 }
 
 static void run_host(struct stream *stream) {

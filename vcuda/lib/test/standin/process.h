@@ -44,9 +44,10 @@ struct device {
 
 /* Operations that a stream holds back. */
 struct operation {
-    enum { OP_WORK, OP_HOST, OP_RECORD, OP_WAIT } kind;
+    enum { OP_WORK, OP_HOST, OP_RECORD, OP_WAIT, OP_OTHER_CARD } kind;
     struct operation *next;
-    int64_t length;
+    int64_t length; /* OP_OTHER_CARD: the place on that card's axis */
+    struct device *other;
     bool alone;
     struct event *event;
     uint64_t generation;

@@ -285,10 +285,12 @@ CUresult model_cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int fl
         CUgraphNodeParams params = {.type = NODE_WAIT_EVENT, .event = event};
         result = flags & 1 ? capture_add(stream, NODE_WAIT_EVENT, &params) : CUDA_SUCCESS;
     } else if (event->generation) {
-        bool other_card = event->context->device != stream->context->device;
-        if (stream->held || event->placed < event->generation)
+        struct device *other = event->context->device;
+        if (other != stream->context->device && event->placed == event->generation)
+            exec_hold(stream, (struct operation){.kind = OP_OTHER_CARD, .other = other, .length = event->p});
+        else if (stream->held || event->placed < event->generation)
             exec_hold(stream, (struct operation){.kind = OP_WAIT, .event = event, .generation = event->generation});
-        else if (!other_card)
+        else
             exec_finish(stream, event->p);
     }
     process_unlock();

@@ -1,0 +1,11 @@
+/* Where a stream waits for what is no work of the card: the time is kept out of the spans that kernels around it are
+ * measured in. */
+#include "cuda/stream_meter.h"
+#include "interposer.h"
+
+#define WAITS(name, per_thread, parameters, arguments)                                                                 \
+    CUresult hook_##name parameters {                                                                                  \
+        stream_meter_waits(stream, per_thread);                                                                        \
+        return real.name arguments;                                                                                    \
+    }
+#include "cuda/stream_waits.def"
