@@ -211,7 +211,8 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
     )
     cluster, quota, judge = scheduling.cluster, scheduling.quota, scheduling.judge
     knowledge = ExplainSources(cluster, quota, judge, scheduling.policy, settings.terms, pods.fetch_object)
-    usage = AgentsUsage(KubeAgents(connection, settings.namespace, settings.agent_token), clock)
+    agents = KubeAgents(connection, settings.namespace, settings.agent_token)
+    usage = AgentsUsage(agents, clock, lambda node: _pods_of(node, knowledge))
     history = ConsoleHistory(usage, lambda node: _cards_of(node, knowledge), clock, _prometheus(settings))
     gate = CallerGate(AccessCheck(KubeReviews(connection), clock))
     return AdmissionProgram(
@@ -248,6 +249,11 @@ def workloads_of(body: bytes) -> list[Workload]:
 def _cards_of(node: str, knowledge: ExplainSources) -> Sequence[str]:
     view = knowledge.snapshot().nodes.get(node)
     return [state.card.uuid for state in view.node.cards] if view else []
+
+
+def _pods_of(node: str, knowledge: ExplainSources) -> Mapping[str, Pod]:
+    view = knowledge.snapshot().nodes.get(node)
+    return {uid: known.pod for uid, known in view.bound.items()} if view else {}
 
 
 def _prometheus(settings: AdmissionSettings) -> RangeQuery | None:

@@ -39,6 +39,7 @@ from gpu_manager.servers.device_plugin import LENDING, SOCKETS, DevicePlugin
 from gpu_manager.servers.exporter import Exporter
 from gpu_manager.servers.guards import GuardMetrics
 from gpu_manager.servers.http import StatusServer
+from gpu_manager.servers.page_access import PageAccess
 from gpu_manager.servers.status import Status
 from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.allocator import Allocator
@@ -260,7 +261,13 @@ class Agent:
             lambda: self.sizes.told,
             self.health,
         )
-        self.http = StatusServer(status, config.http_address, config.http_port, config.http_token)
+        self.http = StatusServer(
+            status,
+            config.http_address,
+            config.http_port,
+            config.http_token,
+            PageAccess(self._kube.access, clock),
+        )
 
     def ready(self) -> dict[str, bool]:
         """Return the readiness conditions, by name."""

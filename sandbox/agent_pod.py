@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gpu_manager.domain.contract import AGENT_DAEMONSET, HTTP_PORT, NAMESPACE
+from gpu_manager.domain.contract import AGENT_DAEMONSET, HTTP_PORT, NAMESPACE, TOKEN_HEADER
 from sandbox.api import StandInApi
 from sandbox.http_client import LOOPBACK, LoopbackClient
 
@@ -41,7 +41,7 @@ def show_agent(api: StandInApi, node: str, port: int, pages: LoopbackClient) -> 
     api.patch("pods", NAME, {"status": status}, NAMESPACE, subresource="status")
 
     def passed_on(path: str, method: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
-        accept = headers.get("accept", "*/*")
-        return pages.ask(method, path, body or None, {"Accept": accept})
+        kept = {name: headers[name.lower()] for name in ("Accept", TOKEN_HEADER) if name.lower() in headers}
+        return pages.ask(method, path, body or None, kept)
 
     api.serve_behind(f"/api/v1/namespaces/{NAMESPACE}/pods/{NAME}:{HTTP_PORT}/proxy", passed_on)

@@ -230,7 +230,8 @@ class Sandbox:
 
     def ask(self, path: str, accept: str = "*/*") -> str:
         """GET from the agent. Raises NodeUnready while it does not answer."""
-        return self._agent_pages.ask("GET", path, headers={"Accept": accept})[1].decode("utf-8", "replace")
+        headers = {"Accept": accept, "Authorization": f"Bearer {ADMIN_TOKEN}"}
+        return self._agent_pages.ask("GET", path, headers=headers)[1].decode("utf-8", "replace")
 
     def graph(self) -> Mapping[str, Any]:
         """The agent's own picture: cards and who holds what of them. Raises NodeUnready."""

@@ -25,8 +25,9 @@ from gpu_manager.domain.cluster.usage_history import (
     history_json,
     reach,
 )
-from gpu_manager.domain.cluster.usage_json import NodeUsage, read_usage
+from gpu_manager.domain.cluster.usage_json import NodeUsage, named_usage, read_usage
 from gpu_manager.domain.errors import NodeUnready, quoted
+from gpu_manager.domain.pod import Pod
 from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
@@ -60,8 +61,12 @@ class AgentAnswer:
 class AgentsUsage:
     """Thread-safe; a part of the program, which asks in a thread of its own."""
 
-    def __init__(self, agents: Agents, clock: Clock) -> None:
+    def __init__(
+        self, agents: Agents, clock: Clock, pods: Callable[[str], Mapping[str, Pod]] = lambda _: {}
+    ) -> None:
+        """``pods`` gives the pods of a node by UID, for agents name none to a caller without a token."""
         self._agents = agents
+        self._pods = pods
         self._clock = clock
         self._ended = threading.Event()
         self._looked = threading.Event()
@@ -157,7 +162,8 @@ class AgentsUsage:
 
     def _ask(self, node: str) -> None:
         try:
-            usage = read_usage(json.loads(self._agents.page(self._addresses[node], "/usage")))
+            told = read_usage(json.loads(self._agents.page(self._addresses[node], "/usage")))
+            usage = named_usage(told, self._pods(node))
         except (NodeUnready, ValueError, RecursionError) as error:
             self._answers.pop(node, None)
             log.debug("agent_silent", node=node, reason=str(error))

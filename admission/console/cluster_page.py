@@ -24,9 +24,9 @@ from admission.console.agents_usage import AgentAnswer
 from admission.explain.explanation import BARRED, FITS, Explanation
 from admission.extender.feasibility import Unfit
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.cluster.node_json import node_json
+from gpu_manager.domain.cluster.node_json import hidden, node_json
 from gpu_manager.domain.cluster.quota import Quota
-from gpu_manager.domain.cluster.usage_json import NodeUsage, UsedShare
+from gpu_manager.domain.cluster.usage_json import NodeUsage, used_share
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD
@@ -40,7 +40,6 @@ _REASONS_SECONDS: Final = 0.5  # for all scopes together
 _NOT_YET: Final = "being worked out"
 _COMPRESSION_LEVEL: Final = 1
 NOT_KNOWN: Final[NodeUsage] = {}
-_NOT_USED: Final = UsedShare(None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +211,7 @@ def graph(view: NodeView, namespace: str = "", usage: NodeUsage = NOT_KNOWN) -> 
     """
 
     def more(holder: Allocation, card: CardUuid) -> Mapping[str, Any]:
-        used = usage.get((holder.pod, holder.container, card), _NOT_USED)
+        used = used_share(usage, holder.pod, holder.container, card)
         pod = view.bound.get(holder.pod)
         fields = {
             "planned": pod is not None and pod.reserved,
@@ -220,11 +219,12 @@ def graph(view: NodeView, namespace: str = "", usage: NodeUsage = NOT_KNOWN) -> 
             "gone": None if pod is not None else str(holder.pod),
             "memory_used": used.memory,
             "core_used": None if used.cores is None else used.cores / CORES_PER_CARD,
+            "refusals": used.refusals,
         }
         if namespace in ("", holder.namespace):
             return fields
-        nobody = {"namespace": "", "pod": "", "container": "", "hidden": True}
-        return {**fields, "gone": None, "memory_used": None, "core_used": None, **nobody}
+        blank = dict.fromkeys(("gone", "memory_used", "core_used", "refusals"))
+        return {**fields, **blank, **hidden(holder)}
 
     cards = [replace(state, reason=state.reason or view.problem) for state in view.node.cards]
     return node_json(view.name, cards, view.node.topology, view.ledger, more)

@@ -7,22 +7,30 @@ from urllib.parse import urlencode
 
 from admission.console.agents_usage import AgentsUsage
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
+from gpu_manager.domain.names import container_name
+from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
 _MOST_CONTAINERS: Final = 50
 _LONGEST_TEXT: Final = 400
 
 
-def pod_advice(name: str, node: str, agents: AgentsUsage) -> dict[str, Any]:
-    """JSON of ``/ui/advice``: the same as the agent's. ``name``: the pod's namespace/name.
+def pod_advice(name: str, pod: Pod | None, agents: AgentsUsage) -> dict[str, Any]:
+    """JSON of ``/ui/advice``: the agent's, with the names of the pod's containers.
+
+    ``name``: the pod's namespace/name. ``pod``: what is known of it.
 
     Raises:
         RequestInvalid: no such pod is on a node.
         NodeUnready: the node's agent does not answer.
     """
-    if not node:
+    if pod is None or not pod.node:
         raise RequestInvalid(f"no pod {quoted(name)} is on a node")
-    return read_advice(agents.page(node, f"/ui/advice?{urlencode({'name': name})}"), node)
+    asked = urlencode({"uid": pod.uid, "name": name})  # an older agent reads the name alone
+    found = read_advice(agents.page(pod.node, f"/ui/advice?{asked}"), pod.node)
+    for one in found["containers"]:
+        one["container"] = container_name(pod.uid, one["container"], pod)
+    return found
 
 
 def read_advice(answer: Any, node: str) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def console_routes(
         def work() -> Response:
             query = HistoryQuery.parse("pod", name, namespace)
             known = knowledge.cluster.named(*query.name.partition("/")[::2])
-            found = pod_advice(query.name, known.pod.node if known else "", agents)
+            found = pod_advice(query.name, known.pod if known else None, agents)
             return JSONResponse(found, headers=_HEADERS)
 
         return gate.answered(request, namespace, work, heavy=False)

@@ -44,7 +44,8 @@ def usage(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") ->
             devices = pod.get("stat", {}).get(container, {}).get("dev", [])
             used = "; ".join(_device(device) for device in devices) or "not known"
             asked = f"{spec['gpu']:g} cards, {spec['mem']:g} MiB"
-            print(printable(f"{pod['project']}/{pod['pod']} {container}: asked {asked}; used {used}"))
+            name = f"{pod['project']}/{pod['pod']} {container}" if pod["pod"] else "hidden"
+            print(printable(f"{name}: asked {asked}; used {used}"))
 
 
 def status(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -> int:
@@ -94,6 +95,8 @@ def _free(card: dict[str, Any]) -> str:
 
 
 def _holder(holder: dict[str, Any]) -> str:
+    if holder.get("hidden"):
+        return f"hidden {holder['cores']}"
     planned = " (planned)" if holder["planned"] else " (ended)" if holder.get("ended") else ""
     return f"{holder['namespace']}/{holder['pod']} {holder['container']} {holder['cores']}{planned}"
 
@@ -120,6 +123,18 @@ def _object(url: str, path: str, text: str) -> dict[str, Any]:
     return data
 
 
+def _own_token(url: str) -> str:
+    """The token of this pod's service account, for its own agent alone: so ``kubectl exec`` shows names."""
+    from gpu_manager.adapters.kube.kubeconfig import SERVICE_ACCOUNT  # noqa: PLC0415  # as below
+
+    if url != DEFAULT:
+        return ""
+    try:
+        return (SERVICE_ACCOUNT / "token").read_text("utf-8").strip()
+    except OSError:
+        return ""
+
+
 def get(url: str, path: str, accept: str, token: str, ok: tuple[int, ...] = (200,)) -> str:
     """The text of one of the agent's pages. Raises NodeUnready: no answer, or a refusal."""
     from gpu_manager.adapters.http import HttpClient, HttpLimits, NoAnswer  # noqa: PLC0415  # --help must not wait
@@ -128,6 +143,7 @@ def get(url: str, path: str, accept: str, token: str, ok: tuple[int, ...] = (200
         client = HttpClient(url, limits=HttpLimits(_SECONDS, _SECONDS, _LARGEST_BYTES))
     except RequestInvalid as error:
         raise RequestInvalid(f"--url is {error}, such as {DEFAULT}") from error
+    token = token or _own_token(url)
     headers = {"Accept": accept, **({"Authorization": f"Bearer {token}"} if token else {})}
     try:
         answer = client.ask("GET", path, headers=headers)

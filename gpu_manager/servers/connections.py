@@ -36,7 +36,7 @@ _FAULT: Final = (
     b"HTTP/1.0 500 Internal Server Error\r\n\r\nan internal error, which the agent's log explains\n"
 )
 
-Respond = Callable[[bytes, str], bytes]
+Respond = Callable[[bytes, str], bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class ConnectionLoop:
     """Serves ``listening`` from :meth:`start` to :meth:`stop`.
 
     ``respond`` makes the whole answer to a request from its bytes and the address of its peer; it must not
-    wait.
+    wait. None: it cannot be answered yet, and is asked again after :meth:`look_again`.
     """
 
     def __init__(self, listening: socket.socket, respond: Respond, bounds: Bounds) -> None:
@@ -81,11 +81,12 @@ class ConnectionLoop:
         self._open: dict[_Connection, None] = {}  # oldest first
         self._by_peer: dict[str, dict[_Connection, None]] = {}
         self._waiting: list[_Connection] = []  # for a page
+        self._later: list[_Connection] = []  # for what their page depends on
         self._all_accepted = True
         self._last_page = 0.0
         self._stopping = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._selector.register(self._wake, selectors.EVENT_READ, lambda: None)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         self._thread = threads.forever("http", self._run)
 
     def start(self) -> None:
@@ -94,6 +95,10 @@ class ConnectionLoop:
         self._listening.listen(_BACKLOG)
         self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
         self._thread.start()
+
+    def look_again(self) -> None:
+        """Try again to answer what could not be answered. Any thread may call it."""
+        os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:
         """Close every connection and the listening socket."""
@@ -118,6 +123,11 @@ class ConnectionLoop:
             if self._waiting and (self._all_accepted or now - self._last_page > _TICK_SECONDS):
                 self._send_page()
                 self._last_page = time.monotonic()
+
+    def _woken(self) -> None:
+        os.eventfd_read(self._wake)
+        self._waiting += self._later
+        self._later.clear()
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
@@ -165,18 +175,23 @@ class ConnectionLoop:
         elif len(request) >= _MOST_REQUEST or _HEADER_END.search(request):
             connection.whole = True
             self._selector.unregister(connection.line)
+            self._waiting.append(connection)
             if _HEALTH.match(request):
-                self._send(connection, self._answer(connection))
-            else:
-                self._waiting.append(connection)
+                self._respond_to(connection)
 
     def _send_page(self) -> None:
         """Answer the peer with the fewest connections; of these, who came first."""
-        connection = min(self._waiting, key=lambda one: len(self._by_peer[one.peer]))
-        self._waiting.remove(connection)
-        self._send(connection, self._answer(connection))
+        self._respond_to(min(self._waiting, key=lambda one: len(self._by_peer[one.peer])))
 
-    def _answer(self, connection: _Connection) -> bytes:
+    def _respond_to(self, connection: _Connection) -> None:
+        self._waiting.remove(connection)
+        answer = self._answer(connection)
+        if answer is None:
+            self._later.append(connection)
+        else:
+            self._send(connection, answer)
+
+    def _answer(self, connection: _Connection) -> bytes | None:
         try:
             return self._respond(bytes(connection.request), connection.peer)
         except Exception:  # noqa: BLE001 - a run loop: a fault of ours costs one answer
@@ -219,8 +234,9 @@ class ConnectionLoop:
         del of_peer[connection]
         if not of_peer:
             del self._by_peer[connection.peer]
-        if connection in self._waiting:
-            self._waiting.remove(connection)
+        for waiting in (self._waiting, self._later):
+            if connection in waiting:
+                waiting.remove(connection)
         with contextlib.suppress(KeyError):  # it waits for a page
             self._selector.unregister(connection.line)
         connection.line.close()

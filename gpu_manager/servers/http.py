@@ -1,5 +1,7 @@
 """Serves the status pages over HTTP: read-only, bounded in time and number, with a bearer token if asked.
 
+Pods are named to who shows that token, or one whose owner may get them by the API server's word.
+
 Anybody on the network may talk to this port: what one peer may keep open, and for how long, is bounded by
 :mod:`gpu_manager.servers.connections`. Health is answered at once, whatever else is asked.
 """
@@ -14,19 +16,24 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from types import MappingProxyType
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import structlog
 
 from gpu_manager import ui
-from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.access import AccessVerdict
+from gpu_manager.domain.contract import TOKEN_HEADER
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.domain.names import NO_NAMES, NameScope
 from gpu_manager.listening import bound, spoken
 from gpu_manager.scrape import accepts_gzip
 from gpu_manager.servers.connections import DEFAULT_BOUNDS, Bounds, ConnectionLoop
-from gpu_manager.servers.status import TEXT, Status
+from gpu_manager.servers.page_access import PageAccess
+from gpu_manager.servers.status import NAMING, TEXT, Status
 
 log = structlog.get_logger(__name__)
 
+_ALWAYS_OPEN: Final = ("/healthz", "/readyz")
 _COMPRESSED_FROM: Final = 1024  # bytes; a shorter answer fits into one packet
 _COMPRESSION_LEVEL: Final = 1  # a scrape becomes a tenth of its size for little processor time
 
@@ -40,11 +47,13 @@ class StatusServer:
         address: str,
         port: int,
         token: str | None = None,
+        access: PageAccess | None = None,
         *,
         bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
         """Bind. An empty ``address`` is every address of the host, of IPv6 and IPv4; ``port`` 0 takes a free
-        one. With ``token`` all but health asks for a bearer token.
+        one. With ``token`` all but health asks for a bearer token: this, or one that ``access`` knows.
+        Without ``access`` that token alone opens names.
 
         Raises:
             NodeUnready: the address is taken or not ours.
@@ -58,24 +67,43 @@ class StatusServer:
             ) from error
         self.port: int = listening.getsockname()[1]
 
-        def respond(request: bytes, peer: str) -> bytes:
-            return _Handler(request, peer, status, token).wfile.getvalue()
+        def respond(request: bytes, peer: str) -> bytes | None:
+            handler = _Handler(request, peer, status, token, access)
+            return None if handler.early else handler.wfile.getvalue()
 
         loop = ConnectionLoop(listening, respond, bounds)
-        self.start, self.stop = loop.start, loop.stop
+        self._loop, self._access = loop, access
+        if access is not None:
+            access.answered = loop.look_again
+
+    def start(self) -> None:
+        """Begin to answer."""
+        if self._access is not None:
+            self._access.start()
+        self._loop.start()
+
+    def stop(self) -> None:
+        """Close every connection and the listening socket."""
+        if self._access is not None:
+            self._access.stop()
+        self._loop.stop()
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers one request; the answer is in ``wfile``."""
+    """Answers one request; the answer is in ``wfile``, unless it is ``early``."""
 
     server_version = "gpu-manager"
     sys_version = ""
     rfile: io.BytesIO
     wfile: io.BytesIO
 
-    def __init__(self, request: bytes, peer: str, status: Status, token: str | None) -> None:
+    def __init__(
+        self, request: bytes, peer: str, status: Status, token: str | None, access: PageAccess | None
+    ) -> None:
         self._status = status
         self._token = token
+        self._access = access
+        self.early = False  # whether its caller's rights are still being asked for
         self.rfile = io.BytesIO(request)
         self.wfile = io.BytesIO()
         self.client_address = (peer, 0)
@@ -92,11 +120,22 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.PERMANENT_REDIRECT, TEXT, b"", {"Location": "../ui"})
             return
         path = asked.rstrip("/") or "/"
-        open_to_all = path in ("/healthz", "/readyz") or ui.asset(path) is not None
-        if self._token is not None and not open_to_all and not self._authorised(self._token):
-            self._send(HTTPStatus.UNAUTHORIZED, TEXT, b"a bearer token is needed\n")
+        try:
+            scope = self._scope(path, address.query)
+        except RequestInvalid as error:
+            self._send(HTTPStatus.BAD_REQUEST, TEXT, f"{error}\n".encode())
             return
-        status, content_type, body = self._status.answer(path, self.headers.get("Accept", ""), address.query)
+        except NodeUnready as error:
+            self._send(HTTPStatus.SERVICE_UNAVAILABLE, TEXT, f"{error}\n".encode())
+            return
+        if isinstance(scope, AccessVerdict):
+            self._refuse(scope)
+            return
+        self.early = scope is None
+        if scope is None:
+            return
+        accept = self.headers.get("Accept", "")
+        status, content_type, body = self._status.answer(path, accept, address.query, scope)
         more = {"Vary": "Accept, Accept-Encoding"}
         if len(body) >= _COMPRESSED_FROM and accepts_gzip(self.headers.get("Accept-Encoding", "")):
             body = gzip.compress(body, _COMPRESSION_LEVEL)
@@ -105,8 +144,35 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815
 
-    def _authorised(self, token: str) -> bool:
-        return hmac.compare_digest(self.headers.get("Authorization", "").encode(), f"Bearer {token}".encode())
+    def _scope(self, path: str, query: str) -> NameScope | AccessVerdict | None:
+        """Whose names the caller may hear; the verdict that keeps them out; None: that is being asked.
+
+        Raises:
+            RequestInvalid: no namespace can have that name.
+            NodeUnready: nobody can say now.
+        """
+        if path in _ALWAYS_OPEN or ui.asset(path) is not None:
+            return NO_NAMES
+        wanted = parse_qs(query).get("namespace", [""])[0]
+        # The API server's proxy takes Authorization off, so a second header may hold the token.
+        shown = self.headers.get(TOKEN_HEADER) or self.headers.get("Authorization") or ""
+        if self._token is not None and hmac.compare_digest(shown.encode(), f"Bearer {self._token}".encode()):
+            return NameScope(wanted)
+        if self._token is None and (path not in NAMING or not shown.removeprefix("Bearer").strip()):
+            return NO_NAMES
+        if self._access is None:
+            return AccessVerdict.NOBODY
+        verdict = self._access.may(shown, wanted)
+        return NameScope(wanted) if verdict is AccessVerdict.YES else verdict
+
+    def _refuse(self, verdict: AccessVerdict) -> None:
+        if verdict is AccessVerdict.NO:
+            where = (
+                "in that namespace" if "namespace=" in self.path else "in all namespaces, or name ?namespace="
+            )
+            self._send(HTTPStatus.FORBIDDEN, TEXT, f"this needs the right to get pods {where}\n".encode())
+        else:
+            self._send(HTTPStatus.UNAUTHORIZED, TEXT, b"a bearer token is needed\n")
 
     def _send(
         self,

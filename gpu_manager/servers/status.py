@@ -1,6 +1,7 @@
 """The agent's HTTP on :5678: metrics, usage, graph, a page for people, health for the kubelet.
 
-The paths and the shape of ``/usage`` are the predecessor's. Every answer comes from memory;
+The paths and the shape of ``/usage`` are the predecessor's. Every answer comes from memory, and all but the
+metrics name only the pods that the caller may hear of;
 :mod:`gpu_manager.servers.http` serves them.
 """
 
@@ -10,7 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -18,15 +19,25 @@ from urllib.parse import parse_qs
 from prometheus_client import CollectorRegistry
 
 from gpu_manager import ui
-from gpu_manager.domain.advice.sized import Sized, pod_advice_json, sized_json
+from gpu_manager.domain.advice.sized import Sized, pod_advice_json, sized_json, within_scope
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.cluster.node_json import node_json, node_text
-from gpu_manager.domain.cluster.usage_history import MINUTES, HistoryQuery, UsageHistory, history_json, reach
+from gpu_manager.domain.cluster.node_json import hidden, node_json, node_text
+from gpu_manager.domain.cluster.usage_history import (
+    MINUTES,
+    HistoryQuery,
+    HistorySubject,
+    Series,
+    UsageHistory,
+    history_json,
+    reach,
+)
 from gpu_manager.domain.cluster.usage_json import read_usage
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.names import ALL_NAMES, NO_NAMES, NameScope, container_digest
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB
 from gpu_manager.scrape import scrape
+from gpu_manager.services.allocation.books import Key
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.cards.health import Health
 from gpu_manager.services.enforcement.usage import UsageSampler
@@ -37,6 +48,13 @@ TEXT: Final = "text/plain; charset=utf-8"
 _PATHS: Final = (
     b"paths: /ui /ui/data /ui/history /ui/health /ui/advice /metric /metrics /usage /advice /graph /version"
     b" /healthz /readyz\n"
+)
+NAMING: Final = ("/usage", "/advice", "/graph", "/ui/data", "/ui/history", "/ui/advice")
+"""The paths whose answers depend on whose names may be told."""
+_NOT_NAMED: Final = (
+    HTTPStatus.FORBIDDEN,
+    TEXT,
+    b"pods are named to callers who may get them: send Authorization: Bearer <token>\n",
 )
 _HISTORY_SECONDS: Final = 5.0  # between two figures of the console's history
 
@@ -71,29 +89,32 @@ class Status:
         self._history = UsageHistory()
         self._kept_at = float("-inf")
 
-    def answer(self, path: str, accept: str, query: str = "") -> Answer:
-        """Status, content type and body for one GET; ``accept`` is that header, ``query`` the URL's."""
+    def answer(self, path: str, accept: str, query: str = "", scope: NameScope = ALL_NAMES) -> Answer:
+        """Status, content type and body for one GET; ``accept`` is that header, ``query`` the URL's.
+
+        ``scope``: whose names may be told.
+        """
         if path in ("/metric", "/metrics"):
             page, content_type = scrape(self._registry, accept)
             return HTTPStatus.OK, content_type, page
         if path == "/usage":
-            return _json(HTTPStatus.OK, self.usage())
+            return _json(HTTPStatus.OK, self.usage(scope))
         if path == "/advice":
-            return _json(HTTPStatus.OK, {"containers": [sized_json(one) for one in self._sized()]})
+            told = [sized_json(within_scope(one, scope)) for one in self._sized()]
+            return _json(HTTPStatus.OK, {"containers": told})
         if path == "/graph":
-            graph = self.graph()
+            graph = self.graph(scope)
             return (
                 _json(HTTPStatus.OK, graph)
                 if _JSON in accept
                 else (HTTPStatus.OK, TEXT, node_text(graph).encode())
             )
         if path == "/ui/data":
-            return _json(HTTPStatus.OK, self._data())
+            return _json(HTTPStatus.OK, self._data(scope))
         if path == "/ui/history":
-            return self._past(query)
+            return self._past(query, scope)
         if path == "/ui/advice":
-            namespace, _, pod = parse_qs(query).get("name", [""])[0].partition("/")
-            return _json(HTTPStatus.OK, pod_advice_json(self._sized(), namespace, pod))
+            return self._advice(query, scope)
         if path == "/ui/health":
             return self._card_health(query)
         if (file := ui.asset(path)) is not None:
@@ -106,27 +127,53 @@ class Status:
             return self._readiness()
         return HTTPStatus.NOT_FOUND, TEXT, _PATHS
 
-    def _data(self) -> dict[str, Any]:
+    def _data(self, scope: NameScope) -> dict[str, Any]:
         """What the console shows; its history goes on while somebody looks."""
         now, last = time.monotonic(), self._usage.last
         with self._lock:
             if now - self._kept_at >= _HISTORY_SECONDS:
                 self._kept_at = now
-                self._history.record(self._state.node.name, now, read_usage(self.usage()))
+                self._history.record(self._state.node.name, now, read_usage(self.usage(ALL_NAMES)))
         age = round(max(0.0, now - last.at), 1)
-        return {"nodes": [self.graph()], "waiting": None, "age": age, "ranges": [MINUTES]}
+        data = {"nodes": [self.graph(scope)], "waiting": None, "age": age, "ranges": [MINUTES]}
+        return {**data, "named": scope != NO_NAMES, "namespace": scope.namespace or ""}
 
-    def _past(self, query: str) -> Answer:
+    def _past(self, query: str, scope: NameScope) -> Answer:
         asked = parse_qs(query)
+        subject, name = (asked.get(key, [""])[0] for key in ("subject", "name"))
         try:
-            wanted = HistoryQuery.parse(*(asked.get(key, [""])[0] for key in ("subject", "name")))
+            wanted = HistoryQuery.parse(subject, name, scope.namespace or "")
         except RequestInvalid as error:
             return HTTPStatus.BAD_REQUEST, TEXT, f"{error}\n".encode()
+        if scope == NO_NAMES and wanted.subject is HistorySubject.POD:
+            return _NOT_NAMED
         with self._lock:
-            series = self._history.read(wanted, time.monotonic(), _HISTORY_SECONDS)
+            series = self._series(wanted, scope)
             left_out = self._history.left_out
         start = time.time() - reach(_HISTORY_SECONDS)
         return _json(HTTPStatus.OK, history_json(series, start, _HISTORY_SECONDS, "agents", left_out))
+
+    def _series(self, query: HistoryQuery, scope: NameScope) -> list[Series]:
+        """What is remembered; of a card one sum, where its holders may not be named."""
+        now = time.monotonic()
+        if scope != NO_NAMES or query.subject is not HistorySubject.CARD:
+            return self._history.read(query, now, _HISTORY_SECONDS)
+        cards = HistoryQuery(HistorySubject.NODE, self._state.node.name)
+        found = self._history.read(cards, now, _HISTORY_SECONDS)
+        return [one for one in found if one.labels["uuid"] == query.name]
+
+    def _advice(self, query: str, scope: NameScope) -> Answer:
+        """The advice for the pod that ``uid`` names or, to those who may hear its name, ``name``."""
+        asked = parse_qs(query)
+        uid, name = (asked.get(key, [""])[0] for key in ("uid", "name"))
+        namespace, _, pod = name.partition("/")
+        if uid:
+            mine = [replace(one, uids=(uid,)) for one in self._sized() if uid in one.uids]
+        elif not name or scope.covers(namespace):
+            mine = [one for one in self._sized() if one.workload[0] == namespace and pod in one.pods]
+        else:
+            return _NOT_NAMED
+        return _json(HTTPStatus.OK, pod_advice_json(within_scope(one, scope) for one in mine))
 
     def _card_health(self, query: str) -> Answer:
         """What happened to the card that the query names."""
@@ -143,23 +190,28 @@ class Status:
         why = self._why()
         return _json(HTTPStatus.SERVICE_UNAVAILABLE, checks | ({"why": why} if why else {}))
 
-    def usage(self) -> dict[str, Any]:
-        """Pod UID → its containers, their cards and what they asked for (MiB, percent, cards)."""
+    def usage(self, scope: NameScope = ALL_NAMES) -> dict[str, Any]:
+        """Pod UID → its containers, their cards and what they asked for (MiB, percent, cards).
+
+        A container whose name may not be told is a digest of it, and its processes are not listed.
+        """
         sample = self._usage.last
         node = self._state.node
         pods: dict[str, Any] = {}
+        names: dict[Key, str] = {}
         for key, grant in sample.grants.items():
             allocation = grant.allocation
-            pod = pods.setdefault(
-                key[0], {"project": allocation.namespace, "pod": allocation.pod_name, "stat": {}, "spec": {}}
-            )
+            told = scope.covers(allocation.namespace)
+            whose = (allocation.namespace, allocation.pod_name) if told else ("", "")
+            pod = pods.setdefault(key[0], {"project": whose[0], "pod": whose[1], "stat": {}, "spec": {}})
             if allocation.claim is not None:
-                pod["claim"] = allocation.claim.name
-            pod["spec"][key[1]] = {
+                pod["claim"] = allocation.claim.name if told else ""
+            container = names[key] = key[1] if told else container_digest(*key)
+            pod["spec"][container] = {
                 "gpu": sum(s.amount.cores for s in allocation.shares) / CORES_PER_CARD,
                 "mem": sum(s.amount.memory for s in allocation.shares) / MIB,
             }
-            pod["stat"][key[1]] = {"dev": []}
+            pod["stat"][container] = {"dev": []}
         for use in sample.shares:
             state = node.card(use.share.card)
             device: dict[str, Any] = {"id": state.card.pci_bus_id if state else "", "uuid": use.share.card}
@@ -171,11 +223,17 @@ class Status:
                 device["mem"] = use.held / MIB
             if use.throttled is not None:
                 device["throttled"] = use.throttled
-            pods[use.key[0]]["stat"][use.key[1]]["dev"].append(device | {"pids": list(use.pids)})
+            if use.refusals is not None:
+                device["refused"] = use.refusals
+            if names[use.key] == use.key[1]:
+                device["pids"] = list(use.pids)
+            pods[use.key[0]]["stat"][names[use.key]]["dev"].append(device)
         return {"usage": pods}
 
-    def graph(self) -> dict[str, Any]:
-        """The node's cards, who holds what of them, and how they are joined."""
+    def graph(self, scope: NameScope = ALL_NAMES) -> dict[str, Any]:
+        """The node's cards, who holds what of them, and how they are joined; a holder is hidden if its name
+        may not be told.
+        """
         sample = self._usage.last
         used = {(u.key, u.share.card): u for u in sample.shares}
 
@@ -186,6 +244,8 @@ class Status:
                 "ended": holder.key in sample.ended,
                 "memory_used": use.held if use else None,
                 "core_used": use.core if use else None,
+                "refusals": use.refusals if use else None,
+                **({} if scope.covers(holder.namespace) else hidden(holder)),
             }
 
         view = self._state.view

@@ -163,8 +163,9 @@ class SizeAdviser:
         for place, keys in members.items():
             given = largest(sample.grants[key].allocation.shares[0].amount for key in keys)
             need = self._demands[place].need(now, self._policy.percentile)
-            names = tuple(sorted(self._local[key[0]].name for key in keys))
-            yield Sized(place, names, given, unit, need, advise(need, given, unit, self._policy))
+            pods = sorted((self._local[key[0]].name, key[0]) for key in keys)
+            names, uids = tuple(name for name, _ in pods), tuple(uid for _, uid in pods)
+            yield Sized(place, names, given, unit, need, advise(need, given, unit, self._policy), uids)
 
     def _forget(self, sample: Sample, now: float) -> None:
         """Drop containers that have gone, workloads unseen for a week, and the oldest beyond the most."""

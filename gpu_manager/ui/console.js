@@ -41,6 +41,7 @@ function Login({ params }) {
     <label>${t("Token")} <input name="token" type="password" autocomplete="off" /></label>
     <label>${t("Namespace")} <input name="namespace" autocomplete="off" spellcheck=${false} value=${params.get("namespace") || ""} placeholder=${t("all")} /></label>
     <button>${t("Show")}</button>
+    ${model.rest?.named === false ? html`<p>${t("Whose cards these are is told to who may get pods.")}</p>` : null}
     <p>${t("Who may get pods in a namespace sees that one; who may get them in all, everything. A token is kept in this tab only:")} <code>kubectl create token ACCOUNT</code></p></form>`;
 }
 
@@ -59,7 +60,7 @@ function Console({ view, args, params }) {
   const View = VIEWS[view] || Overview;
   const [text, bad] = source.status;
   return html`<${Header} view=${view} params=${params} />
-    <main id="main" tabindex="-1">${source.refused ? html`<${Login} params=${params} />` : null}
+    <main id="main" tabindex="-1">${source.refused || model.rest?.named === false ? html`<${Login} params=${params} />` : null}
     <div class="live"><p id="status" role="status" class=${bad ? "bad" : ""}>${text}</p>
     ${model.rest ? html`<p class="facts">${t("Figures of {0} s ago.", source.age)}${usage(model.rest)}</p>` : null}</div>
     ${model.rest ? html`<div class="view"><${Drawn} View=${View} stamp=${`${source.at} ${location.hash} ${language()}`} model=${model} source=${source} args=${args} params=${params} /></div>` : null}</main>`;

@@ -65,7 +65,7 @@ export function lineColours(names) {
 }
 
 export function named(holder) {
-  if (holder.hidden) return t("another namespace");
+  if (holder.hidden) return t("name not shown");
   if (typeof holder.gone === "string") return t("gone, its processes still run (pod {0})", holder.gone || "?");
   return `${holder.namespace}/${holder.pod} ${holder.container}`;
 }

@@ -60,6 +60,7 @@ class CardBox extends Component {
   }
 }
 
+const refusals = (holder) => (typeof holder.refusals === "number" ? t("{0} times", holder.refusals) : "–");
 const memory = (holder) => (holder.memory_used === null ? "–" : gib(holder.memory_used));
 
 function State({ card }) {
@@ -102,7 +103,7 @@ export function Card({ model, args, source, params }) {
       rows=${card.holders.map((holder, at) => ({ key: at + named(holder), cells: [html`<${PodLink} holder=${holder} />`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), state_of(holder) || t("running")] }))} />`
       : html`<p class="none">${t("idle")}</p>`}
     <${History} ...${{ model, source, params }} subject="card" name=${card.uuid} most=${1}
-      names=${(one) => [["pod", one.namespace, one.pod], `${one.namespace}/${one.pod} ${one.container}`]} />`;
+      names=${(one) => (one.pod ? [["pod", one.namespace, one.pod], `${one.namespace}/${one.pod} ${one.container}`] : [null, t("all containers")])} />`;
 }
 
 const EVENTS = {
@@ -168,9 +169,9 @@ export class Pod extends Component {
     return html`<h1 tabindex="-1">${t("Pod {0}", key)}</h1>
       ${said ? html`<p class="line">${said.line}</p>${said.change ? html`<p><strong>${t("Smallest change that helps")}:</strong> ${said.change}</p>` : null}` : null}
       ${trouble ? html`<p class="none">${t("No explanation: {0}", trouble)}</p>` : null}
-      ${parts.length ? html`<${Table} label=${t("What it holds")} titles=${[t("Container"), t("Node"), t("Card"), t("Cores booked"), t("Cores used"), t("Memory booked"), t("Memory used"), t("State")]}
+      ${parts.length ? html`<${Table} label=${t("What it holds")} titles=${[t("Container"), t("Node"), t("Card"), t("Cores booked"), t("Cores used"), t("Memory booked"), t("Memory used"), t("Memory refused"), t("State")]}
         rows=${parts.map(({ node, card, holder }) => ({ key: `${holder.container} ${card.uuid}`, cells: [holder.container, html`<a href=${link(["node", node.node])}>${node.node}</a>`,
-          html`<a href=${link(["card", card.uuid])}>${card.index}</a>`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), state_of(holder) || t("running")] }))} />` : null}
+          html`<a href=${link(["card", card.uuid])}>${card.index}</a>`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), refusals(holder), state_of(holder) || t("running")] }))} />` : null}
       <${History} ...${{ model, source, params }} subject="pod" name=${key} most=${Math.max(0, ...parts.map(({ holder }) => holder.cores / 100))}
         names=${(one) => [...cardName(parts.map(({ card }) => card), one.uuid)].map((part, at) => (at ? `${one.container}, ${part}` : part))} />
       ${parts.length ? html`<h2>${t("Advised size")}</h2>

@@ -18,7 +18,7 @@ from gpu_manager.adapters.selinux import LABEL
 from gpu_manager.agent import Agent
 from gpu_manager.config import Config
 from gpu_manager.domain.contract import ALLOCATION, CORE, INVENTORY, MEMORY, NVIDIA, decode_inventory
-from sandbox.api import StandInApi
+from sandbox.api import ADMIN_TOKEN, StandInApi
 from sandbox.kubelet import AdmissionResult, StandInKubelet
 from tests.fakes.node import container, pod
 from tests.fakes.waiting import until
@@ -83,7 +83,8 @@ class World:
 
     def get(self, path: str, accept: str = "") -> str:
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.agent.http.port}{path}", headers={"Accept": accept}
+            f"http://127.0.0.1:{self.agent.http.port}{path}",
+            headers={"Accept": accept, "Authorization": f"Bearer {ADMIN_TOKEN}"},
         )
         with urllib.request.urlopen(request, timeout=5) as answer:
             return answer.read().decode()

@@ -10,6 +10,7 @@ import pytest
 
 from gpu_manager.cli.main import run
 from gpu_manager.domain.contract import CORDON
+from sandbox.api import ADMIN_TOKEN
 from tests.component.test_agent import NODE, World
 from tests.fakes.node import container, pod
 from tests.fakes.waiting import until
@@ -21,10 +22,17 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield running
 
 
-def test_status_graph_and_usage_show_the_node(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_graph_and_usage_show_the_node(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.run(pod("seen", container("c", 30, 8)))
     world.agent.usage.sample()
     url = f"http://127.0.0.1:{world.agent.http.port}"
+    assert run(["status", "--url", url]) == run(["usage", "--url", url]) == 0
+    stranger = capsys.readouterr().out
+    assert "hidden 30" in stranger
+    assert "hidden: asked 0.3 cards, 2048 MiB" in stranger
+    monkeypatch.setenv("GPU_MANAGER_TOKEN", ADMIN_TOKEN)
     assert run(["status", "--url", url]) == 0
     assert "default/seen c 30" in capsys.readouterr().out
     assert run(["graph", "--url", url]) == 0

@@ -58,6 +58,12 @@ class Served:
             answer = json.dumps({"since": None, "events": [event, closed]}).encode()
             send(handler, answer, 200, kind="application/json")
             return
+        if parts.path == "/ui/events":
+            words = dict.fromkeys(("kind", "reason", "message", "source"), EVIL)
+            one = {**words, "first": None, "last": 1.0, "count": 1}
+            told = {"events": [one], "left_out": 0, "more": True}
+            send(handler, json.dumps(told).encode(), 200, kind="application/json")
+            return
         if parts.path == "/ui/advice":
             figure = {"value": None, "reason": EVIL}
             amount = {"cores": 10, "memory": GIB}
@@ -184,6 +190,7 @@ def test_what_others_wrote_stays_text_in_every_view(served: Served, page: Page) 
         if address.startswith("pod"):
             page.wait("document.querySelector('.outcomes')")
             page.wait("document.querySelector('[aria-label=\"Advised size\"] td')")
+            page.wait("document.querySelector('[aria-label=\"Events\"] td')")
         assert page.look("document.querySelectorAll('img').length") == 0, address
         seen += page.text().count("<img src=x")
     assert seen > 20

@@ -11,6 +11,7 @@ from admission.app import compose
 from admission.config import AdmissionSettings, ExtenderEndpoint, LeaderMode, Leadership, OwnCertificates
 from gpu_manager.access import GET_PODS
 from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.adapters.http import HttpClient
 from gpu_manager.adapters.kube.certificates import KubeCertificates
 from gpu_manager.adapters.kube.cluster_pods import ClusterPods
 from gpu_manager.adapters.kube.connection import connect
@@ -128,6 +129,9 @@ def test_the_agent_uses_what_it_is_given_and_needs_no_more(world: World) -> None
         until(lambda: world.seen(AGENT.name, Right("patch", "", "pods")))
         until(lambda: world.seen(AGENT.name, Right("patch", "", "nodes")))
         until(lambda: world.seen(AGENT.name, Right("create", "", "events")))
+        headers = {"Authorization": "Bearer person", "Accept": "application/json"}
+        graph = HttpClient(f"http://127.0.0.1:{agent.http.port}").ask("GET", "/graph", headers=headers)
+        assert b'"run"' in graph.body
     finally:
         agent.stop()
         kubelet.stop()

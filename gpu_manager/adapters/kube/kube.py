@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpu_manager.access import AccessCheck
 from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.adapters.kube.kubeconfig import SERVICE_ACCOUNT
 from gpu_manager.adapters.kube.kubelet_pods import KubeletPods
@@ -11,11 +12,13 @@ from gpu_manager.adapters.kube.node import KubeNode
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.pods import KubePods
 from gpu_manager.adapters.kube.reflector import Pause
+from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.ports.clock import Clock
 
 
 class Kube:
-    """One node: ``pods`` and ``node`` over one connection, started and stopped together.
+    """One node: ``pods`` and ``node`` over one connection, started and stopped together; ``access`` is what
+    callers may do.
 
     Args:
         connection: from :func:`connect`; closed by :meth:`close`.
@@ -43,6 +46,7 @@ class Kube:
         lending: bool = False,
     ) -> None:
         self._connection = connection
+        self.access = AccessCheck(KubeReviews(connection), clock)
         self._outbox = Outbox(clock, pause)
         kubelet = KubeletPods(kubelet_url, clock, token_file, kubelet_ca) if kubelet_url else None
         self.pods = KubePods(

@@ -60,6 +60,11 @@ class ClusterReader:
         return tuple(books for books in self.nodes if books.node.published)
 
     @property
+    def by_uid(self) -> Mapping[str, Pod]:
+        """Pod by each of its UIDs: a static pod has two."""
+        return {uid: pod for pod in self.pods for uid in (pod.uid, pod.twin) if uid}
+
+    @property
     def used(self) -> Used:
         """What quotas count, by namespace and card model."""
         return used_by_namespace(self.nodes)

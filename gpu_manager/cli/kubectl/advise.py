@@ -10,7 +10,7 @@ from gpu_manager.cli.kubectl import agents
 from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Namespace, log_in
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
 from gpu_manager.domain.advice.size import AdvicePolicy
-from gpu_manager.domain.advice.sized import Sized, pool, read_sized, sized_json
+from gpu_manager.domain.advice.sized import Sized, named_advice, pool, read_sized, sized_json
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.resources import format_bytes
 
@@ -39,7 +39,8 @@ def command(
         cluster = read_cluster(login.connection)
         nodes = [one.name for one in cluster.with_cards]
         told, silent = agents.ask(login, cluster, nodes, "/advice", _parsed)
-        said = [one for each in told.values() for one in each]
+        named = (named_advice(one, cluster.by_uid) for each in told.values() for one in each)
+        said = [one for one in named if one is not None]
         found = [one for one in said if all_namespaces or one.workload[0] == login.namespace]
         where = "any namespace" if all_namespaces else f"namespace {login.namespace}"
     policy = AdvicePolicy(margin=memory_margin / 100)

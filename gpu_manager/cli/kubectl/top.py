@@ -13,7 +13,7 @@ from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Lo
 from gpu_manager.cli.output import WideForm, WideOutput, columns, emit, for_program
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.accounting import NodeBooks
-from gpu_manager.domain.cluster.usage_json import NodeUsage, UsedShare, read_usage
+from gpu_manager.domain.cluster.usage_json import NodeUsage, UsedShare, read_usage, used_share
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.resources import format_bytes
 
@@ -93,7 +93,7 @@ def _rows(books: NodeBooks, used: NodeUsage) -> Iterator[_Row]:
                 books.guessed(allocation.pod),
                 allocation,
                 share,
-                used.get((allocation.pod, allocation.container, share.card), UsedShare(None, None)),
+                used_share(used, allocation.pod, allocation.container, share.card),
             )
 
 

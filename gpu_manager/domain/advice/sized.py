@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gpu_manager.domain.advice.demand import Need, pooled
 from gpu_manager.domain.advice.size import Advice, AdvicePolicy, advise
+from gpu_manager.domain.names import NameScope, container_digest, container_name
+from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.resources import Amount
 
 Workload = tuple[str, str, str]  # namespace, kind/name, container
@@ -17,7 +19,7 @@ Workload = tuple[str, str, str]  # namespace, kind/name, container
 class Sized:
     """The pods of a workload, what their container was given and seen to need, and the advice.
 
-    ``unit`` is bytes of a unit of memory.
+    ``unit`` is bytes of a unit of memory; ``uids`` are of the same pods as ``pods``.
     """
 
     workload: Workload
@@ -26,6 +28,7 @@ class Sized:
     unit: int
     need: Need
     advice: Advice
+    uids: tuple[str, ...] = ()
 
 
 def largest(given: Iterable[Amount]) -> Amount:
@@ -44,7 +47,8 @@ def pool(found: Iterable[Sized], policy: AdvicePolicy) -> Sequence[Sized]:
 def _together(workload: Workload, ones: Sequence[Sized], policy: AdvicePolicy) -> Sized:
     need, given = pooled([one.need for one in ones]), largest(one.given for one in ones)
     names, unit = sorted(pod for one in ones for pod in one.pods), max(one.unit for one in ones)
-    return Sized(workload, tuple(names), given, unit, need, advise(need, given, unit, policy))
+    uids = tuple(uid for one in ones for uid in one.uids)
+    return Sized(workload, tuple(names), given, unit, need, advise(need, given, unit, policy), uids)
 
 
 def sized_json(one: Sized) -> dict[str, Any]:
@@ -55,6 +59,7 @@ def sized_json(one: Sized) -> dict[str, Any]:
         "workload": workload,
         "container": container,
         "pods": list(one.pods),
+        "uids": list(one.uids),
         "unit": one.unit,
         "given": asdict(one.given),
         "need": asdict(one.need),
@@ -62,13 +67,11 @@ def sized_json(one: Sized) -> dict[str, Any]:
     }
 
 
-def pod_advice_json(found: Iterable[Sized], namespace: str, pod: str) -> dict[str, Any]:
+def pod_advice_json(found: Iterable[Sized]) -> dict[str, Any]:
     """The advice for one pod's containers, as the console shows it: hundredths of a card, bytes."""
     return {
         "containers": [
-            {"container": one.workload[2], "given": asdict(one.given), **asdict(one.advice)}
-            for one in found
-            if one.workload[0] == namespace and pod in one.pods
+            {"container": one.workload[2], "given": asdict(one.given), **asdict(one.advice)} for one in found
         ]
     }
 
@@ -91,4 +94,26 @@ def read_sized(row: Mapping[str, Any]) -> Sized:
     given, unit = Amount(int(row["given"]["cores"]), int(row["given"]["memory"])), max(1, int(row["unit"]))
     workload = str(row["namespace"]), str(row["workload"]), str(row["container"])
     pods = tuple(str(pod) for pod in row["pods"])
-    return Sized(workload, pods, given, unit, need, advise(need, given, unit))
+    uids = tuple(str(uid) for uid in row.get("uids", ()))
+    return Sized(workload, pods, given, unit, need, advise(need, given, unit), uids)
+
+
+def within_scope(one: Sized, scope: NameScope) -> Sized:
+    """The advice as it may be told: with its workload's names, or with the UIDs of its pods alone."""
+    namespace, _, container = one.workload
+    if scope.covers(namespace):
+        return one
+    digest = container_digest(one.uids[0], container) if one.uids else ""
+    return replace(one, workload=("", "", digest), pods=())
+
+
+def named_advice(one: Sized, pods: Mapping[str, Pod]) -> Sized | None:
+    """The advice with its workload's names, by its pods' UIDs; None if the first of them is not known."""
+    if one.workload[0]:
+        return one
+    first = pods.get(one.uids[0]) if one.uids else None
+    if first is None:
+        return None
+    container = container_name(one.uids[0], one.workload[2], first)
+    names = tuple(sorted(pods[uid].name for uid in one.uids if uid in pods))
+    return replace(one, workload=(first.namespace, first.workload, container), pods=names)

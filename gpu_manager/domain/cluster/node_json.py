@@ -72,6 +72,12 @@ def _by_claim(allocation: Allocation) -> Mapping[str, Any]:
     return {"claim": claim.name, "request": claim.request, "pods": pods}
 
 
+def hidden(allocation: Allocation) -> Mapping[str, Any]:
+    """The names of a holder, for who may not hear them."""
+    names: dict[str, Any] = {"namespace": "", "pod": "", "container": "", "hidden": True}
+    return names if allocation.claim is None else {**names, "claim": "", "request": "", "pods": []}
+
+
 def node_text(graph: Mapping[str, Any]) -> str:
     """The result of :func:`node_json` as text, a line for each card and holder, no control characters."""
     lines = [f"{printable(graph['node'])}: {len(graph['cards'])} cards"]
@@ -91,6 +97,7 @@ def node_text(graph: Mapping[str, Any]) -> str:
         for holder in card["holders"]:
             planned = ", planned" if holder["planned"] else ", ended" if holder["ended"] else ""
             name = f"{holder['namespace']}/{holder['pod']} {holder['container']}"
+            name = "hidden" if holder.get("hidden") else name
             if (uid := holder.get("gone")) is not None:
                 name = f"gone, its processes still run (pod {uid or 'unknown'})"
             amount = f"{holder['cores']} cores, {format_bytes(holder['memory'])}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.names import container_digest, container_name
+from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.resources import MIB
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
@@ -13,8 +15,8 @@ from gpu_manager.domain.untrusted import mapping, mappings, text
 class UsedShare(NamedTuple):
     """``cores`` in hundredths of the card, ``memory`` in bytes; None where the agent does not know it.
 
-    ``waited``: seconds that its processes have waited for their share; ``namespace`` and ``pod`` are the
-    agent's words.
+    ``waited``: seconds that its processes have waited for their share; ``namespace`` and ``pod`` are empty
+    where the agent does not name them; ``refusals``: requests for memory that its limit refused.
     """
 
     cores: float | None
@@ -22,6 +24,7 @@ class UsedShare(NamedTuple):
     waited: float | None = None
     namespace: str = ""
     pod: str = ""
+    refusals: int | None = None
 
 
 NodeUsage = Mapping[tuple[str, str, str], UsedShare]
@@ -43,6 +46,7 @@ def read_usage(answer: Any) -> NodeUsage:
                 _figure(device, "throttled"),
                 text(mapping(pod).get("project")),
                 text(mapping(pod).get("pod")),
+                None if (refused := _figure(device, "refused")) is None else int(refused),
             )
             for uid, pod in pods.items()
             for container, stat in mapping(mapping(pod).get("stat")).items()
@@ -50,6 +54,30 @@ def read_usage(answer: Any) -> NodeUsage:
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise NodeUnready("its agent answered with something else") from error
+
+
+NOT_USED: Final = UsedShare(None, None)
+
+
+def used_share(usage: NodeUsage, uid: str, container: str, card: str) -> UsedShare:
+    """What a container uses of a card, in an answer that may have digests for names."""
+    found = usage.get((uid, container, card))
+    if found is None and usage:
+        found = usage.get((uid, container_digest(uid, container), card))
+    return found or NOT_USED
+
+
+def named_usage(usage: NodeUsage, pods: Mapping[str, Pod]) -> NodeUsage:
+    """What an agent told of a node's containers, with the names of the pods that are known by their UIDs."""
+    found = {}
+    for (uid, container, card), used in usage.items():
+        pod = pods.get(uid)
+        if pod is None:
+            found[uid, container, card] = used
+        else:
+            key = (uid, container_name(uid, container, pod), card)
+            found[key] = used._replace(namespace=pod.namespace, pod=pod.name)
+    return found
 
 
 def _figure(device: Mapping[str, object], key: str) -> float | None:
