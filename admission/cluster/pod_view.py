@@ -17,10 +17,10 @@ from gpu_manager.domain.cluster.accounting import PlacedPod, assigned_cards
 from gpu_manager.domain.contract import RESIZED
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.pod import POD_SCHEDULED, UNSCHEDULABLE, Pod, parse_pod
 from gpu_manager.domain.rules.pod_request import booked_request, judged_request
 from gpu_manager.domain.rules.request import PodRequest
-from gpu_manager.domain.untrusted import text
+from gpu_manager.domain.untrusted import mappings, text
 from gpu_manager.domain.whatif.scheduling_constraints import ANYWHERE, PodConstraints, pod_constraints
 
 
@@ -30,13 +30,14 @@ class PodView(PlacedPod):
 
     ``nominated`` is the node where preemption is making room for it, ``reserved`` marks one whose Binding is
     under way. ``cpu`` is the host CPU it asks for, in thousandths. ``constraints`` are what it requires of
-    nodes while it has none.
+    nodes while it has none; ``unschedulable``: its scheduler has found no node.
     """
 
     nominated: str = ""
     reserved: bool = False
     cpu: int = 0
     constraints: PodConstraints = ANYWHERE
+    unschedulable: bool = False
 
     @property
     def lent(self) -> bool:
@@ -84,7 +85,13 @@ def pod_view(pod: Pod, obj: Mapping[str, Any] | None = None) -> PodView:
         nominated=text(status.get("nominatedNodeName")),
         cpu=asked(obj or {}),
         constraints=ANYWHERE if obj is None or pod.node else pod_constraints(obj.get("spec")),
+        unschedulable=not pod.node and any(map(_found_no_node, mappings(status.get("conditions")))),
     )
+
+
+def _found_no_node(condition: Mapping[str, Any]) -> bool:
+    said = condition.get("type"), condition.get("status"), condition.get("reason")
+    return said == (POD_SCHEDULED, "False", UNSCHEDULABLE)
 
 
 def read_pod_view(obj: Mapping[str, Any]) -> PodView | None:

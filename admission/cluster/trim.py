@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA, OUR_PREFIX
-from gpu_manager.domain.pod import MIRROR
+from gpu_manager.domain.pod import MIRROR, POD_SCHEDULED
 from gpu_manager.domain.untrusted import mapping, mappings
 
 _GROUPS: Final = ("initContainers", "containers")
@@ -51,6 +51,7 @@ def slim_pod(obj: Obj) -> Obj | None:
         "spec": {**_picked(spec, _SPEC), **({} if on_node else _constraints(spec)), **containers},
         "status": {
             **_picked(mapping(obj.get("status")), _STATUS),
+            **({} if on_node else _unscheduled(mapping(obj.get("status")))),
             "initContainerStatuses": list(_ended(mapping(obj.get("status")).get("initContainerStatuses"))),
         },
     }
@@ -76,6 +77,12 @@ def _constraints(spec: Obj) -> Obj:
     found = _picked(spec, _WISHES)
     node = mapping(mapping(spec.get("affinity")).get("nodeAffinity"))
     return {**found, "affinity": {"nodeAffinity": node}} if node else found
+
+
+def _unscheduled(status: Obj) -> Obj:
+    """What its scheduler said of a pod that waits."""
+    said = [c for c in mappings(status.get("conditions")) if c.get("type") == POD_SCHEDULED]
+    return {"conditions": [_picked(c, ("type", "status", "reason")) for c in said]} if said else {}
 
 
 def _named(container: Obj) -> Iterator[str]:

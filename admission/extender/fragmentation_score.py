@@ -16,6 +16,7 @@ from itertools import islice
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState
+from admission.extender.drained_nodes import DrainedNodes
 from admission.extender.feasibility import Fit
 from admission.extender.multi_gpu_count import MultiGpuCount
 from admission.extender.node_rooms import NodeChange, NodeRooms
@@ -26,6 +27,7 @@ from gpu_manager.domain.placement.ledger import Allocation, Share, peak
 from gpu_manager.domain.placement.trial_placement import units_of
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
+from gpu_manager.domain.score.draining import with_kept
 from gpu_manager.domain.score.multi_gpu_slots import Loss
 from gpu_manager.domain.score.request_mix import Arrivals, Mix, RequestShape, Stock
 from gpu_manager.domain.score.scorer import Scorer, in_all
@@ -104,6 +106,7 @@ class LeastFragmentation:
         self._rooms = NodeRooms()
         self._lock = threading.Lock()
         self._arrivals = Arrivals()
+        self._drained = DrainedNodes(self._rooms)
         self._epoch: _Epoch | None = None
         self._next: _NextEpoch | None = None
         self._asked = 0  # questions so far
@@ -116,6 +119,7 @@ class LeastFragmentation:
         with self._lock:  # so that every arrival is counted once
             other = LeastFragmentation(self._cluster.copy(), aside=lambda job: job())
             other._arrivals = self._arrivals.copy()
+            other._drained = self._drained.copy(other._rooms)
             epoch, coming = self._epoch, self._next
             other._asked = self._asked
         if coming is not None:
@@ -150,6 +154,14 @@ class LeastFragmentation:
         self._remember(request, [key for key, each in zip(keys, found, strict=True) if each])
         prices = self._prices(epoch)
         costs = [each and (in_all(each[0], each[2], prices) if each[2] else each[0]) for each in found]
+        with self._lock:
+            kept = self._drained.kept(self._cluster)
+        if kept:
+            most = max(c.request.cards for c in request.containers)
+            costs = [
+                cost and with_kept(cost, most, kept.get((view.state, view.cpu), 0))
+                for cost, (view, _) in zip(costs, candidates, strict=True)
+            ]
         if request.placement is PlacementPolicy.TOPOLOGY:
             # The better joined first: the second of a cost is the joined cards' sum, negative.
             return [cost and (cost[1], *cost) for cost in costs]
@@ -202,7 +214,9 @@ class LeastFragmentation:
     def _count(self) -> None:
         fresh, begins = self._cluster.fresh(), not len(self._arrivals)
         for occupant in fresh:
-            for shape in shapes_of(occupant, self._cluster.unit):
+            shapes = shapes_of(occupant, self._cluster.unit)
+            self._drained.came(occupant, shapes)
+            for shape in shapes:
                 self._arrivals.add(shape)
         if begins:  # this program has just started: others may have come and left before
             created = (timestamp(occupant.pod.created) for occupant in fresh if occupant.occupies)

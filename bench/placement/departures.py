@@ -165,7 +165,9 @@ def run(
                 gave_up += 0 if patient or each.at < begin else each.pod.cores
             else:
                 still.append(each)
-        waiting = still
+        if len(still) < len(waiting):
+            waiting = still
+            world.wait([each.pod.shape for each in waiting])
 
     for each in coming:
         while leaving and leaving[0][0] <= each.at:
@@ -176,6 +178,7 @@ def run(
         world.arrived(each.pod.shape)
         if not start(each, each.at):
             waiting.append(each)
+            world.wait([each.pod.shape for each in waiting])
             demand += each.pod.cores
     asked = sum(each.pod.cores for each in later)
     return Outcome(

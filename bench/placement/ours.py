@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 from bench.placement.policies import Offer, ways
 from bench.placement.trace import Pod
+from gpu_manager.domain.score.draining import drained, left_to_end
 from gpu_manager.domain.score.request_mix import Arrivals, FreeShape, RequestShape, Stock
 from gpu_manager.domain.score.scorer import Scorer
 
@@ -16,7 +18,8 @@ class Ours:
     """The product's scorer. ``known``: the whole trace's mix from the start, else that of the arrivals.
 
     ``every_card``: the scorer chooses the card of a fraction too, as the roll-out knows it; the product
-    takes the best fit, which one node's own judgement is. ``options`` go to the scorer.
+    takes the best fit, which one node's own judgement is. Without ``draining`` no node is kept for who
+    waits. ``options`` go to the scorer.
     """
 
     by_name = False
@@ -27,10 +30,12 @@ class Ours:
         *,
         known: Sequence[Pod] = (),
         every_card: bool = False,
+        draining: bool = True,
         first_number: int = 0,
         **options: Any,
     ) -> None:
         self._stock, self._options, self._every_card = stock, options, every_card
+        self._draining = draining
         self._fixed = bool(known)
         self.arrivals = Arrivals()
         for pod in known:
@@ -40,6 +45,7 @@ class Ours:
         self.refreshes = 0
         self.evaluated = 0
         self.refresh_seconds = 0.0
+        self._left: dict[RequestShape, dict[int, int | None]] = {}
 
     def _new(self) -> Scorer:
         return Scorer(self.arrivals.mix(), self._stock, **self._options)
@@ -77,6 +83,22 @@ class Ours:
 
     def prices(self, free: int, places: Sequence[int]) -> Sequence[float]:
         return self.scorer.places.prices(free, places)
+
+    def kept(
+        self, waiting: Sequence[RequestShape], nodes: Iterable[tuple[int, FreeShape, int]]
+    ) -> Mapping[int, int]:
+        if not self._draining:
+            return {}
+        nearest = cache(partial(self._nearest, list(nodes)))
+        return drained((shape.cards, nearest(shape)) for shape in waiting)
+
+    def _nearest(self, nodes: Sequence[tuple[int, FreeShape, int]], shape: RequestShape) -> list[int]:
+        known = self._left.setdefault(shape, {})
+        for number, room, cpu in nodes:
+            if number not in known:
+                known[number] = left_to_end(shape, (room,), cpu)
+        able = [(left, number) for number, _, _ in nodes if (left := known[number]) is not None]
+        return [number for _, number in sorted(able)]
 
     def offers(
         self, shape: RequestShape, rooms: Sequence[FreeShape], tags: Sequence[Hashable]

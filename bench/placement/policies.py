@@ -6,7 +6,7 @@ A policy prices one shape on one kind of node; equal nodes are asked about once.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -47,6 +47,13 @@ class Policy(Protocol):
 
     def prices(self, free: int, places: Sequence[int]) -> Sequence[float]:
         """What the loss of one of each costs, with so many cores free and places there in the cluster."""
+
+    def kept(
+        self, waiting: Sequence[RequestShape], nodes: Iterable[tuple[int, FreeShape, int]]
+    ) -> Mapping[int, int]:
+        """The nodes kept for requests for several cards that wait, and for how many cards each. ``nodes``:
+        each kind of node, what is free there, and its host CPU, used or not.
+        """
 
 
 def fits(shape: RequestShape, room: FreeShape) -> bool:
@@ -91,6 +98,11 @@ class Plain:
 
     def prices(self, free: int, places: Sequence[int]) -> Sequence[float]:
         return ()
+
+    def kept(
+        self, waiting: Sequence[RequestShape], nodes: Iterable[tuple[int, FreeShape, int]]
+    ) -> Mapping[int, int]:
+        return {}
 
     def offers(
         self, shape: RequestShape, rooms: Sequence[FreeShape], tags: Sequence[Hashable]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from bench.placement.policies import Fragments, Offer, Policy
 from bench.placement.trace import MOST_PODS, Node, Pod
 from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.score.draining import with_kept
 from gpu_manager.domain.score.request_mix import FreeShape, RequestShape, Stock
 from gpu_manager.domain.score.scorer import in_all
 
@@ -54,11 +55,15 @@ class World:
         self._free = 0  # cores
         self._places: list[int] = []  # what the policy counts, over all nodes …
         self._each: dict[int, Sequence[int]] = {}  # … and of each kind of node
+        self._cpu: dict[int, int] = {}  # of each kind of node, used or not
+        self._waiting: Sequence[RequestShape] = ()
+        self._kept: Mapping[int, int] | None = {}
         for at, node in enumerate(nodes):
             number = self._intern((FreeShape(node.model, 0, node.cpu, (EMPTY_CARD,) * node.cards), None))
             self.state.append(number)
             self.live.setdefault(number, set()).add(at)
             self._free += self.states[number][0].cores
+            self._cpu[number] = node.cpu
         self._count_all()
 
     def _intern(self, state: State) -> int:
@@ -78,6 +83,11 @@ class World:
                 self._row(each)
             self.refresh_seconds.append(time.perf_counter() - began)
 
+    def wait(self, shapes: Sequence[RequestShape]) -> None:
+        """So much waits now, the first come first."""
+        self._waiting = [shape for shape in shapes if shape.cards > 1]
+        self._kept = None if self._waiting else {}
+
     def choose(self, pod: Pod) -> tuple[int, FreeShape] | None:
         """The node that takes the pod, and how that leaves it; None if it fits nowhere."""
         row = self._row(pod.shape)
@@ -89,6 +99,12 @@ class World:
             for number in self.live
             if (offer := row[number])
         ]
+        if self._kept is None:
+            nodes = ((number, self.states[number][0], self._cpu[number]) for number in self.live)
+            self._kept = self.policy.kept(self._waiting, nodes)
+        if kept := self._kept:
+            cards = pod.shape.cards
+            offers = [(with_kept(key, cards, kept.get(number, 0)), number) for key, number in offers]
         if not offers:
             return None
         at = self._best(pod, offers, min(offers)[0])
@@ -162,7 +178,9 @@ class World:
         if not self.live[old]:
             del self.live[old]
         self.state[at] = new
+        self._cpu[new] = self._cpu[old]
         self.live.setdefault(new, set()).add(at)
+        self._kept = None if self._waiting else {}
         self._free += state[0].cores - self.states[old][0].cores
         pairs = zip(self._places, self._counted(old), self._counted(new), strict=True)
         self._places = [total - was + now for total, was, now in pairs]

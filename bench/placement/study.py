@@ -226,6 +226,7 @@ def fingerprint(policy: str = "ours", *more: str) -> str:
     if policy in ABLATION:
         files += [
             score / "multi_gpu_slots.py",
+            score / "draining.py",
             score / "scorer.py",
             score / "fragmentation.py",
             bench / "ours.py",

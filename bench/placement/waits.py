@@ -68,7 +68,11 @@ def plan() -> list[Wait]:
 
 
 def cells(*, full: bool) -> list[Wait]:
-    """Every run of the cells, a seed of all of them first; without ``full`` two cells of one seed."""
+    """Every run of the cells; without ``full`` two cells of one seed.
+
+    First all seeds of the cells that were the worst on the seeds of :mod:`bench.placement.choose`, then one
+    seed after the other of all.
+    """
     cross = product(
         SEEDS if full else SEEDS[:1],
         (16, 8, 4) if full else (PART,),
@@ -77,9 +81,17 @@ def cells(*, full: bool) -> list[Wait]:
         ("a lifetime", "endless"),
         THREE,
     )
-    return [
+    every = [
         Wait(load, seed, policy, law, patience, part) for seed, part, load, law, patience, policy in cross
     ]
+    return sorted(every, key=lambda wait: _WORST.index(wait.cell) if wait.cell in _WORST else len(_WORST))
+
+
+_WORST: Final = (
+    *(Wait(0.98, 0, "", law, "endless") for law in LAWS[:2]),
+    *(Wait(load, 0, "", "exponential", "endless") for load in (0.9, 0.8)),
+    Wait(0.9, 0, "", "bimodal", "endless"),
+)
 
 
 def measure(study: Study, wait: Wait) -> Result:

@@ -36,6 +36,9 @@ _SHOWN = 8  # complaints about one pod in one text
 # makes a copy of it in the API, its mirror, which has a UID of its own and names the digest twice.
 MIRROR = "kubernetes.io/config.mirror"
 _DIGEST = "kubernetes.io/config.hash"
+# The condition by which a scheduler says that it has found no node.
+POD_SCHEDULED = "PodScheduled"
+UNSCHEDULABLE = "Unschedulable"
 _STATIC_UID = re.compile(r"[0-9a-f]{32}")
 
 

@@ -266,8 +266,11 @@ def test_cells_go_on_where_the_last_call_ended_and_are_paired_by_seed(tmp_path, 
     assert [waits.Wait.of(run) for run in first] == wanted[:4]
     more = waits.measured(Study(TRACE), wanted[:6], lambda: True, kept)
     assert sorted(map(waits.Wait.of, more), key=wanted.index) == wanted[:6]
-    assert {lead.cell for lead in waits.leads(first)} == {wanted[0].cell}, "the second lacks two policies"
-    assert len(waits.leads(more)) == 2
+    assert [(lead.cell, lead.seeds) for lead in waits.leads(first)] == [(wanted[0].cell, 1)], (
+        "one seed is whole"
+    )
+    assert [(lead.cell, lead.seeds) for lead in waits.leads(more)] == [(wanted[0].cell, 2)]
+    assert len({wait.cell for wait in wanted[:30]}) == 1, "the worst cell goes first, with all its seeds"
 
 
 def test_a_lead_is_over_the_better_of_the_others_with_its_interval():

@@ -10,14 +10,17 @@ the answer. On larger nodes a set is grown and then improved by exchanges, which
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from operator import add, sub
 
-from gpu_manager.domain.topology import Topology
+from gpu_manager.domain.topology import Link, LinkKind, Topology
 
 PREPARED = 16  # cards; time and memory double with each: 16 take 0.1 s and 1 MiB
+NVLINK = Link(LinkKind.NVLINK, 1).weight
+TIED = 80  # equal sets that are compared by what they leave free; the lowest of them if there are more
 GROWN = 32  # on larger nodes sets of k are grown from 2 + GROWN // k cards each
 ROUNDS = 8  # of exchanges after that; both bound the work that a hostile inventory can cause
 
@@ -27,10 +30,11 @@ Numa = tuple[int | None, ...]
 
 def best_set(topology: Topology, free: frozenset[int], k: int, numa: Numa = ()) -> tuple[int, ...] | None:
     """Return the ``k`` free cards with the largest sum over pairs; ties go to the set on the fewest NUMA
-    nodes, then to the lexicographically lowest. ``numa``: each card's node, if it is known.
+    nodes, then, on machines with NVLinks, to the one that leaves the best-linked cards free, then to the
+    lexicographically lowest. ``numa``: each card's node, if it is known.
 
     None if fewer than ``k`` are free. Exact up to :data:`PREPARED` cards; beyond, a set to which no exchange
-    of one card for another adds.
+    of one card for another adds, and of equal ones the lowest.
     """
     if not 0 < k <= len(free):
         return None
@@ -38,8 +42,32 @@ def best_set(topology: Topology, free: frozenset[int], k: int, numa: Numa = ()) 
         return grown_set(topology, free, k, numa)
     size = topology.size
     ranks = _ranked(topology.weights, numa)[k]
-    mask = ranks.sets[ranks.first(ranks.without(size, free))]
+    mask = ranks.sets[_least_linked(ranks, topology.weights, free, ranks.without(size, free))]
     return tuple(i for i in range(size) if mask >> (size - 1 - i) & 1)
+
+
+def _least_linked(ranks: _Ranks, weights: Weights, free: frozenset[int], sets: int) -> int:
+    """Return the rank of the set with the least links to the other free cards, of those as good as the best.
+
+    All that are as good have the same sum inside: the less their cards are linked to all free ones, the more
+    the others are linked to each other.
+    """
+    size, first = len(weights), ranks.first(sets)
+    linked = [sum(map(row.__getitem__, free)) if at in free else 0 for at, row in enumerate(weights)]
+    equal = sets & ((1 << ranks.ends[first]) - 1)
+    if len({linked[card] for card in free}) == 1 or not equal & (equal - 1):
+        return first
+    best = first, sum(linked[card] for card in range(size) if ranks.sets[first] >> (size - 1 - card) & 1)
+    for _ in range(TIED):
+        equal &= equal - 1
+        if not equal:
+            break
+        rank = ranks.first(equal)
+        mask = ranks.sets[rank]
+        links = sum(linked[card] for card in range(size) if mask >> (size - 1 - card) & 1)
+        if links < best[1]:
+            best = rank, links
+    return best[0]
 
 
 def grown_set(topology: Topology, free: frozenset[int], k: int, numa: Numa = ()) -> tuple[int, ...]:
@@ -82,6 +110,7 @@ class _Ranks:
     sets: array[int]
     scores: array[int]
     holding: tuple[int, ...]  # for each card: bit r is set if the set of rank r holds it
+    ends: array[int]  # for each rank the first that is not compared with it by what they leave free
 
     def without(self, size: int, free: frozenset[int]) -> int:
         """Return a bit for every set without a busy card."""
@@ -109,12 +138,24 @@ def _ranked(weights: Weights, numa: Numa = ()) -> dict[int, _Ranks]:
     order = (
         [score * (size + 1) - count for score, count in zip(scores, nodes, strict=True)] if nodes else scores
     )
+    # Without NVLinks equal sets go by index, as the predecessor's tree did.
+    linked = any(max(row) >= NVLINK for row in weights)
     for k in range(1, size + 1):
         # The sort is stable, reverse too: equal sets stay in falling order of mask, lowest cards first.
         sets = array("H", sorted(groups[k], key=order.__getitem__, reverse=True))
         holding = tuple(_column(sets, size - 1 - card) for card in range(size))
-        table[k] = _Ranks(sets, array("q", map(scores.__getitem__, sets)), holding)
+        scored = array("q", map(scores.__getitem__, sets))
+        ends = _ends([order[mask] for mask in sets]) if linked else array("I", range(1, len(sets) + 1))
+        table[k] = _Ranks(sets, scored, holding, ends)
     return table
+
+
+def _ends(values: Sequence[int]) -> array[int]:
+    """Return for each position the first one after it that has another value."""
+    ends = array("I", [len(values)]) * len(values)
+    for at in range(len(values) - 2, -1, -1):
+        ends[at] = ends[at + 1] if values[at] == values[at + 1] else at + 1
+    return ends
 
 
 def _scores(weights: Weights) -> list[int]:

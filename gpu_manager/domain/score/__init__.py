@@ -3,6 +3,7 @@
 ``request_mix``      the shapes of requests, and how often each was requested so far
 ``fragmentation``    how much of a node's free cards that mix of requests cannot use (needs numpy)
 ``multi_gpu_slots``  the cost of one node less that could hold a request for several cards
+``draining``         nodes that smaller requests avoid while requests for several cards wait
 ``scorer``           the cost of putting a pod on a node, from all of these
 
 Used by admission, the simulator and the bench; the agent never loads it. docs/placement.md has the formula

@@ -1,13 +1,15 @@
 """The cost of a request on a node: how much less useful the node's free cards become for the mix of requests.
 
     cost = V(after) - V(before)  +  0.5 · L(model) · cores  +  20 · host CPU left / 128 cores (no card asked)
-           +  the prices of the places lost  +  turnover · cards' worth left free on the node
+           +  the prices of the places lost
+           +  turnover · (8 · cards' worth left free on the node  +  4 · host CPUs of an idle node broken)
 
 V is :class:`~gpu_manager.domain.score.fragmentation.Fragmentation`; L is the model's price, by how much of
 the demand can only, or also, go to its cards; cores is the number taken. The lowest cost wins. All parts but
 the price of slots depend on the node alone and are cached; that price depends on how many the cluster has
 left (:class:`~gpu_manager.domain.score.multi_gpu_slots.MultiGpuSlots`) and is added at each decision, by
-:func:`in_all`. Where pods leave, the fuller node goes first: one on which little lies will soon be empty.
+:func:`in_all`. Where pods leave, the fuller node goes first: one on which little lies will soon be empty. Of
+idle nodes the one with the least host CPU is broken first: requests for several cards may ask for much.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from gpu_manager.domain.score.request_mix import Mix, Stock
 FILL_UP: Final = 0.03
 ROLL_OUT: Final = 1.0
 PRICE: Final = 0.5
-PACK: Final = 1.0  # cores for each card's worth left free, where all that came has left again
+PACK: Final = 8.0  # cores for each card's worth left free, where all that came has left again
+OPEN: Final = 4.0  # cores for each host CPU of an idle node that is broken, where all has left again
 CPU_LEFT: Final = 20 / 128_000  # cores a thousandth of host CPU, for a pod that asks for no card
 _DIGITS: Final = 2  # finer differences are noise of the draw; ties are broken by the node's content
 
@@ -33,11 +36,14 @@ Cost = tuple[float, int, tuple[tuple[tuple[int, int], ...], ...], Rooms, Rooms]
 def prices(mix: Mix, stock: Mapping[str, Stock]) -> dict[str, float]:
     """Return the relative demand for each model: 1 on average over the cards; 1 for all if no pod names one.
 
-    Each shape's demand is spread over the models it allows, in proportion to their cards.
+    Each shape's demand is spread over the models it allows and whose cards have the memory, in proportion to
+    their cards.
     """
     loads = dict.fromkeys(stock, 0.0)
     for shape, count in mix.counts:
-        allowed = [model for model in stock if shape.allows(model)]
+        allowed = [
+            model for model, each in stock.items() if shape.allows(model) and shape.memory <= each.memory
+        ]
         cards = sum(stock[model].cards for model in allowed)
         for model in allowed:
             loads[model] += count * shape.cores * stock[model].cards / cards if cards else 0.0
@@ -59,15 +65,20 @@ class Scorer:
         price: float = PRICE,
         cpu_left: float = CPU_LEFT,
         places: tuple[float, float] = (ALWAYS, MISSED),
+        leaving: tuple[float, float] = (PACK, OPEN),
     ) -> None:
-        """``stock``: the cluster's cards by model; rooms of other models cannot be scored."""
+        """``stock``: the cluster's cards by model; rooms of other models cannot be scored. ``leaving``: the
+        weights of what counts only where pods leave.
+        """
         self.mix = mix
         self.stock = dict(stock)
         self.waste = Fragmentation(mix, stock, parts)
         self.places = MultiGpuSlots(mix, sum(each.cards for each in stock.values()), places)
         self._prices = {model: price * each for model, each in prices(mix, stock).items()}
         self._cpu_left = cpu_left
-        self._pack = PACK * mix.turnover / CORES_PER_CARD
+        pack, open_ = leaving
+        self._pack = pack * mix.turnover / CORES_PER_CARD
+        self._open = open_ * mix.turnover / 1000
 
     def costs(self, moves: Sequence[tuple[Rooms, Rooms]]) -> list[Cost]:
         """Return a cost for each (before, after); the lowest wins.
@@ -92,6 +103,8 @@ class Scorer:
         cpu = before[0].cpu if before else None
         if taken and self._pack:
             lost += self._pack * sum(room.cores for room in after)
+            if cpu and all(card == (CORES_PER_CARD, room.memory) for room in before for card in room.free):
+                lost += self._open * cpu
         if not taken and after and after[0].cpu is not None:
             lost += self._cpu_left * after[0].cpu
         free = tuple(room.free for room in before)

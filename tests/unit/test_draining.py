@@ -1,0 +1,133 @@
+"""Nodes kept for requests for several cards that wait: which, for whom, and that smaller pods avoid them."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from admission.cluster.pod_view import read_pod_view
+from admission.cluster.snapshot import PODS
+from admission.cluster.trim import slim_pod
+from admission.extender.fragmentation_score import LeastFragmentation
+from admission.extender.verbs import Extender
+from bench.placement.ours import Ours
+from bench.placement.replay import World as Replay
+from bench.placement.replay import stock_of
+from bench.placement.trace import Node, Pod
+from gpu_manager.domain.score.draining import KEPT, MOST, drained, left_to_end, with_kept
+from gpu_manager.domain.score.request_mix import FreeShape, RequestShape
+from tests.fakes.extender import World, node, pod
+
+FOUR = RequestShape(400, 0, 32_000)
+cards = st.lists(st.one_of(st.just(100), st.integers(0, 99)), min_size=1, max_size=6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("AB"), cards), min_size=1, max_size=2), st.integers(2, 4))
+def test_what_must_end_is_the_least_over_all_choices_of_cards_of_a_model_that_is_allowed(groups, count):
+    shape = RequestShape(100 * count, 0, 1000, ("A",))
+    rooms = tuple(
+        FreeShape(model, 40, 500, tuple(sorted((cores, 40) for cores in free))) for model, free in groups
+    )
+    choices = [
+        sum(100 - cores for cores in chosen)
+        for model, free in groups
+        for chosen in combinations(free, count)
+        if model == "A"
+    ]
+    assert left_to_end(shape, rooms, None) == min(choices, default=None)
+    assert left_to_end(shape, rooms, 1000) == min(choices, default=None)
+    assert left_to_end(shape, rooms, 999) is None, "not even the empty node has the host CPU"
+
+
+def test_each_of_the_first_requests_gets_a_node_of_its_own_and_who_fits_nowhere_stands_in_nobodys_way():
+    assert MOST == 2
+    assert drained([(8, "ab"), (8, ""), (4, "ab"), (2, "abc")]) == {"a": 8, "b": 4}
+    assert drained([(8, "a"), (4, "a"), (2, "ab")]) == {"a": 8, "b": 2}
+    assert drained([]) == {}
+
+
+@pytest.mark.parametrize(("asked", "more"), [(0, KEPT), (2, KEPT), (4, 0), (8, 0)])
+def test_only_smaller_requests_cost_more_on_a_node_that_is_kept(asked, more):
+    assert with_kept((1.5, "rest"), asked, kept=4) == (1.5 + more, "rest")
+
+
+def unschedulable(obj, reason="Unschedulable"):
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": "0/2 nodes"}
+    obj["status"]["conditions"] = [{"type": "Ready", "status": "False"}, condition]
+    return obj
+
+
+def two_nodes():
+    """A fraction of 40 cores fits exactly what is left of a card of n1, which is nearer to four idle cards."""
+    world = World(
+        [node("n1", cards=4), node("n2", cards=4)],
+        [pod("x", 60, 20, on="n1"), pod("y", 200, None, on="n2"), pod("z", 70, 20, on="n2")],
+    )
+    world.policy = LeastFragmentation(world.cluster, aside=lambda job: job())
+    world.extender = Extender(world.cluster, world.quota, world.judge, world.policy, world.binder)
+    return world
+
+
+def best(world, obj):
+    scores = world.prioritize(obj)
+    return max(scores, key=scores.get)
+
+
+def test_a_fraction_leaves_the_node_alone_that_drains_for_a_pod_of_four_cards_until_that_is_gone():
+    world = two_nodes()
+    world.create(small := pod("a", 40, 4))
+    before = best(world, small)
+    assert before == "n1"
+    waits = pod("big", 400, None)
+    world.create(waits)
+    assert best(world, small) == before, "its scheduler has not looked at it yet"
+    world.cluster.apply(PODS, "MODIFIED", unschedulable(waits))
+    n1 = world.cluster.snapshot().nodes["n1"]
+    assert world.policy._drained.kept(world.cluster) == {(n1.state, n1.cpu): 4}, "it has the least to end"
+    assert best(world, small) == "n2"
+    world.cluster.apply(PODS, "DELETED", waits)
+    assert world.policy._drained.kept(world.cluster) == {}
+    assert best(world, small) == before
+
+
+def test_of_two_nodes_the_one_that_no_waiting_pod_needs_takes_the_fraction():
+    world = two_nodes()
+    world.cluster.apply("nodes", "DELETED", node("n2", cards=4))
+    world.cluster.apply("nodes", "ADDED", node("n3", cards=2))
+    world.create(small := pod("a", 40, 4))
+    assert best(world, small) == "n1", "the fraction fits what is left of a card exactly"
+    world.create(unschedulable(pod("big", 400, None)))
+    assert best(world, small) == "n3"
+    assert world.filter(small)["NodeNames"] == ["n1", "n3"], "it is a preference: nobody is refused for it"
+
+
+@pytest.mark.parametrize("reason", ["Unschedulable", "SchedulingGated", ""])
+def test_only_a_pod_that_its_scheduler_found_no_node_for_counts(reason):
+    obj = unschedulable(pod("big", 400, None), reason)
+    assert read_pod_view(obj).unschedulable is (reason == "Unschedulable")
+    assert read_pod_view(slim_pod(obj)).unschedulable is (reason == "Unschedulable")
+
+
+@pytest.mark.parametrize(
+    "conditions", [None, "x", [1], [{"type": ["PodScheduled"]}], {"type": "PodScheduled"}]
+)
+def test_conditions_that_are_none_say_nothing(conditions):
+    obj = pod("big", 400, None)
+    obj["status"]["conditions"] = conditions
+    assert read_pod_view(slim_pod(obj)).unschedulable is False
+
+
+@pytest.mark.parametrize("draining", [True, False])
+def test_the_replay_keeps_nodes_as_the_extender_does(draining):
+    nodes = [Node("a", 96_000, 1 << 20, 4, "A"), Node("b", 96_000, 1 << 20, 2, "A")]
+    world = Replay(nodes, Ours(stock_of(nodes), draining=draining))
+    small = Pod("small", RequestShape(40, 0, 1000), 0)
+    world.arrived(small.shape)
+    world.put(small, 0, world.room(0).less(small.shape, (100, 0)))
+    assert world.choose(small)[0] == 0
+    world.wait([RequestShape(50), FOUR])
+    assert world.choose(small)[0] == (1 if draining else 0)
+    world.wait([RequestShape(50)])
+    assert world.choose(small)[0] == 0
