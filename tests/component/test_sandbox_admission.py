@@ -45,6 +45,14 @@ def emptied(sandbox: Sandbox) -> Iterator[None]:
     for pod in sandbox.api.list("pods"):
         sandbox.api.delete("pods", pod["metadata"]["name"], pod["metadata"]["namespace"], grace=0)
     until(lambda: not sandbox.api.list("pods"))
+    # What a pod deleted by force held counts until its node has spoken, or was silent for a minute.
+    until(lambda: not held(sandbox), 90)
+
+
+def held(sandbox: Sandbox) -> list[dict[str, Any]]:
+    """Who holds what, as the admission service counts it."""
+    (node,) = json.loads(calls(sandbox).get("/ui/data")[1])["nodes"]
+    return [holder for card in node["cards"] for holder in card["holders"]]
 
 
 def state(sandbox: Sandbox, name: str) -> str:
