@@ -64,19 +64,19 @@ def exports(*, full: bool) -> Iterable[Row]:
 def calls(*, full: bool) -> Iterable[Row]:
     """What a pair of stream-ordered calls asks the driver beyond the pair, far from the limit."""
     most = 0
-    for own_stream in (False, True):
+    for own_streams in (0, 1, 4):
         with TemporaryDirectory() as directory, container(1 << 30) as made:
             log = Path(directory) / "calls"
             guest = made.program(trace=log).start()
-            stream = guest("cuStreamCreate", OUT, 1).value if own_stream else 0
-            for _ in range(ROUNDS):
+            streams = [guest("cuStreamCreate", OUT, 1).value for _ in range(own_streams)] or [0]
+            for stream in itertools.islice(itertools.cycle(streams), ROUNDS):
                 log.write_text("")
                 at = guest("cuMemAllocAsync", OUT, 4 * MIB, stream).value
                 guest("cuMemFreeAsync", at, stream)
                 asked = log.read_text().count("call ") - 2
                 guest("cuStreamSynchronize", stream)
             most = max(most, asked)
-    note = f"beside cuMemAllocAsync and cuMemFreeAsync, pair {ROUNDS}; null stream and own stream"
+    note = f"beside cuMemAllocAsync and cuMemFreeAsync, pair {ROUNDS}; null stream, own stream, four in turn"
     yield Row("async_alloc_extra_calls", most, "calls", "≤ 1", None, full, note)
 
 

@@ -296,3 +296,19 @@ def test_far_from_the_limit_an_allocation_asks_the_driver_one_thing_more(
             waiting = log.read_text().count("call ") - allocating - freeing
             assert held(container, guest) == 0
         assert (allocating, freeing, waiting) == (2, 1, 2)
+
+
+def test_streams_that_come_and_go_in_turn_make_an_allocation_ask_no_more(tmp_path: Path) -> None:
+    """Where there is one device a stream says nothing about the pool."""
+    log = tmp_path / "calls"
+    with Container(tmp_path, LIMIT) as container:
+        guest = container.program(trace=log).start()
+        guest("cuMemAllocAsync", OUT, MIB, 0)
+        for _ in range(4):
+            streams = [0, *(guest("cuStreamCreate", OUT, 1).value for _ in range(3))]
+            log.write_text("")
+            for stream in streams:
+                guest("cuMemAllocAsync", OUT, MIB, stream)
+            assert log.read_text().count("call ") == 2 * len(streams)
+            for stream in streams[1:]:
+                assert guest("cuStreamDestroy_v2", stream).result == SUCCESS

@@ -64,8 +64,8 @@ static CUresult ask_account_of(CUmemoryPool pool, CUstream stream, struct pool_a
 }
 
 /* The account of the pool that an allocation will come from; CUDA_SUCCESS and NULL if it is not counted. Each thread
- * remembers the last answer. A null stream is the current context's, which the driver would have to be asked: it says
- * nothing about the pool where there is one device. */
+ * remembers the last answer. Where there is one device no stream says anything about the pool; else a null stream is
+ * the current context's, which the driver would have to be asked. */
 static CUresult account_of(CUmemoryPool pool, CUstream stream, struct pool_account **account) {
     static __thread struct {
         struct pool_account *account;
@@ -77,14 +77,15 @@ static CUresult account_of(CUmemoryPool pool, CUstream stream, struct pool_accou
     *account = NULL;
     if (!account_open(&refused))
         return refused ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
+    bool any_stream = has_one_device();
     uint64_t now = context_changes() + __atomic_load_n(&pool_changes, __ATOMIC_SEQ_CST) +
-                   __atomic_load_n(&streams_ended, __ATOMIC_SEQ_CST);
-    if (last.account && last.pool == pool && last.stream == stream && last.changes == now) {
+                   (any_stream ? 0 : __atomic_load_n(&streams_ended, __ATOMIC_SEQ_CST));
+    if (last.account && last.pool == pool && (any_stream || last.stream == stream) && last.changes == now) {
         *account = last.account;
         return CUDA_SUCCESS;
     }
     CUresult result = ask_account_of(pool, stream, account);
-    last.account = (uintptr_t)stream > 2 || has_one_device() ? *account : NULL;
+    last.account = any_stream || (uintptr_t)stream > 2 ? *account : NULL;
     last.pool = pool;
     last.stream = stream;
     last.changes = now;
