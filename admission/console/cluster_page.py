@@ -14,7 +14,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from admission.cluster.node_view import NodeView
@@ -27,8 +27,10 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_json import hidden, node_json
 from gpu_manager.domain.cluster.quota import Quota
 from gpu_manager.domain.cluster.usage_json import NodeUsage, used_share
+from gpu_manager.domain.contract import RESIZE, RESIZED
 from gpu_manager.domain.placement.ledger import Allocation
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.resize.progress import resize_progress
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.ports.clock import Clock
 
@@ -220,14 +222,30 @@ def graph(view: NodeView, namespace: str = "", usage: NodeUsage = NOT_KNOWN) -> 
             "memory_used": used.memory,
             "core_used": None if used.cores is None else used.cores / CORES_PER_CARD,
             "refusals": used.refusals,
+            "resize": None if pod is None else _resize(pod.pod, holder, view.node.unit),
         }
         if namespace in ("", holder.namespace):
             return fields
-        blank = dict.fromkeys(("gone", "memory_used", "core_used", "refusals"))
+        blank = dict.fromkeys(("gone", "memory_used", "core_used", "refusals", "resize"))
         return {**fields, **blank, **hidden(holder)}
 
     cards = [replace(state, reason=state.reason or view.problem) for state in view.node.cards]
     return node_json(view.name, cards, view.node.topology, view.ledger, more)
+
+
+def _resize(pod: Pod, holder: Allocation, unit: int) -> Mapping[str, Any] | None:
+    """How far the holder's resize is; None if it has the size of its spec."""
+    if pod.annotations.keys().isdisjoint((RESIZE, RESIZED)):
+        return None
+    found = resize_progress(pod, holder.container, unit)
+    if found is None:
+        return None
+    sizes = {"spec": found.spec, "wanted": found.wanted, "held": found.held}
+    return {
+        **{name: None if size is None else asdict(size) for name, size in sizes.items()},
+        "stage": found.stage.value,
+        "why": found.why,
+    }
 
 
 def _compact(value: object) -> str:

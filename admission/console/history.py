@@ -13,13 +13,7 @@ from typing import Any, Final
 
 from admission.console.agents_usage import AgentsUsage
 from admission.console.promql import RangeQuery, Row, promql
-from admission.console.waste import (
-    HeldShare,
-    waste_json,
-    waste_of_rows,
-    waste_of_shares,
-    waste_promql,
-)
+from admission.console.waste import waste_of_rows, waste_promql
 from gpu_manager.domain.cluster.usage_history import (
     MINUTES,
     SECONDS,
@@ -28,6 +22,7 @@ from gpu_manager.domain.cluster.usage_history import (
     Series,
     history_json,
 )
+from gpu_manager.domain.cluster.waste import HeldShare, waste_json, waste_of_shares
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.ports.clock import Clock
 

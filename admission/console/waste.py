@@ -7,34 +7,14 @@ books hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from admission.cluster.snapshot import Snapshot
 from admission.console.promql import Row, quoted
-from gpu_manager.domain.cluster.usage_history import ShareKey, ShareSum
+from gpu_manager.domain.cluster.waste import SHOWN, HeldShare, PodWaste
 
-SHOWN: Final = 20  # pods, the one that wasted most first
 _FIGURES: Final = ("core_wasted_seconds", "core_used_seconds", "core_seconds")
-
-
-class PodWaste(NamedTuple):
-    """Cores (100 a card) times seconds of one pod; None where it is not known."""
-
-    namespace: str
-    pod: str
-    wasted: float
-    used: float | None
-    booked: float | None
-
-
-class HeldShare(NamedTuple):
-    """What a container of a pod holds of one card, in hundredths of it."""
-
-    namespace: str
-    pod: str
-    key: ShareKey
-    cores: int
 
 
 def held_shares(snapshot: Snapshot) -> Iterator[HeldShare]:
@@ -49,24 +29,6 @@ def held_shares(snapshot: Snapshot) -> Iterator[HeldShare]:
             for share in one.shares:
                 key = (one.pod, one.container, share.card)
                 yield HeldShare(one.namespace, one.pod_name, key, share.amount.cores)
-
-
-def waste_of_shares(held: Iterable[HeldShare], used: Mapping[ShareKey, ShareSum]) -> list[PodWaste]:
-    """Each pod's booked and used cores, for the time in which use is known."""
-    found: dict[tuple[str, str], PodWaste] = {}
-    for share in held:
-        if (use := used.get(share.key)) is None:
-            continue
-        name = (share.namespace, share.pod)
-        booked, spent = share.cores * use.seconds, use.core_seconds
-        before = found.get(name, PodWaste(*name, 0.0, 0.0, 0.0))
-        found[name] = PodWaste(
-            *name,
-            before.wasted + max(0.0, booked - spent),
-            (before.used or 0.0) + spent,
-            (before.booked or 0.0) + booked,
-        )
-    return list(found.values())
 
 
 def waste_promql(namespace: str, seconds: int) -> tuple[str, ...]:
@@ -93,17 +55,3 @@ def waste_of_rows(answers: Sequence[Sequence[Row]]) -> list[PodWaste]:
         for answer in answers
     )
     return [PodWaste(*name, value, used.get(name), booked.get(name)) for name, value in wasted.items()]
-
-
-def waste_json(pods: Iterable[PodWaste], seconds: int, source: str) -> dict[str, Any]:
-    """What ``/ui/waste`` answers, the pod that wasted most first; who wasted nothing is not in it."""
-    rows = sorted((one for one in pods if one.wasted >= 1), key=lambda one: (-one.wasted, *one[:2]))
-    return {
-        "source": source,
-        "seconds": seconds,
-        "left_out": max(0, len(rows) - SHOWN),
-        "pods": [
-            {name: round(v, 1) if isinstance(v, float) else v for name, v in one._asdict().items()}
-            for one in rows[:SHOWN]
-        ],
-    }

@@ -24,6 +24,7 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_json import hidden, node_json, node_text
 from gpu_manager.domain.cluster.usage_history import (
     MINUTES,
+    SECONDS,
     HistoryQuery,
     HistorySubject,
     Series,
@@ -32,6 +33,7 @@ from gpu_manager.domain.cluster.usage_history import (
     reach,
 )
 from gpu_manager.domain.cluster.usage_json import read_usage
+from gpu_manager.domain.cluster.waste import HeldShare, waste_json, waste_of_shares
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.names import ALL_NAMES, NO_NAMES, NameScope, container_digest
 from gpu_manager.domain.placement.ledger import Allocation
@@ -46,10 +48,10 @@ Answer = tuple[HTTPStatus, str, bytes]
 _JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 _PATHS: Final = (
-    b"paths: /ui /ui/data /ui/history /ui/health /ui/advice /metric /metrics /usage /advice /graph /version"
-    b" /healthz /readyz\n"
+    b"paths: /ui /ui/data /ui/history /ui/health /ui/advice /ui/waste /metric /metrics /usage /advice /graph"
+    b" /version /healthz /readyz\n"
 )
-NAMING: Final = ("/usage", "/advice", "/graph", "/ui/data", "/ui/history", "/ui/advice")
+NAMING: Final = ("/usage", "/advice", "/graph", "/ui/data", "/ui/history", "/ui/advice", "/ui/waste")
 """The paths whose answers depend on whose names may be told."""
 _NOT_NAMED: Final = (
     HTTPStatus.FORBIDDEN,
@@ -115,6 +117,8 @@ class Status:
             return self._past(query, scope)
         if path == "/ui/advice":
             return self._advice(query, scope)
+        if path == "/ui/waste":
+            return _json(HTTPStatus.OK, self._waste(scope))
         if path == "/ui/health":
             return self._card_health(query)
         if (file := ui.asset(path)) is not None:
@@ -161,6 +165,19 @@ class Status:
         cards = HistoryQuery(HistorySubject.NODE, self._state.node.name)
         found = self._history.read(cards, now, _HISTORY_SECONDS)
         return [one for one in found if one.labels["uuid"] == query.name]
+
+    def _waste(self, scope: NameScope) -> dict[str, Any]:
+        """Pods that may be named and left cores idle in the minutes in which somebody looked."""
+        sample = self._usage.last
+        held = (
+            HeldShare(one.namespace, one.pod_name, (*one.key, share.card), share.amount.cores)
+            for one in (grant.allocation for grant in sample.grants.values())
+            if one.key not in sample.ended and scope.covers(one.namespace)
+            for share in one.shares
+        )
+        with self._lock:
+            used = self._history.sums(time.monotonic(), _HISTORY_SECONDS)
+        return waste_json(waste_of_shares(held, used), int(SECONDS), "agents")
 
     def _advice(self, query: str, scope: NameScope) -> Answer:
         """The advice for the pod that ``uid`` names or, to those who may hear its name, ``name``."""

@@ -21,7 +21,8 @@ const source = new Source(model, draw);
 const root = document.createElement("div");
 document.body.append(root);
 
-const menu = () => MENU.filter(([name]) => name === "overview" || model.rest?.waiting);
+const NODES = ["overview", "waste"]; // what an agent shows of its node, to whom it may name pods
+const menu = () => MENU.filter(([name]) => model.rest?.waiting || (NODES.includes(name) && (name === "overview" || model.rest?.named)));
 
 function Header({ view, params }) {
   const one = model.nodes.size === 1 ? model.nodes.keys().next().value : "";

@@ -72,6 +72,21 @@ export function named(holder) {
 
 export const state_of = (holder) => (holder.planned ? t("not started yet") : holder.ended ? t("ended") : "");
 
+const size = ({ cores, memory }) => t("{0} cores, {1}", cores, gib(memory));
+const STAGES = {
+  asked: "asks for {0}, not answered yet",
+  refused: "asks for {0}, refused: {2}",
+  reserved: "{0} are reserved, of which it has {1}",
+  done: "resized to {0}, its spec has {3}",
+};
+
+// How far a holder's resize is, in words; "" if it has the size of its spec.
+export function resize(holder) {
+  const found = holder.resize;
+  if (!found) return "";
+  return t(STAGES[found.stage] || STAGES.asked, size(found.wanted), found.held ? size(found.held) : "–", found.why, size(found.spec));
+}
+
 export function PodLink({ holder }) {
   if (holder.hidden || typeof holder.gone === "string") return html`<span>${named(holder)}</span>`;
   return html`<a href=${link(["pod", holder.namespace, holder.pod])}>${holder.namespace}/${holder.pod}</a> ${holder.container}`;

@@ -14,7 +14,7 @@ function list(answer, trouble) {
   if (trouble) return html`<p class="bad">${t("No list: {0}", trouble)}</p>`;
   if (!answer) return html`<p class="none">${t("Loading …")}</p>`;
   return html`<p>${answer.source === "prometheus" ? t("Cores booked and not used in the last hour, from the sums that the agents keep for bills.")
-    : t("Cores booked and not used in the last 10 minutes, while somebody looked. The last hour needs --prometheus-url.")}</p>
+    : t("Cores booked and not used in the last 10 minutes, while somebody looked. The last hour is on the cluster's console, with --prometheus-url.")}</p>
     ${answer.pods.length ? html`<${Table} label=${t("Who wastes most")} titles=${[t("Pod"), t("Not used (card-hours)"), t("Booked (card-hours)"), t("Used of what was booked")]} rows=${answer.pods.map(cells)} />`
       : html`<p class="none">${t("No pod left booked cores idle, as far as use is known.")}</p>`}
     ${answer.left_out ? html`<p class="none">${t("and {0} more", answer.left_out)}</p>` : null}`;

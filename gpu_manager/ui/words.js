@@ -23,8 +23,8 @@ const ZH = {
   "Waste": "浪费",
   "Who wastes most": "浪费最多的 Pod",
   "Cores booked and not used in the last hour, from the sums that the agents keep for bills.": "最近 1 小时内已分配而未使用的算力，取自代理为计费保存的累计值。",
-  "Cores booked and not used in the last 10 minutes, while somebody looked. The last hour needs --prometheus-url.":
-    "最近 10 分钟内（仅限有人查看期间）已分配而未使用的算力。最近 1 小时的数据需要 --prometheus-url。",
+  "Cores booked and not used in the last 10 minutes, while somebody looked. The last hour is on the cluster's console, with --prometheus-url.":
+    "最近 10 分钟内（仅限有人查看期间）已分配而未使用的算力。最近 1 小时的数据见集群控制台，需要 --prometheus-url。",
   "Not used (card-hours)": "未使用（卡时）",
   "Booked (card-hours)": "已分配（卡时）",
   "Used of what was booked": "已用占已分配",
@@ -130,6 +130,11 @@ const ZH = {
   "not started yet": "尚未启动",
   "name not shown": "名称不显示",
   "all containers": "所有容器",
+  "{0} cores, {1}": "{0} 算力，{1}",
+  "asks for {0}, not answered yet": "请求 {0}，尚未答复",
+  "asks for {0}, refused: {2}": "请求 {0}，被拒绝：{2}",
+  "{0} are reserved, of which it has {1}": "已预留 {0}，目前拥有 {1}",
+  "resized to {0}, its spec has {3}": "已调整为 {0}，规格为 {3}",
   "Memory refused": "被拒绝的显存请求",
   "{0} times": "{0} 次",
   "Whose cards these are is told to who may get pods.": "持有者的名称只告知有权读取 Pod 的用户。",

@@ -33,6 +33,7 @@ PATHS = (
     "/ui/data",
     "/ui/health",
     "/ui/advice",
+    "/ui/waste",
     "/metric",
     "/metrics",
     "/usage",

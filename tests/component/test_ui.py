@@ -161,6 +161,27 @@ def test_each_view_has_an_address_and_says_what_the_cards_hold_and_what_waits(
     assert re.search(r"No room now \(1\).*team-b/big.*ask 50 cores", page.text(), re.DOTALL)
     page.open(f"{served.url}/ui#/quota", "document.querySelector('main h1')?.innerText == 'Quota'")
     assert "1.3 of 1 over the quota" in page.text()
+    growing = {
+        "spec": {"cores": 30, "memory": 5 * GIB},
+        "wanted": {"cores": 90, "memory": 5 * GIB},
+        "held": {"cores": 30, "memory": 5 * GIB},
+        "stage": "refused",
+        "why": "the card has 20 cores free",
+    }
+    served.data = cluster(
+        node("n1", card(0, holder("train", 30, resize=growing, refusals=3))), generation="x-9"
+    )
+    page.open(f"{served.url}/ui#/card/GPU-0", "document.querySelector('[aria-label=\"Who holds it\"] td')")
+    page.wait(
+        "document.body.innerText.includes('asks for 90 cores, 5 GiB, refused: the card has 20 cores free')"
+    )
+    page.open(
+        f"{served.url}/ui#/pod/team-a/train", "document.querySelector('[aria-label=\"What it holds\"] td')"
+    )
+    assert "asks for 90 cores, 5 GiB, refused" in page.text()
+    assert "3 times" in page.text()
+    served.data = TWO_NODES
+    page.open("about:blank", "true")
     page.open(f"{served.url}/ui#/pod/team-b/big", "document.querySelector('.line')")
     assert "waits: of 2 nodes, 2 have no room" in page.text()
     assert page.complaints == []

@@ -15,6 +15,7 @@ from admission.console.cluster_page import (
 )
 from admission.explain.explanation import explain
 from gpu_manager.domain.cluster.usage_json import UsedShare
+from gpu_manager.domain.contract import RESIZE
 from tests.fakes.extender import UNIT, World, node, pod
 
 
@@ -174,6 +175,20 @@ def test_who_may_see_one_namespace_sees_its_pods_quota_and_waiting_pods_alone():
     everywhere = data(shown)
     assert {row["namespace"] for row in everywhere["quota"]} == {"default", "other"}
     assert len(everywhere["waiting"]) == 2
+
+
+def test_a_holder_whose_size_is_to_change_tells_how_far_that_is():
+    asks = {RESIZE: json.dumps({"v": 1, "containers": {"main": {"cores": 50}}})}
+    world = World(
+        [node("n1", cards=1)], [pod("a", 30, 4, on="n1", annotations=asks), pod("b", 10, 4, on="n1")]
+    )
+    found = {h["pod"]: h["resize"] for h in data(page(world, Clock())[0])["nodes"][0]["cards"][0]["holders"]}
+    assert found["b"] is None
+    assert (found["a"]["stage"], found["a"]["wanted"]["cores"], found["a"]["spec"]["cores"]) == (
+        "asked",
+        50,
+        30,
+    )
 
 
 def test_pods_that_wait_are_grouped_by_what_stands_in_the_way_with_the_change_that_helps():

@@ -8,12 +8,13 @@ from typing import Annotated, Final
 
 from gpu_manager.arguments import Argument, Option
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
-from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, RESIZE, VERSION, decode_assignment
+from gpu_manager.domain.contract import RESIZE, VERSION
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, printable, quoted
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resize.owners import KINDS
+from gpu_manager.domain.resize.progress import held_size
 from gpu_manager.domain.resize.sizes import ResizeAnswer, answer_of, digest, read_wanted
-from gpu_manager.domain.resources import Amount, parse_quantity
+from gpu_manager.domain.resources import parse_quantity
 from gpu_manager.domain.untrusted import mapping
 
 _LOOK_SECONDS: Final = 0.2
@@ -143,7 +144,7 @@ def _outcome(pod: Pod, name: str, former: ResizeAnswer | None) -> str | None:
     if answer.refused:
         raise DoesNotFit(f"{pod.key} keeps its size: {answer.refused}")
     size = answer.sizes.get(name)
-    held = _held(pod, name)
+    held = held_size(pod, name)
     return f"container {quoted(name)} of {pod.key}: {held}" if held is not None and held == size else None
 
 
@@ -152,15 +153,8 @@ def _pending(pod: Pod, name: str) -> str:
     answer = answer_of(pod)
     if answer is None or answer.asked != digest(pod):
         return f"{who}: the scheduler has not answered yet; kubectl describe pod shows its Events"
-    booked = _held(pod, name)
+    booked = held_size(pod, name)
     return (
         f"{who}: the scheduler has reserved {answer.sizes.get(name)}, the agent has booked "
         f"{booked or 'none of it yet'}; less memory waits until the program frees it (Event VcudaResizeWaits)"
     )
-
-
-def _held(pod: Pod, name: str) -> Amount | None:
-    """What the agent has booked for the container."""
-    said = decode_assignment(pod.annotations.get(ALLOCATION))
-    shares = said.containers.get(name, ()) if said and pod.annotations.get(ASSIGNED) == "true" else ()
-    return shares[0][1] if len(shares) == 1 else None
