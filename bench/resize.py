@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bench.resize_placed import placed_rows
 from bench.rows import Row, in_memory, percentile
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.store import FileStore
@@ -263,14 +264,16 @@ def _allocation(life: Life, amount: Amount) -> Allocation:
 
 
 def rows(*, full: bool, only: str = "") -> Iterable[Row]:
-    """``only``: events, or force."""
+    """``only``: events, placed, or force."""
     if only in ("", "events"):
         yield from _events(full=full)
+    if only in ("", "placed"):
+        yield from placed_rows(SEED, full=full)
     if only in ("", "force"):
         yield _in_force(full=full)
 
 
-PARTS: Final = ("events", "force")
+PARTS: Final = ("events", "placed", "force")
 
 
 def _events(*, full: bool) -> Iterator[Row]:

@@ -14,6 +14,7 @@ from gpu_manager.domain.cluster.accounting import (
     charge_all,
     ledger_of,
 )
+from gpu_manager.domain.cluster.kubelet_ids import KubeletIds, kubelet_ids
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.placement.place import find
 from gpu_manager.domain.pod import PodUid
@@ -30,7 +31,7 @@ class NodeView(NodeBooks):
     host CPU that no pod has asked for, in thousandths; None if the node does not say what it has. Equal
     ``kind`` means equal to every pod that is not on the node and may use every pool; 0 marks a node with
     something of its own: a problem, a refusal, a pod nominated to it. ``constraints``, which kube-scheduler
-    judges before it asks an extender, are no part of it.
+    judges before it asks an extender, are no part of it. ``ids``: the kubelet's count, where pods shrank.
     """
 
     problem: str
@@ -41,6 +42,7 @@ class NodeView(NodeBooks):
     cpu: int | None = None
     kind: int = 0
     constraints: NodeConstraints = OPEN
+    ids: KubeletIds | None = None
 
     def awaits(self, pod: PodUid, priority: int) -> tuple[PodView, ...]:
         """Pods nominated here that ``pod`` must leave room for."""
@@ -83,7 +85,9 @@ def build_view(
     charges = charge_all(node, here.values(), known)
     ledger = ledger_of(node, charges, before)
     awaited = tuple(sorted(nominated, key=lambda o: (-o.pod.priority, o.pod.began, o.uid)))
-    state = intern((facts.hardware, tuple(ledger.booked(s.card.uuid) for s in node.cards)))
+    ids = kubelet_ids(node, charges)
+    left = None if ids is None else ids.left(ledger.pods)
+    state = intern((facts.hardware, tuple(ledger.booked(s.card.uuid) for s in node.cards), left))
     plain = not (facts.problem or node.refused or node.lingering or awaited)
     kind = (state if cpu is None else intern((state, cpu))) if plain else 0
     return NodeView(
@@ -98,4 +102,5 @@ def build_view(
         cpu,
         kind,
         facts.constraints,
+        ids,
     )

@@ -243,6 +243,8 @@ class FeasibilityCheck:
         return found[key]
 
     def _seek(self, view: NodeView, ledger: Ledger, closed: frozenset[str]) -> Fit | None:
+        if self.lack_of_ids(view, ledger):
+            return None
         plain, cards = self.shape.request, with_closed(view.node.cards, dict.fromkeys(closed, ""))
         trial = self.shape.placer.trial(cards, view.node.topology, ledger)
         if trial is None:
@@ -253,6 +255,13 @@ class FeasibilityCheck:
             taken=taken,
             charge=by_model((cards[at].card.model, amount) for at, amount in taken),
         )
+
+    def lack_of_ids(self, view: NodeView, ledger: Ledger) -> str:
+        """Why the kubelet would have no device ids for the pod beside those in these books; empty if it has.
+
+        Only pods that shrank can leave less ids than room. kube-scheduler counts ids before it asks.
+        """
+        return "" if view.ids is None else view.ids.lack(self.request, ledger.pods)
 
     def ever(self, view: NodeView) -> bool:
         """True if the node could hold the pod were it empty."""

@@ -70,8 +70,9 @@ def _judged(
                 kind: view
                 for kind, view in new.items()
                 if view is not None
+                and view.ids is None  # more than the cards decides
                 and (type(kind) is int or like_others(view))
-                and not (several and view.node.topology.numa_policy.strict)  # more than a count decides
+                and not (several and view.node.topology.numa_policy.strict)  # same
             },
         )
     for kind, view in new.items():

@@ -62,6 +62,8 @@ def _why(check: FeasibilityCheck, view: NodeView, limit: int) -> str:
         names = ", ".join(named((o.pod for o in awaited[:3]), check.pod.namespace))
         held = f"room is kept for {names}. " if awaited else ""
         return held + refused.line(limit - len(held))
+    if no is Unfit.ROOM and (lack := check.lack_of_ids(view, check.ledger(view))):
+        return lack[:limit]
     return brief(check, view, no)[:limit]
 
 

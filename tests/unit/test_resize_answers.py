@@ -198,12 +198,12 @@ def test_what_is_less_counts_until_the_agent_has_given_it_back(world: Cluster) -
     assert world.booked("n1") == [(80, 20)]
 
 
-def test_below_its_spec_a_pod_is_charged_its_spec(world: Cluster) -> None:
-    """Its device ids stay its own, and the kubelet would not hand them out."""
+def test_below_its_spec_a_pod_is_charged_its_spec_until_the_agent_has_booked_less(world: Cluster) -> None:
     world.run("one", 80, 20)
     world.ask("one", cores=10)
-    world.agent("one", 10, 20)
     assert world.booked("n1") == [(80, 20)]
+    world.agent("one", 10, 20)
+    assert world.booked("n1") == [(10, 20)]
 
 
 def test_the_next_request_waits_until_the_agent_has_followed_the_last(world: Cluster) -> None:

@@ -281,7 +281,17 @@ def _alike(before: PlacedPod, now: PlacedPod) -> bool:
         (before.pod.namespace, before.pod.name) == (now.pod.namespace, now.pod.name)
         and before.pod.containers == now.pod.containers
         and before.assigned == now.assigned
+        and _followed(before.pod) == _followed(now.pod)
     )
+
+
+def _followed(pod: Pod) -> str | None:
+    """The answer to a request for another size, if the agent has said what it booked since the start.
+
+    Both annotations are guarded: then the figure of the agent counts, also below the spec.
+    """
+    answer = pod.annotations.get(contract.RESIZED)
+    return answer if answer and pod.annotations.get(contract.ASSIGNED) == "true" else None
 
 
 def _is_ours(placed: PlacedPod, node: NodeReport) -> bool:
@@ -305,14 +315,17 @@ def _granted_all_the_same(placed: PlacedPod, node: NodeReport) -> Charge:
 def _certain(placed: PlacedPod, request: PodRequest, node: NodeReport) -> Iterator[Allocation]:
     """Allocations of the containers whose annotation names as many cards of this node as they ask for."""
     capacity = {state.card.uuid: state.card.capacity(node.unit) for state in node.cards}
+    answer = answer_of(placed.pod) if _followed(placed.pod) else None
     for container in request.containers:
         named = (placed.assigned or {}).get(container.name, ())
         wanted = container.request.cards or 1
         if len(named) != wanted or len({uuid for uuid, _ in named} & capacity.keys()) != wanted:
             continue
-        asked = container.request.amount
+        resized = answer is not None and container.name in answer.sizes
+        asked = ZERO if resized else container.request.amount
         shares = tuple(
-            # An annotation may raise the charge, which costs its own pod's card at most, but not lower it.
+            # An annotation may raise the charge, which costs its own pod's card at most. Only the agent's, of
+            # a pod that was resized, may lower it.
             Share(
                 uuid,
                 capacity[uuid] if container.request.cards else asked.peak(_at_most(said, capacity[uuid])),

@@ -1,4 +1,4 @@
-"""CPU, memory and pod slots: what a pod requests of a node's host, and what the node has. Pure.
+"""What a pod requests of a node beside its cards, and what the node has: CPU, memory, pod slots, ids. Pure.
 
 Kube-scheduler decides by them. The extender only weighs them, and what-if reports them.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final
 
+from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.resources import format_bytes, parse_quantity
 from gpu_manager.domain.untrusted import mapping, mappings
@@ -20,17 +21,35 @@ _UNSAID: Final = 1 << 62  # a resource that a node does not report is taken as p
 
 @dataclass(frozen=True, slots=True)
 class HostResources:
-    """``cpu`` in thousandths of a core, ``memory`` in bytes, ``pods`` as a number."""
+    """``cpu`` in thousandths of a core, ``memory`` in bytes, ``pods`` as a number.
+
+    ``core_ids`` and ``memory_ids`` are device ids of the kubelet: where pods shrank, fewer are left than the
+    cards have room for.
+    """
 
     cpu: int = 0
     memory: int = 0
     pods: int = 0
+    core_ids: int = 0
+    memory_ids: int = 0
 
     def __add__(self, other: HostResources) -> HostResources:
-        return HostResources(self.cpu + other.cpu, self.memory + other.memory, self.pods + other.pods)
+        return HostResources(
+            self.cpu + other.cpu,
+            self.memory + other.memory,
+            self.pods + other.pods,
+            self.core_ids + other.core_ids,
+            self.memory_ids + other.memory_ids,
+        )
 
     def __sub__(self, other: HostResources) -> HostResources:
-        return HostResources(self.cpu - other.cpu, self.memory - other.memory, self.pods - other.pods)
+        return HostResources(
+            self.cpu - other.cpu,
+            self.memory - other.memory,
+            self.pods - other.pods,
+            self.core_ids - other.core_ids,
+            self.memory_ids - other.memory_ids,
+        )
 
     def lacks(self, asked: HostResources) -> str:
         """Which resources are too small for the pod, as words behind a node's name; empty if none is."""
@@ -40,19 +59,29 @@ class HostResources:
             return f"has less host memory free than the {format_bytes(asked.memory)} that the pod asks for"
         return "holds as many pods as it may" if self.pods < asked.pods else ""
 
+    def lacks_ids(self, asked: HostResources) -> str:
+        """Which device ids are too few for the pod, in the same words."""
+        ids = ((CORE, self.core_ids, asked.core_ids), (MEMORY, self.memory_ids, asked.memory_ids))
+        for resource, left, wanted in ids:
+            if wanted and left < wanted:
+                return f"has {max(0, left)} device ids of {resource} left, and the pod asks for {wanted}"
+        return ""
 
-ANY: Final = HostResources(_UNSAID, _UNSAID, _UNSAID)
+
+ANY: Final = HostResources(_UNSAID, _UNSAID, _UNSAID, _UNSAID, _UNSAID)
 ONE_POD: Final = HostResources(pods=1)
 
 
 def host_of_pod(pod: Mapping[str, Any]) -> HostResources:
     """What a core/v1 Pod requests."""
-    return HostResources(asked(pod, "cpu", THOUSANDTHS), asked(pod, "memory"), 1)
+    ids = asked(pod, CORE), asked(pod, MEMORY)
+    return HostResources(asked(pod, "cpu", THOUSANDTHS), asked(pod, "memory"), 1, *ids)
 
 
 def host_of_node(node: Mapping[str, Any]) -> HostResources:
     """What a core/v1 Node offers to pods; resources that it does not report are plentiful."""
-    parts = (allocatable(node, "cpu", THOUSANDTHS), allocatable(node, "memory"), allocatable(node, "pods"))
+    names = ("memory", "pods", CORE, MEMORY)
+    parts = (allocatable(node, "cpu", THOUSANDTHS), *(allocatable(node, name) for name in names))
     return HostResources(*(_UNSAID if part is None else part for part in parts))
 
 

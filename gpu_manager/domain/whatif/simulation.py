@@ -86,7 +86,8 @@ class SimNode:
 
     def takes(self, pod: SimPod) -> Placement | None:
         """The pod's placement here; None if it does not fit or is not allowed here."""
-        return None if self.bars(pod) else self.find(pod.request)
+        barred = self.bars(pod) or self.host.lacks_ids(pod.host)
+        return None if barred else self.find(pod.request)
 
     def bars(self, pod: SimPod) -> str:
         """What besides cards keeps the pod off, as words behind the node's name; empty if nothing does."""
@@ -309,7 +310,7 @@ def why_not(nodes: Sequence[SimNode], pod: SimPod) -> str:
     if not able:
         return f"no node takes it: {closed}"
     best = max(able, key=lambda node: _free_for(node, pod.request))
-    reason = refusal(best, pod.request)
+    reason = refusal(best, pod.request) or f"it {best.host.lacks_ids(pod.host)}"
     where = "the only node" if len(able) == 1 else f"any of {len(able)} nodes"
     that = " that it may go to" if barred else ""
     said = f"no room on {where}{that}; {quoted(best.name)} has most free: {reason}"
