@@ -58,6 +58,7 @@ SETS: dict[str, tuple[str, ...]] = {
         "--set=view.create=false,agent.evict=false,agent.kubeletPodsURL=,agent.hostPID=false,agent.legacyMetrics=false",
         "--set=monitoring.scrapeAnnotations=false,cards.injection=cdi",
     ),
+    "claims": ("--set=agent.front=dra,terms.minimumCores=5",),
     "terms": (
         "--set=terms.memoryUnit=1Gi,terms.minimumCores=5,terms.defaultMemory=2,terms.denyNodeName=true",
         "--set=agent.evictEvaders=true,webhook.excludedNamespaces={ops},webhook.failurePolicy=Ignore",

@@ -42,6 +42,7 @@ PRIVILEGED = {
     "own-namespace",
     "bare-network",
     "own-certificate",
+    "claims",
     "terms",
 }
 WITH_ADMISSION = [name for name in SETS if name != "least"]

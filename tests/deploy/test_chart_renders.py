@@ -16,10 +16,12 @@ from tests.deploy.chart import CHART, KUBECTL, MANIFESTS, ROOT, SETS, helm, obje
 from tests.deploy.schemas import faults
 
 VERSIONS = ("1.30.0", "1.37.0")  # the oldest that is supported, the newest known
+SINCE_1_34 = "resource.k8s.io/v1"  # and the chart refuses what needs it on an older one
 FOREIGN = {"monitoring.coreos.com/v1", "cert-manager.io/v1"}  # no schema of Kubernetes' own
 CLUSTER_WIDE = {
     "ClusterRole",
     "ClusterRoleBinding",
+    "DeviceClass",
     "MutatingWebhookConfiguration",
     "Namespace",
     "ValidatingAdmissionPolicy",
@@ -40,9 +42,16 @@ def test_lint_is_clean() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_each_render_is_valid_for_each_version_of_kubernetes(version: str) -> None:
     distinct = {json.dumps(o, sort_keys=True): o for name in SETS for o in objects(name)}.values()
-    ours = [o for o in distinct if o["apiVersion"] not in FOREIGN]
+    unknown = FOREIGN | ({SINCE_1_34} if version == VERSIONS[0] else set())
+    ours = [o for o in distinct if o["apiVersion"] not in unknown]
     assert len(ours) > 80
     assert {f"{key(o)}: {fault}" for o in ours for fault in faults(o, version)} == set()
+
+
+def test_claims_on_a_kubernetes_that_has_none_are_refused_with_the_cure() -> None:
+    done = helm("template", "x", str(CHART), "--kube-version", "1.33.0", *SETS["claims"])
+    assert done.returncode != 0
+    assert "agent.front is dra, which needs Kubernetes 1.34" in done.stderr
 
 
 def test_a_field_that_kubernetes_does_not_know_is_a_fault() -> None:

@@ -1,0 +1,96 @@
+"""The chart's policies for ResourceClaims, judged as the API server would: by CEL."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from gpu_manager.domain.contract import DRA_DRIVER
+from tests.agreement.claim_cases import ILLEGAL, LEGAL, claim, template
+from tests.deploy.chart import agent_pod, container, objects, of_kind, the
+from tests.fakes.cel import Policy
+
+KINDS = {"vcuda-claims": claim, "vcuda-claim-templates": template}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def judged(request: pytest.FixtureRequest) -> tuple[Policy, Any]:
+    spec = the("claims", "ValidatingAdmissionPolicy", request.param)["spec"]
+    return Policy(spec), KINDS[request.param]
+
+
+def refusals(judged: tuple[Policy, Any], spec: dict[str, Any]) -> list[str]:
+    policy, made = judged
+    obj = made(spec, "c")
+    return [text for _, text in policy.refusals({"operation": "CREATE", "object": obj})]
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_what_can_be_given_is_taken(judged: tuple[Policy, Any], name: str) -> None:
+    assert refusals(judged, LEGAL[name]) == []
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_what_kubernetes_would_change_in_silence_is_refused_with_the_nearest(
+    judged: tuple[Policy, Any], name: str
+) -> None:
+    spec, says = ILLEGAL[name]
+    [text] = refusals(judged, spec)
+    assert re.search(says, text), text
+
+
+def test_there_are_twenty_illegal_shapes() -> None:
+    assert len(ILLEGAL) >= 20
+
+
+def test_nothing_of_claims_is_installed_by_default() -> None:
+    assert [o["metadata"]["name"] for o in objects("defaults") if "claim" in o["metadata"]["name"]] == []
+    assert not list(of_kind("defaults", "DeviceClass"))
+    assert not [a for a in container(agent_pod("defaults"), "gpu-manager")["args"] if "front" in a]
+
+
+def test_an_agent_with_claims_has_what_it_needs() -> None:
+    pod = agent_pod("claims")
+    agent = container(pod, "gpu-manager")
+    assert {"--front=dra", "--minimum-cores=$(VCUDA_MINIMUM_CORES)"} <= set(agent["args"])
+    mounted = {mount["mountPath"] for mount in agent["volumeMounts"]}
+    assert "/var/lib/kubelet/plugins_registry" in mounted
+    assert f"/var/lib/kubelet/plugins/{DRA_DRIVER}" in mounted
+    assert "/var/run/cdi" in mounted
+    role = the("claims", "ClusterRole", "gpu-manager")
+    rights = {r: rule["verbs"] for rule in role["rules"] for r in rule["resources"]}
+    assert rights["resourceclaims"] == ["get"]
+    assert rights["resourceslices"] == ["list", "create", "update", "delete"]
+
+
+@pytest.mark.parametrize(
+    ("operation", "user", "node", "driver", "refused"),
+    [
+        ("CREATE", "gpu-manager", "n1", DRA_DRIVER, False),
+        ("UPDATE", "gpu-manager", "n1", DRA_DRIVER, False),
+        ("DELETE", "gpu-manager", "n1", DRA_DRIVER, False),
+        ("CREATE", "gpu-manager", "n2", DRA_DRIVER, True),
+        ("DELETE", "gpu-manager", "n2", DRA_DRIVER, True),
+        ("UPDATE", "gpu-manager", "n1", "gpu.nvidia.com", True),
+        ("CREATE", "somebody", "n2", "gpu.nvidia.com", False),
+    ],
+)
+def test_an_agent_publishes_its_own_node_alone(operation, user, node, driver, refused) -> None:
+    spec = the("claims", "ValidatingAdmissionPolicy", "vcuda-slices")["spec"]
+    for validation in spec["validations"]:
+        validation.setdefault("messageExpression", f'"{validation["message"]}"')
+    policy = Policy(spec)
+    slice_ = {"metadata": {"name": "s"}, "spec": {"driver": driver, "nodeName": node}}
+    request = {
+        "operation": operation,
+        "resource": {"resource": "resourceslices"},
+        "object": None if operation == "DELETE" else slice_,
+        "oldObject": None if operation == "CREATE" else slice_,
+        "userInfo": {
+            "username": f"system:serviceaccount:kube-system:{user}",
+            "extra": {"authentication.kubernetes.io/node-name": ["n1"]},
+        },
+    }
+    assert bool(policy.refusals(request)) == refused
