@@ -314,7 +314,8 @@ class Agent:
         self._recover(stored)
         self.front, self._keeps_front = front_in_force(self._config.front, self.state.view.ledger)
         if self._keeps_front:
-            log.error("front_not_changed", reason=self._keeps_front)
+            holders = sorted({allocation.pod_key for allocation in self.state.view.ledger})
+            log.error("front_not_changed", reason=self._keeps_front, holders=holders[:5])
         self._limits.apply_settings()
         self.health.subscribe(self.known_cards.cards_changed)
         self.health.subscribe(self.inventory.cards_changed)

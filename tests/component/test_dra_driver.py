@@ -13,6 +13,7 @@ from gpu_manager.agent import Agent
 from gpu_manager.domain.contract import DRA_DRIVER, FRONT_LABEL, INVENTORY, decode_inventory
 from gpu_manager.domain.dra.front import Front
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from sandbox.api import ADMIN_TOKEN
 from tests.fakes.dra_world import NAMESPACE, NODE, DraWorld
 from tests.fakes.sandbox import short_directory
 from tests.fakes.waiting import until
@@ -30,11 +31,11 @@ def part(cores: int, memory: str) -> dict[str, object]:
     return {"capacity": {"requests": {"cores": str(cores), "memory": memory}}}
 
 
-def ask(world: DraWorld, path: str) -> dict:
+def ask(world: DraWorld, path: str, token: str = ADMIN_TOKEN) -> dict:
     url = f"http://127.0.0.1:{world.agent.http.port}{path}"
-    with urllib.request.urlopen(
-        urllib.request.Request(url, headers={"Accept": "application/json"}), timeout=5
-    ) as answer:
+    login = {"Authorization": f"Bearer {token}"} if token else {}
+    asked = urllib.request.Request(url, headers={"Accept": "application/json", **login})
+    with urllib.request.urlopen(asked, timeout=5) as answer:
         return json.loads(answer.read())
 
 
@@ -167,6 +168,10 @@ def test_people_see_who_holds_a_card(world: DraWorld) -> None:
     shown = until(lambda: ask(world, "/usage")["usage"])
     [entry] = shown.values()
     assert (entry["claim"], entry["pod"]) == (claim, pod["metadata"]["name"])
+    for path in ("/graph", "/usage"):
+        strangers = json.dumps(ask(world, path, token=""))
+        assert claim not in strangers
+        assert pod["metadata"]["name"] not in strangers
     until(lambda: all(ask(world, "/readyz").values()))
 
 
@@ -187,7 +192,10 @@ def test_a_node_keeps_its_front_until_nothing_is_held_by_it(world: DraWorld) -> 
     world.wanted = Front.PLUGIN
     world.start_agent()
     assert world.agent.front is Front.DRA
-    assert "drain the node, and it changes to plugin" in world.agent.why()
+    assert world.agent.why() == (
+        "the node keeps the front dra until nothing is held by it: 1 claims hold cards; drain the node, and it "
+        "changes to plugin"
+    )
     world.end(pod)
     world.stop_agent()
     world.agent = Agent(world.config())
