@@ -146,6 +146,7 @@ class Agent:
             lambda: self.usage.last,
             clock,
             self._writeback.tell,
+            alone=config.resize_alone,
         )
         self.plugin = DevicePlugin(
             config.device_plugins,

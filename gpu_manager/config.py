@@ -29,6 +29,7 @@ class Config:
 
     ``cards`` is ``nvml``, or ``simulated:`` with a profile's name or a file; ``unit`` is bytes of a memory
     unit; ``policy`` holds settings of every fraction's control page; ``injection`` is ``auto`` or a strategy;
+    ``resize_alone``: there is no extender, and the agent itself answers requests for another size.
     ``evict`` lets the agent evict pods whose card is wrong, ``evict_evaders`` pods that evade their limits.
     ``program_xids`` are driver errors that never close a card, ``card_xids`` those that always do; a card
     opens again after ``quiet_seconds`` without faults. With ``lending`` whole cards are also offered as
@@ -71,6 +72,7 @@ class Config:
     extra_devices: tuple[str, ...] = ()
     proc: Path = Path("/proc")
     evict: bool = True
+    resize_alone: bool = False
     evict_evaders: bool = False
     reclaim_seconds: float = 30.0
     legacy_metrics: bool = True

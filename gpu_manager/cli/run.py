@@ -143,6 +143,9 @@ def command(
     stand_in: Annotated[Path | None, Option(help="The stand-in driver of simulated cards.")] = None,
     extra_config: Annotated[Path | None, Option(help="The predecessor's extra-config.json.")] = None,
     evict: Annotated[bool, Option(help="Evict a controlled pod that got a wrong card.")] = True,
+    resize_alone: Annotated[
+        bool, Option(help="Judge requests for another size on this node alone; only without an extender.")
+    ] = False,
     evict_evaders: Annotated[bool, Option(help="Evict controlled pods that bypass their limits.")] = False,
     reclaim_seconds: Annotated[float, Option(min=0.1, help="Seconds between searches for dead pods.")] = 30.0,
     legacy_metrics: Annotated[bool, Option(help="Serve the predecessor's four metrics too.")] = True,
@@ -200,6 +203,7 @@ def command(
             stand_in=stand_in,
             extra_devices=_extra(extra_config),
             evict=evict,
+            resize_alone=resize_alone,
             evict_evaders=evict_evaders,
             reclaim_seconds=reclaim_seconds,
             legacy_metrics=legacy_metrics,

@@ -29,6 +29,7 @@ class ResizingRig(DirectRig):
     clock: FakeClock
 
     def __init__(self, directory: Path, **given: Any) -> None:
+        self.alone = bool(given.pop("alone", False))  # there is no extender
         super().__init__(directory, clock=FakeClock(), **given)
         self.held: dict[Key, int] = {}
         self.beyond: dict[Key, int] = {}
@@ -48,6 +49,7 @@ class ResizingRig(DirectRig):
             lambda: self.sample,
             self.clock,
             self.writeback.tell,
+            alone=self.alone,
         )
         for obj in self.objects.values():
             self.resizer.follow(self.parsed(obj))

@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import structlog
 
-from gpu_manager.domain.contract import EVENT_RESIZE_WAITS, EVENT_RESIZED, RESIZED
-from gpu_manager.domain.errors import DoesNotFit, NodeUnready
+from gpu_manager.domain.contract import EVENT_RESIZE_WAITS, EVENT_RESIZED, RESIZE, RESIZED
+from gpu_manager.domain.errors import DoesNotFit, NodeUnready, quoted
 from gpu_manager.domain.placement.explain import explain_shares
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resize.judgement import resized
-from gpu_manager.domain.resize.sizes import answer_of
+from gpu_manager.domain.resize.sizes import Sizes, answer_of
 from gpu_manager.domain.resources import Amount, format_bytes
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import ControlPages
@@ -27,6 +27,7 @@ from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.grant import limits_of
 from gpu_manager.services.allocation.limit_pages import LimitPages
 from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.enforcement.lone_resizes import lone_sizes
 from gpu_manager.services.enforcement.usage import Sample
 
 log = structlog.get_logger(__name__)
@@ -44,8 +45,12 @@ class Resizer:
         last: Callable[[], Sample],
         clock: Clock,
         tell: Callable[[Pod], object] = lambda _: None,
+        *,
+        alone: bool = False,
     ) -> None:
-        """``last``: the newest sample of usage. ``tell`` writes what a pod holds into its annotation."""
+        """``last``: the newest sample of usage. ``tell`` writes what a pod holds into its annotation.
+        ``alone``: there is no extender, so that the agent judges requests itself.
+        """
         self._state = state
         self._pods = pods
         self._limits = limits
@@ -53,6 +58,8 @@ class Resizer:
         self._last = last
         self._clock = clock
         self._tell = tell
+        self._alone = alone
+        self._key = RESIZE if alone else RESIZED
         self._pending: set[PodUid] = set()
         self._capped: dict[Key, float] = {}  # when the memory cap in the books was published (monotonic)
         self._unwritten: set[Key] = set()  # whose page does not say yet what the books say
@@ -71,7 +78,7 @@ class Resizer:
             }
             self._pending &= local.keys()
             for pod in local.values():
-                if pod.uid in self._pending or RESIZED in pod.annotations:
+                if pod.uid in self._pending or self._key in pod.annotations:
                     self._follow(pod)
             grants = self._state.view.grants
             for key in (self._capped.keys() | self._told.keys() | self._unwritten) - grants.keys():
@@ -81,9 +88,8 @@ class Resizer:
         self._pending.discard(pod.uid)
         if pod.terminal:
             return
-        answer = answer_of(pod)
         grants, changed = self._state.view.grants, False
-        for name, size in (answer.sizes if answer else {}).items():
+        for name, size in self._sizes(pod).items():
             grant = grants.get((pod.uid, name))
             if grant is None or not grant.directory or not limits_of(grant):
                 continue
@@ -104,6 +110,16 @@ class Resizer:
                 self._wait(pod, now.key, _progress(now, size))
         if changed:
             self._tell(pod)
+
+    def _sizes(self, pod: Pod) -> Sizes:
+        """What the pod's containers shall have, as the scheduler answered, or as the agent judges alone."""
+        if not self._alone:
+            answer = answer_of(pod)
+            return answer.sizes if answer else {}
+        lone = lone_sizes(self._state, pod)
+        for name, why in lone.refused.items():
+            self._wait(pod, (pod.uid, name), why.removeprefix(f"container {quoted(name)}: "), warning=True)
+        return lone.sizes
 
     def _has(self, grant: Grant, size: Amount) -> bool:
         whole = grant.allocation.shares[0].amount == size and not grant.memory_cap
