@@ -76,9 +76,9 @@ static void a_measured_span_lies_where_its_events_lie(void) {
     int64_t start = (int64_t)NOW - 3000 + OFFSET;
     struct gpu_interval ran = gpu_time_measured(&facts, start, 103000, 256, &clock);
     CHECK(clock.known && clock.offset_ns == OFFSET);
-    CHECK(ran.from == start + 3000 && ran.to == start + 103000); /* the record's lead is no work */
-    ran = gpu_time_measured(&facts, start, 1000, 256, &clock);
-    CHECK(ran.from == ran.to);
+    CHECK(ran.from == start + 3000 && ran.to == start + 103000);           /* the record's lead is no work */
+    ran = gpu_time_measured(&facts, start + 90 * 1000, 1000, 256, &clock); /* its thread stood still in between */
+    CHECK(ran.to - ran.from == 1000 && clock.offset_ns == OFFSET);
     ran = gpu_time_measured(&facts, start, -5, 256, &clock);
     CHECK(ran.from == start && ran.to == start);
     facts.idle = false;

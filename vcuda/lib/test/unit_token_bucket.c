@@ -423,6 +423,10 @@ static void costs_follow_what_is_measured(void) {
     for (int i = 0; i < 200; i++)
         cost_measured(cost, 0, 0);
     CHECK(cost_ns(cost) >= 1, "never nothing");
+    for (int i = 0; i < 20; i++)
+        cost_measured(cost, 2000, 2000);
+    CHECK(cost_ns(cost) > 1900 && cost_charge_ns(cost) > 1900, "what took no time once does so no longer: %" PRIu64,
+          cost_ns(cost));
     for (uintptr_t i = 1; i < 5000; i++)
         cost_measured(cost_find(cost_key((void *)(i * 4096), 1)), i, i);
     CHECK(cost_find(cost_key((void *)(uintptr_t)4096, 1)) != NULL, "a full table still answers");

@@ -81,11 +81,13 @@ static int64_t stretched(uint64_t ns, uint32_t stretch_q8) {
 struct gpu_interval gpu_time_measured(const struct span_facts *facts, int64_t start, int64_t elapsed,
                                       uint32_t stretch_q8, struct card_clock *clock) {
     int64_t to = start + (elapsed > 0 ? elapsed : 0), from = start;
-    if (facts->idle) { /* the start's record and the first launch reached the card as far apart as they were made */
+    /* The start's record and the first launch reached the card as far apart as they were made. If all was over sooner,
+     * the thread had stood still before it recorded: then nothing is known but that it took no longer than that. */
+    if (facts->idle && from + (int64_t)facts->lead_ns < to) {
         int64_t offset = start - (int64_t)(facts->launched_at - facts->lead_ns);
         clock->offset_ns = clock->known ? clock->offset_ns + (offset - clock->offset_ns) / 8 : offset;
         clock->known = true;
-        from = start + (int64_t)facts->lead_ns < to ? start + (int64_t)facts->lead_ns : to;
+        from = start + (int64_t)facts->lead_ns;
     }
     if (!facts->late_ns)
         return (struct gpu_interval){from, to};
