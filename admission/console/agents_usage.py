@@ -75,6 +75,7 @@ class AgentsUsage:
         self._listed = float("-inf")
         self._asked: dict[str, float] = {}
         self._answers: dict[str, AgentAnswer] = {}
+        self._named: dict[str, Mapping[str, Pod]] = {}  # node → pods of its last answer, also gone ones
         self._lock = threading.Lock()  # of the history, which several threads write
         self._history = UsageHistory()
         self._thread = threads.forever("usage", self._run)
@@ -152,6 +153,7 @@ class AgentsUsage:
         nodes = self._addresses
         self._asked = {node: at for node, at in self._asked.items() if node in nodes}
         self._answers = {node: said for node, said in self._answers.items() if node in nodes}
+        self._named = {node: pods for node, pods in self._named.items() if node in nodes}
         with self._lock:
             self._history.forget(now)
         due = [node for node in nodes if now - self._asked.get(node, float("-inf")) >= self._period]
@@ -163,7 +165,10 @@ class AgentsUsage:
     def _ask(self, node: str) -> None:
         try:
             told = read_usage(json.loads(self._agents.page(self._addresses[node], "/usage")))
-            usage = named_usage(told, self._pods(node))
+            uids = {uid for uid, _, _ in told}
+            known = {**self._named.get(node, {}), **self._pods(node)}
+            self._named[node] = {uid: pod for uid, pod in known.items() if uid in uids}
+            usage = named_usage(told, self._named[node])
         except (NodeUnready, ValueError, RecursionError) as error:
             self._answers.pop(node, None)
             log.debug("agent_silent", node=node, reason=str(error))

@@ -126,7 +126,7 @@ export function totals(node) {
       containers: holders.length,
       measured: measured.reduce((total, holder) => total + holder.cores, 0),
       used: measured.reduce((total, holder) => total + 100 * holder.core_used, 0),
-      pods: new Set(holders.map((holder) => `${holder.namespace}/${holder.pod}`)).size,
+      pods: holders.some((holder) => holder.hidden) ? null : new Set(holders.map((holder) => `${holder.namespace}/${holder.pod}`)).size,
       troubles: troubles_of(node),
       idle: idle_pods(node),
     };

@@ -129,10 +129,10 @@ function steer(event) {
 }
 
 function Drain({ nodes }) {
-  const rows = nodes.filter((node) => totals(node).containers).sort((a, b) => totals(a).booked - totals(b).booked || totals(a).pods - totals(b).pods).slice(0, 5);
+  const rows = nodes.filter((node) => totals(node).containers).sort((a, b) => totals(a).booked - totals(b).booked || totals(a).containers - totals(b).containers).slice(0, 5);
   if (rows.length < 2) return null;
   return html`<section aria-labelledby="drain-title"><h2 id="drain-title">${t("Drain first: least to move")}</h2><ol>${rows.map((node) => html`<li key=${node.node}>
-    <a href=${link(["node", node.node])}>${node.node}</a> <span>${t("{0} pods, {1} cores", totals(node).pods, totals(node).booked)}</span></li>`)}</ol></section>`;
+    <a href=${link(["node", node.node])}>${node.node}</a> <span>${t("{0} pods, {1} cores", totals(node).pods ?? "–", totals(node).booked)}</span></li>`)}</ol></section>`;
 }
 
 function Waste({ model }) {

@@ -18,7 +18,8 @@ export function Node({ model, args, source, params }) {
       [t("Memory booked"), t("{0} of {1}", gib(sum.memory_booked), gib(sum.memory))],
       [t("Booked cores in use"), sum.measured ? percent(sum.used / sum.measured) : "–"],
       [t("Fragmentation"), percent(sum.fragmentation)],
-      [t("Pods"), sum.pods],
+      [t("Containers"), sum.containers],
+      [t("Pods"), sum.pods === null ? "–" : sum.pods],
     ]} />
     <p class="legend"><span><b class="key used"></b> ${t("used now")}</span><span><b class="key booked"></b> ${t("booked")}</span><span><b class="key free"></b> ${t("free")}</span></p>
     <div class="cards">${node.cards.map((card) => html`<${CardBox} key=${card.uuid} card=${card} words=${t("Cards")} />`)}</div>
@@ -103,7 +104,7 @@ export function Card({ model, args, source, params }) {
       rows=${card.holders.map((holder, at) => ({ key: at + named(holder), cells: [html`<${PodLink} holder=${holder} />`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), html`${state_of(holder) || t("running")}${resize(holder) ? html` <small>${resize(holder)}</small>` : null}`] }))} />`
       : html`<p class="none">${t("idle")}</p>`}
     <${History} ...${{ model, source, params }} subject="card" name=${card.uuid} most=${1}
-      names=${(one) => (one.pod ? [["pod", one.namespace, one.pod], `${one.namespace}/${one.pod} ${one.container}`] : [null, t("all containers")])} />`;
+      names=${(one) => (one.pod ? [["pod", one.namespace, one.pod], `${one.namespace}/${one.pod} ${one.container}`] : [null, one.pod === "" ? t("name not shown") : t("all containers")])} />`;
 }
 
 const EVENTS = {

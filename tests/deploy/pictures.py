@@ -2,7 +2,8 @@
 
 The sandbox of :mod:`tests.deploy.test_dashboards` runs under a load that changes: pods come, compute, fill their
 memory, are refused and go. Prometheus scrapes it, the dashboards are drawn from their own queries, and headless
-Chromium takes a picture of the agent's console and of the cluster's. No test: a person looks at the result.
+Chromium takes a picture of the agent's console and of the cluster's. Chinese needs a font (Debian:
+fonts-wqy-zenhei). No test: a person looks at the result.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tests.deploy.test_dashboards import (
     state_metrics,
 )
 from tests.fakes.admission import Process
-from tests.fakes.browser import CHROMIUM, browsing
+from tests.fakes.browser import CHROMIUM, Page, browsing
 from tests.fakes.prometheus import Prometheus
 from tests.fakes.sandbox import short_directory
 from tests.fakes.web import send, serving
@@ -91,14 +92,20 @@ def page(port: int, webhook: int, directory: Path) -> None:
         raise SystemExit("no chromium (Debian: apt-get install chromium)")
     with browsing(directory / "profile") as console:
         console.show_as(width=1180, height=760, dark=False)
-        console.open(f"http://127.0.0.1:{port}/ui#/node/{NODE}", "document.querySelector('.card .bar')")
+        log_in(console, f"http://127.0.0.1:{port}/ui#/node/{NODE}")
+        console.wait("document.querySelector('.card li a') && !document.querySelector('form.login')")
         console.picture(ASSETS / "ui.png")
-        console.open(f"https://127.0.0.1:{webhook}/ui", "document.querySelector('form.login')")
-        console.look("document.querySelector('[name=token]').focus()")
-        console.type(ADMIN_TOKEN)
-        console.key("Enter")
+        log_in(console, f"https://127.0.0.1:{webhook}/ui")
         console.wait("document.querySelector('.heat .cell')")
         console.picture(ASSETS / "console.png")
+
+
+def log_in(console: Page, url: str) -> None:
+    """Open the address, and type the token that it asks for."""
+    console.open(url, "document.querySelector('form.login')")
+    console.look("document.querySelector('[name=token]').focus()")
+    console.type(ADMIN_TOKEN)
+    console.key("Enter")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from admission.console.agents_usage import (
     AgentsUsage,
 )
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.names import container_digest
+from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from tests.fakes.ports import FakeClock
 
 
@@ -24,6 +26,7 @@ class Agents:
         self.listed = 0
         self.more = 1
         self.nonsense = False
+        self.container = "c"
         self.heard = threading.Event()
 
     def addresses(self):
@@ -43,7 +46,7 @@ class Agents:
             return b"<html>"
         gpu = len(self.asked) * self.more
         device = {"uuid": "GPU-1", "gpu": gpu, "mem": 1}
-        return json.dumps({"usage": {"u": {"stat": {"c": {"dev": [device]}}}}}).encode()
+        return json.dumps({"usage": {"u": {"stat": {self.container: {"dev": [device]}}}}}).encode()
 
 
 def asking(*nodes):
@@ -113,6 +116,23 @@ def test_equal_figures_are_the_same_object_so_that_nothing_is_drawn_anew():
     first = usage.look()["a"].usage
     ask(PERIOD_SECONDS)
     assert usage.look()["a"].usage is first
+
+
+def test_a_container_keeps_its_name_while_its_agent_tells_of_it_though_its_pod_is_gone():
+    pods = {"u": Pod(PodUid("u"), "team-a", "train", (Container("c", ContainerKind.APP),))}
+    agents, clock = Agents("a"), FakeClock()
+    agents.container = container_digest("u", "c")
+    usage = AgentsUsage(agents, clock, lambda _: pods)
+    for _ in range(2):
+        usage.ask_due(lambda jobs: [job() for job in jobs])
+        ((key, used),) = usage.look()["a"].usage.items()
+        assert (key, used.namespace, used.pod) == (("u", "c", "GPU-1"), "team-a", "train")
+        pods = {}
+        clock.pass_(PERIOD_SECONDS)
+    agents.nodes = []
+    clock.pass_(31)
+    usage.ask_due(lambda jobs: [job() for job in jobs])
+    assert usage._named == {}
 
 
 def test_nobody_is_asked_before_somebody_looks_and_after_nobody_does():
