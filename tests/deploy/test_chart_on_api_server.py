@@ -71,11 +71,11 @@ class Server:
             )
         )
         client, peer = f"http://127.0.0.1:{store}", f"http://127.0.0.1:{peers}"
-        self._spawn(
+        self.spawn(
             *("etcd", f"--data-dir={here}/etcd", f"--listen-client-urls={client}"),
             *(f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}", "--unsafe-no-fsync"),
         )
-        self._spawn(
+        self.spawn(
             *(str(self.program), f"--etcd-servers={client}", f"--secure-port={self.port}"),
             *("--bind-address=127.0.0.1", f"--cert-dir={here}/certs", f"--token-auth-file={here}/tokens.csv"),
             *(f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}"),
@@ -118,7 +118,8 @@ class Server:
         }
         return self.run(KUBECTL, "create", "-f", "-", given=json.dumps(obj))
 
-    def _spawn(self, *command: str) -> None:
+    def spawn(self, *command: str) -> None:
+        """Start a program that ends with the server."""
         with (self.directory / f"{Path(command[0]).name}.log").open("wb") as log:
             self._processes.append(
                 subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=self.directory)

@@ -18,14 +18,20 @@ from gpu_manager.adapters.kube.claims import KubeClaims, KubeSlices
 from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import DRA_DRIVER
+from gpu_manager.domain.dra.allocated import AllocatedClaim
 from gpu_manager.domain.dra.published import published_devices
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
 from gpu_manager.domain.rules.request import PlacementPolicy
+from gpu_manager.services.claims.prepare import ClaimPreparer
 from tests.agreement.claim_cases import ILLEGAL, LEGAL, asks, claim, exactly, template
 from tests.deploy.chart import CHART, HELM, KUBECTL, SETS
 from tests.deploy.test_chart_on_api_server import AGENT, SERVERS, Server
+from tests.fakes.metrics import service_metrics
+from tests.fakes.ports import FakeInjector, FakePods, FakeProcesses, FakeTenants
 from tests.fakes.sandbox import short_directory
+from tests.fakes.state import state_of
+from tests.fakes.waiting import until
 
 NODE = "n1"
 pytestmark = pytest.mark.skipif(
@@ -110,6 +116,67 @@ def test_a_slice_is_stored_as_it_was_meant_and_written_once(server: Server) -> N
     assert stored["spec"]["pool"] == {"generation": 2, "name": NODE, "resourceSliceCount": 1}
     assert [device["name"] for device in stored["spec"]["devices"]] == ["gpu-00000000", "gpu-00000001"]
     connection.close()
+
+
+def test_the_real_scheduler_shares_our_cards_and_we_read_what_it_gave(server: Server) -> None:
+    """kube-scheduler of the same version: two claims share the first card that is published."""
+    program = server.program.with_name("kube-scheduler")
+    if not program.exists():
+        pytest.skip("no kube-scheduler beside kube-apiserver")
+    kubeconfig = server.directory / "kubeconfig"
+    connection = connect(kubeconfig=kubeconfig)
+    states = [CardState(Card(n, CardUuid(f"GPU-{n:08x}-0000"), "T4", 16 * GIB)) for n in range(2)]
+    KubeSlices(connection, NODE).publish(cards(*states))
+    room = {"allocatable": {"pods": "110"}, "capacity": {"pods": "110"}}
+    patched = server.run(
+        *(KUBECTL, "patch", "node", NODE, "--subresource=status", "--type=merge", "-p"),
+        json.dumps({"status": room}),
+    )
+    assert "patched" in patched, patched
+    no_taints = json.dumps({"spec": {"taints": None}})  # no kubelet will take "not-ready" away
+    assert "patched" in server.run(KUBECTL, "patch", "node", NODE, "--type=merge", "-p", no_taints)
+    told = (f"--kubeconfig={kubeconfig}", "--leader-elect=false", "--secure-port=0")
+    server.spawn(str(program), *told)
+    wanted = {"one": (30, 4 * GIB), "two": (50, 8 * GIB), "three": (40, 2 * GIB)}
+    for name, (cores, memory) in wanted.items():
+        for obj in (claim(exactly(asks(cores, memory)), name), _pod(name)):
+            said = server.run(KUBECTL, "create", "-f", "-", given=json.dumps(obj))
+            assert "created" in said, said
+    claims = KubeClaims(connection, DEFAULT_UNIT)
+    found = {name: until(lambda name=name: _allocated(claims, name), 20) for name in wanted}
+    given = {name: (one.shares[0].amount.cores, one.shares[0].amount.memory) for name, one in found.items()}
+    assert given == wanted
+    assert all(one.pods[0][1] == name and one.shares[0].share_id for name, one in found.items())
+    held: dict[str, int] = {}
+    for one in found.values():
+        held[one.shares[0].device] = held.get(one.shares[0].device, 0) + one.shares[0].amount.cores
+    assert sorted(held) == ["gpu-00000000", "gpu-00000001"]
+    assert max(held.values()) <= 100
+    state = state_of(states)
+    preparer = ClaimPreparer(
+        state, claims, FakePods(), FakeTenants(), FakeInjector(), FakeProcesses(), service_metrics()
+    )
+    for name, one in found.items():
+        [device] = preparer.prepare("default", one.uid, name)
+        assert (device.device, device.share_id) == (one.shares[0].device, one.shares[0].share_id)
+    booked = [state.view.ledger.booked(one.card.uuid).cores for one in states]
+    assert sorted(booked) == sorted(held.values())
+    connection.close()
+
+
+def _pod(name: str) -> dict[str, Any]:
+    """A pod that uses the claim of its name."""
+    container = {"name": "c", "image": "i", "resources": {"claims": [{"name": "gpu"}]}}
+    spec = {"containers": [container], "resourceClaims": [{"name": "gpu", "resourceClaimName": name}]}
+    meta = {"name": name, "namespace": "default"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def _allocated(claims: KubeClaims, name: str) -> AllocatedClaim | None:
+    try:
+        return claims.read("default", name)
+    except RequestInvalid:  # not allocated yet
+        return None
 
 
 def test_a_claim_that_waits_is_known_as_not_allocated(server: Server) -> None:
