@@ -33,6 +33,7 @@ from gpu_manager.domain.topology import (
 
 SIZES: Final = ((1, 20), (2, 40), (3, 15), (4, 25))  # cards of a request, and in how many of a hundred
 EVENTS: Final = 24
+ANY: Final = ("NV1", "NV2", "NV4", "PIX", "PHB", "NODE", "SYS")
 _LEVELS: Final = (LinkKind.PIX, LinkKind.PXB, LinkKind.PHB, LinkKind.NODE, LinkKind.SYS)
 Machines = dict[str, ParsedTopology]
 Chooser = Callable[[Topology, frozenset[int], int], tuple[int, ...]]
@@ -62,11 +63,21 @@ def _grouped(size: int, levels: Sequence[tuple[int, Link]], far: Link) -> Parsed
     return ParsedTopology(Topology(rows), tuple(Affinity(str(i // 4)) for i in range(size)))
 
 
-def random_machine(size: int, chance: random.Random) -> Topology:
-    """Any link between any two cards."""
-    kinds = [Link.parse(cell) for cell in ("NV1", "NV2", "NV4", "PIX", "PHB", "NODE", "SYS")]
-    cells = {pair: chance.choice(kinds) for pair in combinations(range(size), 2)}
-    rows = [[SELF if i == j else cells[min(i, j), max(i, j)] for j in range(size)] for i in range(size)]
+def irregular(count: int) -> dict[str, Topology]:
+    """Machines of 4 to 8 cards with links by chance: of any kind, or one or two NVLinks as between V100s."""
+    chance, made = random.Random("irregular"), dict[str, Topology]()
+    for number in range(count):
+        size, cells = chance.choice((4, 6, 8)), chance.choice((ANY, ("NV1", "NV2")))
+        name = f"{number}: {size} cards, {'any links' if cells is ANY else 'NV1 and NV2'}"
+        made[name] = random_machine(size, chance, cells)
+    return made
+
+
+def random_machine(size: int, chance: random.Random, cells: Sequence[str] = ANY) -> Topology:
+    """One of these links between any two cards."""
+    kinds = [Link.parse(cell) for cell in cells]
+    links = {pair: chance.choice(kinds) for pair in combinations(range(size), 2)}
+    rows = [[SELF if i == j else links[min(i, j), max(i, j)] for j in range(size)] for i in range(size)]
     return Topology(tuple(map(tuple, rows)))
 
 

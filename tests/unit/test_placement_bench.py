@@ -44,6 +44,7 @@ from bench.placement.topology import (
     first_fit,
     greedy,
     hindsight,
+    irregular,
     machines,
     sequence,
     tree,
@@ -208,6 +209,15 @@ def test_no_choice_of_cards_is_better_than_hindsight(seed):
         assert 0 < achieved(topology, events, policy) <= most
     free = frozenset(chance.sample(range(6), 4))
     assert topology.sum(exact(topology, free, 2)) == best(topology, free, 2)
+
+
+def test_irregular_machines_are_the_same_each_time_and_of_both_kinds():
+    made = irregular(12)
+    assert made == irregular(12)
+    assert {machine.size for machine in made.values()} == {4, 6, 8}
+    slow = {name: min(min(w for w in row if w) for row in each.weights) for name, each in made.items()}
+    assert {low >= 100 for name, low in slow.items() if name.endswith("NV1 and NV2")} == {True}
+    assert min(slow.values()) < 100, "any links: some without NVLink"
 
 
 def test_the_predecessors_tree_makes_the_choices_that_its_own_tests_ask_for():
