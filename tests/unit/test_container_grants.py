@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement.evasion import CONTEXT_BYTES
 from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.resources import GIB
 from gpu_manager.ports.cards import ProcessUse
 from gpu_manager.ports.pods import KnownPod
 from gpu_manager.services.enforcement.container_grants import ContainerGrants
+from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
 from gpu_manager.services.enforcement.usage import UsageSampler
 from tests.fakes.claims import claim_grant
 from tests.fakes.metrics import service_metrics
@@ -91,6 +95,30 @@ def test_a_process_is_counted_for_the_claim_that_gave_its_card() -> None:
     node = Node(pod({"name": "mine"}), card=1)
     sample = node.sampler.sample()
     assert list(sample.processes) == [(SMALL.key, STATES[1].card.uuid)]
+
+
+class Setter:
+    """Holds every limit that it is given."""
+
+    def __init__(self) -> None:
+        self.limits: dict[tuple[str, str], int] = {}
+
+    def hold(self, container_id: str, card: CardUuid, limit: int) -> str:
+        self.limits[container_id, card] = limit
+        return "dmem"
+
+    def let_go(self, container_id: str, card: CardUuid) -> None:
+        del self.limits[container_id, card]
+
+
+def test_the_drivers_own_limit_holds_the_containers_of_a_claim_too() -> None:
+    node, setter = Node(pod({"name": "mine", "request": "small"}), card=1), Setter()
+    limits = DriverMemoryLimits(node.state, node.pods, setter, node.clock, service_metrics())
+    limits.look()
+    assert setter.limits == {("id", STATES[1].card.uuid): 4 * GIB + CONTEXT_BYTES}
+    node.pods.forget("ml/train-0")
+    limits.look()
+    assert setter.limits == {}
 
 
 def test_a_whole_card_of_a_claim_shows_what_its_processes_use() -> None:

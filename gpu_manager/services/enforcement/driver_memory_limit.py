@@ -22,6 +22,7 @@ from gpu_manager.ports.pods import KnownPod, Pods
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.grant import limits_of
 from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.enforcement.container_grants import ContainerGrants
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
@@ -46,6 +47,7 @@ class DriverMemoryLimits:
         self._setter = setter
         self._clock = clock
         self._metrics = metrics
+        self._containers = ContainerGrants()
         self._held: dict[tuple[str, CardUuid], str | None] = {}
         self._retry: dict[tuple[str, CardUuid], float] = {}
         self._last: tuple[object, object, Mapping[tuple[str, CardUuid], int]] | None = None
@@ -79,21 +81,19 @@ class DriverMemoryLimits:
             self._last = grants, pods, self._limits(grants, pods)
         return self._last[2]
 
-    @staticmethod
     def _limits(
-        grants: Mapping[Key, Grant], pods: Mapping[str, Sequence[KnownPod]]
+        self, grants: Mapping[Key, Grant], pods: Mapping[str, Sequence[KnownPod]]
     ) -> dict[tuple[str, CardUuid], int]:
-        limited: dict[tuple[str, str], tuple[Limit, ...]] = {
+        limited: dict[Key, tuple[Limit, ...]] = {
             key: limits_of(grant) for key, grant in grants.items() if grant.proven
         }
+        gone = {f.pod.uid for found in pods.values() for f in found if f.tombstone}
         return {
-            (container.runtime_id, limit.card): limit.memory + CONTEXT_BYTES
-            for found in pods.values()
-            for f in found
-            if not f.tombstone
-            for container in f.pod.containers
-            if container.runtime_id
-            for limit in limited.get((f.pod.uid, container.name), ())
+            (runtime_id, limit.card): limit.memory + CONTEXT_BYTES
+            for (uid, runtime_id), keys in self._containers.of(pods, grants).items()
+            if uid not in gone
+            for key in keys
+            for limit in limited.get(key, ())
         }
 
     def _hold(self, container_id: str, card: CardUuid, limit: int) -> None:
