@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
+import pytest
+
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.contract import LIMITS_PATH, USAGE_PATH
 from gpu_manager.domain.enforcement.evasion import CONTEXT_BYTES
+from gpu_manager.domain.injection import MountPoint
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports.cards import ProcessUse
 from gpu_manager.ports.pods import KnownPod
 from gpu_manager.services.enforcement.container_grants import ContainerGrants
 from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
+from gpu_manager.services.enforcement.injection_check import LOOKS, PERIOD_SECONDS, InjectionCheck
 from gpu_manager.services.enforcement.usage import UsageSampler
 from tests.fakes.claims import claim_grant
 from tests.fakes.metrics import service_metrics
@@ -119,6 +125,32 @@ def test_the_drivers_own_limit_holds_the_containers_of_a_claim_too() -> None:
     node.pods.forget("ml/train-0")
     limits.look()
     assert setter.limits == {}
+
+
+class Mounts:
+    """What the container of the claim has mounted."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    def mounts(
+        self, containers: Collection[tuple[str, str]]
+    ) -> dict[tuple[str, str], list[list[MountPoint]]]:
+        pages = [
+            MountPoint(LIMITS_PATH, f"/{self.directory}/limits"),
+            MountPoint(USAGE_PATH, f"/{self.directory}/usage"),
+        ]
+        return {one: [pages] for one in containers}
+
+
+@pytest.mark.parametrize(("directory", "found"), [("two-small", []), ("two-big", ["c"])])
+def test_a_container_of_a_claim_that_mounts_other_pages_is_named(directory: str, found: list[str]) -> None:
+    node = Node(pod({"name": "mine", "request": "small"}), card=1)
+    check = InjectionCheck(node.state, node.pods, Mounts(directory), node.clock, "cdi", driver=False)
+    for _ in range(LOOKS):
+        check.look()
+        node.clock.pass_(PERIOD_SECONDS)
+    assert [one.container for one in check.found] == found
 
 
 def test_a_whole_card_of_a_claim_shows_what_its_processes_use() -> None:

@@ -19,6 +19,7 @@ from gpu_manager.ports.pods import Pods
 from gpu_manager.ports.processes import ContainerMounts
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.enforcement.container_grants import ContainerGrants
 
 log = structlog.get_logger(__name__)
 
@@ -70,6 +71,7 @@ class InjectionCheck:
         self._clock = clock
         self._strategy = strategy
         self._driver = driver
+        self._grants = ContainerGrants()
         self._open: dict[Container, _Open] = {}
         self._judged: dict[Container, NotInjected | None] = {}
 
@@ -95,7 +97,7 @@ class InjectionCheck:
             looked.due = now if now - looked.since < PATIENCE_SECONDS else now + RARELY_SECONDS
             if one not in mounts:
                 continue
-            pod, grant = running[one]
+            pod, name, grant = running[one]
             faults = [
                 injection_faults(
                     seen,
@@ -110,24 +112,25 @@ class InjectionCheck:
                 self._judged[one] = None
             elif looked.wrong >= LOOKS:
                 fewest = min(faults, key=len)
-                self._judged[one] = self._tell(pod, grant, "; ".join(fewest))
+                self._judged[one] = self._tell(pod, name, "; ".join(fewest))
 
-    def _running(self) -> Mapping[Container, tuple[Pod, Grant]]:
-        """The containers that run by a grant of this agent."""
-        grants = self._state.view.grants
+    def _running(self) -> Mapping[Container, tuple[Pod, str, Grant]]:
+        """The containers that run by a grant of this agent, their own or a claim's, and their names."""
+        grants, local = self._state.view.grants, self._pods.local()
+        keys = self._grants.of(local, grants)
         return {
-            (PodUid(f.pod.uid), container.runtime_id): (f.pod, grant)
-            for found in self._pods.local().values()
+            place: (f.pod, container.name, grant)
+            for found in local.values()
             for f in found
             if not (f.tombstone or f.pod.terminal)
             for container in f.pod.containers
             if container.runtime_id and container.running
-            if (grant := grants.get((PodUid(f.pod.uid), container.name))) is not None
+            for place in ((PodUid(f.pod.uid), container.runtime_id),)
+            if (grant := next((grants[key] for key in keys[place] if key in grants), None)) is not None
             if grant.directory and grant.allocation.shares
         }
 
-    def _tell(self, pod: Pod, grant: Grant, why: str) -> NotInjected:
-        name = grant.allocation.container
+    def _tell(self, pod: Pod, name: str, why: str) -> NotInjected:
         log.error("container_not_injected", pod=pod.key, container=name, injection=self._strategy, reason=why)
         text = (
             f'container "{name}" runs without what it was granted: {why}. The container runtime did not '
