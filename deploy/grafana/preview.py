@@ -49,7 +49,9 @@ class Asked:
         self._end = time.time()
         whole = f"{max(1, round(seconds))}"
         self._variables = {"$__range_s": whole, "$__range": f"{whole}s"}
-        self._variables |= {f"${name}": chosen.get(name, ".*") for name in ("node", "namespace", "pod")}
+        self._variables |= {
+            f"${name}": chosen.get(name, ".*") for name in ("node", "card", "namespace", "pod")
+        }
 
     def _get(self, path: str, **query: str) -> Any:
         address = f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(query)}"

@@ -55,7 +55,7 @@ def main(seconds: float) -> None:
             with Prometheus(directory / "prometheus", jobs, quick) as prometheus:
                 live(sandbox, webhook, extender, seconds)
                 page(sandbox.port, webhook, directory)
-                chosen = {"pod": {"namespace": "nlp|vision", "pod": "embed|full"}}
+                chosen = {"pod": {"namespace": "nlp|vision", "pod": "embed|full"}, "card": {"card": "1"}}
                 pictures(prometheus.url, ASSETS, seconds, chosen)
 
 
@@ -96,8 +96,13 @@ def page(port: int, webhook: int, directory: Path) -> None:
         console.wait("document.querySelector('.card li a') && !document.querySelector('form.login')")
         console.picture(ASSETS / "ui.png")
         log_in(console, f"https://127.0.0.1:{webhook}/ui")
-        console.wait("document.querySelector('.heat .cell')")
+        console.wait(
+            "document.querySelector('.charts path') && document.querySelector('[aria-labelledby=waste-title]')"
+        )
         console.picture(ASSETS / "console.png")
+        console.click("header button[lang=zh]")
+        console.wait("document.querySelector('main h1').innerText == '总览'")
+        console.picture(ASSETS / "console-zh.png")
 
 
 def log_in(console: Page, url: str) -> None:
