@@ -99,14 +99,13 @@ class Placing:
         cores, units = self.random.randint(1, 99), self.random.randint(1, _UNITS)
         spec = self.alive[name]
         wanted = None if (cores, units) == spec or self.random.random() < 0.2 else _size(cores, units)
-        before = self._object(name)["metadata"]["annotations"].get(RESIZED)
         self._annotate(name, {RESIZE: wanted})
         self.rig.clock.pass_(PAUSE_SECONDS)
         self.answers.tick()
-        there = self._object(name)
-        if there["metadata"]["annotations"].get(RESIZED) != before:
-            self.resized += 1
-            self._follow(name)
+        for one in self.alive:  # what was refused a while ago is answered again too
+            if self._answer(self._object(one)) != self._answer(self.rig.objects[one]):
+                self.resized += 1
+                self._follow(one)
 
     def _follow(self, name: str) -> None:
         there = self.rig.parsed(self._object(name))
@@ -167,6 +166,11 @@ class Placing:
             written = self.rig.pods.annotations.pop(PodUid(self._object(name)["metadata"]["uid"]), None)
             if written:
                 self._annotate(name, written)
+
+    @staticmethod
+    def _answer(obj: Obj) -> str | None:
+        answer: str | None = obj["metadata"]["annotations"].get(RESIZED)
+        return answer
 
     def _object(self, name: str) -> Obj:
         return self.world.api.pods["default", name]
