@@ -151,7 +151,8 @@ def test_every_way_of_installing_is_taken_one_after_the_other_and_rolled_back(se
     release = ("gpu-manager", str(CHART), "-n", "kube-system")
     for name, values in SETS.items():
         if name not in FOREIGN:
-            said = server.run(HELM, "upgrade", "--install", *release, *values, *BARE)
+            kept = "--history-max=0"  # all revisions, the first too
+            said = server.run(HELM, "upgrade", "--install", kept, *release, *values, *BARE)
             assert "STATUS: deployed" in said, f"{name}: {said}"
     assert "Rollback was a success" in server.run(HELM, "rollback", "gpu-manager", "1", "-n", "kube-system")
     assert "uninstalled" in server.run(HELM, "uninstall", "gpu-manager", "-n", "kube-system")
