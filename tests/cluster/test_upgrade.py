@@ -27,7 +27,11 @@ TAG = "next"
 
 @pytest.fixture
 def next_image(cluster: Cluster) -> Iterator[str]:
-    """The product's image with another libvcuda, on the node; in the end the product is as it was."""
+    """The product's image with another libvcuda, on the node; in the end the product is as it was.
+
+    First the pods of earlier tests are given back: their libraries lie on the node as long.
+    """
+    cluster.wait(lambda: len(sets(cluster)) == 1, chosen().given_back_seconds, "an earlier library stays")
     archive = images.with_other_library(PRODUCT, cluster.scratch / "images", TAG)
     cluster.load(archive)
     yield TAG
