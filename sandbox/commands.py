@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from sandbox.api import ApiError, StandInApi
-from sandbox.api.kinds import resource_of
+from sandbox.api.kinds import NO_CONTROLLERS, WORKLOADS, resource_of
 from sandbox.simulated_cluster import Sandbox
 
 FAULTS: Final = (
@@ -21,7 +21,6 @@ FAULTS: Final = (
     ("kubelet restart", "the kubelet ends and begins anew; containers run on"),
     ("api away 5", "the API server refuses connections for so many seconds"),
 )
-NO_CONTROLLERS: Final = "the sandbox has no controllers: apply the pods themselves"
 _LONGEST_AWAY = 600.0
 # What a manifest may change of an object that exists; of pods nothing else is, as with kubectl.
 _SYSTEM_FIELDS: Final = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields")
@@ -43,6 +42,8 @@ def apply_one(api: StandInApi, obj: Mapping[str, Any]) -> str:
         raise RequestInvalid(f"a {kind} without metadata.name cannot be applied")
     name, namespace = str(meta.get("name") or ""), str(meta.get("namespace") or "default")
     shown = f"{kind.lower()}/{name or meta.get('generateName')}"
+    if kind in WORKLOADS:
+        raise RequestInvalid(f"{shown}: {NO_CONTROLLERS}")
     clean = {**obj, "apiVersion": obj.get("apiVersion", "v1")}
     clean["metadata"] = {k: v for k, v in meta.items() if k not in _SYSTEM_FIELDS}
     try:

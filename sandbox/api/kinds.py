@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sandbox.api.status import ApiError
 
@@ -26,6 +26,9 @@ class Resource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
 
+NO_CONTROLLERS: Final = "the sandbox has no controllers: apply the pods themselves"
+WORKLOADS: Final = ("Deployment", "StatefulSet")  # kept for what is said of them; nothing makes their pods
+
 RESOURCES: tuple[Resource, ...] = (
     Resource("", "v1", "namespaces", "Namespace", namespaced=False, subresources=frozenset({"status"})),
     Resource("", "v1", "nodes", "Node", namespaced=False, subresources=frozenset({"status"})),
@@ -38,7 +41,7 @@ RESOURCES: tuple[Resource, ...] = (
     Resource("", "v1", "bindings", "Binding"),
     *(
         Resource("apps", "v1", f"{kind.lower()}s", kind, subresources=frozenset({"status"}))
-        for kind in ("DaemonSet", "Deployment", "StatefulSet")
+        for kind in ("DaemonSet", *WORKLOADS)
     ),
     Resource("coordination.k8s.io", "v1", "leases", "Lease"),
     Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice"),

@@ -15,7 +15,7 @@ from gpu_manager import threads
 from gpu_manager.scrape import SampledCounter, scrape
 from sandbox.api.access import AccessGate, AccessRules, User
 from sandbox.api.faults import ApiFaults, CutConnection
-from sandbox.api.kinds import REVIEW_GROUPS, Target, discovery, parse_path
+from sandbox.api.kinds import NO_CONTROLLERS, REVIEW_GROUPS, Target, discovery, parse_path
 from sandbox.api.selectors import Predicate, field_selector, label_selector
 from sandbox.api.status import ApiError, bad_request
 from sandbox.api.tables import table, wants_table
@@ -107,7 +107,7 @@ class Router:
         if found is None:
             said = f"the server could not find the requested resource ({path[:200]})"
             if path.startswith("/apis/"):
-                said += "; the sandbox has no controllers: apply the pods themselves"
+                said += f"; {NO_CONTROLLERS}"
             raise ApiError(404, "NotFound", said)
         return VerbOutcome(found)
 

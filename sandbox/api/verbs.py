@@ -12,7 +12,7 @@ from typing import Any
 
 from sandbox.api import admission, pods
 from sandbox.api.access import User
-from sandbox.api.kinds import Target, is_name, resource_named
+from sandbox.api.kinds import NO_CONTROLLERS, WORKLOADS, Target, is_name, resource_named
 from sandbox.api.patches import apply_patch
 from sandbox.api.priority import set_priority
 from sandbox.api.rules import check_identity, prepare_create, prepare_update
@@ -87,6 +87,8 @@ class Verbs:
             set_priority(obj, [s.obj for s in self.storage.all(resource_named("priorityclasses"))[0]])
         prepare_create(target.resource, obj)
         changed, warnings = self._admit("CREATE", target, call, obj, None)
+        if target.resource.kind in WORKLOADS:
+            warnings = (*warnings, NO_CONTROLLERS)
         obj = changed or obj
         prepare_create(target.resource, obj, judge=True)
         key = (target.namespace, target.name)

@@ -11,11 +11,13 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import grpc
 
+from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.dra.v1 import api_pb2, api_pb2_grpc
 from gpu_manager.pb.drahealth.v1alpha1 import api_pb2 as health_pb2
@@ -114,7 +116,7 @@ class DraManager:
             stream = health_grpc.DRAResourceHealthStub(channel).NodeWatchResources(
                 health_pb2.NodeWatchResourcesRequest()
             )
-            threading.Thread(target=_follow, args=(driver, stream), name="dra-health", daemon=True).start()
+            threads.once("dra-health", partial(_follow, driver, stream)).start()
 
     def connect(self, name: str, stub: DriverCalls, close: Callable[[], object] = lambda: None) -> _Driver:
         """Call this driver from now on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,6 +78,10 @@ def test_kinds_and_bodies_that_are_not_served_have_a_word() -> None:
         }
         maps = client.ask("POST", "/api/v1/namespaces/default/configmaps", body=b"k8s\0", headers=headers)
         assert (maps.status, b"kubectl apply -f it" in maps.body) == (415, True)
-        made = client.ask("POST", "/apis/apps/v1/namespaces/default/deployments", body=b"{}", headers=headers)
+        made = client.ask("POST", "/apis/apps/v1/namespaces/default/replicasets", body=b"{}", headers=headers)
         assert (made.status, b"no controllers: apply the pods themselves" in made.body) == (404, True)
+        body = json.dumps(DEPLOYMENT).encode()
+        headers["Content-Type"] = "application/json"
+        kept = client.ask("POST", "/apis/apps/v1/namespaces/default/deployments", body=body, headers=headers)
+        assert (kept.status, "no controllers" in kept.headers.get("warning", "")) == (201, True)
         client.close()

@@ -18,6 +18,7 @@ PACKAGES = ("gpu_manager", "admission", "sandbox", "vcuda")
 # What a pool runs answers to somebody: gRPC and ASGI turn an error into a reply, others ask for the result.
 POOLS = {
     "gpu_manager/servers/device_plugin.py",
+    "gpu_manager/servers/dra_plugin.py",
     "gpu_manager/cli/kubectl/agents.py",
     "admission/console/agents_usage.py",
     "admission/serving/extender_app.py",

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_manager.cli.main import run
 from gpu_manager.cli.topology import MAX_BYTES
-from gpu_manager.domain.topology import Link, parse_topology
+from gpu_manager.domain.topology import Link, LinkKind, parse_topology
 from tests.fakes.machines import recorded
 
 PAIRS = (
@@ -30,8 +30,11 @@ def test_the_answer_is_the_best_for_every_recorded_machine(path, capsys):
     parsed = parse_topology(path.read_text())
     topology = parsed.topology
 
-    def rank(cards):
-        return -topology.sum(cards), len({parsed.affinities[card].node for card in cards}), cards
+    nvlinks = any(link.kind is LinkKind.NVLINK for row in topology.links for link in row)
+
+    def rank(cards, free):
+        left = topology.sum(set(free) - set(cards)) if nvlinks else 0
+        return -topology.sum(cards), len({parsed.affinities[card].node for card in cards}), -left, cards
 
     for busy in ((), (0,), (0, 2)):
         free = [card for card in range(topology.size) if card not in busy]
@@ -41,7 +44,7 @@ def test_the_answer_is_the_best_for_every_recorded_machine(path, capsys):
                 run([*arguments, "--busy", ",".join(str(card) for card in busy if card < topology.size)]) == 0
             )
             answer = json.loads(capsys.readouterr().out)
-            best = min(combinations(free, pick), key=rank)
+            best = min(combinations(free, pick), key=lambda cards, free=free: rank(cards, free))
             assert list(answer) == ["cards", "score", "links"]
             assert answer["cards"] == list(best)
             assert answer["score"] == topology.sum(best)
