@@ -15,10 +15,10 @@ from gpu_manager.domain import contract
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "README.zh.md", "docs/quickstart.md", "docs/zh/quickstart.md")
-# What needs a cluster: `make deploy-check` renders the chart with these very values, `make e2e` installs it.
+# What needs a cluster: `make e2e` installs the chart, with an image of its own.
 OF_A_CLUSTER = (
     "helm install gpu-manager deploy/helm/gpu-manager --namespace kube-system --set "
-    + "image.repository=REGISTRY/gpu-manager,image.tag=0.1.0",
+    "image.repository=REGISTRY/gpu-manager,image.tag=0.1.0",
 )
 
 
