@@ -16,10 +16,8 @@ from gpu_manager.domain import contract
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "README.zh.md", "docs/quickstart.md", "docs/zh/quickstart.md")
 # What needs a cluster: `make e2e` installs the chart, with an image of its own.
-OF_A_CLUSTER = (
-    "helm install gpu-manager deploy/helm/gpu-manager --namespace kube-system --set "
-    "image.repository=REGISTRY/gpu-manager,image.tag=0.1.0",
-)
+INSTALL = "helm install gpu-manager deploy/helm/gpu-manager --namespace kube-system"
+OF_A_CLUSTER = (f"{INSTALL} --set image.repository=REGISTRY/gpu-manager,image.tag=0.1.0",)
 
 
 def commands(page: str) -> list[str]:

@@ -1,10 +1,13 @@
 """Refusals and successes in words: the arithmetic is right, every card is named, and the advice holds."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.placement.explain import (
     LINE_LIMIT,
@@ -288,3 +291,5 @@ def test_a_card_that_is_given_away_whole_says_under_which_name():
     state = CardState(Card(0, CardUuid("GPU-0"), "T4", 16 * GIB), held="nvidia.com/gpu")
     request = PodRequest(PodUid("u"), (), models=("T4",))
     assert closed_because(state, request) == "given away whole as nvidia.com/gpu"
+    by_claims = replace(state, held=DRA_DRIVER)
+    assert closed_because(by_claims, request) == "given by ResourceClaims alone: the node's front is dra"

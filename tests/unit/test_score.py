@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -198,6 +199,16 @@ def test_a_request_goes_where_it_fills_what_is_open_rather_than_to_an_empty_card
         [((half,), (half.less(shape, (50, 20)),)), ((empty,), (empty.less(shape, (100, UNITS)),))]
     )
     assert costs[0] < costs[1]
+
+
+@pytest.mark.parametrize(("turnover", "broken"), [(0.0, False), (1.0, True)])
+def test_where_pods_leave_the_idle_node_with_the_least_host_cpu_is_broken_first(turnover, broken):
+    mix = replace(mix_of({RequestShape(50, 20): 1}), turnover=turnover)
+    scorer = Scorer(mix, STOCK, cpu_left=0.0)
+    shape = RequestShape(50, 20)
+    idle = [FreeShape("A", UNITS, cpu, ((100, UNITS),)) for cpu in (16_000, 128_000)]
+    small, large = (cost[0] for cost in scorer.costs([((r,), (r.less(shape, r.free[0]),)) for r in idle]))
+    assert (small < large) is broken
 
 
 def test_memory_that_is_scarcer_than_cores_decides():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_manager.domain.cluster.usage_json import UsedShare, read_usage
+from gpu_manager.domain.cluster.usage_json import UsedShare, named_usage, read_usage
 from gpu_manager.domain.errors import NodeUnready
 
 
@@ -35,3 +35,8 @@ def test_an_answer_that_is_something_else_is_refused(answer):
 @pytest.mark.parametrize("pod", [None, [], {}, {"stat": 1}, {"stat": {"c": 1}}, {"stat": {"c": {"dev": 1}}}])
 def test_a_pod_of_another_shape_uses_nothing_that_is_known(pod):
     assert read_usage({"usage": {"u": pod}}) == {}
+
+
+def test_what_an_agent_told_of_a_pod_that_nobody_knows_stays_as_it_is():
+    told = read_usage(said(gpu=1))
+    assert named_usage(told, {}) == told

@@ -14,6 +14,7 @@ from admission.webhook.admit import CreateTimeChecks, mutate, validate
 from gpu_manager.domain.contract import CORE, MEMORY, RESIZE, TEMPLATE_SIZE
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resize.judgement import legal_sizes
+from gpu_manager.domain.resize.owners import effective_request, note_template
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from tests.fakes.extender import pod
 from tests.fakes.reviews import ask, container, patched, review
@@ -191,3 +192,19 @@ def test_a_workloads_size_is_judged_when_it_is_written(asked: str, says: str) ->
     assert (response["allowed"], says in str(response.get("status", ""))) == (not says, True)
     later = workload_review("Deployment", "apps", "deployments", new, new)
     assert ask(validate, later)["allowed"], "what stands may stay"
+
+
+def made_at(owners: str, **annotations: str) -> Pod:
+    """A replica that was created at this size of its owner, from a template of 30 cores, 1 GiB."""
+    note = note_template({"main": Amount(30, 4 * UNIT)}, owners)
+    return parse_pod(replica("one", **{TEMPLATE_SIZE: note, **annotations}))
+
+
+def test_an_owners_size_that_cannot_be_read_is_passed_on_as_it_is() -> None:
+    assert effective_request(made_at(wants(cores=40)), "nonsense") == "nonsense"
+
+
+def test_a_pod_whose_note_of_its_template_cannot_be_read_follows_its_owner() -> None:
+    odd = parse_pod(replica("one", **{TEMPLATE_SIZE: '{"v": 1, "containers": {"main": {"cores": "x"}}}'}))
+    assert effective_request(odd, wants(cores=40)) == wants(cores=40)
+    assert effective_request(odd, "") is None

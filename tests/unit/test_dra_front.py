@@ -1,0 +1,38 @@
+"""Which of the two fronts a node has: the wanted one, once nothing is held by the other."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.dra.front import Front, front_in_force
+from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
+from gpu_manager.domain.pod import ContainerKind, PodUid
+from gpu_manager.domain.resources import GIB, MIB, Amount
+from tests.fakes.claims import claim_grant
+
+CARD = CardState(Card(0, CardUuid("GPU-0"), "T4", 16 * GIB))
+BY_CLAIM = claim_grant("c", CARD).allocation
+BY_POD = Allocation(
+    PodUid("u"), "c", ContainerKind.APP, 0, (Share(CARD.card.uuid, Amount(30, GIB)),), "ns", "train-0"
+)
+
+
+def ledger(*held: Allocation) -> Ledger:
+    return Ledger([CARD.card], 256 * MIB, held)
+
+
+@pytest.mark.parametrize("wanted", list(Front))
+def test_an_idle_node_has_the_front_that_is_wanted(wanted: Front) -> None:
+    assert front_in_force(wanted, ledger()) == (wanted, "")
+
+
+@pytest.mark.parametrize(("held", "front"), [(BY_CLAIM, Front.DRA), (BY_POD, Front.PLUGIN)])
+def test_what_is_held_keeps_the_front_that_gave_it(held: Allocation, front: Front) -> None:
+    (other,) = set(Front) - {front}
+    assert front_in_force(front, ledger(held)) == (front, "")
+    kept, why = front_in_force(other, ledger(held))
+    assert kept is front
+    assert f"keeps the front {front.value}" in why
+    assert f"it changes to {other.value}" in why
+    assert held.pod_name not in why, "/readyz shows it to everyone"
