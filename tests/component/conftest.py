@@ -21,7 +21,8 @@ from sandbox.api import ADMIN_TOKEN, StandInApi
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
     """Like pytest's own, but short whatever the test is called and whichever worker runs it."""
-    with tempfile.TemporaryDirectory(prefix="gm-") as directory:
+    # A browser's helpers write into its profile for a moment after it has ended.
+    with tempfile.TemporaryDirectory(prefix="gm-", ignore_cleanup_errors=True) as directory:
         yield Path(directory)
 
 
