@@ -458,7 +458,11 @@ def test_without_legacy_metrics_the_predecessors_are_gone(board: Board) -> None:
 def test_everything_that_is_exported_is_counted_somewhere(board: Board) -> None:
     """A series that nobody ever changes says that nothing happens."""
     texts = [file.read_text(encoding="utf-8") for room in COUNTING for file in (SOURCES / room).rglob("*.py")]
-    used = {name for text in texts for name in re.findall(r"metrics\.([a-z_]+)\s*\.(?:inc|labels|observe)\(", text)}
+    used = {
+        name
+        for text in texts
+        for name in re.findall(r"metrics\.([a-z_]+)\s*\.(?:inc|labels|observe)\(", text)
+    }
     assert used == set(vars(board.rig.metrics))
 
 
