@@ -3,11 +3,12 @@
 The sandbox of :mod:`tests.deploy.test_dashboards` runs under a load that changes: pods come, compute, fill their
 memory, are refused and go. Prometheus scrapes it, the dashboards are drawn from their own queries, and headless
 Chromium takes a picture of the agent's console and of the cluster's. Chinese needs a font (Debian:
-fonts-wqy-zenhei). No test: a person looks at the result.
+fonts-wqy-zenhei). A person looks at the result; tests/unit/test_pictures.py fails once they are old.
 """
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import threading
 from pathlib import Path
@@ -32,7 +33,17 @@ from tests.fakes.prometheus import Prometheus
 from tests.fakes.sandbox import short_directory
 from tests.fakes.web import send, serving
 
-ASSETS = Path(__file__).parents[2] / "docs" / "assets"
+ROOT = Path(__file__).parents[2]
+ASSETS = ROOT / "docs" / "assets"
+DRAWN_FROM = ASSETS / "drawn-from.txt"
+
+
+def sources() -> str:
+    """A line with the digest of each file that the pictures show."""
+    rooms = (ROOT / "gpu_manager" / "ui").glob("*.*"), (ROOT / "deploy" / "grafana").glob("*.py")
+    files = sorted(file for room in rooms for file in room)
+    digests = ((hashlib.sha256(file.read_bytes()).hexdigest()[:16], file) for file in files)
+    return "".join(f"{digest} {file.relative_to(ROOT)}\n" for digest, file in digests)
 
 
 def main(seconds: float) -> None:
@@ -57,6 +68,7 @@ def main(seconds: float) -> None:
                 page(sandbox.port, webhook, directory)
                 chosen = {"pod": {"namespace": "nlp|vision", "pod": "embed|full"}, "card": {"card": "1"}}
                 pictures(prometheus.url, ASSETS, seconds, chosen)
+    DRAWN_FROM.write_text(sources(), encoding="utf-8")
 
 
 def live(sandbox: Sandbox, webhook: int, extender: int, seconds: float) -> None:
