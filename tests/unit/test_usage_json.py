@@ -2,8 +2,9 @@
 
 import pytest
 
-from gpu_manager.domain.cluster.usage_json import UsedShare, named_usage, read_usage
+from gpu_manager.domain.cluster.usage_json import NOT_USED, UsedShare, named_usage, read_usage, used_share
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.names import container_digest
 
 
 def said(**device):
@@ -40,3 +41,12 @@ def test_a_pod_of_another_shape_uses_nothing_that_is_known(pod):
 def test_what_an_agent_told_of_a_pod_that_nobody_knows_stays_as_it_is():
     told = read_usage(said(gpu=1))
     assert named_usage(told, {}) == told
+
+
+def test_a_container_is_found_by_its_name_and_by_its_digest():
+    plain = {("uid", "main", "GPU-1"): UsedShare(1.0, 2)}
+    unnamed = {("uid", container_digest("uid", "main"), "GPU-1"): UsedShare(3.0, 4)}
+    assert used_share(plain, "uid", "main", "GPU-1") == UsedShare(1.0, 2)
+    assert used_share(unnamed, "uid", "main", "GPU-1") == UsedShare(3.0, 4)
+    for usage in ({}, plain, unnamed):
+        assert used_share(usage, "other", "main", "GPU-1") == NOT_USED
