@@ -216,6 +216,7 @@ def test_new_pods_come_beside_them_and_never_on_top(upgraded: Upgraded) -> None:
 def admission(upgraded: Upgraded) -> Iterator[Process]:
     """Installed after the agent."""
     with Process(f"--kubeconfig={upgraded.node.kubeconfig}", "--leader-mode=alone") as found:
+        until(lambda: found.get("/readyz")[0] == 200)
         yield found
 
 
