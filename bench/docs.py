@@ -1,8 +1,12 @@
-"""docs/benchmarks.md from the last figures, those that fall short too: ``python -m bench.docs``."""
+"""docs/benchmarks.md with the last figures, those that fall short too: ``python -m bench.docs [NAME...]``.
+
+The page is what is kept of measurements: rows that were not measured this time stay as they are.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,13 +16,14 @@ from bench.rows import MACHINE, OUTPUT
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 _HOLDS = {True: "yes", False: "**no**", None: "not measured"}
+_ROW = re.compile(r"^\| `(?P<name>[^`]+)` \|(?:[^|]*\|){2} (?P<holds>[^|]*) \|.*\n", re.MULTILINE)
 
 _HEAD = """\
 # Benchmarks
 
 What the project promises in figures, and what was measured.
-This page is generated from `build/bench.json` by `python -m bench.docs`; `make bench` measures,
-`make bench ONLY=<group>` one group, `make bench FULL=1` at full size.
+`make bench` measures into `build/bench.json`, and `python -m bench.docs` brings those rows up to date here;
+`make bench ONLY=<group>` measures one group, `make bench FULL=1` at full size.
 
 Each figure stands beside its bar.
 Where there is a bare loop or a peer to compare with, it was measured in the same run, and is the baseline;
@@ -36,17 +41,28 @@ Measured on: {machine}.
 """
 
 
-def page(rows: Sequence[Mapping[str, Any]], machine: str) -> str:
-    """The page's text."""
-    short = [f"`{row['name']}`" for row in rows if row["holds"] is False]
-    missing = [f"`{row['name']}`" for row in rows if row["holds"] is None]
-    kept = len(rows) - len(short) - len(missing)
-    summary = f"{kept} of {len(rows)} bars hold."
+def page(before: str, rows: Sequence[Mapping[str, Any]], machine: str) -> str:
+    """The text of the page that was ``before``, with these rows: each in its place, a new one after the row
+    that was measured before it.
+    """
+    kept = {found["name"]: found[0] for found in _ROW.finditer(before)}
+    names = list(kept)
+    for at, row in enumerate(rows):
+        if row["name"] not in kept:
+            follows = rows[at - 1]["name"] if at else None
+            names.insert(names.index(follows) + 1 if follows else len(names), row["name"])
+        kept[row["name"]] = _line(row)
+    lines = "".join(kept[name] for name in names)
+    verdicts = {found["name"]: found["holds"] for found in _ROW.finditer(lines)}
+    short, missing = (
+        [f"`{n}`" for n, holds in verdicts.items() if holds == _HOLDS[v]] for v in (False, None)
+    )
+    summary = f"{len(names) - len(short) - len(missing)} of {len(names)} bars hold."
     if short:
         summary += f" Short of the bar: {', '.join(short)}."
     if missing:
         summary += f" Not measured here: {', '.join(missing)}."
-    return _HEAD.format(machine=machine, summary=summary) + "".join(map(_line, rows))
+    return _HEAD.format(machine=machine, summary=summary) + lines
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -62,15 +78,21 @@ def _line(row: Mapping[str, Any]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |\n"
 
 
-def main() -> int:
-    """Write the page."""
+def main(names: Sequence[str]) -> int:
+    """Bring the page up to date with the rows of these names, of all that were measured if none is given."""
     if not OUTPUT.exists():
         sys.stderr.write("there are no figures yet: make bench\n")
         return 1
-    rows = json.loads(OUTPUT.read_text(encoding="utf-8"))
-    PAGE.write_text(page(rows, MACHINE.read_text(encoding="utf-8").strip()), encoding="utf-8")
+    rows = [
+        row for row in json.loads(OUTPUT.read_text(encoding="utf-8")) if not names or row["name"] in names
+    ]
+    if unknown := set(names).difference(row["name"] for row in rows):
+        sys.stderr.write(f"not measured: {', '.join(sorted(unknown))}\n")
+        return 1
+    machine = MACHINE.read_text(encoding="utf-8").strip()
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), rows, machine), encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
