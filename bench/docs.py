@@ -32,7 +32,7 @@ A row that cannot be measured on the machine says why.
 Latencies are wall-clock on a machine that does other things too: all stand-ins (kubelet, API server) share
 its processors with what is measured.
 
-Measured on: {machine}.
+Last measured on: {machine}. Rows of earlier runs may be of another machine of two processors.
 
 {summary}
 
