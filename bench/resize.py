@@ -337,7 +337,7 @@ def _in_force(*, full: bool) -> Row:
         f"{middle:.1f} ms, of the processor {percentile(work, 99) * 1000:.1f} ms (p99); 20 containers"
     )
     figure = max(percentile(times, 99) * 1000 - sync, middle)
-    return Row("resize_in_force_ms", figure, "ms", "≤ 20", sync, full, note)
+    return Row("resize_in_force_ms", round(figure, 2), "ms", "≤ 20", round(sync, 2), full, note)
 
 
 def _fsync(path: Path, size: int) -> float:
