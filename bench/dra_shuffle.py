@@ -16,8 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Self
 
-import grpc
-
+from bench.dra_deaths import Dropped, Fuse, Fused, Killed, KubeletKilled
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.kube.claims import KubeClaims, KubeSlices
 from gpu_manager.adapters.kube.connection import Connection, connect
@@ -53,55 +52,6 @@ NODE, NAMESPACE, PROFILE = "bench", "default", "t4x4"
 _NAMES = 24  # of claims: used again as soon as they are free, as names are
 _TRIES = 6  # of the kubelet, before a pod counts as stuck; the last ones are without faults
 _STEPS = 18  # most that a call takes, more or less
-
-
-class Killed(Exception):  # noqa: N818  # not an error of the agent: its end
-    """The agent has died."""
-
-
-class Dropped(grpc.RpcError):
-    """What a kubelet sees of a driver that died in its call."""
-
-    def details(self) -> str:
-        """As gRPC says it."""
-        return "Socket closed"
-
-
-class KubeletKilled(Exception):  # noqa: N818  # as above
-    """The kubelet has died."""
-
-
-class Fuse:
-    """Lets the agent live for so many steps; a dead one takes none."""
-
-    def __init__(self) -> None:
-        self.left = -1  # none: it lives
-        self.burnt = False
-
-    def step(self) -> None:
-        """Raises Killed."""
-        if self.left == 0 or self.burnt:
-            self.burnt = True
-            raise Killed
-        self.left = max(-1, self.left - 1)
-
-
-class Fused:
-    """A port or adapter, each of whose calls is two steps: one before and one after its effect."""
-
-    def __init__(self, target: Any, fuse: Fuse) -> None:
-        self._target, self._fuse = target, fuse
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._target, name)
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            self._fuse.step()
-            answer = method(*arguments, **named)
-            self._fuse.step()
-            return answer
-
-        return call
 
 
 class Agent:
