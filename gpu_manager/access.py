@@ -54,7 +54,7 @@ class AccessVerdict(Enum):
     NO = 403
 
 
-_Key = tuple[bytes, str, Right]  # digest of the token, namespace
+_Key = tuple[bytes, str, Right]  # digest of the token, namespace, right
 
 
 class AccessCheck:

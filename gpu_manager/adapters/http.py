@@ -156,12 +156,10 @@ def fetch(host: str, port: int, path: str, headers: Mapping[str, str], limits: H
     line = http.client.HTTPConnection(host, port, timeout=limits.connect)
     try:
         line.connect()
-        sock = line.sock
-        sock.settimeout(limits.answer)
-        ends = time.monotonic() + limits.answer
+        line.sock = sock = _DeadlineSocket(line.sock, limits.answer)
         line.request("GET", path, headers=headers)
         with line.getresponse() as response:
-            data = _whole(response, sock, ends, limits)
+            data = _whole(response, None, sock.ends, limits)
             if response.length:
                 raise NoAnswer("the answer was cut short")
             return HttpAnswer(response.status, data, {k.lower(): v for k, v in response.getheaders()})
@@ -169,6 +167,22 @@ def fetch(host: str, port: int, path: str, headers: Mapping[str, str], limits: H
         raise NoAnswer(reason(error)) from error
     finally:
         line.close()
+
+
+class _DeadlineSocket(socket.socket):
+    """Takes over a connected socket; whatever is received, headers too, ends ``seconds`` from now."""
+
+    def __init__(self, connected: socket.socket, seconds: float) -> None:
+        super().__init__(fileno=connected.detach())
+        self.ends = time.monotonic() + seconds
+        self.settimeout(seconds)
+
+    def recv_into(self, *args: Any) -> int:
+        left = self.ends - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self.settimeout(left)
+        return super().recv_into(*args)
 
 
 def _whole(

@@ -6,7 +6,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -143,6 +143,23 @@ def test_a_body_that_trickles_ends_at_the_deadline_and_not_with_its_last_byte(ge
         with pytest.raises(NoAnswer, match=r"did not end within 0\.4 s|in time"):
             get(urlsplit(url).port or 0, HttpLimits(connect=5, answer=0.4))
         stop.set()
+
+
+def test_headers_that_trickle_end_at_the_deadline() -> None:
+    def trickle(connection: socket.socket, _: int) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n")
+        while True:  # until its reader is gone
+            connection.sendall(b"a: b\r\n")
+            connection.settimeout(0.05)
+            with suppress(TimeoutError):
+                if not connection.recv(1):
+                    return
+
+    with raw_server(trickle) as (port, seen):
+        with pytest.raises(NoAnswer, match="in time"):
+            fetch("127.0.0.1", port, "/", {}, HttpLimits(connect=5, answer=0.4))
+        assert seen == [1]
 
 
 @BOTH
