@@ -310,9 +310,9 @@ def test_nodes_without_cards_offer_nothing_and_say_so(tmp_path: Path) -> None:
     rig.start_agent(wait=False)
     try:
         assert rig.plugin.registered.wait(10)
-        rig.until(lambda: rig.kubelet.capacity().get(CORE, 0) == 0)
+        rig.kubelet.wait({CORE: 0, MEMORY: 0})  # a resource it does not know yet is nothing to refuse for
         assert NodeCards.of(NODE, DEFAULT_UNIT, (), Topology(())).ids.of_card == {r: {} for r in RESOURCES}
-        assert not rig.admit(pod("one", container("c", 30, 4))).ids
+        assert not rig.admit(pod("one", container("c", 30, 4))).admitted
     finally:
         rig.stop_agent()
         rig.kubelet.stop()
