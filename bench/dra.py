@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench import dra_order, dra_prepare
+from bench import dra_order, dra_prepare, dra_worst
 from bench.rows import OUTPUT, Row
 from tests.oracle.dra_cases import MINORS, answer, ask, build, random_case
 
-PARTS = ("agreement", "order", "prepare")
+PARTS = ("agreement", "worst", "order", "prepare")
 CASES = {False: 2_000, True: 100_000}
 _AT_ONCE = 2_000  # cases of one run of the allocator
 
@@ -23,6 +23,8 @@ def rows(*, full: bool, only: str = "") -> Iterator[Row]:
     """The group's rows, or those of one part."""
     if only in {"", "agreement"}:
         yield _agreement(full=full)
+    if only in {"", "worst"}:
+        yield from dra_worst.rows(_directory(), full=full)
     if only in {"", "order"}:
         yield from dra_order.rows(full=full)
     if only in {"", "prepare"}:

@@ -119,6 +119,15 @@ def kubelet(**changed: Any) -> Facts:
     return replace(GOOD, kubelet=replace(KUBELET, **changed))
 
 
+def claims(**changed: Any) -> Facts:
+    """A node whose cards are given by claims, and its runtime."""
+    return replace(
+        GOOD,
+        runtime=replace(RUNTIME, **{"config": "", **changed}),
+        kubelet=replace(KUBELET, registered=frozenset(), own_sockets=frozenset(), claims=True),
+    )
+
+
 def agent(**changed: Any) -> Facts:
     return replace(GOOD, agent=replace(AGENT, **changed))
 
@@ -141,6 +150,7 @@ TWO_WAYS = (
     (("present", "In", frozenset({"true"})), ("old", "DoesNotExist", frozenset[str]())),
 )
 TWO_OF_60 = (PodFacts(a_pod()), PodFacts(a_pod("q")))
+BY_CLAIMS = {**NODE.labels, "tencent.com/vcuda-front": "dra"}
 FOUND = [
     ("no-card", driver(pci_cards=0, nvml_cards=None), "shows no NVIDIA card"),
     ("driver-not-loaded", driver(kernel=None, nvml_cards=None), "no NVIDIA kernel module"),
@@ -166,6 +176,8 @@ FOUND = [
     ("two-plugins", kubelet(registered=frozenset({CORE, MEMORY, "nvidia.com/gpu"})), "both tencent.com"),
     ("static-pod", kubelet(static_pods=("kube-system/s (/etc/s.yaml)",)), "static pod kube-system/s"),
     ("cgroup-v1", kubelet(cgroups=1), "failCgroupV1"),
+    ("claims-without-cdi", claims(cdi=False, config="/etc/c.toml"), "/etc/c.toml has CDI off"),
+    ("claims-without-cdi", claims(cdi=False), "the runtime has CDI off"),
     ("cgroup-driver-differs", kubelet(cgroup_driver="cgroupfs"), "uses systemd"),
     ("agent-not-ready", agent(ready={"registered": False}, why="no kubelet"), "registered does not hold: no"),
     ("enforcement-off", agent(enforced={"default/a c": "tampered"}), "default/a c: enforcement is tampered"),
@@ -184,6 +196,8 @@ FOUND = [
     ("inventory-unreadable", node(inventory_unreadable=True), "node n1"),
     ("node-offers-nothing", node(core=0), "has 1 card and offers 0"),
     ("node-offers-nothing", node(core=None), "offers no tencent.com/vcuda-core"),
+    ("claims-old-runtime", node(labels=BY_CLAIMS, runtime="containerd://1.6.31"), "runs containerd 1.6.31"),
+    ("claims-old-runtime", node(labels=BY_CLAIMS, runtime="docker://24.0.7"), "runs docker 24.0.7"),
     ("agent-absent", cluster(agents=None), "no DaemonSet"),
     ("agent-absent", cluster(agents=replace(CLUSTER.agents, ready={"n1": False})), "on node n1 is not ready"),
     (
@@ -293,6 +307,20 @@ def test_whole_cards_that_the_agent_itself_lends_as_nvidias_are_no_second_plugin
     facts = cluster(nodes=(replace(NODE, gpu=1),), agents=lends)
     facts = replace(facts, kubelet=replace(KUBELET, registered=both, own_sockets=frozenset({"vnvidia.sock"})))
     assert examine(facts).findings == ()
+
+
+@pytest.mark.parametrize("runtime", ["containerd://2.1.4", "containerd://1.7.28", "cri-o://1.36.0", ""])
+def test_a_node_whose_cards_are_given_by_claims_offers_no_resource_and_lacks_nothing(runtime: str) -> None:
+    here = replace(
+        GOOD, cluster=replace(CLUSTER, nodes=(replace(NODE, core=0, labels=BY_CLAIMS, runtime=runtime),))
+    )
+    here = replace(
+        here, kubelet=replace(KUBELET, registered=frozenset(), own_sockets=frozenset(), claims=True)
+    )
+    report = examine(here)
+    assert (report.findings, report.skipped) == ((), ())
+    blind = replace(here, runtime=replace(RUNTIME, cdi=None))
+    assert "claims-without-cdi" in {name for one in examine(blind).skipped for name in one.checks}
 
 
 hostile = st.text(st.characters(codec="utf-8"), max_size=30)

@@ -11,7 +11,7 @@ from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.adapters.driver_files.kubelet_config import kubelet_config
 from gpu_manager.adapters.kubelet.checkpoint import FILE_NAME, MAX_BYTES
 from gpu_manager.adapters.manifests import read_manifests
-from gpu_manager.domain.contract import CORE_SOCKET, KUBELET_SOCKET, MEMORY_SOCKET, NVIDIA_SOCKET
+from gpu_manager.domain.contract import CORE_SOCKET, DRA_SOCKET, KUBELET_SOCKET, MEMORY_SOCKET, NVIDIA_SOCKET
 from gpu_manager.domain.doctor.facts import KubeletFacts
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import parse_pod
@@ -41,6 +41,7 @@ def gather_kubelet(
         fail_cgroup_v1=fail if isinstance(fail, bool) else None,
         cgroups=cgroup_version(sysfs),
         static_pods=_static_pods(host, static),
+        claims=host.exists(f"{directory}/{DRA_SOCKET}"),
     )
 
 

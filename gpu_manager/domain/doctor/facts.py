@@ -67,7 +67,7 @@ class KubeletFacts:
 
     ``cgroup_driver`` is empty if its configuration names none. ``static_pods`` are ``namespace/name (file)``
     of static pods that request a share; ``agent_problem`` is why the agent on the node does not answer,
-    empty if it does.
+    empty if it does. ``claims`` is whether an agent serves ResourceClaims here.
     """
 
     socket: bool
@@ -79,6 +79,7 @@ class KubeletFacts:
     cgroups: int | None = None
     static_pods: tuple[str, ...] | None = None
     agent_problem: str = ""
+    claims: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ def _no_pod_resources(kubelet: KubeletFacts, _: float) -> Iterator[str]:
 def _not_registered(kubelet: KubeletFacts, _: float) -> Iterator[str]:
     if kubelet.registered is None:
         raise Unseen("the kubelet's checkpoint cannot be read: run as root")
+    if kubelet.claims:
+        return  # cards are given by claims, and no resource is offered
     for resource, socket in ((CORE, CORE_SOCKET), (MEMORY, MEMORY_SOCKET)):
         if resource not in kubelet.registered:
             told = (
@@ -69,6 +71,16 @@ def _cgroup_drivers(pair: tuple[KubeletFacts, RuntimeFacts], _: float) -> Iterat
     runs = "systemd" if runtime.systemd_cgroup else "cgroupfs"
     if kubelet.cgroup_driver != runs:
         yield f"the kubelet uses the cgroup driver {kubelet.cgroup_driver}, {runtime.config} uses {runs}"
+
+
+def _claims_without_cdi(pair: tuple[KubeletFacts, RuntimeFacts], _: float) -> Iterator[str]:
+    kubelet, runtime = pair
+    if not kubelet.claims:
+        return
+    if runtime.cdi is None:
+        raise Unseen("no configuration shows whether the runtime reads CDI specs")
+    if not runtime.cdi:
+        yield f"the agent gives its cards by claims, and {runtime.config or 'the runtime'} has CDI off"
 
 
 def _static_pods(kubelet: KubeletFacts, _: float) -> Iterator[str]:
@@ -164,6 +176,20 @@ BOTH: Final = (
             "`--device-injection`."
         ),
         judge=_no_runtime,
+    ),
+    DoctorCheck(
+        id="claims-without-cdi",
+        group="kubelet+runtime",
+        severity=Severity.TROUBLE,
+        what=(
+            "Devices of claims reach a container by CDI alone: pods stay at ContainerCreating with "
+            "`unresolvable CDI devices`."
+        ),
+        cure=(
+            "Upgrade to containerd 2, or set `enable_cdi = true` in containerd 1.7 and restart it; or go "
+            "back to `--front plugin`."
+        ),
+        judge=_claims_without_cdi,
     ),
     DoctorCheck(
         id="cgroup-driver-differs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final
@@ -9,18 +10,23 @@ from typing import Final
 from gpu_manager.domain.contract import (
     ALLOCATION,
     CORE,
+    FRONT_LABEL,
     MODEL_LABEL,
     MODEL_LABEL_GAIA,
     decode_assignment,
     model_labels,
 )
 from gpu_manager.domain.doctor.check import DoctorCheck, Severity, Unseen
-from gpu_manager.domain.doctor.facts import AgentPods, ClusterFacts
+from gpu_manager.domain.doctor.facts import AgentPods, ClusterFacts, DoctorNode
 from gpu_manager.domain.doctor.shown import bounded, counted, nodes_of, pods_of
+from gpu_manager.domain.dra.front import Front
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.label_selectors import meets, shown_terms
 from gpu_manager.domain.pod import ContainerKind
 from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
+
+_FIRST_CONTAINERD_WITH_CDI: Final = (1, 7)
+_VERSION: Final = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,3})", re.ASCII)
 
 
 def _no_node(cluster: ClusterFacts, _: float) -> Iterator[str]:
@@ -38,9 +44,27 @@ def _not_offered(cluster: ClusterFacts, _: float) -> Iterator[str]:
     lines = []
     for node in nodes_of(cluster):
         cards = [s for s in node.inventory.cards if not s.card.mig] if node.inventory else []
-        if cards and not node.core:
+        if cards and not node.core and not _gives_by_claims(node):
             offers = f"no {CORE}" if node.core is None else f"0 {CORE}"
             lines.append(f"node {printable(node.name)} has {counted(len(cards), 'card')} and offers {offers}")
+    yield from bounded(lines)
+
+
+def _gives_by_claims(node: DoctorNode) -> bool:
+    return node.labels.get(FRONT_LABEL) == Front.DRA.value
+
+
+def _runtime_before_cdi(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    lines = []
+    for node in nodes_of(cluster):
+        if not _gives_by_claims(node) or not node.runtime:
+            continue
+        name, _slashes, version = node.runtime.partition("://")
+        found = _VERSION.match(version)
+        old = name == "containerd" and found and (int(found[1]), int(found[2])) < _FIRST_CONTAINERD_WITH_CDI
+        if old or name == "docker":
+            what = f"{name} {version}".rstrip()
+            lines.append(f"node {printable(node.name)} gives its cards by claims and runs {printable(what)}")
     yield from bounded(lines)
 
 
@@ -179,6 +203,17 @@ NODES: Final = (
         what="The agent sees cards but is not registered with the kubelet, or all its cards are unhealthy.",
         cure="`gpu-manager doctor` on the node: plugin-not-registered says what is missing.",
         judge=_not_offered,
+    ),
+    DoctorCheck(
+        id="claims-old-runtime",
+        group="cluster",
+        severity=Severity.TROUBLE,
+        what=(
+            "The runtime of a node knows no CDI, by which alone devices of claims reach a container: its "
+            "pods stay at ContainerCreating."
+        ),
+        cure="Upgrade the node to containerd 2, or drain it and go back to `--front plugin`.",
+        judge=_runtime_before_cdi,
     ),
     DoctorCheck(
         id="agent-absent",

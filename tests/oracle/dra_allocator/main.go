@@ -3,10 +3,11 @@
 // It reads one case a line from standard input, as Kubernetes' own JSON, and writes one answer a line:
 //
 //	{"slices": [ResourceSlice], "classes": [DeviceClass], "allocated": [ResourceClaim], "claims": [ResourceClaim]}
-//	{"claims": [[DeviceRequestAllocationResult, …], …]} | {"claims": null} | {"error": "…"}
+//	{"claims": [[DeviceRequestAllocationResult, …], …], "ms": …} | {"claims": null, "ms": …} | {"error": "…", "ms": …}
 //
 // A null says that the claims cannot be allocated on the node; an error is one that ends the whole scheduling
-// attempt. Share ids are left out: they are random.
+// attempt, as a search does that takes longer than a filter may. Share ids are left out: they are random. The
+// milliseconds are processor time of the thread that searched.
 package main
 
 import (
@@ -15,6 +16,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -24,7 +29,10 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 )
 
-const node = "node"
+const (
+	node          = "node"
+	filterTimeout = 10 * time.Second // DynamicResourcesArgs.filterTimeout, unless configured
+)
 
 type question struct {
 	Slices    []*resourceapi.ResourceSlice `json:"slices"`
@@ -36,6 +44,7 @@ type question struct {
 type answer struct {
 	Claims [][]resourceapi.DeviceRequestAllocationResult `json:"claims"`
 	Error  string                                        `json:"error,omitempty"`
+	Millis float64                                       `json:"ms"`
 }
 
 type classes map[string]*resourceapi.DeviceClass
@@ -56,6 +65,7 @@ func (c classes) Get(name string) (*resourceapi.DeviceClass, error) {
 }
 
 func main() {
+	runtime.LockOSThread()
 	selectors := cel.NewCache(1000, cel.Features{EnableConsumableCapacity: true})
 	lines := bufio.NewScanner(os.Stdin)
 	lines.Buffer(nil, 1<<26)
@@ -67,7 +77,9 @@ func main() {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(2)
 		}
+		before := used()
 		claims, err := allocate(asked, selectors)
+		told.Millis = float64((used() - before).Microseconds()) / 1000
 		if err != nil {
 			told.Error = err.Error()
 		}
@@ -99,7 +111,19 @@ func allocate(asked question, selectors *cel.Cache) ([]resourceapi.AllocationRes
 	if err != nil {
 		return nil, err
 	}
-	return allocator.Allocate(context.Background(), where, asked.Claims)
+	limited, cancel := context.WithTimeout(context.Background(), filterTimeout)
+	defer cancel()
+	return allocator.Allocate(limited, where, asked.Claims)
+}
+
+// used is this thread's processor time.
+func used() time.Duration {
+	var spent unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &spent); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
+	return time.Duration(spent.Nano())
 }
 
 // state counts what claims hold as kube-scheduler does, which leaves out what is allocated for administrators.
