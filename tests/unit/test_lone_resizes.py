@@ -53,7 +53,7 @@ def test_what_does_not_fit_waits_with_the_arithmetic_until_it_does(rig: Resizing
     assert rig.booked(one) == rig.in_force(one) == (30, 8)
     (why,) = waits(rig)
     assert why == (
-        'container "c": 60 cores, 2 GiB on card 0 does not fit: it holds 30 cores, 2 GiB and '
+        'container "c" keeps its size: 60 cores, 2 GiB on card 0 does not fit: it holds 30 cores, 2 GiB and '
         "the card has 10 cores, 12 GiB free, so at most 40 cores, 14 GiB"
     )
     ask(rig, two, cores=20)

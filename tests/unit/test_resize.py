@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_manager.domain.card import CardState, CardUuid
-from gpu_manager.domain.contract import CORE, CORE_LIMIT, RESIZE, RESIZED
+from gpu_manager.domain.contract import CORE_LIMIT, RESIZE, RESIZED
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.pod import Pod, parse_pod
@@ -73,12 +73,12 @@ def test_what_is_asked_is_the_spec_with_the_sizes_that_are_named() -> None:
         ({"c": {"cores": True}}, "cores is true, not a whole number"),
         ({"c": {"memory": "lots"}}, 'memory is "lots" is not a Kubernetes quantity'),
         ({"c": {"memory": "1.5"}}, 'memory is "1.5", not whole bytes'),
-        ({"c": {"memory": "100Mi"}}, 'vcuda-memory of container "c" is 100 MiB: use 256 MiB'),
-        ({"c": {"memory": "300Mi"}}, 'vcuda-memory of container "c" is 300 MiB: use 256 MiB or 512 MiB'),
+        ({"c": {"memory": "100Mi"}}, 'memory of container "c" is 100 MiB: use 256 MiB'),
+        ({"c": {"memory": "300Mi"}}, 'memory of container "c" is 300 MiB: use 256 MiB or 512 MiB'),
         ({"c": {"memory": -1}}, "is -1 B: use 256 MiB"),
         ({"c": {"memory": 10**30}}, "use units of 256 MiB"),
-        ({"c": {"cores": 100}}, 'vcuda-core of container "c" is 100: use 99'),
-        ({"c": {"cores": 0}}, 'vcuda-core of container "c" is 0: use 1'),
+        ({"c": {"cores": 100}}, 'cores of container "c" is 100: use 99'),
+        ({"c": {"cores": 0}}, 'cores of container "c" is 0: use 1'),
         ({"w": {"cores": 50}}, 'names container "w", which has whole cards; fractions of this pod: "s", "c"'),
         ({"n": {"cores": 50}}, 'names container "n", which asks for no card'),
         ({"i": {"cores": 50}}, 'names container "i", an ordinary init container'),
@@ -102,7 +102,7 @@ def test_the_cores_stay_within_the_elastic_ceiling() -> None:
 
 def test_the_clusters_smallest_part_counts() -> None:
     (fault,) = check_resize(asking({"c": {"cores": 4}}), UNIT, 5)
-    assert (fault.field, fault.nearest) == (CORE, (5,))
+    assert (fault.field, fault.nearest) == (RESIZE, (5,))
 
 
 def test_a_pod_without_a_fraction_has_nothing_to_resize() -> None:

@@ -49,7 +49,7 @@ def test_a_growth_is_booked_in_force_withdrawn_and_written_back_at_once(rig: Res
     assert written is not None
     ((_, amount),) = written.containers["c"]
     assert (amount.cores, amount.memory) == (50, 20 * DEFAULT_UNIT)
-    assert rig.pods.events[-1][1:] == (EVENT_RESIZED, 'container "c": 50 cores, 5 GiB of card 0')
+    assert rig.pods.events[-1][1:] == (EVENT_RESIZED, 'container "c" has 50 cores, 5 GiB of card 0 now')
 
 
 def test_no_withdrawn_id_is_held_and_the_grown_card_gives_its_own_first(rig: ResizingRig) -> None:
@@ -156,7 +156,7 @@ def test_memory_is_given_back_as_the_program_frees_it_and_never_taken(rig: Resiz
     assert (rig.in_force(one), rig.booked(one)) == ((30, 16), (30, 20)), "lowered, and still booked"
     rig.second()
     assert (rig.in_force(one), rig.booked(one)) == ((30, 16), (30, 16))
-    for units, expected in ((12, 12), (12, 12), (9.5, 10), (3, 8)):
+    for units, expected in ((16, 16), (16, 16), (12, 12), (9.5, 10), (3, 8)):
         rig.program(one, units)
         rig.second()
         assert rig.in_force(one) == (30, expected)
@@ -165,7 +165,20 @@ def test_memory_is_given_back_as_the_program_frees_it_and_never_taken(rig: Resiz
         assert rig.booked(one) == (30, expected)
     assert rig.pods.events[-1][1] == EVENT_RESIZED
     waits = [text for _, reason, text in rig.pods.events if reason == EVENT_RESIZE_WAITS]
-    assert waits[0] == 'container "c": 30 cores, 2 GiB: waits until 2 GiB of its memory are freed'
+    assert (
+        waits[0]
+        == 'container "c" is not at 30 cores, 2 GiB yet: it waits until 2 GiB of its memory are freed'
+    )
+
+
+def test_a_shrink_that_has_nothing_to_wait_for_tells_of_no_wait(rig: ResizingRig) -> None:
+    one = rig.run("one", 30, 20)
+    rig.program(one, 4)
+    rig.second()
+    rig.answer(one, 20, 8)
+    rig.second()
+    assert rig.booked(one) == rig.in_force(one) == (20, 8)
+    assert [reason for _, reason, _ in rig.pods.events if reason.startswith("VcudaResize")] == [EVENT_RESIZED]
 
 
 def test_what_the_driver_counts_beyond_the_page_is_not_given_back(rig: ResizingRig) -> None:

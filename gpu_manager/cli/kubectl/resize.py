@@ -33,7 +33,9 @@ def command(
     container: Annotated[
         str, Option("--container", "-c", help="Default: the only one with a fraction of a card.")
     ] = "",
-    cores: Annotated[int, Option(min=0, max=99, help="Hundredths of a card; default: as in the spec.")] = 0,
+    cores: Annotated[
+        int | None, Option(min=1, max=99, help="Hundredths of a card; default: as in the spec.")
+    ] = None,
     memory: Annotated[str, Option(metavar="QUANTITY", help="Such as 8Gi; default: as in the spec.")] = "",
     reset: Annotated[bool, Option("--reset", help="Go back to the size of the spec.")] = False,
     wait: Annotated[float, Option(min=0, metavar="SECONDS", help="How long to wait for it.")] = 30.0,
@@ -71,7 +73,9 @@ def command(
     return 0
 
 
-def _resize_workload(login: Login, kind: str, name: str, container: str, cores: int, memory: str) -> str:
+def _resize_workload(
+    login: Login, kind: str, name: str, container: str, cores: int | None, memory: str
+) -> str:
     """Write the size into the workload's metadata; returns what was written, for people."""
     from gpu_manager.adapters.kube.resize import request_workload_size, workload  # noqa: PLC0415  # as above
 
@@ -103,7 +107,7 @@ def _only_fraction(pod: Pod) -> str:
     return names[0]
 
 
-def _changed(written: str | None, name: str, cores: int, memory: str) -> str | None:
+def _changed(written: str | None, name: str, cores: int | None, memory: str) -> str | None:
     """The annotation with this size for that container; None if it then asks for nothing.
 
     Raises:

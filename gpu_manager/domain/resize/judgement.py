@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from gpu_manager.domain.card import CardState
-from gpu_manager.domain.contract import CORE, MEMORY, RESIZE
+from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, quoted
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.pod import Container, ContainerKind, Pod
@@ -75,7 +75,7 @@ def _check(
     cores, memory, shown = size.cores, size.memory, quoted(name)
     if cores is not None and not minimum <= cores <= _MOST_CORES:
         nearest = (max(minimum, min(cores, _MOST_CORES)),)
-        yield violation(Rule.RESIZE_VALUE, "", CORE, shown, nearest, wanted=quoted(cores))
+        yield violation(Rule.RESIZE_VALUE, "", RESIZE, shown, nearest, what="cores", wanted=quoted(cores))
     elif (ceiling := ceiling_of(pod)) is not None and size.over(spec).cores > ceiling:
         wanted = str(size.over(spec).cores)
         yield violation(Rule.RESIZE_ABOVE_CEILING, "", RESIZE, shown, wanted=wanted, ceiling=str(ceiling))
@@ -84,7 +84,7 @@ def _check(
         sides = dict.fromkeys(max(1, n) for n in (memory // unit, -(-memory // unit))) if fits else {}
         near = tuple(format_bytes(n * unit) for n in sides) or (f"units of {format_bytes(unit)}",)
         wanted = format_bytes(memory) if fits else quoted(memory)
-        yield violation(Rule.RESIZE_VALUE, "", MEMORY, shown, near, wanted=wanted)
+        yield violation(Rule.RESIZE_VALUE, "", RESIZE, shown, near, what="memory", wanted=wanted)
 
 
 def _why_not(container: Container | None) -> str:

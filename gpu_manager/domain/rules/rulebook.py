@@ -212,7 +212,7 @@ class Rule(Enum):
     )
     RESIZE_VALUE = RuleText(
         "resize-value",
-        f"annotation {RESIZE}: {{field}} of container {{value}} is {{wanted}}: use {{nearest}}",
+        f"annotation {RESIZE}: {{what}} of container {{value}} is {{wanted}}: use {{nearest}}",
         "A resized container is still a fraction: a part of one card, in whole units of memory.",
         "Use a legal fraction; for a whole card change the pod's template.",
     )

@@ -9,7 +9,8 @@ never promise to others what a program may still take, and no program loses memo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Final
 
 import structlog
 
@@ -31,6 +32,16 @@ from gpu_manager.services.enforcement.lone_resizes import lone_sizes
 from gpu_manager.services.enforcement.usage import Sample
 
 log = structlog.get_logger(__name__)
+
+PATIENCE_SECONDS: Final = 3.0  # a step that nothing stands in the way of takes a second or two
+
+
+@dataclass(slots=True)
+class _Wait:
+    """Since when a container's next step waits (monotonic), and what its pod was told of that."""
+
+    since: float
+    told: str = ""
 
 
 class Resizer:
@@ -63,7 +74,7 @@ class Resizer:
         self._pending: set[PodUid] = set()
         self._capped: dict[Key, float] = {}  # when the memory cap in the books was published (monotonic)
         self._unwritten: set[Key] = set()  # whose page does not say yet what the books say
-        self._told: dict[Key, str] = {}
+        self._waits: dict[Key, _Wait] = {}
 
     def follow(self, pod: Pod) -> None:
         """Bring each fraction of the pod nearer to its size; what has to wait is tried again by ``look``."""
@@ -81,7 +92,7 @@ class Resizer:
                 if pod.uid in self._pending or self._key in pod.annotations:
                     self._follow(pod)
             grants = self._state.view.grants
-            for key in (self._capped.keys() | self._told.keys() | self._unwritten) - grants.keys():
+            for key in (self._capped.keys() | self._waits.keys() | self._unwritten) - grants.keys():
                 self._forget(key)
 
     def _follow(self, pod: Pod) -> None:
@@ -94,7 +105,7 @@ class Resizer:
             if grant is None or not grant.directory or not limits_of(grant):
                 continue
             if self._has(grant, size):
-                if grant.key in self._told:  # its last step was taken, though not saved
+                if grant.key in self._waits:  # its last step was taken, though not saved
                     self._done(pod, grant)
                     changed = True
                 continue
@@ -102,12 +113,12 @@ class Resizer:
             try:
                 now = self._step(grant, size)
             except (DoesNotFit, NodeUnready) as error:
-                self._wait(pod, grant.key, f"{size}: {error}", warning=True)
+                self._wait(pod, grant.key, f"cannot have {size} yet: {error}", warning=True)
                 continue
             if self._has(now, size):
                 self._done(pod, now)
             else:
-                self._wait(pod, now.key, _progress(now, size))
+                self._wait(pod, now.key, _progress(now, size, self._used(now)))
         if changed:
             self._tell(pod)
 
@@ -118,7 +129,8 @@ class Resizer:
             return answer.sizes if answer else {}
         lone = lone_sizes(self._state, pod)
         for name, why in lone.refused.items():
-            self._wait(pod, (pod.uid, name), why.removeprefix(f"container {quoted(name)}: "), warning=True)
+            reason = why.removeprefix(f"container {quoted(name)}: ")
+            self._wait(pod, (pod.uid, name), f"keeps its size: {reason}", warning=True)
         return lone.sizes
 
     def _has(self, grant: Grant, size: Amount) -> bool:
@@ -192,23 +204,28 @@ class Resizer:
         self._forget(grant.key)
         text = explain_shares(grant.allocation.shares, self._state.node.cards)
         log.info("resized", pod=pod.key, container=grant.key[1], now=text)
-        self._pods.event(pod, EVENT_RESIZED, f'container "{grant.key[1]}": {text}')
+        self._pods.event(pod, EVENT_RESIZED, f"container {quoted(grant.key[1])} has {text} now")
 
     def _wait(self, pod: Pod, key: Key, text: str, *, warning: bool = False) -> None:
-        """It is tried again at the next look; an Event and a line in the log say why, once for each text."""
+        """It is tried again at the next look. An Event and a line in the log say why, once for each text: of
+        a fault at once, of a step that is on its way where it takes longer than such a step does.
+        """
         self._pending.add(pod.uid)
-        if self._told.get(key) != text:
-            self._told[key] = text
+        now = self._clock.monotonic()
+        wait = self._waits.setdefault(key, _Wait(now))
+        if wait.told != text and (warning or now - wait.since >= PATIENCE_SECONDS):
+            wait.told = text
             log.info("resize_waits", pod=pod.key, container=key[1], reason=text)
-            self._pods.event(pod, EVENT_RESIZE_WAITS, f'container "{key[1]}": {text}', warning=warning)
+            self._pods.event(pod, EVENT_RESIZE_WAITS, f"container {quoted(key[1])} {text}", warning=warning)
 
     def _forget(self, key: Key) -> None:
         self._capped.pop(key, None)
-        self._told.pop(key, None)
+        self._waits.pop(key, None)
         self._unwritten.discard(key)
 
 
-def _progress(grant: Grant, size: Amount) -> str:
-    over = grant.memory_cap - size.memory
+def _progress(grant: Grant, size: Amount, used: int | None) -> str:
+    """``used``: bytes that the container is seen to hold, None if that is unknown."""
+    over = max(0 if used is None else used, grant.memory_cap) - size.memory
     waits = f"{format_bytes(over)} of its memory are freed" if over > 0 else "its use of memory is seen"
-    return f"{size}: waits until {waits}"
+    return f"is not at {size} yet: it waits until {waits}"
