@@ -147,6 +147,7 @@ class Agent:
             clock,
             self._writeback.tell,
             alone=config.resize_alone,
+            minimum_cores=config.minimum_cores,
         )
         self.plugin = DevicePlugin(
             config.device_plugins,

@@ -129,7 +129,12 @@ def command(
         ),
     ] = Front.PLUGIN,
     minimum_cores: Annotated[
-        int, Option(min=1, max=100, help="Smallest part of a card that a claim may ask for, in hundredths.")
+        int,
+        Option(
+            min=1,
+            max=100,
+            help="Smallest part of a card for claims, and with --resize-alone.",
+        ),
     ] = 1,
     cdi_dir: Annotated[Path, Option(help="Directory of the runtime's CDI specs.")] = Path(CDI_DIR),
     topology_manager_policy: Annotated[

@@ -82,6 +82,21 @@ def test_a_refusal_is_told_and_ends_with_1(api: StandInApi, capsys: pytest.Captu
 
 
 @pytest.mark.usefixtures("there")
+def test_a_request_waits_for_an_admission_service_that_starts_again(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.faults.fail(1, 500, match="patch pods")
+    assert run(["resize", "one", "--cores", "50", "--wait", "0.6"]) == 0
+    assert json.loads(annotations(api)[RESIZE])["containers"] == {"c": {"cores": 50}}
+    api.faults.fail(1, 500, match="patch pods")
+    assert resize("--cores", "60") == 1
+    assert "Is the admission service up?" in said(capsys)[1]
+    api.faults.fail(1, 403, match="patch pods")
+    assert run(["resize", "one", "--cores", "60", "--wait", "30"]) == 1
+    assert "you lack this right" in said(capsys)[1]
+
+
+@pytest.mark.usefixtures("there")
 def test_reset_takes_the_request_away(api: StandInApi, capsys: pytest.CaptureFixture[str]) -> None:
     resize("--cores", "50")
     assert resize("--reset") == 0

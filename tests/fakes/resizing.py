@@ -30,6 +30,7 @@ class ResizingRig(DirectRig):
 
     def __init__(self, directory: Path, **given: Any) -> None:
         self.alone = bool(given.pop("alone", False))  # there is no extender
+        self.minimum_cores = int(given.pop("minimum_cores", 1))
         super().__init__(directory, clock=FakeClock(), **given)
         self.held: dict[Key, int] = {}
         self.beyond: dict[Key, int] = {}
@@ -50,6 +51,7 @@ class ResizingRig(DirectRig):
             self.clock,
             self.writeback.tell,
             alone=self.alone,
+            minimum_cores=self.minimum_cores,
         )
         for obj in self.objects.values():
             self.resizer.follow(self.parsed(obj))

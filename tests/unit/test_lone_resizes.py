@@ -68,6 +68,16 @@ def test_an_illegal_request_changes_nothing_and_says_what_works(rig: ResizingRig
     assert "use 99" in waits(rig)[0]
 
 
+def test_the_clusters_smallest_part_counts_without_an_extender_too(tmp_path: Path) -> None:
+    with ResizingRig(tmp_path, states=cards()[:1], alone=True, minimum_cores=10) as rig:
+        one = rig.run("one", 30, 8)
+        ask(rig, one, cores=5)
+        assert rig.booked(one) == (30, 8)
+        assert "use 10" in waits(rig)[0]
+        ask(rig, one, cores=10)
+        assert rig.booked(one) == (10, 8)
+
+
 def test_an_answer_of_an_extender_that_is_gone_counts_no_more(rig: ResizingRig) -> None:
     one = rig.run("one", 30, 8)
     rig.answer(one, 50, 8)

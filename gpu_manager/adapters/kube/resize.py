@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
-from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection
+from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
 from gpu_manager.adapters.kube.pod_paths import named_path, pod_path
 from gpu_manager.domain.contract import RESIZE
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resize.owners import KINDS
+
+_AWAY: Final = (429, 500, 502, 503, 504)  # 500: the API server could not ask the admission service
+_PAUSE_SECONDS: Final = 0.5
 
 
 def running_pod(connection: Connection, namespace: str, name: str) -> Pod:
@@ -25,15 +30,16 @@ def running_pod(connection: Connection, namespace: str, name: str) -> Pod:
     )
 
 
-def request_size(connection: Connection, pod: Pod, wanted: str | None) -> Pod:
-    """Write what the pod asks for, or take it away (None); returns the pod then.
+def request_size(connection: Connection, pod: Pod, wanted: str | None, patience: float) -> Pod:
+    """Write what the pod asks for, or take it away (None); returns the pod then. While the admission service
+    is away, as during its upgrade, it is tried again for ``patience`` seconds.
 
     Raises:
-        NodeUnready: it was refused, with the reasons of the admission service, or the API server is away.
+        NodeUnready: it was refused, with the reasons of the admission service, or nobody answers.
     """
     body = {"metadata": {"uid": pod.uid, "annotations": {RESIZE: wanted}}}
     what = f"change the size that {pod.key} asks for"
-    return parse_pod(connection.request(what, "PATCH", pod_path(pod), body=body, content_type=MERGE_PATCH))
+    return parse_pod(_patch(connection, what, pod_path(pod), body, patience))
 
 
 def workload(connection: Connection, kind: str, namespace: str, name: str) -> Mapping[str, Any]:
@@ -46,16 +52,36 @@ def workload(connection: Connection, kind: str, namespace: str, name: str) -> Ma
 
 
 def request_workload_size(
-    connection: Connection, kind: str, namespace: str, name: str, wanted: str | None
+    connection: Connection, kind: str, namespace: str, name: str, wanted: str | None, patience: float
 ) -> None:
-    """Write into the workload's own metadata what its pods are to have, or take it away (None).
+    """Write into the workload's own metadata what its pods are to have, or take it away (None); with
+    ``patience`` as in :func:`request_size`.
 
     Raises:
-        NodeUnready: it was refused, with the reasons of the admission service, or the API server is away.
+        NodeUnready: it was refused, with the reasons of the admission service, or nobody answers.
     """
     what = f"change the size that {kind} {namespace}/{name} asks for"
     body = {"metadata": {"annotations": {RESIZE: wanted}}}
-    connection.request(what, "PATCH", _path(kind, namespace, name), body=body, content_type=MERGE_PATCH)
+    _patch(connection, what, _path(kind, namespace, name), body, patience)
+
+
+def _patch(
+    connection: Connection, what: str, path: str, body: Mapping[str, Any], patience: float
+) -> Mapping[str, Any]:
+    """Write the annotation: the same one again does no harm."""
+    ends = time.monotonic() + patience
+    while True:
+        try:
+            return connection.request(what, "PATCH", path, body=body, content_type=MERGE_PATCH)
+        except Refused as refusal:
+            if refusal.code not in _AWAY:
+                raise
+            if time.monotonic() + _PAUSE_SECONDS > ends:
+                raise NodeUnready(
+                    f"{refusal}; tried for {patience:g} s. Is the admission service up? "
+                    "`kubectl vcuda doctor` says what it lacks"
+                ) from refusal
+        time.sleep(_PAUSE_SECONDS)
 
 
 def _path(kind: str, namespace: str, name: str) -> str:

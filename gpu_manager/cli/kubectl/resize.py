@@ -58,14 +58,14 @@ def command(
     with log_in(kubeconfig, context, namespace) as login:
         kind, _, owner = target.rpartition("/")
         if kind not in _PODS:
-            print(_resize_workload(login, kind, object_name(owner, "NAME"), container, cores, memory))
+            print(_resize_workload(login, kind, object_name(owner, "NAME"), container, cores, memory, wait))
             return 0
         there = running_pod(login.connection, login.namespace, object_name(owner, "POD"))
         name = container or _only_fraction(there)
         wanted = _changed(there.annotations.get(RESIZE), name, cores, memory)
         former = answer_of(there)
-        there = request_size(login.connection, there, wanted)
         ends = time.monotonic() + wait
+        there = request_size(login.connection, there, wanted, wait)
         while (told := _outcome(there, name, former)) is None and time.monotonic() < ends:
             time.sleep(_LOOK_SECONDS)
             there = running_pod(login.connection, login.namespace, owner)
@@ -74,7 +74,7 @@ def command(
 
 
 def _resize_workload(
-    login: Login, kind: str, name: str, container: str, cores: int | None, memory: str
+    login: Login, kind: str, name: str, container: str, cores: int | None, memory: str, wait: float
 ) -> str:
     """Write the size into the workload's metadata; returns what was written, for people."""
     from gpu_manager.adapters.kube.resize import request_workload_size, workload  # noqa: PLC0415  # as above
@@ -89,7 +89,7 @@ def _resize_workload(
     asked = container or _only_fraction(template)
     before = mapping(mapping(there.get("metadata")).get("annotations")).get(RESIZE)
     wanted = _changed(before, asked, cores, memory)
-    request_workload_size(login.connection, known, login.namespace, name, wanted)
+    request_workload_size(login.connection, known, login.namespace, name, wanted, wait)
     who = f"container {quoted(asked)} of {known} {login.namespace}/{name}"
     if not cores and not memory:
         return f"{who}: its pods go back to the template's size"

@@ -22,18 +22,18 @@ class LoneSizes:
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
-def lone_sizes(state: NodeState, pod: Pod) -> LoneSizes:
+def lone_sizes(state: NodeState, pod: Pod, minimum_cores: int) -> LoneSizes:
     """The sizes that the pod's own request gives it; its spec's where it asks for nothing any more.
 
     A container that has what its device ids count is left alone if nothing is asked: its size may be of
-    another time. There is no quota without an extender.
+    another time. There is no quota without an extender. ``minimum_cores`` is the smallest part of a card.
     """
     view = state.view
     held = {a.container: g for a in view.ledger.of_pod(pod.uid).values() if (g := view.grants.get(a.key))}
     fractions = {name: grant for name, grant in held.items() if grant.directory and limits_of(grant)}
-    wanted = legal_sizes(pod, state.node.unit)
+    wanted = legal_sizes(pod, state.node.unit, minimum_cores)
     if wanted is None:
-        why = str(check_resize(pod, state.node.unit)[0].message)
+        why = str(check_resize(pod, state.node.unit, minimum_cores)[0].message)
         return LoneSizes(refused=dict.fromkeys(fractions, why))
     if RESIZE not in pod.annotations:
         fractions = {name: grant for name, grant in fractions.items() if _is_resized(grant, state.node.unit)}

@@ -58,9 +58,11 @@ class Resizer:
         tell: Callable[[Pod], object] = lambda _: None,
         *,
         alone: bool = False,
+        minimum_cores: int = 1,
     ) -> None:
         """``last``: the newest sample of usage. ``tell`` writes what a pod holds into its annotation.
-        ``alone``: there is no extender, so that the agent judges requests itself.
+        ``alone``: there is no extender, so that the agent judges requests itself; ``minimum_cores`` is then
+        the smallest part of a card that it gives.
         """
         self._state = state
         self._pods = pods
@@ -70,6 +72,7 @@ class Resizer:
         self._clock = clock
         self._tell = tell
         self._alone = alone
+        self._minimum_cores = minimum_cores
         self._key = RESIZE if alone else RESIZED
         self._pending: set[PodUid] = set()
         self._capped: dict[Key, float] = {}  # when the memory cap in the books was published (monotonic)
@@ -127,7 +130,7 @@ class Resizer:
         if not self._alone:
             answer = answer_of(pod)
             return answer.sizes if answer else {}
-        lone = lone_sizes(self._state, pod)
+        lone = lone_sizes(self._state, pod, self._minimum_cores)
         for name, why in lone.refused.items():
             reason = why.removeprefix(f"container {quoted(name)}: ")
             self._wait(pod, (pod.uid, name), f"keeps its size: {reason}", warning=True)
