@@ -72,11 +72,10 @@ from gpu_manager.services.enforcement.resizer import Resizer
 from gpu_manager.services.enforcement.time_sharing import TimeSharing
 from gpu_manager.services.enforcement.usage import UsageSampler
 from gpu_manager.services.metrics import ServiceMetrics
-from gpu_manager.services.recovery import injection_keeper
+from gpu_manager.services.recovery import injection_keeper, reclaimer
 from gpu_manager.services.recovery.injection_keeper import InjectionKeeper
 from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
 from gpu_manager.services.recovery.rebuild import rebuild
-from gpu_manager.services.recovery.reclaimer import Reclaimer
 from gpu_manager.services.recovery.stored_books import load_books
 from gpu_manager.services.size_advice import SizeAdviser
 
@@ -224,7 +223,7 @@ class Agent:
             driver=not config.simulated,
         )
         self.keeper = InjectionKeeper(self.state, pods, injector, clock, _restart)
-        self.reclaimer = Reclaimer(
+        self.reclaimer = reclaimer.Reclaimer(
             self.state,
             window,
             departed,
@@ -236,6 +235,7 @@ class Agent:
             clock,
             self.metrics,
             PodsWithoutDevices(self.state, pods, self.metrics, evict=config.evict),
+            config.reclaim_seconds,
         )
         self._registry.register(
             Exporter(
@@ -354,8 +354,8 @@ class Agent:
             self._rounds("other-plugins", 0.0, {"other-plugins": self.other_plugins.round}),
             self._rounds(
                 "reclaim",
-                self._config.reclaim_seconds,
-                {"reclaim": self.reclaimer.round, "front": self._change_front},
+                min(reclaimer.LOOK_SECONDS, self._config.reclaim_seconds),
+                {"reclaim": self.reclaimer.look, "front": self._change_front},
             ),
         ]
         for thread in self._threads:

@@ -169,6 +169,7 @@ class NodeRig:
             self.clock,
             self.metrics,
             PodsWithoutDevices(self.state, self.pods, self.metrics, evict=self.evict),
+            30.0,
         )
         self._serve(proof)
         if wait:

@@ -26,6 +26,7 @@ from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import Empty
 from gpu_manager.ports.control_pages import Limit
 from gpu_manager.servers.device_plugin import LIST_SECONDS, ResourceServer
 from gpu_manager.services.enforcement.usage import Sample
+from gpu_manager.services.recovery.reclaimer import LOOK_SECONDS, SETTLE_SECONDS
 from tests.fakes.node import container, pod
 from tests.fakes.ports import cards
 from tests.fakes.resizing import ResizingRig
@@ -315,6 +316,22 @@ def test_what_ended_is_forgotten_and_gives_its_ids_back(rig: ResizingRig) -> Non
     ended = {**one, "status": {"phase": "Succeeded"}}
     rig.resizer.follow(rig.parsed(ended))
     assert rig.allocatable() == (200, 2 * UNITS)
+
+
+def test_the_ids_of_a_deleted_pod_that_had_grown_come_back_within_seconds(rig: ResizingRig) -> None:
+    one, two = rig.run("one", 30, 8), rig.run("two", 20, 8)
+    rig.answer(one, 50, 20)
+    rig.clock.pass_(SETTLE_SECONDS + 1)
+    for _ in range(3):
+        rig.reclaimer.look()
+    assert rig.booked(one) == (50, 20), "a pod that is there keeps what it has"
+    rig.delete(one)
+    assert rig.reclaimer.look() == (), "one look is no proof"
+    rig.clock.pass_(LOOK_SECONDS)
+    (freed,) = rig.reclaimer.look()
+    assert freed.pod == one["metadata"]["uid"]
+    assert rig.allocatable() == (200, 2 * UNITS)
+    assert rig.booked(two) == (20, 8)
 
 
 def test_a_card_that_is_closed_for_its_health_withdraws_nothing_of_the_others(rig: ResizingRig) -> None:

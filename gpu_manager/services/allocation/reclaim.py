@@ -63,7 +63,7 @@ class DepartedPods:
 
     def lingering(self) -> tuple[TerminatingShare, ...]:
         """Return the shares of pods that the API server no longer has but whose processes run, or may run."""
-        living, ledger = _living(self._pods.local()), self._state.view.ledger
+        living, ledger = living_pods(self._pods.local()), self._state.view.ledger
         absent = [uid for uid in ledger.pods if uid not in living and not is_unidentified(uid)]
         gone = [uid for uid in absent if self._processes.alive(uid) is not False]
         return terminating.terminating_shares(ledger, gone)
@@ -83,7 +83,7 @@ class DepartedPods:
         }
         gone |= {uid for uid in booked if not is_unidentified(uid)}.difference(f.pod.uid for f in known)
         unsure = held.union(booked if "" in held else ())  # "": more than an inventory has room for
-        gone -= unsure | _living(local)
+        gone -= unsure | living_pods(local)
         kept = [uid for uid in self._released if uid in gone]
         self._released = (*kept, *sorted(gone.difference(kept)))
         return tuple(sorted(self._released[-terminating.RELEASED_MOST :]))
@@ -98,10 +98,10 @@ class DepartedPods:
         for _ in range(self._looks):
             if going <= self._outlasted:
                 break
-            if not self._in_the_way(answer, going, going & _living(self._pods.local())):
+            if not self._in_the_way(answer, going, going & living_pods(self._pods.local())):
                 break
             self._pause.wait(_LOOK_SECONDS)
-            shown = _living(self._pods.local()) - self._seen
+            shown = living_pods(self._pods.local()) - self._seen
             going = frozenset(self._free(going - shown) | (going & shown))
         else:
             self._outlasted = going | self._outlasted.intersection(self._state.view.ledger.pods)
@@ -155,7 +155,7 @@ class DepartedPods:
         if answer.active is None:
             return frozenset()
         local = self._pods.local()
-        living = _living(local)
+        living = living_pods(local)
         taken = {name: f.pod.uid for name, found in local.items() for f in found if f.pod.uid in living}
         # Agent and kubelet have the API server's whole list once both show the pod that is being admitted.
         complete = answer.candidate is not None and answer.candidate.pod.uid in living
@@ -252,6 +252,6 @@ def _listed_at(view: StateView, uid: PodUid, held: Mapping[str, tuple[str, str]]
     return {held[device] for g in grants if g for ids in g.ids.values() for device in ids if device in held}
 
 
-def _living(local: Mapping[str, Sequence[KnownPod]]) -> set[PodUid]:
+def living_pods(local: Mapping[str, Sequence[KnownPod]]) -> set[PodUid]:
     """Return the pods that the API server has and that have not ended."""
     return {f.pod.uid for found in local.values() for f in found if not f.tombstone and not f.pod.terminal}

@@ -12,6 +12,7 @@ import structlog
 
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation
+from gpu_manager.domain.pod import PodUid
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.ports.injector import Injector
@@ -21,7 +22,7 @@ from gpu_manager.ports.processes import Processes
 from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.books import Key
 from gpu_manager.services.allocation.node_state import NodeState
-from gpu_manager.services.allocation.reclaim import DepartedPods
+from gpu_manager.services.allocation.reclaim import DepartedPods, living_pods
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
 from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
@@ -30,6 +31,8 @@ log = structlog.get_logger(__name__)
 
 SETTLE_SECONDS = 60.0  # after a registration the kubelet lists its pods one by one: absence proves nothing
 ROUNDS = 2
+LOOK_SECONDS = 2.0  # between two looks whether a round is due
+HURRY_SECONDS = 20.0  # after a pod has ended: its processes mostly end within a few seconds
 
 
 class Reclaimer:
@@ -48,7 +51,9 @@ class Reclaimer:
         clock: Clock,
         metrics: ServiceMetrics,
         stranded: PodsWithoutDevices,
+        seconds: float,
     ) -> None:
+        """``seconds``: between two rounds of :meth:`look` while no pod ends."""
         self._state = state
         self._window = window
         self._departed = departed
@@ -60,8 +65,25 @@ class Reclaimer:
         self._clock = clock
         self._metrics = metrics
         self._stranded = stranded
+        self._seconds = seconds
+        self._rounded = float("-inf")
+        self._ended: dict[PodUid, float] = {}  # holders that the API has no longer, and since when
         self._absent: dict[Key, int] = {}
         self._orphans: frozenset[str] = frozenset()
+
+    def look(self) -> tuple[Allocation, ...]:
+        """A round if it is time for one: at each look for a while after a pod has ended, since what it holds
+        beyond its device ids comes back by no other way.
+        """
+        now, ledger = self._clock.monotonic(), self._state.view.ledger
+        claims = {allocation.pod for allocation in ledger.claims}
+        ended = set(ledger.pods) - claims - living_pods(self._pods.local())
+        self._ended = {uid: self._ended.get(uid, now) for uid in ended}
+        hurries = any(now - since < HURRY_SECONDS for since in self._ended.values())
+        if not hurries and now - self._rounded < self._seconds:
+            return ()
+        self._rounded = now
+        return self.round()
 
     def round(self) -> tuple[Allocation, ...]:
         """One round; returns what was released."""
