@@ -31,7 +31,7 @@ from gpu_manager.domain.contract import RESIZE, RESIZED
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resize.progress import resize_progress
-from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.resources import CORES_PER_CARD, ZERO
 from gpu_manager.ports.clock import Clock
 
 MOST_NODES: Final = 1000  # with their cards, the fullest first; the rest is counted
@@ -230,7 +230,8 @@ def graph(view: NodeView, namespace: str = "", usage: NodeUsage = NOT_KNOWN) -> 
         return {**fields, **blank, **hidden(holder)}
 
     cards = [replace(state, reason=state.reason or view.problem) for state in view.node.cards]
-    return node_json(view.name, cards, view.node.topology, view.ledger, more)
+    stranded = ZERO if view.ids is None else view.ids.stranded
+    return node_json(view.name, cards, view.node.topology, view.ledger, more, stranded)
 
 
 def _resize(pod: Pod, holder: Allocation, unit: int) -> Mapping[str, Any] | None:

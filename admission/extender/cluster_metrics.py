@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from admission.cluster.node_view import NodeView
 from admission.cluster.snapshot import ClusterState
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.cluster.quota import QuotaLine
@@ -143,6 +144,7 @@ class _Cluster(Collector):
         yield _gauge("reservations", "Pods whose place is kept until they are bound", len(snapshot.reserved))
         yield _gauge("waiting_pods", "GPU pods that look for a node", len(seen.cluster.waiting()))
         yield _gauge("nodes", "Nodes known here, with cards or without", len(snapshot.nodes))
+        yield from _stranded(snapshot.nodes.values())
         quota = seen.quota.current
         if quota is None:
             return
@@ -154,6 +156,18 @@ class _Cluster(Collector):
         lines = [(namespace, line) for namespace, line in quota.usage(snapshot.used)]
         for part, words in (("used", "held, or being bound"), ("limit", "granted")):
             yield from _amounts(part, words, lines)
+
+
+def _stranded(nodes: Iterable[NodeView]) -> Iterator[Metric]:
+    text = "Room on the cards of a node that has no device ids left, since pods there shrank and keep theirs"
+    cores = GaugeMetricFamily("vcuda_admission_stranded_cores", text, labels=("node",))
+    memory = GaugeMetricFamily("vcuda_admission_stranded_memory_bytes", text, labels=("node",))
+    for view in nodes:
+        if view.ids is not None:
+            cores.add_metric((view.name,), view.ids.stranded.cores)
+            memory.add_metric((view.name,), view.ids.stranded.memory)
+    yield cores
+    yield memory
 
 
 def _amounts(part: str, words: str, lines: Sequence[tuple[str, QuotaLine]]) -> Iterator[Metric]:

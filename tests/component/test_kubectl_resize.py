@@ -193,3 +193,23 @@ def test_a_reset_tells_of_the_size_that_the_owner_asks_for(
     assert resize("--reset") == 0
     assert "has not answered yet" in said(capsys)[0].splitlines()[-1]
     assert annotations(api)[RESIZED] == before
+
+
+@pytest.mark.usefixtures("there")
+def test_graph_and_top_show_the_size_in_force_of_a_pod_below_its_spec(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resize("--cores", "10", "--memory", "256Mi")
+    small = Amount(10, GIB // 4)
+    answer(api, small)
+    uid = api.get("pods", "one")["metadata"]["uid"]
+    held = encode_assignment(Assignment("n1", uid, {"c": ((CardUuid("GPU-0"), small),)}))
+    annotate(api, allocation=held, assigned="true")
+    said(capsys)
+    assert run(["graph"]) == 0
+    drawn = said(capsys)[0]
+    assert "default/one c: 10 cores, 256 MiB\n" in drawn
+    assert "90 of 100 cores free" in drawn
+    assert drawn.startswith("n1: 2 cards; 20 cores, 1.75 GiB free without device ids: ")
+    assert run(["top"]) == 0
+    assert said(capsys)[0].splitlines()[1].split() == "default one c n1 0 10 - 256 MiB -".split()

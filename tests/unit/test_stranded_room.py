@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from admission.console.cluster_page import graph
+from admission.extender.cluster_metrics import ClusterFigures, ClusterMetrics
 from admission.extender.feasibility import Fit, Unfit
 from admission.extender.refusal_lines import why
+from admission.quota.quota_book import QuotaBook
+from gpu_manager.domain.cluster.node_json import node_text
 from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, CORE, MEMORY, RESIZE, RESIZED
 from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
@@ -113,3 +118,21 @@ def test_the_answer_of_another_pod_lowers_nothing(world: Cluster) -> None:
     assert parse_pod(world.there("other")).uid == other["pod"]
     world.agent("other", 5, 1)
     assert world.booked("n1") == [(40, 12)]
+
+
+def test_what_is_stranded_is_told_of_its_node(world: Cluster) -> None:
+    ids = world.cluster.snapshot().nodes["n1"].ids
+    assert ids is not None
+    assert ids.stranded == Amount(50, 32 * UNIT)
+    drawn = graph(world.cluster.snapshot().nodes["n1"])
+    assert drawn["stranded"] == {"cores": 50, "memory": 32 * UNIT}
+    assert node_text(drawn).startswith("n1: 1 cards; 50 cores, 8 GiB free without device ids: ")
+    shown = ClusterFigures(world.cluster, QuotaBook(), lambda: True, dict, dict)
+    registry = CollectorRegistry()
+    ClusterMetrics(registry).show(shown)
+    assert registry.get_sample_value("vcuda_admission_stranded_cores", {"node": "n1"}) == 50
+    assert registry.get_sample_value("vcuda_admission_stranded_memory_bytes", {"node": "n1"}) == 32 * UNIT
+    world.ask("small", cores=60, memory="10Gi")
+    world.agent("small", 60, 40)
+    assert registry.get_sample_value("vcuda_admission_stranded_cores", {"node": "n1"}) is None
+    assert "stranded" not in graph(world.cluster.snapshot().nodes["n1"])

@@ -10,9 +10,11 @@ from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.accounting import NodeBooks
+from gpu_manager.domain.cluster.kubelet_ids import kubelet_ids
 from gpu_manager.domain.cluster.node_json import node_json, node_text
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.placement.ledger import Allocation
+from gpu_manager.domain.resources import ZERO
 
 
 def command(
@@ -65,4 +67,6 @@ def _graph(books: NodeBooks) -> Mapping[str, Any]:
             "gone": str(holder.pod) if holder.pod in gone else None,
         }
 
-    return node_json(books.name, books.node.cards, books.node.topology, books.ledger, more)
+    ids = kubelet_ids(books.node, books.charges)
+    stranded = ZERO if ids is None else ids.stranded
+    return node_json(books.name, books.node.cards, books.node.topology, books.ledger, more, stranded)

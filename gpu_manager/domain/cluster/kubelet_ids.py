@@ -32,6 +32,11 @@ class KubeletIds:
     held: Mapping[PodUid, Amount]
     booked: Amount
 
+    @property
+    def stranded(self) -> Amount:
+        """What pods gave back of the cards but not of their ids: no new pod gets it."""
+        return (sum(self.held.values(), ZERO) - self.booked).peak(ZERO)
+
     def left(self, pods: Collection[PodUid]) -> Amount:
         """What there is for others if these pods alone are on the node."""
         return self.total - sum((self.held[uid] for uid in pods if uid in self.held), ZERO)

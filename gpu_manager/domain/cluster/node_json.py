@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
+from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount, format_bytes
 from gpu_manager.domain.topology import Topology
 
 
@@ -18,11 +19,12 @@ def node_json(
     topology: Topology,
     ledger: Ledger,
     more: Callable[[Allocation, CardUuid], Mapping[str, Any]],
+    stranded: Amount = ZERO,
 ) -> dict[str, Any]:
     """A node as JSON. Cores are hundredths of a card, memory is bytes.
 
     ``more`` gives further fields of a holder: at least ``planned``, and ``ended`` for an init container that
-    has ended.
+    has ended. ``stranded`` is room on the cards for which the kubelet has no device ids left.
     """
     held: dict[CardUuid, list[tuple[Allocation, Share]]] = {}
     for allocation in ledger:
@@ -31,6 +33,7 @@ def node_json(
     return {
         "node": node,
         "unit": ledger.unit,
+        **({} if stranded == ZERO else {"stranded": asdict(stranded)}),
         "links": [[str(link) for link in row] for row in topology.links],
         "cards": [
             {
@@ -78,9 +81,14 @@ def hidden(allocation: Allocation) -> Mapping[str, Any]:
     return names if allocation.claim is None else {**names, "claim": "", "request": "", "pods": []}
 
 
+def _stranded(graph: Mapping[str, Any]) -> str:
+    room = graph.get("stranded")
+    return f"; {Amount(**room)} free without device ids: pods that shrank keep theirs" if room else ""
+
+
 def node_text(graph: Mapping[str, Any]) -> str:
     """The result of :func:`node_json` as text, a line for each card and holder, no control characters."""
-    lines = [f"{printable(graph['node'])}: {len(graph['cards'])} cards"]
+    lines = [f"{printable(graph['node'])}: {len(graph['cards'])} cards{_stranded(graph)}"]
     for card in graph["cards"]:
         reason = f": {card['reason']}" if card["reason"] else ""
         state = "" if card["healthy"] else f", unhealthy{reason}"
