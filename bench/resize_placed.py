@@ -19,10 +19,21 @@ from admission.extender.binding import BindRules
 from admission.extender.resizing import PAUSE_SECONDS, ResizeAnswers
 from bench.rows import Row
 from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.contract import CORE, INVENTORY, MEMORY, RESIZE, RESIZED, Inventory, encode_inventory
+from gpu_manager.domain.contract import (
+    ALLOCATION,
+    ASSIGNED,
+    CORE,
+    INVENTORY,
+    MEMORY,
+    RESIZE,
+    RESIZED,
+    Inventory,
+    decode_assignment,
+    encode_inventory,
+)
 from gpu_manager.domain.placement.ledger import peak
 from gpu_manager.domain.pod import PodUid
-from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, ZERO
+from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, ZERO, Amount
 from tests.fakes.extender import World, pod
 from tests.fakes.node import NODE
 from tests.fakes.resizing import ResizingRig
@@ -144,7 +155,9 @@ class Placing:
         self._watch(settled=True)
 
     def _watch(self, *, settled: bool) -> None:
-        """The quota counts no less than the agent has booked, never more than it may, settled the same."""
+        """The quota counts what the pods' annotations say, to the byte, at every event: no less than the
+        agent has booked, never more than it may, settled the same.
+        """
         ledger = self.rig.state.view.ledger
         booked = sum(
             (
@@ -158,7 +171,20 @@ class Placing:
         quota = self.world.quota.current
         mine = quota.of("default") if quota else None
         wrong = mine is None or not booked.fits_in(counted) or bool(mine.passed({}, {_MODEL: counted}))
-        self.quota_wrong += wrong or (settled and booked != counted)
+        due = sum((self._due(name, *spec) for name, spec in self.alive.items()), ZERO)
+        self.quota_wrong += wrong or counted != due or (settled and booked != counted)
+
+    def _due(self, name: str, cores: int, units: int) -> Amount:
+        """What a pod is to be charged: what the scheduler has reserved and what the agent has booked, the
+        larger of both; of a pod that was never resized, its spec at least.
+        """
+        annotations = self._object(name)["metadata"]["annotations"]
+        answer, said = annotations.get(RESIZED), decode_assignment(annotations.get(ALLOCATION))
+        ((_, told),) = said.containers["main"] if said else ((None, ZERO),)
+        sizes = json.loads(answer)["containers"] if answer else {}
+        reserved = Amount(**sizes["main"]) if sizes else ZERO
+        is_followed = bool(sizes) and annotations.get(ASSIGNED) == "true"
+        return told.peak(reserved).peak(ZERO if is_followed else Amount(cores, units * DEFAULT_UNIT))
 
     def _told(self) -> None:
         """What the agent wrote into its pods' annotations arrives."""
@@ -213,7 +239,8 @@ def placed_rows(seed: int, *, full: bool) -> Iterator[Row]:
         placing.run(2_000 if full else 200)
     note = (
         f"{placing.placed} pods placed beside {placing.resized} resizes, {placing.waited} without room, "
-        f"seed {seed}; the node's allocatable is as the kubelet has it at that moment"
+        f"seed {seed}; the node's allocatable is as the kubelet has it at that moment; after each event the "
+        "quota's sum is that of the pods' annotations"
     )
     yield Row("resize_placed_refused", placing.refused, "pods", "= 0", full=full, note=note)
     yield Row("resize_quota_wrong", placing.quota_wrong, "instants", "= 0", full=full, note=note)
