@@ -149,6 +149,12 @@ class ResizeAnswers:
         before = tuple(held.values())
         if not held.keys() >= wanted.keys():
             return None
+        if not view.node.resizes:  # it would book nothing, and what is reserved would stay so
+            return self._no(
+                pod,
+                f"the agent of node {view.name} is of an earlier release and changes no sizes: upgrade it, "
+                "and the request is judged again",
+            )
         states = {state.card.uuid: state for state in view.node.cards}
         for name, size in wanted.items():
             allocation = held[name]

@@ -241,7 +241,8 @@ class Inventory:
     shares of pods that the API no longer has. ``released`` lists the UIDs of pods that were deleted before
     they ended and that hold nothing any more, for 120 s; None if the agent does not tell. ``serving`` is
     False while the node's agent starts or leaves or its kubelet is away, and after it has left: the kubelet
-    may refuse a pod that is bound there then.
+    may refuse a pod that is bound there then. ``resizes``: the agent follows answers to requests for another
+    size, which agents of earlier releases pass over.
     """
 
     unit: int
@@ -251,6 +252,7 @@ class Inventory:
     lingering: tuple[TerminatingShare, ...] = ()
     serving: bool = True
     released: tuple[str, ...] | None = None
+    resizes: bool = True
 
 
 def encode_inventory(inventory: Inventory) -> str:
@@ -282,6 +284,7 @@ def encode_inventory(inventory: Inventory) -> str:
             **({"lingering": [_left(one) for one in inventory.lingering]} if inventory.lingering else {}),
             **({} if inventory.serving else {"serving": False}),
             **({} if inventory.released is None else {"released": list(inventory.released)}),
+            **({"resizes": True} if inventory.resizes else {}),
         },
         separators=(",", ":"),
     )
@@ -310,6 +313,7 @@ def decode_inventory(text: str | None) -> Inventory | None:
             ),
             serving=_flag(data.get("serving", True)),
             released=tuple(map(_text, _list(data["released"]))) if "released" in data else None,
+            resizes=_flag(data.get("resizes", False)),
         )
     except (KeyError, TypeError, ValueError):
         return None

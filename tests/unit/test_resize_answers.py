@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from admission.cluster.snapshot import PODS
+from admission.cluster.snapshot import NODES, PODS
 from admission.extender.binding import BIND_SECONDS, BindRules
 from admission.extender.resizing import PAUSE_SECONDS, RETRY_SECONDS, ResizeAnswers
 from gpu_manager.domain.contract import (
     ALLOCATION,
     ASSIGNED,
     EVENT_RESIZE_REFUSED,
+    INVENTORY,
     RESIZE,
     RESIZED,
     Assignment,
@@ -217,6 +218,28 @@ def test_the_next_request_waits_until_the_agent_has_followed_the_last(world: Clu
     answer = world.answered("one")
     assert answer is not None
     assert answer.sizes == {"main": Amount(30, 4 * UNIT)}
+
+
+def test_on_a_node_with_an_older_agent_nothing_is_reserved_until_it_is_upgraded() -> None:
+    newer = node("n1", cards=1)
+    said = json.loads(newer["metadata"]["annotations"][INVENTORY])
+    assert said.pop("resizes") is True
+    annotations = {**newer["metadata"]["annotations"], INVENTORY: json.dumps(said)}
+    world = Cluster(node={**newer, "metadata": {**newer["metadata"], "annotations": annotations}})
+    world.run("one")
+    answer = world.ask("one", cores=80)
+    assert answer is not None
+    assert answer.refused == (
+        "the agent of node n1 is of an earlier release and changes no sizes: upgrade it, and the request is "
+        "judged again"
+    )
+    assert world.booked("n1") == [(30, 4)]
+    world.cluster.apply(NODES, "MODIFIED", newer)
+    world.clock.pass_(RETRY_SECONDS)
+    world.answers.tick()
+    answer = world.answered("one")
+    assert answer is not None
+    assert answer.sizes == {"main": Amount(80, 4 * UNIT)}
 
 
 @pytest.mark.parametrize("how", ["lost", "late"])

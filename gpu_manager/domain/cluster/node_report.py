@@ -25,8 +25,8 @@ class NodeReport:
     ``unit`` is the bytes of one unit of memory; ``refused`` lists amounts that its agent refused recently;
     ``lingering`` is held by pods that the API no longer has, ``released`` lists those of them that hold
     nothing any more, None if the agent does not tell; ``serving`` is False while its agent starts or stops or
-    its kubelet is away; ``lends``: it offers whole cards as ``nvidia.com/gpu`` too; ``pool`` and ``model``
-    are its labels.
+    its kubelet is away; ``resizes``: its agent changes sizes of running containers; ``lends``: it offers
+    whole cards as ``nvidia.com/gpu`` too; ``pool`` and ``model`` are its labels.
     """
 
     name: str
@@ -38,6 +38,7 @@ class NodeReport:
     lingering: tuple[contract.TerminatingShare, ...] = ()
     serving: bool = True
     released: frozenset[str] | None = None
+    resizes: bool = False
     lends: bool = False
     pool: str = ""
     model: str = ""
@@ -75,6 +76,7 @@ def read_node(obj: Mapping[str, Any], unit: int = DEFAULT_UNIT) -> NodeReport:
         lingering=inventory.lingering,
         serving=inventory.serving,
         released=None if inventory.released is None else frozenset(inventory.released),
+        resizes=inventory.resizes,
         lends=whole_number(mapping(mapping(obj.get("status")).get("capacity")).get(contract.NVIDIA)) > 0,
     )
 
