@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -257,6 +257,20 @@ def test_a_figure_that_changes_between_two_writes_is_billed_for_its_own_time() -
     sums = node.meter.told.namespaces["a"]
     assert sums.core_seconds == 50 * (10 + SAVE_SECONDS)
     assert sums.core_used_seconds == pytest.approx(10 * 3 + 30 * 4)
+
+
+def test_a_container_that_changes_its_size_is_billed_for_each_by_its_time() -> None:
+    node = Node()
+    one = allocation("p", "c", APP, 0, 50)
+    node.grant(one)
+    node.pass_(0)
+    node.pass_(SAVE_SECONDS)
+    before = one.shares[0].amount
+    node.state.resize(node.grants[f"{one.key}"], replace(before, cores=80))
+    node.pass_(0)
+    node.pass_(2 * SAVE_SECONDS)
+    sums = node.meter.told.namespaces["a"]
+    assert sums.core_seconds == 50 * SAVE_SECONDS + 80 * 2 * SAVE_SECONDS
 
 
 EVENTS = st.lists(

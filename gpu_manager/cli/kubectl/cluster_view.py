@@ -14,11 +14,13 @@ from gpu_manager.cli.files import shown
 from gpu_manager.cli.kubectl.login import Login, log_in
 from gpu_manager.domain.cluster.accounting import NodeBooks
 from gpu_manager.domain.cluster.node_report import usual_unit
+from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.resize.sizes import answer_of
 from gpu_manager.domain.resources import format_bytes
 from gpu_manager.domain.rules.pod_request import booked_request, judged_request
-from gpu_manager.domain.rules.request import PodRequest
+from gpu_manager.domain.rules.request import PodRequest, Request
 from gpu_manager.domain.untrusted import mapping, text
 from gpu_manager.domain.whatif.defragmentation import DisruptionAllowance
 from gpu_manager.domain.whatif.disruption_budgets import read_budget
@@ -268,12 +270,30 @@ def requested_pod(pod: Pod, unit: int, details: PodDetails | None) -> SimPod:
 
 
 def _running(pod: Pod, unit: int, details: PodDetails | None) -> SimPod:
-    """A running pod in the form that plans move; it stays unless a controller would recreate it."""
+    """A running pod in the form that plans move; it stays unless a controller would recreate it.
+
+    It comes back with the size of its spec, or with that which its workload asks for.
+    """
     request = booked_request(pod, unit)
     if request is not None:
-        return _planned(pod, request, details)
+        return _planned(pod, _made_anew(pod, request), details)
     nothing = _planned(pod, PodRequest(pod.uid, ()), details)
     return replace(nothing, stays=nothing.stays or "its request is illegal: no node would take it again")
+
+
+def _made_anew(pod: Pod, request: PodRequest) -> PodRequest:
+    """What a pod asks for that replaces this one: a request of its own ends with it, its owner's does not."""
+    answer = answer_of(pod)
+    if answer is None or RESIZE in pod.annotations:
+        return request
+    sizes = answer.sizes
+    return replace(
+        request,
+        containers=tuple(
+            replace(c, request=Request(size.cores, size.memory)) if (size := sizes.get(c.name)) else c
+            for c in request.containers
+        ),
+    )
 
 
 def _planned(pod: Pod, request: PodRequest, details: PodDetails | None) -> SimPod:

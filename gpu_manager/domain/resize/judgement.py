@@ -94,6 +94,8 @@ def _why_not(container: Container | None) -> str:
         return "an ordinary init container, which hands its share on"
     if (container.core is not None and container.core >= CORES_PER_CARD) or container.gpus:
         return "which has whole cards"
+    if container.claims:
+        return "which has its devices by a ResourceClaim, and that cannot be changed"
     return "which asks for no card"
 
 
