@@ -15,7 +15,8 @@ from admission.config import ClusterTerms
 from admission.webhook.admission_review import ALLOWED, Review, ReviewVerdict
 from admission.webhook.draft import Draft, draft_pod, ephemeral_faults, is_mirror, read_pod
 from admission.webhook.owner_size import owner_faults
-from gpu_manager.domain.contract import RESIZE
+from gpu_manager.domain.advice.opt_in import check_advice_terms
+from gpu_manager.domain.contract import ADVICE, RESIZE
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.resize.judgement import check_resize
@@ -146,7 +147,8 @@ def _judge_new(review: Review, terms: ClusterTerms, checks: CreateTimeChecks) ->
         ephemeral = ephemeral_faults(obj)
     except RequestInvalid as error:
         return _denied((*guarded, _unreadable(error)))
-    faults = (*guarded, *check_pod(pod, terms.unit, terms.minimum_cores), *ephemeral)
+    advice = check_advice_terms(pod.annotations, terms.unit, terms.minimum_cores)
+    faults = (*guarded, *check_pod(pod, terms.unit, terms.minimum_cores), *advice, *ephemeral)
     warnings = (*warn_pod(pod, terms.unit), *(_detours(pod, terms) if pod.asks else ()))
     if is_mirror(review):
         # It runs already, whatever is said here; refused, its share would be hidden from everyone.
@@ -180,6 +182,7 @@ def _faults(obj: Mapping[str, Any], terms: ClusterTerms) -> tuple[Violation, ...
     return (
         *check_pod(pod, terms.unit, terms.minimum_cores),
         *check_resize(pod, terms.unit, terms.minimum_cores),
+        *check_advice_terms(pod.annotations, terms.unit, terms.minimum_cores),
         *ephemeral_faults(obj),
     )
 
@@ -203,6 +206,10 @@ def _judge_template(
             faults = owner_faults(read_pod(template), sized, terms)
         except RequestInvalid:
             faults = ()  # its pods will be told
+        if faults:
+            return _denied(faults)
+    if sized.get(ADVICE) != before.get(ADVICE):
+        faults = tuple(check_advice_terms(sized, terms.unit, terms.minimum_cores))
         if faults:
             return _denied(faults)
     if template == _at(review.old, path):

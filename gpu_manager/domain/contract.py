@@ -34,6 +34,8 @@ GPU_UUID: Final = "tencent.com/gpu-uuid"
 PLACEMENT: Final = "tencent.com/placement"
 PRELOAD: Final = "tencent.com/vcuda-preload"
 RESIZE: Final = "tencent.com/vcuda-resize"
+ADVICE: Final = "tencent.com/vcuda-advice"
+ADVISED: Final = "tencent.com/vcuda-advised"  # when a container was last given the advised size
 TEMPLATE_SIZE: Final = "tencent.com/vcuda-template-size"  # written by /mutate where an owner asks for another
 # Pod annotations, written (guarded: only the two service accounts may set or change them).
 ALLOCATION: Final = "tencent.com/vcuda-allocation"
@@ -52,6 +54,7 @@ POD_ANNOTATIONS: Final = (
     PLACEMENT,
     PRELOAD,
     RESIZE,
+    ADVICE,
     TEMPLATE_SIZE,
     ALLOCATION,
     PREDICATE_NODE,

@@ -12,9 +12,11 @@ from gpu_manager.cli.kubectl.main import run
 from gpu_manager.domain.advice.demand import DAY, HOUR, Need
 from gpu_manager.domain.advice.size import advise
 from gpu_manager.domain.advice.sized import Sized, sized_json
+from gpu_manager.domain.contract import ADVICE, RESIZE
 from gpu_manager.domain.resources import GIB, MIB, Amount
 from sandbox.api import StandInApi
 from tests.fakes.kubectl import a_node, an_agent, said
+from tests.fakes.node import container, pod
 
 pytestmark = pytest.mark.usefixtures("kubectl_login")
 
@@ -81,3 +83,64 @@ def test_an_agent_that_answers_with_something_else_is_named(
     an_agent(api, answer)
     assert run(["advise"]) == 0
     assert "advice of n1 is not known: its agent answered with something else" in said(capsys)[1]
+
+
+def deployment(name: str, **annotations: str) -> dict[str, Any]:
+    template = {"spec": pod("p", container("c", 50, 32))["spec"], "metadata": {}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": "default", "annotations": annotations},
+        "spec": {"replicas": 1, "selector": {"matchLabels": {"a": "b"}}, "template": template},
+    }
+
+
+def allowing(**bounds: Any) -> str:
+    return json.dumps({"v": 1, "apply": "in-place", "containers": {"c": bounds} if bounds else {}})
+
+
+def test_advice_is_applied_where_its_owner_allows_it_and_once_a_day(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_node(api)
+    api.create(deployment("web", **{ADVICE: allowing(memory=["3Gi", "6Gi"])}))
+    api.create(deployment("kept"))
+    api.create({**pod("one", container("c", 50, 32), annotations={ADVICE: allowing()}), "apiVersion": "v1"})
+    names = ("Deployment/web", "Deployment/kept", "Pod/one", "Job/batch")
+    an_agent(api, page(*((("default", name, "c"), f"p{n}", NEED) for n, name in enumerate(names))))
+    assert run(["advise", "--apply", "in-place"]) == 0
+    out = said(capsys)[0]
+    assert "changed: default/Deployment/web c: 30 cores, 3 GiB instead of 50 cores, 8 GiB" in out
+    assert "changed: default/Pod/one c: 30 cores, 2 GiB instead of 50 cores, 8 GiB" in out
+    assert "\ndefault/Deployment/kept c: its owner does not allow it" in out
+    assert "\ndefault/Job/batch c: a Job has no size of its own: change its template" in out
+    there = api.get("deployments", "web", "default")["metadata"]["annotations"]
+    assert json.loads(there[RESIZE])["containers"] == {"c": {"cores": 30, "memory": 3 * GIB}}
+    assert RESIZE not in api.get("deployments", "kept", "default")["metadata"].get("annotations", {})
+    assert (
+        json.loads(api.get("pods", "one")["metadata"]["annotations"][RESIZE])["containers"]["c"]["cores"]
+        == 30
+    )
+    assert run(["advise", "Deployment/web", "--apply", "in-place", "-o", "json"]) == 0
+    (applied,) = json.loads(said(capsys)[0])["applied"]
+    assert applied["applied"] is None
+    assert applied["text"].startswith("it was changed within the last day: again from ")
+
+
+def test_a_refused_change_is_told_beside_those_that_were_made(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_node(api)
+    api.create(deployment("a", **{ADVICE: allowing()}))
+    api.create(deployment("b", **{ADVICE: allowing()}))
+    api.create(deployment("c", **{ADVICE: "yes"}))
+    an_agent(api, page(*((("default", f"Deployment/{n}", "c"), n, NEED) for n in "abcd")))
+    api.faults.fail(1, 403, match="patch deployments default/a")
+    assert run(["advise", "--apply", "in-place"]) == 1
+    out = said(capsys)[0]
+    assert "refused: default/Deployment/a c: " in out
+    assert "changed: default/Deployment/b c: " in out
+    assert (
+        f'refused: default/Deployment/c c: annotation {ADVICE} is "yes": it is not JSON of version 1' in out
+    )
+    assert "refused: default/Deployment/d c: " in out, "there is no such Deployment"

@@ -6,6 +6,7 @@ import pytest
 
 from admission.webhook.admit import mutate, validate
 from gpu_manager.domain.contract import (
+    ADVICE,
     ALLOCATION,
     ASSIGNED,
     CORE,
@@ -149,6 +150,19 @@ def test_a_size_that_can_never_be_is_refused_when_it_is_written(wanted: str, say
     assert (response["allowed"], response["status"]["code"]) == (False, 422)
     assert says in response["status"]["message"]
     assert ask(validate, update(after, after))["allowed"], "what it was before it may stay"
+
+
+def test_bounds_of_advice_that_cannot_be_kept_are_refused_on_pods() -> None:
+    plain = pod(container(name="train", core="30", memory="8"))
+    for wanted, says in (
+        ("yes", 'is "yes": it is not JSON of version 1: write {"v":1,"apply":"in-place"'),
+        ('{"v":1,"containers":{"train":{"cores":[0,120]}}}', "is bounded by 0 to 120: use 1 to 99"),
+    ):
+        asks = pod(container(name="train", core="30", memory="8"), annotations={ADVICE: wanted})
+        for response in (ask(validate, update(plain, asks)), ask(validate, review(asks))):
+            assert (response["allowed"], response["status"]["code"]) == (False, 422)
+            assert says in response["status"]["message"]
+        assert ask(validate, update(asks, asks))["allowed"], "what it was before it may stay"
 
 
 def test_a_legal_size_passes_and_so_does_its_end() -> None:

@@ -11,7 +11,7 @@ from admission.cluster.snapshot import ClusterState
 from admission.cluster.trim import slim_pod
 from admission.cluster.workload_sizes import slim_workload
 from admission.webhook.admit import CreateTimeChecks, mutate, validate
-from gpu_manager.domain.contract import CORE, MEMORY, RESIZE, TEMPLATE_SIZE
+from gpu_manager.domain.contract import ADVICE, CORE, MEMORY, RESIZE, TEMPLATE_SIZE
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resize.judgement import legal_sizes
 from gpu_manager.domain.resize.owners import effective_request, note_template
@@ -192,6 +192,18 @@ def test_a_workloads_size_is_judged_when_it_is_written(asked: str, says: str) ->
     assert (response["allowed"], says in str(response.get("status", ""))) == (not says, True)
     later = workload_review("Deployment", "apps", "deployments", new, new)
     assert ask(validate, later)["allowed"], "what stands may stay"
+
+
+@pytest.mark.parametrize(
+    ("cores", "says"), [([10, 120], "bounded by 10 to 120: use 10 to 99"), ([10, 60], "")]
+)
+def test_a_workloads_bounds_of_advice_are_judged_when_they_are_written(cores: list[int], says: str) -> None:
+    template = new_pod(container("main", core="30", memory="4"))
+    old = {"metadata": {"name": "web"}, "spec": {"template": template}}
+    terms = json.dumps({"v": 1, "apply": "in-place", "containers": {"main": {"cores": cores}}})
+    new = {**old, "metadata": {"name": "web", "annotations": {ADVICE: terms}}}
+    response = ask(validate, workload_review("Deployment", "apps", "deployments", new, old))
+    assert (response["allowed"], says in str(response.get("status", ""))) == (not says, True)
 
 
 def made_at(owners: str, **annotations: str) -> Pod:

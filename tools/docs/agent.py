@@ -42,6 +42,8 @@ def metrics_page() -> str:
     )
 
 
+_APPLY = "`kubectl vcuda advise --apply`"
+_SIZING = "[sizing](../sizing.md)"
 # Constant, who writes it, value, meaning.
 _POD = (
     (c.CORE_LIMIT, "you", "percent, up to 100", "Elastic ceiling: what a fraction may use of an idle card."),
@@ -54,6 +56,18 @@ _POD = (
         "you",
         "JSON",
         "The size that running containers shall have, on a pod or on its workload: [resize](../resize.md).",
+    ),
+    (
+        c.ADVICE,
+        "you",
+        "JSON",
+        f"Whether {_APPLY} may follow advice, within which bounds; on a pod or its workload: {_SIZING}.",
+    ),
+    (
+        c.ADVISED,
+        "`kubectl vcuda advise`",
+        "JSON",
+        "When each container was last given the size that is advised.",
     ),
     (
         c.TEMPLATE_SIZE,

@@ -13,6 +13,7 @@ from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resize.owners import KINDS
+from gpu_manager.domain.untrusted import mapping, text
 
 _AWAY: Final = (429, 500, 502, 503, 504)  # 500: the API server could not ask the admission service
 _PAUSE_SECONDS: Final = 0.5
@@ -43,12 +44,32 @@ def request_size(connection: Connection, pod: Pod, wanted: str | None, patience:
 
 
 def workload(connection: Connection, kind: str, namespace: str, name: str) -> Mapping[str, Any]:
-    """A Deployment, StatefulSet or DaemonSet as the API server has it; ``kind`` as in :data:`KINDS`.
+    """A Deployment, StatefulSet or DaemonSet as the API server has it (``kind`` as in :data:`KINDS`), or a
+    Pod.
 
     Raises:
         NodeUnready: there is none, the caller may not read it, or the API server is away.
     """
     return connection.request(f"read {kind} {namespace}/{name}", "GET", _path(kind, namespace, name))
+
+
+def annotate_workload(
+    connection: Connection,
+    kind: str,
+    there: Mapping[str, Any],
+    annotations: Mapping[str, str | None],
+    patience: float,
+) -> None:
+    """Write annotations of a workload as it was read; ``patience`` as in :func:`request_size`.
+
+    Raises:
+        NodeUnready: it was refused, it has changed since it was read, or nobody answers.
+    """
+    meta = mapping(there.get("metadata"))
+    namespace, name = text(meta.get("namespace")), text(meta.get("name"))
+    body = {"metadata": {"resourceVersion": meta.get("resourceVersion"), "annotations": dict(annotations)}}
+    what = f"change the size that {kind} {namespace}/{name} asks for"
+    _patch(connection, what, _path(kind, namespace, name), body, patience)
 
 
 def request_workload_size(
@@ -85,5 +106,7 @@ def _patch(
 
 
 def _path(kind: str, namespace: str, name: str) -> str:
+    if kind == "Pod":
+        return named_path(namespace, name)
     place = f"/apis/apps/v1/namespaces/{quote(namespace, safe='')}/{KINDS[kind]}"
     return f"{place}/{quote(name, safe='')}"

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from enum import Enum
 from typing import Annotated, Any
 
 from gpu_manager.arguments import Argument, Option
 from gpu_manager.cli.kubectl import agents
+from gpu_manager.cli.kubectl.advice_applied import apply_advice
 from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Namespace, log_in
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
 from gpu_manager.domain.advice.size import AdvicePolicy
 from gpu_manager.domain.advice.sized import Sized, named_advice, pool, read_sized, sized_json
+from gpu_manager.domain.contract import ADVICE
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.resources import format_bytes
+
+
+class ApplyWay(Enum):
+    """How advice is followed."""
+
+    IN_PLACE = "in-place"
 
 
 def command(
@@ -22,6 +32,10 @@ def command(
     memory_margin: Annotated[
         float, Option(min=0, max=400, help="Percent of memory to add to the greatest amount seen.")
     ] = 0.0,
+    apply: Annotated[
+        ApplyWay | None,
+        Option(help=f"Give it to running containers whose owner allows it (annotation {ADVICE})."),
+    ] = None,
     namespace: Namespace = "",
     all_namespaces: AllNamespaces = False,
     output: Form = Output.TABLE,
@@ -32,6 +46,9 @@ def command(
 
     Cores come from demand, also above the limit; memory from the greatest amounts held. Where memory cannot
     be judged there is no figure, and the reason says why. Needs get on pods/proxy.
+
+    With --apply in-place: within the bounds of that annotation, and each at most once a day unless its memory
+    is too small. Needs get and patch on the workloads. Exit code 1 if one of these changes is refused.
     """
     from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
 
@@ -43,18 +60,24 @@ def command(
         said = [one for one in named if one is not None]
         found = [one for one in said if all_namespaces or one.workload[0] == login.namespace]
         where = "any namespace" if all_namespaces else f"namespace {login.namespace}"
-    policy = AdvicePolicy(margin=memory_margin / 100)
-    rows = [one for one in pool(found, policy) if not name or name in one.pods or name == one.workload[1]]
+        policy = AdvicePolicy(margin=memory_margin / 100)
+        rows = [one for one in pool(found, policy) if not name or name in one.pods or name == one.workload[1]]
+        applied = list(apply_advice(login, rows, datetime.now(UTC))) if apply is not None else []
     if name and not rows and not silent:
         raise RequestInvalid(
             f"{quoted(name)} in {where}: no pod or workload of that name holds a part of one card"
         )
+    code = 1 if any(one.is_refused for one in applied) else 0
     if for_program(output):
-        emit({"containers": [sized_json(row) for row in rows], "silent": dict(silent)}, output)
-        return 0
+        told_of = {"applied": [one.as_json() for one in applied]} if apply is not None else {}
+        emit({"containers": [sized_json(row) for row in rows], "silent": dict(silent), **told_of}, output)
+        return code
     print(_table(rows) if rows else f"no container in {where} holds a part of one card")
+    for one in applied:
+        mark = "refused: " if one.is_refused else "" if one.size is None else "changed: "
+        print(printable(f"{mark}{one.workload[0]}/{one.workload[1]} {one.workload[2]}: {one.text}"))
     agents.tell_silent(silent, "advice")
-    return 0
+    return code
 
 
 def _parsed(answer: Any) -> list[Sized]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Annotated, Final
 
 from gpu_manager.arguments import Argument, Option
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
-from gpu_manager.domain.contract import RESIZE, VERSION
+from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, printable, quoted
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resize.owners import KINDS
 from gpu_manager.domain.resize.progress import held_size
-from gpu_manager.domain.resize.sizes import ResizeAnswer, answer_of, digest, read_wanted
+from gpu_manager.domain.resize.sizes import ResizeAnswer, answer_of, digest, with_size
 from gpu_manager.domain.resources import parse_quantity
 from gpu_manager.domain.untrusted import mapping
 
@@ -113,22 +112,11 @@ def _changed(written: str | None, name: str, cores: int | None, memory: str) -> 
     Raises:
         RequestInvalid: the memory is no quantity.
     """
-    try:
-        before = {} if written is None else read_wanted(written)
-    except RequestInvalid:
-        before = {}  # it asks for nothing that anybody could give
-    asked: dict[str, dict[str, object]] = {
-        n: {k: v for k, v in (("cores", s.cores), ("memory", s.memory)) if v is not None}
-        for n, s in before.items()
-        if n != name
-    }
     size: dict[str, object] = {"cores": cores} if cores else {}
     if memory:
         parse_quantity(memory)
         size["memory"] = memory
-    if size:
-        asked[name] = size
-    return json.dumps({"v": VERSION, "containers": asked}, separators=(",", ":")) if asked else None
+    return with_size(written, name, size)
 
 
 def _outcome(pod: Pod, name: str, former: ResizeAnswer | None) -> str | None:

@@ -71,8 +71,8 @@ def _cores(need: Need, given: int) -> Figure:
 def _memory(need: Need, given: int, unit: int, policy: AdvicePolicy) -> Figure:
     peak = max((*need.days, *need.hours), default=0)
     held = format_bytes(peak)
-    if need.refused > 0:
-        wanted = _rounded(max(need.refused, peak, given + 1), unit)
+    if need.refused > given:  # else it has been given more since
+        wanted = _rounded(max(need.refused, peak), unit)
         return Figure(wanted, f"an allocation that needed {format_bytes(need.refused)} in all was refused")
     if peak == 0:
         return Figure(None, "it held no memory of the card")

@@ -92,6 +92,24 @@ def spec_sizes(pod: Pod, unit: int) -> Sizes:
     }
 
 
+def with_size(written: str | None, container: str, size: Mapping[str, object]) -> str | None:
+    """The value of :data:`~gpu_manager.domain.contract.RESIZE` with ``size`` (``cores``, ``memory``, both or
+    none) for the container, others as they were; None if it then asks for nothing. An annotation that cannot
+    be read asks for nothing.
+    """
+    try:
+        before = {} if written is None else read_wanted(written)
+    except RequestInvalid:
+        before = {}
+    others: dict[str, Mapping[str, object]] = {
+        n: {k: v for k, v in (("cores", s.cores), ("memory", s.memory)) if v is not None}
+        for n, s in before.items()
+        if n != container
+    }
+    asked = {**others, **({container: size} if size else {})}
+    return json.dumps({"v": contract.VERSION, "containers": asked}, separators=(",", ":")) if asked else None
+
+
 def encode_answer(answer: ResizeAnswer) -> str:
     """The value of :data:`~gpu_manager.domain.contract.RESIZED`."""
     return json.dumps(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gpu_manager.domain.contract import (
+    ADVICE,
     CORE,
     CORE_LIMIT,
     GPU_MODEL,
@@ -237,6 +238,19 @@ class Rule(Enum):
         "the template leaves new pods at the template's.",
         f"Mend annotation {RESIZE} of the workload, or remove it.",
         warning=True,
+    )
+    ADVICE_UNREADABLE = RuleText(
+        "advice-unreadable",
+        f"annotation {ADVICE} is {{value}}: {{reason}}: write {{example}}",
+        "What cannot be read would allow nothing, without a word.",
+        "Bounds are `[least, most]`: cores as numbers, memory as quantities such as `8Gi`; else "
+        "there are none.",
+    )
+    ADVICE_BOUND = RuleText(
+        "advice-bound",
+        f"annotation {ADVICE}: {{what}} of container {{value}} is bounded by {{wanted}}: use {{nearest}}",
+        "No size within these bounds could be given: fractions have 1 to 99 cores and whole units of memory.",
+        "Use the nearest bounds that can be kept.",
     )
     ANNOTATION_GUARDED = RuleText(
         "annotation-guarded",

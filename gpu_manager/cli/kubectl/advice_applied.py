@@ -1,0 +1,91 @@
+"""``kubectl vcuda advise --apply in-place``: running containers get the size that is advised for them.
+
+Only those whose owner allows it (annotation ``tencent.com/vcuda-advice``), within its bounds, and each at
+most once a day unless its memory is too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from gpu_manager.cli.kubectl.login import Login
+from gpu_manager.domain.advice.opt_in import (
+    SizeBounds,
+    advised_size,
+    next_change,
+    note_change,
+    read_advice_terms,
+)
+from gpu_manager.domain.advice.sized import Sized
+from gpu_manager.domain.contract import ADVICE, ADVISED, RESIZE
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
+from gpu_manager.domain.resize.owners import KINDS
+from gpu_manager.domain.resize.sizes import with_size
+from gpu_manager.domain.resources import Amount
+from gpu_manager.domain.untrusted import mapping
+
+_PATIENCE_SECONDS: Final = 10.0  # for an admission service that starts again
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedAdvice:
+    """What became of the advice for one workload's container. ``is_refused``: it was to be followed."""
+
+    workload: tuple[str, str, str]
+    text: str
+    size: Amount | None = None
+    is_refused: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """The form for programs."""
+        namespace, workload, container = self.workload
+        size = None if self.size is None else {"cores": self.size.cores, "memory": self.size.memory}
+        return {
+            "namespace": namespace,
+            "workload": workload,
+            "container": container,
+            "applied": size,
+            "refused": self.is_refused,
+            "text": self.text,
+        }
+
+
+def apply_advice(login: Login, rows: Sequence[Sized], now: datetime) -> Iterator[AppliedAdvice]:
+    """Follow the advice where that is allowed, one workload's container after the other."""
+    for row in rows:
+        try:
+            yield _apply(login, row, now)
+        except (NodeUnready, RequestInvalid) as error:
+            yield AppliedAdvice(row.workload, str(error), is_refused=True)
+
+
+def _apply(login: Login, row: Sized, now: datetime) -> AppliedAdvice:
+    from gpu_manager.adapters.kube.resize import annotate_workload, workload  # noqa: PLC0415  # as in log_in
+
+    namespace, owner, container = row.workload
+    kind, _, name = owner.partition("/")
+    if kind not in (*KINDS, "Pod"):
+        return AppliedAdvice(row.workload, f"a {kind} has no size of its own: change its template")
+    there = workload(login.connection, kind, namespace, name)
+    annotations = mapping(mapping(there.get("metadata")).get("annotations"))
+    try:
+        terms = read_advice_terms(annotations.get(ADVICE))
+    except RequestInvalid as error:
+        raise RequestInvalid(f"annotation {ADVICE} is {quoted(annotations.get(ADVICE))}: {error}") from error
+    if not terms.applies:
+        return AppliedAdvice(row.workload, f"its owner does not allow it (annotation {ADVICE})")
+    size = advised_size(row.advice, row.given, terms.bounds.get(container, SizeBounds()))
+    if size == row.given:
+        return AppliedAdvice(row.workload, "it has the size that is advised, or none is")
+    if (due := next_change(annotations.get(ADVISED), container, row.need, row.given, now)) > now:
+        when = due.isoformat(timespec="minutes")
+        return AppliedAdvice(row.workload, f"it was changed within the last day: again from {when} on")
+    written = {
+        RESIZE: with_size(annotations.get(RESIZE), container, {"cores": size.cores, "memory": size.memory}),
+        ADVISED: note_change(annotations.get(ADVISED), container, now),
+    }
+    annotate_workload(login.connection, kind, there, written, _PATIENCE_SECONDS)
+    return AppliedAdvice(row.workload, f"{size} instead of {row.given}; running pods follow in place", size)
