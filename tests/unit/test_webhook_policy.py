@@ -60,6 +60,8 @@ def test_every_rule_that_needs_no_cluster_stands_in_a_policy_once() -> None:
         Rule.RESIZE_NOT_A_FRACTION,
         Rule.RESIZE_VALUE,
         Rule.RESIZE_ABOVE_CEILING,
+        Rule.ADVICE_UNREADABLE,
+        Rule.ADVICE_BOUND,
         *(rule for rule in Rule if rule.is_warning and rule is not Rule.NODE_NAME_SET),
     }
     static = {rule for rule in Rule if rule not in elsewhere and not re.search("quota", rule.id)}
