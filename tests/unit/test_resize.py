@@ -23,6 +23,7 @@ from gpu_manager.domain.resize.sizes import (
     digest,
     encode_answer,
     read_wanted,
+    with_size,
 )
 from gpu_manager.domain.resize.withdrawal import choose_ids, ids_to_withdraw
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
@@ -90,6 +91,17 @@ def test_what_is_illegal_is_said_with_what_works(wanted: Any, says: str) -> None
     assert says in fault.message
     assert fault.message.startswith(f"annotation {RESIZE}")
     assert legal_sizes(asking(wanted), UNIT) is None
+
+
+def test_a_size_is_written_beside_those_of_other_containers() -> None:
+    one = with_size(None, "c", {"cores": 50, "memory": "8Gi"})
+    assert one == '{"v":1,"containers":{"c":{"cores":50,"memory":"8Gi"}}}'
+    both = with_size(one, "s", {"cores": 5})
+    assert both is not None
+    assert json.loads(both)["containers"] == {"c": {"cores": 50, "memory": 8 * GIB}, "s": {"cores": 5}}
+    assert with_size(both, "c", {}) == '{"v":1,"containers":{"s":{"cores":5}}}'
+    assert with_size(one, "c", {}) is None
+    assert with_size("what nobody follows", "c", {"cores": 5}) == '{"v":1,"containers":{"c":{"cores":5}}}'
 
 
 def test_the_cores_stay_within_the_elastic_ceiling() -> None:
