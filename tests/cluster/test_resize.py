@@ -91,7 +91,10 @@ def test_memory_in_use_is_waited_for_and_no_program_loses_any(cluster: Cluster, 
     assert "the scheduler has reserved 30 cores, 1 GiB, the agent has booked 30 cores, 3 GiB" in said, said
     assert auditor.size_in_force(one) == (30, 3 * GIB)
     assert allocated(run_client(pods, "full", "alloc-to-limit")) == 0
-    waits = f'{EVENT_RESIZE_WAITS}: container "c": 30 cores, 1 GiB: waits until 2 GiB of its memory are freed'
+    waits = (
+        f'{EVENT_RESIZE_WAITS}: container "c" is not at 30 cores, 1 GiB yet: '
+        "it waits until 2 GiB of its memory are freed"
+    )
     cluster.wait(lambda: waits in pods.events("full"), 20, f"not said: {waits}: {pods.events('full')}")
     pods.execute("full", "sh", "-c", "kill -0 $(cat /tmp/pid)")  # it lives
 

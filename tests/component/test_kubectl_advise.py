@@ -15,7 +15,7 @@ from gpu_manager.domain.advice.sized import Sized, sized_json
 from gpu_manager.domain.contract import ADVICE, RESIZE
 from gpu_manager.domain.resources import GIB, MIB, Amount
 from sandbox.api import StandInApi
-from tests.fakes.kubectl import a_node, an_agent, said
+from tests.fakes.kubectl import a_node, a_share, an_agent, said
 from tests.fakes.node import container, pod
 
 pytestmark = pytest.mark.usefixtures("kubectl_login")
@@ -68,7 +68,10 @@ def test_one_pod_or_workload_can_be_asked_for_and_a_wrong_name_is_said(
         assert "Deployment/web" in out
         assert "Pod/one" not in out
     assert run(["advise", "none"]) == 2
-    assert '"none" in namespace default: no pod or workload of that name holds' in said(capsys)[1]
+    assert (
+        '"none" is no pod or workload here with a part of one card: no container in namespace default'
+        in said(capsys)[1]
+    )
     assert run(["advise", "-n", "empty"]) == 0
     assert "no container in namespace empty holds a part of one card" in said(capsys)[0]
 
@@ -83,6 +86,20 @@ def test_an_agent_that_answers_with_something_else_is_named(
     an_agent(api, answer)
     assert run(["advise"]) == 0
     assert "advice of n1 is not known: its agent answered with something else" in said(capsys)[1]
+
+
+def test_a_container_that_no_agent_has_looked_at_yet_is_no_container_without_a_card(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_node(api)
+    a_share(api, "new", 30)
+    an_agent(api, page())
+    assert run(["advise"]) == 0
+    assert said(capsys)[0] == (
+        "nothing is known yet of one container in namespace default: agents look once a minute\n"
+    )
+    assert run(["advise", "new"]) == 2
+    assert "agents look once a minute" in said(capsys)[1]
 
 
 def deployment(name: str, **annotations: str) -> dict[str, Any]:

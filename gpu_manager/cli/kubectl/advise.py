@@ -62,17 +62,25 @@ def command(
         where = "any namespace" if all_namespaces else f"namespace {login.namespace}"
         policy = AdvicePolicy(margin=memory_margin / 100)
         rows = [one for one in pool(found, policy) if not name or name in one.pods or name == one.workload[1]]
-        applied = list(apply_advice(login, rows, datetime.now(UTC))) if apply is not None else []
-    if name and not rows and not silent:
-        raise RequestInvalid(
-            f"{quoted(name)} in {where}: no pod or workload of that name holds a part of one card"
+        unseen = sum(
+            len(a.shares) == 1 and not a.shares[0].whole
+            for books in cluster.with_cards
+            for a in books.ledger
+            if all_namespaces or a.namespace == login.namespace
         )
+        applied = list(apply_advice(login, rows, datetime.now(UTC))) if apply is not None else []
+    nobody = f"no container in {where} holds a part of one card"
+    if unseen and not rows:
+        many = "one container" if unseen == 1 else f"{unseen} containers"
+        nobody = f"nothing is known yet of {many} in {where}: agents look once a minute"
+    if name and not rows and not silent:
+        raise RequestInvalid(f"{quoted(name)} is no pod or workload here with a part of one card: {nobody}")
     code = 1 if any(one.is_refused for one in applied) else 0
     if for_program(output):
         told_of = {"applied": [one.as_json() for one in applied]} if apply is not None else {}
         emit({"containers": [sized_json(row) for row in rows], "silent": dict(silent), **told_of}, output)
         return code
-    print(_table(rows) if rows else f"no container in {where} holds a part of one card")
+    print(_table(rows) if rows else nobody)
     for one in applied:
         mark = "refused: " if one.is_refused else "" if one.size is None else "changed: "
         print(printable(f"{mark}{one.workload[0]}/{one.workload[1]} {one.workload[2]}: {one.text}"))
