@@ -106,6 +106,7 @@ CAPABILITIES_ENV: Final = "NVIDIA_DRIVER_CAPABILITIES"
 # Where Triton, and torch.compile through it, looks for the driver before it asks ldconfig.
 TRITON_ENV: Final = "TRITON_LIBCUDA_PATH"
 CDI_KIND: Final = "tencent.com/vcuda"
+WHOLE_CARD: Final = "tencent.com/vcuda-card"  # of DeviceClass vcuda-card, by DRA: whole cards without a claim
 DRA_DRIVER: Final = "vcuda.tencent.com"  # of ResourceSlices, and the domain of their attributes
 # Taints of devices that take no further claims.
 DRA_UNHEALTHY: Final = "vcuda.tencent.com/unhealthy"

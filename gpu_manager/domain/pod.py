@@ -22,10 +22,11 @@ from gpu_manager.domain.contract import (
     NVIDIA,
     OUR_PREFIX,
     VISIBLE_ENV,
+    WHOLE_CARD,
 )
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.resources import CORES_PER_CARD, parse_quantity
-from gpu_manager.domain.untrusted import mappings, text
+from gpu_manager.domain.untrusted import mapping, mappings, text
 
 PodUid = NewType("PodUid", str)
 
@@ -244,8 +245,9 @@ def _containers(spec: Mapping[str, object], status: Mapping[str, object]) -> tup
     }
     unreadable: list[str] = []
     claims = _claim_names(spec, status)
+    extended = _extended_claim(status)
     containers = tuple(
-        _container(entry, plain, statuses, claims, unreadable)
+        _container(entry, plain, statuses, claims, extended, unreadable)
         for group, plain in (("initContainers", ContainerKind.INIT), ("containers", ContainerKind.APP))
         for entry in _mappings(spec.get(group), f"spec.{group}")
     )
@@ -260,6 +262,7 @@ def _container(
     plain: ContainerKind,
     statuses: Mapping[str, Mapping[str, object]],
     claims: Mapping[str, str],
+    extended: Mapping[str, tuple[tuple[str, str], ...]],
     unreadable: list[str],
 ) -> Container:
     name = _text(entry.get("name"), "a container's name")
@@ -299,10 +302,13 @@ def _container(
         privileged=security.get("privileged") not in (None, False),
         running=now.get("running") is not None,
         over=kind is ContainerKind.INIT and _succeeded(now.get("terminated"), f"{where}: terminated"),
-        claims=tuple(
-            (claims[used], text(one.get("request")))
-            for one in mappings(resources.get("claims"))
-            if (used := text(one.get("name"))) in claims
+        claims=(
+            *(
+                (claims[used], text(one.get("request")))
+                for one in mappings(resources.get("claims"))
+                if (used := text(one.get("name"))) in claims
+            ),
+            *extended.get(name, ()),
         ),
         runtime_id=_text(state.get("containerID"), f"{where}: containerID").rpartition("://")[2],
     )
@@ -317,9 +323,19 @@ def _claim_names(spec: Mapping[str, object], status: Mapping[str, object]) -> di
     return {entry: claim for entry, claim in named.items() if claim}
 
 
+def _extended_claim(status: Mapping[str, object]) -> dict[str, tuple[tuple[str, str], ...]]:
+    """Container → claim and request by which kube-scheduler gives it the resource of a DeviceClass."""
+    made = mapping(status.get("extendedResourceClaimStatus"))
+    claim, found = text(made.get("resourceClaimName")), dict[str, tuple[tuple[str, str], ...]]()
+    for one in mappings(made.get("requestMappings")) if claim else ():
+        container = text(one.get("containerName"))
+        found[container] = (*found.get(container, ()), (claim, text(one.get("requestName"))))
+    return found
+
+
 def _strange(names: Iterable[object]) -> tuple[str, ...]:
     found = {name for name in names if isinstance(name, str) and len(name) <= LONGEST_NAME}
-    ours = {name for name in found if name.startswith(OUR_PREFIX)} - {CORE, MEMORY}
+    ours = {name for name in found if name.startswith(OUR_PREFIX)} - {CORE, MEMORY, WHOLE_CARD}
     return tuple(sorted(ours | (found & set(FOREIGN_RESOURCES)))[:_SHOWN])
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 
-from gpu_manager.domain.contract import DRA_DRIVER
+from gpu_manager.domain.contract import DRA_DRIVER, RESOURCES, WHOLE_CARD
 from tests.agreement.claim_cases import ILLEGAL, LEGAL, claim, template
 from tests.deploy.chart import agent_pod, container, objects, of_kind, the
 from tests.fakes.cel import Policy
@@ -49,6 +50,25 @@ def test_nothing_of_claims_is_installed_by_default() -> None:
     assert [o["metadata"]["name"] for o in objects("defaults") if "claim" in o["metadata"]["name"]] == []
     assert not list(of_kind("defaults", "DeviceClass"))
     assert not [a for a in container(agent_pod("defaults"), "gpu-manager")["args"] if "front" in a]
+
+
+def test_whole_cards_have_a_resource_of_their_own_and_no_plugins_name() -> None:
+    classes = {one["metadata"]["name"]: one["spec"] for one in of_kind("claims", "DeviceClass")}
+    names = {name: spec.get("extendedResourceName") for name, spec in classes.items()}
+    assert names == {DRA_DRIVER: None, "vcuda-card": WHOLE_CARD}
+    assert WHOLE_CARD not in RESOURCES
+    assert classes["vcuda-card"]["selectors"] == classes[DRA_DRIVER]["selectors"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_class_of_whole_cards_is_no_way_around_the_policies(kind: str) -> None:
+    spec = json.loads(json.dumps(next(iter(ILLEGAL.values()))[0]).replace(DRA_DRIVER, "vcuda-card"))
+    policy = Policy(the("claims", "ValidatingAdmissionPolicy", kind)["spec"])
+    assert policy.refusals({"operation": "CREATE", "object": KINDS[kind](spec, "c")})
+    whole = {
+        "devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "vcuda-card", "count": 2}}]}
+    }
+    assert not policy.refusals({"operation": "CREATE", "object": KINDS[kind](whole, "c")})
 
 
 def test_an_agent_with_claims_has_what_it_needs() -> None:

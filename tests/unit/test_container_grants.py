@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.contract import LIMITS_PATH, USAGE_PATH
+from gpu_manager.domain.contract import LIMITS_PATH, USAGE_PATH, WHOLE_CARD
 from gpu_manager.domain.enforcement.evasion import CONTEXT_BYTES
 from gpu_manager.domain.injection import MountPoint
 from gpu_manager.domain.pod import Pod, parse_pod
@@ -49,6 +49,7 @@ def pod(*uses: dict[str, str], **status: Any) -> Pod:
                     {"name": "c", "containerID": "containerd://id", "state": {"running": {}}}
                 ],
                 "resourceClaimStatuses": [{"name": "made", "resourceClaimName": "whole"}],
+                **status,
             },
         }
     )
@@ -64,6 +65,18 @@ def test_a_container_has_what_the_request_that_it_names_was_given() -> None:
     assert keys(pod({"name": "mine", "request": "small"})) == (SMALL.key,)
     assert keys(pod({"name": "mine"})) == (BIG.key, SMALL.key)
     assert keys(pod({"name": "made", "request": "gpu"})) == (WHOLE.key,)
+
+
+def test_a_container_has_what_the_scheduler_claimed_for_its_extended_resource() -> None:
+    made = {
+        "resourceClaimName": "whole",
+        "requestMappings": [
+            {"containerName": "other", "resourceName": WHOLE_CARD, "requestName": "container-1-request-0"},
+            {"containerName": "c", "resourceName": WHOLE_CARD, "requestName": "gpu"},
+        ],
+    }
+    assert keys(pod(extendedResourceClaimStatus=made)) == (WHOLE.key,)
+    assert keys(pod(extendedResourceClaimStatus={**made, "resourceClaimName": ""})) == (("uid-train-0", "c"),)
 
 
 def test_a_container_without_a_claim_that_is_booked_has_its_own_name() -> None:

@@ -129,6 +129,7 @@ _TAINTS = (
 _RESOURCES = (
     (c.CORE, "hundredths of a card: 1 to 99 with memory, or a multiple of 100 for whole cards"),
     (c.MEMORY, "units of 256 MiB, or what `--memory-unit` says"),
+    (c.WHOLE_CARD, "whole cards by ResourceClaims, where agents give cards so: [DRA](../dra.md)"),
     (c.NVIDIA, "whole cards, for pods written for NVIDIA's plugin; with `--nvidia-resource` alone"),
 )
 _CONTAINER = (
