@@ -29,8 +29,11 @@ def first(*alternatives: Request) -> Request:
     return {"devices": {"requests": [{"name": "gpu", "firstAvailable": named}]}}
 
 
-def opaque(driver: str) -> Request:
-    config = {"opaque": {"driver": driver, "parameters": {"ceiling": 80}}}
+SHARE_PARAMETERS = {"apiVersion": f"{DRA_DRIVER}/v1", "kind": "ShareParameters"}
+
+
+def opaque(driver: str, **parameters: object) -> Request:
+    config = {"opaque": {"driver": driver, "parameters": parameters}}
     return {"devices": {**exactly(asks(30, "4Gi"))["devices"], "config": [config]}}
 
 
@@ -55,7 +58,9 @@ LEGAL: dict[str, Request] = {
     ),
     "no admin access": exactly(asks(30, "4Gi", adminAccess=False)),
     "another driver's odd capacity": exactly(other({"bandwidth": "1500m", "cores": "101"})),
-    "another driver's parameters": opaque("net.example"),
+    "another driver's parameters": opaque("net.example", ceiling=80),
+    "an elastic ceiling": opaque(DRA_DRIVER, **SHARE_PARAMETERS, coreLimit=80),
+    "parameters that say nothing": opaque(DRA_DRIVER, **SHARE_PARAMETERS),
     "selectors": exactly(asks(30, "4Gi", selectors=[{"cel": {"expression": "true"}}])),
 }
 
@@ -92,7 +97,22 @@ ILLEGAL: dict[str, tuple[Request, str]] = {
         exactly(asks(30, "4Gi", tolerations=[{"key": "vcuda.tencent.com/cordoned", "operator": "Exists"}])),
         "tolerates the taints of closed cards",
     ),
-    "parameters": (opaque(DRA_DRIVER), "config of driver vcuda.tencent.com: it takes no parameters"),
+    "parameters of no kind": (
+        opaque(DRA_DRIVER, coreLimit=80),
+        "config of driver vcuda.tencent.com: its parameters are no ShareParameters of vcuda.tencent.com/v1",
+    ),
+    "an unknown parameter": (
+        opaque(DRA_DRIVER, **SHARE_PARAMETERS, ceiling=80),
+        "are no ShareParameters .* which has coreLimit alone",
+    ),
+    "a ceiling above a card": (
+        opaque(DRA_DRIVER, **SHARE_PARAMETERS, coreLimit=101),
+        "coreLimit is 101, which is no percentage of a card: use 1 to 100",
+    ),
+    "a ceiling in words": (
+        opaque(DRA_DRIVER, **SHARE_PARAMETERS, coreLimit="most"),
+        "coreLimit is most, which is no percentage of a card: use 1 to 100",
+    ),
     "a second alternative without memory": (
         first(asks(50, "8Gi"), asks(20)),
         'request "gpu/alt-1": capacity cores is 20 without memory',

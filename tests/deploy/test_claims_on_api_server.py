@@ -69,7 +69,7 @@ def _await_policies(server: Server) -> None:
     tick = threading.Event()
     for made in (claim, template):
         for _ in range(50):  # the API server takes new policies in within a second or so
-            if "FAILED" in create(server, made(ILLEGAL["parameters"][0], "far")):
+            if "FAILED" in create(server, made(ILLEGAL["a ceiling in words"][0], "far")):
                 break
             tick.wait(0.2)
         else:
@@ -100,7 +100,9 @@ def cards(*states: CardState) -> Any:
 
 def test_a_slice_is_stored_as_it_was_meant_and_written_once(server: Server) -> None:
     connection = connect(kubeconfig=server.directory / "kubeconfig")
-    slices = KubeSlices(connection, NODE)
+    own = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "published"}}
+    assert "created" in server.run(KUBECTL, "create", "-f", "-", given=json.dumps(own))
+    slices = KubeSlices(connection, "published")
     one, two = (
         CardState(
             Card(n, CardUuid(f"GPU-{n:08x}-0000"), "T4", 125 * GIB, numa=0, pci_bus_id="00000000:3B:00.0")
@@ -112,8 +114,9 @@ def test_a_slice_is_stored_as_it_was_meant_and_written_once(server: Server) -> N
     closed = cards(one, replace(two, cordoned=True))
     assert slices.publish(closed)
     assert not slices.publish(closed), "a taint with the time that the API server adds"
-    [stored] = json.loads(server.run(KUBECTL, "get", "resourceslices", "-o", "json"))["items"]
-    assert stored["spec"]["pool"] == {"generation": 2, "name": NODE, "resourceSliceCount": 1}
+    all_there = json.loads(server.run(KUBECTL, "get", "resourceslices", "-o", "json"))["items"]
+    [stored] = [one for one in all_there if one["spec"]["nodeName"] == "published"]
+    assert stored["spec"]["pool"] == {"generation": 2, "name": "published", "resourceSliceCount": 1}
     assert [device["name"] for device in stored["spec"]["devices"]] == ["gpu-00000000", "gpu-00000001"]
     connection.close()
 

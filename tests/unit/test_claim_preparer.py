@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_manager.domain.contract import EVENT_REFUSED
+from gpu_manager.domain.contract import DRA_DRIVER, EVENT_REFUSED
+from gpu_manager.domain.dra.parameters import API_VERSION, KIND
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import GIB
@@ -74,6 +75,25 @@ def test_a_claim_is_booked_and_its_pages_and_devices_are_made(node: Node) -> Non
     [limit] = node.pages.limits[name]
     assert (limit.cores, limit.memory) == (30, 4 * GIB)
     assert node.booked(0) == 30
+
+
+def test_the_ceiling_of_a_claims_parameters_is_in_its_pages(node: Node) -> None:
+    claim = claim_object("a", result(GPU0))
+    told = {"apiVersion": API_VERSION, "kind": KIND, "coreLimit": 80}
+    opaque = {"driver": DRA_DRIVER, "parameters": told}
+    claim["status"]["allocation"]["devices"]["config"] = [{"source": "FromClaim", "opaque": opaque}]
+    node.claims.add(claim)
+    node.prepare("a")
+    node.restart()
+    node.preparer.restore()
+    [name] = node.directories
+    [limit] = node.pages.limits[name]
+    assert (limit.cores, limit.ceiling) == (30, 80)
+    claim["metadata"] |= {"name": "b", "uid": "claim-b"}
+    told["coreLimit"] = 20
+    node.claims.add(claim)
+    with pytest.raises(RequestInvalid, match="coreLimit is 20, below the 30 cores"):
+        node.prepare("b")
 
 
 def test_each_request_has_pages_of_its_own_and_each_card_a_device(node: Node) -> None:

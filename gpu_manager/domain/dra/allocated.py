@@ -7,12 +7,13 @@ older slice, and kube-scheduler 1.36 overflows: a claim of 8Ei of memory consume
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.allocation import MOST_RESULTS
 from gpu_manager.domain.dra.device import CORES, MEMORY
+from gpu_manager.domain.dra.parameters import claimed_ceilings
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount, format_number, parse_quantity
@@ -38,7 +39,7 @@ class ClaimedShare:
 @dataclass(frozen=True, slots=True)
 class AllocatedClaim:
     """A claim with its shares of our devices, in the order of the allocation, and the pods for which it is
-    reserved, by UID and name.
+    reserved, by UID and name. ``ceilings``: request → elastic ceiling in percent, of those that have one.
     """
 
     uid: str
@@ -46,6 +47,7 @@ class AllocatedClaim:
     name: str
     shares: tuple[ClaimedShare, ...]
     pods: tuple[tuple[PodUid, str], ...]
+    ceilings: Mapping[str, int] = field(default_factory=dict)
 
 
 def parse_allocated_claim(claim: object, unit: int) -> AllocatedClaim:
@@ -69,9 +71,15 @@ def parse_allocated_claim(claim: object, unit: int) -> AllocatedClaim:
         for one in mappings(status.get("reservedFor"))
         if one.get("resource") == "pods"
     )
-    return AllocatedClaim(
-        text(metadata.get("uid")), text(metadata.get("namespace")), text(metadata.get("name")), shares, pods
-    )
+    cores: dict[str, list[int]] = {}
+    for share in shares:
+        cores.setdefault(share.request, []).append(share.amount.cores)
+    try:
+        ceilings = claimed_ceilings(devices.get("config"), cores)
+    except RequestInvalid as error:
+        raise RequestInvalid(f"claim {quoted(name)}: {error}") from error
+    uid, namespace = text(metadata.get("uid")), text(metadata.get("namespace"))
+    return AllocatedClaim(uid, namespace, text(metadata.get("name")), shares, pods, ceilings)
 
 
 def _share(claim: str, result: Mapping[str, Any], unit: int) -> ClaimedShare:

@@ -207,6 +207,7 @@ class ClaimPreparer:
                     ),
                 ),
                 secrets.token_hex(16),
+                claim.ceilings.get(request, 0),
                 proven=True,
             )
             for request, shares in requests.items()
