@@ -90,7 +90,7 @@ class SchedulingController:
         rules = BindRules(self.leader.leads, settings.binds_for, terms.minimum_cores)
         self.binder = Binder(self.cluster, self.quota, self.judge, access.api, clock, rules, metrics.count)
         self._pending_events = PendingEvents(self.cluster.pod, self._explain, access.writer, clock)
-        self.policy = LeastFragmentation(self.cluster)
+        self.policy = LeastFragmentation(self.cluster, quota=self.quota)
         self.extender = Extender(
             self.cluster,
             self.quota,

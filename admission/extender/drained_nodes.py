@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
 from typing import Final
@@ -11,9 +12,11 @@ from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState
 from admission.extender.node_rooms import NodeRooms
+from gpu_manager.domain.cluster.quota import NamespaceQuota, Quota
 from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.score.draining import MOST, drained, left_to_end
-from gpu_manager.domain.score.request_mix import RequestShape
+from gpu_manager.domain.score.request_mix import RequestShape, Stock
 from gpu_manager.domain.whatif.scheduling_constraints import PodConstraints
 
 NodeContent = tuple[int, int | None]
@@ -22,14 +25,59 @@ NodeContent = tuple[int, int | None]
 _LOOKED: Final = 16  # pods that wait, at each question
 _MOST_KNOWN: Final = 4096  # pods; the oldest go
 
-_Asked = tuple[RequestShape, PodConstraints]
+
+@dataclass(frozen=True, slots=True)
+class QuotaBounds:
+    """What is judged by: the quotas (None: nobody is limited), and the cluster's cards by model, their memory
+    in units of so many bytes.
+    """
+
+    quota: Quota | None
+    stock: Mapping[str, Stock]
+    unit: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A pod's largest part, and where it may lie: not on cards of the ``closed`` models, and on nodes of the
+    ``pools`` only, unless that is empty.
+    """
+
+    shape: RequestShape
+    constraints: PodConstraints
+    closed: frozenset[str] = frozenset()
+    pools: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pod:
+    namespace: str
+    shapes: tuple[RequestShape, ...]  # of its parts
+    constraints: PodConstraints
+
+    def asked(self, quota: NamespaceQuota | None, used: Mapping[str, Amount], bounds: QuotaBounds) -> _Asked:
+        """What it may have under a quota of its namespace, which uses so much."""
+        largest = max(self.shapes, key=lambda shape: shape.cards)
+        if quota is None:
+            return _Asked(largest, self.constraints)
+        whole = {model: _charge(self.shapes, stock, bounds.unit) for model, stock in bounds.stock.items()}
+        closed = frozenset(model for model, amount in whole.items() if quota.passed(used, {model: amount}))
+        return _Asked(largest, self.constraints, closed, quota.pools)
+
+
+def _charge(shapes: Sequence[RequestShape], stock: Stock, unit: int) -> Amount:
+    """What these take of cards of one model: a whole card with all of its memory."""
+    return Amount(
+        sum(shape.cores for shape in shapes),
+        unit * sum(shape.cards * stock.memory or shape.memory for shape in shapes),
+    )
 
 
 class _Nearest:
     """The nodes that are large enough for a request, by what must end there first."""
 
     def __init__(self, asked: _Asked, rooms: NodeRooms) -> None:
-        self._shape, self._constraints = asked
+        self._asked = asked
         self._rooms = rooms
         self._turn = 0
         self._able: dict[str, tuple[int, int, str, NodeContent]] = {}  # cores and pods that must end, name
@@ -46,10 +94,14 @@ class _Nearest:
 
     def _put(self, view: NodeView) -> None:
         self._able.pop(view.name, None)
-        if view.problem or view.constraints.bars(self._constraints):
+        asked = self._asked
+        if view.problem or view.constraints.bars(asked.constraints):
+            return
+        if asked.pools and view.node.pool not in asked.pools:
             return
         cpu = None if view.cpu is None else view.cpu + sum(pod.cpu for pod in view.bound.values())
-        left = left_to_end(self._shape, self._rooms.of(view), cpu)
+        rooms = tuple(room for room in self._rooms.of(view) if room.model not in asked.closed)
+        left = left_to_end(asked.shape, rooms, cpu)
         if left is not None:
             self._able[view.name] = left, len(view.bound), view.name, (view.state, view.cpu)
 
@@ -59,28 +111,27 @@ class DrainedNodes:
 
     def __init__(self, rooms: NodeRooms) -> None:
         self._rooms = rooms
-        self._came: dict[PodUid, _Asked] = {}  # pods of several cards, the first come first
+        self._came: dict[PodUid, _Pod] = {}  # pods of several cards, the first come first
         self._nearest: dict[_Asked, _Nearest] = {}
 
     def copy(self, rooms: NodeRooms) -> DrainedNodes:
-        """The same pods, over other books."""
+        """The same pods, over other bounds."""
         other = DrainedNodes(rooms)
         other._came = self._came.copy()
         return other
 
     def came(self, pod: PodView, shapes: list[RequestShape]) -> None:
         """Take note of a new pod; of its parts the one of most cards counts."""
-        largest = max(shapes, key=lambda shape: shape.cards, default=None)
-        if pod.waits and largest is not None and largest.cards > 1:
-            self._came[pod.uid] = largest, pod.constraints
+        if pod.waits and any(shape.cards > 1 for shape in shapes):
+            self._came[pod.uid] = _Pod(pod.pod.namespace, tuple(shapes), pod.constraints)
             if len(self._came) > _MOST_KNOWN:
                 del self._came[next(iter(self._came))]
 
-    def kept(self, cluster: ClusterState) -> Mapping[NodeContent, int]:
+    def kept(self, cluster: ClusterState, bounds: QuotaBounds) -> Mapping[NodeContent, int]:
         """Return which nodes are kept, and for how many cards."""
         if not self._came:
             return {}
-        waiting = list(islice(self._waiting(cluster), _LOOKED))
+        waiting = list(islice(self._waiting(cluster, bounds), _LOOKED))
         known = self._nearest
         self._nearest = {asked: known[asked] for asked in waiting if asked in known}
         # A new one looks at every node: one a question, so that no scheduler waits for several.
@@ -88,14 +139,20 @@ class DrainedNodes:
         if new is not None:
             self._nearest[new] = _Nearest(new, self._rooms)
         return drained(
-            (asked[0].cards, self._nearest[asked].of(cluster)) for asked in waiting if asked in self._nearest
+            (asked.shape.cards, self._nearest[asked].of(cluster))
+            for asked in waiting
+            if asked in self._nearest
         )
 
-    def _waiting(self, cluster: ClusterState) -> Iterator[_Asked]:
-        """Those that wait still and found no node."""
-        for uid, asked in list(self._came.items()):
+    def _waiting(self, cluster: ClusterState, bounds: QuotaBounds) -> Iterator[_Asked]:
+        """Those that wait still, found no node, and could have one under their namespace's quota."""
+        snapshot = cluster.snapshot()
+        for uid, each in list(self._came.items()):
             pod = cluster.pod(uid)
             if pod is None or not pod.waits:
                 del self._came[uid]
-            elif pod.unschedulable and uid not in cluster.snapshot().reserved:
-                yield asked
+            elif pod.unschedulable and uid not in snapshot.reserved:
+                quota = bounds.quota.of(each.namespace) if bounds.quota else None
+                asked = each.asked(quota, snapshot.used.get(each.namespace, {}), bounds)
+                if not asked.closed.issuperset(bounds.stock):
+                    yield asked

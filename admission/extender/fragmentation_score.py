@@ -16,11 +16,12 @@ from itertools import islice
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState
-from admission.extender.drained_nodes import DrainedNodes
+from admission.extender.drained_nodes import DrainedNodes, QuotaBounds
 from admission.extender.feasibility import Fit
 from admission.extender.multi_gpu_count import MultiGpuCount
 from admission.extender.node_rooms import NodeChange, NodeRooms
 from admission.extender.ranking import MOST_PRICED, BestFit, Cost, RankedNode, most_priced
+from admission.quota.quota_book import QuotaBook
 from gpu_manager import threads
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak
@@ -94,13 +95,18 @@ class LeastFragmentation:
     """See the module. Thread-safe.
 
     Among equal costs the better-joined cards go first; under ``topology`` they go before the cost. Under
-    ``spread`` :class:`BestFit` chooses. ``aside`` runs a job beside the caller.
+    ``spread`` :class:`BestFit` chooses. ``aside`` runs a job beside the caller. No node is kept for a pod
+    that waits and is over the ``quota`` of its namespace; without one nobody is limited.
     """
 
     def __init__(
-        self, cluster: ClusterState, aside: Callable[[Callable[[], None]], None] | None = None
+        self,
+        cluster: ClusterState,
+        aside: Callable[[Callable[[], None]], None] | None = None,
+        quota: QuotaBook | None = None,
     ) -> None:
         self._cluster = cluster
+        self._quota = quota
         self._aside = aside or _in_a_thread
         self._plain = BestFit()
         self._rooms = NodeRooms()
@@ -117,7 +123,7 @@ class LeastFragmentation:
         own.
         """
         with self._lock:  # so that every arrival is counted once
-            other = LeastFragmentation(self._cluster.copy(), aside=lambda job: job())
+            other = LeastFragmentation(self._cluster.copy(), lambda job: job(), self._quota)
             other._arrivals = self._arrivals.copy()
             other._drained = self._drained.copy(other._rooms)
             epoch, coming = self._epoch, self._next
@@ -154,8 +160,10 @@ class LeastFragmentation:
         self._remember(request, [key for key, each in zip(keys, found, strict=True) if each])
         prices = self._prices(epoch)
         costs = [each and (in_all(each[0], each[2], prices) if each[2] else each[0]) for each in found]
+        quota = self._quota.current if self._quota else None
+        bounds = QuotaBounds(quota, epoch.scorer.stock, self._cluster.unit)
         with self._lock:
-            kept = self._drained.kept(self._cluster)
+            kept = self._drained.kept(self._cluster, bounds)
         if kept:
             most = max(c.request.cards for c in request.containers)
             costs = [

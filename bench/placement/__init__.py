@@ -6,7 +6,6 @@ means, the replay is wrong and says so in place of a figure. Popularity comes fr
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import statistics
@@ -291,33 +290,36 @@ def _restart(row: _Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
 
 
 def _departures(row: _Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
-    """The cells measured so far: with ``full`` five minutes a call, kept in the repository."""
-    study, wanted = Study(trace), waits.cells(full=row.full)
-    if row.full:
-        ends = time.monotonic() + _CALL_SECONDS
-        runs = waits.measured(study, wanted, lambda: time.monotonic() < ends)
-    else:
-        runs = [waits.measure(study, wait) for wait in wanted]
+    """The cells kept in the repository; with ``full`` five minutes of those that are missing are added.
+
+    Without all of them there is no figure: the worst of some cells says nothing of the others.
+    """
+    wanted = waits.cells()
+    ends = time.monotonic() + (_CALL_SECONDS if row.full else 0.0)
+    runs = waits.measured(Study(trace), wanted, lambda: row.full and time.monotonic() < ends)
     found = waits.leads(runs)
     if not found:
         why = f"{len(runs)} of {len(wanted)} runs are kept, of no cell those of all policies"
         yield from row.missing("departures_", note=why)
         return
     whole = len({wait.cell for wait in wanted})
-    row.full = len(runs) == len(wanted) and row.full
+    complete = row.full = len(runs) == len(wanted)
     for name, worst in (
         ("departures_waiting_points", max(found, key=lambda lead: lead.mean)),
         ("departures_waiting_upper", max(found, key=lambda lead: lead.upper)),
     ):
         cell = worst.cell
+        figure = worst.mean if name.endswith("points") else worst.upper
+        so_far = "" if complete else f"; {figure:+.2f} so far"
         note = (
             f"of the cluster's GPUs, demand that waits under ours minus under the better of FGD and Best-Fit;"
             f" worst of {len(found)} of {whole} cells: load {cell.load:g}, {cell.law} lifetimes, patience"
             f" {cell.patience}, one node of {cell.part}, {worst.seeds} seeds;"
-            f" {len(runs)} of {len(wanted)} runs"
+            f" mean of the cells {statistics.mean(lead.mean for lead in found):+.2f},"
+            f" {sum(lead.mean > 0 for lead in found)} of them above 0;"
+            f" {len(runs)} of {len(wanted)} runs{so_far}"
         )
-        figure = worst.mean if name.endswith("points") else worst.upper
-        yield row(name, figure if math.isfinite(figure) else None, note)
+        yield row(name, figure if complete else None, note)
 
 
 _OPENB: Final[Mapping[str, Callable[[_Rows, _Figures, Trace], Iterator[Row]]]] = {

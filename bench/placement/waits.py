@@ -2,7 +2,7 @@
 pods.
 
 The runs of :func:`plan` are those of the docs' table; those of :func:`cells` say where another policy is
-better than ours. All of the latter take days of processor time: a call measures for five minutes.
+better than ours, by the compiled replay where there is a compiler: a call measures for five minutes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
+from bench.placement import compiled
 from bench.placement.departures import LAWS, LOADS, PART, PATIENCE, lifetime, stream, waiting_demand
+from bench.placement.replay import stock_of
 from bench.placement.study import (
     RESULTS,
     SEEDS,
@@ -35,8 +37,9 @@ _ABOUT: Final = (
     "Runs of pods that come, wait and leave, by python -m bench.placement --plan. waiting: percent of the"
     " cluster's GPUs that were asked for and waiting, averaged over time. load: of the cluster's GPUs, if no"
     " pod had to wait; law of their lifetimes; patience of a pod; part: one node of so many."
-    " bench/placement/departures.py says the rest. Runs of commit ef0469e were kept to"
-    " one decimal."
+    " bench/placement/departures.py says the rest. compiled: of the replay in C++, whose figures are those of"
+    " the one in Python to the last digit; runs without it are of that one. Runs of commit ef0469e were kept"
+    " to one decimal."
 )
 
 
@@ -67,20 +70,11 @@ def plan() -> list[Wait]:
     return [Wait(LOADS[0], seed, policy) for seed in SEEDS for policy in THREE]
 
 
-def cells(*, full: bool) -> list[Wait]:
-    """Every run of the cells; without ``full`` two cells of one seed.
-
-    First all seeds of the cells that were the worst on the seeds of :mod:`bench.placement.choose`, then one
-    seed after the other of all.
+def cells() -> list[Wait]:
+    """Every run of the cells: first all seeds of those that were the worst on the seeds of
+    :mod:`bench.placement.choose`, then one seed after the other of all.
     """
-    cross = product(
-        SEEDS if full else SEEDS[:1],
-        (16, 8, 4) if full else (PART,),
-        (0.90, 0.80, 0.98, 0.85, 0.95) if full else LOADS[:1],
-        LAWS if full else LAWS[1:2],
-        ("a lifetime", "endless"),
-        THREE,
-    )
+    cross = product(SEEDS, (16, 8, 4), (0.90, 0.80, 0.98, 0.85, 0.95), LAWS, ("a lifetime", "endless"), THREE)
     every = [
         Wait(load, seed, policy, law, patience, part) for seed, part, load, law, patience, policy in cross
     ]
@@ -95,12 +89,20 @@ _WORST: Final = (
 
 
 def measure(study: Study, wait: Wait) -> Result:
-    """The figure, with the fingerprint of the code behind it."""
+    """The figure, with the fingerprint of the code behind it: by the compiled replay where there is a
+    compiler.
+    """
     trace = study.trace("default")
     nodes, coming = stream(trace, wait.seed, wait.load, wait.law, wait.part)
     patience = {"an hour": PATIENCE, "a lifetime": lifetime(trace), "endless": math.inf}[wait.patience]
-    waits = waiting_demand(nodes, coming, study.policy(Job("default", wait.policy, wait.seed)), patience)
-    return {**asdict(wait), "waiting": round(waits, 4), "code": code(wait.policy)}
+    by: Result = {}
+    if compiled.available():
+        by["compiled"] = compiled.digest()
+        stock = stock_of(trace.nodes)
+        waits = compiled.run(nodes, coming, wait.policy, patience, trace.pods, stock).waiting
+    else:
+        waits = waiting_demand(nodes, coming, study.policy(Job("default", wait.policy, wait.seed)), patience)
+    return {**asdict(wait), "waiting": round(waits, 4), "code": code(wait.policy), **by}
 
 
 def measured(
@@ -164,8 +166,12 @@ def code(policy: str) -> str:
 def load(path: Path = KEPT) -> list[Result]:
     """What the code as it is now has measured, or has repeated of other code; nothing without a file."""
     runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
-    known = repeated()
-    return [run for run in runs if run["code"] in standing(code(run["policy"]), known)]
+    known, now = repeated(), compiled.digest()
+    return [
+        run
+        for run in runs
+        if run["code"] in standing(code(run["policy"]), known) and run.get("compiled", now) == now
+    ]
 
 
 def repeats(study: Study, again: Repeated, path: Path = KEPT) -> tuple[Repeated, list[Result]]:

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from admission.cluster.pod_view import read_pod_view
 from admission.cluster.snapshot import PODS
 from admission.cluster.trim import slim_pod
+from admission.extender.drained_nodes import QuotaBounds
 from admission.extender.fragmentation_score import LeastFragmentation
+from admission.extender.fragmentation_score import stock_of as stock_of_views
 from admission.extender.verbs import Extender
 from bench.placement.ours import Ours
 from bench.placement.replay import World as Replay
@@ -59,13 +61,14 @@ def unschedulable(obj, reason="Unschedulable"):
     return obj
 
 
-def two_nodes():
+def two_nodes(quota=None):
     """A fraction of 40 cores fits exactly what is left of a card of n1, which is nearer to four idle cards."""
     world = World(
         [node("n1", cards=4), node("n2", cards=4)],
         [pod("x", 60, 20, on="n1"), pod("y", 200, None, on="n2"), pod("z", 70, 20, on="n2")],
+        quota=quota,
     )
-    world.policy = LeastFragmentation(world.cluster, aside=lambda job: job())
+    world.policy = LeastFragmentation(world.cluster, aside=lambda job: job(), quota=world.quota)
     world.extender = Extender(world.cluster, world.quota, world.judge, world.policy, world.binder)
     return world
 
@@ -73,6 +76,15 @@ def two_nodes():
 def best(world, obj):
     scores = world.prioritize(obj)
     return max(scores, key=scores.get)
+
+
+def kept(world):
+    bounds = QuotaBounds(world.quota.current, stock(world), world.cluster.unit)
+    return world.policy._drained.kept(world.cluster, bounds)
+
+
+def stock(world):
+    return stock_of_views(world.cluster.snapshot().nodes.values())
 
 
 def test_a_fraction_leaves_the_node_alone_that_drains_for_a_pod_of_four_cards_until_that_is_gone():
@@ -85,10 +97,10 @@ def test_a_fraction_leaves_the_node_alone_that_drains_for_a_pod_of_four_cards_un
     assert best(world, small) == before, "its scheduler has not looked at it yet"
     world.cluster.apply(PODS, "MODIFIED", unschedulable(waits))
     n1 = world.cluster.snapshot().nodes["n1"]
-    assert world.policy._drained.kept(world.cluster) == {(n1.state, n1.cpu): 4}, "it has the least to end"
+    assert kept(world) == {(n1.state, n1.cpu): 4}, "it has the least to end"
     assert best(world, small) == "n2"
     world.cluster.apply(PODS, "DELETED", waits)
-    assert world.policy._drained.kept(world.cluster) == {}
+    assert kept(world) == {}
     assert best(world, small) == before
 
 
@@ -101,6 +113,40 @@ def test_of_two_nodes_the_one_that_no_waiting_pod_needs_takes_the_fraction():
     world.create(unschedulable(pod("big", 400, None)))
     assert best(world, small) == "n3"
     assert world.filter(small)["NodeNames"] == ["n1", "n3"], "it is a preference: nobody is refused for it"
+
+
+@pytest.mark.parametrize(
+    ("quota", "waits", "keeps"),
+    [
+        ({"team": {"quota": {"*": 4}}}, 400, True),
+        ({"team": {"quota": {"*": 3}}}, 400, False),
+        ({"team": {"quota": {"*": 4}}, "default": {"quota": {"*": 8}}, "*": {"quota": {"*": 1}}}, 400, True),
+        ({"*": {"quota": {"*": 3}}}, 400, False),
+        ({"other": {"quota": {"*": 1}}}, 400, True),
+        ({"team": {"quota": {"no such card": 8}}}, 400, False),
+        ({"team": {"quota": {"*": 8}, "pool": ["elsewhere"]}}, 400, False),
+        ({"team": {"quota": {"*": 8}, "memory": {"*": 1}}}, 400, False),
+    ],
+)
+def test_a_pod_over_its_quota_keeps_no_node(quota, waits, keeps):
+    world = two_nodes(quota)
+    world.create(small := pod("a", 40, 4))
+    world.create(unschedulable(pod("big", waits, None, namespace="team")))
+    assert best(world, small) == ("n2" if keeps else "n1")
+    assert bool(kept(world)) is keeps
+
+
+def test_a_node_is_kept_again_once_the_quota_has_room_for_who_waits():
+    world = two_nodes({"team": {"quota": {"*": 5}}})
+    holds = pod("holds", 200, None, on="n2", namespace="team")
+    world.cluster.apply("nodes", "ADDED", node("n3", cards=4))
+    world.cluster.apply(PODS, "ADDED", holds)
+    world.create(unschedulable(pod("big", 400, None, namespace="team")))
+    world.create(small := pod("a", 40, 4))
+    best(world, small)
+    assert kept(world) == {}
+    world.cluster.apply(PODS, "DELETED", holds)
+    assert kept(world)
 
 
 @pytest.mark.parametrize("reason", ["Unschedulable", "SchedulingGated", ""])

@@ -4,7 +4,7 @@ import math
 import random
 import statistics
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import placement as group
-from bench.placement import data, waits
-from bench.placement.departures import LAWS, Coming, lifetime, stream, waiting_demand
+from bench.placement import compiled, data, waits
+from bench.placement.departures import LAWS, Coming, lifetime, run, stream, waiting_demand
 from bench.placement.ours import Ours
 from bench.placement.policies import BestFit, DotProd, Fgd, Fragments, GpuClustering, GpuPacking, fits
 from bench.placement.replay import World, replay, stock_of
@@ -269,7 +269,7 @@ def test_cells_go_on_where_the_last_call_ended_and_are_paired_by_seed(tmp_path, 
     monkeypatch.setattr(
         waits, "stream", lambda _trace, _seed, _load, _law, _part: (NODES, coming_and_going())
     )
-    wanted, kept, left = waits.cells(full=True), tmp_path / "departures.json", iter([True] * 4)
+    wanted, kept, left = waits.cells(), tmp_path / "departures.json", iter([True] * 4)
     assert len(wanted) == 2700
     assert len({wait.cell for wait in wanted}) == 90
     first = waits.measured(Study(TRACE), wanted, lambda: next(left, False), kept)
@@ -281,6 +281,58 @@ def test_cells_go_on_where_the_last_call_ended_and_are_paired_by_seed(tmp_path, 
     )
     assert [(lead.cell, lead.seeds) for lead in waits.leads(more)] == [(wanted[0].cell, 2)]
     assert len({wait.cell for wait in wanted[:30]}) == 1, "the worst cell goes first, with all its seeds"
+
+
+def test_without_all_cells_there_is_no_figure_of_their_worst(tmp_path, monkeypatch):
+    few = [{**asdict(wait), "waiting": 1.0, "code": waits.code(wait.policy)} for wait in waits.cells()[:6]]
+    waits.save(few, kept := tmp_path / "departures.json")
+    monkeypatch.setattr(waits.measured, "__defaults__", (kept,))
+    rows = list(group._departures(group._Rows(full=False), None, TRACE))
+    assert [(row.name, row.figure, row.holds) for row in rows] == [
+        ("departures_waiting_points", None, None),
+        ("departures_waiting_upper", None, None),
+    ]
+    assert "6 of 2700 runs; +0.00 so far" in rows[0].note
+
+
+needs_compiler = pytest.mark.skipif(not compiled.available(), reason="the compiled replay needs g++")
+
+
+@needs_compiler
+@pytest.mark.parametrize("policy", ["ours", "FGD", "BestFit"])
+@settings(max_examples=4, deadline=None)
+@given(st.integers(0, 1 << 20), st.sampled_from(LAWS), st.floats(0.7, 1.4), st.sampled_from([60.0, math.inf]))
+def test_the_compiled_replay_of_departures_is_the_one_in_python_to_the_last_digit(
+    policy, seed, law, load, patience
+):
+    chance = random.Random(seed)
+    pods = tuple(
+        replace(pod, born=0, gone=chance.randrange(30, 4000), shape=allowed(pod.shape, chance))
+        for pod in pods_of(400, seed)
+    )
+    trace = Trace(NODES, pods)
+    nodes, coming = stream(trace, seed, load, law, 1)
+    coming = coming[:300]
+    python = run(nodes, coming, Study(trace).policy(Job("default", policy, seed)), patience=patience)
+    assert compiled.run(nodes, coming, policy, patience, pods, stock_of(nodes)) == python
+
+
+def allowed(shape, chance):
+    return shape._replace(models=chance.choice([(), (), ("A",), ("A", "B")]))
+
+
+@needs_compiler
+def test_the_compiled_replay_refuses_what_it_cannot_count():
+    wide = [Node("a", 1000, 1000, 9, "A")]
+    with pytest.raises(ValueError, match="8 cards"):
+        compiled.run(wide, coming_and_going(), "ours", stock=stock_of(wide))
+    with_memory = [
+        replace(each, pod=replace(each.pod, shape=RequestShape(30, 4))) for each in coming_and_going()
+    ]
+    with pytest.raises(ValueError, match="no memory of cards"):
+        compiled.run(NODES, with_memory, "ours", stock=stock_of(NODES))
+    with pytest.raises(ValueError, match="models that the compiled replay does not know"):
+        compiled.run(NODES, coming_and_going(), "ours", stock=stock_of(NODES[:4]))
 
 
 def test_a_lead_is_over_the_better_of_the_others_with_its_interval():

@@ -1,0 +1,279 @@
+"""The replay of pods that leave, compiled: choices and figures of the one in Python, 25 times faster.
+
+``bench/native/departures`` is the run, the world and the two published policies of that bench. What changes
+with the mix of requests is asked of the product's own scorer, at each refresh. A test holds both replays
+equal to the last digit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from bench.code_digest import code_digest
+from bench.placement.departures import PATIENCE, Coming, Outcome
+from bench.placement.trace import Node, Pod, typical
+from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.score.fragmentation import BAGS
+from gpu_manager.domain.score.request_mix import REMEMBERED, Arrivals, RequestShape, Stock
+from gpu_manager.domain.score.scorer import Scorer
+
+SOURCE: Final = Path(__file__).resolve().parents[1] / "native" / "departures"
+_FLAGS: Final = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-Wall", "-Wextra")
+_MOST_CARDS: Final = 8
+_MOST_MODELS: Final = 64
+_INT, _LONG, _DOUBLE, _SET = ctypes.c_int32, ctypes.c_int64, ctypes.c_double, ctypes.c_uint64
+_ANY: Final = ctypes.c_void_p
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (("cores", _INT), ("cards", _INT), ("cpu", _INT), ("pad", _INT), ("models", _SET))
+
+
+class _Node(ctypes.Structure):
+    _fields_ = (("cpu", _INT), ("memory", _INT), ("cards", _INT), ("model", _INT))
+
+
+class _Arrival(ctypes.Structure):
+    _fields_ = (("at", _DOUBLE), ("runs", _DOUBLE), ("shape", _INT), ("memory", _INT))
+
+
+class _Terms(ctypes.Structure):
+    _fields_ = (
+        ("asked", _ANY),
+        ("bag_cpu", _ANY),
+        ("steps", _INT),
+        ("models", _INT),
+        ("least", _INT),
+        ("singles", _INT),
+        ("fill_weight", _ANY),
+        ("fill_cores", _ANY),
+        ("fill_cpu", _ANY),
+        ("fill_allowed", _ANY),
+        ("fill_part", _DOUBLE),
+        ("roll_part", _DOUBLE),
+        ("model_price", _ANY),
+        ("cpu_left", _DOUBLE),
+        ("pack", _DOUBLE),
+        ("open", _DOUBLE),
+        ("several", _INT),
+        ("pad", _INT),
+        ("slot_cards", _ANY),
+        ("slot_cpu", _ANY),
+        ("slot_models", _ANY),
+        ("rate", _ANY),
+        ("missed", _ANY),
+        ("always", _ANY),
+        ("idle", _DOUBLE),
+        ("cluster_cards", _LONG),
+    )
+
+
+class _Typical(ctypes.Structure):
+    _fields_ = (
+        ("count", _INT),
+        ("pad", _INT),
+        ("popularity", _ANY),
+        ("cpu", _ANY),
+        ("cores", _ANY),
+        ("cards", _ANY),
+        ("models", _ANY),
+        ("none", _ANY),
+    )
+
+
+class _Result(ctypes.Structure):
+    _fields_ = (("area", _DOUBLE), ("last", _DOUBLE), ("begin", _DOUBLE), ("gave_up", _LONG))
+
+
+_REFRESH: Final = ctypes.CFUNCTYPE(_INT, _INT, _INT, ctypes.POINTER(_Terms))
+
+
+def available() -> bool:
+    """True where a C++ compiler is."""
+    return shutil.which("g++") is not None
+
+
+@cache
+def digest() -> str:
+    """Of the compiled replay, with its bridge, without their comments: twelve hex digits."""
+    texts = [file.read_text(encoding="utf-8") for file in sorted(SOURCE.iterdir())]
+    bare = "\n".join(line.partition("//")[0].strip() for text in texts for line in text.splitlines())
+    return hashlib.sha256((bare + code_digest([Path(__file__)])).encode()).hexdigest()[:12]
+
+
+@cache
+def _library() -> Any:
+    target = SOURCE.parents[2] / "build" / "bench" / f"departures-{digest()}.so"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.exists():
+        part = target.with_suffix(".part")
+        command = ["g++", *_FLAGS, "-shared", "-fPIC", "-o", str(part), str(SOURCE / "replay.cpp")]
+        subprocess.run(command, check=True)
+        part.rename(target)
+    library = ctypes.CDLL(str(target))
+    library.departures_run.restype = _Result
+    return library
+
+
+class _Kept:
+    """Arrays that a structure points to, for as long as it is used."""
+
+    def __init__(self) -> None:
+        self._arrays: list[Any] = []
+
+    def at(self, values: object, kind: type) -> int:
+        array: Any = np.ascontiguousarray(values, kind)
+        self._arrays.append(array)
+        return int(array.ctypes.data)
+
+
+def run(
+    nodes: Sequence[Node],
+    coming: Sequence[Coming],
+    policy: str,
+    patience: float = PATIENCE,
+    known: Sequence[Pod] = (),
+    stock: Mapping[str, Stock] | None = None,
+    new_scorer: Callable[..., Scorer] = Scorer,
+) -> Outcome:
+    """What :func:`bench.placement.departures.run` says. ``policy``: ours, FGD or BestFit; ``known``: the pods
+    of FGD's mix; ``stock``: the cards that ours counts, by model.
+    """
+    if len(coming) >= REMEMBERED or any(node.cards > _MOST_CARDS for node in nodes):
+        raise ValueError(f"the compiled replay takes fewer than {REMEMBERED} pods and {_MOST_CARDS} cards")
+    stock = dict(stock or {})
+    models = sorted({*stock, *(node.model for node in nodes)})
+    shapes = list(dict.fromkeys(each.pod.shape for each in coming))
+    if len(models) > _MOST_MODELS or any(shape.memory for shape in shapes):
+        raise ValueError(f"the compiled replay takes {_MOST_MODELS} models, and no memory of cards")
+    number = {shape: at for at, shape in enumerate(shapes)}
+    kinds = (_Shape * len(shapes))(*(_Shape(s.cores, s.cards, s.cpu, 0, _models(s, models)) for s in shapes))
+    hosts = (_Node * len(nodes))(*(_Node(n.cpu, n.memory, n.cards, models.index(n.model)) for n in nodes))
+    pods = (_Arrival * len(coming))(
+        *(_Arrival(c.at, c.runs, number[c.pod.shape], c.pod.host_memory) for c in coming)
+    )
+    due = list(_due(coming)) if policy == "ours" else []
+    kept = _Kept()
+    ours = _Ours(coming, stock, models, new_scorer)
+    found: _Result = _library().departures_run(
+        ("ours", "FGD", "BestFit").index(policy),
+        kinds,
+        len(shapes),
+        hosts,
+        len(nodes),
+        pods,
+        len(coming),
+        _DOUBLE(patience),
+        (_INT * max(1, len(due)))(*due),
+        len(due),
+        _REFRESH(ours.refresh),
+        ctypes.byref(_typical(known, models, kept)),
+    )
+    if ours.error is not None:
+        raise ours.error
+    capacity = CORES_PER_CARD * sum(node.cards for node in nodes)
+    asked = sum(each.pod.cores for each in coming[len(coming) // 2 :])
+    return Outcome(
+        100 * found.area / (found.last - found.begin) / capacity,
+        100 * found.gave_up / asked if asked else 0.0,
+    )
+
+
+def _models(shape: RequestShape, models: Sequence[str]) -> int:
+    return sum(1 << at for at, model in enumerate(models) if shape.allows(model))
+
+
+def _due(coming: Sequence[Coming]) -> Iterator[int]:
+    """The arrivals at which the mix is refreshed: they depend on nothing else."""
+    arrivals = Arrivals()
+    for at, each in enumerate(coming):
+        arrivals.add(each.pod.shape)
+        if arrivals.due:
+            arrivals.mix()
+            yield at
+
+
+def _typical(pods: Sequence[Pod], models: Sequence[str], kept: _Kept) -> _Typical:
+    classes = typical(pods) if pods else []
+    shapes = [shape for shape, _ in classes]
+    return _Typical(
+        len(shapes),
+        0,
+        kept.at([share for _, share in classes], np.float64),
+        kept.at([s.cpu for s in shapes], np.int64),
+        kept.at([min(s.cores, CORES_PER_CARD) for s in shapes], np.int64),
+        kept.at([max(1, s.cards) for s in shapes], np.int64),
+        kept.at([_models(s, models) for s in shapes], np.uint64),
+        kept.at([s.cores == 0 for s in shapes], np.uint8),
+    )
+
+
+class _Ours:
+    """The product's scorer, whose terms the compiled replay takes at each refresh."""
+
+    def __init__(
+        self,
+        coming: Sequence[Coming],
+        stock: dict[str, Stock],
+        models: Sequence[str],
+        new_scorer: Callable[..., Scorer],
+    ) -> None:
+        self._coming, self._stock, self._models, self._new = coming, stock, models, new_scorer
+        self._arrivals, self._came, self._gone = Arrivals(), 0, 0
+        self._arrivals.mix()  # the first draw goes to the scorer of before any arrival
+        self._kept = _Kept()
+        self.error: Exception | None = None
+
+    def refresh(self, at: int, gone: int, terms: Any) -> int:
+        """Called from the replay, which no exception can pass: 0 ends it."""
+        try:
+            self._refresh(at, gone, terms.contents)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            self.error = error
+        return int(self.error is None)
+
+    def _refresh(self, at: int, gone: int, terms: _Terms) -> None:
+        for each in self._coming[self._came : at + 1]:
+            self._arrivals.add(each.pod.shape)
+        self._arrivals.leave(gone - self._gone)
+        self._came, self._gone = at + 1, gone
+        scorer, kept = self._new(self._arrivals.mix(), self._stock), _Kept()
+        self._kept = kept  # those before are used no more
+        waste, slots = scorer.waste, scorer.places
+        fill, roll = waste._fill, waste._roll  # what the scorer is made of, copied
+        if roll.bags != BAGS or sorted(scorer.stock) != list(self._models):
+            raise ValueError("bags or models that the compiled replay does not know")
+        terms.asked = kept.at(roll._asked, np.uint16)
+        terms.bag_cpu = kept.at(roll._cpu, np.int32)
+        terms.steps, terms.models, _ = roll._asked.shape
+        terms.least = roll._least
+        terms.singles = len(fill._weights)
+        terms.fill_weight = kept.at(fill._weights, np.int64)
+        terms.fill_cores = kept.at(fill._cores, np.int64)
+        terms.fill_cpu = kept.at(fill._cpu, np.int64)
+        terms.fill_allowed = kept.at(fill._allowed, np.uint8)
+        first, second = waste._weights
+        terms.fill_part, terms.roll_part = first / _VALUE_OF_FILL, second / (roll.bags * _VALUE)
+        terms.model_price = kept.at([scorer._prices[model] for model in self._models], np.float64)
+        terms.cpu_left, terms.pack, terms.open = scorer._cpu_left, scorer._pack, scorer._open
+        terms.several = len(slots._shapes)
+        terms.slot_cards = kept.at([s.cards for s in slots._shapes], np.int32)
+        terms.slot_cpu = kept.at([s.cpu for s in slots._shapes], np.int32)
+        terms.slot_models = kept.at([_models(s, self._models) for s in slots._shapes], np.uint64)
+        terms.rate = kept.at(slots._rate, np.float64)
+        terms.missed = kept.at(slots._missed, np.float64)
+        terms.always = kept.at(slots._always, np.float64)
+        terms.idle, terms.cluster_cards = slots._idle, slots._cards
+
+
+_VALUE: Final = 256_000  # one core, as the fragmentation counts
+_VALUE_OF_FILL: Final = 1_000_000 * _VALUE
