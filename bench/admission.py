@@ -1,4 +1,5 @@
-"""The admission service: what a scheduler waits for; :mod:`bench.admission_program` measures it as a whole.
+"""The admission service: what a scheduler waits for; :mod:`bench.admission_program` and
+:mod:`bench.admission_rate` measure it as a whole.
 
 ``extender_p99_ms_*``: one filter call with so many node names, each after a bind somewhere, from the bytes
 of the question to those of the answer; the bare loop beside it reads the question and writes the names back.
@@ -25,7 +26,7 @@ from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.verbs import Extender
 from admission.quota.quota_book import QuotaBook
 from admission.serving.gc_tuning import spare_pauses
-from bench import admission_program, books, defrag, simulated_pods
+from bench import admission_program, admission_rate, books, defrag, simulated_pods
 from bench.api_process import CARDS, MODELS, node
 from bench.rows import Row, percentile
 from gpu_manager.adapters.clock import SystemClock
@@ -167,7 +168,7 @@ class Scheduler:
         return self.bind(pod, self.best(self.question(pod, fitting))) if fitting else ""
 
 
-PARTS = ("filter", "pair", "books", "containers", "defrag", "simulate", "program")
+PARTS = ("filter", "pair", "books", "containers", "defrag", "simulate", "program", "rate")
 
 
 def rows(*, full: bool, only: str = "") -> Iterator[Row]:
@@ -191,6 +192,8 @@ def rows(*, full: bool, only: str = "") -> Iterator[Row]:
         yield from simulated_pods.rows()
     if "program" in parts:
         yield from admission_program.rows(full=full)
+    if "rate" in parts:
+        yield from admission_rate.rows(full=full)
 
 
 def _worst_legal_pod(*, full: bool, hurried: bool) -> Row:

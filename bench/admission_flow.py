@@ -18,7 +18,7 @@ from typing import Any, Final
 from sandbox.http_client import LoopbackClient
 
 Obj = dict[str, Any]
-_BINDERS: Final = 16
+BINDERS: Final = 16
 _QUESTION: Final = b'{"Pod":%b,"Nodes":null,"NodeNames":%b}'
 _FITTING: Final = re.compile(rb'"NodeNames":(\[[^]]*\])')
 _BEST: Final = b'","Score":10}'
@@ -74,7 +74,7 @@ def schedule(port: int, pods: Sequence[Obj], names: Sequence[str]) -> Scheduled:
     waiting = deque((pod, json.dumps(pod).encode()) for pod in pods)
     binding: deque[tuple[tuple[Obj, bytes], Future[str]]] = deque()
     began = time.perf_counter()
-    with ThreadPoolExecutor(_BINDERS) as pool:
+    with ThreadPoolExecutor(BINDERS) as pool:
         while waiting or binding:
             if waiting:
                 pod, text = waiting.popleft()

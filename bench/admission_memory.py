@@ -11,7 +11,7 @@ import argparse
 import time
 
 from bench.admission_flow import schedule
-from bench.admission_program import _wait_for, _world, mebibytes
+from bench.admission_program import mebibytes, wait_for, world
 
 _PODS_A_NODE = 2
 _OTHERS_A_NODE = 20
@@ -27,13 +27,13 @@ def main() -> None:
 
 
 def _measured(nodes: int) -> tuple[int, int, int, int, int]:
-    with _world(nodes) as (api, service):
+    with world(nodes) as (api, service):
         pod = service.process.pid
         time.sleep(5)
         started = mebibytes(pod, "VmRSS")
         api.pods("others", nodes * _OTHERS_A_NODE)
         pods = api.pods("pod", nodes * _PODS_A_NODE)
-        _wait_for(api, service, len(pods))
+        wait_for(api, service, len(pods))
         done = schedule(service.extender_port, pods, [f"node-{n:05d}" for n in range(nodes)])
         time.sleep(_SETTLE_SECONDS)
         return nodes, done.bound, started, mebibytes(pod, "VmRSS"), mebibytes(pod, "VmHWM")

@@ -1,8 +1,7 @@
 """The admission service as a program: beside an API server in another process, asked as Kubernetes asks.
 
 Webhooks: 200 reviews a second over kept TLS connections, each timed from the moment at which it was due, so
-that one slow answer is charged to all that wait behind it. Scheduling: filter, prioritize one pod after the
-other, bind beside that with 16 at a time, as kube-scheduler does; a refused bind is a conflict.
+that one slow answer is charged to all that wait behind it. :mod:`bench.admission_rate` has pods a second.
 """
 
 from __future__ import annotations
@@ -36,13 +35,12 @@ from sandbox.http_client import LoopbackClient
 Obj = dict[str, Any]
 _RATE = 200  # reviews a second
 _CALLERS = 16
-_BINDERS = 16
 _START_SECONDS = 60.0
 _AT_ONCE = 1000
 _IDLE = 5000
 
 
-class _Api:
+class ApiProcess:
     """The stand-in's process."""
 
     def __init__(self, nodes: int) -> None:
@@ -83,10 +81,10 @@ class _Api:
         self.process.stdout.close()
 
 
-class _Service:
+class ServiceProcess:
     """One replica."""
 
-    def __init__(self, api: _Api, *arguments: str) -> None:
+    def __init__(self, api: ApiProcess, *arguments: str) -> None:
         command = [
             sys.executable, "-m", "admission", f"--api-url={api.url}", "--webhook-address=127.0.0.1",
             "--webhook-port=0", "--extender-address=127.0.0.1:0", "--probe-address=127.0.0.1:0",
@@ -105,7 +103,7 @@ class _Service:
         self._reader = threading.Thread(target=self.process.stderr.read)
         self._reader.start()
 
-    def binds(self, api: _Api, pods: int) -> bool:
+    def binds(self, api: ApiProcess, pods: int) -> bool:
         """True once it leads, and knows of so many pods that wait."""
         authority = api.authority()
         if not authority:
@@ -131,10 +129,10 @@ class _Service:
 
 
 @contextmanager
-def _world(nodes: int, *arguments: str) -> Iterator[tuple[_Api, _Service]]:
-    api = _Api(nodes)
+def world(nodes: int, *arguments: str) -> Iterator[tuple[ApiProcess, ServiceProcess]]:
+    api = ApiProcess(nodes)
     try:
-        service = _Service(api, *(arguments or ("--leader-mode=alone",)))
+        service = ServiceProcess(api, *(arguments or ("--leader-mode=alone",)))
         try:
             yield api, service
         finally:
@@ -145,22 +143,12 @@ def _world(nodes: int, *arguments: str) -> Iterator[tuple[_Api, _Service]]:
 
 def rows(*, full: bool) -> Iterator[Row]:
     """What only the whole program can show."""
-    with _world(1000) as (api, service):
+    with world(1000) as (api, service):
         yield _webhook(api, service, full=full)
         yield _reviews_at_once(api, service, full=full)
-        pods = api.pods("flow", 3000 if full else 1000)
-        _wait_for(api, service, len(pods))
-        flow = schedule(service.extender_port, pods, [f"node-{n:05d}" for n in range(1000)])
-        assert api.bound() == flow.bound
-        note = (
-            f"{flow.bound} pods in {flow.seconds:.1f} s, 1,000 nodes a filter; {flow.conflicts} conflicts;"
-            " without the scheduler's own work"
-        )
-        rate = round(flow.bound / flow.seconds, 1)
-        yield Row("pods_per_second", rate, "1/s", "≥ 200", _bare(service, full=full), full, note)
-    with _world(100) as (api, service):
+    with world(100) as (api, service):
         pods = api.pods("burst", 1000)
-        _wait_for(api, service, len(pods))
+        wait_for(api, service, len(pods))
         burst = schedule(service.extender_port, pods, [f"node-{n:05d}" for n in range(100)])
         assert api.bound() == burst.bound
         note = f"1,000 pods, {burst.bound} bound, {burst.unplaced} found no room"
@@ -170,7 +158,7 @@ def rows(*, full: bool) -> Iterator[Row]:
     yield _leader_change(full=full)
 
 
-def _wait_for(api: _Api, service: _Service, pods: int) -> None:
+def wait_for(api: ApiProcess, service: ServiceProcess, pods: int) -> None:
     """Until it leads, some seconds after its start where pods wait already, and the watch has shown all pods:
     a bind of one that it has not seen asks the API server first.
     """
@@ -181,18 +169,7 @@ def _wait_for(api: _Api, service: _Service, pods: int) -> None:
         time.sleep(0.2)
 
 
-def _bare(service: _Service, *, full: bool) -> float:
-    """Pods a second if all that is done is asking: three empty answers each."""
-    line, calls = LoopbackClient(service.extender_port), 3000 if full else 1000
-    began = time.perf_counter()
-    for _ in range(3 * calls):
-        line.ask("GET", "/version")
-    took = time.perf_counter() - began
-    line.close()
-    return round(calls / took, 1)
-
-
-def _webhook(api: _Api, service: _Service, *, full: bool) -> Row:
+def _webhook(api: ApiProcess, service: ServiceProcess, *, full: bool) -> Row:
     authority = api.authority()
     line = LoopbackClient(service.port, f"{ADMISSION_NAME}.{NAMESPACE}.svc", lambda: authority)
     seconds = 60 if full else 15
@@ -218,7 +195,7 @@ def _webhook(api: _Api, service: _Service, *, full: bool) -> Row:
     return Row("webhook_p99_ms", next(figures), "ms", "≤ 20", next(figures), full, note)
 
 
-def _reviews_at_once(api: _Api, service: _Service, *, full: bool) -> Row:
+def _reviews_at_once(api: ApiProcess, service: ServiceProcess, *, full: bool) -> Row:
     """Reviews without an answer, each on a connection of its own, as an API server asks."""
     context = ssl.create_default_context(cadata=api.authority())
     body = json.dumps(_review()).encode()
@@ -251,7 +228,7 @@ def _reviews_at_once(api: _Api, service: _Service, *, full: bool) -> Row:
 
 def _idle_connections(*, full: bool) -> Iterator[Row]:
     """TLS connections that are opened, used once and left; beside them reviews and probes."""
-    with _world(1000) as (api, service):
+    with world(1000) as (api, service):
         authority = api.authority()
         line = LoopbackClient(service.port, f"{ADMISSION_NAME}.{NAMESPACE}.svc", lambda: authority)
         review, kind = json.dumps(_review()).encode(), {"Content-Type": "application/json"}
@@ -326,8 +303,8 @@ def _leader_change(*, full: bool) -> Row:
     """SIGKILL for the one that leads, while pods wait; until the other has bound one of them."""
     figures = []
     for _ in range(3 if full else 1):
-        with _world(3, "--leader-mode=lease", "--pod-name=first") as (api, first):
-            second = _Service(api, "--leader-mode=lease", "--pod-name=second")
+        with world(3, "--leader-mode=lease", "--pod-name=first") as (api, first):
+            second = ServiceProcess(api, "--leader-mode=lease", "--pod-name=second")
             try:
                 pods = deque(api.pods("pod", 40))
                 _bind_next(first, pods)
@@ -342,7 +319,7 @@ def _leader_change(*, full: bool) -> Row:
     return Row("leader_change_s", round(max(figures), 2), "s", "≤ 15", None, full, note)
 
 
-def _bind_next(service: _Service, pods: deque[Obj]) -> None:
+def _bind_next(service: ServiceProcess, pods: deque[Obj]) -> None:
     """Try until one is bound."""
     pod, ends = pods.popleft(), time.monotonic() + _START_SECONDS
     while time.monotonic() < ends:
