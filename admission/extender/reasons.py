@@ -30,7 +30,10 @@ def reasons(
     """
     failed: dict[str, str] = {}
     lasting: dict[str, str] = {}
+    refused = [answer for answer in verdicts.answers if type(answer) is Unfit]
     for no in Unfit:
+        if no not in refused:
+            continue
         fails = [answer is no for answer in verdicts.answers]
         these = list(compress(names, fails))
         if no in (Unfit.NODE, Unfit.QUOTA):
@@ -40,9 +43,11 @@ def reasons(
             )
             for name, view, kind in nodes:
                 (lasting if view else failed)[name] = briefs.of(kind, view, no)
-        elif these:
+        else:
             text = of_any_node(question.request, no)[:_BRIEF_LIMIT]
             (lasting if no.lasting else failed).update(dict.fromkeys(these, text))
+    if Unfit.ROOM not in refused and Unfit.NEVER not in refused:
+        return failed, lasting
     roomless = (answer is Unfit.ROOM or answer is Unfit.NEVER for answer in verdicts.answers)
     for name, view in islice(compress(zip(names, views, strict=True), roomless), full):
         if view is not None:
