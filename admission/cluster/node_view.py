@@ -87,7 +87,9 @@ def build_view(
     awaited = tuple(sorted(nominated, key=lambda o: (-o.pod.priority, o.pod.began, o.uid)))
     ids = kubelet_ids(node, charges)
     left = None if ids is None else ids.left(ledger.pods)
-    state = intern((facts.hardware, tuple(ledger.booked(s.card.uuid) for s in node.cards), left))
+    cards = [state.card.uuid for state in node.cards]
+    priorities = tuple(map(ledger.priorities, cards)) if ledger.prioritised else None
+    state = intern((facts.hardware, tuple(map(ledger.booked, cards)), left, priorities))
     plain = not (facts.problem or node.refused or node.lingering or awaited)
     kind = (state if cpu is None else intern((state, cpu))) if plain else 0
     return NodeView(

@@ -15,6 +15,7 @@ from typing import Final
 from admission.config import ClusterTerms
 from gpu_manager.domain import contract
 from gpu_manager.domain.pod import MIRROR
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, LARGEST_COUNT, format_bytes
 from gpu_manager.domain.rules.legal_values import MOST_ASKING
 from gpu_manager.domain.rules.request import PlacementPolicy
@@ -236,8 +237,19 @@ def annotation_checks() -> Iterator[PolicyCheck]:
     for rule, key, names in (
         (Rule.PLACEMENT_UNKNOWN, contract.PLACEMENT, [policy.value for policy in PlacementPolicy]),
         (Rule.PRELOAD_NOT_BOOLEAN, contract.PRELOAD, ["true", "false"]),
+        (Rule.PRIORITY_UNKNOWN, contract.PRIORITY, sorted(priority.value for priority in Priority)),
     ):
         yield _wish(rule, key, f"{_annotation(key)} in {names}", {"nearest": _text(" or ".join(names))})
+    whole = (
+        f"variables.core.filter(c, {_quantity(contract.CORE)}.compareTo(quantity('{CORES_PER_CARD}')) >= 0)"
+    )
+    special = [priority.value for priority in Priority if priority is not Priority.NORMAL]
+    yield _wish(
+        Rule.PRIORITY_OF_WHOLE_CARDS,
+        contract.PRIORITY,
+        f"!({_annotation(contract.PRIORITY)} in {special}) || {whole}.size() == 0",
+        {"value": _annotation(contract.PRIORITY), "name": _quoted(f"{whole}[0].name")},
+    )
     for rule, key, patterns in (
         (Rule.MODELS_MALFORMED, contract.GPU_MODEL, (r"^[ -+\\x2d-~]{1,96}$", "[A-Za-z0-9]")),
         (Rule.UUIDS_MALFORMED, contract.GPU_UUID, ("^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",)),

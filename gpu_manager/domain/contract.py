@@ -33,6 +33,7 @@ GPU_MODEL: Final = "tencent.com/gpu-model"
 GPU_UUID: Final = "tencent.com/gpu-uuid"
 PLACEMENT: Final = "tencent.com/placement"
 PRELOAD: Final = "tencent.com/vcuda-preload"
+PRIORITY: Final = "tencent.com/vcuda-priority"
 RESIZE: Final = "tencent.com/vcuda-resize"
 ADVICE: Final = "tencent.com/vcuda-advice"
 ADVISED: Final = "tencent.com/vcuda-advised"  # when a container was last given the advised size
@@ -53,6 +54,7 @@ POD_ANNOTATIONS: Final = (
     GPU_UUID,
     PLACEMENT,
     PRELOAD,
+    PRIORITY,
     RESIZE,
     ADVICE,
     TEMPLATE_SIZE,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpu_manager.domain.contract import PRIORITY
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.services.allocation.books import Books, Grant
 from gpu_manager.services.allocation.books_format import BooksEncoder, decode
+from gpu_manager.services.allocation.planner import plan
 from tests.fakes.node import container, pod
 from tests.fakes.ports import cards
 from tests.fakes.state import node_of
@@ -71,3 +74,31 @@ def test_a_lost_card_is_known_while_somebody_holds_some_of_it() -> None:
     held.release(PodUid("a"))
     held.refit(node_of(STATES[:1]))
     assert held.ledger.capacity(STATES[1].card.uuid).cores == 0
+
+
+def test_the_store_keeps_a_priority_and_reads_books_that_know_none() -> None:
+    protected = grant("a", 0, 30, "known")
+    protected = replace(protected, allocation=replace(protected.allocation, priority=Priority.PROTECTED))
+    written = BooksEncoder().encode(books(protected, grant("b", 1, 30, "other")))
+    grants, _ = decode(written)
+    assert [g.allocation.priority for g in grants] == [Priority.PROTECTED, Priority.NORMAL]
+    assert written.count(b'"priority"') == 1, "an agent of an earlier release reads every row"
+    before, _ = decode(written.replace(b'"priority":"protected",', b""))
+    assert [g.allocation.priority for g in before] == [Priority.NORMAL, Priority.NORMAL]
+
+
+def test_a_pod_that_is_seen_late_gets_its_priority_too() -> None:
+    held = books(grant("a", 0, 30))
+    late = parse_pod(pod("late", container("c", 30, 4), uid="a", annotations={PRIORITY: "best-effort"}))
+    held.introduce(late)
+    assert [a.priority for a in held.ledger] == [Priority.BEST_EFFORT]
+
+
+def test_a_plan_has_the_pods_priority() -> None:
+    held = books()
+    plan(
+        held,
+        parse_pod(pod("p", container("c", 30, 4), annotations={PRIORITY: "protected"})),
+        free_choice=True,
+    )
+    assert [a.priority for a in held.ledger] == [Priority.PROTECTED]

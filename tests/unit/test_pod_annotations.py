@@ -53,6 +53,14 @@ GPU = "GPU-5fd4f087-86f3-7a43-b711-4771313afc50"
         ("vcuda_preload", "false", None, ()),
         ("vcuda_preload", "False", "preload-not-boolean", ("false",)),
         ("vcuda_preload", "no", "preload-not-boolean", ("true", "false")),
+        ("vcuda_priority", "protected", None, ()),
+        ("vcuda_priority", "normal", None, ()),
+        ("vcuda_priority", "best-effort", None, ()),
+        ("vcuda_priority", "best_effort", "priority-unknown", ("best-effort",)),
+        ("vcuda_priority", " Best  Effort ", "priority-unknown", ("best-effort",)),
+        ("vcuda_priority", "PROTECTED", "priority-unknown", ("protected",)),
+        ("vcuda_priority", "high", "priority-unknown", ("protected", "normal", "best-effort")),
+        ("vcuda_priority", "", "priority-unknown", ("protected", "normal", "best-effort")),
         ("gpu_model", "V100", None, ()),
         ("gpu_model", "NVIDIA GeForce RTX 4090, Tesla V100-SXM2-32GB,A100", None, ()),
         ("gpu_model", "", "models-malformed", ()),
@@ -103,7 +111,8 @@ def test_no_wish_is_the_default() -> None:
 
 @given(st.text())
 def test_a_wish_written_after_the_judgement_is_read_or_none(text: str) -> None:
-    wishes = dict.fromkeys(("vcuda_core_limit", "placement", "gpu_model", "gpu_uuid", "vcuda_preload"), text)
+    keys = "vcuda_core_limit", "placement", "gpu_model", "gpu_uuid", "vcuda_preload", "vcuda_priority"
+    wishes = dict.fromkeys(keys, text)
     pod = Pod(uid=pod_of().uid, namespace="n", name="p", containers=(),
               annotations={f"tencent.com/{k.replace('_', '-')}": v for k, v in wishes.items()})  # fmt: skip
     ceiling = ceiling_of(pod)

@@ -28,6 +28,7 @@ from gpu_manager.domain.contract import (
     PLACEMENT,
     PREDICATE_NODE,
     PRELOAD,
+    PRIORITY,
     VISIBLE_ENV,
 )
 from gpu_manager.domain.rules.rulebook import Rule
@@ -167,6 +168,7 @@ annotations = st.fixed_dictionaries(
         CORE_LIMIT: st.sampled_from(["80", "+80", "0", "101", "x", "", "8.0", "9" * 19]),
         PLACEMENT: st.sampled_from(["binpack", "random", ""]),
         PRELOAD: st.sampled_from(["true", "no"]),
+        PRIORITY: st.sampled_from(["protected", "best-effort", "normal", "best_effort"]),
         GPU_MODEL: st.sampled_from(["V100", " V100 , T4 ", "V100,", "-", "ä", ",".join(["T4"] * 65)]),
         GPU_UUID: st.sampled_from(["GPU-5fd4f087-86f3-7a43-b711-4771313afc50", "GPU-x", ""]),
         PREDICATE_NODE: st.sampled_from(["n1", "n2"]),
@@ -239,6 +241,8 @@ def test_a_wish_that_was_bad_before_does_not_keep_a_pod_from_ending(judges: Any)
         (container("train", "30", "20"), {PREDICATE_NODE: "n1"}),
         (container("train", "30", "20"), {PLACEMENT: "random"}),
         (container("train", "30", "20"), {CORE_LIMIT: "20"}),
+        (container("train", "30", "20"), {PRIORITY: "high"}),
+        (container("train", "200"), {PRIORITY: "protected"}),
     ],
 )
 def test_the_policies_speak_the_webhooks_words(

@@ -52,6 +52,12 @@ _POD = (
     (c.PLACEMENT, "you", "`binpack`, `spread`, `topology`", "Which of the cards that would do is taken."),
     (c.PRELOAD, "you", "`false`", "Leave `/etc/ld.so.preload` of the image alone."),
     (
+        c.PRIORITY,
+        "you",
+        "`protected`, `normal`, `best-effort`",
+        "Priority of the pod's shares inside their cards; `normal` without it.",
+    ),
+    (
         c.RESIZE,
         "you",
         "JSON",

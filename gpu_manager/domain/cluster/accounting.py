@@ -21,8 +21,10 @@ from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.placement.place import Placement, find, judge
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resize.sizes import answer_of
 from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.rules.pod_annotations import priority_of
 from gpu_manager.domain.rules.pod_request import booked_request
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 
@@ -281,6 +283,7 @@ def _alike(before: PlacedPod, now: PlacedPod) -> bool:
         (before.pod.namespace, before.pod.name) == (now.pod.namespace, now.pod.name)
         and before.pod.containers == now.pod.containers
         and before.assigned == now.assigned
+        and before.pod.annotations.get(contract.PRIORITY) == now.pod.annotations.get(contract.PRIORITY)
         and _followed(before.pod) == _followed(now.pod)
     )
 
@@ -332,7 +335,7 @@ def _certain(placed: PlacedPod, request: PodRequest, node: NodeReport) -> Iterat
             )
             for uuid, said in named
         )
-        yield _allocation(placed.pod, container, shares)
+        yield _allocation(placed.pod, container, shares, request.priority)
 
 
 def _at_most(said: Amount, card: Amount) -> Amount:
@@ -386,6 +389,7 @@ def _where_most_is_left(request: PodRequest, node: NodeReport, ledger: Ledger) -
 
 def allocations_of(pod: Pod, placement: Mapping[str, tuple[Share, ...]]) -> Iterator[Allocation]:
     """A placement as allocations of the pod's containers, in the kubelet's order."""
+    priority = priority_of(pod)
     for order, container in enumerate(pod.containers):
         if container.name in placement:
             yield Allocation(
@@ -396,12 +400,22 @@ def allocations_of(pod: Pod, placement: Mapping[str, tuple[Share, ...]]) -> Iter
                 placement[container.name],
                 pod.namespace,
                 pod.name,
+                priority=priority,
             )
 
 
-def _allocation(pod: Pod, container: ContainerRequest, shares: tuple[Share, ...]) -> Allocation:
+def _allocation(
+    pod: Pod, container: ContainerRequest, shares: tuple[Share, ...], priority: Priority
+) -> Allocation:
     return Allocation(
-        pod.uid, container.name, container.kind, container.order, shares, pod.namespace, pod.name
+        pod.uid,
+        container.name,
+        container.kind,
+        container.order,
+        shares,
+        pod.namespace,
+        pod.name,
+        priority=priority,
     )
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.pod import ContainerKind, PodUid
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 
 
@@ -49,7 +50,8 @@ class Allocation:
 
     ``granted`` is False while the pod is only planned here (bound, or one of its containers admitted).
     Where a ``claim`` holds them, ``pod`` is its UID, ``container`` is ``claim/request``, and ``pod_name`` its
-    only pod, or the claim's own name if several pods share it.
+    only pod, or the claim's own name if several pods share it. ``priority`` is that of the shares inside
+    their cards.
     """
 
     pod: PodUid
@@ -61,6 +63,7 @@ class Allocation:
     pod_name: str = ""
     granted: bool = True
     claim: HoldingClaim | None = None
+    priority: Priority = Priority.NORMAL
 
     @property
     def key(self) -> tuple[PodUid, str]:
@@ -82,13 +85,19 @@ class Allocation:
 
 class CardRoom(NamedTuple):
     """A card in the books: what it has, what pods hold of it, and ``left``, cores and bytes, negative where
-    existing grants over-commit it. ``idle`` is set while no container holds any of it.
+    existing grants over-commit it. ``idle`` is set while no container holds any of it. ``priorities`` are
+    those of the shares on it.
     """
 
     capacity: Amount
     booked: Amount
     left: tuple[int, int]
     idle: bool
+    priorities: frozenset[Priority]
+
+
+_NONE: Final[frozenset[Priority]] = frozenset()
+_NORMAL: Final = frozenset({Priority.NORMAL})
 
 
 def peak(allocations: Iterable[Allocation], card: CardUuid) -> Amount:
@@ -113,7 +122,7 @@ class Ledger:
     nothing more is placed on that card.
     """
 
-    __slots__ = ("_booked", "_cards", "_pods", "_rooms", "unit")
+    __slots__ = ("_booked", "_cards", "_pods", "_prioritised", "_rooms", "unit")
 
     def __init__(self, cards: Iterable[Card], unit: int, facts: Iterable[Allocation] = ()) -> None:
         """Create a ledger. ``facts`` are existing grants; they are recorded without a check."""
@@ -122,6 +131,7 @@ class Ledger:
         self._pods: dict[PodUid, dict[str, Allocation]] = {}
         self._booked: dict[CardUuid, Amount] = {}
         self._rooms: dict[CardUuid, CardRoom] = {}  # of cards that were asked about since they changed
+        self._prioritised = 0  # allocations with another priority than normal
         for allocation in facts:
             self._put(allocation)
 
@@ -130,6 +140,7 @@ class Ledger:
         twin = Ledger((), self.unit)
         twin._cards, twin._booked = dict(self._cards), dict(self._booked)
         twin._pods = {uid: dict(held) for uid, held in self._pods.items()}
+        twin._prioritised = self._prioritised
         return twin
 
     def refit(self, cards: Iterable[Card]) -> None:
@@ -212,8 +223,22 @@ class Ledger:
         if known is None:
             capacity, booked = self.capacity(card), self.booked(card)
             left = capacity.cores - booked.cores, capacity.memory - booked.memory
-            known = self._rooms[card] = CardRoom(capacity, booked, left, booked == ZERO)
+            idle = booked == ZERO
+            known = self._rooms[card] = CardRoom(
+                capacity, booked, left, idle, _NONE if idle else self.priorities(card)
+            )
         return known
+
+    @property
+    def prioritised(self) -> bool:
+        """True if any allocation has another priority than normal."""
+        return self._prioritised > 0
+
+    def priorities(self, card: CardUuid, besides: PodUid | None = None) -> frozenset[Priority]:
+        """Return the priorities of the shares on the card; those of the pod ``besides`` do not count."""
+        if besides is None and not self._prioritised:
+            return _NONE if self.idle(card) else _NORMAL
+        return frozenset(a.priority for a in self if a.pod != besides and card in a.cards)
 
     def free(self, card: CardUuid) -> Amount:
         """Return capacity minus bookings; negative only if existing grants over-commit the card."""
@@ -236,6 +261,9 @@ class Ledger:
     def _rebook(self, pod: PodUid, container: str, allocation: Allocation | None) -> None:
         held = self._pods.setdefault(pod, {})
         old = held.get(container)
+        for sign, each in ((-1, old), (1, allocation)):
+            if each is not None and each.priority is not Priority.NORMAL:
+                self._prioritised += sign
         cards = {*(old.cards if old else ()), *(allocation.cards if allocation else ())}
         without = {card: self.booked(card) - peak(held.values(), card) for card in cards}
         if allocation is None:

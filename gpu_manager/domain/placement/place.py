@@ -6,6 +6,9 @@ the kubelet admits (:func:`numa.admitted_set`); for the rest the pod's annotatio
 picks one of
 :data:`gpu_manager.domain.placement.policies.POLICIES`.
 
+Of the cards with room for a fraction those are preferred on which protection holds
+(:mod:`gpu_manager.domain.priority`): never at the price of room, nor under ``topology`` of links.
+
 If these choices, one after the other, leave no room for a later container, an exact search decides: a pod of
 at most :data:`SEARCHED` fractions is placed whenever that is possible.
 
@@ -198,7 +201,7 @@ def _lay_out(
 ) -> Unit | None:
     """Lay the units out one after the other; the first that finds no cards is returned."""
     for parts, group in groupby(units, key=lambda unit: unit.need is not None):
-        if parts and policy is PlacementPolicy.BINPACK and trial.summed:
+        if parts and policy is PlacementPolicy.BINPACK and trial.summed and trial.unprotected is None:
             if (failed := trial.put_best_fit(list(group))) is not None:  # as binpack puts each, but at once
                 return failed
             continue

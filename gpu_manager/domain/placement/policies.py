@@ -1,7 +1,8 @@
 """Placement policies: one function each, and the table that names them.
 
-A policy chooses the card of a container that requests part of one card or one whole card. Under every policy
-:func:`gpu_manager.domain.placement.card_sets.best_set` chooses several whole cards.
+A policy chooses the card of a container that requests part of one card or one whole card. Of the cards with
+room for a fraction, ``binpack`` and ``spread`` look only at those that suit its priority best. Under every
+policy :func:`gpu_manager.domain.placement.card_sets.best_set` chooses several whole cards.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def binpack(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None
     """
     if unit.cards:
         return fragment(topology, _idle(trial), trial.numa)
-    return min(trial.with_room(unit), default=_NOWHERE)[-1]
+    return min(trial.suiting(unit), default=_NOWHERE)[-1]
 
 
 def spread(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None:
@@ -37,22 +38,23 @@ def spread(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None:
     """
     if unit.cards:
         return fragment(topology, _idle(trial), trial.numa)
-    ranked = ((-cores, -memory, at) for cores, memory, at in trial.with_room(unit))
+    ranked = ((-cores, -memory, at) for cores, memory, at in trial.suiting(unit))
     return min(ranked, default=_NOWHERE)[-1]
 
 
 def topology(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None:
     """Choose the card closest to those of the pod's other containers; :func:`binpack` chooses the first.
 
-    A fraction goes to a card that the pod already uses, else to the best-linked one, else to the one with
-    the least left.
+    A fraction goes to a card that the pod already uses, else to the best-linked one, else to the one that
+    suits its priority, else to the one with the least left.
     """
+    suits = trial.unprotected
     if not trial.positions:
         return binpack(trial, unit, topology)
     if unit.cards:
         return min(_idle(trial), key=lambda at: (-_joined(trial, topology, at), at), default=None)
     ranked = (
-        (-bool(trial.held(at)), -_joined(trial, topology, at), cores, memory, at)
+        (-bool(trial.held(at)), -_joined(trial, topology, at), suits[at] if suits else 0, cores, memory, at)
         for cores, memory, at in trial.with_room(unit)
     )
     return min(ranked, default=_NOWHERE)[-1]

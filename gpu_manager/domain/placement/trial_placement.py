@@ -14,6 +14,7 @@ from gpu_manager.domain.card import CardState
 from gpu_manager.domain.placement.explain import CardView, closed_because
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.pod import ContainerKind
+from gpu_manager.domain.priority import Priority, unprotected_beside
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 
@@ -90,7 +91,9 @@ class LeastNeed(NamedTuple):
 class TrialPlacement:
     """Cards by position in the node's list, as one pod meets them.
 
-    ``positions`` says where each container lies that was laid out, by name.
+    ``positions`` says where each container lies that was laid out, by name. ``unprotected`` says for each
+    card how little it suits the pod's priority (:func:`unprotected_beside`); None while no priority is in
+    play.
     """
 
     def __init__(self, request: PodRequest, cards: Sequence[CardState], ledger: Ledger) -> None:
@@ -115,6 +118,15 @@ class TrialPlacement:
             closed_because(state, request, listed=bool(room.capacity.cores))
             for state, room in zip(cards, self._rooms, strict=True)
         ]
+        self.unprotected: list[int] | None = None
+        if ledger.prioritised or request.priority is not Priority.NORMAL:
+            self.unprotected = [
+                unprotected_beside(
+                    request.priority,
+                    ledger.priorities(state.card.uuid, request.uid) if own else room.priorities,
+                )
+                for state, room in zip(cards, self._rooms, strict=True)
+            ]
         self.open = [at for at, reason in enumerate(self.closed) if not reason]
         self.positions: dict[str, tuple[int, ...]] = {}
 
@@ -166,6 +178,14 @@ class TrialPlacement:
             if cores >= 0 and memory >= 0:
                 found.append((cores, memory, at))
         return found
+
+    def suiting(self, unit: Unit) -> list[tuple[int, int, int]]:
+        """:meth:`with_room`, but only the cards that suit the pod's priority best."""
+        found = self.with_room(unit)
+        if self.unprotected is None or not found:
+            return found
+        least = min(self.unprotected[at] for _, _, at in found)
+        return [room for room in found if self.unprotected[room[2]] == least]
 
     def left(self, at: int, members: Sequence[ContainerRequest] = ()) -> Amount:
         """:meth:`room` as an amount."""

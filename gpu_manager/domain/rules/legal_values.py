@@ -30,6 +30,7 @@ from gpu_manager.domain.rules.pod_annotations import (
     models_of,
     placement_of,
     preload_of,
+    priority_of,
     uuids_of,
 )
 from gpu_manager.domain.rules.request import Request
@@ -54,6 +55,7 @@ __all__ = [
     "peak_cores",
     "placement_of",
     "preload_of",
+    "priority_of",
     "uuids_of",
     "warn_pod",
 ]

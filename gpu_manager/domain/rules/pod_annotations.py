@@ -13,6 +13,7 @@ from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import quoted
 from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.request import PlacementPolicy
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
@@ -60,6 +61,14 @@ def preload_of(pod: Pod) -> bool:
     return pod.annotations.get(contract.PRELOAD) != "false"
 
 
+def priority_of(pod: Pod) -> Priority:
+    """Return the priority of the pod's shares inside their cards: ``normal`` unless it is legally another."""
+    text = pod.annotations.get(contract.PRIORITY)
+    if text is None or any(_check_priority(pod, text)):
+        return Priority.NORMAL
+    return Priority(text)
+
+
 def guarded_keys(annotations: Iterable[str]) -> tuple[str, ...]:
     """Return the annotation keys that only the scheduler and the agent may set or change."""
     return tuple(
@@ -77,6 +86,7 @@ def check_annotations(pod: Pod) -> Iterator[Violation]:
         (contract.CORE_LIMIT, _check_ceiling),
         (contract.PLACEMENT, _check_placement),
         (contract.PRELOAD, _check_preload),
+        (contract.PRIORITY, _check_priority),
         (contract.GPU_MODEL, _check_models),
         (contract.GPU_UUID, _check_uuids),
     )
@@ -107,6 +117,18 @@ def _check_preload(_pod: Pod, text: str) -> Iterator[Violation]:
     if text not in ("true", "false"):
         nearest = _meant(text, ("true", "false"))
         yield violation(Rule.PRELOAD_NOT_BOOLEAN, "", contract.PRELOAD, quoted(text), nearest)
+
+
+def _check_priority(pod: Pod, text: str) -> Iterator[Violation]:
+    names = tuple(priority.value for priority in Priority)
+    if text not in names:
+        nearest = _meant(re.sub(r"[\s_-]+", "-", text.strip()), names)
+        yield violation(Rule.PRIORITY_UNKNOWN, "", contract.PRIORITY, quoted(text), nearest)
+        return
+    whole = next((c for c in pod.containers if c.core is not None and c.core >= CORES_PER_CARD), None)
+    if whole is not None and text != Priority.NORMAL.value:
+        name = quoted(whole.name)
+        yield violation(Rule.PRIORITY_OF_WHOLE_CARDS, "", contract.PRIORITY, text, name=name)
 
 
 def _meant(text: str, names: tuple[str, ...]) -> tuple[str, ...]:

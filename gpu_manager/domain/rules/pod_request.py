@@ -20,6 +20,7 @@ from gpu_manager.domain.rules.pod_annotations import (
     check_annotations,
     models_of,
     placement_of,
+    priority_of,
     uuids_of,
 )
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
@@ -41,13 +42,16 @@ def judged_request(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -
 def bound_request(pod: Pod, unit: int = DEFAULT_UNIT) -> PodRequest:
     """Return the request of a pod that is bound to a node; ``unit`` is bytes of one unit of memory.
 
-    Without constraints and ceiling if any annotation is illegal.
+    Without constraints and ceiling, but with its priority, if any annotation is illegal.
 
     Raises:
         RequestInvalid: the amounts are illegal, so that no node grants them; the message has every reason.
     """
     _raise_if_any(check_amounts(pod, unit))
-    return _request(replace(pod, annotations={}) if any(check_annotations(pod)) else pod, unit)
+    if any(check_annotations(pod)):
+        # The priority, which nobody may change, stays.
+        return replace(_request(replace(pod, annotations={}), unit), priority=priority_of(pod))
+    return _request(pod, unit)
 
 
 def booked_request(pod: Pod, unit: int = DEFAULT_UNIT) -> PodRequest | None:
@@ -79,6 +83,7 @@ def _request(pod: Pod, unit: int) -> PodRequest:
         models=models_of(pod),
         uuids=uuids_of(pod),
         ceiling=ceiling_of(pod),
+        priority=priority_of(pod),
     )
 
 

@@ -8,6 +8,7 @@ from enum import Enum
 
 from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.domain.pod import ContainerKind, PodUid
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount, format_bytes
 
 
@@ -62,7 +63,8 @@ class ContainerRequest:
 class PodRequest:
     """The request of a pod: its containers that request cards, in the kubelet's order, and its constraints.
 
-    ``models`` and ``uuids`` are allow lists, empty for any. ``ceiling`` is the elastic ceiling in percent.
+    ``models`` and ``uuids`` are allow lists, empty for any. ``ceiling`` is the elastic ceiling in percent,
+    ``priority`` that of its shares inside their cards.
     """
 
     uid: PodUid
@@ -71,6 +73,7 @@ class PodRequest:
     models: tuple[str, ...] = ()
     uuids: frozenset[CardUuid] = frozenset()
     ceiling: int | None = None
+    priority: Priority = Priority.NORMAL
 
     def allows(self, card: Card) -> bool:
         """True if the allow lists admit the card."""

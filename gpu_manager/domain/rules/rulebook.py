@@ -18,6 +18,7 @@ from gpu_manager.domain.contract import (
     NVIDIA,
     PLACEMENT,
     PRELOAD,
+    PRIORITY,
     RESIZE,
     VISIBLE_ENV,
 )
@@ -182,6 +183,19 @@ class Rule(Enum):
         f"annotation {PRELOAD} is {{value}}: use {{nearest}}",
         "It says whether the library is preloaded into the pod's processes; anything else could mean either.",
         'Write `"true"` (the default) or `"false"`, in quotes.',
+    )
+    PRIORITY_UNKNOWN = RuleText(
+        "priority-unknown",
+        f"annotation {PRIORITY} is {{value}}: use {{nearest}}",
+        "A priority that cannot be read would leave the pod a normal tenant without a word.",
+        "Use `protected`, `normal` (the default) or `best-effort`.",
+    )
+    PRIORITY_OF_WHOLE_CARDS = RuleText(
+        "priority-of-whole-cards",
+        f"annotation {PRIORITY} is {{value}}, but container {{name}} asks for whole cards, which have no "
+        "other tenant: remove the annotation, or ask for parts of cards",
+        "A priority says whose work waits on a shared card; nobody shares a whole one.",
+        "Remove the annotation; or give the whole cards to another pod.",
     )
     MODELS_MALFORMED = RuleText(
         "models-malformed",

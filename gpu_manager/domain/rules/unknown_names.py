@@ -18,12 +18,13 @@ from gpu_manager.domain.contract import (
     POD_ANNOTATIONS,
     PREDICATE_INDEX,
     PRELOAD,
+    PRIORITY,
 )
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 
-_FOR_PEOPLE = (CORE_LIMIT, GPU_MODEL, GPU_UUID, PLACEMENT, PRELOAD)
+_FOR_PEOPLE = (CORE_LIMIT, GPU_MODEL, GPU_UUID, PLACEMENT, PRELOAD, PRIORITY)
 _ALIKE = 0.7  # of difflib's ratio, without the prefix
 _MOST = 8  # annotations of one pod that are complained of
 

@@ -332,4 +332,11 @@ def _free_for(node: SimNode, request: PodRequest) -> tuple[int, int, int, str]:
 
 def _allocations(pod: SimPod, placement: Mapping[str, tuple[Share, ...]]) -> Iterator[Allocation]:
     for container in pod.request.containers:
-        yield Allocation(pod.uid, container.name, container.kind, container.order, placement[container.name])
+        yield Allocation(
+            pod.uid,
+            container.name,
+            container.kind,
+            container.order,
+            placement[container.name],
+            priority=pod.request.priority,
+        )

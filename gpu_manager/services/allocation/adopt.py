@@ -11,8 +11,9 @@ from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.placement.place import follow
 from gpu_manager.domain.pod import ContainerKind, Pod
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
-from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
+from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of, priority_of
 from gpu_manager.domain.rules.pod_request import bound_request
 from gpu_manager.ports.kubelet import CheckpointEntry
 from gpu_manager.services.allocation.books import Books, Grant
@@ -50,6 +51,7 @@ def adopt(books: Books, entry: CheckpointEntry, memory: frozenset[str], pod: Pod
         ),
         namespace=pod.namespace if pod else "",
         pod_name=pod.name if pod else "",
+        priority=priority_of(pod) if pod else Priority.NORMAL,
     )
     undo = [
         g

@@ -12,6 +12,7 @@ from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
 from gpu_manager.domain.placement.ledger import Allocation, Ledger
 from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.rules.pod_annotations import priority_of
 from gpu_manager.services.allocation.node_cards import NodeCards
 
 Key = tuple[PodUid, str]
@@ -199,7 +200,12 @@ class Books:
         for grant in strangers:
             place, kind = order[grant.key[1]]
             known = replace(
-                grant.allocation, kind=kind, order=place, namespace=pod.namespace, pod_name=pod.name
+                grant.allocation,
+                kind=kind,
+                order=place,
+                namespace=pod.namespace,
+                pod_name=pod.name,
+                priority=priority_of(pod),
             )
             self.state(replace(grant, allocation=known))
         return bool(strangers)

@@ -12,6 +12,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.ids import compact, expand
 from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import Amount
 from gpu_manager.services.allocation.books import Books, Grant, Key
 
@@ -59,6 +60,8 @@ def _text(allocation: Allocation, grant: Grant | None) -> str:
         "order": allocation.order,
         "shares": [[s.card, s.amount.cores, s.amount.memory] for s in allocation.shares],
     }
+    if allocation.priority is not Priority.NORMAL:  # an agent that knows none reads the row without it
+        row["priority"] = allocation.priority.value
     if (claim := allocation.claim) is not None:
         row["claim"] = [claim.name, claim.request, claim.results, claim.pods]
     if grant is not None:
@@ -111,6 +114,7 @@ def _allocation(row: Mapping[str, Any]) -> Allocation:
         pod_name=row["name"],
         granted="dir" in row,
         claim=_claim(row["claim"]) if "claim" in row else None,
+        priority=Priority(row.get("priority", Priority.NORMAL.value)),
     )
 
 

@@ -18,6 +18,7 @@ from gpu_manager.domain.placement.place import find, follow, place
 from gpu_manager.domain.placement.trial_placement import units_of
 from gpu_manager.domain.pod import Container, Pod, PodUid
 from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.rules.pod_annotations import priority_of
 from gpu_manager.domain.rules.pod_request import bound_request
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.services.allocation import withdrawal
@@ -209,9 +210,18 @@ def _book(books: Books, pod: Pod, placement: Mapping[str, tuple[Share, ...]]) ->
     if any(c.lent for c in pod.containers):
         books.lending.add(pod.uid)
     order = {c.name: (n, c.kind) for n, c in enumerate(pod.containers)}
+    priority = priority_of(pod)
     books.plan(
         Allocation(
-            pod.uid, name, order[name][1], order[name][0], shares, pod.namespace, pod.name, granted=False
+            pod.uid,
+            name,
+            order[name][1],
+            order[name][0],
+            shares,
+            pod.namespace,
+            pod.name,
+            granted=False,
+            priority=priority,
         )
         for name, shares in placement.items()
     )

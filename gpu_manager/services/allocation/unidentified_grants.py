@@ -21,7 +21,7 @@ from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.placement.place import place
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
+from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of, priority_of
 from gpu_manager.domain.rules.pod_request import container_request
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
 from gpu_manager.services.allocation import planner
@@ -114,7 +114,14 @@ def identify(books: Books, candidate: ContainerCandidate, listed: Mapping[str, f
             asked = container_request(container, books.node.unit)
             shares = _shares(books, grant.allocation.cards, asked)
             allocation = Allocation(
-                pod.uid, container.name, container.kind, order, shares, pod.namespace, pod.name
+                pod.uid,
+                container.name,
+                container.kind,
+                order,
+                shares,
+                pod.namespace,
+                pod.name,
+                priority=priority_of(pod),
             )
         ids = {r: listed[r] for r in RESOURCES if listed.get(r)}
         books.put(Grant(allocation, grant.directory, legal_ceiling_of(pod) or 0, ids))

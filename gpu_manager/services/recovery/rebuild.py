@@ -16,8 +16,9 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
-from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
+from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of, priority_of
 from gpu_manager.ports.kubelet import CheckpointEntry, PodResourcesEntry, PredecessorPod
 from gpu_manager.ports.pods import KnownPod
 from gpu_manager.services.allocation.books import Books, Grant, Key
@@ -162,7 +163,14 @@ def _grant(
         (ContainerKind.APP, 0, False),
     )
     allocation = Allocation(
-        key[0], key[1], kind, order, shares, pod.namespace if pod else "", pod.name if pod else ""
+        key[0],
+        key[1],
+        kind,
+        order,
+        shares,
+        pod.namespace if pod else "",
+        pod.name if pod else "",
+        priority=priority_of(pod) if pod else Priority.NORMAL,
     )
     log.info("grant_recovered_from_kubelet", pod=key[0], container=key[1], directory=directory)
     # A container that exists was confirmed before by the same checkpoint.

@@ -1,0 +1,31 @@
+"""Priority inside a card: which tenants' work waits for whose.
+
+Best-effort work waits while a protected tenant of the same card has work pending. Normal work neither waits
+for anybody nor is waited for, so that protection holds beside best-effort tenants alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import Enum
+
+
+class Priority(Enum):
+    """The values of the pod annotation ``tencent.com/vcuda-priority``."""
+
+    PROTECTED = "protected"
+    NORMAL = "normal"
+    BEST_EFFORT = "best-effort"
+
+
+def unprotected_beside(priority: Priority, others: Collection[Priority]) -> int:
+    """Return how little a card suits a share of this priority beside ``others``, which other pods have there.
+
+    0 is neutral, more is worse. A protected share avoids normal ones (2), then protected ones (1), a normal
+    share avoids protected ones (2), a best-effort share seeks them (-1): it takes what they leave.
+    """
+    if priority is Priority.PROTECTED:
+        return 2 * (Priority.NORMAL in others) + (Priority.PROTECTED in others)
+    if Priority.PROTECTED not in others:
+        return 0
+    return 2 if priority is Priority.NORMAL else -1
