@@ -81,6 +81,14 @@ class AdmissionProcess:
                 _CREATE,
                 concerns=_brings,
             ),
+            Hook(
+                f"warn.{_NAME}",
+                self._call("/validate"),
+                frozenset(_WORKLOADS),
+                frozenset({"CREATE", "UPDATE"}),
+                fail_open=True,
+                concerns=_template_asks,
+            ),
         )
 
     def start(
@@ -88,7 +96,7 @@ class AdmissionProcess:
     ) -> None:
         """Register its webhooks and start it; it answers once :meth:`ready`."""
         self._api = api
-        for (kind, _), hooks in zip(_KINDS, (("mutate",), ("create", "change", "bind")), strict=True):
+        for (kind, _), hooks in zip(_KINDS, (("mutate",), tuple(_RULES)[1:]), strict=True):
             api.create(_configuration(kind, hooks, self.port))
         api.serve_behind(
             f"/api/v1/namespaces/{NAMESPACE}/services/https:{ADMISSION_NAME}:443/proxy", self._passed_on
@@ -165,18 +173,20 @@ class AdmissionProcess:
 _DOMAIN: Final = CORE.partition("/")[0]
 _NAME: Final = f"{ADMISSION_NAME}.{_DOMAIN}"
 _CREATE: Final = frozenset({"CREATE"})
-_RULES: Final[Mapping[str, tuple[str, list[str], list[str]]]] = {
-    "mutate": ("/mutate", ["CREATE"], ["pods"]),
-    "create": ("/validate", ["CREATE"], ["pods"]),
-    "change": ("/validate", ["UPDATE"], ["pods", "pods/status"]),
-    "bind": ("/validate", ["CREATE"], ["pods/binding"]),
+_WORKLOADS: Final = ["deployments", "statefulsets", "daemonsets", "replicasets"]  # of group apps
+_RULES: Final[Mapping[str, tuple[str, list[str], str, list[str]]]] = {
+    "mutate": ("/mutate", ["CREATE"], "", ["pods"]),
+    "create": ("/validate", ["CREATE"], "", ["pods"]),
+    "change": ("/validate", ["UPDATE"], "", ["pods", "pods/status"]),
+    "bind": ("/validate", ["CREATE"], "", ["pods/binding"]),
+    "warn": ("/validate", ["CREATE", "UPDATE"], "apps", _WORKLOADS),
 }
 
 
 def _configuration(kind: str, names: tuple[str, ...], port: int) -> Obj:
     hooks = []
     for word in names:
-        path, operations, resources = _RULES[word]
+        path, operations, group, resources = _RULES[word]
         service = {"namespace": NAMESPACE, "name": ADMISSION_NAME, "port": port, "path": path}
         hooks.append(
             {
@@ -184,13 +194,13 @@ def _configuration(kind: str, names: tuple[str, ...], port: int) -> Obj:
                 "clientConfig": {"service": service},
                 "rules": [
                     {
-                        "apiGroups": [""],
+                        "apiGroups": [group],
                         "apiVersions": ["v1"],
                         "operations": operations,
                         "resources": resources,
                     }
                 ],
-                "failurePolicy": "Fail",
+                "failurePolicy": "Ignore" if word == "warn" else "Fail",
                 "sideEffects": "None",
                 "admissionReviewVersions": ["v1"],
             }
@@ -209,7 +219,15 @@ def _configuration(kind: str, names: tuple[str, ...], port: int) -> Obj:
 def _asks(request: Obj) -> bool:
     """Some container names one of the resources, or an annotation is ours."""
     obj = request["object"] or {}
-    spec = obj.get("spec") or {}
+    return _names_cards(obj.get("spec") or {}) or bool(_ours(obj))
+
+
+def _template_asks(request: Obj) -> bool:
+    template = ((request["object"] or {}).get("spec") or {}).get("template") or {}
+    return _names_cards(template.get("spec") or {})
+
+
+def _names_cards(spec: Obj) -> bool:
     containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
     named = {
         name
@@ -217,7 +235,7 @@ def _asks(request: Obj) -> bool:
         for where in ("limits", "requests")
         for name in (c.get("resources") or {}).get(where) or ()
     }
-    return bool(named & {CORE, MEMORY}) or bool(_ours(obj))
+    return bool(named & {CORE, MEMORY})
 
 
 def _changes(request: Obj) -> bool:

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_manager import ui
 from gpu_manager.cli.kubectl.main import run as kubectl
-from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY
+from gpu_manager.domain.contract import ADVICE, ALLOCATION, CORE, MEMORY, RESIZE
 from gpu_manager.domain.errors import RequestInvalid
 from sandbox import commands
 from sandbox.admission import find_program
@@ -90,6 +90,21 @@ def test_a_tenant_cannot_write_its_allocation_but_the_agent_and_admission_can(sa
     until(lambda: state(sandbox, "mine") == "Running")
     with pytest.raises(ApiError, match="leave it"):
         sandbox.api.patch("pods", "mine", {"metadata": {"annotations": {ALLOCATION: "{}"}}})
+
+
+def test_a_workloads_own_annotations_are_judged_when_they_are_written(sandbox: Sandbox) -> None:
+    template = {"spec": manifest("x", 30, 20)["spec"]}
+    meta = {"name": "web", "namespace": "default"}
+    sandbox.api.create(
+        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": {"template": template}}
+    )
+    for key, value, says in (
+        (RESIZE, '{"v":1,"containers":{"main":{"cores":200}}}', "use 99"),
+        (ADVICE, "[1]", "it is not JSON of version 1"),
+    ):
+        with pytest.raises(ApiError, match=says):
+            sandbox.api.patch("deployments", "web", {"metadata": {"annotations": {key: value}}})
+    sandbox.api.delete("deployments", "web")
 
 
 def test_while_admission_is_down_other_pods_come_and_go_and_cards_wait(sandbox: Sandbox) -> None:
