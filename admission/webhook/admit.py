@@ -232,7 +232,8 @@ def _foresee(
         yield True, _unreadable(error)
         return
     pod = replace(draft.pod, namespace=namespace or "default")
-    faults = check_pod(pod, terms.unit, terms.minimum_cores)
+    advice = check_advice_terms(pod.annotations, terms.unit, terms.minimum_cores)
+    faults = (*check_pod(pod, terms.unit, terms.minimum_cores), *advice)
     yield from ((True, fault) for fault in faults)
     yield from ((False, change) for change in draft.changes)
     yield from ((False, warning) for warning in warn_pod(pod, terms.unit))

@@ -62,11 +62,13 @@ def test_one_pod_or_workload_can_be_asked_for_and_a_wrong_name_is_said(
 ) -> None:
     a_node(api)
     an_agent(api, page((WEB, "web-1", NEED), (("default", "Pod/one", "c"), "one", NEED)))
-    for name in ("web-1", "Deployment/web"):
+    for name in ("web-1", "pod/web-1", "Deployment/web", "deployment/web", "deploy/web"):
         assert run(["advise", name]) == 0
         out = said(capsys)[0]
         assert "Deployment/web" in out
         assert "Pod/one" not in out
+    assert run(["advise", "job/none"]) == 2
+    said(capsys)
     assert run(["advise", "none"]) == 2
     assert (
         '"none" is no pod or workload here with a part of one card: no container in namespace default'
@@ -142,6 +144,34 @@ def test_advice_is_applied_where_its_owner_allows_it_and_once_a_day(
     (applied,) = json.loads(said(capsys)[0])["applied"]
     assert applied["applied"] is None
     assert applied["text"].startswith("it was changed within the last day: again from ")
+
+
+def test_a_template_may_allow_it_and_its_workload_forbid_it(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_node(api)
+    for name, own in (("a", {}), ("b", {ADVICE: '{"v":1,"apply":"off"}'})):
+        made = deployment(name, **own)
+        made["spec"]["template"]["metadata"]["annotations"] = {ADVICE: allowing(cores=[35, 99])}
+        api.create(made)
+    an_agent(api, page(*((("default", f"Deployment/{n}", "c"), n, NEED) for n in "ab")))
+    assert run(["advise", "--apply", "in-place"]) == 0
+    out = said(capsys)[0]
+    assert "changed: default/Deployment/a c: 35 cores, 2 GiB" in out
+    assert "\ndefault/Deployment/b c: its owner does not allow it" in out
+
+
+def test_another_writer_in_between_does_no_harm(api: StandInApi, capsys: pytest.CaptureFixture[str]) -> None:
+    a_node(api)
+    api.create(deployment("a", **{ADVICE: allowing()}))
+    an_agent(api, page((("default", "Deployment/a", "c"), "a", NEED)))
+    api.faults.fail(9, 409, match="patch deployments")
+    assert run(["advise", "--apply", "in-place"]) == 1
+    assert "refused: default/Deployment/a c: " in said(capsys)[0]
+    api.faults.clear()
+    api.faults.fail(2, 409, match="patch deployments")
+    assert run(["advise", "--apply", "in-place"]) == 0
+    assert "changed: default/Deployment/a c: 30 cores, 2 GiB" in said(capsys)[0]
 
 
 def test_a_refused_change_is_told_beside_those_that_were_made(

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpu_manager.adapters.kube.connection import connect_person
+from gpu_manager.adapters.kube.resize import change_size
 from gpu_manager.cli.kubectl.main import run
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, RESIZE, RESIZED, Assignment, encode_assignment
 from gpu_manager.domain.pod import parse_pod
-from gpu_manager.domain.resize.sizes import ResizeAnswer, digest, encode_answer
+from gpu_manager.domain.resize.sizes import ResizeAnswer, digest, encode_answer, with_size
 from gpu_manager.domain.resources import GIB, Amount
 from sandbox.api import StandInApi
 from tests.fakes.kubectl import a_node, a_share, said
@@ -21,6 +25,7 @@ from tests.fakes.node import container, pod
 pytestmark = pytest.mark.usefixtures("kubectl_login")
 
 SIZE = Amount(50, 8 * GIB)
+WAITS = "the scheduler has not answered yet; kubectl describe pod shows its Events"
 
 
 @pytest.fixture
@@ -78,7 +83,9 @@ def test_a_refusal_is_told_and_ends_with_1(api: StandInApi, capsys: pytest.Captu
     resize("--cores", "90")
     answer(api, None, "at most 70 cores")
     assert resize("--cores", "90") != 0
-    assert "default/one keeps its size: at most 70 cores" in said(capsys)[1]
+    text = said(capsys)[1]
+    assert "default/one keeps its size: at most 70 cores. The request stands" in text
+    assert "ask for a size that fits, or --reset" in text
 
 
 @pytest.mark.usefixtures("there")
@@ -102,6 +109,57 @@ def test_reset_takes_the_request_away(api: StandInApi, capsys: pytest.CaptureFix
     assert resize("--reset") == 0
     assert RESIZE not in annotations(api)
     assert said(capsys)[0].endswith("default/one has the size of its spec\n")
+
+
+@pytest.mark.usefixtures("there")
+def test_what_is_not_typed_stays_as_it_was_asked_for(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resize("--cores", "50")
+    resize("--memory", "8Gi")
+    assert json.loads(annotations(api)[RESIZE])["containers"] == {"c": {"cores": 50, "memory": "8Gi"}}
+    resize("--cores", "60")
+    assert json.loads(annotations(api)[RESIZE])["containers"] == {"c": {"cores": 60, "memory": 8 * GIB}}
+    resize("--reset")
+    resize("--memory", "1Gi")
+    assert json.loads(annotations(api)[RESIZE])["containers"] == {"c": {"memory": "1Gi"}}
+    said(capsys)
+
+
+def test_a_pod_without_a_part_of_a_card_is_told_so(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_node(api)
+    given: dict[str, Any] = pod("one", container("w", 200, 0))
+    api.create({**given, "metadata": {"name": "one", "namespace": "default"}})
+    assert resize("--cores", "50") == 2
+    assert "pod default/one has no container with a part of a card" in said(capsys)[1]
+
+
+def test_two_requests_at_once_for_two_containers_both_stand(api: StandInApi, tmp_path: Path) -> None:
+    given: dict[str, Any] = pod("one", container("a", 30, 8), container("b", 10, 4))
+    api.create({**given, "metadata": {"name": "one", "namespace": "default"}})
+    connection, _ = connect_person(str(api.kubeconfig(tmp_path / "other")))
+    meanwhile = iter([with_size(None, "b", {"cores": 5})])
+
+    def change(there: Mapping[str, Any]) -> str | None:
+        if (other := next(meanwhile, None)) is not None:
+            api.patch("pods", "one", {"metadata": {"annotations": {RESIZE: other}}}, "default")
+        return with_size(there["metadata"].get("annotations", {}).get(RESIZE), "a", {"cores": 7})
+
+    change_size(connection, "Pod", "default", "one", change, 0)
+    connection.close()
+    asked = json.loads(annotations(api)[RESIZE])["containers"]
+    assert asked == {"a": {"cores": 7}, "b": {"cores": 5}}
+
+
+@pytest.mark.usefixtures("there")
+def test_whoever_is_always_overtaken_is_told(api: StandInApi, capsys: pytest.CaptureFixture[str]) -> None:
+    api.faults.fail(3, 409, match="patch pods")
+    assert resize("--cores", "50") == 0
+    api.faults.fail(100, 409, match="patch pods")
+    assert resize("--cores", "60") == 1
+    assert "(409)" in said(capsys)[1]
 
 
 @pytest.mark.usefixtures("there")
@@ -129,7 +187,7 @@ def test_the_container_is_named_where_several_have_a_fraction(
     given: dict[str, Any] = pod("one", container("a", 30, 8), container("b", 10, 4))
     api.create({**given, "metadata": {"name": "one", "namespace": "default"}})
     assert resize("--cores", "50") == 2
-    assert "has 2 containers with a fraction of a card (a, b): name one with --container" in said(capsys)[1]
+    assert "has 2 containers with a part of a card (a, b): name one with --container" in said(capsys)[1]
     assert resize("--cores", "50", "-c", "a") == 0
     assert resize("--memory", "1Gi", "-c", "b") == 0
     assert json.loads(annotations(api)[RESIZE])["containers"] == {"a": {"cores": 50}, "b": {"memory": "1Gi"}}
@@ -155,8 +213,8 @@ def test_a_workloads_size_stands_in_its_own_metadata(
     a_deployment(api, container("c", 30, 8))
     template = api.get("deployments", "web")["spec"]
     assert run(["resize", "deploy/web", "--cores", "50"]) == 0
-    assert said(capsys)[0].startswith(
-        'container "c" of Deployment default/web: 50 cores; running pods follow'
+    assert said(capsys)[0] == (
+        'container "c" of Deployment default/web: 50 cores; no pod of it runs now, new ones start so\n'
     )
     there = api.get("deployments", "web")
     assert json.loads(there["metadata"]["annotations"][RESIZE])["containers"] == {"c": {"cores": 50}}
@@ -166,13 +224,92 @@ def test_a_workloads_size_stands_in_its_own_metadata(
     assert RESIZE not in api.get("deployments", "web")["metadata"].get("annotations", {})
 
 
+def replica(api: StandInApi, name: str, **written: str) -> None:
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-x", "uid": "1", "controller": True}
+    a_share(
+        api,
+        name,
+        30,
+        labels={"pod-template-hash": "x"},
+        ownerReferences=[owner],
+        annotations=written,
+    )
+
+
+def answered(api: StandInApi, name: str, asked: str, cores: int, refused: str = "") -> None:
+    """The scheduler's answer to the owner's request, which the agent has followed."""
+    there, size = parse_pod(api.get("pods", name)), Amount(cores, 2 * GIB)
+    asking = replace(there, annotations={**there.annotations, RESIZE: asked})
+    held = Assignment("n1", there.uid, {"c": ((CardUuid("GPU-0"), size),)})
+    written = {
+        RESIZED: encode_answer(ResizeAnswer(there.uid, digest(asking), {"c": size}, refused)),
+        ALLOCATION: encode_assignment(held),
+        ASSIGNED: "true",
+    }
+    api.patch("pods", name, {"metadata": {"annotations": written}}, "default")
+
+
+def test_a_workloads_pods_are_told_of_one_by_one(api: StandInApi, capsys: pytest.CaptureFixture[str]) -> None:
+    a_deployment(api, container("c", 30, 8))
+    a_node(api)
+    for name in ("web-1", "web-2", "web-3", "web-4", "other"):
+        own = {RESIZE: with_size(None, "c", {"cores": 9}) or ""} if name == "web-4" else {}
+        replica(api, name, **own)
+    api.patch("pods", "other", {"metadata": {"labels": {"pod-template-hash": "y"}}}, "default")
+    asked = with_size(None, "c", {"cores": 50}) or ""
+    answered(api, "web-1", asked, 50)
+    answered(api, "web-2", asked, 30, refused="at most 40 cores")
+    assert run(["resize", "deploy/web", "--cores", "50", "--wait", "0"]) == 1
+    assert said(capsys)[0].splitlines() == [
+        'container "c" of Deployment default/web: 50 cores; 1 of 4 running pods has it, new ones start so',
+        "default/web-2 keeps its size: at most 40 cores",
+        'container "c" of default/web-3: ' + WAITS,
+        "default/web-4 has a request of its own, which stands over its workload's",
+    ]
+    answered(api, "web-2", asked, 50)
+    answered(api, "web-3", asked, 50)
+    api.patch("pods", "web-4", {"metadata": {"annotations": {RESIZE: None}}}, "default")
+    answered(api, "web-4", asked, 50)
+    assert run(["resize", "deploy/web", "--cores", "50"]) == 0
+    assert said(capsys)[0].splitlines() == [
+        'container "c" of Deployment default/web: 50 cores; 4 running pods have it, new ones start so'
+    ]
+
+
+def test_of_many_pods_that_wait_ten_are_named(api: StandInApi, capsys: pytest.CaptureFixture[str]) -> None:
+    a_deployment(api, container("c", 30, 8))
+    a_node(api)
+    for number in range(13):
+        replica(api, f"web-{number:02}")
+    assert run(["resize", "deploy/web", "--cores", "50", "--wait", "0"]) == 0
+    lines = said(capsys)[0].splitlines()
+    assert (len(lines), lines[-1]) == (12, "and 3 more")
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (403, "running pods follow in place, as Events of each say"),
+        (410, "which pods follow cannot be seen"),
+    ],
+)
+def test_who_may_not_list_pods_resizes_a_workload_all_the_same(
+    api: StandInApi, capsys: pytest.CaptureFixture[str], code: int, says: str
+) -> None:
+    a_deployment(api, container("c", 30, 8))
+    api.faults.fail(9, code, match="list pods")
+    assert run(["resize", "deploy/web", "--cores", "50"]) == 0
+    assert says in said(capsys)[0]
+    assert RESIZE in api.get("deployments", "web")["metadata"]["annotations"]
+
+
 @pytest.mark.parametrize(
     ("target", "says"),
     [
         ("job/web", '"job" has no size of its own: use deployment, statefulset, daemonset'),
         ("deployment/none", "none"),
         ("deployment/we b", "use lower-case letters"),
-        ("deployment/web", "the template has 2 containers with a fraction of a card (a, b): name one"),
+        ("deployment/web", "the template has 2 containers with a part of a card (a, b): name one"),
     ],
 )
 def test_what_is_no_workload_with_a_size_is_refused(

@@ -78,6 +78,7 @@ def test_what_is_asked_is_the_spec_with_the_sizes_that_are_named() -> None:
         ({"c": {"memory": "300Mi"}}, 'memory of container "c" is 300 MiB: use 256 MiB or 512 MiB'),
         ({"c": {"memory": -1}}, "is -1 B: use 256 MiB"),
         ({"c": {"memory": 10**30}}, "use units of 256 MiB"),
+        ({"c": {"memory": "9999999Ti"}}, "use units of 256 MiB"),
         ({"c": {"cores": 100}}, 'cores of container "c" is 100: use 99'),
         ({"c": {"cores": 0}}, 'cores of container "c" is 0: use 1'),
         ({"w": {"cores": 50}}, 'names container "w", which has whole cards; fractions of this pod: "s", "c"'),

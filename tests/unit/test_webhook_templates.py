@@ -11,6 +11,7 @@ from admission.config import ClusterTerms
 from admission.webhook.admit import TEMPLATES, CreateTimeChecks, mutate, validate
 from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.domain.contract import (
+    ADVICE,
     PREDICATE_NODE,
 )
 from tests.fakes.reviews import ask, container, pod, workload
@@ -71,6 +72,12 @@ def test_a_template_is_warned_of_all_that_will_happen_to_its_pods() -> None:
     without = ask(validate, workload(*WORKLOADS[0], around("Deployment", template)))
     assert "will be refused" in without["warnings"][0]
     assert "without tencent.com/vcuda-memory" in without["warnings"][0]
+
+
+def test_advice_that_no_pod_could_follow_is_foretold_for_a_template() -> None:
+    template = pod(container("train", "30", "3"), annotations={ADVICE: "yes"})
+    (warning,) = ask(validate, workload(*WORKLOADS[0], around("Deployment", template)))["warnings"]
+    assert f"will be refused: annotation {ADVICE} is" in warning
 
 
 def test_an_update_that_leaves_the_template_alone_is_not_warned_again() -> None:

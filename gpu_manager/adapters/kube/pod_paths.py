@@ -17,6 +17,11 @@ def named_path(namespace: str, name: str) -> str:
     return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
 
 
+def pods_path(namespace: str) -> str:
+    """Path of a namespace's pods in the API."""
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
+
+
 def events_path(namespace: str) -> str:
     """Path of a namespace's Events in the API."""
     return f"/api/v1/namespaces/{quote(namespace, safe='')}/events"

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
 from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
-from gpu_manager.adapters.kube.pod_paths import named_path, pod_path
+from gpu_manager.adapters.kube.pod_paths import named_path, pods_path
 from gpu_manager.domain.contract import RESIZE
-from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resize.owners import KINDS
-from gpu_manager.domain.untrusted import mapping, text
+from gpu_manager.domain.untrusted import mapping, mappings, text
 
 _AWAY: Final = (429, 500, 502, 503, 504)  # 500: the API server could not ask the admission service
 _PAUSE_SECONDS: Final = 0.5
+_CONFLICT: Final = 409  # another writer came in between
+_TRIES: Final = 7  # before the last: a pod is written by kubelet, scheduler and agent at once while it starts
+
+
+class Overtaken(NodeUnready):
+    """The object has changed since it was read: read it again."""
 
 
 def running_pod(connection: Connection, namespace: str, name: str) -> Pod:
@@ -29,18 +36,6 @@ def running_pod(connection: Connection, namespace: str, name: str) -> Pod:
     return parse_pod(
         connection.request(f"read the pod {namespace}/{name}", "GET", named_path(namespace, name))
     )
-
-
-def request_size(connection: Connection, pod: Pod, wanted: str | None, patience: float) -> Pod:
-    """Write what the pod asks for, or take it away (None); returns the pod then. While the admission service
-    is away, as during its upgrade, it is tried again for ``patience`` seconds.
-
-    Raises:
-        NodeUnready: it was refused, with the reasons of the admission service, or nobody answers.
-    """
-    body = {"metadata": {"uid": pod.uid, "annotations": {RESIZE: wanted}}}
-    what = f"change the size that {pod.key} asks for"
-    return parse_pod(_patch(connection, what, pod_path(pod), body, patience))
 
 
 def workload(connection: Connection, kind: str, namespace: str, name: str) -> Mapping[str, Any]:
@@ -59,31 +54,71 @@ def annotate_workload(
     there: Mapping[str, Any],
     annotations: Mapping[str, str | None],
     patience: float,
-) -> None:
-    """Write annotations of a workload as it was read; ``patience`` as in :func:`request_size`.
+) -> Mapping[str, Any]:
+    """Write annotations of a workload or pod as it was read; returns it then. ``patience`` as in
+    :func:`change_size`.
 
     Raises:
-        NodeUnready: it was refused, it has changed since it was read, or nobody answers.
+        Overtaken: it has changed since it was read.
+        NodeUnready: it was refused, or nobody answers.
     """
     meta = mapping(there.get("metadata"))
     namespace, name = text(meta.get("namespace")), text(meta.get("name"))
     body = {"metadata": {"resourceVersion": meta.get("resourceVersion"), "annotations": dict(annotations)}}
     what = f"change the size that {kind} {namespace}/{name} asks for"
-    _patch(connection, what, _path(kind, namespace, name), body, patience)
+    return _patch(connection, what, _path(kind, namespace, name), body, patience)
 
 
-def request_workload_size(
-    connection: Connection, kind: str, namespace: str, name: str, wanted: str | None, patience: float
-) -> None:
-    """Write into the workload's own metadata what its pods are to have, or take it away (None); with
-    ``patience`` as in :func:`request_size`.
+def change_size(
+    connection: Connection,
+    kind: str,
+    namespace: str,
+    name: str,
+    change: Callable[[Mapping[str, Any]], str | None],
+    patience: float,
+) -> Mapping[str, Any]:
+    """Write the size that a workload or pod asks for in its own metadata; returns the object then.
+
+    ``change`` makes the annotation, None for none, of the object as it was read. If another writer comes in
+    between, it is read and made anew, so that two requests for two containers both stand. While the admission
+    service is away, as during its upgrade, it is tried again for ``patience`` seconds.
 
     Raises:
         NodeUnready: it was refused, with the reasons of the admission service, or nobody answers.
     """
-    what = f"change the size that {kind} {namespace}/{name} asks for"
-    body = {"metadata": {"annotations": {RESIZE: wanted}}}
-    _patch(connection, what, _path(kind, namespace, name), body, patience)
+    for _ in range(_TRIES):
+        with contextlib.suppress(Overtaken):
+            return _change_once(connection, kind, namespace, name, change, patience)
+    return _change_once(connection, kind, namespace, name, change, patience)
+
+
+def _change_once(
+    connection: Connection,
+    kind: str,
+    namespace: str,
+    name: str,
+    change: Callable[[Mapping[str, Any]], str | None],
+    patience: float,
+) -> Mapping[str, Any]:
+    there = workload(connection, kind, namespace, name)
+    return annotate_workload(connection, kind, there, {RESIZE: change(there)}, patience)
+
+
+def pods_of(connection: Connection, workload: Mapping[str, Any]) -> Iterator[Pod]:
+    """The pods that the selector of a workload finds, and perhaps others of its namespace.
+
+    Raises:
+        NodeUnready: the caller may not list pods, or the API server is away.
+    """
+    namespace = text(mapping(workload.get("metadata")).get("namespace"))
+    labels = mapping(mapping(mapping(workload.get("spec")).get("selector")).get("matchLabels"))
+    selector = ",".join(f"{text(key)}={text(value)}" for key, value in sorted(labels.items()))
+    query = {"labelSelector": selector} if selector else {}
+    what = f"list the pods of namespace {namespace}"
+    listed = connection.request(what, "GET", pods_path(namespace), query=query)
+    for obj in mappings(listed.get("items")):
+        with contextlib.suppress(RequestInvalid):  # not of our making: it has no fraction that can be read
+            yield parse_pod(obj)
 
 
 def _patch(
@@ -95,6 +130,8 @@ def _patch(
         try:
             return connection.request(what, "PATCH", path, body=body, content_type=MERGE_PATCH)
         except Refused as refusal:
+            if refusal.code == _CONFLICT:
+                raise Overtaken(str(refusal)) from refusal
             if refusal.code not in _AWAY:
                 raise
             if time.monotonic() + _PAUSE_SECONDS > ends:

@@ -6,7 +6,8 @@ most once a day unless its memory is too small.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -27,6 +28,7 @@ from gpu_manager.domain.resize.sizes import with_size
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.untrusted import mapping
 
+_TRIES: Final = 3  # before the last: the status of a Deployment is written often
 _PATIENCE_SECONDS: Final = 10.0  # for an admission service that starts again
 
 
@@ -57,9 +59,19 @@ def apply_advice(login: Login, rows: Sequence[Sized], now: datetime) -> Iterator
     """Follow the advice where that is allowed, one workload's container after the other."""
     for row in rows:
         try:
-            yield _apply(login, row, now)
+            yield _apply_in_turn(login, row, now)
         except (NodeUnready, RequestInvalid) as error:
             yield AppliedAdvice(row.workload, str(error), is_refused=True)
+
+
+def _apply_in_turn(login: Login, row: Sized, now: datetime) -> AppliedAdvice:
+    """As :func:`_apply`, of the workload as it is then, if another writer comes in between."""
+    from gpu_manager.adapters.kube.resize import Overtaken  # noqa: PLC0415  # as in log_in
+
+    for _ in range(_TRIES):
+        with contextlib.suppress(Overtaken):
+            return _apply(login, row, now)
+    return _apply(login, row, now)
 
 
 def _apply(login: Login, row: Sized, now: datetime) -> AppliedAdvice:
@@ -71,10 +83,11 @@ def _apply(login: Login, row: Sized, now: datetime) -> AppliedAdvice:
         return AppliedAdvice(row.workload, f"a {kind} has no size of its own: change its template")
     there = workload(login.connection, kind, namespace, name)
     annotations = mapping(mapping(there.get("metadata")).get("annotations"))
+    written = annotations.get(ADVICE, _of_template(there).get(ADVICE))
     try:
-        terms = read_advice_terms(annotations.get(ADVICE))
+        terms = read_advice_terms(written)
     except RequestInvalid as error:
-        raise RequestInvalid(f"annotation {ADVICE} is {quoted(annotations.get(ADVICE))}: {error}") from error
+        raise RequestInvalid(f"annotation {ADVICE} is {quoted(written)}: {error}") from error
     if not terms.applies:
         return AppliedAdvice(row.workload, f"its owner does not allow it (annotation {ADVICE})")
     size = advised_size(row.advice, row.given, terms.bounds.get(container, SizeBounds()))
@@ -83,9 +96,15 @@ def _apply(login: Login, row: Sized, now: datetime) -> AppliedAdvice:
     if (due := next_change(annotations.get(ADVISED), container, row.need, row.given, now)) > now:
         when = due.isoformat(timespec="minutes")
         return AppliedAdvice(row.workload, f"it was changed within the last day: again from {when} on")
-    written = {
+    changed = {
         RESIZE: with_size(annotations.get(RESIZE), container, {"cores": size.cores, "memory": size.memory}),
         ADVISED: note_change(annotations.get(ADVISED), container, now),
     }
-    annotate_workload(login.connection, kind, there, written, _PATIENCE_SECONDS)
+    annotate_workload(login.connection, kind, there, changed, _PATIENCE_SECONDS)
     return AppliedAdvice(row.workload, f"{size} instead of {row.given}; running pods follow in place", size)
+
+
+def _of_template(there: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The annotations that its pods get: all that the values of many charts let their users set."""
+    template = mapping(mapping(there.get("spec")).get("template"))
+    return mapping(mapping(template.get("metadata")).get("annotations"))

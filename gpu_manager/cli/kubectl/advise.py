@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import Enum
@@ -11,6 +12,7 @@ from gpu_manager.arguments import Argument, Option
 from gpu_manager.cli.kubectl import agents
 from gpu_manager.cli.kubectl.advice_applied import apply_advice
 from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Namespace, log_in
+from gpu_manager.cli.kubectl.resize_workload import PODS, workload_kind
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
 from gpu_manager.domain.advice.size import AdvicePolicy
 from gpu_manager.domain.advice.sized import Sized, named_advice, pool, read_sized, sized_json
@@ -52,6 +54,7 @@ def command(
     """
     from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
 
+    asked = _named(name)
     with log_in(kubeconfig, context, namespace) as login:
         cluster = read_cluster(login.connection)
         nodes = [one.name for one in cluster.with_cards]
@@ -61,7 +64,7 @@ def command(
         found = [one for one in said if all_namespaces or one.workload[0] == login.namespace]
         where = "any namespace" if all_namespaces else f"namespace {login.namespace}"
         policy = AdvicePolicy(margin=memory_margin / 100)
-        rows = [one for one in pool(found, policy) if not name or name in one.pods or name == one.workload[1]]
+        rows = [one for one in pool(found, policy) if not name or asked in (*one.pods, one.workload[1])]
         unseen = sum(
             len(a.shares) == 1 and not a.shares[0].whole
             for books in cluster.with_cards
@@ -86,6 +89,16 @@ def command(
         print(printable(f"{mark}{one.workload[0]}/{one.workload[1]} {one.workload[2]}: {one.text}"))
     agents.tell_silent(silent, "advice")
     return code
+
+
+def _named(name: str) -> str:
+    """The name of a pod, or of a workload as advice has it, however its kind is written."""
+    kind, slash, rest = name.partition("/")
+    if kind.lower() in PODS:
+        return rest if slash else name
+    with contextlib.suppress(RequestInvalid):
+        return f"{workload_kind(kind)}/{rest}" if slash else name
+    return name
 
 
 def _parsed(answer: Any) -> list[Sized]:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 from gpu_manager.arguments import Argument, Option
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
+from gpu_manager.cli.kubectl.resize_outcome import outcome, pending
+from gpu_manager.cli.kubectl.resize_size import AskedSize
+from gpu_manager.cli.kubectl.resize_workload import PODS, resize_workload, workload_kind
 from gpu_manager.domain.contract import RESIZE
-from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, printable, quoted
-from gpu_manager.domain.pod import Pod, parse_pod
-from gpu_manager.domain.resize.owners import KINDS
-from gpu_manager.domain.resize.progress import held_size
-from gpu_manager.domain.resize.sizes import ResizeAnswer, answer_of, digest, with_size
+from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, printable
+from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.resize.sizes import answer_of
 from gpu_manager.domain.resources import parse_quantity
-from gpu_manager.domain.untrusted import mapping
 
 _LOOK_SECONDS: Final = 0.2
-_PODS: Final = ("", "po", "pod", "pods")
-_SHORT: Final = {"deploy": "Deployment", "sts": "StatefulSet", "ds": "DaemonSet"}
+_STANDS: Final = (
+    "The request stands, and is judged again every ten seconds: ask for a size that fits, or --reset"
+)
 
 
 def command(
@@ -33,9 +35,11 @@ def command(
         str, Option("--container", "-c", help="Default: the only one with a fraction of a card.")
     ] = "",
     cores: Annotated[
-        int | None, Option(min=1, max=99, help="Hundredths of a card; default: as in the spec.")
+        int | None, Option(min=1, max=99, help="Hundredths of a card; default: as asked for before.")
     ] = None,
-    memory: Annotated[str, Option(metavar="QUANTITY", help="Such as 8Gi; default: as in the spec.")] = "",
+    memory: Annotated[
+        str, Option(metavar="QUANTITY", help="Such as 8Gi; default: as asked for before.")
+    ] = "",
     reset: Annotated[bool, Option("--reset", help="Go back to the size of the spec.")] = False,
     wait: Annotated[float, Option(min=0, metavar="SECONDS", help="How long to wait for it.")] = 30.0,
     namespace: Namespace = "",
@@ -48,105 +52,44 @@ def command(
     in force as fast as the program frees it. A pod that replaces this one has the size of its spec.
 
     A workload's pods follow in place, each as its card has room, and new ones start at that size. It is
-    written into the workload's own metadata, never into its template. Needs get and patch on it.
+    written into the workload's own metadata, never into its template. Needs get and patch on it, and list on
+    pods to tell which follow. Exit code 1 if a pod has no room for it.
     """
-    from gpu_manager.adapters.kube.resize import request_size, running_pod  # noqa: PLC0415  # as in log_in
-
     if reset == bool(cores or memory):
         raise RequestInvalid("give --cores, --memory or both, or --reset to go back to the spec")
-    with log_in(kubeconfig, context, namespace) as login:
-        kind, _, owner = target.rpartition("/")
-        if kind not in _PODS:
-            print(_resize_workload(login, kind, object_name(owner, "NAME"), container, cores, memory, wait))
-            return 0
-        there = running_pod(login.connection, login.namespace, object_name(owner, "POD"))
-        name = container or _only_fraction(there)
-        wanted = _changed(there.annotations.get(RESIZE), name, cores, memory)
-        former = answer_of(there)
-        ends = time.monotonic() + wait
-        there = request_size(login.connection, there, wanted, wait)
-        while (told := _outcome(there, name, former)) is None and time.monotonic() < ends:
-            time.sleep(_LOOK_SECONDS)
-            there = running_pod(login.connection, login.namespace, owner)
-    print(told or _pending(there, name))
-    return 0
-
-
-def _resize_workload(
-    login: Login, kind: str, name: str, container: str, cores: int | None, memory: str, wait: float
-) -> str:
-    """Write the size into the workload's metadata; returns what was written, for people."""
-    from gpu_manager.adapters.kube.resize import request_workload_size, workload  # noqa: PLC0415  # as above
-
-    short = _SHORT.get(kind, kind).lower()
-    known = next((k for k in KINDS if short in (k.lower(), KINDS[k])), None)
-    if known is None:
-        kinds = ", ".join(k.lower() for k in KINDS)
-        raise RequestInvalid(f"{quoted(kind)} has no size of its own: use {kinds}, or a pod's name alone")
-    there = workload(login.connection, known, login.namespace, name)
-    template = parse_pod(mapping(mapping(there.get("spec")).get("template")))
-    asked = container or _only_fraction(template)
-    before = mapping(mapping(there.get("metadata")).get("annotations")).get(RESIZE)
-    wanted = _changed(before, asked, cores, memory)
-    request_workload_size(login.connection, known, login.namespace, name, wanted, wait)
-    who = f"container {quoted(asked)} of {known} {login.namespace}/{name}"
-    if not cores and not memory:
-        return f"{who}: its pods go back to the template's size"
-    size = " and ".join(filter(None, (f"{cores} cores" if cores else "", memory)))
-    return f"{who}: {size}; running pods follow in place, new ones start so; Events of each pod say how"
-
-
-def _only_fraction(pod: Pod) -> str:
-    names = [c.name for c in pod.containers if c.core is not None and 0 < c.core < 100]
-    if len(names) != 1:
-        raise RequestInvalid(
-            f"{f'pod {pod.key}' if pod.uid else 'the template'} has {len(names)} containers with a fraction"
-            f" of a card ({printable(', '.join(names)) or 'none'}): name one with --container"
-        )
-    return names[0]
-
-
-def _changed(written: str | None, name: str, cores: int | None, memory: str) -> str | None:
-    """The annotation with this size for that container; None if it then asks for nothing.
-
-    Raises:
-        RequestInvalid: the memory is no quantity.
-    """
-    size: dict[str, object] = {"cores": cores} if cores else {}
     if memory:
         parse_quantity(memory)
-        size["memory"] = memory
-    return with_size(written, name, size)
+    size = AskedSize(container, cores, memory)
+    with log_in(kubeconfig, context, namespace) as login:
+        kind, _, owner = target.rpartition("/")
+        if kind.lower() in PODS:
+            print(_resize_pod(login, object_name(owner, "POD"), size, wait))
+            return 0
+        told = resize_workload(login, workload_kind(kind), object_name(owner, "NAME"), size, wait)
+    for line in (told.written, *told.others):
+        print(printable(line))
+    return 1 if told.is_refused else 0
 
 
-def _outcome(pod: Pod, name: str, former: ResizeAnswer | None) -> str | None:
-    """What became of the request; None while that is open. ``former``: the answer before it was made.
-
-    Without a request of its own the pod may have its owner's, which the answer then names.
+def _resize_pod(login: Login, name: str, size: AskedSize, wait: float) -> str:
+    """Write the size into the pod's metadata, and wait for it; returns what is told of it.
 
     Raises:
-        DoesNotFit: it is refused.
+        DoesNotFit, NodeUnready, RequestInvalid: it was refused, or not written.
     """
-    answer = answer_of(pod)
-    if answer is None:
-        return f"{pod.key} has the size of its spec" if RESIZE not in pod.annotations else None
-    owners = RESIZE not in pod.annotations and answer != former
-    if answer.asked != digest(pod) and not owners:
-        return None
-    if answer.refused:
-        raise DoesNotFit(f"{pod.key} keeps its size: {answer.refused}")
-    size = answer.sizes.get(name)
-    held = held_size(pod, name)
-    return f"container {quoted(name)} of {pod.key}: {held}" if held is not None and held == size else None
+    from gpu_manager.adapters.kube.resize import change_size, running_pod  # noqa: PLC0415  # as in log_in
 
+    def change(there: Mapping[str, Any]) -> str | None:
+        pod = parse_pod(there)
+        return size.written(pod.annotations.get(RESIZE), size.container_of(pod))
 
-def _pending(pod: Pod, name: str) -> str:
-    who = f"container {quoted(name)} of {pod.key}"
-    answer = answer_of(pod)
-    if answer is None or answer.asked != digest(pod):
-        return f"{who}: the scheduler has not answered yet; kubectl describe pod shows its Events"
-    booked = held_size(pod, name)
-    return (
-        f"{who}: the scheduler has reserved {answer.sizes.get(name)}, the agent has booked "
-        f"{booked or 'none of it yet'}; less memory waits until the program frees it (Event VcudaResizeWaits)"
-    )
+    ends = time.monotonic() + wait
+    there = parse_pod(change_size(login.connection, "Pod", login.namespace, name, change, wait))
+    container, former = size.container_of(there), answer_of(there)
+    try:
+        while (told := outcome(there, container, former)) is None and time.monotonic() < ends:
+            time.sleep(_LOOK_SECONDS)
+            there = running_pod(login.connection, login.namespace, name)
+    except DoesNotFit as error:
+        raise DoesNotFit(f"{error}. {_STANDS}") from error
+    return told or pending(there, container)

@@ -1,6 +1,7 @@
 """Whether advice may be followed without being asked each time, and within which bounds.
 
-``tencent.com/vcuda-advice`` on a workload's own metadata, or on a pod that has none, written by users:
+``tencent.com/vcuda-advice`` on a workload's own metadata, else on its template's, or on a pod that has no
+workload, written by users:
 ``{"v":1,"apply":"in-place","containers":{"train":{"cores":[10,60],"memory":["1Gi","8Gi"]}}}``. Without it,
 and with ``"apply":"off"``, nothing is followed. ``tencent.com/vcuda-advised`` beside it, written by who
 follows advice, says when each container was last changed.

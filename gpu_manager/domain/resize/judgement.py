@@ -80,7 +80,7 @@ def _check(
         wanted = str(size.over(spec).cores)
         yield violation(Rule.RESIZE_ABOVE_CEILING, "", RESIZE, shown, wanted=wanted, ceiling=str(ceiling))
     if memory is not None and (memory % unit or not unit <= memory <= LARGEST_COUNT):
-        fits = abs(memory) <= LARGEST_COUNT
+        fits = abs(memory) < LARGEST_COUNT  # a quantity beyond it was read as the largest
         sides = dict.fromkeys(max(1, n) for n in (memory // unit, -(-memory // unit))) if fits else {}
         near = tuple(format_bytes(n * unit) for n in sides) or (f"units of {format_bytes(unit)}",)
         wanted = format_bytes(memory) if fits else quoted(memory)
