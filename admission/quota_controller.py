@@ -13,6 +13,7 @@ from admission.ports import Obj, Writer
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.cluster.quota import ANY
 from gpu_manager.domain.contract import EVENT_QUOTA_UNUSABLE, QUOTA_SEEN
+from gpu_manager.domain.rules.pod_annotations import priority_of
 
 log = structlog.get_logger(__name__)
 
@@ -66,10 +67,11 @@ class QuotaController:
             return
         for occupant in self._cluster.waiting():
             pod = occupant.pod
-            named = pod.namespace in quota.namespaces
+            named = pod.namespace in quota.named
             if pod.namespace not in changed and (named or ANY not in changed):
                 continue
-            digest = f"{crc32(repr(quota.of(pod.namespace)).encode()):08x}"
+            mine = quota.of(pod.namespace, priority_of(pod))
+            digest = f"{crc32(repr(mine).encode()):08x}"
             if pod.annotations.get(QUOTA_SEEN) != digest:
                 self._writer.annotate(pod, {QUOTA_SEEN: digest})
 

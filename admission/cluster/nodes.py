@@ -49,6 +49,7 @@ class Nodes:
         self._views: dict[str, NodeView] = {}
         self._built: dict[str, int] = {}  # node → the turn in which it was built; the newest last
         self._used: dict[str, dict[str, Amount]] = {}
+        self._protected: dict[str, dict[str, Amount]] = {}
         self._states: dict[Hashable, int] = {}
         self._next_state = 0
 
@@ -61,6 +62,7 @@ class Nodes:
         other._facts, other._said = self._facts.copy(), self._said.copy()
         other._views, other._built = self._views.copy(), self._built.copy()
         other._used = {namespace: models.copy() for namespace, models in self._used.items()}
+        other._protected = {namespace: models.copy() for namespace, models in self._protected.items()}
         other._states = self._states.copy()
         return other
 
@@ -105,6 +107,11 @@ class Nodes:
         """What pods hold, by namespace and model; a copy."""
         return {namespace: models.copy() for namespace, models in self._used.items()}
 
+    @property
+    def protected(self) -> Used:
+        """What protected shares hold, by namespace and model; a copy."""
+        return {namespace: models.copy() for namespace, models in self._protected.items()}
+
     def since(self, turn: int) -> Iterable[str]:
         """The names of those that were built after that turn, the newest first."""
         return takewhile(lambda name: self._built[name] > turn, reversed(self._built))
@@ -141,14 +148,8 @@ class Nodes:
         self._count(view, 1)
 
     def _count(self, view: NodeView, sign: int) -> None:
-        for (namespace, model), amount in view.usage():
-            models = self._used.setdefault(namespace, {})
-            held = models.get(model, ZERO)
-            models[model] = held + amount if sign > 0 else held - amount
-            if models[model] == ZERO:
-                del models[model]
-                if not models:
-                    del self._used[namespace]
+        _add(self._used, view.usage(), sign)
+        _add(self._protected, view.protected_usage(), sign)
 
     def _intern(self, key: Hashable) -> int:
         number = self._states.get(key)
@@ -158,3 +159,17 @@ class Nodes:
             self._next_state += 1
             number = self._states[key] = self._next_state
         return number
+
+
+def _add(
+    sums: dict[str, dict[str, Amount]], held: Iterable[tuple[tuple[str, str], Amount]], sign: int
+) -> None:
+    """Add what a node's pods hold to the sums by namespace and model, or take it off."""
+    for (namespace, model), amount in held:
+        models = sums.setdefault(namespace, {})
+        before = models.get(model, ZERO)
+        models[model] = before + amount if sign > 0 else before - amount
+        if models[model] == ZERO:
+            del models[model]
+            if not models:
+                del sums[namespace]

@@ -36,7 +36,8 @@ _MOST_FRESH = 1 << 16  # pods that nobody has counted yet; the oldest go
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """The cluster at one moment. ``used`` counts pods that are bound or being bound, by model of card.
+    """The cluster at one moment. ``used`` counts pods that are bound or being bound, by model of card,
+    ``protected`` those of them with protected shares.
 
     ``reserved``: each pod whose Binding is under way or expected, and its node. ``unit``: bytes of one unit.
     ``turn`` rises whenever nodes are built anew.
@@ -44,6 +45,7 @@ class Snapshot:
 
     nodes: Mapping[str, NodeView]
     used: Used
+    protected: Used
     reserved: Mapping[PodUid, str]
     budgets: tuple[DisruptionBudget, ...]
     unit: int
@@ -293,6 +295,7 @@ class ClusterState:
                 self._snapshot = Snapshot(
                     nodes=self._nodes.views,
                     used=self._nodes.used,
+                    protected=self._nodes.protected,
                     reserved={
                         **{uid: occupant.pod.node for uid, (_, occupant) in self._expected.items()},
                         **{uid: occupant.pod.node for uid, occupant in self._reserved.items()},

@@ -146,7 +146,7 @@ class _Scope:
             "namespace": mine,
             "ranges": list(self._sources.ranges),
             "waiting": [self._row(o) for o in waiting[:MOST_WAITING]],
-            "quota": None if quota is None else quota.rows(snapshot.used),
+            "quota": None if quota is None else quota.rows(snapshot.used, snapshot.protected),
             "left_out": {
                 "nodes": len(views) - len(shown),
                 "waiting": max(0, len(waiting) - MOST_WAITING),

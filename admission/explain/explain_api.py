@@ -135,7 +135,7 @@ def explain_routes(knowledge: ExplainSources, gate: CallerGate) -> APIRouter:
             if namespace:
                 limits = limits.only(namespace)
             if _wants_json(request):
-                body: dict[str, Any] = {"quota": limits.rows(snapshot.used)}
+                body: dict[str, Any] = {"quota": limits.rows(snapshot.used, snapshot.protected)}
                 return JSONResponse({**body, "complaint": knowledge.quota.complaint or None})
             note = f"\n{knowledge.quota.complaint}" if knowledge.quota.complaint else ""
             return PlainTextResponse(f"{quota_text(limits, snapshot)}{note}\n")

@@ -118,8 +118,8 @@ def explain(
         return Explanation(
             pod.key, "", "asks for no part of a card: any node will do", "", {FITS: total}, total
         )
-    mine = quota.of(pod.namespace) if quota else None
-    lines = tuple(map(str, mine.lines(snapshot.used.get(pod.namespace, {})))) if mine else ()
+    mine = quota.of(pod.namespace, request.priority) if quota else None
+    lines = tuple(map(str, quota.lines(pod.namespace, snapshot.used, snapshot.protected))) if quota else ()
     if pod.node:
         return _placed(occupant, request, snapshot, lines)
     case = WaitingPod(occupant, request, snapshot, mine, judge, None if everywhere else pod.namespace)

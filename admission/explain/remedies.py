@@ -192,10 +192,12 @@ def _within_quota(case: WaitingPod, view: NodeView) -> Iterator[PodRequest]:
     if quota is None or len(request.containers) != 1 or request.containers[0].request.cards:
         return
     asked, unit = request.containers[0], view.node.unit
-    used = case.snapshot.used.get(case.occupant.pod.namespace, {})
+    namespace = case.occupant.pod.namespace
+    used, protected = (u.get(namespace, {}) for u in (case.snapshot.used, case.snapshot.protected))
     for model in sorted({state.card.model for state in view.node.cards}):
         rooms = [line.room for line in quota.lines(used, only=model)]
-        cores = min([asked.request.cores, *(room.cores for room in rooms)])
+        right = [line.protected_room for line in quota.protected_lines(protected, model)]
+        cores = min([asked.request.cores, *(room.cores for room in rooms), *right])
         memory = min([asked.request.memory, *(room.memory for room in rooms)]) // unit * unit
         if cores >= 1 and memory >= unit:
             yield request.asking(asked.name, Request(cores, memory))

@@ -74,7 +74,8 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
 
 def quota_text(quota: Quota, snapshot: Snapshot) -> str:
     """What ``/quota`` shows to people: a row for each namespace and key."""
-    rows = [("NAMESPACE", "MODEL", "CARDS", "USED", "MEMORY", "USED")]
+    lines = list(quota.usage(snapshot.used, snapshot.protected))
+    rows = [("NAMESPACE", "MODEL", "CARDS", "USED", "MEMORY", "USED", "PROTECTED", "USED")]
     rows += [
         (
             printable(namespace),
@@ -83,10 +84,14 @@ def quota_text(quota: Quota, snapshot: Snapshot) -> str:
             cards(line.used.cores),
             "-" if line.memory is None else format_bytes(line.memory),
             format_bytes(line.used.memory),
+            "-" if line.protected is None else cards(line.protected),
+            cards(line.protected_used),
         )
-        for namespace, line in quota.usage(snapshot.used)
+        for namespace, line in lines
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+    shown = 8 if any(line.protected is not None for _, line in lines) else 6
+    widths = [max(len(row[column]) for row in rows) for column in range(shown)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(row[:shown], widths, strict=True)).rstrip()
+        for row in rows
     )

@@ -266,9 +266,8 @@ class Binder:
             view = snapshot.nodes.get(node)
             if view is None:
                 raise DoesNotFit(f"node {quoted(node)} is not known here")
-            question = self._judge.ask(
-                occupant, request, snapshot, quota.of(pod.namespace) if quota else None
-            )
+            mine = quota.of(pod.namespace, request.priority) if quota else None
+            question = self._judge.ask(occupant, request, snapshot, mine)
             fit = question.on(view)
             if isinstance(fit, Unfit):
                 self._count("bind_conflicts", fit.value)

@@ -153,7 +153,7 @@ class _Cluster(Collector):
             "0 while the quota ConfigMap cannot be used and an older one holds",
             float(not seen.quota.complaint),
         )
-        lines = [(namespace, line) for namespace, line in quota.usage(snapshot.used)]
+        lines = list(quota.usage(snapshot.used, snapshot.protected))
         for part, words in (("used", "held, or being bound"), ("limit", "granted")):
             yield from _amounts(part, words, lines)
 
@@ -175,17 +175,27 @@ def _amounts(part: str, words: str, lines: Sequence[tuple[str, QuotaLine]]) -> I
     labels = ("namespace", "model")
     cards = GaugeMetricFamily(f"vcuda_admission_quota_cards_{part}", text, labels=labels)
     memory = GaugeMetricFamily(f"vcuda_admission_quota_memory_bytes_{part}", text, labels=labels)
+    protected = GaugeMetricFamily(
+        f"vcuda_admission_quota_protected_cards_{part}",
+        f"What of the right to protected shares is {words}, by the model that the quota names",
+        labels=labels,
+    )
     for namespace, line in lines:
         if part == "used":
             cards.add_metric((namespace, line.key), line.used.cores / CORES_PER_CARD)
             memory.add_metric((namespace, line.key), line.used.memory)
+            if line.protected is not None:
+                protected.add_metric((namespace, line.key), line.protected_used / CORES_PER_CARD)
             continue
         if line.cores is not None:
             cards.add_metric((namespace, line.key), line.cores / CORES_PER_CARD)
         if line.memory is not None:
             memory.add_metric((namespace, line.key), line.memory)
+        if line.protected is not None:
+            protected.add_metric((namespace, line.key), line.protected / CORES_PER_CARD)
     yield cards
     yield memory
+    yield protected
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -19,6 +19,7 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from admission.extender.free_cards import FreeCards
 from gpu_manager.domain.card import CardState
+from gpu_manager.domain.cluster.accounting import Charge
 from gpu_manager.domain.cluster.quota import NamespaceQuota
 from gpu_manager.domain.placement.ledger import Ledger, Share
 from gpu_manager.domain.placement.place import Placement, PodPlacer
@@ -121,10 +122,10 @@ class FeasibilityJudge:
 class FeasibilityCheck:
     """One pod over one snapshot. Used by one thread.
 
-    ``used`` is what its namespace holds without it, by model of card; ``own`` the node on which it is counted
-    already, None if on none. ``on_state`` has the answers so far by :attr:`NodeView.state`, for nodes of
-    which nothing else matters, :data:`SOMEWHERE` among them; ``alike`` is False where there is no such
-    node, for the pod names cards or pools.
+    ``used`` is what its namespace holds without it, by model of card, ``protected`` the part of it in
+    protected shares; ``own`` the node on which it is counted already, None if on none. ``on_state`` has the
+    answers so far by :attr:`NodeView.state`, for nodes of which nothing else matters, :data:`SOMEWHERE` among
+    them; ``alike`` is False where there is no such node, for the pod names cards or pools.
     """
 
     def __init__(
@@ -145,9 +146,10 @@ class FeasibilityCheck:
         self._own_node = snapshot.reserved.get(request.uid, "")
         self.used = dict(snapshot.used.get(occupant.pod.namespace, {}))
         self.own = snapshot.nodes[self._own_node] if self._own_node else None
+        self.protected = dict(snapshot.protected.get(occupant.pod.namespace, {}))
         own = self.own.charges.get(request.uid) if self.own else None
-        for model, amount in own.usage if own else ():
-            self.used[model] = self.used.get(model, ZERO) - amount
+        if own is not None:
+            _take_off(own, self.used, self.protected)
         self._passed: dict[tuple[tuple[str, Amount], ...], Mapping[str, str]] = {}
         self.alike = not request.uuids and (quota is None or not quota.pools)
         self.on_state: dict[int, Fit | Unfit] = shape.said if quota is None else {}
@@ -171,7 +173,7 @@ class FeasibilityCheck:
         no = self.before_cards(view)
         if no is not None:
             return no
-        found = self._choose(view, self.ledger(view), self.used)
+        found = self._choose(view, self.ledger(view), self.used, self.protected)
         if found is not None:
             return found
         return Unfit.ROOM if self.ever(view) else Unfit.NEVER
@@ -180,22 +182,28 @@ class FeasibilityCheck:
         """Where the pod would lie if these pods had left the node; None if it would not fit even so."""
         if self.before_cards(view) is not None:
             return None
-        used = dict(self.used)
+        used, protected = dict(self.used), dict(self.protected)
         for uid in gone:
             charge = view.charges.get(uid)
             if charge is not None and charge.pod.namespace == self.pod.namespace:
-                for model, amount in charge.usage:
-                    used[model] = used.get(model, ZERO) - amount
+                _take_off(charge, used, protected)
         own = [self.request.uid] if view.name == self._own_node else []
         awaited = view.awaits(self.request.uid, self.pod.priority)
-        found = self._choose(view, view.with_awaited(awaited, view.without([*gone, *own])), used)
+        ledger = view.with_awaited(awaited, view.without([*gone, *own]))
+        found = self._choose(view, ledger, used, protected)
         return found if isinstance(found, Fit) else None
 
-    def _choose(self, view: NodeView, ledger: Ledger, used: Mapping[str, Amount]) -> Fit | Unfit | None:
+    def _choose(
+        self,
+        view: NodeView,
+        ledger: Ledger,
+        used: Mapping[str, Amount],
+        protected: Mapping[str, Amount],
+    ) -> Fit | Unfit | None:
         """The cards, but for those of models whose quota that would pass; None if there is no room."""
         closed: frozenset[str] = frozenset()
         while (fit := self.fit(view, ledger, closed)) is not None:
-            passed = self.over_quota(fit, used)
+            passed = self.over_quota(fit, used, protected)
             if not passed:
                 return fit
             closed = closed.union(passed)
@@ -275,14 +283,16 @@ class FeasibilityCheck:
             known[view.hardware] = could
         return known[view.hardware]
 
-    def over_quota(self, fit: Fit, used: Mapping[str, Amount]) -> Mapping[str, str]:
+    def over_quota(
+        self, fit: Fit, used: Mapping[str, Amount], protected: Mapping[str, Amount]
+    ) -> Mapping[str, str]:
         """The models for which the quota is passed, and why."""
         if self.quota is None:
             return {}
         if used is not self.used:
-            return self.quota.passed(used, dict(fit.charge))
+            return self.quota.passed(used, dict(fit.charge), protected)
         if fit.charge not in self._passed:
-            self._passed[fit.charge] = self.quota.passed(self.used, dict(fit.charge))
+            self._passed[fit.charge] = self.quota.passed(self.used, dict(fit.charge), self.protected)
         return self._passed[fit.charge]
 
 
@@ -293,6 +303,13 @@ def with_closed(cards: Sequence[CardState], models: Mapping[str, str]) -> Sequen
     return tuple(
         replace(s, cordoned=True, reason=models[s.card.model]) if s.card.model in models else s for s in cards
     )
+
+
+def _take_off(charge: Charge, used: dict[str, Amount], protected: dict[str, Amount]) -> None:
+    """Count a pod no more."""
+    for sums, held in ((used, charge.usage), (protected, charge.protected)):
+        for model, amount in held:
+            sums[model] = sums.get(model, ZERO) - amount
 
 
 def by_model(taken: Iterable[tuple[str, Amount]]) -> tuple[tuple[str, Amount], ...]:

@@ -35,7 +35,7 @@ def refusal(check: FeasibilityCheck, view: NodeView) -> Refusal | None:
             return with_terminating(found, view.node.lingering, view.charges)
         taken = dict(_taken(check.request, found))
         charge = by_model((s.card.model, taken[s.card.uuid]) for s in view.node.cards if s.card.uuid in taken)
-        passed = dict(check.quota.passed(check.used, dict(charge))) if check.quota else {}
+        passed = dict(check.quota.passed(check.used, dict(charge), check.protected)) if check.quota else {}
         if not passed:
             return None
         closed |= {model: f"{EXCEEDED}: {why}" for model, why in passed.items()}
@@ -100,7 +100,7 @@ def _over_quota(check: FeasibilityCheck, view: NodeView) -> str:
         return pool
     closed: dict[str, str] = {}
     while (fit := check.fit(view, check.ledger(view), frozenset(closed))) and (
-        more := check.over_quota(fit, check.used)
+        more := check.over_quota(fit, check.used, check.protected)
     ):
         closed |= more
     return refusal_line(check.pod.namespace, closed.values())

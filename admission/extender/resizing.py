@@ -28,6 +28,7 @@ from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resize.judgement import judge_room, legal_sizes, resized
 from gpu_manager.domain.resize.sizes import ResizeAnswer, Sizes, answer_of, digest, encode_answer
 from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.rules.pod_annotations import priority_of
 from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
@@ -164,8 +165,9 @@ class ResizeAnswers:
             ledger.commit((resized(allocation, allocation.shares[0].amount.peak(size)),))
         more = dict(_more(before, tuple(ledger.of_pod(pod.uid).values()), view.node.models))
         quota = self._quota.current
-        mine = quota.of(pod.namespace) if quota else None
-        passed = mine.passed(snapshot.used.get(pod.namespace, {}), more) if mine and more else {}
+        mine = quota.of(pod.namespace, priority_of(pod)) if quota else None
+        used, protected = (each.get(pod.namespace, {}) for each in (snapshot.used, snapshot.protected))
+        passed = mine.passed(used, more, protected) if mine and more else {}
         if passed:
             return self._no(pod, refusal(pod.namespace, passed.values()))
         return ResizeAnswer(pod.api_uid, digest(pod), wanted)

@@ -48,7 +48,7 @@ class ExtenderSimulation:
         request = judged_request(pod.pod, self._cluster.unit, self._minimum_cores)
         self._cluster.arrive(pod)
         snapshot = self._cluster.snapshot()
-        quota = self._quota.of(pod.pod.namespace) if self._quota else None
+        quota = self._quota.of(pod.pod.namespace, request.priority) if self._quota else None
         check = self._judge.ask(pod, request, snapshot, quota)
         names = sorted(snapshot.nodes.keys() & set(nodes))
         views = [snapshot.nodes[name] for name in names]

@@ -248,7 +248,7 @@ class Extender:
         except RequestInvalid:
             return False
         quota = self._quota.current
-        namespace = quota.of(occupant.pod.namespace) if quota else None
+        namespace = quota.of(occupant.pod.namespace, request.priority) if quota else None
         views = [view for view in views if not view.constraints.bars(occupant.constraints)]
         verdicts = judge_nodes(self._judge.ask(occupant, request, snapshot, namespace), views)
         return any(verdicts.fitting())
@@ -285,7 +285,7 @@ class Extender:
         if self._clock is not None:
             self._cluster.expire(self._clock.monotonic())
         snapshot, quota = self._cluster.snapshot(), self._quota.current
-        namespace = quota.of(occupant.pod.namespace) if quota else None
+        namespace = quota.of(occupant.pod.namespace, request.priority) if quota else None
         return self._judge.ask(occupant, request, snapshot, namespace), snapshot
 
     def _expect(

@@ -10,20 +10,27 @@ from typing import Any, Final
 from gpu_manager.domain.cluster.accounting import Used
 from gpu_manager.domain.cluster.quota import NO_QUOTA, QUOTA_PLACE, Quota, read_quota, refusal
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import Amount
 
 NOT_SYNCED: Final = "GPU quota has not been synced, please retry later"  # the predecessor's words
 
 
 def refuse_at_create(
-    quota: Quota, used: Used, namespace: str, asked: Amount, models: Iterable[str]
+    quota: Quota,
+    used: Used,
+    namespace: str,
+    asked: Amount,
+    models: Iterable[str],
+    protected: Used | None = None,
 ) -> str | None:
     """Why a pod cannot be created; None if it can.
 
     Only if less is granted than it asks, of every model that it may use: otherwise it waits for its turn,
-    however little is left. ``models``: those that it may use in this cluster.
+    however little is left. ``models``: those that it may use in this cluster. ``protected``: what protected
+    shares hold, where the pod asks for such; else None.
     """
-    mine = quota.of(namespace)
+    mine = quota.of(namespace, Priority.NORMAL if protected is None else Priority.PROTECTED)
     candidates = sorted(set(models))
     if mine is None or not candidates:
         return None
@@ -31,7 +38,8 @@ def refuse_at_create(
     for model in candidates:
         if not mine.passed({}, {model: asked}):
             return None
-        reasons += mine.passed(used.get(namespace, {}), {model: asked}).values()  # with the sums as they are
+        held = (protected or {}).get(namespace, {})  # with the sums as they are
+        reasons += mine.passed(used.get(namespace, {}), {model: asked}, held).values()
     return refusal(namespace, reasons)
 
 
@@ -91,5 +99,5 @@ class QuotaBook:
         with self._lock:
             old = self._current or NO_QUOTA
             self._current, self._complaint = quota, ""
-        names = {*old.namespaces, *quota.namespaces}
-        return QuotaNews(frozenset(n for n in names if old.namespaces.get(n) != quota.namespaces.get(n)))
+        names = old.named | quota.named
+        return QuotaNews(frozenset(n for n in names if old.entry(n) != quota.entry(n)))

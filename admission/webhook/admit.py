@@ -16,9 +16,10 @@ from admission.webhook.admission_review import ALLOWED, Review, ReviewVerdict
 from admission.webhook.draft import Draft, draft_pod, ephemeral_faults, is_mirror, read_pod
 from admission.webhook.owner_size import owner_faults
 from gpu_manager.domain.advice.opt_in import check_advice_terms
-from gpu_manager.domain.contract import ADVICE, RESIZE
+from gpu_manager.domain.contract import ADVICE, PRIORITY, RESIZE
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resize.judgement import check_resize
 from gpu_manager.domain.rules.legal_values import check_guarded, check_pod, guarded_keys, warn_pod
 from gpu_manager.domain.rules.pod_request import judged_request
@@ -80,7 +81,13 @@ _HIDDEN: Final = frozenset(
 )
 # These forbid an act; all others say that a value cannot be.
 _FORBIDDEN: Final = frozenset(
-    {Rule.ANNOTATION_GUARDED, Rule.ANNOTATION_CHANGED, Rule.NODE_NAME_SET, Rule.QUOTA_EXCEEDED}
+    {
+        Rule.ANNOTATION_GUARDED,
+        Rule.ANNOTATION_CHANGED,
+        Rule.PRIORITY_CHANGED,
+        Rule.NODE_NAME_SET,
+        Rule.QUOTA_EXCEEDED,
+    }
 )
 
 _CHANGES: Final = frozenset(
@@ -133,7 +140,9 @@ def validate(review: Review, terms: ClusterTerms, checks: CreateTimeChecks = SIL
         return _judge_new(review, terms, checks)
     if act in (("", "pods/binding", "CREATE"), ("", "bindings", "CREATE")):
         # The annotations of a Binding become the pod's.
-        return _denied(_guarded(review.obj)) if not _is_trusted(review, terms) else ALLOWED
+        if _is_trusted(review, terms):
+            return ALLOWED
+        return _denied((*_guarded(review.obj), *_reprioritised({}, _annotations(review.obj))))
     if act in _CHANGES:
         return _judge_change(review, terms)
     return ALLOWED
@@ -278,6 +287,21 @@ def _tampered(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Violat
                 "removed" if now is None else quoted(now),
                 before="out" if was is None else f"as it was, {quoted(was)}",
             )
+    yield from _reprioritised(before, after)
+
+
+def _reprioritised(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Violation]:
+    """A change of the priority, which is fixed at creation; none written is ``normal``."""
+    normal = Priority.NORMAL.value
+    was, now = before.get(PRIORITY), after.get(PRIORITY)
+    if (normal if was is None else was) != (normal if now is None else now):
+        yield violation(
+            Rule.PRIORITY_CHANGED,
+            "",
+            PRIORITY,
+            "removed" if now is None else quoted(now),
+            before="out" if was is None else f"as it was, {quoted(was)}",
+        )
 
 
 def _annotations(obj: Mapping[str, Any]) -> Mapping[str, Any]:

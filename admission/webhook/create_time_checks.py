@@ -15,6 +15,7 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak
 from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import Amount, format_bytes
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.ports.clock import Clock
@@ -31,7 +32,7 @@ def create_time_checks(
 
     def refuse(pod: Pod, request: PodRequest) -> Sequence[str]:
         limits = quota.current
-        if limits is None or not cluster.synced or limits.of(pod.namespace) is None:
+        if limits is None or not cluster.synced or limits.of(pod.namespace, request.priority) is None:
             return ()
         snapshot = cluster.snapshot()
         models = {
@@ -41,7 +42,8 @@ def create_time_checks(
             if not request.models or request.allows(state.card) or request.uuids
         }
         asked = _least(request)
-        reason = refuse_at_create(limits, snapshot.used, pod.namespace, asked, models)
+        protected = snapshot.protected if request.priority is Priority.PROTECTED else None
+        reason = refuse_at_create(limits, snapshot.used, pod.namespace, asked, models, protected)
         return (reason,) if reason else ()
 
     def warn(pod: Pod, request: PodRequest) -> Sequence[str]:

@@ -282,6 +282,11 @@ GUARDED_VARIABLES: Final = {
     "changed": "variables.now.filter(k, "
     f"{_IS_GUARDED} && !(k in variables.before && variables.before[k] == variables.now[k])) "
     f"+ variables.before.filter(k, {_IS_GUARDED} && !(k in variables.now))",
+    # None written is normal; a Binding's annotations become those of a pod.
+    "priority": f"[variables.before, variables.now].map(m, '{contract.PRIORITY}' in m "
+    f"? m['{contract.PRIORITY}'] : '{Priority.NORMAL.value}')",
+    "created": "request.operation == 'CREATE' && request.resource.resource == 'pods' "
+    "&& !(has(request.subResource) && request.subResource == 'binding')",
 }
 
 
@@ -306,6 +311,21 @@ def guarded_checks() -> Iterator[PolicyCheck]:
         f"request.operation != 'UPDATE' || {none}",
         _says(Rule.ANNOTATION_CHANGED, {"field": key, "value": value, "before": before}),
     )
+    yield PolicyCheck(
+        Rule.PRIORITY_CHANGED,
+        "variables.created || variables.priority[0] == variables.priority[1]",
+        _says(
+            Rule.PRIORITY_CHANGED,
+            {"value": _change_of("now", "removed"), "before": _change_of("before", "out", "as it was, ")},
+        ),
+    )
+
+
+def _change_of(state: str, absent: str, lead: str = "") -> str:
+    """The priority before or after a change, for a text."""
+    there = f"'{contract.PRIORITY}' in variables.{state}"
+    value = _quoted(f"variables.{state}['{contract.PRIORITY}']")
+    return f"({there} ? {_text(lead)} + {value} : {_text(absent)})"
 
 
 # Texts: the rulebook's templates with CEL in their gaps.

@@ -195,6 +195,8 @@ def test_quota_usage_as_rows_and_as_a_table():
         "cores_used": 30,
         "memory": 4096 << 20,
         "memory_used": 4 * UNIT,
+        "protected": None,
+        "protected_used": 0,
     }
     assert [row["namespace"] for row in rows] == ["a", "b"]
     assert quota_text(world.quota.current, world.cluster.snapshot()).splitlines()[1:] == [

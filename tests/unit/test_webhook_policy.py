@@ -31,6 +31,7 @@ from gpu_manager.domain.contract import (
     PRIORITY,
     VISIBLE_ENV,
 )
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.rules.rulebook import Rule
 from tests.fakes.reviews import NODE_GROUPS, container, pod, review, update
 
@@ -210,7 +211,10 @@ def test_policies_and_webhook_refuse_new_pods_by_the_same_rules(
 def test_policies_and_webhook_refuse_the_same_changes_of_guarded_annotations(
     judges: Any, old: dict[str, str], new: dict[str, str], sub: str, user: str
 ) -> None:
-    guarded = [{k: v for k, v in notes.items() if "predicate" in k or k == "x"} for notes in (old, new)]
+    kept = PREDICATE_NODE, "tencent.com/predicate-gpu-idx-0", PRIORITY, "x"
+    guarded = [  # values are judged by another policy, which does not see the status
+        {k: v for k, v in notes.items() if k in kept and v != "best_effort"} for notes in (old, new)
+    ]
     agreed(
         judges,
         update(*(pod(container(core="30", memory="1"), annotations=n) for n in guarded), sub, user=user),
@@ -262,5 +266,29 @@ def test_static_pods_bindings_and_pods_that_ask_for_nothing_are_judged_as_by_the
     binding = {"metadata": {"annotations": {PREDICATE_NODE: "n1"}}, "target": {"name": "n1"}}
     for user in ("someone", SCHEDULER):
         agreed(judges, review(binding, subResource="binding", user=user), ClusterTerms())
+        for priority in Priority:
+            prioritised = {**binding, "metadata": {"annotations": {PRIORITY: priority.value}}}
+            said = agreed(judges, review(prioritised, subResource="binding", user=user), ClusterTerms())
+            assert bool(said) is (user == "someone" and priority is not Priority.NORMAL)
         older = {"group": "", "version": "v1", "resource": "bindings"}  # POST .../namespaces/x/bindings
         agreed(judges, review(binding, resource=older, user=user), ClusterTerms())
+
+
+@needs_cel
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ({}, {PRIORITY: "normal"}, None),
+    ({PRIORITY: "normal"}, {}, None),
+    ({PRIORITY: "odd"}, {PRIORITY: "odd"}, None),
+    ({}, {PRIORITY: "protected"}, 'is "protected": it is fixed when the pod is created: leave it out'),
+    ({PRIORITY: "protected"}, {}, 'is removed: it is fixed when the pod is created: leave it as it was, "protected"'),
+])  # fmt: skip
+@pytest.mark.parametrize("sub", ["", "status"])
+def test_a_priority_is_fixed_with_the_webhook_and_without(
+    judges: Any, old: dict[str, str], new: dict[str, str], said: str | None, sub: str
+) -> None:
+    sent = update(*(pod(container(core="30", memory="1"), annotations=n) for n in (old, new)), sub)
+    assert [text for _, text in agreed(judges, sent, LAX)] == (
+        [f"annotation {PRIORITY} {said}"] if said else []
+    )
+    verdict = validate(parse_review(json.dumps(sent).encode()), LAX)
+    assert (verdict.message, verdict.code) == ((f"annotation {PRIORITY} {said}", 403) if said else ("", 200))

@@ -8,7 +8,13 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from gpu_manager.adapters.kube.connection import Connection
-from gpu_manager.domain.cluster.accounting import NodeBooks, Used, cluster_books, used_by_namespace
+from gpu_manager.domain.cluster.accounting import (
+    NodeBooks,
+    Used,
+    cluster_books,
+    protected_by_namespace,
+    used_by_namespace,
+)
 from gpu_manager.domain.cluster.node_report import read_node
 from gpu_manager.domain.contract import AGENT_DAEMONSET
 from gpu_manager.domain.errors import RequestInvalid
@@ -68,6 +74,11 @@ class ClusterReader:
     def used(self) -> Used:
         """What quotas count, by namespace and card model."""
         return used_by_namespace(self.nodes)
+
+    @property
+    def protected(self) -> Used:
+        """The part of :attr:`used` that protected shares hold."""
+        return protected_by_namespace(self.nodes)
 
 
 def read_cluster(connection: Connection) -> ClusterReader:

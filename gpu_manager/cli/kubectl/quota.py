@@ -37,7 +37,8 @@ def command(
     if for_program(output):
         emit({"quota": [dict(row) for row in rows], "answeredBy": by}, output)
     elif rows:
-        print(columns(_TITLES, [_cells(row) for row in rows]))
+        shown = 8 if any(isinstance(row.get("protected"), int) for row in rows) else 6
+        print(columns(_TITLES[:shown], [_cells(row)[:shown] for row in rows]))
         print(f"judged by {printable(by)}", file=sys.stderr)
     else:
         where = f"namespace {wanted}" if wanted else "any namespace"
@@ -45,7 +46,7 @@ def command(
     return 1 if any(_exceeded(row) for row in rows) else 0
 
 
-_TITLES = ("NAMESPACE", "MODEL", "CARDS", "USED", "MEMORY", "USED")
+_TITLES = ("NAMESPACE", "MODEL", "CARDS", "USED", "MEMORY", "USED", "PROTECTED", "USED")
 _Row = Mapping[str, Any]
 
 
@@ -63,7 +64,8 @@ def _here(login: Login, namespace: str) -> Sequence[_Row]:
     from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
 
     quota = _quota(login)
-    return (quota.only(namespace) if namespace else quota).rows(read_cluster(login.connection).used)
+    cluster = read_cluster(login.connection)
+    return (quota.only(namespace) if namespace else quota).rows(cluster.used, cluster.protected)
 
 
 def _quota(login: Login) -> Quota:
@@ -86,6 +88,8 @@ def _cells(row: _Row) -> list[str]:
         _cards(row.get("cores_used")),
         _bytes(row.get("memory")),
         _bytes(row.get("memory_used")),
+        _cards(row.get("protected")),
+        _cards(row.get("protected_used")),
     ]
 
 
@@ -98,7 +102,7 @@ def _bytes(count: object) -> str:
 
 
 def _exceeded(row: _Row) -> bool:
-    pairs = (("cores", "cores_used"), ("memory", "memory_used"))
+    pairs = (("cores", "cores_used"), ("memory", "memory_used"), ("protected", "protected_used"))
     return any(
         isinstance(limit := row.get(a), int) and isinstance(used := row.get(b), int) and used > limit
         for a, b in pairs

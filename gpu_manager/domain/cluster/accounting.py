@@ -67,6 +67,11 @@ class Charge:
         """The pod that is charged."""
         return self.placed.pod
 
+    @property
+    def protected(self) -> tuple[tuple[str, Amount], ...]:
+        """:attr:`usage` if the pod's shares are protected, else nothing."""
+        return self.usage if priority_of(self.pod) is Priority.PROTECTED else ()
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeBooks:
@@ -120,6 +125,12 @@ class NodeBooks:
         """What each pod holds, by (namespace, card model)."""
         for charge in self.charges.values():
             for model, amount in charge.usage:
+                yield (charge.pod.namespace, model), amount
+
+    def protected_usage(self) -> Iterator[tuple[tuple[str, str], Amount]]:
+        """What each pod holds in protected shares, by (namespace, card model)."""
+        for charge in self.charges.values():
+            for model, amount in charge.protected:
                 yield (charge.pod.namespace, model), amount
 
 
@@ -183,11 +194,19 @@ def cluster_books(nodes: Sequence[NodeReport], pods: Iterable[Pod]) -> tuple[Nod
 
 def used_by_namespace(books: Iterable[NodeBooks]) -> Used:
     """Namespace → card model → what its pods hold; quotas are judged by it."""
+    return _by_namespace(held for one in books for held in one.usage())
+
+
+def protected_by_namespace(books: Iterable[NodeBooks]) -> Used:
+    """Namespace → card model → what its protected shares hold."""
+    return _by_namespace(held for one in books for held in one.protected_usage())
+
+
+def _by_namespace(held: Iterable[tuple[tuple[str, str], Amount]]) -> Used:
     used: dict[str, dict[str, Amount]] = {}
-    for one in books:
-        for (namespace, model), amount in one.usage():
-            models = used.setdefault(namespace, {})
-            models[model] = models.get(model, ZERO) + amount
+    for (namespace, model), amount in held:
+        models = used.setdefault(namespace, {})
+        models[model] = models.get(model, ZERO) + amount
     return used
 
 

@@ -4,25 +4,31 @@
 
     {"team-a": {"quota":  {"V100": 4, "*": 6},      cards, by model; "*": all models together
                 "memory": {"V100": 65536},          MiB, by model
-                "pool":   ["blue"]},                nodes labelled with one of these pools only
+                "pool":   ["blue"],                 nodes labelled with one of these pools only
+                "protected": {"V100": 0.5}},        cards of protected shares, by model
      "*":      {"quota":  {"*": 1}}}                every namespace that is not named, each for itself
 
 A key is a model's whole name or a word of it (``V100`` is any V100). A namespace with an entry may use only
 the models that its ``quota`` names, or its ``memory`` if it has no ``quota``. A namespace without an entry is
 held to ``"*"``, and is not limited where there is none. Every key that matches a card's model counts.
+
+``protected`` is a right: who has none may have no protected shares, also where nothing else limits it. An
+entry with nothing but ``protected`` leaves all else as ``"*"`` says.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any, Final
 
 from gpu_manager.domain.cluster.accounting import Used
 from gpu_manager.domain.contract import NAMESPACE, QUOTA_KEY, QUOTA_MAP
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable, quoted
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, ZERO, Amount, format_bytes, format_number
 from gpu_manager.domain.rules.request import matches_model
 from gpu_manager.domain.untrusted import mapping
@@ -32,21 +38,30 @@ EXCEEDED: Final = "ExceedsGPUQuota"  # the predecessor's word
 ANY: Final = "*"
 _LONGEST = 1 << 20  # characters; a ConfigMap holds 1 MiB
 _LARGEST = 1 << 40
+_RIGHT: Final = {"protected"}
+NOTHING: Final[Mapping[str, Amount]] = MappingProxyType({})
+NOBODY: Final[Used] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceQuota:
     """What one namespace may hold: ``cores`` (hundredths of a card) and ``memory`` (bytes) by model key.
 
-    None where the part is not written. ``pools`` is empty for any.
+    None where the part is not written. ``pools`` is empty for any. ``protected``: the right to protected
+    shares, in cores by model key, where one is asked for; else None. ``limited`` is False where that right is
+    all there is to judge.
     """
 
     cores: Mapping[str, int] | None = None
     memory: Mapping[str, int] | None = None
     pools: tuple[str, ...] = ()
+    protected: Mapping[str, int] | None = None
+    limited: bool = True
 
     def admits(self, model: str) -> bool:
         """True if the namespace may use the model at all."""
+        if not self.limited:
+            return True
         keys = self.cores if self.cores is not None else self.memory
         return any(_matches(key, model) for key in keys or ())
 
@@ -54,10 +69,23 @@ class NamespaceQuota:
         """True if it may use nodes of that pool (empty: of none)."""
         return not self.pools or pool in self.pools
 
-    def passed(self, used: Mapping[str, Amount], asked: Mapping[str, Amount]) -> dict[str, str]:
-        """Models of ``asked`` that it cannot have beside what it uses, and why. Empty if it can."""
+    def passed(
+        self,
+        used: Mapping[str, Amount],
+        asked: Mapping[str, Amount],
+        protected: Mapping[str, Amount] = NOTHING,
+    ) -> dict[str, str]:
+        """Models of ``asked`` that it cannot have beside what it uses, and why. Empty if it can.
+
+        ``protected`` is what it uses in protected shares, of which ``asked`` is then more.
+        """
         found: dict[str, str] = {}
         for model in asked:
+            if reason := self._without_right(model, asked, protected):
+                found[model] = reason
+                continue
+            if not self.limited:
+                continue
             if self.cores is None and self.memory is None:
                 pools = ", ".join(map(printable, self.pools)) or "none"
                 found[model] = (
@@ -76,6 +104,28 @@ class NamespaceQuota:
                     break
         return found
 
+    def _without_right(self, model: str, asked: Mapping[str, Amount], protected: Mapping[str, Amount]) -> str:
+        """Why it may not have so much more of the model in protected shares; empty if it may."""
+        if self.protected is None:
+            return ""
+        if not any(_matches(key, model) for key in self.protected):
+            those = ", ".join(map(printable, sorted(self.protected)))
+            return (
+                f"protected shares of model {quoted(model)} are not granted to it ({those or 'none are'}): "
+                'an operator grants them in its quota, under "protected"'
+            )
+        for line in self.protected_lines(protected, model):
+            if (more := _sum(asked, line.key).cores) > line.protected_room:
+                room = cards(max(0, line.protected_room))
+                return f"{line.of_protected}, {cards(more)} asked: {room} would still fit"
+        return ""
+
+    def protected_lines(self, protected: Mapping[str, Amount], model: str) -> Iterator[QuotaLine]:
+        """One line for each key of its right to protected shares that matches the model."""
+        for key, granted in (self.protected or {}).items():
+            if _matches(key, model):
+                yield QuotaLine(key, None, None, ZERO, granted, _sum(protected, key).cores)
+
     def lines(self, used: Mapping[str, Amount], only: str | None = None) -> Iterator[QuotaLine]:
         """One line for each key, or for each that matches the model ``only``."""
         keys = dict.fromkeys((*(self.cores or ()), *(self.memory or ())))
@@ -91,12 +141,22 @@ class NamespaceQuota:
 
 @dataclass(frozen=True, slots=True)
 class QuotaLine:
-    """One key of a namespace: its limits (None: not limited) and what the namespace holds of it."""
+    """One key of a namespace: its limits (None: not limited) and what the namespace holds of it.
+
+    ``protected`` is the right to protected shares in cores (None: none), ``protected_used`` what they hold.
+    """
 
     key: str
     cores: int | None
     memory: int | None
     used: Amount
+    protected: int | None = None
+    protected_used: int = 0
+
+    @property
+    def protected_room(self) -> int:
+        """Cores that it may still have in protected shares; negative where it holds more than it may."""
+        return (self.protected or 0) - self.protected_used
 
     @property
     def room(self) -> Amount:
@@ -118,7 +178,11 @@ class QuotaLine:
         return "; ".join(parts)
 
     def __str__(self) -> str:
-        limited = ((self.cores, self._of_cards), (self.memory, self._of_memory))
+        limited = (
+            (self.cores, self._of_cards),
+            (self.memory, self._of_memory),
+            (self.protected, self.of_protected),
+        )
         return "; ".join(words for limit, words in limited if limit is not None)
 
     @property
@@ -126,6 +190,14 @@ class QuotaLine:
         limit = cards(self.cores or 0)
         noun = "card" if limit == "1" else "cards"
         return f"{limit} {noun} {self._what}, {cards(self.used.cores)} used or being bound"
+
+    @property
+    def of_protected(self) -> str:
+        """The right to protected shares and its use, as a sentence."""
+        limit = cards(self.protected or 0)
+        noun = "card" if limit == "1" else "cards"
+        used = cards(self.protected_used)
+        return f"{limit} {noun} {self._what} protected, {used} used or being bound"
 
     @property
     def _of_memory(self) -> str:
@@ -153,30 +225,63 @@ def cards(cores: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The quotas of all namespaces; :meth:`of` finds the one that applies."""
+    """The quotas of all namespaces; :meth:`of` finds the one that applies.
+
+    ``protected``: namespace → its right to protected shares, in cores by model key.
+    """
 
     namespaces: Mapping[str, NamespaceQuota]
+    protected: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
-    def of(self, namespace: str) -> NamespaceQuota | None:
-        """The quota that applies to the namespace; None if it is not limited."""
-        return self.namespaces.get(namespace) or self.namespaces.get(ANY)
+    @property
+    def named(self) -> frozenset[str]:
+        """The namespaces that have an entry."""
+        return frozenset(self.namespaces) | frozenset(self.protected)
 
-    def usage(self, used: Used) -> Iterator[tuple[str, QuotaLine]]:
-        """The lines of every limited namespace that has an entry or holds something, sorted by name."""
-        for namespace in sorted({*self.namespaces, *used} - {ANY}):
-            quota = self.of(namespace)
-            for line in quota.lines(used.get(namespace, {})) if quota else ():
+    def entry(self, namespace: str) -> object:
+        """What is written for the namespace itself, to compare two states of the ConfigMap."""
+        return self.namespaces.get(namespace), self.protected.get(namespace)
+
+    def of(self, namespace: str, priority: Priority = Priority.NORMAL) -> NamespaceQuota | None:
+        """The quota that applies to a pod of this priority in the namespace; None if it is not limited."""
+        mine = self.namespaces.get(namespace) or self.namespaces.get(ANY)
+        if priority is not Priority.PROTECTED:
+            return mine
+        return replace(mine or NamespaceQuota(limited=False), protected=self.right(namespace))
+
+    def right(self, namespace: str) -> Mapping[str, int]:
+        """The namespace's right to protected shares, in cores by model key; empty for none."""
+        return self.protected.get(namespace if namespace in self.named else ANY, {})
+
+    def usage(self, used: Used, protected: Used = NOBODY) -> Iterator[tuple[str, QuotaLine]]:
+        """The lines of every limited namespace that has an entry or holds something, sorted by name.
+
+        ``protected`` is the part of ``used`` that protected shares hold.
+        """
+        for namespace in sorted({*self.named, *used} - {ANY}):
+            for line in self.lines(namespace, used, protected):
                 yield namespace, line
+
+    def lines(self, namespace: str, used: Used, protected: Used = NOBODY) -> Iterator[QuotaLine]:
+        """One line for each key of the namespace, those of its right to protected shares included."""
+        mine, right = self.of(namespace), dict(self.right(namespace))
+        held, within = used.get(namespace, {}), protected.get(namespace, {})
+        for line in mine.lines(held) if mine else ():
+            granted = right.pop(line.key, None)
+            yield replace(line, protected=granted, protected_used=_sum(within, line.key).cores)
+        for key, granted in right.items():
+            yield QuotaLine(key, None, None, _sum(held, key), granted, _sum(within, key).cores)
 
     def only(self, namespace: str) -> Quota:
         """The quotas with one namespace alone, whose entry may be that of ``"*"``."""
-        mine = self.of(namespace)
-        return Quota({namespace: mine} if mine else {})
+        mine, right = self.of(namespace), self.right(namespace)
+        return Quota({namespace: mine} if mine else {}, {namespace: right} if right else {})
 
-    def rows(self, used: Used) -> list[dict[str, Any]]:
+    def rows(self, used: Used, protected: Used = NOBODY) -> list[dict[str, Any]]:
         """The lines of :meth:`usage` as JSON, for ``/quota`` and ``kubectl vcuda quota``.
 
-        Cores are hundredths of a card, memory is bytes; None where a part is not limited.
+        Cores are hundredths of a card, memory is bytes; None where a part is not limited, and for the right
+        to protected shares where there is none.
         """
         return [
             {
@@ -186,8 +291,10 @@ class Quota:
                 "cores_used": line.used.cores,
                 "memory": line.memory,
                 "memory_used": line.used.memory,
+                "protected": line.protected,
+                "protected_used": line.protected_used,
             }
-            for namespace, line in self.usage(used)
+            for namespace, line in self.usage(used, protected)
         ]
 
 
@@ -226,7 +333,12 @@ def parse_quota(text: str) -> Quota:
         raise RequestInvalid(f"not JSON: {error}") from error
     if not isinstance(data, dict):
         raise RequestInvalid("not a map of namespaces")
-    return Quota({namespace: _namespace(namespace, entry) for namespace, entry in data.items()})
+    entries = {namespace: _namespace(namespace, entry) for namespace, entry in data.items()}
+    return Quota(
+        # An entry with nothing but the right leaves all else as "*" says.
+        {name: replace(each, protected=None) for name, each in entries.items() if set(data[name]) != _RIGHT},
+        {name: each.protected for name, each in entries.items() if each.protected is not None},
+    )
 
 
 def _fraction(text: str) -> Fraction:
@@ -237,7 +349,7 @@ def _fraction(text: str) -> Fraction:
 def _namespace(namespace: str, entry: object) -> NamespaceQuota:
     where = f"namespace {quoted(namespace)}"
     if not isinstance(entry, dict):
-        raise RequestInvalid(f"{where} is {quoted(entry)}, not a map of quota, memory and pool")
+        raise RequestInvalid(f"{where} is {quoted(entry)}, not a map of quota, memory, pool and protected")
     pools = entry.get("pool")
     if pools is not None and not (isinstance(pools, list) and all(isinstance(p, str) for p in pools)):
         raise RequestInvalid(f"{where}: pool is {quoted(pools)}, not a list of names")
@@ -245,6 +357,7 @@ def _namespace(namespace: str, entry: object) -> NamespaceQuota:
         cores=_amounts(entry.get("quota"), f"{where}: quota", CORES_PER_CARD, "cards"),
         memory=_amounts(entry.get("memory"), f"{where}: memory", MIB, "MiB"),
         pools=tuple(pools or ()),
+        protected=_amounts(entry.get("protected"), f"{where}: protected", CORES_PER_CARD, "cards"),
     )
 
 

@@ -197,6 +197,12 @@ class Rule(Enum):
         "A priority says whose work waits on a shared card; nobody shares a whole one.",
         "Remove the annotation; or give the whole cards to another pod.",
     )
+    PRIORITY_CHANGED = RuleText(
+        "priority-changed",
+        f"annotation {PRIORITY} is {{value}}: it is fixed when the pod is created: leave it {{before}}",
+        "The quota was judged by it and the card was chosen by it.",
+        "Change it in the workload's template, so that its pods are replaced.",
+    )
     MODELS_MALFORMED = RuleText(
         "models-malformed",
         f"annotation {GPU_MODEL} is {{value}}: use a comma-separated list of models, such as V100,T4",
