@@ -7,64 +7,24 @@ means, the replay is wrong and says so in place of a figure. Popularity comes fr
 from __future__ import annotations
 
 import os
-import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.placement import departures, fractions, topology, waits, wire
+from bench.placement import departures, fractions, link_rows, waits, wire
+from bench.placement.bars import Rows
 from bench.placement.ours import Ours
 from bench.placement.replay import replay, stock_of
 from bench.placement.study import KIN, ROOT, SEEDS, Job, Result, Study, load, pending, valid
 from bench.placement.trace import Node, Pod, Trace, arrivals, permuted, read
 from bench.rows import Row, percentile
-from gpu_manager.domain.placement.card_sets import PREPARED, grown_set
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.domain.topology import Topology
 
 PUBLISHED: Final = {"FGD": (95.23, 95.39), "BestFit": (92.86, 93.08)}  # allocation at 100 and 130 %
 _NEAR: Final = 0.5
 _CALL_SECONDS: Final = 300.0  # of a part that goes on where the last call ended
-_BARS: Final = {
-    "openb_default_100": "≥ 95.95",
-    "openb_default_130": "≥ 96.02",
-    "openb_permuted_spread": "≤ 0.05",
-    "openb_wire_100": "≤ 0.1",
-    "fractions_nodes_ratio": "≤ 1.1",
-    "fractions_nodes_spread": "= 0",
-    "kin_share_130": "≥ 1.3",
-    "kin_cpu_130": "≥ 1.3",
-    "kin_multi_130": "≥ 0.1",
-    "kin_spec_100": "≥ 2",
-    "frag_default_80": "≤ 5.5",
-    "frag_default_100": "≤ 4.2",
-    "restart_rejected_points": "≤ 0.1",
-    "departures_waiting_points": "≤ 0",
-    "departures_waiting_upper": "≤ 0.2",
-    "decision_p50_ms": "≤ 1",
-    "decision_p99_ms": "≤ 5",
-    "topology_single": "≥ 1",
-    "topology_sequence": "≥ 0.97",
-    "topology_sequence_worst": "≥ 0.93",
-    "best_set_ms": "≤ 5",
-}
-_UNITS: Final = {
-    "openb_permuted_spread": "points",
-    "openb_wire_100": "points",
-    "fractions_nodes_ratio": "ratio",
-    "fractions_nodes_spread": "nodes",
-    "restart_rejected_points": "points",
-    "departures_waiting_points": "points",
-    "departures_waiting_upper": "points",
-    "decision_p50_ms": "ms",
-    "decision_p99_ms": "ms",
-    "topology_single": "ratio",
-    "topology_sequence": "ratio",
-    "topology_sequence_worst": "ratio",
-    "best_set_ms": "ms",
-}
 
 
 def data(folder: str) -> Path | None:
@@ -92,7 +52,7 @@ PARTS: Final = tuple(_STARTS)
 
 def rows(*, full: bool, only: str = "") -> Iterator[Row]:
     """The group's table, or one part of it."""
-    row = _Rows(full)
+    row = Rows(full)
     parts = [part for part in PARTS if only in ("", part)]
     openb, links = data("openb"), data("topologies")
     trace = None
@@ -101,31 +61,17 @@ def rows(*, full: bool, only: str = "") -> Iterator[Row]:
     figures = None if trace is None else _Figures(Study(trace), full=full)
     for part in parts:
         if part == "sets":
-            yield _largest(row)
+            yield link_rows.largest(row)
         elif part == "fractions":
             yield from _fractions(row)
         elif part == "links" and links:
-            yield from _links(row, links)
+            yield from link_rows.links(row, links)
         elif part == "links":
             yield from row.missing(*_STARTS[part], note="needs recorded nvidia-smi topo -m matrices")
         elif trace and figures:
             yield from _OPENB[part](row, figures, trace)
         else:
             yield from row.missing(*_STARTS[part], note="needs the openb trace")
-
-
-class _Rows:
-    def __init__(self, full: bool) -> None:  # noqa: FBT001 - what the table's column says
-        self.full = full
-
-    def __call__(self, name: str, figure: float | None, note: str, baseline: float | None = None) -> Row:
-        unit = _UNITS.get(name, "points over FGD" if name.startswith("kin_") else "%")
-        shown = None if figure is None else round(figure, 4)
-        return Row(name, shown, unit, _BARS[name], baseline, self.full, note)
-
-    def missing(self, *starts: str, note: str) -> Iterator[Row]:
-        where = f"{note} (folder of that name under $BENCH_DATA)"
-        return (self(name, None, where) for name in _BARS if name.startswith(starts))
 
 
 class _Figures:
@@ -145,7 +91,7 @@ class _Figures:
         return statistics.mean(float(run[what][str(at)]) for run in runs)
 
 
-def _default_trace(row: _Rows, figures: _Figures, _trace: Trace) -> Iterator[Row]:
+def _default_trace(row: Rows, figures: _Figures, _trace: Trace) -> Iterator[Row]:
     seeds = SEEDS if row.full else SEEDS[:2]
     yield from _default(row, figures, seeds)
     yield _orders(row, figures)
@@ -155,7 +101,7 @@ def _default_trace(row: _Rows, figures: _Figures, _trace: Trace) -> Iterator[Row
         yield row(f"frag_default_{at}", ours, note, round(fgd, 2))
 
 
-def _kin_traces(row: _Rows, figures: _Figures, _trace: Trace) -> Iterator[Row]:
+def _kin_traces(row: Rows, figures: _Figures, _trace: Trace) -> Iterator[Row]:
     for name in KIN:
         yield _kin(row, figures, name, SEEDS if row.full else SEEDS[:1])
 
@@ -164,7 +110,7 @@ def _said(seeds: Sequence[int]) -> str:
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of seeds {seeds[0]} to {seeds[-1]}"
 
 
-def _default(row: _Rows, figures: _Figures, seeds: Sequence[int]) -> Iterator[Row]:
+def _default(row: Rows, figures: _Figures, seeds: Sequence[int]) -> Iterator[Row]:
     for place, at in enumerate((100, 130)):
         mean = {p: figures.mean("default", p, seeds, "allocation", at) for p in ("ours", *PUBLISHED)}
         near = all(abs(mean[p] - PUBLISHED[p][place]) <= _NEAR for p in PUBLISHED)
@@ -181,7 +127,7 @@ def _default(row: _Rows, figures: _Figures, seeds: Sequence[int]) -> Iterator[Ro
         yield row(f"openb_default_{at}", mean["ours"] if near else None, note, round(mean["FGD"], 2))
 
 
-def _orders(row: _Rows, figures: _Figures) -> Row:
+def _orders(row: Rows, figures: _Figures) -> Row:
     orders = range(10 if row.full else 3)
     spread: dict[str, float] = {}
     for policy in ("ours", "FGD"):
@@ -192,7 +138,7 @@ def _orders(row: _Rows, figures: _Figures) -> Row:
     return row("openb_permuted_spread", spread["ours"], note, round(spread["FGD"], 2))
 
 
-def _kin(row: _Rows, figures: _Figures, name: str, seeds: Sequence[int]) -> Row:
+def _kin(row: Rows, figures: _Figures, name: str, seeds: Sequence[int]) -> Row:
     at = 100 if name == "spec" else 130
     mean = {p: figures.mean(name, p, seeds, "allocation", at) for p in ("ours", "FGD", "BestFit")}
     lost = {
@@ -206,7 +152,7 @@ def _kin(row: _Rows, figures: _Figures, name: str, seeds: Sequence[int]) -> Row:
     return row(f"kin_{name}_{at}", mean["ours"] - mean["FGD"], note)
 
 
-def _wire(row: _Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
+def _wire(row: Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
     """An eighth of the cluster unless full; the same pods, in process and over the wire."""
     lost: list[float] = []
     uneven, spread = 0, 0.0
@@ -246,7 +192,7 @@ def _part(nodes: Sequence[Node], pods: Sequence[Pod], parts: int) -> tuple[list[
     return few, coming
 
 
-def _decisions(row: _Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
+def _decisions(row: Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
     seed, study = SEEDS[0], Study(trace)
     policy = study.policy(Job("default", "ours", seed))
     fragments = study.fragments("default")
@@ -261,7 +207,7 @@ def _decisions(row: _Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
         yield row(f"decision_p{percent}_ms", figure, note)
 
 
-def _restart(row: _Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
+def _restart(row: Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
     """The extender starts anew halfway: what is rejected after that, beside a run in which it goes on."""
     seeds = SEEDS if row.full else SEEDS[:1]
     added: dict[str, list[float]] = {"estimated": [], "forgotten": []}
@@ -289,7 +235,7 @@ def _restart(row: _Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
     )
 
 
-def _departures(row: _Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
+def _departures(row: Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
     """The cells kept in the repository; with ``full`` five minutes of those that are missing are added.
 
     Without all of them there is no figure: the worst of some cells says nothing of the others.
@@ -322,7 +268,7 @@ def _departures(row: _Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
         yield row(name, figure if complete else None, note)
 
 
-_OPENB: Final[Mapping[str, Callable[[_Rows, _Figures, Trace], Iterator[Row]]]] = {
+_OPENB: Final[Mapping[str, Callable[[Rows, _Figures, Trace], Iterator[Row]]]] = {
     "default": _default_trace,
     "wire": _wire,
     "kin": _kin_traces,
@@ -332,35 +278,7 @@ _OPENB: Final[Mapping[str, Callable[[_Rows, _Figures, Trace], Iterator[Row]]]] =
 }
 
 
-def _links(row: _Rows, folder: Path) -> Iterator[Row]:
-    machines = topology.machines(folder)
-    tries = 400 if row.full else 100
-    chance = random.Random("single")
-    got: dict[str, list[float]] = {}
-    for parsed in machines.values():
-        plain: dict[str, topology.Chooser] = {
-            "ours": topology.exact,
-            "first fit": topology.first_fit,
-            "greedy pair": topology.greedy,
-            "predecessor's tree": topology.tree(parsed),
-        }
-        for free, count in topology.singles(parsed.topology, chance, tries):
-            most = topology.best(parsed.topology, free, count)
-            for name, choose in plain.items():
-                cards = choose(parsed.topology, free, count)
-                got.setdefault(name, []).append(parsed.topology.sum(cards) / most)
-    mean = {name: statistics.mean(found) for name, found in got.items()}
-    others = ", ".join(f"{name} {value:.3f}" for name, value in mean.items() if name != "ours")
-    note = (
-        f"least of {len(got['ours'])} requests on {len(machines)} matrices, against every set tried;"
-        f" mean of {others}"
-    )
-    yield row("topology_single", min(got["ours"]), note, round(mean["greedy pair"], 3))
-    yield _sequences(row, machines)
-    yield _irregular_sequences(row)
-
-
-def _fractions(row: _Rows) -> Iterator[Row]:
+def _fractions(row: Rows) -> Iterator[Row]:
     repeats = 20 if row.full else 3
     ratios: list[float] = []
     spread, said = 0, list[str]()
@@ -379,88 +297,3 @@ def _fractions(row: _Rows) -> Iterator[Row]:
     )
     yield row("fractions_nodes_ratio", max(ratios), f"most {note}")
     yield row("fractions_nodes_spread", spread, f"most minus least {note}")
-
-
-def _largest(row: _Rows) -> Row:
-    """The longest question about several cards of a machine of 64 with any links, the best of five each."""
-    sizes, tries = (2, 4, 8, 16, 24, 32, 48, 62), range(6 if row.full else 3)
-    took: list[float] = []
-    near: list[float] = []
-    for number in tries:
-        chance = random.Random(number)
-        large, small = topology.random_machine(64, chance), topology.random_machine(PREPARED, chance)
-        took += [_best_of_five(large, frozenset(range(64)), count) for count in sizes]
-        for count in range(2, PREPARED):
-            free = frozenset(range(PREPARED))
-            grown = small.sum(grown_set(small, free, count))
-            near.append(grown / small.sum(topology.exact(small, free, count)))
-    note = (
-        f"slowest of {len(took)} questions on {len(tries)} machines of 64 cards with links by chance,"
-        f" processor time, each the best of 5; on as many of {PREPARED} cards, of the most there is:"
-        f" mean {statistics.mean(near):.4f}, least {min(near):.3f}"
-    )
-    return row("best_set_ms", max(took) * 1e3, note)
-
-
-def _best_of_five(machine: Topology, free: frozenset[int], count: int) -> float:
-    took: list[float] = []
-    for _ in range(5):
-        began = time.thread_time()
-        topology.exact(machine, free, count)
-        took.append(time.thread_time() - began)
-    return min(took)
-
-
-def _sequences(row: _Rows, machines: topology.Machines) -> Row:
-    seeds = range(40 if row.full else 8)
-    got: dict[str, dict[str, float]] = {}
-    for machine, parsed in machines.items():
-        plain: dict[str, topology.Chooser] = {
-            "first fit": topology.first_fit,
-            "greedy pair": topology.greedy,
-            "predecessor's tree": topology.tree(parsed),
-        }
-        found: dict[str, list[float]] = {}
-        for seed in seeds:
-            events = topology.sequence(parsed.topology.size, seed)
-            most = topology.hindsight(parsed.topology, events)
-            ours = topology.Product(parsed.topology)
-            found.setdefault("ours", []).append(topology.achieved(parsed.topology, events, ours) / most)
-            for name, choose in plain.items():
-                other = topology.Plain(parsed.topology, choose)
-                found.setdefault(name, []).append(topology.achieved(parsed.topology, events, other) / most)
-        for name, ratios in found.items():
-            got.setdefault(name, {})[machine] = statistics.mean(ratios)
-    mean = {name: statistics.mean(each.values()) for name, each in got.items()}
-    worst = min(got["ours"], key=lambda machine: got["ours"][machine])
-    others = ", ".join(f"{name} {value:.3f}" for name, value in mean.items() if name != "ours")
-    note = (
-        "sum over requests that come and go, over the most that hindsight allows (exact);"
-        f" {len(machines)} matrices, seeds 0 to {len(seeds) - 1};"
-        f" least {got['ours'][worst]:.3f} ({worst}); {others}"
-    )
-    return row("topology_sequence", mean["ours"], note, round(mean["greedy pair"], 3))
-
-
-def _irregular_sequences(row: _Rows) -> Row:
-    seeds = range(20 if row.full else 10)
-    got: dict[str, dict[str, float]] = {"ours": {}, "greedy pair": {}}
-    for name, machine in topology.irregular(50 if row.full else 20).items():
-        found: dict[str, list[float]] = {"ours": [], "greedy pair": []}
-        for seed in seeds:
-            events = topology.sequence(machine.size, seed)
-            most = topology.hindsight(machine, events)
-            found["ours"].append(topology.achieved(machine, events, topology.Product(machine)) / most)
-            greedy = topology.Plain(machine, topology.greedy)
-            found["greedy pair"].append(topology.achieved(machine, events, greedy) / most)
-        for policy_name, ratios in found.items():
-            got[policy_name][name] = statistics.mean(ratios)
-    worst = min(got["ours"], key=lambda machine: got["ours"][machine])
-    note = (
-        f"the same on {len(got['ours'])} machines with links by chance, seeds 0 to {len(seeds) - 1}:"
-        f" the worst ({worst}); mean {statistics.mean(got['ours'].values()):.3f};"
-        " baseline: greedy pair, its worst"
-    )
-    return row(
-        "topology_sequence_worst", got["ours"][worst], note, round(min(got["greedy pair"].values()), 3)
-    )

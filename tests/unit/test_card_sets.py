@@ -28,9 +28,16 @@ GPU7    SYS   SYS   SYS   NV1   NV2   NV1   NV2    X
 
 
 def rest(topology, free, cards):
-    """What stays free, the better linked the less; it counts on machines with NVLinks alone."""
-    linked = max(map(max, topology.weights)) >= Link.parse("NV1").weight
-    return -topology.sum(free - set(cards)) if linked else 0
+    """What stays free, the better linked the less, then what the cards are linked to; it counts on machines
+    with NVLinks alone.
+    """
+    if not has_nvlinks(topology):
+        return 0, 0
+    return -topology.sum(free - set(cards)), sum(sum(topology.weights[card]) for card in cards)
+
+
+def has_nvlinks(topology):
+    return max(map(max, topology.weights)) >= Link.parse("NV1").weight
 
 
 def brute_best(topology, free, k):
@@ -43,7 +50,10 @@ def brute_fragment(topology, free):
         rest = free - {card}
         return sum(topology.sum(brute_best(topology, rest, k)) for k in range(1, len(rest) + 1))
 
-    return min(free, key=lambda card: (-left(card), card), default=None)
+    later = has_nvlinks(topology)
+    return min(
+        free, key=lambda card: (-left(card), sum(topology.weights[card]) if later else 0, card), default=None
+    )
 
 
 @quick

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import placement as group
-from bench.placement import compiled, data, waits
+from bench.placement import compiled, data, online, waits
+from bench.placement.bars import BARS, Rows
 from bench.placement.departures import LAWS, Coming, lifetime, run, stream, waiting_demand
 from bench.placement.ours import Ours
 from bench.placement.policies import BestFit, DotProd, Fgd, Fragments, GpuClustering, GpuPacking, fits
@@ -46,6 +47,7 @@ from bench.placement.topology import (
     hindsight,
     irregular,
     machines,
+    random_machine,
     sequence,
     tree,
 )
@@ -220,6 +222,20 @@ def test_irregular_machines_are_the_same_each_time_and_of_both_kinds():
     assert min(slow.values()) < 100, "any links: some without NVLink"
 
 
+@pytest.mark.parametrize(("size", "kinds"), [(4, ("NV1", "NV2")), (5, ("NV2", "PIX", "SYS"))])
+def test_nobody_who_chooses_in_time_is_expected_to_do_better_than_the_best(size, kinds):
+    machine = random_machine(size, random.Random(3), kinds)
+    best = online.Best(machine)
+    everyone = (online.product(machine), lambda free, count: tuple(sorted(free)[:count]))
+    ours, first = map(best.expected_of, everyone)
+    assert first < ours <= best.expected_of_best_now <= best.expected
+    each = [sequence(size, seed) for seed in range(300)]
+    assert statistics.mean(map(best.achieved, each)) == pytest.approx(best.expected, rel=0.02)
+    got = [achieved(machine, events, Product(machine)) for events in each]
+    assert statistics.mean(got) == pytest.approx(ours, rel=0.02)
+    assert all(best.achieved(events) <= hindsight(machine, events) for events in each[:20])
+
+
 def test_the_predecessors_tree_makes_the_choices_that_its_own_tests_ask_for():
     if (folder := data("topologies")) is None:
         pytest.skip("no recorded topologies beside the project")
@@ -237,7 +253,7 @@ def test_each_part_of_the_group_has_rows_of_its_own(monkeypatch, tmp_path):
     monkeypatch.setattr(group.fractions, "NODES", 2)
     monkeypatch.setattr(group.fractions, "PODS", 2)
     every = [row.name for row in group.rows(full=True)]
-    assert sorted(every) == sorted(group._BARS)
+    assert sorted(every) == sorted(BARS)
     assert [row.name for part in group.PARTS for row in group.rows(full=True, only=part)] == every
     measured = [row.name for row in group.rows(full=False) if row.figure is not None or not row.note]
     assert measured == ["fractions_nodes_ratio", "fractions_nodes_spread", "best_set_ms"], "needs no data"
@@ -287,7 +303,7 @@ def test_without_all_cells_there_is_no_figure_of_their_worst(tmp_path, monkeypat
     few = [{**asdict(wait), "waiting": 1.0, "code": waits.code(wait.policy)} for wait in waits.cells()[:6]]
     waits.save(few, kept := tmp_path / "departures.json")
     monkeypatch.setattr(waits.measured, "__defaults__", (kept,))
-    rows = list(group._departures(group._Rows(full=False), None, TRACE))
+    rows = list(group._departures(Rows(full=False), None, TRACE))
     assert [(row.name, row.figure, row.holds) for row in rows] == [
         ("departures_waiting_points", None, None),
         ("departures_waiting_upper", None, None),

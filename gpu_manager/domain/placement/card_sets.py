@@ -30,8 +30,9 @@ Numa = tuple[int | None, ...]
 
 def best_set(topology: Topology, free: frozenset[int], k: int, numa: Numa = ()) -> tuple[int, ...] | None:
     """Return the ``k`` free cards with the largest sum over pairs; ties go to the set on the fewest NUMA
-    nodes, then, on machines with NVLinks, to the one that leaves the best-linked cards free, then to the
-    lexicographically lowest. ``numa``: each card's node, if it is known.
+    nodes, then, on machines with NVLinks, to the one that leaves the best-linked cards free, then to the one
+    least linked to the whole machine (busy cards come back), then to the lexicographically lowest. ``numa``:
+    each card's node, if it is known.
 
     None if fewer than ``k`` are free. Exact up to :data:`PREPARED` cards; beyond, a set to which no exchange
     of one card for another adds, and of equal ones the lowest.
@@ -47,27 +48,31 @@ def best_set(topology: Topology, free: frozenset[int], k: int, numa: Numa = ()) 
 
 
 def _least_linked(ranks: _Ranks, weights: Weights, free: frozenset[int], sets: int) -> int:
-    """Return the rank of the set with the least links to the other free cards, of those as good as the best.
+    """Return the rank of the set with the least links to the other free cards, then to all cards, of those as
+    good as the best.
 
     All that are as good have the same sum inside: the less their cards are linked to all free ones, the more
-    the others are linked to each other.
+    the others are linked to each other. Cards that are busy now are free again later.
     """
     size, first = len(weights), ranks.first(sets)
-    linked = [sum(map(row.__getitem__, free)) if at in free else 0 for at, row in enumerate(weights)]
     equal = sets & ((1 << ranks.ends[first]) - 1)
+    linked = [(sum(map(row.__getitem__, free)), sum(row)) for row in weights]
     if len({linked[card] for card in free}) == 1 or not equal & (equal - 1):
         return first
-    best = first, sum(linked[card] for card in range(size) if ranks.sets[first] >> (size - 1 - card) & 1)
+
+    def links(rank: int) -> tuple[int, int]:
+        mask = ranks.sets[rank]
+        inside = [linked[card] for card in range(size) if mask >> (size - 1 - card) & 1]
+        return sum(now for now, _ in inside), sum(later for _, later in inside)
+
+    best = links(first), first
     for _ in range(TIED):
         equal &= equal - 1
         if not equal:
             break
         rank = ranks.first(equal)
-        mask = ranks.sets[rank]
-        links = sum(linked[card] for card in range(size) if mask >> (size - 1 - card) & 1)
-        if links < best[1]:
-            best = rank, links
-    return best[0]
+        best = min(best, (links(rank), rank))
+    return best[1]
 
 
 def grown_set(topology: Topology, free: frozenset[int], k: int, numa: Numa = ()) -> tuple[int, ...]:
@@ -80,8 +85,9 @@ def grown_set(topology: Topology, free: frozenset[int], k: int, numa: Numa = ())
 def fragment(topology: Topology, free: frozenset[int], numa: Numa = ()) -> int | None:
     """Return the free card whose loss leaves the largest sum of best scores over all set sizes.
 
-    So cards of broken groups go first, and full groups stay whole. Ties go to the lowest card. None if no
-    card is free. Beyond :data:`PREPARED` cards it is the one with the least links to the others. ``numa``
+    So cards of broken groups go first, and full groups stay whole. Ties go, on machines with NVLinks, to the
+    card least linked to the whole machine, since busy cards come back, then to the lowest. None if no card is
+    free. Beyond :data:`PREPARED` cards it is the one with the least links to the others. ``numa``
     as for :func:`best_set`, whose table it shares; it changes nothing here.
     """
     if not free:
@@ -89,7 +95,12 @@ def fragment(topology: Topology, free: frozenset[int], numa: Numa = ()) -> int |
     if topology.size > PREPARED:
         return min(free, key=lambda card: (sum(topology.weights[card][other] for other in free), card))
     scores = _left_prepared(topology, free, numa)
-    return min(scores, key=lambda card: (-scores[card], card))
+    linked = _has_nvlinks(topology.weights)
+    return min(scores, key=lambda card: (-scores[card], sum(topology.weights[card]) if linked else 0, card))
+
+
+def _has_nvlinks(weights: Weights) -> bool:
+    return any(max(row) >= NVLINK for row in weights)
 
 
 def _left_prepared(topology: Topology, free: frozenset[int], numa: Numa) -> dict[int, int]:
@@ -139,7 +150,7 @@ def _ranked(weights: Weights, numa: Numa = ()) -> dict[int, _Ranks]:
         [score * (size + 1) - count for score, count in zip(scores, nodes, strict=True)] if nodes else scores
     )
     # Without NVLinks equal sets go by index, as the predecessor's tree did.
-    linked = any(max(row) >= NVLINK for row in weights)
+    linked = _has_nvlinks(weights)
     for k in range(1, size + 1):
         # The sort is stable, reverse too: equal sets stay in falling order of mask, lowest cards first.
         sets = array("H", sorted(groups[k], key=order.__getitem__, reverse=True))
