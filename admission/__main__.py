@@ -114,6 +114,13 @@ def command(
             help="Judge nodes without an inventory, such as the predecessor's, by their capacity.",
         ),
     ] = False,
+    claims: Annotated[  # noqa: FBT002  # same
+        bool,
+        Option(
+            "--claims",
+            help="Charge ResourceClaims of the driver vcuda.tencent.com, and hold them to the quota.",
+        ),
+    ] = False,
     runtime_class: Annotated[
         str, Option(help="runtimeClassName to set in pods without one; default: unchanged.")
     ] = "",
@@ -209,6 +216,7 @@ def command(
             ),
             binds_for=frozenset(bind_scheduler or filter(None, (scheduler_name,))),
             nodes_by_capacity=nodes_by_capacity,
+            claims=claims,
             quota_map=_named(quota_configmap),
             unseen_namespaces=frozenset({NAMESPACE, namespace, *(exclude_namespace or ())}),
             agent_token=agent_token_file,

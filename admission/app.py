@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import structlog
 from fastapi import APIRouter
 
+from admission.cluster.claims import CLAIMS, CLASSES
 from admission.cluster.snapshot import BUDGETS, NODES, PODS
 from admission.config import AdmissionSettings, ExtenderEndpoint, InflightBounds, LeaderMode
 from admission.console.agents_usage import AgentsUsage
@@ -301,6 +302,8 @@ def _cluster_access(
         PODS: ("/api/v1/pods", "status.phase!=Succeeded,status.phase!=Failed"),
         BUDGETS: ("/apis/policy/v1/poddisruptionbudgets", ""),
         **{resource: (f"/apis/apps/v1/{resource}", "") for resource in KINDS.values()},
+        CLAIMS: ("/apis/resource.k8s.io/v1/resourceclaims", ""),
+        CLASSES: ("/apis/resource.k8s.io/v1/deviceclasses", ""),
         QUOTA: (f"/api/v1/namespaces/{namespace}/configmaps", f"metadata.name={name}"),
     }
 

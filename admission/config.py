@@ -121,6 +121,7 @@ class AdmissionSettings:
     With ``certificate`` and ``key`` those files are served and watched (cert-manager); without, the service
     signs for itself. ``probes``: host and port at which the kubelet asks whether the program is alive and
     ready, None for nowhere. ``binds_for``: schedulerNames whose pods are bound here, empty for any;
+    ``claims``: ResourceClaims are watched, charged and held to the quota;
     ``nodes_by_capacity``: nodes without an inventory are judged by their capacity (the predecessor's agent);
     ``agent_token``: file with the bearer token of the agents' pages, None if they ask for none;
     ``prometheus``: URL from which the console has hours and days, empty for none, ``prometheus_token`` the
@@ -143,6 +144,7 @@ class AdmissionSettings:
     leadership: Leadership = field(default_factory=Leadership)
     binds_for: frozenset[str] = frozenset()
     nodes_by_capacity: bool = False
+    claims: bool = False
     quota_map: tuple[str, str] = (NAMESPACE, QUOTA_MAP)
     unseen_namespaces: frozenset[str] = frozenset({NAMESPACE})
     agent_token: Path | None = None

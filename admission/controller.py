@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 
 from admission.cluster.bypass import Bypasses, BypassFinding
+from admission.cluster.claims import CLAIMS, CLASSES, slim_claim, slim_class
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import BUDGETS, NODES, PODS, ClusterState
 from admission.cluster.trim import slim_node, slim_pod
@@ -74,6 +75,11 @@ class SchedulingController:
             ),
         }
         watches |= {resource: self._sizes_of(kind, resource) for kind, resource in KINDS.items()}
+        if settings.claims:
+            watches |= {
+                CLAIMS: self._of_claims(CLAIMS, slim_claim),
+                CLASSES: self._of_claims(CLASSES, slim_class),
+            }
         self._watches = {name: access.watch(wanted) for name, wanted in watches.items()}
         pods = self._watches[PODS]
         self.leader = Leader(
@@ -175,6 +181,14 @@ class SchedulingController:
         self._quota.complain()
 
     # What the watches bring.
+
+    def _of_claims(self, resource: str, keep: Callable[[Obj], Obj]) -> WatchRequest:
+        return WatchRequest(
+            resource,
+            lambda objects: self.cluster.replace(resource, objects),
+            lambda obj, gone: self.cluster.apply(resource, "DELETED" if gone else "MODIFIED", keep(obj)),
+            keep,
+        )
 
     def _sizes_of(self, kind: str, resource: str) -> WatchRequest:
         """The sizes that workloads of this kind ask for."""

@@ -14,6 +14,7 @@ from gpu_manager.domain.cluster.accounting import (
     charge_all,
     ledger_of,
 )
+from gpu_manager.domain.cluster.claims import KnownClaim, charge_claims
 from gpu_manager.domain.cluster.kubelet_ids import KubeletIds, kubelet_ids
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.placement.place import find
@@ -78,12 +79,17 @@ def build_view(
     intern: Intern,
     before: NodeView | None = None,
     cpu: int | None = None,
+    claims: Iterable[KnownClaim] = (),
 ) -> NodeView:
-    """The node with these pods on it; ``before`` is how it was, to start from where little has changed."""
+    """The node with these pods and claims on it.
+
+    ``before`` is how it was, to start from where little has changed.
+    """
     node, here = facts.report, {occupant.uid: occupant for occupant in bound}
-    known = before.charges if before is not None and before.node is node else None
-    charges = charge_all(node, here.values(), known)
-    ledger = ledger_of(node, charges, before)
+    same = before if before is not None and before.node is node else None
+    held = charge_claims(node, claims, same.held_claims if same else None)
+    charges = charge_all(node, here.values(), same.charges if same else None, held)
+    ledger = ledger_of(node, charges, held, before)
     awaited = tuple(sorted(nominated, key=lambda o: (-o.pod.priority, o.pod.began, o.uid)))
     ids = kubelet_ids(node, charges)
     left = None if ids is None else ids.left(ledger.pods)
@@ -96,6 +102,7 @@ def build_view(
         node,
         ledger,
         charges,
+        held,
         facts.problem,
         facts.hardware,
         here,

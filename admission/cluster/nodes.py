@@ -10,9 +10,12 @@ from typing import Any, Final, NamedTuple
 from admission.cluster.node_facts import NodeFacts, facts_by_capacity, node_facts, node_fingerprint
 from admission.cluster.node_view import NodeView, build_view
 from admission.cluster.pod_view import PodView
-from gpu_manager.domain.cluster.accounting import Used
+from gpu_manager.domain.card import CardState
+from gpu_manager.domain.cluster.claims import KnownClaim
+from gpu_manager.domain.cluster.held_sums import Used
 from gpu_manager.domain.cluster.node_report import NodeReport
 from gpu_manager.domain.contract import TerminatingShare
+from gpu_manager.domain.dra.demand import OfferedCards
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.untrusted import mapping
 from gpu_manager.domain.whatif.scheduling_constraints import node_constraints
@@ -29,12 +32,13 @@ def name_of(obj: Mapping[str, Any]) -> str:
 
 class OnNode(NamedTuple):
     """Pods of ours that are bound, awaited or nominated on a node, the host CPU of all others, in
-    thousandths, and what pods hold there that were deleted by force.
+    thousandths, what pods hold there that were deleted by force, and claims that hold something there.
     """
 
     pods: Sequence[PodView]
     others_cpu: int
     deleted: tuple[TerminatingShare, ...] = ()
+    claims: tuple[KnownClaim, ...] = ()
 
 
 class Nodes:
@@ -52,6 +56,7 @@ class Nodes:
         self._protected: dict[str, dict[str, Amount]] = {}
         self._states: dict[Hashable, int] = {}
         self._next_state = 0
+        self._offered: OfferedCards | None = None  # until a node's cards change
 
     def copy(self) -> Nodes:
         """The same, changed apart from these. New states get the same numbers in both: what is remembered by
@@ -75,18 +80,27 @@ class Nodes:
                 return False
             self._facts[name] = replace(facts, constraints=constraints)
             return True
-        self._facts[name] = self._read(obj, self._unit, self._intern)
-        self._said[name] = said
+        before, facts = self._facts.get(name), self._read(obj, self._unit, self._intern)
+        if before is None or _offer(before) != _offer(facts):
+            self._offered = None
+        self._facts[name], self._said[name] = facts, said
         return True
 
     def drop(self, name: str) -> bool:
         """The node is gone; False if it was not known."""
         self._said.pop(name, None)
+        self._offered = None
         return self._facts.pop(name, None) is not None
 
     def known(self) -> tuple[str, ...]:
         """The names of those whose object is known."""
         return tuple(self._facts)
+
+    def offered(self) -> OfferedCards:
+        """The cards that claims may be allocated; the same object until they change."""
+        if self._offered is None:
+            self._offered = OfferedCards(map(_offer, self._facts.values()))
+        return self._offered
 
     def build(self, changed: Mapping[str, OnNode]) -> None:
         """Build these anew."""
@@ -127,12 +141,12 @@ class Nodes:
         return None if facts is None else facts.report
 
     def _build(self, name: str, on_node: OnNode) -> None:
-        here, others_cpu, deleted = on_node
+        here, others_cpu, deleted, claims = on_node
         before, facts = self._views.pop(name, None), self._facts.get(name)
         if before is not None:
             self._count(before, -1)
         if facts is None:
-            if not any(o.occupies for o in here):
+            if not claims and not any(o.occupies for o in here):
                 return
             # What its cards were says of which model's quota its pods hold.
             report = NodeReport(name, self._unit) if before is None else before.node
@@ -143,7 +157,7 @@ class Nodes:
         bound = [o for o in here if o.occupies and o.pod.node == name]
         nominated = [o for o in here if o.waits and o.nominated == name]
         cpu = None if facts.cpu is None else facts.cpu - others_cpu - sum(o.cpu for o in bound)
-        view = build_view(facts, bound, nominated, self._intern, before, cpu)
+        view = build_view(facts, bound, nominated, self._intern, before, cpu, claims)
         self._views[name] = view
         self._count(view, 1)
 
@@ -173,3 +187,8 @@ def _add(
             del models[model]
             if not models:
                 del sums[namespace]
+
+
+def _offer(facts: NodeFacts) -> tuple[str, str, int, tuple[CardState, ...]]:
+    report = facts.report
+    return report.name, report.pool, report.unit, report.cards

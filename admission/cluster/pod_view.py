@@ -14,7 +14,7 @@ from typing import Any
 
 from admission.cluster.host_cpu import asked
 from gpu_manager.domain.cluster.accounting import PlacedPod, assigned_cards
-from gpu_manager.domain.contract import RESIZED
+from gpu_manager.domain.contract import RESIZE, RESIZED, TEMPLATE_SIZE
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import POD_SCHEDULED, UNSCHEDULABLE, Pod, parse_pod
@@ -53,6 +53,18 @@ class PodView(PlacedPod):
     def waits(self) -> bool:
         """True if it still looks for a node."""
         return not self.pod.node and not self.pod.terminal and not self.pod.deleting
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The node on which it counts: its own, or that on which preemption makes room for it."""
+        if self.occupies:
+            return (self.pod.node,)
+        return (self.nominated,) if self.waits and self.nominated else ()
+
+    @property
+    def resizes(self) -> bool:
+        """True if it has a request for another size, or an answer to one."""
+        return not self.pod.annotations.keys().isdisjoint((RESIZE, RESIZED, TEMPLATE_SIZE))
 
     def request(self, unit: int) -> PodRequest | None:
         """What it asks for, or, once it is on a node, what it is booked with; None if that is illegal."""

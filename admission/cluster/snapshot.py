@@ -9,20 +9,22 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from admission.cluster.claims import CLAIMS, CLASSES, ClusterClaims
 from admission.cluster.deleted_pods import DeletedPods
 from admission.cluster.node_view import NodeView
 from admission.cluster.nodes import Nodes, OnNode, name_of
 from admission.cluster.other_pods import OtherPods
 from admission.cluster.pod_view import PodView, answered, pod_view, read_pod_view
 from admission.cluster.workload_sizes import WorkloadSizes
-from gpu_manager.domain.cluster.accounting import Used
+from gpu_manager.domain.cluster.claims import KnownClaim
+from gpu_manager.domain.cluster.held_sums import Used, added
 from gpu_manager.domain.cluster.terminating import terminating_shares
-from gpu_manager.domain.contract import RESIZE, RESIZED, TEMPLATE_SIZE
+from gpu_manager.domain.contract import RESIZED
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import MIRROR, Pod, PodUid
 from gpu_manager.domain.untrusted import mapping, timestamp
@@ -36,8 +38,8 @@ _MOST_FRESH = 1 << 16  # pods that nobody has counted yet; the oldest go
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """The cluster at one moment. ``used`` counts pods that are bound or being bound, by model of card,
-    ``protected`` those of them with protected shares.
+    """The cluster at one moment. ``used`` counts claims, and pods that are bound or being bound, by model of
+    card, ``protected`` those pods with protected shares.
 
     ``reserved``: each pod whose Binding is under way or expected, and its node. ``unit``: bytes of one unit.
     ``turn`` rises whenever nodes are built anew.
@@ -70,6 +72,7 @@ class ClusterState:
         self._answers: dict[PodUid, tuple[str, PodView]] = {}  # not shown by the watch yet; the pod without
         self._resizing: set[PodUid] = set()
         self.workloads = WorkloadSizes()
+        self.claims = ClusterClaims(unit, self._nodes.offered)
         self._others = OtherPods()
         self._deleted = DeletedPods()
         self._fresh: deque[PodView] = deque(maxlen=_MOST_FRESH)
@@ -92,12 +95,18 @@ class ClusterState:
         """True once a full list of nodes and one of pods have been taken in."""
         return {NODES, PODS} <= self._synced
 
+    @property
+    def knows_claims(self) -> bool:
+        """True once claims and their classes have been listed, too."""
+        return {CLAIMS, CLASSES} <= self._synced
+
     def copy(self) -> ClusterState:
         """The same books, changed apart from these: for a question of what would be if."""
         with self._lock:
             self.snapshot()  # then no node waits to be built
             other = ClusterState(self.unit)
             other._nodes, other._others = self._nodes.copy(), self._others.copy()
+            other.claims = self.claims.copy(other._nodes.offered)
             other._pods, other._names = self._pods.copy(), self._names.copy()
             other._reserved, other._expected = self._reserved.copy(), self._expected.copy()
             other._deleted, other._budgets = self._deleted.copy(), self._budgets.copy()
@@ -123,6 +132,12 @@ class ClusterState:
                 self._apply_node(obj, gone=gone)
             elif kind == BUDGETS:
                 self._apply_budget(obj, gone=gone)
+            elif kind == CLAIMS:
+                self._dirty |= self.claims.drop(_uid(obj)) if gone else self.claims.take(obj)
+                self._snapshot = None
+            elif kind == CLASSES:
+                self.claims.class_of(obj, gone=gone)
+                self._snapshot = None
 
     def replace(self, kind: str, objects: Sequence[Mapping[str, Any]]) -> None:
         """A full list, begun after every change that was applied: whatever is not in it is gone."""
@@ -141,6 +156,12 @@ class ClusterState:
                     self._drop_node(name)
             elif kind == BUDGETS:
                 self._budgets.clear()
+                self._snapshot = None
+            elif kind == CLAIMS:
+                self._dirty |= self.claims.keep(_uid(obj) for obj in objects)
+                self._snapshot = None
+            elif kind == CLASSES:
+                self.claims.keep_classes(name_of(obj) for obj in objects)
                 self._snapshot = None
             for obj in objects:
                 self.apply(kind, "ADDED", obj)
@@ -190,11 +211,19 @@ class ClusterState:
             silent = self._deleted.expire(now)
             self._dirty |= silent
             self.lapsed += len(silent)
+            if self.claims.expire(now):
+                self._snapshot = None
             for uid, (until, _) in list(self._expected.items()):
                 if until > now:
                     return
                 self._unexpect(uid)
                 self.lapsed += 1
+
+    def admit(self, claim: KnownClaim, until: float) -> None:
+        """Count a claim whose creation is let pass until the watch shows it, or until ``until``."""
+        with self._lock:
+            self.claims.admit(claim, until)
+            self._snapshot = None
 
     def release(self, uid: PodUid) -> bool:
         """Undo a reservation; False if there is none any more."""
@@ -283,18 +312,13 @@ class ClusterState:
         """Everything, now. The same object until something changes."""
         with self._lock:
             if self._dirty:
-                self._nodes.build(
-                    {
-                        name: OnNode(self._here(name), self._others.cpu(name), self._deleted.on(name))
-                        for name in self._dirty
-                    }
-                )
+                self._nodes.build({name: self._on_node(name) for name in self._dirty})
                 self._dirty.clear()
                 self._snapshot = None
             if self._snapshot is None:
                 self._snapshot = Snapshot(
                     nodes=self._nodes.views,
-                    used=self._nodes.used,
+                    used=added(self._nodes.used, self.claims.used()),
                     protected=self._nodes.protected,
                     reserved={
                         **{uid: occupant.pod.node for uid, (_, occupant) in self._expected.items()},
@@ -361,11 +385,11 @@ class ClusterState:
             self._gone.append(occupant)
         self._pods[uid] = occupant
         self.workloads.take(occupant.pod)
-        (self._resizing.add if _resizes(occupant) else self._resizing.discard)(uid)
+        (self._resizing.add if occupant.resizes else self._resizing.discard)(uid)
         self._names[occupant.pod.key] = uid
         if occupant.pod.node or occupant.pod.terminal:
             self._release(uid)
-        for node in _places(occupant):
+        for node in occupant.places:
             self._touch(node, uid)
         coming = self._coming(uid)
         if coming is not None:
@@ -418,7 +442,7 @@ class ClusterState:
         """It is not coming after all, or has come: back to what the watch shows of it."""
         self._untouch(occupant)
         if occupant.uid in self._pods:
-            for node in _places(self._pods[occupant.uid]):
+            for node in self._pods[occupant.uid].places:
                 self._touch(node, occupant.uid)
         self._snapshot = None
 
@@ -431,15 +455,16 @@ class ClusterState:
         self._dirty.add(node)
 
     def _untouch(self, occupant: PodView) -> None:
-        for node in _places(occupant):
+        for node in occupant.places:
             here = self._at.get(node, set())
             here.discard(occupant.uid)
             if not here:
                 self._at.pop(node, None)
             self._dirty.add(node)
 
-    def _here(self, node: str) -> list[PodView]:
-        return [self._coming(uid) or self._pods[uid] for uid in self._at.get(node, ())]
+    def _on_node(self, node: str) -> OnNode:
+        pods = [self._coming(uid) or self._pods[uid] for uid in self._at.get(node, ())]
+        return OnNode(pods, self._others.cpu(node), self._deleted.on(node), self.claims.on(node))
 
     # Nodes.
 
@@ -468,16 +493,6 @@ class ClusterState:
         else:
             self._budgets[key] = budget
         self._snapshot = None
-
-
-def _places(occupant: PodView) -> Iterable[str]:
-    if occupant.occupies:
-        return (occupant.pod.node,)
-    return (occupant.nominated,) if occupant.waits and occupant.nominated else ()
-
-
-def _resizes(occupant: PodView) -> bool:
-    return not occupant.pod.annotations.keys().isdisjoint((RESIZE, RESIZED, TEMPLATE_SIZE))
 
 
 def _uid(obj: Mapping[str, Any]) -> PodUid:

@@ -115,7 +115,7 @@ class _Scope:
         """Take in the cluster as it is now. Raises NodeUnready."""
         snapshot, mine = self._sources.snapshot(), self._namespace
         views = [view for view in snapshot.nodes.values() if view.node.cards]
-        views.sort(key=lambda view: (-len(view.charges), view.name))
+        views.sort(key=lambda view: (-len(view.charges) - len(view.held_claims), view.name))
         shown = {view.name: view for view in views[:MOST_NODES]}
         waiting = sorted(
             self._sources.waiting(mine or None), key=lambda o: (-o.pod.priority, o.pod.began, o.uid)

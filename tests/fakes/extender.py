@@ -15,6 +15,7 @@ from admission.quota.quota_book import QuotaBook, QuotaNews
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import (
     CORE,
+    DRA_DRIVER,
     INVENTORY,
     MEMORY,
     NAMESPACE,
@@ -57,15 +58,18 @@ def node(
     released: Sequence[str] | None = None,
     lends: bool = False,
     held: Sequence[int] = (),
+    claimed: Sequence[int] = (),
 ) -> Obj:
-    """A core/v1 Node with its inventory, memory in bytes a card; ``held`` cards are lent to pods."""
+    """A core/v1 Node with its inventory, memory in bytes a card; ``held`` cards are lent to pods, ``claimed``
+    ones are given by ResourceClaims.
+    """
     models = [model] * cards if isinstance(model, str) else model
     states = tuple(
         CardState(
             Card(i, uuid(name, i), models[i], memory),
             healthy=i not in unhealthy,
             cordoned=i in closed,
-            held=NVIDIA if i in held else "",
+            held=NVIDIA if i in held else DRA_DRIVER if i in claimed else "",
         )
         for i in range(cards)
     )

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
-from gpu_manager.adapters.kube.connection import Connection
+from gpu_manager.adapters.kube.connection import Connection, Refused
 from gpu_manager.domain.cluster.accounting import (
     NodeBooks,
-    Used,
     cluster_books,
     protected_by_namespace,
     used_by_namespace,
 )
+from gpu_manager.domain.cluster.claims import KnownClaim, read_claim
+from gpu_manager.domain.cluster.held_sums import Used
 from gpu_manager.domain.cluster.node_report import read_node
-from gpu_manager.domain.contract import AGENT_DAEMONSET
+from gpu_manager.domain.contract import AGENT_DAEMONSET, DRA_DRIVER
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod
 
 _PAGE: Final = "500"
+_CLAIMS: Final = "/apis/resource.k8s.io/v1/resourceclaims"
 
 
 def list_all(
@@ -54,11 +56,15 @@ def _safe(part: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClusterReader:
-    """A snapshot: nodes with their books, pods that ask for a share, node → its agent's (namespace, pod)."""
+    """A snapshot: nodes with their books, pods that ask for a share, node → its agent's (namespace, pod).
+
+    ``silent``: why ResourceClaims are left out though nodes give their cards by them; empty if they are not.
+    """
 
     nodes: tuple[NodeBooks, ...]
     pods: tuple[Pod, ...]
     agents: Mapping[str, tuple[str, str]]
+    silent: str = ""
 
     @property
     def with_cards(self) -> tuple[NodeBooks, ...]:
@@ -82,8 +88,29 @@ class ClusterReader:
 
 
 def read_cluster(connection: Connection) -> ClusterReader:
-    """Read nodes and pods. Raises NodeUnready: the API server refuses or does not answer."""
-    return cluster_of(list_nodes(connection), list_pods(connection))
+    """Read nodes and pods, and claims where a node gives cards by them.
+
+    Raises NodeUnready: the API server refuses or does not answer.
+    """
+    nodes, pods = list(list_nodes(connection)), list(list_pods(connection))
+    claims, silent = read_claims(connection, nodes)
+    return cluster_of(nodes, pods, claims, silent)
+
+
+def read_claims(connection: Connection, nodes: Iterable[Mapping[str, Any]]) -> tuple[list[KnownClaim], str]:
+    """Every claim that is allocated a card, and why they cannot be read; empty if they can.
+
+    Nobody is asked where no node gives cards by claims. Raises NodeUnready: no answer.
+    """
+    cards = (state for node in map(read_node, nodes) for state in node.cards)
+    if all(state.held != DRA_DRIVER for state in cards):
+        return [], ""
+    try:
+        found = list(list_all(connection, "list resourceclaims", _CLAIMS))
+    except Refused as refusal:
+        return [], str(refusal)
+    claims = (read_claim(obj) for obj in found)
+    return [claim for claim in claims if claim is not None and claim.devices], ""
 
 
 def list_nodes(connection: Connection) -> Iterator[Mapping[str, Any]]:
@@ -107,9 +134,12 @@ def read_priorities(connection: Connection) -> Iterator[Mapping[str, Any]]:
 
 
 def cluster_of(
-    node_objects: Iterable[Mapping[str, Any]], pod_objects: Iterable[Mapping[str, Any]]
+    node_objects: Iterable[Mapping[str, Any]],
+    pod_objects: Iterable[Mapping[str, Any]],
+    claims: Sequence[KnownClaim] = (),
+    silent: str = "",
 ) -> ClusterReader:
-    """The snapshot from objects that were listed before."""
+    """The snapshot from objects that were listed before; ``silent`` as :attr:`ClusterReader.silent`."""
     nodes = tuple(map(read_node, node_objects))
     pods: list[Pod] = []
     agents: dict[str, tuple[str, str]] = {}
@@ -123,7 +153,7 @@ def cluster_of(
             pods.append(pod)
         elif is_agent(obj) and pod.phase == "Running":
             agents[pod.node] = pod.namespace, pod.name
-    return ClusterReader(cluster_books(nodes, pods), tuple(pods), agents)
+    return ClusterReader(cluster_books(nodes, pods, claims), tuple(pods), agents, silent)
 
 
 def is_agent(obj: Mapping[str, Any]) -> bool:

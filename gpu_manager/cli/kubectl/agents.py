@@ -57,3 +57,9 @@ def tell_silent(silent: Mapping[str, str], what: str) -> None:
         nodes = [node for node, why in silent.items() if why == reason]
         named = ", ".join(nodes[:5]) + (f" and {len(nodes) - 5} more" if len(nodes) > 5 else "")
         print(printable(f"{what} of {named} is not known: {reason}"), file=sys.stderr)
+
+
+def tell_unread_claims(cluster: ClusterReader) -> None:
+    """Say on stderr that what ResourceClaims hold is left out, where they could not be read."""
+    if cluster.silent:
+        print(printable(f"what ResourceClaims hold is left out: {cluster.silent}"), file=sys.stderr)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from gpu_manager.arguments import Option
 from gpu_manager.cli.files import shown
+from gpu_manager.cli.kubectl import agents
 from gpu_manager.cli.kubectl.login import Login, log_in
 from gpu_manager.domain.cluster.accounting import NodeBooks
 from gpu_manager.domain.cluster.node_report import usual_unit
@@ -110,8 +111,10 @@ def read_view(source: str, kubeconfig: str, context: str, namespace: str = "") -
         budgets, classes = saved.get("PodDisruptionBudget", []), saved.get("PriorityClass", [])
         return _view(cluster, budgets, hosts, classes, namespace or "default")
     with log_in(kubeconfig, context, namespace) as login:
-        nodes, pods = reading.list_nodes(login.connection), reading.list_pods(login.connection)
-        cluster = reading.cluster_of(hosts.nodes(nodes), hosts.pods(pods))
+        nodes, pods = list(reading.list_nodes(login.connection)), reading.list_pods(login.connection)
+        held = reading.read_claims(login.connection, nodes)
+        cluster = reading.cluster_of(hosts.nodes(nodes), hosts.pods(pods), *held)
+        agents.tell_unread_claims(cluster)
         budgets = list(reading.read_budgets(login.connection))
         return _view(cluster, budgets, hosts, _classes(login), login.namespace)
 

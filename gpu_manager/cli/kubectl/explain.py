@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from gpu_manager.arguments import Argument
 from gpu_manager.cli.files import Filenames, chosen_files, is_file, load_manifests, pod_name
-from gpu_manager.cli.kubectl import service
+from gpu_manager.cli.kubectl import agents, service
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.cluster.accounting import NodeBooks
@@ -132,10 +132,12 @@ def _with_end(answer: Mapping[str, Any], by: str, asked: _Asked) -> tuple[Mappin
 
 def _here(login: Login, asked: _Asked) -> Mapping[str, Any]:
     """The explanation computed here, in the shape of the service's answer."""
-    from gpu_manager.adapters.kube.reading import cluster_of, list_nodes, list_pods  # noqa: PLC0415  # as in log_in
+    from gpu_manager.adapters.kube.reading import cluster_of, list_nodes, list_pods, read_claims  # noqa: PLC0415  # as in log_in
 
     pod, objects = asked.pod, list(list_nodes(login.connection))
-    books = cluster_of(objects, list_pods(login.connection)).with_cards
+    cluster = cluster_of(objects, list_pods(login.connection), *read_claims(login.connection, objects))
+    agents.tell_unread_claims(cluster)
+    books = cluster.with_cards
     wishes = pod_constraints(asked.manifest.get("spec"))
     bars = {node.name: why for node in map(node_constraints, objects) if (why := node.bars(wishes))}
     if (gpus := gpus_of(pod)) and not pod.node:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from gpu_manager.arguments import Argument
+from gpu_manager.cli.kubectl import agents
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.card import CardUuid
@@ -25,7 +26,7 @@ def command(
     kubeconfig: Kubeconfig = "",
     context: Context = "",
 ) -> int:
-    """Show the cards of the cluster and who holds what of them, from the annotations of nodes and pods.
+    """Show the cards of the cluster and who holds what of them, from annotations and ResourceClaims.
 
     Exit code: 0, 1 if no node has cards, 2 for bad input.
     """
@@ -41,6 +42,7 @@ def command(
         print(node_text(drawn).rstrip())
         for pod in one.unplaceable:
             print(printable(f"|---no card has room for {pod.key}, which is bound here"))
+    agents.tell_unread_claims(cluster)
     if not books and not for_program(output):
         print("no node publishes cards: kubectl vcuda doctor says why")
     return 0 if books else 1

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from gpu_manager.arguments import Argument
-from gpu_manager.cli.kubectl import service
+from gpu_manager.cli.kubectl import agents, service
 from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Login, Namespace, log_in
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
 from gpu_manager.domain.cluster.quota import QUOTA_PLACE, Quota, read_quota
@@ -57,14 +57,16 @@ def _answer(login: Login, admission: str, namespace: str) -> tuple[Sequence[_Row
         rows = [row for row in said if isinstance(row, Mapping)] if isinstance(said, list) else []
         return rows, f"the admission service ({admission})"
     except service.Silent as why:
-        return _here(login, namespace), f"this program, from the ConfigMap and the annotations ({why})"
+        return _here(
+            login, namespace
+        ), f"this program, from the ConfigMap, the annotations and allocated claims ({why})"
 
 
 def _here(login: Login, namespace: str) -> Sequence[_Row]:
     from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
 
-    quota = _quota(login)
-    cluster = read_cluster(login.connection)
+    quota, cluster = _quota(login), read_cluster(login.connection)
+    agents.tell_unread_claims(cluster)
     return (quota.only(namespace) if namespace else quota).rows(cluster.used, cluster.protected)
 
 

@@ -64,6 +64,7 @@ def command(
         rows = [row for row in found if _shown(row.allocation, login, all_namespaces)]
         rows.sort(key=_ORDERS[sort_by])
         where = "any namespace" if all_namespaces else f"namespace {login.namespace}"
+    agents.tell_unread_claims(cluster)
     if for_program(output):
         emit({"containers": [_json(row) for row in rows], "silent": silent}, output)
         return 0

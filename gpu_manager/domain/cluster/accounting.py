@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 
 from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.cluster.claims import ClaimCharge, KnownClaim, charge_claims, claims_by_node
+from gpu_manager.domain.cluster.held_sums import Used
 from gpu_manager.domain.cluster.node_report import NodeReport, usual_unit
 from gpu_manager.domain.cluster.terminating import terminating_allocations, with_terminating
 from gpu_manager.domain.errors import DoesNotFit
@@ -30,9 +32,6 @@ from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 
 Assigned = Mapping[str, tuple[tuple[CardUuid, Amount], ...]]
 """Container → the cards that an annotation names, and how much of each."""
-
-Used = Mapping[str, Mapping[str, Amount]]
-"""Namespace → model of card → what the namespace's pods hold; the model is empty where nobody knows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +74,12 @@ class Charge:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeBooks:
-    """A node and the charges of its pods; immutable."""
+    """A node and the charges of its pods and claims; immutable. ``held_claims`` is by UID of the claim."""
 
     node: NodeReport
     ledger: Ledger
     charges: Mapping[PodUid, Charge]
+    held_claims: Mapping[PodUid, ClaimCharge]
 
     @property
     def name(self) -> str:
@@ -126,6 +126,9 @@ class NodeBooks:
         for charge in self.charges.values():
             for model, amount in charge.usage:
                 yield (charge.pod.namespace, model), amount
+        for held in self.held_claims.values():
+            for model, amount in held.usage:
+                yield (held.claim.namespace, model), amount
 
     def protected_usage(self) -> Iterator[tuple[tuple[str, str], Amount]]:
         """What each pod holds in protected shares, by (namespace, card model)."""
@@ -172,8 +175,10 @@ def _by_index(pod: Pod) -> Iterator[tuple[str, tuple[tuple[CardUuid, Amount], ..
             yield name, tuple((card_by_index(int(index)), ZERO) for index in indices)
 
 
-def cluster_books(nodes: Sequence[NodeReport], pods: Iterable[Pod]) -> tuple[NodeBooks, ...]:
-    """Node name → books. A node that pods name but that does not exist has no cards.
+def cluster_books(
+    nodes: Sequence[NodeReport], pods: Iterable[Pod], claims: Sequence[KnownClaim] = ()
+) -> tuple[NodeBooks, ...]:
+    """Node name → books. A node that pods or claims name but that does not exist has no cards.
 
     ``pods``: all pods of the cluster; those on a node that offers ``nvidia.com/gpu`` with their lent cards
     (:meth:`~gpu_manager.domain.pod.Pod.with_lent_cards`).
@@ -184,11 +189,15 @@ def cluster_books(nodes: Sequence[NodeReport], pods: Iterable[Pod]) -> tuple[Nod
     for pod in pods:
         if pod.uid and pod.asks and pod.node and not pod.terminal:
             at.setdefault(pod.node, {})[pod.uid] = placed_pod(pod)
+    by_claim: dict[str, list[KnownClaim]] = {}
+    for name, claim in claims_by_node(claims):
+        by_claim.setdefault(name, []).append(claim)
     books = []
-    for name in sorted({*known, *at}):
+    for name in sorted({*known, *at, *by_claim}):
         node = known.get(name) or NodeReport(name, unit)
-        charges = charge_all(node, at.get(name, {}).values())
-        books.append(NodeBooks(node, ledger_of(node, charges), charges))
+        held = charge_claims(node, by_claim.get(name, ()))
+        charges = charge_all(node, at.get(name, {}).values(), claims=held)
+        books.append(NodeBooks(node, ledger_of(node, charges, held), charges, held))
     return tuple(books)
 
 
@@ -210,10 +219,24 @@ def _by_namespace(held: Iterable[tuple[tuple[str, str], Amount]]) -> Used:
     return used
 
 
-def ledger_of(node: NodeReport, charges: Mapping[PodUid, Charge], before: NodeBooks | None = None) -> Ledger:
+def ledger_of(
+    node: NodeReport,
+    charges: Mapping[PodUid, Charge],
+    claims: Mapping[PodUid, ClaimCharge],
+    before: NodeBooks | None = None,
+) -> Ledger:
     """The node's ledger; ``before`` is an earlier state of it, to start from where little has changed."""
-    patched = _patched(before, node, charges)
-    return _fresh(node, charges) if patched is None else patched
+    held = _allocations(charges, claims)
+    patched = _patched(before, node, held)
+    return _fresh(node, charges, held) if patched is None else patched
+
+
+def _allocations(
+    charges: Mapping[PodUid, Charge], claims: Mapping[PodUid, ClaimCharge]
+) -> Mapping[PodUid, tuple[Allocation, ...]]:
+    """What each pod and each claim holds."""
+    held = {uid: charge.allocations for uid, charge in charges.items()}
+    return held | {uid: charge.allocations for uid, charge in claims.items()}
 
 
 def book_as_fact(ledger: Ledger, node: NodeReport, allocations: Sequence[Allocation]) -> Ledger:
@@ -221,29 +244,29 @@ def book_as_fact(ledger: Ledger, node: NodeReport, allocations: Sequence[Allocat
     return Ledger((s.card for s in node.cards), node.unit, (*ledger, *allocations))
 
 
-def _fresh(node: NodeReport, charges: Mapping[PodUid, Charge]) -> Ledger:
-    held = [a for charge in charges.values() for a in charge.allocations]
+def _fresh(
+    node: NodeReport, charges: Mapping[PodUid, Charge], holders: Mapping[PodUid, tuple[Allocation, ...]]
+) -> Ledger:
+    held = [allocation for allocations in holders.values() for allocation in allocations]
     left = terminating_allocations(node.lingering, charges)
     return Ledger((s.card for s in node.cards), node.unit, (*held, *left))
 
 
-def _patched(before: NodeBooks | None, node: NodeReport, charges: Mapping[PodUid, Charge]) -> Ledger | None:
+def _patched(
+    before: NodeBooks | None, node: NodeReport, held: Mapping[PodUid, tuple[Allocation, ...]]
+) -> Ledger | None:
     """The old ledger, changed where it differs; None where that is not cheaper or a fact contradicts it."""
     if before is None or before.node is not node or node.lingering:
         return None  # a pod that comes or goes decides whether its terminating share counts
-    old = before.charges
-    gone = [uid for uid in old if uid not in charges or charges[uid].allocations != old[uid].allocations]
-    come = [
-        charge
-        for uid, charge in charges.items()
-        if uid not in old or old[uid].allocations != charge.allocations
-    ]
+    old = _allocations(before.charges, before.held_claims)
+    gone = [uid for uid in old if held.get(uid) != old[uid]]
+    come = [allocations for uid, allocations in held.items() if old.get(uid) != allocations]
     if not gone and not come:
         return before.ledger
     ledger = before.without(gone)
     try:
-        for charge in come:
-            ledger.commit(charge.allocations)
+        for allocations in come:
+            ledger.commit(allocations)
     except DoesNotFit:
         return None
     return ledger
@@ -253,9 +276,15 @@ def _patched(before: NodeBooks | None, node: NodeReport, charges: Mapping[PodUid
 
 
 def charge_all(
-    node: NodeReport, pods: Iterable[PlacedPod], known: Mapping[PodUid, Charge] | None = None
+    node: NodeReport,
+    pods: Iterable[PlacedPod],
+    known: Mapping[PodUid, Charge] | None = None,
+    claims: Mapping[PodUid, ClaimCharge] | None = None,
 ) -> dict[PodUid, Charge]:
-    """The charge of each pod on the node. ``known`` are earlier charges by the same report."""
+    """The charge of each pod on the node. ``known`` are earlier charges by the same report.
+
+    Pods whose cards are not known go where ``claims`` leave room.
+    """
     charges: dict[PodUid, Charge] = {}
     unplaced: list[_Unplaced] = []
     for placed in pods:
@@ -275,7 +304,7 @@ def charge_all(
             else:
                 charges[placed.uid] = Charge(placed, certain, _usage(certain, node))
     if unplaced:
-        charges |= _guess(node, charges, unplaced)
+        charges |= _guess(node, charges, claims or {}, unplaced)
     return charges
 
 
@@ -362,10 +391,13 @@ def _at_most(said: Amount, card: Amount) -> Amount:
 
 
 def _guess(
-    node: NodeReport, charges: Mapping[PodUid, Charge], unplaced: Sequence[_Unplaced]
+    node: NodeReport,
+    charges: Mapping[PodUid, Charge],
+    claims: Mapping[PodUid, ClaimCharge],
+    unplaced: Sequence[_Unplaced],
 ) -> dict[PodUid, Charge]:
     """Place pods without known cards, the oldest first, each where the node's own policy puts it."""
-    held = [a for charge in charges.values() for a in charge.allocations]
+    held = [a for allocations in _allocations(charges, claims).values() for a in allocations]
     certainly = [a for one in unplaced for a in one.certain]
     seen = {*charges, *(one.placed.uid for one in unplaced)}
     left = terminating_allocations(node.lingering, seen)

@@ -25,7 +25,7 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, Final
 
-from gpu_manager.domain.cluster.accounting import Used
+from gpu_manager.domain.cluster.held_sums import Used, models_of
 from gpu_manager.domain.contract import NAMESPACE, QUOTA_KEY, QUOTA_MAP
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable, quoted
 from gpu_manager.domain.priority import Priority
@@ -93,9 +93,11 @@ class NamespaceQuota:
                     'list models under "quota", "*" for all'
                 )
                 continue
-            if not self.admits(model):
+            if unlisted := [one for one in models_of(model) if not self.admits(one)]:
                 named = ", ".join(sorted(self.cores if self.cores is not None else self.memory or {}))
-                found[model] = f"model {quoted(model)} is not among its models ({printable(named) or 'none'})"
+                found[model] = (
+                    f"model {quoted(unlisted[0])} is not among its models ({printable(named) or 'none'})"
+                )
                 continue
             for line in self.lines(used, only=model):
                 more = _sum(asked, line.key)
@@ -127,10 +129,10 @@ class NamespaceQuota:
                 yield QuotaLine(key, None, None, ZERO, granted, _sum(protected, key).cores)
 
     def lines(self, used: Mapping[str, Amount], only: str | None = None) -> Iterator[QuotaLine]:
-        """One line for each key, or for each that matches the model ``only``."""
+        """One line for each key, or for each that counts what is of ``only``, a key of ``used``."""
         keys = dict.fromkeys((*(self.cores or ()), *(self.memory or ())))
         for key in keys:
-            if only is None or _matches(key, only):
+            if only is None or _counts(key, only):
                 yield QuotaLine(
                     key,
                     None if self.cores is None else self.cores.get(key),
@@ -213,9 +215,15 @@ def _matches(key: str, model: str) -> bool:
     return key == ANY or matches_model(key, model)
 
 
+def _counts(key: str, of: str) -> bool:
+    """True if the key of a quota counts what is of ``of``, a key of :data:`Used`."""
+    models = models_of(of)
+    return not models or any(_matches(key, model) for model in models)
+
+
 def _sum(amounts: Mapping[str, Amount], key: str) -> Amount:
     """The amounts under the key. Cards of unknown model, whose node is gone, count under every key."""
-    return sum((amount for model, amount in amounts.items() if not model or _matches(key, model)), ZERO)
+    return sum((amount for of, amount in amounts.items() if _counts(key, of)), ZERO)
 
 
 def cards(cores: int) -> str:

@@ -56,7 +56,7 @@ def published_devices(
         SharedDevice(
             name=names[state.card.uuid],
             capacities=capacities_of(state.card, unit, minimum_cores),
-            attributes=_attributes(state.card) | shown,
+            attributes=attributes_of(state.card) | shown,
             taints=_taints(state),
         )
         for state in ordered
@@ -82,7 +82,8 @@ def _taints(state: CardState) -> tuple[Taint, ...]:
     return tuple(Taint(key, "NoSchedule") for key, applies in reasons if applies)
 
 
-def _attributes(card: Card) -> dict[str, Attribute]:
+def attributes_of(card: Card) -> dict[str, Attribute]:
+    """Return what is published of the card itself; versions of drivers are the node's."""
     known: dict[str, Attribute | None] = {
         "uuid": card.uuid[:_LONGEST_STRING],
         "productName": card.model[:_LONGEST_STRING],

@@ -1,0 +1,218 @@
+"""ResourceClaims of the cluster: those that are allocated, by node, and what the others may take. Not
+thread-safe: :class:`~admission.cluster.snapshot.ClusterState` holds the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpu_manager.domain.cluster.claims import KnownClaim, read_claim
+from gpu_manager.domain.cluster.held_sums import Used, one_of
+from gpu_manager.domain.contract import DRA_DRIVER
+from gpu_manager.domain.dra.claim import ClaimSpec
+from gpu_manager.domain.dra.demand import ClaimDemand, OfferedCards, demands
+from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.untrusted import mapping, mappings, text
+
+CLAIMS: Final = "resourceclaims"
+CLASSES: Final = "deviceclasses"
+_META: Final = ("name", "namespace", "uid", "creationTimestamp", "ownerReferences")
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """A claim whose creation was let pass; it counts until the watch shows it, or ``until``."""
+
+    claim: KnownClaim
+    until: float
+
+
+class ClusterClaims:
+    """``unit``: bytes of one unit of memory; ``cards``: all cards that claims may be allocated, the same
+    object until they change.
+    """
+
+    def __init__(self, unit: int, cards: Callable[[], OfferedCards]) -> None:
+        self._unit = unit
+        self._cards = cards
+        self._claims: dict[PodUid, KnownClaim] = {}
+        self._waiting: set[PodUid] = set()  # those that are not allocated
+        self._admitted: dict[PodUid, _Admitted] = {}
+        self._at: dict[str, dict[PodUid, KnownClaim]] = {}
+        self._names: dict[tuple[str, str], PodUid] = {}
+        self._classes: dict[str, tuple[str, ...]] = {}
+        self._demands: dict[PodUid, tuple[OfferedCards, tuple[ClaimDemand, ...]]] = {}
+        self._used: tuple[OfferedCards, Used] | None = None
+
+    def copy(self, cards: Callable[[], OfferedCards]) -> ClusterClaims:
+        """The same, changed apart from these."""
+        other = ClusterClaims(self._unit, cards)
+        other._claims, other._waiting = self._claims.copy(), self._waiting.copy()
+        other._admitted, other._names = self._admitted.copy(), self._names.copy()
+        other._at = {node: claims.copy() for node, claims in self._at.items()}
+        other._classes = self._classes.copy()
+        return other
+
+    # What the watch shows. Each returns the nodes on which something changed.
+
+    def take(self, obj: Mapping[str, Any]) -> set[str]:
+        """The claim as it is now."""
+        claim = read_claim(obj)
+        if claim is None:
+            return set()
+        self._admitted.pop(claim.uid, None)
+        before = self._claims.get(claim.uid)
+        if before == claim:
+            return set()
+        touched = self._forget(claim.uid)
+        if claim.allocated and not claim.devices:
+            return touched  # allocated, and nothing of ours
+        self._claims[claim.uid] = claim
+        self._names[claim.namespace, claim.name] = claim.uid
+        if not claim.allocated:
+            self._waiting.add(claim.uid)
+        for node in claim.nodes:
+            self._at.setdefault(node, {})[claim.uid] = claim
+        return touched | claim.nodes
+
+    def drop(self, uid: PodUid) -> set[str]:
+        """The claim is gone."""
+        self._admitted.pop(uid, None)
+        return self._forget(uid)
+
+    def keep(self, uids: Iterable[PodUid]) -> set[str]:
+        """Whatever is not among them is gone."""
+        gone = self._claims.keys() - set(uids)
+        return set().union(*map(self.drop, gone))
+
+    def class_of(self, obj: Mapping[str, Any], *, gone: bool) -> None:
+        """A DeviceClass as it is now."""
+        name = text(mapping(obj.get("metadata")).get("name"))
+        selectors = mappings(mapping(obj.get("spec")).get("selectors"))
+        if gone:
+            self._classes.pop(name, None)
+        else:
+            self._classes[name] = tuple(
+                text(mapping(one.get("cel")).get("expression")) for one in selectors if "cel" in one
+            )
+        self._changed()
+
+    def keep_classes(self, names: Iterable[str]) -> None:
+        """Whatever is not among them is gone."""
+        self._classes = {name: self._classes[name] for name in names if name in self._classes}
+        self._changed()
+
+    # What is about to be created.
+
+    def admit(self, claim: KnownClaim, until: float) -> None:
+        """Count the claim, whose creation is let pass, until the watch shows it."""
+        if claim.uid not in self._claims:
+            self._admitted[claim.uid] = _Admitted(claim, until)
+            self._used = None
+
+    def expire(self, now: float) -> bool:
+        """End the wait for those that were not created after all; True if there were any."""
+        gone = [uid for uid, one in self._admitted.items() if one.until <= now]
+        for uid in gone:
+            self._forget(uid)
+            del self._admitted[uid]
+        return bool(gone)
+
+    @property
+    def admitted(self) -> int:
+        """Number of claims whose creation was let pass and which the watch has not shown."""
+        return len(self._admitted)
+
+    # What is known.
+
+    def on(self, node: str) -> tuple[KnownClaim, ...]:
+        """Claims that are allocated devices of the node."""
+        return tuple(self._at.get(node, {}).values())
+
+    def named(self, namespace: str, name: str) -> KnownClaim | None:
+        """The claim of that name; None if nothing of it is, or may be, ours."""
+        uid = self._names.get((namespace, name))
+        return None if uid is None else self._claims.get(uid)
+
+    @property
+    def classes(self) -> Mapping[str, tuple[str, ...]]:
+        """DeviceClass → its selectors."""
+        return self._classes
+
+    def demand(self, claim: KnownClaim) -> tuple[ClaimDemand, ...]:
+        """The most that the claim may take, request by request; nothing if none of it can be ours."""
+        cards = self._cards()
+        known = self._demands.get(claim.uid)
+        if known is None or known[0] is not cards:
+            spec = claim.spec or ClaimSpec((), ())
+            known = self._demands[claim.uid] = cards, demands(spec, self._classes, cards, self._unit)
+        return known[1]
+
+    def used(self) -> Used:
+        """What claims that are not allocated may take, by namespace and model."""
+        if not self._waiting and not self._admitted:
+            return {}
+        cards = self._cards()
+        if self._used is None or self._used[0] is not cards:
+            used: dict[str, dict[str, Amount]] = {}
+            waiting = (self._claims[uid] for uid in self._waiting)
+            for claim in (*waiting, *(one.claim for one in self._admitted.values())):
+                add_demands(used.setdefault(claim.namespace, {}), self.demand(claim))
+            self._used = cards, {namespace: models for namespace, models in used.items() if models}
+        return self._used[1]
+
+    def _forget(self, uid: PodUid) -> set[str]:
+        self._demands.pop(uid, None)
+        self._waiting.discard(uid)
+        self._used = None
+        before = self._claims.pop(uid, None)
+        if before is None:
+            return set()
+        if self._names.get((before.namespace, before.name)) == uid:
+            del self._names[before.namespace, before.name]
+        for node in before.nodes:
+            self._at[node].pop(uid, None)
+            if not self._at[node]:
+                del self._at[node]
+        return set(before.nodes)
+
+    def _changed(self) -> None:
+        self._demands.clear()
+        self._used = None
+
+
+def add_demands(models: dict[str, Amount], demanded: Iterable[ClaimDemand]) -> dict[str, Amount]:
+    """Add what claims may take to sums by model, in place; return them."""
+    for one in demanded:
+        key = one_of(one.models)
+        models[key] = models.get(key, ZERO) + one.amount
+    return models
+
+
+def slim_claim(obj: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A ResourceClaim with what is read here."""
+    meta, status = mapping(obj.get("metadata")), mapping(obj.get("status"))
+    results: Sequence[Mapping[str, Any]] = mappings(
+        mapping(mapping(status.get("allocation")).get("devices")).get("results")
+    )
+    allocated = isinstance(status.get("allocation"), Mapping)
+    ours = [one for one in results if one.get("driver") == DRA_DRIVER]
+    return {
+        "metadata": {key: meta[key] for key in _META if key in meta},
+        "spec": {} if allocated and not ours else {"devices": mapping(obj.get("spec")).get("devices")},
+        "status": {
+            **({"allocation": {"devices": {"results": ours}}} if allocated else {}),
+            "reservedFor": status.get("reservedFor"),
+        },
+    }
+
+
+def slim_class(obj: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A DeviceClass with what is read here."""
+    return {
+        "metadata": {"name": mapping(obj.get("metadata")).get("name")},
+        "spec": {"selectors": mapping(obj.get("spec")).get("selectors")},
+    }
