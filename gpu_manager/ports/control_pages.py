@@ -9,6 +9,7 @@ from typing import Protocol
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.driver_overhead import Excess
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage
+from gpu_manager.domain.priority import Priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Limit:
     memory: int
     cores: int
     ceiling: int
+    priority: Priority = Priority.NORMAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,15 @@ class Correction:
     """Corrections of a container's limits on one card that only the host can compute; ``None`` keeps a value.
 
     ``gain`` and ``co_active`` are factors; ``host_adjust``: bytes that the driver counts beyond the account;
-    ``excess``: what the account holds beyond the driver's count.
+    ``excess``: what the account holds beyond the driver's count. ``granted``: the share in force (percent)
+    while protected and best-effort containers are on the card together; 0 where they are not.
     """
 
     gain: float | None = None
     co_active: float | None = None
     host_adjust: int | None = None
     excess: Excess | None = None
+    granted: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,7 @@ class Activity:
     last_busy_ns: int
     at_work: int = 0
     processes: int = 0
+    longest_ns: int = 0  # the longest kernel or graph that was measured
 
 
 class ActivityPages(Protocol):

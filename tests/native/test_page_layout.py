@@ -9,7 +9,8 @@ import struct
 import pytest
 
 from tests.native.tools import LIB, run
-from vcuda.page import limits, usage
+from vcuda.page import gate, limits, usage
+from vcuda.page.gate import GATE_MAGIC, GATE_SIZE, build_gate
 from vcuda.page.layout import ABI_MAJOR, ABI_MINOR, MAX_CARDS
 from vcuda.page.limits import COPY_SIZE, LIMITS_MAGIC, LIMITS_SIZE
 from vcuda.page.usage import (
@@ -32,7 +33,7 @@ from vcuda.page.usage import (
 )
 
 HEADER = LIB / "include" / "vcuda_page.h"
-STRUCTS = ("card_limits", "limits_copy", "card_usage", "slot", "note", "timeline", "usage")
+STRUCTS = ("card_limits", "limits_copy", "card_usage", "slot", "note", "timeline", "usage", "gate")
 
 
 def fields_of(name: str) -> list[str]:
@@ -99,7 +100,7 @@ def offsets(layout: str, start: int, names: str) -> dict[str, int]:
         (
             "card_limits", limits._CARD, 0,
             ("uuid memory_limit context_reserve host_adjust host_excess core_limit_q8 core_ceiling_q8 burst_ns "
-            "debt_ns window_ns gain_q8 co_active_q8 mode reserved0 host_looked_ns host_counted reserved"),
+            "debt_ns window_ns gain_q8 co_active_q8 mode reserved0 host_looked_ns host_counted granted_q8 reserved"),
         ),
         ("usage", usage._USAGE_HEADER, 0, "magic abi_major abi_minor size build_id slot_high reserved0"),
         (
@@ -115,6 +116,7 @@ def offsets(layout: str, start: int, names: str) -> dict[str, int]:
         ("usage", usage._NOTES_WRITTEN, usage._NOTES_WRITTEN_OFFSET, "notes"),
         ("note", usage._NOTE, 0, "number when_ns code pid card framework bytes used limit text pooled"),
         ("slot", usage._SLOT, 0, "state pid pid_namespace start_time nonce heartbeat_ns movable untold inflight charged"),
+        ("gate", gate._GATE, 0, "magic closed_until_ns openings closed_at_ns closings closed_ns opened_at_ns"),
     ],
 )  # fmt: skip
 def test_every_value_python_reads_lies_where_c_puts_it(
@@ -156,6 +158,8 @@ def test_constants_agree(facts: dict[str, int]) -> None:
     assert facts["VCUDA_ABI_MINOR"] == ABI_MINOR
     assert facts["VCUDA_LIMITS_MAGIC"].to_bytes(8, "little") == LIMITS_MAGIC
     assert facts["VCUDA_USAGE_MAGIC"].to_bytes(8, "little") == USAGE_MAGIC
+    assert facts["VCUDA_GATE_MAGIC"].to_bytes(8, "little") == GATE_MAGIC
+    assert facts["gate"] == facts["VCUDA_GATE_SIZE"] == GATE_SIZE == len(build_gate())
     assert facts["VCUDA_MAX_CARDS"] == MAX_CARDS
     assert facts["VCUDA_MAX_SLOTS"] == MAX_SLOTS
     assert facts["VCUDA_NOTES"] == MAX_NOTES
@@ -167,8 +171,9 @@ def test_constants_agree(facts: dict[str, int]) -> None:
     assert facts["VCUDA_SLOT_LIVE"] == usage._SLOT_LIVE
     flags = (limits._FAIL_OPEN, limits._ELASTIC, limits._OVERSUBSCRIBE)
     assert flags == tuple(facts[f"VCUDA_FLAG_{name}"] for name in ("FAIL_OPEN", "ELASTIC", "OVERSUBSCRIBE"))
-    modes = (limits._MEMORY_LIMITED, limits._CORES_LIMITED)
-    assert modes == tuple(facts[f"VCUDA_MODE_{name}"] for name in ("MEMORY_LIMITED", "CORES_LIMITED"))
+    modes = (limits._MEMORY_LIMITED, limits._CORES_LIMITED, limits._PROTECTED, limits._BEST_EFFORT)
+    names = ("MEMORY_LIMITED", "CORES_LIMITED", "PROTECTED", "BEST_EFFORT")
+    assert modes == tuple(facts[f"VCUDA_MODE_{name}"] for name in names)
 
 
 def test_words_that_processes_contend_for_have_lines_of_their_own(facts: dict[str, int]) -> None:

@@ -11,7 +11,16 @@ from tests.native.tools import build_tests
 
 
 @pytest.mark.parametrize(
-    "unit", ["unit_token_bucket", "unit_gpu_time", "unit_timeline", "unit_held_idle", "unit_sharers"]
+    "unit",
+    [
+        "unit_token_bucket",
+        "unit_gpu_time",
+        "unit_timeline",
+        "unit_held_idle",
+        "unit_sharers",
+        "unit_gate",
+        "unit_gate_decision",
+    ],
 )
 def test_the_arithmetic_holds_on_a_virtual_clock(unit: str) -> None:
     program = build_tests(unit, sanitize=os.environ.get("VCUDA_SANITIZE", "")) / unit

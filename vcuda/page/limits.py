@@ -19,11 +19,11 @@ LIMITS_SIZE: Final = 2 * COPY_SIZE
 LIMITS_MAGIC: Final = b"VCUDALIM"
 
 _HEADER: Final = struct.Struct("<8sHHIQIHHII8xQQ16s48s")
-_CARD: Final = struct.Struct("<16sQQQQIIQQQIIIIQQ16s")
+_CARD: Final = struct.Struct("<16sQQQQIIQQQIIIIQQI4x8s")
 _CRC_OFFSET: Final = 12
 
 _FAIL_OPEN, _ELASTIC, _OVERSUBSCRIBE = 1, 2, 4
-_MEMORY_LIMITED, _CORES_LIMITED = 1, 2
+_MEMORY_LIMITED, _CORES_LIMITED, _PROTECTED, _BEST_EFFORT = 1, 2, 4, 8
 _U64: Final = (1 << 64) - 1
 
 
@@ -37,6 +37,8 @@ class CardLimits:
     process; ``host_adjust`` is what the driver counts beyond all charges, ``host_excess`` what is charged
     beyond its count, ``host_counted`` that count, both of the moment ``host_looked_ns``. ``co_active`` is the
     number of processes, of any container, that use the card at once: the driver switches between processes.
+    ``protected`` and ``best_effort`` are the container's class, neither a normal one's. ``granted`` is the
+    share in force (percent) while containers of those two classes are on the card together, else ``None``.
     The defaults, a burst of 20 ms, a debt of 200 ms and a window of 1 s, kept the limit best in the model
     (docs/isolation).
     """
@@ -55,6 +57,9 @@ class CardLimits:
     window_ns: int = 1_000_000_000
     gain: float = 1.0
     co_active: float = 1.0
+    protected: bool = False
+    best_effort: bool = False
+    granted: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +92,11 @@ def _q8(value: float, what: str, low: int = 0) -> int:
 def _encode_card(card: CardLimits) -> bytes:
     if len(card.uuid) != 16:
         raise PageError(f"a card UUID has 16 bytes, not {len(card.uuid)}")
-    mode = (_MEMORY_LIMITED if card.memory_limit is not None else 0) | (
-        _CORES_LIMITED if card.core_limit is not None else 0
+    mode = (
+        (_MEMORY_LIMITED if card.memory_limit is not None else 0)
+        | (_CORES_LIMITED if card.core_limit is not None else 0)
+        | (_PROTECTED if card.protected else 0)
+        | (_BEST_EFFORT if card.best_effort else 0)
     )
     limit = card.core_limit or 0.0
     ceiling = limit if card.core_ceiling is None else card.core_ceiling
@@ -110,7 +118,8 @@ def _encode_card(card: CardLimits) -> bytes:
             0,
             card.host_looked_ns,
             card.host_counted,
-            bytes(16),
+            0 if card.granted is None else _q8(card.granted, "granted share", 1),
+            bytes(8),
         )
     except struct.error as error:
         raise PageError(
@@ -144,7 +153,7 @@ def _encode_copy(limits: Limits, generation: int) -> bytes:
 
 def _decode_card(copy: bytes, offset: int) -> CardLimits:
     (uuid, memory, reserve, adjust, excess, core, ceiling, burst, debt, window, gain, active, mode, _, looked,
-     counted, _) = _CARD.unpack_from(copy, offset)  # fmt: skip
+     counted, granted, _) = _CARD.unpack_from(copy, offset)  # fmt: skip
     limited = bool(mode & _CORES_LIMITED)
     return CardLimits(
         uuid=uuid,
@@ -161,6 +170,9 @@ def _decode_card(copy: bytes, offset: int) -> CardLimits:
         window_ns=window,
         gain=(gain or 256) / 256,
         co_active=(active or 256) / 256,
+        protected=bool(mode & _PROTECTED),
+        best_effort=bool(mode & _BEST_EFFORT),
+        granted=granted / 256 if granted else None,
     )
 
 

@@ -25,6 +25,7 @@ from gpu_manager.adapters.control_pages.values import corrected_card, limits_in,
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage
 from gpu_manager.domain.errors import NodeUnready, Tampered
+from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.control_pages import Activity, Correction, Limit, TenantUse
 from vcuda.page import limits as limits_page
 from vcuda.page import usage as usage_page
@@ -246,6 +247,7 @@ class FileControlPages:
                 line.last_busy_ns,
                 sum(slot.inflight[i] > 0 for slot in slots),
                 len(slots),
+                line.longest_ns,
             )
             for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
         ]
@@ -367,6 +369,8 @@ class FileControlPages:
                     context_reserve=self._policy.context_reserve,
                     core_limit=float(limit.cores),
                     core_ceiling=float(limit.ceiling),
+                    protected=limit.priority is Priority.PROTECTED,
+                    best_effort=limit.priority is Priority.BEST_EFFORT,
                 )
             )
         return replace(

@@ -69,4 +69,5 @@ def corrected_card(
         host_excess=excess.bytes,
         host_looked_ns=excess.looked_ns,
         host_counted=min(excess.counted, usage_page.MAX_BYTES),
+        granted=card.granted if told.granted is None else told.granted or None,
     )

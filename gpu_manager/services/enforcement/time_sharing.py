@@ -26,6 +26,7 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.driver_overhead import NO_EXCESS, Excess
 from gpu_manager.domain.enforcement.time_sharing import CardActivity, SharedCard
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import Activity, ActivityPages, Correction
 from gpu_manager.services.metrics import ServiceMetrics
@@ -57,7 +58,8 @@ _JITTER: Final = 0.6180339887498949
 class CardTenant:
     """A container on a card: its directory's name, whether it used the card in the last second, and the
     share of the card's time that the driver saw it use, if known. ``beyond``: bytes that the driver counts
-    on top of its account; ``excess``: bytes of the account that the driver does not count.
+    on top of its account; ``excess``: bytes of the account that the driver does not count. ``priority`` is
+    the container's class.
     """
 
     name: str
@@ -66,6 +68,7 @@ class CardTenant:
     driver_share: float | None = None
     beyond: int = 0
     excess: Excess = NO_EXCESS
+    priority: Priority = Priority.NORMAL
 
 
 @dataclass(slots=True)
@@ -80,6 +83,21 @@ class _Watched:
     publish_at: float = 0.0
     contended: bool = False
     present: frozenset[str] = frozenset()
+
+
+_Company = tuple[CardUuid, Priority | None]
+"""The containers of a card that take turns: all of them (None), or those of one class."""
+
+
+def _company_of(tenants: Iterable[CardTenant]) -> Callable[[CardTenant], _Company]:
+    """Return who shares a card with whom. Best-effort containers make way for protected ones, so that the two
+    classes do not divide its time; where there is a normal container too, which does not, all divide it.
+    """
+    classes: dict[CardUuid, set[Priority]] = {}
+    for tenant in tenants:
+        classes.setdefault(tenant.card, set()).add(tenant.priority)
+    apart = {card for card, found in classes.items() if found == {Priority.PROTECTED, Priority.BEST_EFFORT}}
+    return lambda tenant: (tenant.card, tenant.priority if tenant.card in apart else None)
 
 
 def _seen(activity: Activity, now_ns: int) -> CardActivity:
@@ -104,7 +122,7 @@ class TimeSharing:
         self._card_tenants = tenants
         self._clock = clock
         self._metrics = metrics
-        self._watched: dict[CardUuid, _Watched] = {}
+        self._watched: dict[_Company, _Watched] = {}
         self._published: dict[tuple[str, CardUuid], tuple[float, float]] = {}
         self._adjusted: dict[tuple[str, CardUuid], tuple[int, Excess]] = {}
         self._beat: dict[str, float] = {}
@@ -137,7 +155,7 @@ class TimeSharing:
             self._survey(now)
             self._survey_at = now + SURVEY_SECONDS
         due = min(self._survey_at, self._glance_at) if self._resting else self._survey_at
-        for card, watched in self._watched.items():
+        for (card, _), watched in self._watched.items():
             if len(watched.names) < 2:
                 continue
             if now >= watched.next_at:
@@ -171,19 +189,21 @@ class TimeSharing:
         if present is self._calm and not self._began:
             return
         self._calm, self._untold = None, False
-        by_card: dict[CardUuid, list[CardTenant]] = {}
+        company = _company_of(present)
+        together: dict[_Company, list[CardTenant]] = {}
         resting: set[tuple[str, CardUuid]] = set()
         for found in present:
             tenant = replace(found, at_work=True) if (found.name, found.card) in self._began else found
-            by_card.setdefault(tenant.card, []).append(tenant)
+            together.setdefault(company(tenant), []).append(tenant)
             self._adjust(tenant, now)
-        kept: dict[CardUuid, _Watched] = {}
-        for card, tenants in by_card.items():
+        kept: dict[_Company, _Watched] = {}
+        for place, tenants in together.items():
+            card = place[0]
             if not any(tenant.at_work for tenant in tenants):
                 self._part(card, tenants)
                 resting.update((tenant.name, card) for tenant in tenants if len(tenants) > 1)
                 continue
-            watched = kept[card] = self._watched.get(card) or _Watched(())
+            watched = kept[place] = self._watched.get(place) or _Watched(())
             watched.names = tuple(tenant.name for tenant in tenants)
             watched.driver_share = {
                 tenant.name: tenant.driver_share for tenant in tenants if tenant.driver_share is not None
@@ -198,7 +218,7 @@ class TimeSharing:
         self._rest(resting)
         if not kept and not self._untold:
             self._calm = present
-        self._forget({(tenant.name, card) for card, tenants in by_card.items() for tenant in tenants})
+        self._forget({(tenant.name, card) for (card, _), tenants in together.items() for tenant in tenants})
 
     def _rest(self, places: set[tuple[str, CardUuid]]) -> None:
         """Glance at these from now on; whose turn it is stays as it was, newcomers come last."""

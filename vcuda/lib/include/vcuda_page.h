@@ -1,7 +1,8 @@
 /* The control pages: what the host tells the library, and what the library tells the host.
  *
  * Two files, made by the host before the container starts, mapped by the library at
- * /etc/vcuda/limits (read-only) and /etc/vcuda/usage (writable by the tenant).
+ * /etc/vcuda/limits (read-only) and /etc/vcuda/usage (writable by the tenant); a best-effort container has the gates
+ * of its cards beside them.
  * vcuda/page/ is the same layout in Python; tests/native/test_page_layout.py holds them equal.
  *
  * Rules
@@ -27,14 +28,16 @@
 #endif
 
 #define VCUDA_ABI_MAJOR 1
-#define VCUDA_ABI_MINOR 4
+#define VCUDA_ABI_MINOR 5
 #define VCUDA_LIMITS_MAGIC UINT64_C(0x4d494c4144554356) /* "VCUDALIM" */
 #define VCUDA_USAGE_MAGIC UINT64_C(0x4753554144554356)  /* "VCUDAUSG" */
+#define VCUDA_GATE_MAGIC UINT64_C(0x5441474144554356)   /* "VCUDAGAT" */
 #define VCUDA_MAX_CARDS 16
 #define VCUDA_MAX_SLOTS 1024
 #define VCUDA_COPY_SIZE 4096 /* one copy a page; two with 16 cards each do not fit in one */
 #define VCUDA_LIMITS_SIZE (2 * VCUDA_COPY_SIZE)
 #define VCUDA_USAGE_SIZE (320 * 1024)
+#define VCUDA_GATE_SIZE 4096
 
 /* vcuda_limits_copy.flags */
 #define VCUDA_FLAG_FAIL_OPEN 0x1u     /* a broken usage page: run unlimited instead of refusing cuInit */
@@ -45,6 +48,9 @@
 /* vcuda_card_limits.mode: a limit is in force only if its bit is set; a zero limit with the bit is zero. */
 #define VCUDA_MODE_MEMORY_LIMITED 0x1u
 #define VCUDA_MODE_CORES_LIMITED 0x2u
+/* Which class the container is of; neither: a normal one, or a host before minor 5. */
+#define VCUDA_MODE_PROTECTED 0x4u   /* touches the usage file whenever a slot's inflight becomes 0, or no longer is 0 */
+#define VCUDA_MODE_BEST_EFFORT 0x8u /* waits at the card's gate, if it has one */
 
 struct vcuda_card_limits {
     uint8_t uuid[16];         /* as cuDeviceGetUuid_v2 returns it; a MIG instance has its own */
@@ -63,7 +69,11 @@ struct vcuda_card_limits {
     uint32_t reserved0;
     uint64_t host_looked_ns; /* CLOCK_MONOTONIC before driver and usage were read for host_excess. Since minor 2 */
     uint64_t host_counted;   /* bytes that the driver counted for the container then */
-    uint64_t reserved[2];
+    /* While protected and best-effort containers are on the card together: the share in force, percent x 256, as the
+     * host decides. 0: there is no container of the other class, and co_active_q8 decides. Since minor 5 */
+    uint32_t granted_q8;
+    uint32_t reserved1;
+    uint64_t reserved[1];
 };
 
 struct vcuda_limits_copy {
@@ -216,6 +226,22 @@ struct vcuda_usage {
                  VCUDA_MAX_SLOTS * sizeof(struct vcuda_slot) - VCUDA_MAX_CARDS * sizeof(struct vcuda_timeline)];
 };
 
+/* The gate of a card: best-effort containers put no work on it while it is closed. A file of its own, one a card, which
+ * only the host writes; it is mounted read-only at
+ * /etc/vcuda/gates/<the UUID's 32 hex digits> in containers that were made as best-effort ones.
+ * A host that dies leaves a gate that opens by itself. */
+struct vcuda_gate {
+    uint64_t magic;
+    uint64_t closed_until_ns; /* CLOCK_MONOTONIC; 0 or past: open. Written with release, read with acquire */
+    uint32_t openings;        /* raised each time that it is opened early: a futex that those wait on who wait */
+    uint32_t reserved0;
+    uint64_t closed_at_ns; /* when it was last closed */
+    uint64_t closings;     /* how often */
+    uint64_t closed_ns;    /* for how long, ever */
+    uint64_t opened_at_ns; /* when it was last opened */
+    uint8_t rest[VCUDA_GATE_SIZE - 56];
+};
+
 _Static_assert(sizeof(struct vcuda_card_limits) == 128, "card limits are 128 bytes");
 _Static_assert(offsetof(struct vcuda_limits_copy, card) == 128, "the header is 128 bytes");
 _Static_assert(sizeof(struct vcuda_limits_copy) == VCUDA_COPY_SIZE, "a copy is a page");
@@ -225,5 +251,6 @@ _Static_assert(sizeof(struct vcuda_slot) == 256, "a slot is 256 bytes");
 _Static_assert(sizeof(struct vcuda_note) == VCUDA_LINE, "a note is a line");
 _Static_assert(offsetof(struct vcuda_usage, card) == 4096, "cards follow the first page");
 _Static_assert(sizeof(struct vcuda_usage) == VCUDA_USAGE_SIZE, "usage is 320 KiB");
+_Static_assert(sizeof(struct vcuda_gate) == VCUDA_GATE_SIZE, "a gate is a page");
 
 #endif

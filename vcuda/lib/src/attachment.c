@@ -104,6 +104,14 @@ const struct vcuda_limits_view *vcuda_limits(void) {
     return __atomic_load_n(&a->page_view.current, __ATOMIC_ACQUIRE);
 }
 
+void vcuda_touch_usage(void) {
+    struct attachment *a = here();
+    int saved = errno;
+    if (a)
+        slots_touch(&a->claim);
+    errno = saved;
+}
+
 int vcuda_card_of(const uint8_t uuid[16]) {
     const struct vcuda_limits_view *view = vcuda_limits();
     for (uint32_t i = 0; view && i < view->card_count; i++)

@@ -20,6 +20,9 @@ enum vcuda_attachment vcuda_attached(void);
  * NULL unless attached. Fields of one view belong together; take the pointer once per decision. */
 const struct vcuda_limits_view *vcuda_limits(void);
 
+/* Let the host, which may be watching the usage page's file, look at it now. */
+void vcuda_touch_usage(void);
+
 /* Which of the pages' cards has this UUID: 0 .. VCUDA_MAX_CARDS - 1, or -1. */
 int vcuda_card_of(const uint8_t uuid[16]);
 

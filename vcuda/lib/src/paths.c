@@ -10,6 +10,9 @@
 #ifndef VCUDA_USAGE_PATH
 #define VCUDA_USAGE_PATH "/etc/vcuda/usage"
 #endif
+#ifndef VCUDA_GATES_DIR
+#define VCUDA_GATES_DIR "/etc/vcuda/gates"
+#endif
 #ifndef VCUDA_REAL_DIR
 #define VCUDA_REAL_DIR "/usr/local/vcuda/real"
 #endif
@@ -38,6 +41,17 @@ bool paths_limits(char path[PATHS_MAX]) {
 
 bool paths_usage(char path[PATHS_MAX]) {
     return join(path, VCUDA_USAGE_PATH, "");
+}
+
+bool paths_gate(char path[PATHS_MAX], const uint8_t uuid[16]) {
+    static const char digits[] = "0123456789abcdef";
+    char name[33];
+    for (int i = 0; i < 16; i++) {
+        name[2 * i] = digits[uuid[i] >> 4];
+        name[2 * i + 1] = digits[uuid[i] & 15];
+    }
+    name[32] = '\0';
+    return join(path, VCUDA_GATES_DIR "/", name);
 }
 
 bool paths_real_directory(char path[PATHS_MAX]) {

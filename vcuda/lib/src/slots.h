@@ -22,6 +22,9 @@ int slots_claim(struct vcuda_usage *usage, const char *path, struct slots_claim 
 /* If the program has closed our descriptor, and the lock went with it: take both again. By one thread at a time. */
 void slots_keep(struct slots_claim *claim, const char *path);
 
+/* Change the usage file's times, which whoever watches it on the host is told of at once. */
+void slots_touch(const struct slots_claim *claim);
+
 /* Give it back. */
 void slots_release(struct vcuda_usage *usage, const struct slots_claim *claim);
 

@@ -19,11 +19,17 @@ static bool is_fresh(const struct vcuda_limits_view *view, uint64_t now, uint64_
     return view->heartbeat_ns && (now <= view->heartbeat_ns || now - view->heartbeat_ns <= within);
 }
 
+bool bucket_is_granted(const struct vcuda_limits_view *view, int card, uint64_t now) {
+    return view->card[card].granted_q8 && is_fresh(view, now, BUCKET_HEARTBEAT_FRESH_NS);
+}
+
 uint32_t bucket_share(const struct vcuda_limits_view *view, int card, uint64_t now) {
     const struct vcuda_card_limits *limits = &view->card[card];
     uint32_t share = limits->core_limit_q8;
-    if (view->flags & VCUDA_FLAG_ELASTIC && limits->core_ceiling_q8 > share && limits->co_active_q8 <= 256 &&
-        is_fresh(view, now, BUCKET_HEARTBEAT_FRESH_NS))
+    if (bucket_is_granted(view, card, now))
+        share = limits->granted_q8;
+    else if (view->flags & VCUDA_FLAG_ELASTIC && limits->core_ceiling_q8 > share && limits->co_active_q8 <= 256 &&
+             is_fresh(view, now, BUCKET_HEARTBEAT_FRESH_NS))
         share = limits->core_ceiling_q8;
     return share < 1 ? 1 : share > BUCKET_WHOLE_Q8 ? BUCKET_WHOLE_Q8 : share;
 }

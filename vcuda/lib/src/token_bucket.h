@@ -23,8 +23,12 @@
 /* ---- arithmetic ----------------------------------------------------------------------------------------------------
  */
 
-/* The share in force, percent x 256, at least 1: the ceiling while the limits are elastic and the host, who must be
- * there, sees no other container at work on the card; else the limit. */
+/* Does the host, who must be there, say which share is in force? It does while protected and best-effort containers are
+ * on the card together. */
+bool bucket_is_granted(const struct vcuda_limits_view *view, int card, uint64_t now);
+
+/* The share in force, percent x 256, at least 1: the granted one; else the ceiling while the limits are elastic and the
+ * host, who must be there, sees no other container at work on the card; else the limit. */
 uint32_t bucket_share(const struct vcuda_limits_view *view, int card, uint64_t now);
 
 /* Credit for that much wall time, and the wall time that brings that much credit. */

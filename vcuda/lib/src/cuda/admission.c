@@ -16,9 +16,11 @@ uint64_t admission_room_ns(const struct admission *a) {
 
 /* How long until the last window has room for more; 0: now. Work of other processes that is not measured yet is not
  * seen: it is some milliseconds. Where others are at work on the card, what credit there is may be what they kept this
- * container from having, and is no pause's. */
+ * container from having, and is no pause's. A protected container among best-effort ones, which wait for it, shares
+ * with nobody. */
 static bool is_shared(const struct admission *a) {
-    return bucket_sharers(a->view, a->card, a->now) > 256;
+    bool yielded_to = a->view->card[a->card].mode & VCUDA_MODE_PROTECTED && bucket_is_granted(a->view, a->card, a->now);
+    return !yielded_to && bucket_sharers(a->view, a->card, a->now) > 256;
 }
 
 static uint64_t window_full_ns(const struct admission *a, uint32_t share) {

@@ -1,5 +1,6 @@
 #include "cuda/span_charge.h"
 #include "attachment.h"
+#include "cuda/gate_wait.h"
 #include "cuda/gpu_time.h"
 #include "cuda/held_idle.h"
 #include "cuda/sharers.h"
@@ -82,6 +83,19 @@ static void remember(struct timing_span *span, uint64_t own, uint64_t now) {
                 (uint64_t)((double)cost_ns(span->kind[i].cost) * (double)own / (double)span->facts.expected_ns), now);
 }
 
+/* Did work of the other class come between this span's? Protected work meets what of best-effort work is in flight as
+ * it begins, and best-effort work runs out while the gate is closed: neither is the card's time in turns, and known
+ * work is charged as known; where it truly takes longer than it did, an eighth more at a time. */
+#define CROSSED_MORE_IN 8
+#define CROSSED_MOST_Q8 (1024 * 256)
+
+static bool is_crossed(const struct timing_span *span, const struct vcuda_limits_view *view, uint64_t now) {
+    int card = span->context_meter->card;
+    if (__builtin_expect(!view->card[card].granted_q8, 1) || !bucket_is_granted(view, card, now))
+        return false;
+    return view->card[card].mode & VCUDA_MODE_PROTECTED || gate_was_moved(card, span->facts.launched_at);
+}
+
 uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *view, bool measured, uint64_t now) {
     struct context_meter *context_meter = span->context_meter;
     struct stream_meter *meter = span->meter;
@@ -91,7 +105,9 @@ uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *v
     if (!measured)
         ran = gpu_time_expected(&span->facts, meter->settled_to, divided, &context_meter->clock);
     uint64_t took = (uint64_t)(ran.to - ran.from), known = measured ? known_ns(span) : 0;
-    if (known)
+    if (known && is_crossed(span, view, now))
+        divided = bucket_stretch(took, known + known / CROSSED_MORE_IN, CROSSED_MOST_Q8);
+    else if (known)
         divided = sharers_during(view, context_meter->card, now, took, known);
     if (measured && !bucket_is_silent(view, now))
         remember(span, bucket_used(took, divided, 256), now);

@@ -5,12 +5,16 @@
 #include "cuda/context_registry.h"
 #include "cuda/graph_pool.h"
 #include "cuda/pool_account.h"
+#include "cuda/settle.h"
 #include "cuda/stream_meter.h"
 #include "cuda/throttle.h"
 #include "interposer.h"
 
+/* Where best-effort containers wait for this one, they hear at once that its work has ended. */
 static CUresult after(CUresult result) {
     pool_account_synchronised();
+    if (__builtin_expect(__atomic_load_n(&meter_tells, __ATOMIC_RELAXED) != 0, 0))
+        settle_pass();
     return result;
 }
 

@@ -1,6 +1,8 @@
 #include "attachment.h"
 #include "cuda/admission.h"
 #include "cuda/context_registry.h"
+#include "cuda/gate.h"
+#include "cuda/gate_wait.h"
 #include "cuda/held_idle.h"
 #include "cuda/meter_thread.h"
 #include "cuda/settle.h"
@@ -43,6 +45,20 @@ void throttle_count(void) {
     throttle_view.uncounted = 0;
 }
 
+static void look_at_classes(const struct vcuda_limits_view *view) {
+    uint32_t gated = 0, tells = 0;
+    throttle_view.limited = 0;
+    for (uint32_t i = 0; i < view->card_count; i++) {
+        uint32_t mode = view->card[i].mode, granted = view->card[i].granted_q8 != 0;
+        throttle_view.limited |= (uint32_t)((mode & VCUDA_MODE_CORES_LIMITED) != 0) << i;
+        gated |= (uint32_t)(granted && mode & VCUDA_MODE_BEST_EFFORT) << i;
+        tells |= (uint32_t)(granted && mode & VCUDA_MODE_PROTECTED) << i;
+    }
+    throttle_view.gated = gated;
+    __atomic_store_n(&meter_gated, gated, __ATOMIC_RELAXED);
+    __atomic_store_n(&meter_tells, tells, __ATOMIC_RELAXED);
+}
+
 bool throttle_look(void) {
     const struct vcuda_limits_view *view = vcuda_limits();
     if (!view)
@@ -51,10 +67,7 @@ bool throttle_look(void) {
     if (throttle_view.uncounted)
         throttle_count();
     if (throttle_view.view != view || throttle_view.generation != view->generation) {
-        throttle_view.limited = 0;
-        for (uint32_t i = 0; i < view->card_count; i++)
-            if (view->card[i].mode & VCUDA_MODE_CORES_LIMITED)
-                throttle_view.limited |= 1u << i;
+        look_at_classes(view);
         throttle_view.view = view;
         throttle_view.generation = view->generation;
     }
@@ -209,6 +222,16 @@ static void pay(struct stream_meter *meter, struct cost *cost, uint64_t ns) {
         pay_slowly(meter, ns, unknown);
 }
 
+static bool is_gated(const struct stream_meter *meter) {
+    return __builtin_expect(throttle_view.gated >> meter->card & 1, 0);
+}
+
+/* Measured often: what is in flight is to be known. */
+static void __attribute__((noinline)) wait_at_gate(struct stream_meter *meter, uint64_t ns) {
+    gate_wait(meter, ns);
+    measuring_is_free(&thread_state.budget);
+}
+
 /* ---- the two ends of a call
  * ---------------------------------------------------------------------------------------------------- */
 
@@ -224,6 +247,8 @@ bool throttle_begin(struct throttled_work *work, CUstream stream, bool per_threa
     work->cost = cost;
     work->paid_ns = cost_charge_ns(cost);
     pay(meter, cost, work->paid_ns);
+    if (is_gated(meter))
+        wait_at_gate(meter, work->paid_ns);
     work->span = timing_span_take(meter, cost, &thread_state.budget);
     if (!work->span)
         return true;
@@ -273,7 +298,7 @@ void throttle_end(struct throttled_work *work, CUresult result) {
         timing_span_remove(span, work->cost, work->expected_ns, work->paid_ns);
     if (span_plan_ends(&span->facts, span->measured, thread_state.budget.left_ns > 0, span->launches,
                        cost_seen(work->cost)) ||
-        (span->measured && is_sampled()))
+        (span->measured && is_sampled()) || (is_gated(work->meter) && span->facts.expected_ns >= GATE_SPAN_NS))
         close_slowly(span);
     else
         timing_span_put(work->meter, span);

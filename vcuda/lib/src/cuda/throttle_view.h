@@ -11,6 +11,7 @@ struct throttle_view {
     uint64_t generation;
     uint32_t limited;   /* bit per card */
     uint32_t uncounted; /* launches not yet in the page, while no card is limited */
+    uint32_t gated;     /* bit per card: this container is a best-effort one, and protected ones are there */
 };
 extern __thread struct throttle_view throttle_view __attribute__((tls_model("initial-exec")));
 #define THROTTLE_UNCOUNTED_MOST 64

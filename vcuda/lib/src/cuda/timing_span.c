@@ -14,6 +14,8 @@
 
 uint32_t meter_captures;
 uint64_t meter_ahead_ns[VCUDA_MAX_CARDS];
+uint64_t meter_head_since[VCUDA_MAX_CARDS];
+uint32_t meter_gated, meter_tells;
 static uint64_t newcomers; /* when a new thread last measured at once */
 
 /* The list of free spans: (changes << 16 | number + 1). */
@@ -74,18 +76,24 @@ static bool make_events(struct timing_span *span) {
     return span->end != NULL;
 }
 
+static bool is_told(int card) {
+    return __builtin_expect(__atomic_load_n(&meter_tells, __ATOMIC_RELAXED) >> card & 1, 0);
+}
+
 static void note_busy(struct stream_meter *meter) {
     struct vcuda_slot *slot = vcuda_slot();
-    if (__atomic_fetch_add(&meter->unsettled, 1, __ATOMIC_ACQ_REL) == 0 && slot)
-        __atomic_fetch_add(&slot->inflight[meter->card], 1, __ATOMIC_RELAXED);
+    if (__atomic_fetch_add(&meter->unsettled, 1, __ATOMIC_ACQ_REL) == 0 && slot &&
+        __atomic_fetch_add(&slot->inflight[meter->card], 1, __ATOMIC_RELEASE) == 0 && is_told(meter->card))
+        vcuda_touch_usage();
 }
 
 /* One span of this stream is over; after the last one the stream is not in flight any more. */
 void stream_meter_settled(struct stream_meter *meter) {
     struct vcuda_slot *slot = vcuda_slot();
     if (__atomic_fetch_sub(&meter->unsettled, 1, __ATOMIC_ACQ_REL) == 1 && slot &&
-        __atomic_load_n(&slot->inflight[meter->card], __ATOMIC_RELAXED))
-        __atomic_fetch_sub(&slot->inflight[meter->card], 1, __ATOMIC_RELAXED);
+        __atomic_load_n(&slot->inflight[meter->card], __ATOMIC_RELAXED) &&
+        __atomic_fetch_sub(&slot->inflight[meter->card], 1, __ATOMIC_RELEASE) == 1 && is_told(meter->card))
+        vcuda_touch_usage();
 }
 
 /* ---- what is expected of the stream
@@ -252,7 +260,10 @@ void timing_span_put(struct stream_meter *meter, struct timing_span *span) {
 /* To the one that settles. */
 static void push(struct timing_span *span) {
     struct context_meter *context_meter = span->context_meter;
-    __atomic_fetch_add(&meter_ahead_ns[context_meter->card], span->paid_ns, __ATOMIC_RELAXED);
+    int card = context_meter->card;
+    if (__atomic_fetch_add(&meter_ahead_ns[card], span->paid_ns, __ATOMIC_RELAXED) == 0 &&
+        __atomic_load_n(&meter_gated, __ATOMIC_RELAXED) >> card & 1)
+        __atomic_store_n(&meter_head_since[card], span->closed_at, __ATOMIC_RELAXED);
     struct timing_span *head = __atomic_load_n(&context_meter->closed, __ATOMIC_RELAXED);
     do
         __atomic_store_n(&span->next, head, __ATOMIC_RELAXED);

@@ -91,6 +91,13 @@ extern uint32_t meter_captures;
 /* Work in flight of this process that was paid for, by card of the pages. */
 extern uint64_t meter_ahead_ns[];
 
+/* When the head of it began, as far as is known, on the cards that the container is a best-effort one of. */
+extern uint64_t meter_head_since[];
+
+/* Cards on which the container is best-effort beside protected ones, and on which it is protected beside best-effort
+ * ones: a bit per card. */
+extern uint32_t meter_gated, meter_tells;
+
 /* Take the stream's open span for work of this kind, or open one; NULL if none can be had. What the stream ran before
  * is closed if it has drained since. What the thread spends on measuring is taken from its budget. */
 struct timing_span *timing_span_take(struct stream_meter *meter, const struct cost *cost,

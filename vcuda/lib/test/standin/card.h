@@ -11,6 +11,7 @@
  * process that runs dry gives up the rest of its quantum. That is how NVIDIA's driver shares a card between
  * processes without MPS, as far as is known from outside. Nobody runs this: whoever takes the lock first brings
  * the model up to the present (`card_advance`), which is exact because work can only be added under the same lock.
+ * With `turns = kernel` in the configuration a turn is a kernel instead: the one that runs is not interrupted.
  * To wait, a process computes when its work will be done if nobody adds any, sleeps until then, and looks again.
  *
  * Death. A process holds a POSIX record lock on its slot's byte; the kernel drops it when the process ends, in
@@ -27,7 +28,7 @@
 
 #include "config.h"
 
-enum { CARD_SLOTS = 256, CARD_STRETCHES = 512, CARD_BUCKETS = 64 };
+enum { CARD_SLOTS = 256, CARD_STRETCHES = 512, CARD_BUCKETS = 64, CARD_ENDS = 2048 };
 
 #define MIB (1024LL * 1024)
 #define GRANULE (2 * MIB)
@@ -53,6 +54,9 @@ struct slot {
     uint32_t stretches, shared_files;
     struct bucket bucket[CARD_BUCKETS];
     struct stretch stretch[CARD_STRETCHES];
+    /* Where its kernels end, on its own axis: only with turns of kernels. */
+    uint32_t first_end, last_end;
+    int64_t end[CARD_ENDS];
 };
 
 struct card {
@@ -91,6 +95,8 @@ bool card_charge(struct hold *hold, int64_t bytes);
 /* Is the slot's owner alive, and under which id does this process know it? 0: alive but out of sight; -1: dead. */
 int card_owner(const struct hold *hold, uint32_t index);
 
+/* A kernel of this process was placed: it ends at p. */
+void card_note_end(struct hold *hold, int64_t p);
 void card_advance(struct hold *hold, int64_t now);
 /* When this process will have been served up to p, if nobody adds work. Only after card_advance to `now`. */
 int64_t card_due(const struct hold *hold, int64_t p, int64_t now);

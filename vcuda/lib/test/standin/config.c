@@ -204,6 +204,8 @@ static void read_all(void) {
     config.callback = number("callback", 0) != 0;
     config.capture_ends = number("capture_ends", 0) != 0;
     config.pools = number("pools", 1) != 0;
+    const char *turns = config_text("turns");
+    config.whole_kernels = turns && strcmp(turns, "kernel") == 0;
 }
 
 const struct config *config_read(void) {

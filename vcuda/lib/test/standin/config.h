@@ -9,6 +9,7 @@
  *   context_mib module_kib  what a context, a module     launch_ns    time a launch call takes (0)
  *                    takes on the card                   driver       NVML's driver version string
  *   link             NV18, PIX, PHB, SYS: between all    mig          1: MIG mode is on
+ *   turns            slice: of time, whatever runs (default); kernel: a kernel runs out before the next turn
  *   card.<i>.<key>   model memory_mib sms uuid pci       pools        0: no memory pools
  *   card.<i>.links   a row as `nvidia-smi topo -m` prints it: X NV18 SYS ...
  *   lost             index of a card that has fallen off the bus
@@ -41,7 +42,7 @@ struct config {
     struct card_config card[MAX_CARDS];
     char state[256], driver[32];
     int64_t quantum_ns, kernel_ns, launch_ns, module_bytes;
-    bool callback, capture_ends, pools;
+    bool callback, capture_ends, pools, whole_kernels;
 };
 
 const struct config *config_read(void);

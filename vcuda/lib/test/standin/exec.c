@@ -67,6 +67,8 @@ int64_t exec_place(struct stream *stream, int64_t after, int64_t length, bool al
         device->alone_until = end;
     if (end > slot->asked)
         slot->asked = end;
+    if (length > 0)
+        card_note_end(hold, end);
     card_unlock(hold);
     return end;
 }

@@ -70,9 +70,28 @@ static int working(const struct card *card) {
     return count;
 }
 
+void card_note_end(struct hold *hold, int64_t p) {
+    struct slot *slot = &hold->card->slot[hold->mine];
+    if (!config_read()->whole_kernels)
+        return;
+    if (slot->last_end - slot->first_end == CARD_ENDS) /* more than any queue holds: some become one */
+        slot->last_end--;
+    slot->end[slot->last_end++ % CARD_ENDS] = p;
+}
+
+/* How long a turn that begins now is. */
+static int64_t turn_of(struct slot *slot) {
+    if (!config_read()->whole_kernels)
+        return config_read()->quantum_ns;
+    while (slot->first_end != slot->last_end && slot->end[slot->first_end % CARD_ENDS] <= slot->served)
+        slot->first_end++;
+    return slot->first_end != slot->last_end ? slot->end[slot->first_end % CARD_ENDS] - slot->served
+                                             : slot->asked - slot->served;
+}
+
 void card_advance(struct hold *hold, int64_t now) {
     struct card *card = hold->card;
-    int64_t quantum = config_read()->quantum_ns;
+    bool whole = config_read()->whole_kernels;
     while (card->clock < now) {
         struct slot *slot = &card->slot[card->turn];
         bool wants = slot->live && slot->asked > slot->served;
@@ -86,19 +105,27 @@ void card_advance(struct hold *hold, int64_t now) {
                 continue;
             }
             card->turn = next;
-            card->quantum_left = quantum;
+            card->quantum_left = turn_of(&card->slot[next]);
             continue;
         }
         int64_t length = slot->asked - slot->served;
         if (length > now - card->clock)
             length = now - card->clock;
-        if (length > card->quantum_left && working(card) > 1)
+        if (length > card->quantum_left && (whole || working(card) > 1))
             length = card->quantum_left;
         serve(card, slot, card->clock, length);
         card->clock += length;
         card->quantum_left -= length;
     }
     card->clock = card->clock < now ? now : card->clock;
+}
+
+/* When the kernel that runs is over, or this process's own work is: an end that is not too late. */
+static int64_t due_by_kernels(const struct card *card, uint32_t mine, int64_t need, int others, int64_t now) {
+    int64_t left = card->quantum_left > 1000 ? card->quantum_left : 1000;
+    if (others == 0 || (card->turn == mine && need < left))
+        return now + need;
+    return now + left;
 }
 
 /* Plays the rotation forward on the backlogs as they are now; after DUE_STEPS turns the answer is "not before". */
@@ -113,6 +140,8 @@ int64_t card_due(const struct hold *hold, int64_t p, int64_t now) {
         backlog[index] = slot->live && slot->asked > slot->served ? slot->asked - slot->served : 0;
         others += index != mine && backlog[index] > 0;
     }
+    if (config_read()->whole_kernels)
+        return need > 0 ? due_by_kernels(card, mine, need, others, now) : now;
     if (turn >= card->highest)
         turn = left = 0;
     for (int step = 0; step < DUE_STEPS && need > 0; step++) {

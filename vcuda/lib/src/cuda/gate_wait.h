@@ -1,0 +1,17 @@
+/* The card's gate, as a best-effort container finds it: waiting there before a launch. gate.h decides. */
+#ifndef VCUDA_GATE_WAIT_H
+#define VCUDA_GATE_WAIT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cuda/stream_meter.h"
+
+/* Wait until the work may be put on its card. `launch_ns`: what it is expected to cost. The thread holds none of the
+ * library's locks and is not capturing; errno is kept. */
+void gate_wait(struct stream_meter *meter, uint64_t launch_ns);
+
+/* Is the card's gate closed, or was it opened or closed since? False where this process has none. */
+bool gate_was_moved(int card, uint64_t since);
+
+#endif

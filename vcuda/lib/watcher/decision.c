@@ -1,0 +1,63 @@
+#include "decision.h"
+
+#define WHOLE_Q8 (100 * 256)
+#define MORE_THAN_SHARE 11 / 10 /* work is pending a little longer than it runs */
+#define RETURNS_IN 8            /* the average is over about so many pauses */
+#define RETURNS_OFTEN_Q8 64
+
+static int64_t income(const struct decision_tenant *tenant, uint64_t ns) {
+    uint32_t share = tenant->cores_q8 > WHOLE_Q8 ? WHOLE_Q8 : tenant->cores_q8;
+    uint64_t within = ns > DECISION_WINDOW_NS ? DECISION_WINDOW_NS : ns;
+    return (int64_t)(within * share / WHOLE_Q8) * MORE_THAN_SHARE;
+}
+
+void decision_begin(struct decision_tenant *tenant, uint32_t cores_q8, uint64_t now) {
+    *tenant = (struct decision_tenant){.cores_q8 = cores_q8, .returns_q8 = RETURNS_OFTEN_Q8, .seen_at = now};
+    tenant->credit_ns = income(tenant, DECISION_WINDOW_NS);
+}
+
+static void account(struct decision_tenant *tenant, const struct decision_card *card, uint64_t now) {
+    uint64_t passed = now > tenant->seen_at ? now - tenant->seen_at : 0;
+    uint64_t own = passed > card->others_ns ? passed - card->others_ns : 0;
+    int64_t most = income(tenant, DECISION_WINDOW_NS);
+    tenant->seen_at = now;
+    tenant->credit_ns += income(tenant, passed);
+    if (card->closed && tenant->pending && !tenant->is_spent)
+        tenant->credit_ns -= (int64_t)(own / (card->pending ? card->pending : 1));
+    if (tenant->credit_ns > most)
+        tenant->credit_ns = most;
+    if (tenant->credit_ns <= 0)
+        tenant->is_spent = true;
+    else if (tenant->credit_ns >= most / 8)
+        tenant->is_spent = false;
+}
+
+void decision_observe(struct decision_tenant *tenant, bool pending, const struct decision_card *card, uint64_t now) {
+    account(tenant, card, now);
+    if (pending && !tenant->pending && tenant->quiet_since) {
+        int32_t sample = now - tenant->quiet_since < DECISION_HOLD_NS ? 256 : 0;
+        tenant->returns_q8 += (sample - tenant->returns_q8) / RETURNS_IN;
+    }
+    if (!pending && tenant->pending)
+        tenant->quiet_since = now;
+    tenant->pending = pending;
+}
+
+uint64_t decision_until(const struct decision_tenant *tenant, uint64_t now) {
+    if (tenant->is_spent)
+        return 0;
+    if (tenant->pending)
+        return now + DECISION_DEADLINE_NS;
+    return tenant->quiet_since && tenant->returns_q8 > RETURNS_OFTEN_Q8 ? tenant->quiet_since + DECISION_HOLD_NS : 0;
+}
+
+uint64_t decision_pause_ns(struct decision_budget *budget, uint64_t now) {
+    budget->left_ns += now > budget->at ? (int64_t)(now - budget->at) : 0;
+    if (!budget->at || budget->left_ns > DECISION_LOOKS_MOST_NS)
+        budget->left_ns = DECISION_LOOKS_MOST_NS;
+    budget->at = now;
+    if (budget->left_ns < -DECISION_LOOK_COST_NS)
+        budget->left_ns = -DECISION_LOOK_COST_NS;
+    budget->left_ns -= DECISION_LOOK_COST_NS;
+    return budget->left_ns < 0 ? DECISION_PAUSE_NS : 0;
+}
