@@ -58,6 +58,13 @@ def throttled(by: str) -> str:
     return f"sum by ({by}) (rate(vcuda_container_throttled_seconds_total[5m]))"
 
 
+def beyond(given: str, advised: str) -> str:
+    """By pod, what its containers have and are advised not to have: the ten largest."""
+    by = "by (namespace, pod, container)"
+    each = f"sum {by} ({given}) - sum {by} (vcuda_container_advised_{advised}) > 0"
+    return f"topk(10, sum by (namespace, pod) ({each}))"
+
+
 def stat(
     title: str, query: str, *, unit: str = "short", alarm: float | None = None, about: str = ""
 ) -> Panel:
@@ -136,6 +143,21 @@ CLUSTER = (
             "Seconds per second that a pod's processes wait for their share: the ten largest.",
             kind="table",
             width=8,
+            columns=POD_COLUMNS,
+        ),
+        Panel(
+            "Cores beyond advice",
+            {"cores": beyond("100 * vcuda_container_core_limit_ratio", "cores")},
+            "What containers have booked above the size that their agent advises: the ten largest.",
+            kind="table",
+            columns=POD_COLUMNS,
+        ),
+        Panel(
+            "Memory beyond advice",
+            {"bytes": beyond("vcuda_container_memory_limit_bytes", "memory_bytes")},
+            "Only containers whose memory can be judged: kubectl vcuda advise says of the others why not.",
+            kind="table",
+            unit="bytes",
             columns=POD_COLUMNS,
         ),
         Panel(
@@ -432,6 +454,23 @@ POD = (
                 f"{WHO} used": f"vcuda_container_memory_used_bytes{CONTAINER}",
                 f"{WHO} limit": f"vcuda_container_memory_limit_bytes{CONTAINER}",
             },
+            unit="bytes",
+        ),
+        Panel(
+            "Cores booked and advised",
+            {
+                f"{WHO} booked": f"100 * vcuda_container_core_limit_ratio{CONTAINER}",
+                f"{WHO} advised": f"vcuda_container_advised_cores{CONTAINER}",
+            },
+            "Hundredths of a card. Advised is absent until it can be told: kubectl vcuda advise says why.",
+        ),
+        Panel(
+            "Memory booked and advised",
+            {
+                f"{WHO} booked": f"vcuda_container_memory_limit_bytes{CONTAINER}",
+                f"{WHO} advised": f"vcuda_container_advised_memory_bytes{CONTAINER}",
+            },
+            "Absent where the program takes what it sees, or still grows: then there is nothing to advise.",
             unit="bytes",
         ),
         Panel(

@@ -28,6 +28,7 @@ from gpu_manager.services.metrics import ServiceMetrics
 log = structlog.get_logger(__name__)
 
 WALK_SECONDS: Final = 60.0  # between two looks at containers of which nothing has changed
+FIRST_SECONDS: Final = 5.0  # between two looks before anything was told, as after a start
 SAVE_SECONDS: Final = 300.0
 WORKLOADS_MOST: Final = 2000  # the one that was seen longest ago goes first
 _LONGEST_READING: Final = 5.0  # seconds; a longer gap between two samples says nothing of its time
@@ -88,7 +89,7 @@ class SizeAdviser:
 
     def add(self, sample: Sample, unit: int) -> None:
         """Take in a sample of usage; ``unit`` is bytes of a unit of memory."""
-        walk = sample.at - self._walked >= WALK_SECONDS
+        walk = sample.at - self._walked >= (WALK_SECONDS if self.told else FIRST_SECONDS)
         if sample.shares is self._shares and not walk:
             return
         self._shares = sample.shares
@@ -165,7 +166,8 @@ class SizeAdviser:
             need = self._demands[place].need(now, self._policy.percentile)
             pods = sorted((self._local[key[0]].name, key[0]) for key in keys)
             names, uids = tuple(name for name, _ in pods), tuple(uid for _, uid in pods)
-            yield Sized(place, names, given, unit, need, advise(need, given, unit, self._policy), uids)
+            advice, margin = advise(need, given, unit, self._policy), self._policy.margin
+            yield Sized(place, names, given, unit, need, advice, uids, margin)
 
     def _forget(self, sample: Sample, now: float) -> None:
         """Drop containers that have gone, workloads unseen for a week, and the oldest beyond the most."""

@@ -10,6 +10,7 @@ import json
 import re
 import ssl
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,8 +26,11 @@ from admission.console.history import ConsoleHistory
 from deploy.grafana import dashboards
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.prometheus import PrometheusRanges
+from gpu_manager.adapters.store import FileStore
 from gpu_manager.cli.kubectl.main import run
+from gpu_manager.domain.advice.demand import DAY, HOUR, Demand
 from gpu_manager.domain.cluster.usage_history import HistoryQuery
+from gpu_manager.domain.resources import MIB
 from sandbox import commands
 from sandbox.simulated_cluster import NODE, Sandbox, SandboxSettings
 from tests.fakes.admission import Process
@@ -156,6 +160,20 @@ def state_metrics(sandbox: Sandbox) -> str:
     return "\n".join(line for line in lines if re.search(r" \d+$", line)) + "\n"
 
 
+def watched(sandbox: Sandbox) -> None:
+    """The agent has watched a pod for two days, which needs less than it will ask for."""
+    now = time.time()
+    demand = Demand(now - 2 * DAY, starts=3)
+    for hours in range(48):
+        demand.held(192 * MIB, now - hours * HOUR)
+        demand.worked(HOUR, 0.12 * HOUR, 0, now - hours * HOUR)
+    row = ["vision", "Pod/spin-30", "main", now, [], demand.encode()]
+    FileStore(sandbox.directory / "state" / "demands", what="demands").save(json.dumps([row]).encode())
+    starts = sandbox.agent.starts
+    commands.fault(sandbox, "agent kill")
+    until(lambda: sandbox.agent.starts > starts and sandbox.agent.pid)
+
+
 @dataclass
 class Seen:
     prometheus: Prometheus
@@ -214,6 +232,7 @@ def prepare(sandbox: Sandbox) -> None:
     }
     names = ({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in QUOTA)
     commands.apply(sandbox.api, [*names, {**quota, "data": {"gpu_quota": json.dumps(QUOTA)}}])
+    watched(sandbox)
 
 
 def load(sandbox: Sandbox) -> None:

@@ -17,7 +17,7 @@ from gpu_manager.services import size_advice
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.enforcement.usage import Sample, ShareUse
 from gpu_manager.services.metrics import ServiceMetrics
-from gpu_manager.services.size_advice import SAVE_SECONDS, WALK_SECONDS, SizeAdviser
+from gpu_manager.services.size_advice import FIRST_SECONDS, SAVE_SECONDS, WALK_SECONDS, SizeAdviser
 from tests.fakes.ports import FakeClock, FakePods, FakeStore
 
 SHARE = Share(CardUuid("GPU-1"), Amount(50, 8 * GIB))
@@ -75,6 +75,14 @@ def test_replicas_of_a_deployment_are_one_template_and_their_starts_add_up() -> 
     assert set(found) == {"Deployment/web", "Pod/alone"}
     assert found["Deployment/web"].pods == ("web-1", "web-2")
     assert found["Deployment/web"].need.starts == 3
+
+
+def test_after_a_start_advice_is_told_within_seconds() -> None:
+    node = Node()
+    node.pass_(WALK_SECONDS)
+    node.run("p")
+    node.pass_(FIRST_SECONDS)
+    assert [one.workload[1] for one in node.adviser.told] == ["Pod/p"]
 
 
 def test_demand_is_added_up_over_ten_seconds_of_work_and_idling_is_none() -> None:
