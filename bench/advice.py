@@ -6,7 +6,8 @@ limit, a leak, and a cache that fills what it sees. What the generator wants is 
 what the limit lets through.
 
 Real: the memory of a production image-generation service (``genai-2026``), 80 GiB cards. One half of each
-series is seen, the other half judges. Its windows are scaled so that what is seen counts as a day.
+series is seen, the other half judges. Its windows are scaled so that what is seen counts as a day. Advice is
+the product's own, as ``kubectl vcuda advise`` gives it.
 
 Running: one program on the stand-in driver, of which the page says how long it was held back.
 """
@@ -26,8 +27,9 @@ from pathlib import Path
 from typing import Final
 
 from bench.rows import Row
-from gpu_manager.domain.advice.demand import DAY, HOUR, HOURS, Demand, Need, pooled
-from gpu_manager.domain.advice.size import Advice, advise
+from gpu_manager.domain.advice.demand import DAY, HOUR, HOURS, Demand, Need
+from gpu_manager.domain.advice.size import STARTS, Advice, AdvicePolicy, advise
+from gpu_manager.domain.advice.sized import Sized, pool
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 
 SERIES, SECONDS, WATCHED = 200, 300, 9 * DAY
@@ -36,6 +38,7 @@ CARD: Final = 80 * GIB  # of the service
 LONG: Final = 300  # samples; shorter series say nothing of a day
 LIVE_SECONDS: Final = 20
 FACTORS: Final = (1.25, 1.5, 2.0)  # the usual rule: the peak times a factor
+MARGINS: Final = (-10, -5, -4, -3.6, -3, -2, -1, 0, 5, 10, 20, 25, 35, 50, 75, 100)  # percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,53 +200,64 @@ def judge(series: Mapping[str, Sequence[int]], sizes: Mapping[str, float]) -> Ju
     return Judged(100 * exceeded / len(series), 100 * freed / CARD / len(series))
 
 
-def needs(series: Mapping[str, Sequence[int]]) -> dict[str, Need]:
-    """What is seen of each container in its first half, which counts as a day."""
-    found = {}
+def replicas(series: Mapping[str, Sequence[int]], *, together: bool) -> list[Sized]:
+    """What an agent tells of each container after its first half, which counts as a day: as replicas of one
+    workload, which they are, or each by itself, as if it were alone and had started three times.
+    """
+    found = []
     for name, seen in series.items():
         half = seen[: len(seen) // 2]
-        demand = Demand(first=0.0)
+        demand = Demand(first=0.0, starts=1 if together else STARTS)
         for at, size in enumerate(half):
             demand.held(size, at * (DAY - 1) / (len(half) - 1))
-        found[name] = demand.need(DAY - 1, 95)
+        need, given = demand.need(DAY, 95), Amount(99, CARD)
+        workload = ("service", "Deployment/one" if together else f"Pod/{name}", "c")
+        found.append(Sized(workload, (name,), given, DEFAULT_UNIT, need, advise(need, given, DEFAULT_UNIT)))
+    return found
+
+
+def curve(series: Mapping[str, Sequence[int]], *, together: bool) -> Mapping[float, Judged]:
+    """By ``--memory-margin``: the sizes that ``kubectl vcuda advise`` gives, judged by the other half. A
+    container without a figure keeps its card.
+    """
+    told = replicas(series, together=together)
+    found: dict[float, Judged] = {}
+    for margin in MARGINS:
+        rows = pool(told, AdvicePolicy(margin=margin / 100))
+        sizes = {pod: row.advice.memory.value or CARD for row in rows for pod in row.pods}
+        found[margin] = judge(series, sizes)
     return found
 
 
 def real() -> list[Row]:
-    """The row of the real service: how many more the usual rule lets exceed where it frees as much."""
+    """The row of the real service: how many more exceed their size than by the usual rule, where as much is
+    freed; the worst of the usual factors.
+    """
     series = service()
     name, bar = "advice_exceeded_against_peak", "≤ 0"
     if not series:
         return [Row(name, None, "points", bar, note="the series of genai-2026 are not on this machine")]
-    seen = needs(series)
-    whole = pooled(list(seen.values()))
-    curve = [
-        (part, judge(series, _sizes(seen, whole, part))) for part in (0.0, 0.5, 0.8, 0.9, 1.0, 1.1, 1.25)
-    ]
-    usual = [
-        (f, judge(series, {n: max(seen[: len(seen) // 2]) * f for n, seen in series.items()}))
-        for f in FACTORS
-    ]
-    worst = max(_at(curve, one.freed) - one.exceeded for _, one in usual)
-    told = "; ".join(f"{part:g}: {one.exceeded:.1f} % at {one.freed:.1f} %" for part, one in curve)
-    rule = "; ".join(f"times {f:g}: {one.exceeded:.1f} % at {one.freed:.1f} %" for f, one in usual)
+    ours, alone = curve(series, together=True), curve(series, together=False)
+    usual = {
+        f: judge(series, {n: max(seen[: len(seen) // 2]) * f for n, seen in series.items()}) for f in FACTORS
+    }
+    worst = max(_at(ours, one.freed) - one.exceeded for one in usual.values())
     note = (
-        f"{len(series)} containers of one service: exceeded at freed, replicas weighing {told}; peak {rule}"
+        f"{len(series)} containers of one service, exceeded at freed. Advised, by --memory-margin: "
+        f"{_told(ours)}. Peak times a factor: {_told(usual)}. Advised to each as if it were alone: "
+        f"{_told(alone)}"
     )
     return [Row(name, round(worst, 2), "points", bar, note=note)]
 
 
-def _sizes(seen: Mapping[str, Need], whole: Need, part: float) -> dict[str, float]:
-    """A size for each container: its own greatest amount, and the greatest of all replicas for ``part`` of
-    it.
-    """
-    greatest = max(whole.hours)
-    return {name: part * greatest + max(0.0, 1 - part) * max(need.hours) for name, need in seen.items()}
+def _told(found: Mapping[float, Judged]) -> str:
+    return "; ".join(f"{at:g}: {one.exceeded:.1f} % at {one.freed:.1f} %" for at, one in found.items())
 
 
-def _at(curve: Sequence[tuple[float, Judged]], freed: float) -> float:
-    """The fewest that exceed on the curve where at least so much is freed; all of them beyond its end."""
-    return min((one.exceeded for _, one in curve if one.freed >= freed - 0.5), default=100.0)
+def _at(found: Mapping[float, Judged], freed: float) -> float:
+    """The fewest that exceed where at least so much is freed, to a unit of memory; all where nothing is."""
+    near = freed - 100 * DEFAULT_UNIT / CARD
+    return min((one.exceeded for one in found.values() if one.freed >= near), default=100.0)
 
 
 def cost() -> list[Row]:

@@ -159,7 +159,7 @@ def command(
         Option(min=50, max=100, help="Advised cores are enough for this part of the time a program works."),
     ] = 95.0,
     advice_margin: Annotated[
-        float, Option(min=0, max=400, help="Percent of memory to advise beside the greatest amount seen.")
+        float, Option(min=-50, max=400, help="Percent of memory to advise beside the greatest amount seen.")
     ] = 0.0,
     advice_half_life: Annotated[
         float, Option(min=1, max=720, help="Hours after which the demand that was seen weighs half.")

@@ -78,6 +78,25 @@ def test_one_pod_or_workload_can_be_asked_for_and_a_wrong_name_is_said(
     assert "no container in namespace empty holds a part of one card" in said(capsys)[0]
 
 
+def test_the_agents_margin_counts_unless_another_is_asked_for(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_node(api)
+    told = page((WEB, "web-1", NEED))
+    told["containers"][0]["margin"] = 0.5
+    an_agent(api, told)
+    for words, memory, says in (
+        ([], 3, "50 % more is advised"),
+        (["--memory-margin", "0"], 2, "it took at most 2 GiB in 2 days\n"),
+        (["--memory-margin=-25"], 1.5, "25 % less is advised"),
+    ):
+        assert run(["advise", *words]) == 0
+        out = said(capsys)[0]
+        assert f"{memory} GiB\n" in out
+        assert says in out
+    assert run(["advise", "--memory-margin=-60"]) == 2
+
+
 @pytest.mark.parametrize(
     "answer", [{}, {"containers": [{}]}, {"containers": 7}, {"containers": [{"pods": None}]}, [], ENDLESS]
 )

@@ -159,13 +159,23 @@ def test_workloads_of_all_nodes_are_pooled_and_survive_the_wire() -> None:
     made = [
         Sized(web, ("web-2",), GIVEN, UNIT, KNOWN, advise(KNOWN, GIVEN, UNIT)),
         Sized(lone, ("one",), GIVEN, UNIT, KNOWN, advise(KNOWN, GIVEN, UNIT)),
-        Sized(web, ("web-1",), rolled_out, UNIT, larger, advise(larger, rolled_out, UNIT)),
+        Sized(
+            web,
+            ("web-1",),
+            rolled_out,
+            UNIT,
+            larger,
+            advise(larger, rolled_out, UNIT, AdvicePolicy(margin=0.5)),
+            margin=0.5,
+        ),
     ]
     read = [read_sized(json.loads(json.dumps(sized_json(one)))) for one in made]
     assert read == made
     shown = pod_advice_json([made[0]])
     assert [(one["container"], one["cores"]["value"]) for one in shown["containers"]] == [(web[2], 30)]
     assert pod_advice_json([]) == {"containers": []}
+    assert [one.margin for one in read] == [0.0, 0.0, 0.5]
+    assert [one.margin for one in pool(read)] == [0.5, 0.0], "the largest of a workload's agents"
     first, second = pool(read, AdvicePolicy())
     assert (first.workload, first.pods, first.given) == (web, ("web-1", "web-2"), rolled_out)
     assert (first.advice.memory.value, first.advice.cores.value) == (3 * GIB, 30)
@@ -181,7 +191,15 @@ def test_a_container_that_took_little_for_long_gets_what_it_took() -> None:
     assert memory_of(KNOWN) == (2 * GIB, "it took at most 2 GiB in 2 days")
     odd = replace(KNOWN, hours=(GIB + 1,) * HOURS, days=(GIB + 1,) * 3)
     assert memory_of(odd)[0] == GIB + UNIT, "whole units"
-    assert memory_of(KNOWN, AdvicePolicy(margin=0.5))[0] == 3 * GIB
+    assert memory_of(KNOWN, AdvicePolicy(margin=0.5)) == (
+        3 * GIB,
+        "it took at most 2 GiB in 2 days; 50 % more is advised",
+    )
+    assert memory_of(KNOWN, AdvicePolicy(margin=-0.25)) == (
+        1.5 * GIB,
+        "it took at most 2 GiB in 2 days; 25 % less is advised",
+    )
+    assert memory_of(KNOWN, AdvicePolicy(margin=-1))[0] == UNIT
 
 
 def test_greatest_amounts_that_differ_leave_room_for_as_much_more() -> None:

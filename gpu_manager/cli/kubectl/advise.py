@@ -32,8 +32,11 @@ def command(
         str, Argument(metavar="POD", help="One pod, or its workload as KIND/NAME; default: all.")
     ] = "",
     memory_margin: Annotated[
-        float, Option(min=0, max=400, help="Percent of memory to add to the greatest amount seen.")
-    ] = 0.0,
+        float | None,
+        Option(
+            min=-50, max=400, help="Percent of memory beside the greatest amount seen; default: the agents'."
+        ),
+    ] = None,
     apply: Annotated[
         ApplyWay | None,
         Option(help=f"Give it to running containers whose owner allows it (annotation {ADVICE})."),
@@ -63,7 +66,7 @@ def command(
         said = [one for one in named if one is not None]
         found = [one for one in said if all_namespaces or one.workload[0] == login.namespace]
         where = "any namespace" if all_namespaces else f"namespace {login.namespace}"
-        policy = AdvicePolicy(margin=memory_margin / 100)
+        policy = None if memory_margin is None else AdvicePolicy(margin=memory_margin / 100)
         rows = [one for one in pool(found, policy) if not name or asked in (*one.pods, one.workload[1])]
         unseen = sum(
             len(a.shares) == 1 and not a.shares[0].whole

@@ -28,7 +28,7 @@ class AdvicePolicy:
 
     Attributes:
         percentile: of the time in which it works, its demand stays below the advised cores for so much.
-        margin: memory beside the greatest amount, as a part of it.
+        margin: memory beside the greatest amount, as a part of it; below 0 for less than that amount.
     """
 
     percentile: float = 95.0
@@ -88,12 +88,12 @@ def _memory(need: Need, given: int, unit: int, policy: AdvicePolicy) -> Figure:
         )
     if unseen := _unseen(need):
         return Figure(None, f"it took at most {held} so far, {unseen}")
-    wanted = _rounded(round(peak * (1 + policy.margin)) + _gap(need), unit)
+    wanted = max(unit, _rounded(round(peak * (1 + policy.margin)) + _gap(need), unit))
     if wanted >= given:
         return Figure(
             None, f"it took {held}, and may take more: its greatest amounts differ too much to tell"
         )
-    return Figure(wanted, f"it took at most {held} in {_time(need.seconds)}")
+    return Figure(wanted, f"it took at most {held} in {_time(need.seconds)}{_beside(policy.margin)}")
 
 
 def grows(need: Need, unit: int) -> bool:
@@ -116,6 +116,11 @@ def _gap(need: Need) -> int:
     """
     seen = sorted(need.days if len(need.days) > _RISING_DAYS else need.hours)
     return seen[-1] - seen[-2] if len(seen) > 1 else 0
+
+
+def _beside(margin: float) -> str:
+    """What is given beside the greatest amount because somebody asked for it."""
+    return f"; {100 * abs(margin):.3g} % {'more' if margin > 0 else 'less'} is advised" if margin else ""
 
 
 def _unseen(need: Need) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from gpu_manager.domain.advice.demand import Need, pooled
 from gpu_manager.domain.advice.size import Advice, AdvicePolicy, advise
@@ -13,13 +13,15 @@ from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.resources import Amount
 
 Workload = tuple[str, str, str]  # namespace, kind/name, container
+_LARGEST_MARGIN: Final = 100.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sized:
     """The pods of a workload, what their container was given and seen to need, and the advice.
 
-    ``unit`` is bytes of a unit of memory; ``uids`` are of the same pods as ``pods``.
+    ``unit`` is bytes of a unit of memory; ``uids`` are of the same pods as ``pods``; ``margin`` is what its
+    agent advises beside the greatest amount of memory, as a part of it.
     """
 
     workload: Workload
@@ -29,6 +31,7 @@ class Sized:
     need: Need
     advice: Advice
     uids: tuple[str, ...] = ()
+    margin: float = 0.0
 
 
 def largest(given: Iterable[Amount]) -> Amount:
@@ -36,19 +39,23 @@ def largest(given: Iterable[Amount]) -> Amount:
     return max(given, key=lambda amount: (amount.memory, amount.cores))
 
 
-def pool(found: Iterable[Sized], policy: AdvicePolicy) -> Sequence[Sized]:
-    """Return one for each workload, from those of all nodes: one template has one size."""
+def pool(found: Iterable[Sized], policy: AdvicePolicy | None = None) -> Sequence[Sized]:
+    """Return one for each workload, from those of all nodes: one template has one size. Without a ``policy``
+    it has the largest margin of its agents.
+    """
     members: dict[Workload, list[Sized]] = {}
     for one in found:
         members.setdefault(one.workload, []).append(one)
     return [_together(workload, ones, policy) for workload, ones in sorted(members.items())]
 
 
-def _together(workload: Workload, ones: Sequence[Sized], policy: AdvicePolicy) -> Sized:
+def _together(workload: Workload, ones: Sequence[Sized], policy: AdvicePolicy | None) -> Sized:
     need, given = pooled([one.need for one in ones]), largest(one.given for one in ones)
     names, unit = sorted(pod for one in ones for pod in one.pods), max(one.unit for one in ones)
     uids = tuple(uid for one in ones for uid in one.uids)
-    return Sized(workload, tuple(names), given, unit, need, advise(need, given, unit, policy), uids)
+    margin = max(one.margin for one in ones) if policy is None else policy.margin
+    advice = advise(need, given, unit, policy or AdvicePolicy(margin=margin))
+    return Sized(workload, tuple(names), given, unit, need, advice, uids, margin)
 
 
 def sized_json(one: Sized) -> dict[str, Any]:
@@ -61,6 +68,7 @@ def sized_json(one: Sized) -> dict[str, Any]:
         "pods": list(one.pods),
         "uids": list(one.uids),
         "unit": one.unit,
+        "margin": one.margin,
         "given": asdict(one.given),
         "need": asdict(one.need),
         "advised": asdict(one.advice),
@@ -95,7 +103,17 @@ def read_sized(row: Mapping[str, Any]) -> Sized:
     workload = str(row["namespace"]), str(row["workload"]), str(row["container"])
     pods = tuple(str(pod) for pod in row["pods"])
     uids = tuple(str(uid) for uid in row.get("uids", ()))
-    return Sized(workload, pods, given, unit, need, advise(need, given, unit), uids)
+    margin = max(-1.0, min(float(row.get("margin", 0.0)), _LARGEST_MARGIN))  # an older agent tells none
+    return Sized(
+        workload,
+        pods,
+        given,
+        unit,
+        need,
+        advise(need, given, unit, AdvicePolicy(margin=margin)),
+        uids,
+        margin,
+    )
 
 
 def within_scope(one: Sized, scope: NameScope) -> Sized:
