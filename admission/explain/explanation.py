@@ -21,7 +21,13 @@ from admission.extender.refusal_lines import describe, refusal, why
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.quota import Quota
 from gpu_manager.domain.errors import RequestInvalid, printable
-from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_bound, explain_placement, explain_room
+from gpu_manager.domain.placement.explain import (
+    LINE_LIMIT,
+    explain_bound,
+    explain_placement,
+    explain_room,
+    with_priority,
+)
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_request import judged_request
@@ -193,6 +199,7 @@ def _placed(
     if view is not None and charge is not None and charge.allocations:
         lies = {a.container: a.shares for a in charge.allocations}
         where = explain_bound(pod.node, explain_placement(lies, view.node.cards), guessed=charge.guessed)
+        where += with_priority(view.explain_priority(pod))
     elif pod.terminal:
         where = f"ended on node {printable(pod.node)}, and holds nothing any more"
     total = len(snapshot.nodes)
@@ -225,7 +232,9 @@ def _node(case: WaitingPod, question: FeasibilityCheck, one: JudgedNode) -> Node
     cards, ledger = view.node.cards, question.ledger(view)
     free = {s.card.uuid: ledger.free(s.card.uuid).peak(ZERO) for s in cards}
     if isinstance(fit, Fit):
-        text = explain_placement(question.placement(view, fit), cards)
+        placement = question.placement(view, fit)
+        text = explain_placement(placement, cards)
+        text += with_priority(view.explain_priority(case.occupant.pod, placement))
         taken = {cards[at].card.uuid: amount for at, amount in fit.taken}
         lines = tuple(
             CardLine(

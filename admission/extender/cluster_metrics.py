@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,6 +15,7 @@ from admission.cluster.node_view import NodeView
 from admission.cluster.snapshot import ClusterState
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.cluster.quota import QuotaLine
+from gpu_manager.domain.placement.protection import is_protected, neighbours
 from gpu_manager.domain.resources import CORES_PER_CARD
 
 _BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
@@ -145,6 +147,7 @@ class _Cluster(Collector):
         yield _gauge("waiting_pods", "GPU pods that look for a node", len(seen.cluster.waiting()))
         yield _gauge("nodes", "Nodes known here, with cards or without", len(snapshot.nodes))
         yield from _stranded(snapshot.nodes.values())
+        yield from _protected(snapshot.nodes.values())
         quota = seen.quota.current
         if quota is None:
             return
@@ -168,6 +171,31 @@ def _stranded(nodes: Iterable[NodeView]) -> Iterator[Metric]:
             memory.add_metric((view.name,), view.ids.stranded.memory)
     yield cores
     yield memory
+
+
+def _protected(nodes: Iterable[NodeView]) -> Iterator[Metric]:
+    every = GaugeMetricFamily(
+        "vcuda_admission_protected_pods", "Pods of priority protected that are bound", labels=("namespace",)
+    )
+    broken = GaugeMetricFamily(
+        "vcuda_admission_unprotected_pods",
+        "Pods of priority protected beside a normal or another protected tenant, from which nothing protects "
+        "them, or on a node whose agent makes no tenant wait",
+        labels=("namespace",),
+    )
+    pods, without = Tally[str](), Tally[str]()
+    for view in nodes:
+        for charge in view.charges.values() if view.ledger.prioritised else ():
+            if charge.protected and charge.allocations:
+                cards = [share.card for a in charge.allocations for share in a.shares]
+                pods[charge.pod.namespace] += 1
+                held = view.node.gates and is_protected(neighbours(view.ledger, charge.pod.uid, cards))
+                without[charge.pod.namespace] += not held
+    for namespace, count in sorted(pods.items()):
+        every.add_metric((namespace,), count)
+        broken.add_metric((namespace,), without[namespace])
+    yield every
+    yield broken
 
 
 def _amounts(part: str, words: str, lines: Sequence[tuple[str, QuotaLine]]) -> Iterator[Metric]:

@@ -19,6 +19,7 @@ from admission.cluster.snapshot import ClusterState
 from admission.extender.drained_nodes import DrainedNodes, QuotaBounds
 from admission.extender.feasibility import Fit
 from admission.extender.multi_gpu_count import MultiGpuCount
+from admission.extender.neighbours import unsuited
 from admission.extender.node_rooms import NodeChange, NodeRooms
 from admission.extender.ranking import MOST_PRICED, BestFit, Cost, RankedNode, most_priced
 from admission.quota.quota_book import QuotaBook
@@ -30,6 +31,7 @@ from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
 from gpu_manager.domain.score.draining import with_kept
 from gpu_manager.domain.score.multi_gpu_slots import Loss
+from gpu_manager.domain.score.neighbours import with_neighbours
 from gpu_manager.domain.score.request_mix import Arrivals, Mix, RequestShape, Stock
 from gpu_manager.domain.score.scorer import Scorer, in_all
 from gpu_manager.domain.untrusted import timestamp
@@ -147,8 +149,10 @@ class LeastFragmentation:
 
     def costs(self, request: PodRequest, candidates: Sequence[RankedNode]) -> Sequence[Cost | None]:
         """See :class:`~admission.extender.ranking.NodePolicy`."""
+        neighbours = unsuited(request, candidates)
         if request.placement is PlacementPolicy.SPREAD:
-            return self._plain.costs(request, candidates)
+            plain = self._plain.costs(request, candidates)
+            return [(n, *cost) for n, cost in zip(neighbours, plain, strict=True)] if neighbours else plain
         own = self._cluster.pod(request.uid)
         cpu = own.cpu if own else 0
         epoch = self._current(questions=1)
@@ -170,6 +174,8 @@ class LeastFragmentation:
                 cost and with_kept(cost, most, kept.get((view.state, view.cpu), 0))
                 for cost, (view, _) in zip(costs, candidates, strict=True)
             ]
+        if neighbours:
+            costs = [cost and with_neighbours(cost, n) for cost, n in zip(costs, neighbours, strict=True)]
         if request.placement is PlacementPolicy.TOPOLOGY:
             # The better joined first: the second of a cost is the joined cards' sum, negative.
             return [cost and (cost[1], *cost) for cost in costs]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,9 +24,19 @@ from admission.quota.quota_book import QuotaBook
 from bench.placement.trace import MOST_PODS, Node, Pod
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.contract import CORE, GPU_MODEL, INVENTORY, MEMORY, Inventory, encode_inventory
+from gpu_manager.domain.contract import (
+    CORE,
+    GPU_MODEL,
+    INVENTORY,
+    MEMORY,
+    PRIORITY,
+    QUOTA_KEY,
+    Inventory,
+    encode_inventory,
+)
 from gpu_manager.domain.pod import Pod as KubePod
 from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
 from gpu_manager.domain.score.scorer import in_all
 from gpu_manager.domain.topology import Link, Topology
@@ -80,17 +90,25 @@ class Wire:
     """A cluster, the extender over it, and a stand-in for kube-scheduler."""
 
     def __init__(
-        self, nodes: Sequence[Node], seed: int, *, spread: bool = False, beside: bool = False
+        self,
+        nodes: Sequence[Node],
+        seed: int,
+        *,
+        spread: bool = False,
+        beside: bool = False,
+        priority: Callable[[Pod, int], Priority] | None = None,
     ) -> None:
         """``spread``: pods without a card go where kube-scheduler's default scoring sends them. ``beside``: a
-        new mix is made in a thread, as deployed.
+        new mix is made in a thread, as deployed. ``priority`` of each fraction by its number.
         """
+        self._priority = priority
         self._chance = random.Random(f"ties {seed}")
         self._spread = spread
         self._cluster = ClusterState(DEFAULT_UNIT)
         self._api = _Api(self._cluster)
         quota, judge, clock = QuotaBook(), FeasibilityJudge(), SystemClock()
-        quota.update(None)
+        right = {"data": {QUOTA_KEY: '{"*": {"protected": {"*": 1000000}}}'}}
+        quota.update(right if priority else None)
         rules = BindRules(leads=lambda _seconds: True)
         binder = Binder(self._cluster, quota, judge, self._api, clock, rules)
         aside = None if beside else lambda job: job()
@@ -106,6 +124,8 @@ class Wire:
         """The node, empty if none takes it."""
         able = [host.name for host in self._hosts.values() if host.takes(pod)] if pod.cores else []
         obj = _pod(pod, number)
+        if self._priority and 0 < pod.cores < CORES_PER_CARD:
+            obj["metadata"]["annotations"][PRIORITY] = self._priority(pod, number).value
         name = obj["metadata"]["name"]
         if not pod.cores:
             chosen = self._without_card(pod)
@@ -122,6 +142,14 @@ class Wire:
         if chosen:
             self._hosts[chosen].put(pod)
         return chosen
+
+    def neighbours(self) -> Iterator[tuple[Priority, frozenset[Priority]]]:
+        """The priority of each part of a card, and those of the other pods on its card."""
+        for view in self._cluster.snapshot().nodes.values():
+            for allocation in view.ledger:
+                for share in allocation.shares:
+                    if not share.whole:
+                        yield allocation.priority, view.ledger.priorities(share.card, allocation.pod)
 
     def _without_card(self, pod: Pod) -> str:
         able = [host for host in self._hosts.values() if host.takes(pod)]

@@ -248,7 +248,8 @@ class Inventory:
     they ended and that hold nothing any more, for 120 s; None if the agent does not tell. ``serving`` is
     False while the node's agent starts or leaves or its kubelet is away, and after it has left: the kubelet
     may refuse a pod that is bound there then. ``resizes``: the agent follows answers to requests for another
-    size, which agents of earlier releases pass over.
+    size, which agents of earlier releases pass over. ``gates``: it makes best-effort tenants wait for
+    protected ones.
     """
 
     unit: int
@@ -259,6 +260,7 @@ class Inventory:
     serving: bool = True
     released: tuple[str, ...] | None = None
     resizes: bool = True
+    gates: bool = False
 
 
 def encode_inventory(inventory: Inventory) -> str:
@@ -291,6 +293,7 @@ def encode_inventory(inventory: Inventory) -> str:
             **({} if inventory.serving else {"serving": False}),
             **({} if inventory.released is None else {"released": list(inventory.released)}),
             **({"resizes": True} if inventory.resizes else {}),
+            **({"gates": True} if inventory.gates else {}),
         },
         separators=(",", ":"),
     )
@@ -320,6 +323,7 @@ def decode_inventory(text: str | None) -> Inventory | None:
             serving=_flag(data.get("serving", True)),
             released=tuple(map(_text, _list(data["released"]))) if "released" in data else None,
             resizes=_flag(data.get("resizes", False)),
+            gates=_flag(data.get("gates", False)),
         )
     except (KeyError, TypeError, ValueError):
         return None

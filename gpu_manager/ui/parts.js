@@ -70,6 +70,9 @@ export function named(holder) {
   return `${holder.namespace}/${holder.pod} ${holder.container}`;
 }
 
+// A share's priority inside its card, "" for a normal one.
+const PRIORITIES = { protected: "protected", "best-effort": "best-effort" };
+export const priority_of = (holder) => (PRIORITIES[holder.priority] ? t(PRIORITIES[holder.priority]) : "");
 export const state_of = (holder) => (holder.planned ? t("not started yet") : holder.ended ? t("ended") : "");
 
 const size = ({ cores, memory }) => t("{0} cores, {1}", cores, gib(memory));

@@ -1,6 +1,6 @@
 // One node, one card, one pod.
 import { Asked, asked } from "./asked.js";
-import { Bar, Component, Pairs, PodLink, Table, age, colours, cores, gib, html, link, named, percent, resize, state_of } from "./parts.js";
+import { Bar, Component, Pairs, PodLink, Table, age, colours, cores, gib, html, link, named, percent, priority_of, resize, state_of } from "./parts.js";
 import { figures, running, totals } from "./model.js";
 import { History } from "./history.js";
 import { WORDS } from "./overview.js";
@@ -55,7 +55,7 @@ class CardBox extends Component {
       <p class="facts">${card.model}, ${card.uuid}</p>
       <${State} card=${card} /><${Bars} card=${card} />
       ${card.holders.length ? html`<ul>${card.holders.map((holder, at) => html`<li key=${at + named(holder)} style=${{ "--hue": hues.get(holder) }}><b aria-hidden="true"></b>
-        <span><${PodLink} holder=${holder} />${state_of(holder) ? ` (${state_of(holder)})` : ""}</span>
+        <span><${PodLink} holder=${holder} />${[priority_of(holder), state_of(holder)].filter(Boolean).map((word) => ` (${word})`)}</span>
         <em>${t("{0} of {1} cores, {2} of {3}", cores(holder.core_used), holder.cores, memory(holder), gib(holder.memory))}</em></li>`)}</ul>`
         : html`<p class="none">${t("idle")}</p>`}</article>`;
   }
@@ -101,7 +101,7 @@ export function Card({ model, args, source, params }) {
     <${Asked} source=${source} path=${asked("ui/health", source, { card: card.uuid })} every=${10}>${health}<//>
     <h2>${t("Who holds it")}</h2>
     ${card.holders.length ? html`<${Table} label=${t("Who holds it")} titles=${[t("Pod"), t("Cores booked"), t("Cores used"), t("Memory booked"), t("Memory used"), t("State")]}
-      rows=${card.holders.map((holder, at) => ({ key: at + named(holder), cells: [html`<${PodLink} holder=${holder} />`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), html`${state_of(holder) || t("running")}${resize(holder) ? html` <small>${resize(holder)}</small>` : null}`] }))} />`
+      rows=${card.holders.map((holder, at) => ({ key: at + named(holder), cells: [html`<${PodLink} holder=${holder} />`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), html`${[state_of(holder) || t("running"), priority_of(holder)].filter(Boolean).join(", ")}${resize(holder) ? html` <small>${resize(holder)}</small>` : null}`] }))} />`
       : html`<p class="none">${t("idle")}</p>`}
     <${History} ...${{ model, source, params }} subject="card" name=${card.uuid} most=${1}
       names=${(one) => (one.pod ? [["pod", one.namespace, one.pod], `${one.namespace}/${one.pod} ${one.container}`] : [null, one.pod === "" ? t("name not shown") : t("all containers")])} />`;
@@ -172,7 +172,7 @@ export class Pod extends Component {
       ${trouble ? html`<p class="none">${t("No explanation: {0}", trouble)}</p>` : null}
       ${parts.length ? html`<${Table} label=${t("What it holds")} titles=${[t("Container"), t("Node"), t("Card"), t("Cores booked"), t("Cores used"), t("Memory booked"), t("Memory used"), t("Memory refused"), t("State")]}
         rows=${parts.map(({ node, card, holder }) => ({ key: `${holder.container} ${card.uuid}`, cells: [holder.container, html`<a href=${link(["node", node.node])}>${node.node}</a>`,
-          html`<a href=${link(["card", card.uuid])}>${card.index}</a>`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), refusals(holder), html`${state_of(holder) || t("running")}${resize(holder) ? html` <small>${resize(holder)}</small>` : null}`] }))} />` : null}
+          html`<a href=${link(["card", card.uuid])}>${card.index}</a>`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), refusals(holder), html`${[state_of(holder) || t("running"), priority_of(holder)].filter(Boolean).join(", ")}${resize(holder) ? html` <small>${resize(holder)}</small>` : null}`] }))} />` : null}
       <${History} ...${{ model, source, params }} subject="pod" name=${key} most=${Math.max(0, ...parts.map(({ holder }) => holder.cores / 100))}
         names=${(one) => [...cardName(parts.map(({ card }) => card), one.uuid)].map((part, at) => (at ? `${one.container}, ${part}` : part))} />
       ${parts.length ? html`<h2>${t("Advised size")}</h2>

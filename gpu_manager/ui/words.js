@@ -111,6 +111,8 @@ const ZH = {
   "No namespace has a quota.": "没有命名空间设置配额。",
   "Model": "型号",
   "Memory": "显存",
+  "protected": "受保护",
+  "best-effort": "尽力而为",
   "Protected shares": "受保护的份额",
   "none granted": "未授权",
   "all models": "所有型号",

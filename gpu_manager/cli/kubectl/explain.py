@@ -16,7 +16,13 @@ from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.cluster.accounting import NodeBooks
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
 from gpu_manager.domain.errors import RequestInvalid, printable
-from gpu_manager.domain.placement.explain import Refusal, explain_bound, explain_placement, explain_room
+from gpu_manager.domain.placement.explain import (
+    Refusal,
+    explain_bound,
+    explain_placement,
+    explain_room,
+    with_priority,
+)
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.whatif.scheduling_constraints import node_constraints, pod_constraints, shown_bars
@@ -154,7 +160,7 @@ def _here(login: Login, asked: _Asked) -> Mapping[str, Any]:
         verdicts = [(one, one.judge(judged_request(pod, one.node.unit))) for one in books]
     except RequestInvalid as error:
         return _explained(pod, f"never runs: {error}", {"never": len(books)}, len(books))
-    nodes = [_node(one, verdict, bars.get(one.name, "")) for one, verdict in verdicts]
+    nodes = [_node(one, verdict, bars.get(one.name, ""), pod) for one, verdict in verdicts]
     nodes.sort(key=lambda node: (node["outcome"] != "fits", node["node"]))
     counts = Counter(str(node["outcome"]) for node in nodes)
     barred = {str(node["node"]): str(node["barred"]) for node in nodes if node["barred"]}
@@ -184,6 +190,7 @@ def _bound(pod: Pod, books: Sequence[NodeBooks]) -> Mapping[str, Any]:
         placement = {name: allocation.shares for name, allocation in held.items()}
         text = explain_placement(placement, where.node.cards)
         line = explain_bound(pod.node, text, guessed=where.guessed(pod.uid))
+        line += with_priority(where.explain_priority(pod))
         if pod in where.unplaceable:
             line += ", where no card has room for it"
     elif pod.terminal:
@@ -193,13 +200,15 @@ def _bound(pod: Pod, books: Sequence[NodeBooks]) -> Mapping[str, Any]:
     return _explained(pod, line, {"bound": 1, "not asked": len(books) - bool(where)}, len(books))
 
 
-def _node(books: NodeBooks, verdict: Any, bars: str) -> dict[str, Any]:
+def _node(books: NodeBooks, verdict: Any, bars: str, pod: Pod) -> dict[str, Any]:
     fits, shown = not isinstance(verdict, Refusal), {"node": books.name, "barred": bars}
     if bars:
         line = f"has room for it, but {bars}" if fits else bars
         return {**shown, "outcome": "barred", "line": line, "cards": []}
     if fits:
-        return {**shown, "outcome": "fits", "line": explain_placement(verdict, books.node.cards), "cards": []}
+        line = explain_placement(verdict, books.node.cards)
+        line += with_priority(books.explain_priority(pod, verdict))
+        return {**shown, "outcome": "fits", "line": line, "cards": []}
     return {
         **shown,
         "outcome": "room",

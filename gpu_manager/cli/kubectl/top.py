@@ -108,7 +108,7 @@ _ORDERS: Final[Mapping[SortBy, Callable[[_Row], Any]]] = {
 def _table(rows: list[_Row], *, wide: bool) -> str:
     titles = ["NAMESPACE", "POD", "CONTAINER", "NODE", "CARD", "CORES", "USED", "MEMORY", "USED"]
     if wide:
-        titles += ["MODEL", "UUID"]
+        titles += ["MODEL", "UUID", "PRIORITY"]
     return columns(titles, [_cells(row, wide=wide) for row in rows])
 
 
@@ -125,7 +125,8 @@ def _cells(row: _Row, *, wide: bool) -> list[str]:
         format_bytes(row.share.amount.memory),
         "-" if memory is None else format_bytes(memory),
     ]
-    return cells + ([row.model, str(row.share.card)] if wide else [])
+    more = [row.model, str(row.share.card), row.allocation.priority.value]
+    return cells + (more if wide else [])
 
 
 def _json(row: _Row) -> Mapping[str, Any]:
@@ -139,6 +140,7 @@ def _json(row: _Row) -> Mapping[str, Any]:
         "uuid": CardUuid(row.share.card),
         "model": row.model,
         "cardKnown": not row.guessed,
+        "priority": row.allocation.priority.value,
         "cores": row.share.amount.cores,
         "coresUsed": core,
         "memory": row.share.amount.memory,

@@ -22,6 +22,7 @@ from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.placement.place import Placement, find, judge
+from gpu_manager.domain.placement.protection import explain_priority, neighbours
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resize.sizes import answer_of
@@ -99,6 +100,13 @@ class NodeBooks:
     def guessed(self, pod: PodUid) -> bool:
         """True if no annotation names the pod's cards."""
         return pod in self.charges and self.charges[pod].guessed
+
+    def explain_priority(self, pod: Pod, placement: Placement | None = None) -> str:
+        """A sentence on what the pod's priority is worth on its cards here, or on a ``placement``'s."""
+        shares = (a.shares for a in self.ledger.of_pod(pod.uid).values())
+        named = {share.card for part in (placement.values() if placement else shares) for share in part}
+        beside = neighbours(self.ledger, pod.uid, named)
+        return explain_priority(priority_of(pod), beside, gates=self.node.gates)
 
     def ended(self, holder: Allocation) -> bool:
         """True for an ordinary init container that has ended; its pod still holds the peak of its phases."""

@@ -9,6 +9,7 @@ from typing import Any
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount, format_bytes
 from gpu_manager.domain.topology import Topology
 
@@ -56,6 +57,7 @@ def node_json(
                         **_by_claim(allocation),
                         "cores": share.amount.cores,
                         "memory": share.amount.memory,
+                        "priority": allocation.priority.value,
                         **more(allocation, state.card.uuid),
                     }
                     for allocation, share in held.get(state.card.uuid, ())
@@ -109,5 +111,7 @@ def node_text(graph: Mapping[str, Any]) -> str:
             if (uid := holder.get("gone")) is not None:
                 name = f"gone, its processes still run (pod {uid or 'unknown'})"
             amount = f"{holder['cores']} cores, {format_bytes(holder['memory'])}"
+            if (priority := holder.get("priority", Priority.NORMAL.value)) != Priority.NORMAL.value:
+                amount += f", {priority}"
             lines.append(printable(f"|   |---{name}: {amount}{planned}"))
     return "\n".join(lines) + "\n"

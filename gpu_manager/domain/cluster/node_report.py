@@ -25,8 +25,9 @@ class NodeReport:
     ``unit`` is the bytes of one unit of memory; ``refused`` lists amounts that its agent refused recently;
     ``lingering`` is held by pods that the API no longer has, ``released`` lists those of them that hold
     nothing any more, None if the agent does not tell; ``serving`` is False while its agent starts or stops or
-    its kubelet is away; ``resizes``: its agent changes sizes of running containers; ``lends``: it offers
-    whole cards as ``nvidia.com/gpu`` too; ``pool`` and ``model`` are its labels.
+    its kubelet is away; ``resizes``: its agent changes sizes of running containers; ``gates``: its agent
+    makes best-effort tenants wait for protected ones; ``lends``: it offers whole cards as ``nvidia.com/gpu``
+    too; ``pool`` and ``model`` are its labels.
     """
 
     name: str
@@ -39,6 +40,7 @@ class NodeReport:
     serving: bool = True
     released: frozenset[str] | None = None
     resizes: bool = False
+    gates: bool = False
     lends: bool = False
     pool: str = ""
     model: str = ""
@@ -77,6 +79,7 @@ def read_node(obj: Mapping[str, Any], unit: int = DEFAULT_UNIT) -> NodeReport:
         serving=inventory.serving,
         released=None if inventory.released is None else frozenset(inventory.released),
         resizes=inventory.resizes,
+        gates=inventory.gates,
         lends=whole_number(mapping(mapping(obj.get("status")).get("capacity")).get(contract.NVIDIA)) > 0,
     )
 

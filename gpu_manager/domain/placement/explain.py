@@ -201,6 +201,11 @@ def explain_bound(node: str, where: str, *, guessed: bool) -> str:
     return f"bound to node {_clean(node)}: {where}{why}"
 
 
+def with_priority(sentence: str) -> str:
+    """Format a sentence on a pod's priority to follow where it lies; empty for none."""
+    return f". {sentence}" if sentence else ""
+
+
 def explain_room(fitting: int, total: int, node: str, where: str, scheduler: str | None = None) -> str:
     """Format where a pending pod has room now; ``scheduler`` names its scheduler if the pod exists."""
     nodes = "" if total == 1 else f" on {fitting} of {total} nodes"

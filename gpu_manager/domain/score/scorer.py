@@ -9,7 +9,8 @@ the demand can only, or also, go to its cards; cores is the number taken. The lo
 the price of slots depend on the node alone and are cached; that price depends on how many the cluster has
 left (:class:`~gpu_manager.domain.score.multi_gpu_slots.MultiGpuSlots`) and is added at each decision, by
 :func:`in_all`. Where pods leave, the fuller node goes first: one on which little lies will soon be empty. Of
-idle nodes the one with the least host CPU is broken first: requests for several cards may ask for much.
+idle nodes the one with the least host CPU is broken first: requests for several cards may ask for much. Kept
+nodes and neighbours that do not suit a pod's priority cost more, outside of what is cached here.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from gpu_manager.domain.contract import (
     decode_assignment,
 )
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
-from gpu_manager.domain.placement.explain import explain_shares
+from gpu_manager.domain.placement.explain import explain_shares, with_priority
+from gpu_manager.domain.placement.protection import explain_unprotected, neighbours
 from gpu_manager.domain.pod import Pod
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.kubelet import CheckpointEntry, Kubelet
@@ -188,8 +189,11 @@ class PreStart:
     def _announce(self, grant: Grant) -> None:
         pod = pod_of(self._pods.local(), grant.allocation.pod)
         if pod is not None:
-            text = explain_shares(grant.allocation.shares, self._state.node.cards)
-            self._pods.event(pod, EVENT_ALLOCATED, f'container "{grant.allocation.container}": {text}')
+            allocation = grant.allocation
+            beside = neighbours(self._state.view.ledger, allocation.pod, allocation.cards)
+            text = explain_shares(allocation.shares, self._state.node.cards)
+            text += with_priority(explain_unprotected(allocation.priority, beside))
+            self._pods.event(pod, EVENT_ALLOCATED, f'container "{allocation.container}": {text}')
             self._writeback.tell(pod)
 
     def _refuse(self, entry: CheckpointEntry, pod: Pod | None, reason: str) -> None:

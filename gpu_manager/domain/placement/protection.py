@@ -1,0 +1,61 @@
+"""What a pod's priority is worth where it lies: who waits for it, and from whom nothing protects it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.placement.ledger import Ledger
+from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.priority import Priority
+
+
+def neighbours(ledger: Ledger, pod: PodUid, cards: Collection[CardUuid]) -> Counter[Priority]:
+    """Return how many other pods and claims hold a share of these cards, by priority."""
+    beside = {a.pod: a.priority for a in ledger if a.pod != pod and not set(cards).isdisjoint(a.cards)}
+    return Counter(beside.values())
+
+
+def is_protected(beside: Counter[Priority]) -> bool:
+    """True if protection holds for a protected pod beside these: best-effort ones alone wait."""
+    return not (beside[Priority.NORMAL] or beside[Priority.PROTECTED])
+
+
+def explain_unprotected(priority: Priority, beside: Counter[Priority]) -> str:
+    """Return a sentence where nothing protects a pod from neighbours, or these from it; else empty."""
+    protected, normal = (_tenants(beside, each) for each in (Priority.PROTECTED, Priority.NORMAL))
+    if priority is Priority.NORMAL and protected:
+        have = "has" if beside[Priority.PROTECTED] == 1 else "have"
+        return f"Priority normal: {protected} beside it {have} no protection from it"
+    if priority is Priority.PROTECTED and not is_protected(beside):
+        others = " and ".join(filter(None, (normal, protected)))
+        return f"Priority protected, but not from {others} beside it: best-effort tenants alone wait"
+    return ""
+
+
+def explain_priority(priority: Priority, beside: Counter[Priority], *, gates: bool) -> str:
+    """Return a sentence on a pod's priority beside these neighbours; empty where it changes nothing.
+
+    ``gates``: the agent of its node makes best-effort tenants wait.
+    """
+    if (said := explain_unprotected(priority, beside)) or priority is Priority.NORMAL:
+        return said
+    if not gates:
+        return (
+            f"Priority {priority.value} counts in placement alone: the agent of the node makes no tenant wait"
+            " (it is of an earlier release, or cannot)"
+        )
+    if priority is Priority.BEST_EFFORT:
+        protected = _tenants(beside, Priority.PROTECTED)
+        return f"Priority best-effort: waits for {protected or 'protected tenants; none is beside it'}"
+    best_effort = _tenants(beside, Priority.BEST_EFFORT)
+    if not best_effort:
+        return "Priority protected: no other tenant is beside it"
+    wait = "waits" if beside[Priority.BEST_EFFORT] == 1 else "wait"
+    return f"Priority protected: {best_effort} beside it {wait} for it"
+
+
+def _tenants(beside: Counter[Priority], priority: Priority) -> str:
+    count = beside[priority]
+    return f"{count} {priority.value} tenant{'s'[: count - 1]}" if count else ""
