@@ -29,7 +29,8 @@ from gpu_manager.adapters.store import FileStore
 from gpu_manager.backends import build_cards, build_driver_limits, build_injector
 from gpu_manager.config import Config
 from gpu_manager.domain.contract import KUBELET_SOCKET
-from gpu_manager.domain.dra.front import Front, front_in_force
+from gpu_manager.domain.dra.front import Front, cards_of_front, front_in_force
+from gpu_manager.domain.dra.sides import ClaimCards
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.topology import Topology
 from gpu_manager.dra_front import DraFront
@@ -171,6 +172,8 @@ class Agent:
             self.metrics,
             self._stop,
             self._books_changed,
+            self._kube.node,
+            self._claim_cards,
         )
         self.health = Health(self.cards, self._kube.node, clock, numa_policy=config.numa_policy)
         self.inventory = InventoryService(
@@ -273,14 +276,17 @@ class Agent:
 
     def ready(self) -> dict[str, bool]:
         """Return the readiness conditions, by name."""
-        front = self.dra.plugin if self.front is Front.DRA else self.plugin
         return {
-            "registered": front.registered.is_set(),
+            "registered": all(
+                one.registered.is_set()
+                for one, without in ((self.dra.plugin, Front.PLUGIN), (self.plugin, Front.DRA))
+                if self.front is not without
+            ),
             "cards": any(not s.missing for s in self.state.node.cards) and not self.health.trouble,
             "pods": self._kube.pods.error is None,
             "only_plugin": not self.other_plugins.offers,
             "injection": not self.keeper.trouble,
-            "front": not (self._keeps_front or self.dra.slices.trouble),
+            "front": not (self._keeps_front or self.dra.trouble),
         }
 
     def why(self) -> str:
@@ -292,7 +298,7 @@ class Agent:
             self.other_plugins.trouble,
             self.keeper.trouble,
             self._keeps_front,
-            self.dra.slices.trouble,
+            self.dra.trouble,
             self._kube.pods.error,
         )
         return "; ".join(filter(None, whys))
@@ -314,7 +320,12 @@ class Agent:
         self.other_plugins.look()  # before the kubelet hears of any card
         self.health.settle()
         self._recover(stored)
-        self.front, self._keeps_front = front_in_force(self._config.front, self.state.view.ledger)
+        view = self.state.view
+        self.front, self._keeps_front = front_in_force(self._config.front, view.ledger, view.sides)
+        if self.front is Front.SPLIT:
+            self.dra.split()
+        elif view.sides is not None:
+            self.state.unsplit()
         if self._keeps_front:
             holders = sorted({allocation.pod_key for allocation in self.state.view.ledger})
             log.error("front_not_changed", reason=self._keeps_front, holders=holders[:5])
@@ -328,11 +339,8 @@ class Agent:
         self.health.start()
         self.http.start()
         self._threads = [
-            *(
-                self.dra.threads()
-                if self.front is Front.DRA
-                else [threads.forever("device-plugin", self.plugin.run)]
-            ),
+            *([] if self.front is Front.PLUGIN else self.dra.threads()),
+            *([] if self.front is Front.DRA else [threads.forever("device-plugin", self.plugin.run)]),
             threads.forever("inventory", lambda: self.inventory.run(self._stop)),
             threads.forever("bills", lambda: self.bills.run(self._stop)),
             threads.forever("time-sharing", lambda: self.time_sharing.run(self._stop)),
@@ -399,20 +407,28 @@ class Agent:
         self.inventory.changed()
 
     def _announce(self) -> None:
-        (self.dra if self.front is Front.DRA else self.plugin).announce()
+        if self.front is not Front.PLUGIN:
+            self.dra.announce()
+        if self.front is not Front.DRA:
+            self.plugin.announce()
 
     def _change_front(self) -> None:
         """Start again with the front of the settings, once nothing is held by the other."""
-        if self._keeps_front and front_in_force(self._config.front, self.state.view.ledger)[0] != self.front:
+        view = self.state.view
+        if self._keeps_front and not front_in_force(self._config.front, view.ledger, view.sides)[1]:
             log.info("front_changes", front=self._config.front.value)
             _restart()
 
     def _books_changed(self) -> None:
         self.inventory.changed()
-        if self.front is Front.DRA:
+        if self.front is not Front.PLUGIN:
             self.dra.announce()
         if self._config.lending or self.state.withdrawing:
             self.plugin.announce()
+
+    def _claim_cards(self) -> ClaimCards:
+        wanted = self._config.front
+        return self._config.claim_cards if wanted is Front.SPLIT else cards_of_front(wanted)
 
     def _sample(self) -> None:
         sample = self.usage.sample()

@@ -63,11 +63,13 @@ def build_injector(
     Raises:
         RequestInvalid: the strategy does not exist.
     """
-    if config.front is Front.DRA and config.injection in ("auto", Strategy.CDI.value):
+    by_claims = config.front is not Front.PLUGIN
+    if by_claims and config.injection in ("auto", Strategy.CDI.value):
         strategy = Strategy.CDI  # the kubelet hands devices of claims to the runtime by CDI alone
-    elif config.front is Front.DRA:
+    elif by_claims:
         raise RequestInvalid(
-            f"--front dra gives cards by CDI alone, and --device-injection is {config.injection!r}: use cdi"
+            f"--front {config.front.value} gives cards by CDI alone, and --device-injection is "
+            f"{config.injection!r}: use cdi"
         )
     elif config.injection == "auto":
         kubelet_dir = str(config.device_plugins.parent)

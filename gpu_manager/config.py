@@ -19,6 +19,7 @@ from gpu_manager.domain.contract import (
     STATE_DIR,
 )
 from gpu_manager.domain.dra.front import Front
+from gpu_manager.domain.dra.sides import NO_CARDS, SETTLE_SECONDS, ClaimCards
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.topology import NumaPolicy
 
@@ -33,7 +34,8 @@ class Config:
     ``evict`` lets the agent evict pods whose card is wrong, ``evict_evaders`` pods that evade their limits.
     ``program_xids`` are driver errors that never close a card, ``card_xids`` those that always do; a card
     opens again after ``quiet_seconds`` without faults. With ``lending`` whole cards are also offered as
-    ``nvidia.com/gpu``. ``front`` is the way in which cards are given away, ``minimum_cores`` the smallest
+    ``nvidia.com/gpu``. ``front`` is the way in which cards are given away, ``claim_cards`` those that a split
+    node gives by claims (``settle_seconds`` for schedulers to hear of it), ``minimum_cores`` the smallest
     part of one that claims may ask for, ``cdi`` the runtime's directory of CDI specs. ``numa_policy`` is the
     one of the node's kubelet. ``nvml`` is the path of the NVML library if the loader does not find it. Sizes
     are advised by ``advice``, and what was seen weighs half after ``advice_half_life`` seconds.
@@ -61,6 +63,8 @@ class Config:
     policy: PagePolicy = DEFAULT_POLICY
     lending: bool = False
     front: Front = Front.PLUGIN
+    claim_cards: ClaimCards = NO_CARDS
+    settle_seconds: float = SETTLE_SECONDS
     minimum_cores: int = 1
     cdi: Path = Path(CDI_DIR)
     numa_policy: NumaPolicy = NumaPolicy.NONE

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
+
+import structlog
 
 from gpu_manager import threads
 from gpu_manager.adapters.kube.claims import KubeClaims, KubeSlices
 from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.config import Config
+from gpu_manager.domain.dra.sides import ClaimCards
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.ports.injector import Injector
+from gpu_manager.ports.inventory import NodeStatus
 from gpu_manager.ports.pods import Pods
 from gpu_manager.ports.processes import Processes
 from gpu_manager.servers.dra_plugin import DraPlugin
 from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.claims.handover import PERIOD_SECONDS, CardHandover
 from gpu_manager.services.claims.prepare import ClaimPreparer
 from gpu_manager.services.claims.slices import SlicePublisher
 from gpu_manager.services.metrics import ServiceMetrics
+
+log = structlog.get_logger(__name__)
 
 
 class DraFront:
@@ -37,26 +46,68 @@ class DraFront:
         metrics: ServiceMetrics,
         stop: threading.Event,
         changed: Callable[[], object],
+        status: NodeStatus,
+        cards: Callable[[], ClaimCards],
     ) -> None:
+        """``cards`` are those that a split node gives by claims, asked once it is started."""
         self._stop = stop
+        self._state = state
         self._news = threading.Event()
         self._reclaim_seconds = config.reclaim_seconds
         claims = KubeClaims(connection, config.unit)
-        self.preparer = ClaimPreparer(state, claims, pods, pages, injector, processes, metrics)
+        self.preparer = ClaimPreparer(
+            state, claims, pods, pages, injector, processes, metrics, evict=config.evict
+        )
         self.plugin = DraPlugin(config.device_plugins.parent, state, self.preparer, metrics, stop, changed)
         slices = KubeSlices(connection, config.node)
         self.slices = SlicePublisher(state, slices, clock, metrics, config.minimum_cores)
+        self._make_handover = partial(
+            CardHandover, state, claims, slices, self.slices, status, pods, clock, metrics
+        )
+        self._cards, self._settle_seconds = cards, config.settle_seconds
+        self._handover: CardHandover | None = None  # of a node that is split
+        self._why_not = ""
 
     def announce(self) -> None:
         """Note that cards or bookings may have changed; returns at once."""
         self.plugin.announce()
         self._news.set()
 
+    @property
+    def trouble(self) -> str:
+        """Why cards are not published, or their hand-over does not go on; empty if nothing is wrong."""
+        return self.slices.trouble or self._why_not
+
+    def split(self) -> None:
+        """Give cards by claims one by one; call it before anything is offered, and before :meth:`threads`.
+
+        Raises:
+            NodeUnready: the books cannot be written.
+        """
+        self._state.set_sides({})
+        self._handover = self._make_handover(self._cards(), self._settle_seconds)
+        self._look()
+
     def threads(self) -> list[threading.Thread]:
         """Make what the booked claims need, and return the threads of the front, to be started."""
         self.preparer.restore()
-        return [
+        started = [
             threads.forever("dra-plugin", self.plugin.run),
             threads.forever("slices", lambda: self.slices.run(self._stop, self._news)),
             threads.every(self._reclaim_seconds, "claims", self.preparer.round, self._stop),
         ]
+        if self._handover is not None:
+            started.append(threads.every(PERIOD_SECONDS, "card-handover", self._look, self._stop))
+        return started
+
+    def _look(self) -> None:
+        """A card that is nobody's meanwhile takes no harm: what fails is tried again."""
+        if self._handover is None:
+            return
+        try:
+            self._handover.look()
+            self._why_not = ""
+        except NodeUnready as error:
+            if self._why_not != str(error):
+                log.warning("cards_not_handed_over", reason=str(error))
+            self._why_not = str(error)

@@ -23,6 +23,7 @@ from gpu_manager.domain.contract import (
     STATE_DIR,
 )
 from gpu_manager.domain.dra.front import Front
+from gpu_manager.domain.dra.sides import NO_CARDS, ClaimCards, parse_claim_cards
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.topology import NumaPolicy
@@ -124,10 +125,16 @@ def command(
     front: Annotated[
         Front,
         Option(
-            help="How cards are given: plugin (extended resources) or dra (ResourceClaims; experimental, "
-            "needs Kubernetes 1.36 and CDI)."
+            help="How cards are given: plugin (extended resources), dra (ResourceClaims; experimental, needs "
+            "Kubernetes 1.36 and CDI), or split (each card by one of them)."
         ),
     ] = Front.PLUGIN,
+    dra_cards: Annotated[
+        str,
+        Option(
+            help="With --front split: cards given by ResourceClaims, a number, all, or UUIDs with commas."
+        ),
+    ] = "",
     minimum_cores: Annotated[
         int,
         Option(
@@ -198,6 +205,7 @@ def command(
             policy=PagePolicy(context_mib << 20, oversubscribe, fail_open),
             lending=nvidia_resource,
             front=front,
+            claim_cards=_claim_cards(front, dra_cards),
             minimum_cores=minimum_cores,
             cdi=cdi_dir,
             numa_policy=_numa_policy(topology_manager_policy),
@@ -217,6 +225,16 @@ def command(
             labels=_labels(node_labels),
         )
     )
+
+
+def _claim_cards(front: Front, text: str) -> ClaimCards:
+    if front is Front.SPLIT:
+        return parse_claim_cards(text)
+    if text:
+        raise RequestInvalid(
+            f"--dra-cards is {quoted(text)}, and --front is {front.value}: it needs --front split"
+        )
+    return NO_CARDS
 
 
 def _labels(text: str) -> dict[str, str]:

@@ -117,7 +117,7 @@ DRA_HELD: Final = "vcuda.tencent.com/held"
 # Below the kubelet's directory: by what it finds the driver, and where that serves.
 DRA_REGISTRY_SOCKET: Final = f"plugins_registry/{DRA_DRIVER}-reg.sock"
 DRA_SOCKET: Final = f"plugins/{DRA_DRIVER}/dra.sock"
-FRONT_LABEL: Final = f"{OUR_PREFIX}vcuda-front"  # of a node whose cards are given by claims: dra
+FRONT_LABEL: Final = f"{OUR_PREFIX}vcuda-front"  # of a node that gives cards by claims: dra, or split
 
 # Reasons of Events.
 EVENT_ALLOCATED: Final = "VcudaAllocated"

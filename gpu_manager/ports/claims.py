@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from gpu_manager.domain.dra.allocated import AllocatedClaim
@@ -20,6 +20,11 @@ class Claims(Protocol):
             RequestInvalid: it is not allocated, none of it is ours, or an amount cannot be given.
         """
 
+    def allocated(self, pool: str) -> Mapping[str, str]:
+        """List the devices of the pool that any claim of the cluster is allocated, each with the
+        ``namespace/name`` of such a claim. Raises NodeUnready.
+        """
+
 
 class Slices(Protocol):
     """The node's cards as Kubernetes' scheduler sees them."""
@@ -30,3 +35,6 @@ class Slices(Protocol):
         Raises NodeUnready: the API server refuses, does not answer, or does not keep what makes a device one
         that claims can share.
         """
+
+    def published(self) -> frozenset[str]:
+        """Read the names of the devices that the node's pool has now. Raises NodeUnready."""

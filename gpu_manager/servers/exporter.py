@@ -84,7 +84,8 @@ class Exporter(Collector):
         sample = self._usage.last
         now = self._state.view
         booked = {s.card.uuid: now.ledger.booked(s.card.uuid) for s in now.node.cards}
-        view = View(now.node, now.grants, booked, fragmentation(now.ledger, now.node), sample)
+        part = fragmentation(now.ledger, now.node)
+        view = View(now.node, now.grants, booked, part, sample, now.sides or {})
         yield from series.cards(view)
         yield from series.xids(view, self._xids())
         yield from series.containers(view)

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from gpu_manager.domain.advice.sized import Sized
 from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.dra.sides import Sides
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, Amount
@@ -41,6 +42,7 @@ class View:
     booked: Mapping[CardUuid, Amount] = field(default_factory=dict)
     fragmentation: float | None = None
     sample: Sample = field(default_factory=lambda: Sample(0.0))
+    sides: Sides = field(default_factory=dict)
 
     def index(self, uuid: CardUuid) -> str:
         """The card's number, empty for one that vanished."""
@@ -145,7 +147,20 @@ def cards(view: View) -> Iterator[Metric]:
         use = view.sample.cards.get(card.uuid) or CardUse(card.uuid)
         rows.append((labels, _CardRow(state, card.capacity(view.node.unit), view.booked[card.uuid], use)))
     yield info
+    yield _fronts(view)
     yield from (family.of(CARD, rows) for family in _CARD_FAMILIES)
+
+
+def _fronts(view: View) -> Metric:
+    family = GaugeMetricFamily(
+        "vcuda_card_front",
+        "How a card of a split node is given: plugin or dra, or to-dra or to-plugin on its way; always 1",
+        labels=(*CARD, "front"),
+    )
+    for state in view.node.cards:
+        if (side := view.sides.get(state.card.uuid)) is not None:
+            family.add_metric((state.card.uuid, str(state.card.index), side.value), 1)
+    return family
 
 
 def xids(view: View, found: Mapping[CardUuid, CardXids]) -> Iterator[Metric]:

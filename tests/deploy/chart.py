@@ -59,6 +59,7 @@ SETS: dict[str, tuple[str, ...]] = {
         "--set=monitoring.scrapeAnnotations=false,cards.injection=cdi",
     ),
     "claims": ("--set=agent.front=dra,terms.minimumCores=5",),
+    "split": ("--set=agent.front=split,agent.draCards=2",),
     "terms": (
         "--set=terms.memoryUnit=1Gi,terms.minimumCores=5,terms.defaultMemory=2,terms.denyNodeName=true",
         "--set=agent.evictEvaders=true,webhook.excludedNamespaces={ops},webhook.failurePolicy=Ignore",

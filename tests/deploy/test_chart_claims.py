@@ -52,6 +52,15 @@ def test_nothing_of_claims_is_installed_by_default() -> None:
     assert not [a for a in container(agent_pod("defaults"), "gpu-manager")["args"] if "front" in a]
 
 
+def test_an_agent_that_splits_its_cards_may_see_which_claims_are_allocated() -> None:
+    arguments = container(agent_pod("split"), "gpu-manager")["args"]
+    assert [a for a in arguments if "front" in a or "dra" in a] == ["--front=split", "--dra-cards=2"]
+    for name, verbs in (("claims", ["get"]), ("split", ["get", "list"])):
+        rules = the(name, "ClusterRole", "gpu-manager")["rules"]
+        assert next(r for r in rules if r["resources"] == ["resourceclaims"])["verbs"] == verbs
+    assert [o["metadata"]["name"] for o in of_kind("split", "DeviceClass")] == [DRA_DRIVER, "vcuda-card"]
+
+
 def test_whole_cards_have_a_resource_of_their_own_and_no_plugins_name() -> None:
     classes = {one["metadata"]["name"]: one["spec"] for one in of_kind("claims", "DeviceClass")}
     names = {name: spec.get("extendedResourceName") for name, spec in classes.items()}

@@ -87,16 +87,31 @@ class FakeClaims:
         found = self.there.get(f"{namespace}/{name}")
         return None if found is None else parse_allocated_claim(found, DEFAULT_UNIT)
 
+    def allocated(self, pool: str) -> dict[str, str]:
+        if self.away:
+            raise NodeUnready("the API server does not answer")
+        return {
+            one["device"]: name
+            for name, claim in self.there.items()
+            for one in claim["status"]["allocation"]["devices"]["results"]
+            if one["pool"] == pool
+        }
+
 
 @dataclass
 class FakeSlices:
     """Keeps what was published last; ``error`` is why nothing can be."""
 
-    published: list[tuple[SharedDevice, ...]] = field(default_factory=list)
+    told: list[tuple[SharedDevice, ...]] = field(default_factory=list)
     error: str = ""
 
     def publish(self, devices: Sequence[SharedDevice]) -> bool:
         if self.error:
             raise NodeUnready(self.error)
-        self.published.append(tuple(devices))
+        self.told.append(tuple(devices))
         return True
+
+    def published(self) -> frozenset[str]:
+        if self.error:
+            raise NodeUnready(self.error)
+        return frozenset(one.name for one in self.told[-1]) if self.told else frozenset()

@@ -60,7 +60,10 @@ class DraWorld:
         )
 
     def start_agent(self) -> None:
-        self.agent = Agent(self.config())
+        self.start_agent_with()
+
+    def start_agent_with(self, **changed: Any) -> None:
+        self.agent = Agent(self.config(**changed))
         self.agent.start()
         self.register()
 

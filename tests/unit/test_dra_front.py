@@ -6,6 +6,7 @@ import pytest
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.dra.front import Front, front_in_force
+from gpu_manager.domain.dra.sides import Side
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import GIB, MIB, Amount
@@ -22,17 +23,29 @@ def ledger(*held: Allocation) -> Ledger:
     return Ledger([CARD.card], 256 * MIB, held)
 
 
-@pytest.mark.parametrize("wanted", list(Front))
+@pytest.mark.parametrize("wanted", [Front.PLUGIN, Front.DRA])
 def test_an_idle_node_has_the_front_that_is_wanted(wanted: Front) -> None:
     assert front_in_force(wanted, ledger()) == (wanted, "")
 
 
 @pytest.mark.parametrize(("held", "front"), [(BY_CLAIM, Front.DRA), (BY_POD, Front.PLUGIN)])
 def test_what_is_held_keeps_the_front_that_gave_it(held: Allocation, front: Front) -> None:
-    (other,) = set(Front) - {front}
+    (other,) = {Front.PLUGIN, Front.DRA} - {front}
     assert front_in_force(front, ledger(held)) == (front, "")
     kept, why = front_in_force(other, ledger(held))
     assert kept is front
     assert f"keeps the front {front.value}" in why
     assert f"it changes to {other.value}" in why
     assert held.pod_name not in why, "/readyz shows it to everyone"
+
+
+def test_a_split_node_has_its_front_at_once_and_leaves_it_card_by_card() -> None:
+    both = {CARD.card.uuid: Side.DRA, CardUuid("GPU-1"): Side.PLUGIN}
+    assert front_in_force(Front.SPLIT, ledger(BY_CLAIM)) == (Front.SPLIT, "")
+    assert front_in_force(Front.SPLIT, ledger(BY_CLAIM), both) == (Front.SPLIT, "")
+    for wanted in (Front.PLUGIN, Front.DRA):
+        front, why = front_in_force(wanted, ledger(), both)
+        assert front is Front.SPLIT
+        assert f"until 1 of its 2 cards have changed to {wanted.value}" in why
+    assert front_in_force(Front.DRA, ledger(), dict.fromkeys(both, Side.DRA)) == (Front.DRA, "")
+    assert front_in_force(Front.PLUGIN, ledger(), dict.fromkeys(both, Side.PLUGIN)) == (Front.PLUGIN, "")

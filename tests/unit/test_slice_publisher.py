@@ -27,7 +27,7 @@ class Node:
 
     @property
     def names(self) -> list[str]:
-        return [device.name[-1] for device in self.slices.published[-1]]
+        return [device.name[-1] for device in self.slices.told[-1]]
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_card_that_closes_is_published_at_once(node: Node) -> None:
     node.show(replace(STATES[0], cordoned=True), *STATES[1:])
     assert node.publisher.look()
     assert node.names == ["1", "2", "0"]
-    assert node.slices.published[-1][-1].taints
+    assert node.slices.told[-1][-1].taints
 
 
 def test_a_slice_that_cannot_be_published_is_tried_again_and_said(node: Node) -> None:

@@ -123,7 +123,12 @@ _NODE = (
 _LABELS = (
     (c.MODEL_LABEL, "agent", "model", "The node's model of card, where all are alike."),
     (c.MODEL_LABEL_GAIA, "agent", "model", "The same under the predecessor's name."),
-    (c.FRONT_LABEL, "agent", "`dra`", "Cards of this node are given by ResourceClaims."),
+    (
+        c.FRONT_LABEL,
+        "agent",
+        "`dra` or `split`",
+        "The cards of this node, or some of them, are given by ResourceClaims.",
+    ),
     (c.POOL_LABEL, "you", "text", "The pool that quotas name."),
     (c.LEADER_LABEL, "admission", "`true`", "On its own pod: this replica binds (`--leader-mode=lease`)."),
 )

@@ -38,6 +38,18 @@ class KubeClaims:
             return None
         return parse_allocated_claim(found, self._unit)
 
+    def allocated(self, pool: str) -> Mapping[str, str]:
+        """See :meth:`gpu_manager.ports.claims.Claims.allocated`."""
+        found: dict[str, str] = {}
+        for claim in list_all(self._connection, "list resourceclaims", f"{_API}/resourceclaims"):
+            meta = mapping(claim.get("metadata"))
+            allocation = mapping(mapping(claim.get("status")).get("allocation"))
+            for one in mappings(mapping(allocation.get("devices")).get("results")):
+                if (one.get("driver"), one.get("pool")) == (DRA_DRIVER, pool):
+                    name = f"{text(meta.get('namespace'))}/{text(meta.get('name'))}"
+                    found.setdefault(text(one.get("device")), name)
+        return found
+
 
 class KubeSlices:
     """:class:`gpu_manager.ports.claims.Slices`: one ResourceSlice, in a pool of the node's name.
@@ -65,6 +77,10 @@ class KubeSlices:
             self._delete(name)
         _check_kept(wanted, _devices(written))
         return True
+
+    def published(self) -> frozenset[str]:
+        """See :meth:`gpu_manager.ports.claims.Slices.published`."""
+        return frozenset(text(device.get("name")) for one in self._ours() for device in _devices(one))
 
     def _ours(self) -> list[Mapping[str, Any]]:
         query = {"fieldSelector": f"spec.driver={DRA_DRIVER},spec.nodeName={self._node}"}

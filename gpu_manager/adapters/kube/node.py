@@ -17,10 +17,14 @@ from gpu_manager.domain.contract import (
     CORDON,
     FORGET,
     INVENTORY,
+    RESOURCES,
     decode_inventory,
     decode_uuids,
     encode_uuids,
 )
+from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.resources import parse_quantity
+from gpu_manager.domain.untrusted import mapping
 from gpu_manager.ports.clock import Clock
 
 _AGAIN_SECONDS = 30.0  # shortest time between two repairs of keys that others changed
@@ -41,6 +45,7 @@ class KubeNode(WatchedObjects):
         self._cordoned: frozenset[CardUuid] = frozenset()
         self._to_forget: frozenset[CardUuid] = frozenset()
         self._wanted: tuple[dict[str, str], dict[str, str | None]] = ({}, {})
+        self._allocatable: Mapping[str, int] | None = None
         self._there: tuple[Mapping[str, str], Mapping[str, str]] | None = None
         self._repaired = float("-inf")
         reflector = Reflector(
@@ -91,6 +96,11 @@ class KubeNode(WatchedObjects):
                 found |= {state.card.uuid for state in shown.cards if state.healthy}
         return frozenset(found.intersection(uuids))
 
+    def allocatable(self, resource: str) -> int | None:
+        """See :meth:`gpu_manager.ports.inventory.NodeStatus.allocatable`; 0 of what is not reported."""
+        with self._lock:
+            return None if self._allocatable is None else self._allocatable.get(resource, 0)
+
     def event(self, reason: str, message: str) -> None:
         """Record a warning Event about the node; its uid is the node's name there, as the kubelet has it."""
         now = self._clock.now()
@@ -117,8 +127,9 @@ class KubeNode(WatchedObjects):
         annotations = meta.get("annotations") or {}
         with self._lock:
             if gone:
-                self._there = None
+                self._there = self._allocatable = None
                 return
+            self._allocatable = _allocatable(node)
             self._there = (annotations, meta.get("labels") or {})
             self._cordoned = decode_uuids(annotations.get(CORDON))
             self._to_forget = decode_uuids(annotations.get(FORGET))
@@ -129,3 +140,15 @@ class KubeNode(WatchedObjects):
             self._repaired = max(now, self._repaired + _AGAIN_SECONDS)
             delay = self._repaired - now
         self._outbox.put(task, delay)
+
+
+def _allocatable(node: Mapping[str, Any]) -> Mapping[str, int]:
+    """Our resources in the node's status; a quantity that cannot be read is left out as 0."""
+    shown = mapping(mapping(node.get("status")).get("allocatable"))
+    found: dict[str, int] = {}
+    for resource in RESOURCES:
+        try:
+            found[resource] = int(parse_quantity(shown.get(resource, 0)))
+        except RequestInvalid:
+            continue
+    return found

@@ -49,8 +49,8 @@ def _empty(node: NodeReport, ledger: Ledger) -> int:
 
 
 def _told(empty: int, node: NodeReport) -> str:
-    lent = sum(bool(state.held) for state in node.cards)
-    closed = sum(not state.open and not state.held for state in node.cards)
+    lent = sum(state.held == NVIDIA for state in node.cards)
+    closed = sum(not state.open and state.held != NVIDIA for state in node.cards)
     parts = len(node.cards) - empty - lent - closed
     others = ((lent, f"are given away as {NVIDIA}"), (parts, "are held in part"), (closed, "are closed"))
     rest = ", ".join(f"{count} {what}" for count, what in others if count)

@@ -57,14 +57,14 @@ def _gives_by_claims(node: DoctorNode) -> bool:
 def _runtime_before_cdi(cluster: ClusterFacts, _: float) -> Iterator[str]:
     lines = []
     for node in nodes_of(cluster):
-        if not _gives_by_claims(node) or not node.runtime:
+        if FRONT_LABEL not in node.labels or not node.runtime:
             continue
         name, _slashes, version = node.runtime.partition("://")
         found = _VERSION.match(version)
         old = name == "containerd" and found and (int(found[1]), int(found[2])) < _FIRST_CONTAINERD_WITH_CDI
         if old or name == "docker":
             what = f"{name} {version}".rstrip()
-            lines.append(f"node {printable(node.name)} gives its cards by claims and runs {printable(what)}")
+            lines.append(f"node {printable(node.name)} gives cards by claims and runs {printable(what)}")
     yield from bounded(lines)
 
 

@@ -1,29 +1,46 @@
 """By which of Kubernetes' two ways a node gives its cards away: the device plugin API, or DRA.
 
-The two do not see each other's books, and neither asks anybody before it gives a card away. So a node has one
-of them at a time, and keeps it as long as anything is held by it.
+The two do not see each other's books, and neither asks anybody before it gives a card away. So a card is
+given by one of them at a time (:mod:`gpu_manager.domain.dra.sides`), and a node that is not split has one of
+them for all its cards, and keeps it as long as anything is held by it.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 
+from gpu_manager.domain.dra.sides import ALL_CARDS, NO_CARDS, ClaimCards, Side, Sides, has_left
 from gpu_manager.domain.placement.ledger import Ledger
 
 
 class Front(Enum):
-    """``plugin``: extended resources of a device plugin. ``dra``: claims, by a DRA driver."""
+    """``plugin``: extended resources of a device plugin. ``dra``: claims, by a DRA driver. ``split``: some
+    cards by the one, the others by the other.
+    """
 
     PLUGIN = "plugin"
     DRA = "dra"
+    SPLIT = "split"
 
 
-def front_in_force(wanted: Front, ledger: Ledger) -> tuple[Front, str]:
+def front_in_force(wanted: Front, ledger: Ledger, sides: Sides | None = None) -> tuple[Front, str]:
     """Return the front that the node has now, and why it is not the wanted one; empty if it is.
 
     What is held by the other one keeps it: its containers may start again, and only that side of the kubelet
-    says when they have ended. The text names nobody: /readyz shows it to everyone.
+    says when they have ended. A node with stored ``sides`` was split, and stays so until all its cards have
+    changed. The text names nobody: /readyz shows it to everyone.
     """
+    if wanted is Front.SPLIT:
+        return wanted, ""
+    if sides:
+        if has_left(sides, cards_of_front(wanted)):
+            return wanted, ""
+        there = Side.PLUGIN if wanted is Front.PLUGIN else Side.DRA
+        left = sum(side is not there for side in sides.values())
+        return Front.SPLIT, (
+            f"the node stays split until {left} of its {len(sides)} cards have changed to {wanted.value}: a "
+            "card changes once nothing is held of it; drain the node"
+        )
     claims = {allocation.pod for allocation in ledger.claims}
     other, kind, holders = Front.DRA, "claims", len(claims)
     if wanted is Front.DRA:
@@ -34,3 +51,8 @@ def front_in_force(wanted: Front, ledger: Ledger) -> tuple[Front, str]:
         f"the node keeps the front {other.value} until nothing is held by it: {holders} {kind} hold cards; "
         f"drain the node, and it changes to {wanted.value}"
     )
+
+
+def cards_of_front(front: Front) -> ClaimCards:
+    """Return the cards that go by claims under a front that is not split."""
+    return ALL_CARDS if front is Front.DRA else NO_CARDS

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.contract import DRA_CORDONED, DRA_HELD, DRA_UNHEALTHY
+from gpu_manager.domain.contract import DRA_CORDONED, DRA_DRIVER, DRA_HELD, DRA_UNHEALTHY
 from gpu_manager.domain.dra.claim import Taint
 from gpu_manager.domain.dra.device import Attribute, SharedDevice, Version, capacities_of
+from gpu_manager.domain.dra.sides import Side, Sides
 from gpu_manager.domain.ids import prefixes
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.request import PlacementPolicy
@@ -34,6 +37,7 @@ def published_devices(
     unit: int,
     minimum_cores: int,
     versions: Mapping[str, str] = MappingProxyType({}),
+    sides: Sides | None = None,
 ) -> tuple[SharedDevice, ...]:
     """Return the node's devices in published order; cards in MIG mode are left out.
 
@@ -48,8 +52,10 @@ def published_devices(
         unit: bytes of one unit of memory.
         minimum_cores: the smallest part of a card that the cluster gives, in hundredths.
         versions: attribute → version of a driver, such as ``driverVersion`` → ``615.10.02``.
+        sides: of a split node, the side of each card: those that are not given by claims are left out.
     """
     names = device_names([state.card for state in states])
+    states = [state for state in map(partial(for_claims, sides), states) if state is not None]
     shown = {name: version for name, text in versions.items() if (version := _version(text))}
     ordered = sorted(states, key=lambda state: _rank(state, used.get(state.card.uuid, ZERO), policy, unit))
     return tuple(
@@ -62,6 +68,17 @@ def published_devices(
         for state in ordered
         if not state.card.mig
     )
+
+
+def for_claims(sides: Sides | None, state: CardState) -> CardState | None:
+    """Return the card as claims see it: what the node's split closes to pods is open to them. None for a card
+    that is not on their side; a node without ``sides`` has one front for all its cards.
+    """
+    if sides is None:
+        return state
+    if sides.get(state.card.uuid) is not Side.DRA:
+        return None
+    return replace(state, held="") if state.held == DRA_DRIVER else state
 
 
 def _rank(

@@ -80,7 +80,7 @@ def closed_because(state: CardState, request: PodRequest, *, listed: bool = True
     if state.cordoned:
         return _clean(state.reason) or "cordoned"
     if state.held == DRA_DRIVER:
-        return "given by ResourceClaims alone: the node's front is dra"
+        return "given by ResourceClaims alone"
     if state.held:
         return f"given away whole as {_clean(state.held)}"
     if not listed:

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpu_manager.domain.card import Card, CardUuid
-from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
+from gpu_manager.domain.contract import CORE, DRA_DRIVER, MEMORY, NVIDIA
+from gpu_manager.domain.dra.sides import Side, Sides
+from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.placement.ledger import Allocation, Ledger
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.rules.pod_annotations import priority_of
@@ -52,12 +54,14 @@ class Books:
     ``meant``: a container that may hold a grant → that grant's key, as long as nobody is known to hold it
     (:mod:`gpu_manager.services.allocation.unidentified_grants`). ``lending``: pods that are planned whole
     cards under another vendor's name. ``resized``: fractions that are booked at another size than their ids
-    count; ``withdrawn``: ids by resource that are not handed out for it.
+    count; ``withdrawn``: ids by resource that are not handed out. ``sides``: how each card of a split
+    node is given away; None for a node with one front. A card without a side is nobody's.
     """
 
-    def __init__(self, node: NodeCards, grants: Iterable[Grant] = ()) -> None:
+    def __init__(self, node: NodeCards, grants: Iterable[Grant] = (), sides: Sides | None = None) -> None:
         facts = tuple(grants)
-        self.node = node
+        self.sides = sides
+        self.node = self._closed(node)
         self.meant: dict[Key, Key] = {}
         self.lending: set[PodUid] = set()
         self.resized: set[Key] = set()
@@ -73,9 +77,30 @@ class Books:
     def refit(self, node: NodeCards) -> None:
         """Take in the node's present cards. A lost card stays known while a pod holds a part of it."""
         lost = {uuid: card for uuid, card in self.cards.items() if self.ledger.holders(uuid)}
-        self.node = node
+        self.node = self._closed(node)
         self.cards = lost | {s.card.uuid: s.card for s in node.cards}
         self.ledger.refit(self.cards.values())
+
+    def set_sides(self, sides: Sides | None) -> None:
+        """Set the sides of the cards, which :meth:`check_movable` allows."""
+        self.sides = sides
+        self.node = self._closed(self.node)
+
+    def check_movable(self, changes: Sides) -> None:
+        """Raise DoesNotFit if a card that leaves a side, or comes to one, is held or planned for somebody."""
+        before = self.sides or {}
+        for card, side in changes.items():
+            holders = self.ledger.holders(card)
+            if holders and before.get(card, side) is not side:
+                names = sorted({one.pod_key for one in holders})
+                raise DoesNotFit(f"card {self.node.index(card)} is held by {', '.join(names[:3])}")
+
+    def away(self) -> frozenset[CardUuid]:
+        """Cards of a split node that pods cannot have."""
+        if self.sides is None:
+            return frozenset()
+        uuids = (s.card.uuid for s in self.node.cards if not s.card.mig)
+        return frozenset(uuid for uuid in uuids if self.sides.get(uuid) is not Side.PLUGIN)
 
     def state(self, grant: Grant) -> None:
         """Record a grant that exists already, as a fact, even if its card is then over-committed."""
@@ -119,7 +144,9 @@ class Books:
         Raises:
             DoesNotFit: nothing has changed.
         """
-        self.ledger.commit(replace(a, granted=False) for a in allocations if a.key not in self.grants)
+        fresh = [replace(a, granted=False) for a in allocations if a.key not in self.grants]
+        self._check_side(Side.PLUGIN, fresh)
+        self.ledger.commit(fresh)
 
     def put(self, grant: Grant) -> None:
         """Record a grant (new, or with more ids, other amounts or cards).
@@ -127,8 +154,10 @@ class Books:
         Raises:
             DoesNotFit: a card would be over-committed; nothing has changed.
         """
-        self.ledger.commit((replace(grant.allocation, granted=True),))
         before = self.grants.get(grant.key)
+        if before is None or before.allocation.cards != grant.allocation.cards:
+            self._check_side(Side.PLUGIN, (grant.allocation,))
+        self.ledger.commit((replace(grant.allocation, granted=True),))
         self.grants[grant.key] = replace(grant, allocation=replace(grant.allocation, granted=True))
         self._own(grant)
         self._compare(grant)
@@ -144,6 +173,7 @@ class Books:
         """
         if held := self._of(grants[0].allocation.pod):
             return held
+        self._check_side(Side.DRA, [grant.allocation for grant in grants])
         self.ledger.commit(grant.allocation for grant in grants)
         self.grants |= {grant.key: grant for grant in grants}
         return tuple(grants)
@@ -225,6 +255,30 @@ class Books:
         for allocation in tuple(self.ledger.of_pod(pod).values()):
             if not allocation.granted:
                 self.release(*allocation.key)
+
+    def _check_side(self, side: Side, allocations: Iterable[Allocation]) -> None:
+        """A card is booked for one side alone, whoever asks."""
+        if self.sides is None:
+            return
+        for card in (card for one in allocations for card in one.cards):
+            state = self.node.card(card)
+            if self.sides.get(card) is not side and not (state and state.card.mig):
+                how = "ResourceClaims" if side is Side.DRA else "extended resources"
+                raise DoesNotFit(f"card {self.node.index(card)} is not given by {how} now: the node is split")
+
+    def _closed(self, node: NodeCards) -> NodeCards:
+        """The node as those see it who place pods: what is not theirs is held by claims."""
+        ours = {True: DRA_DRIVER, False: ""}
+        if self.sides is None and all(s.held != DRA_DRIVER for s in node.cards):
+            return node
+        theirs = {u for u, side in (self.sides or {}).items() if side is Side.PLUGIN}
+        cards = tuple(
+            replace(s, held=ours[self.sides is not None and not s.card.mig and s.card.uuid not in theirs])
+            if s.held in ("", DRA_DRIVER)
+            else s
+            for s in node.cards
+        )
+        return node if cards == node.cards else replace(node, cards=cards)
 
     def _of(self, pod: PodUid) -> tuple[Grant, ...]:
         return tuple(g for key, g in self.grants.items() if key[0] == pod)

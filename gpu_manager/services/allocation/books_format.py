@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.dra.sides import Side
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.ids import compact, expand
 from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim, Share
@@ -37,8 +38,12 @@ class BooksEncoder:
             rows[key] = known
         self._written = rows
         allocations = ",".join(row.text for row in rows.values())
-        version = WITH_CLAIMS if any(row.allocation.claim for row in rows.values()) else FORMAT
-        return f'{{"v":{version},"allocations":[{allocations}]}}'.encode()
+        has_claims = books.sides is not None or any(row.allocation.claim for row in rows.values())
+        version = WITH_CLAIMS if has_claims else FORMAT
+        sides = ""
+        if books.sides is not None:
+            sides = f',"sides":{json.dumps({uuid: side.value for uuid, side in books.sides.items()})}'
+        return f'{{"v":{version},"allocations":[{allocations}]{sides}}}'.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,19 @@ def decode(state: bytes) -> tuple[tuple[Grant, ...], tuple[Allocation, ...]]:
                 planned.append(allocation)
         return tuple(grants), tuple(planned)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise NodeUnready(f"the ledger on disk is not readable ({error})") from error
+
+
+def decode_sides(state: bytes) -> dict[CardUuid, Side] | None:
+    """How each card of a stored state is given away; None if the node was not split.
+
+    Raises:
+        NodeUnready: the state is not ours.
+    """
+    try:
+        sides = json.loads(state).get("sides")
+        return None if sides is None else {CardUuid(str(u)): Side(side) for u, side in sides.items()}
+    except (TypeError, ValueError, AttributeError) as error:
         raise NodeUnready(f"the ledger on disk is not readable ({error})") from error
 
 

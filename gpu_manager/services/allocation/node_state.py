@@ -17,7 +17,8 @@ from types import MappingProxyType
 import structlog
 
 from gpu_manager.domain.admission_match import PreferenceCall
-from gpu_manager.domain.card import CardState
+from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.dra.sides import Side, Sides
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
 from gpu_manager.domain.placement.ledger import Allocation, Ledger
 from gpu_manager.domain.pod import Pod, PodUid
@@ -49,6 +50,7 @@ class StateView:
     node: NodeCards
     ledger: Ledger
     grants: Mapping[Key, Grant]
+    sides: Sides | None = None
 
     def holds(self, pod: PodUid, container: str, resource: str) -> frozenset[str]:
         """The ids that container holds of the resource."""
@@ -87,7 +89,8 @@ class NodeState:
         with self._lock:
             if self._view is None:
                 books = self._books
-                self._view = StateView(books.node, books.ledger.copy(), MappingProxyType(dict(books.grants)))
+                grants = MappingProxyType(dict(books.grants))
+                self._view = StateView(books.node, books.ledger.copy(), grants, books.sides)
             return self._view
 
     @property
@@ -322,10 +325,31 @@ class NodeState:
         with self._saved() as books:
             books.set_claim_pods(claim, pods)
 
+    def set_sides(self, changes: Mapping[CardUuid, Side]) -> None:
+        """Let cards of a split node take a step; it is on the disk before it is told. Turn, lock, disk.
+
+        Raises:
+            DoesNotFit: something of such a card is held or planned.
+            NodeUnready: the books cannot be written; nothing has changed.
+        """
+        before = self._books.sides
+        with self._saved(undo=lambda books: books.set_sides(before)) as books:
+            books.check_movable(changes)
+            books.set_sides({**(books.sides or {}), **changes})
+
+    def unsplit(self) -> None:
+        """Forget the sides: the node has one front for all its cards. Turn, lock, disk.
+
+        Raises:
+            NodeUnready: the books cannot be written.
+        """
+        with self._saved() as books:
+            books.set_sides(None)
+
     @property
     def withdrawing(self) -> bool:
         """True if the device lists depend on what is booked. Takes no lock."""
-        return bool(self._books.resized or self._books.withdrawn)
+        return bool(self._books.resized or self._books.withdrawn or self._books.sides is not None)
 
     def release(self, keys: Iterable[Key]) -> tuple[Allocation, ...]:
         """Release what these containers hold, and return it. Turn, lock, disk.

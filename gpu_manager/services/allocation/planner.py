@@ -49,7 +49,8 @@ def offer(books: Books) -> KubeletOffer:
     books.lending &= set(books.ledger.pods)
     ours = (a for a in books.ledger if a.pod not in lent and a.pod not in books.lending)
     busy = frozenset(card for a in ours for card in a.cards)
-    books.withdrawn = withdrawal.withdrawn(books) if books.resized or books.withdrawn else {}
+    needed = books.resized or books.withdrawn or books.sides is not None
+    books.withdrawn = withdrawal.withdrawn(books) if needed else {}
     return KubeletOffer(books.node, books.lent(), busy, books.withdrawn)
 
 

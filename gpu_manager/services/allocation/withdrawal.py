@@ -1,4 +1,5 @@
-"""The device ids that the kubelet may not hand out, because resized containers are booked beyond theirs.
+"""The device ids that the kubelet may not hand out: because resized containers are booked beyond theirs, or
+because their card is given by claims.
 
 A function over the books. The kubelet counts ids of the whole node, so an id of any card will do.
 """
@@ -21,7 +22,8 @@ def withdrawn(books: Books) -> Mapping[str, frozenset[str]]:
 
 
 def _chosen(books: Books, resource: str, excess: Mapping[CardUuid, int]) -> frozenset[str]:
-    if sum(excess.values()) <= 0:
+    away = books.away()
+    if sum(excess.values()) <= 0 and not away:
         return frozenset()
     lent = books.lent()
     of_card = books.node.ids.of_card[resource]
@@ -32,9 +34,14 @@ def _chosen(books: Books, resource: str, excess: Mapping[CardUuid, int]) -> froz
     }
     taken = books.taken(device for ids in offered.values() for device in ids)
     free = {card: [device for device in ids if device not in taken] for card, ids in offered.items()}
-    number = ids_to_withdraw(sum(excess.values()), sum(map(len, free.values())))
+    # An id that a container holds stays healthy, or the kubelet would not admit that pod again when it
+    # restarts: where its card is given by claims, another id stands for it.
+    gone = frozenset(device for card in away & free.keys() for device in free.pop(card))
+    stand_ins = sum(device in taken for card in away & offered.keys() for device in offered[card])
+    missing = sum(excess.values()) + stand_ins
+    number = ids_to_withdraw(missing, sum(map(len, free.values())))
     grown = [card for card, units in excess.items() if units > 0]
-    return choose_ids(number, free, grown, books.withdrawn.get(resource, frozenset()))
+    return gone | choose_ids(number, free, grown, books.withdrawn.get(resource, frozenset()))
 
 
 def _excess(books: Books, resource: str) -> Iterator[tuple[CardUuid, int]]:

@@ -57,7 +57,8 @@ class InventoryService:
         front: Callable[[], Front] = lambda: Front.PLUGIN,
     ) -> None:
         """``offering``: the kubelet has our devices; while it has not, no pod may be bound here. With the
-        ``front`` of DRA every card is held by it for those who place pods by extended resources.
+        ``front`` of DRA every card is held by it for those who place pods by extended resources; on a split
+        node those are that pods cannot have.
         """
         self._state = state
         self._allocator = allocator
@@ -95,7 +96,8 @@ class InventoryService:
     def publish(self) -> bool:
         """Publish the inventory if it differs from the last; True if it was sent."""
         node, lent = self._state.node, self._state.offer.lent
-        by_claims = self._front() is Front.DRA
+        front = self._front()
+        by_claims = front is Front.DRA
         away = {s.card.uuid: DRA_DRIVER for s in node.cards} if by_claims else dict.fromkeys(lent, NVIDIA)
         cards = tuple(replace(s, held=away.get(s.card.uuid, s.held)) for s in node.cards)
         lingering = self._departed.lingering()
@@ -119,7 +121,7 @@ class InventoryService:
             return False  # labels follow from the cards
         text = encode_inventory(inventory)
         labels: dict[str, str | None] = {**self._labels, **model_labels(node.cards)}
-        labels[FRONT_LABEL] = Front.DRA.value if by_claims else None
+        labels[FRONT_LABEL] = None if front is Front.PLUGIN else front.value
         if self._published == (text, labels):
             return False
         self._inventory.publish({INVENTORY: text}, labels)

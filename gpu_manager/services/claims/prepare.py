@@ -15,7 +15,8 @@ import structlog
 
 from gpu_manager.domain.contract import EVENT_REFUSED
 from gpu_manager.domain.dra.allocated import AllocatedClaim, ClaimedShare
-from gpu_manager.domain.dra.published import device_names
+from gpu_manager.domain.dra.published import device_names, for_claims
+from gpu_manager.domain.dra.sides import Side
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError, quoted
 from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid
@@ -59,7 +60,12 @@ class ClaimPreparer:
         injector: Injector,
         processes: Processes,
         metrics: ServiceMetrics,
+        *,
+        evict: bool = False,
     ) -> None:
+        """``evict``: delete controlled pods whose claim is of a card that has left DRA."""
+        self._evict = evict
+        self._freed: frozenset[PodUid] = frozenset()
         self._state = state
         self._claims = claims
         self._pods = pods
@@ -169,6 +175,7 @@ class ClaimPreparer:
                 f"claim {namespace}/{name} was replaced: it has UID {found.uid} and not {uid}; delete the pod"
             )
         try:
+            self._check_late(found)
             grants = self._grants(found)
             try:
                 booked = self._state.prepare(grants)
@@ -216,12 +223,15 @@ class ClaimPreparer:
     def _share(self, claim: AllocatedClaim, one: ClaimedShare) -> Share:
         node, who = self._state.node, f"claim {claim.namespace}/{claim.name}"
         names = device_names([state.card for state in node.cards])
-        state = next((s for s in node.cards if names[s.card.uuid] == one.device), None)
-        if state is None or one.pool != node.name:
+        there = next((s for s in node.cards if names[s.card.uuid] == one.device), None)
+        if there is None or one.pool != node.name:
             raise RequestInvalid(
                 f"{who} was allocated device {quoted(one.device)} of pool {quoted(one.pool)}, and node "
                 f"{node.name} has no such card: delete the claim, so that it is allocated anew"
             )
+        state = for_claims(self._state.view.sides, there)
+        if state is None:
+            raise DoesNotFit(f"{who} was allocated card {there.card.index}, which is on its way to claims")
         if one.is_admin:
             raise RequestInvalid(
                 f"{who} asks for admin access, which this driver does not give: card {state.card.index} is "
@@ -238,6 +248,37 @@ class ClaimPreparer:
                 f"whole card, or ask for at most {CORES_PER_CARD - 1} cores"
             )
         return Share(state.card.uuid, one.amount)
+
+    def _check_late(self, claim: AllocatedClaim) -> None:
+        """Refuse, and free, a claim of a card that has left DRA: its scheduler saw a slice of before.
+
+        Kubernetes allocates a claim anew once no pod reserves it, and a pod with a claim never moves itself.
+        """
+        view, uids = self._state.view, {uid for uid, _ in claim.pods}
+        names = device_names([state.card for state in view.node.cards])
+        sides = {names[s.card.uuid]: (s, (view.sides or {}).get(s.card.uuid)) for s in view.node.cards}
+        gone = [
+            sides[one.device][0]
+            for one in claim.shares
+            if one.device in sides and sides[one.device][1] in (Side.PLUGIN, Side.TO_PLUGIN)
+        ]
+        if not gone:
+            return
+        there = [f.pod for named in self._pods.local().values() for f in named if not f.tombstone]
+        pods = [pod for pod in there if pod.uid in uids and not pod.terminal]
+        evicted = [pod for pod in pods if self._evict and pod.controlled and not pod.static]
+        all_go = bool(evicted) and len(evicted) == len(pods)
+        cure = "its pod is deleted, to be placed anew" if all_go else "delete the pod, to have it placed anew"
+        text = (
+            f"claim {claim.namespace}/{claim.name} was allocated card {gone[0].card.index}, which has gone "
+            f"over to pods that ask for extended resources; {cure}"
+        )
+        self._metrics.late_claims.inc()
+        for pod in evicted:
+            if pod.uid not in self._freed and not pod.deleting:
+                self._pods.evict(pod, text)
+        self._freed = (self._freed & {pod.uid for pod in there}) | {pod.uid for pod in evicted}
+        raise DoesNotFit(text)
 
     def _no_room(self, claim: AllocatedClaim, grants: Sequence[Grant]) -> str:
         """Say which card lacks the room; empty if each has enough for each share alone."""

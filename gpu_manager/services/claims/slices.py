@@ -70,6 +70,11 @@ class SlicePublisher:
             log.info("slice_published", devices=[device.name for device in devices])
         return written
 
+    def shows(self, device: str) -> bool:
+        """True if the API server may have the device in the node's slice."""
+        told = self._told
+        return told is None or any(one.name == device for one in told)
+
     def run(self, stop: threading.Event, news: threading.Event, seconds: float = 1.0) -> None:
         """Publish until stopped: when there are ``news``, and every so many seconds."""
         while not stop.is_set():
@@ -80,7 +85,9 @@ class SlicePublisher:
     def _devices(self) -> tuple[SharedDevice, ...]:
         view = self._state.view
         used = {state.card.uuid: view.ledger.booked(state.card.uuid) for state in view.node.cards}
-        return published_devices(view.node.cards, used, self._policy, view.node.unit, self._minimum_cores)
+        return published_devices(
+            view.node.cards, used, self._policy, view.node.unit, self._minimum_cores, sides=view.sides
+        )
 
     def _due(self, devices: Sequence[SharedDevice], now: float) -> bool:
         if now - self._failed_at < RETRY_SECONDS:

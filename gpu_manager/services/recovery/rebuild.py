@@ -13,6 +13,7 @@ import structlog
 
 from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.dra.sides import Sides
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
@@ -22,7 +23,7 @@ from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of, priority_
 from gpu_manager.ports.kubelet import CheckpointEntry, PodResourcesEntry, PredecessorPod
 from gpu_manager.ports.pods import KnownPod
 from gpu_manager.services.allocation.books import Books, Grant, Key
-from gpu_manager.services.allocation.books_format import decode
+from gpu_manager.services.allocation.books_format import decode, decode_sides
 from gpu_manager.services.allocation.grant import annotation_of
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
@@ -60,9 +61,11 @@ def rebuild(
     """
     grants: dict[Key, Grant] = {}
     planned: tuple[Allocation, ...] = ()
+    sides: Sides | None = None
     if stored is not None:
         try:
             found, planned = decode(stored)
+            sides = decode_sides(stored)
             grants = {g.key: g for g in found}
         except NodeUnready as error:
             metrics.recovery_disagreements.labels("store").inc()
@@ -84,7 +87,7 @@ def rebuild(
         if grant is not None:
             grants[key] = grant
     grants = {key: recognised(grant, node) for key, grant in grants.items()}
-    books = Books(node, grants.values())
+    books = Books(node, grants.values(), sides)
     for allocation in planned:
         try:
             books.plan((allocation,))

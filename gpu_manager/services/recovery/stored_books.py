@@ -9,7 +9,7 @@ import structlog
 from gpu_manager.domain.contract import EVENT_LEDGER_REBUILT
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports.store import Store
-from gpu_manager.services.allocation.books_format import decode
+from gpu_manager.services.allocation.books_format import decode, decode_sides
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
@@ -32,6 +32,7 @@ def load_books(store: Store, event: Callable[[str, str], None], metrics: Service
     if stored is not None:
         try:
             decode(stored)
+            decode_sides(stored)
         except NodeUnready as error:
             stored, said = None, f"{error}{_kept(store)}"
     if said:
