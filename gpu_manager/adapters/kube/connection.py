@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from gpu_manager.adapters.http import FOREIGN, HttpAnswer, HttpClient, HttpLimits, NoAnswer, reason
-from gpu_manager.adapters.kube.kubeconfig import ApiAccess, access_by_url, access_of, access_of_pod
+from gpu_manager.adapters.kube.kubeconfig import (
+    SERVICE_ACCOUNT,
+    ApiAccess,
+    access_by_url,
+    access_of,
+    access_of_pod,
+)
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 
 MERGE_PATCH = "application/merge-patch+json"
@@ -68,6 +74,9 @@ class Timeouts:
     connect: float = 2.0
     answer: float = 5.0
     watch: int = 290
+
+
+_PATIENT = Timeouts(connect=5.0, answer=30.0)  # of people's commands
 
 
 class Connection:
@@ -300,6 +309,19 @@ def connect(
         ) from error
 
 
+def connect_account(directory: Path = SERVICE_ACCOUNT) -> tuple[Connection, str]:
+    """A connection with the rights of the service account of the pod that this runs in, and its namespace.
+
+    Raises:
+        RequestInvalid: this is no pod, or it has no service account.
+    """
+    try:
+        access = access_of_pod(directory)
+    except RequestInvalid as error:
+        raise RequestInvalid(f"cannot use the service account of this pod: {error}") from error
+    return Connection(access, _PATIENT, _CURES_OF_A_PERSON), access.namespace
+
+
 def connect_person(kubeconfig: str, context: str = "") -> tuple[Connection, str]:
     """A connection with a person's own rights, and the namespace that their context names.
 
@@ -311,8 +333,7 @@ def connect_person(kubeconfig: str, context: str = "") -> tuple[Connection, str]
     """
     try:
         access = access_of(kubeconfig, context)
-        timeouts = Timeouts(connect=5.0, answer=30.0)
-        return Connection(access, timeouts, _CURES_OF_A_PERSON), access.namespace
+        return Connection(access, _PATIENT, _CURES_OF_A_PERSON), access.namespace
     except RequestInvalid as error:
         raise RequestInvalid(
             f"cannot use the kubeconfig {kubeconfig}: {error}; name another with --kubeconfig"

@@ -52,7 +52,7 @@ def access_by_url(url: str, token: str | None) -> ApiAccess:
 
 
 def access_of_pod(directory: Path = SERVICE_ACCOUNT) -> ApiAccess:
-    """The cluster that this pod runs in, with its service account. Raises RequestInvalid."""
+    """The cluster that this pod runs in, with its service account and namespace. Raises RequestInvalid."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "")
     if not host or not port:
         raise RequestInvalid("KUBERNETES_SERVICE_HOST and _PORT are not set")
@@ -64,7 +64,13 @@ def access_of_pod(directory: Path = SERVICE_ACCOUNT) -> ApiAccess:
     except (OSError, UnicodeDecodeError) as error:
         raise RequestInvalid(f"{directory}: {error}") from error
     shown = f"[{host}]" if ":" in host else host
-    return ApiAccess(f"https://{shown}:{port}", tls, credentials=credentials)
+    try:
+        namespace = (directory / "namespace").read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        namespace = ""
+    return ApiAccess(
+        f"https://{shown}:{port}", tls, credentials=credentials, namespace=namespace or "default"
+    )
 
 
 def access_of(paths: str, context: str = "") -> ApiAccess:

@@ -16,7 +16,9 @@ from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 if TYPE_CHECKING:
     from gpu_manager.adapters.kube.connection import Connection
 
-Kubeconfig = Annotated[str, Option("--kubeconfig", help="Default: $KUBECONFIG, else ~/.kube/config.")]
+Kubeconfig = Annotated[
+    str, Option("--kubeconfig", help="Default: $KUBECONFIG, else ~/.kube/config, else the pod's account.")
+]
 Context = Annotated[str, Option("--context", help="Of the kubeconfig; default: the current one.")]
 Namespace = Annotated[str, Option("--namespace", "-n", help="Default: the context's.")]
 AllNamespaces = Annotated[bool, Option("--all-namespaces", "-A", help="Pods of all namespaces.")]
@@ -33,17 +35,26 @@ class Login:
 
 @contextmanager
 def log_in(kubeconfig: str, context: str, namespace: str = "") -> Iterator[Login]:
-    """Connect for the length of a block. Raises RequestInvalid: bad kubeconfig, context or namespace name."""
+    """Connect for the length of a block: by kubeconfig, in a pod without one by its service account.
+
+    Raises:
+        RequestInvalid: bad kubeconfig, context or namespace name.
+    """
     if namespace:
         object_name(namespace, "--namespace")
-    from gpu_manager.adapters.kube.connection import connect_person  # noqa: PLC0415  # the client is heavy; --help must not wait
+    from gpu_manager.adapters.kube.connection import connect_account, connect_person  # noqa: PLC0415  # the client is heavy; --help must not wait
 
-    path = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
-    if os.pathsep not in path and not Path(path).is_file():
+    named = kubeconfig or os.environ.get("KUBECONFIG")
+    path = named or os.path.expanduser("~/.kube/config")  # noqa: PTH111 - a user of a pod may have no home
+    is_there = os.pathsep in path or Path(path).is_file()
+    if not is_there and not named and not context and os.environ.get("KUBERNETES_SERVICE_HOST"):
+        connection, usual = connect_account()  # as kubectl does in a pod
+    elif is_there:
+        connection, usual = connect_person(path, context)
+    else:
         raise RequestInvalid(
             f"there is no kubeconfig {printable(path)}: name one with --kubeconfig or $KUBECONFIG"
         )
-    connection, usual = connect_person(path, context)
     try:
         yield Login(connection, namespace or usual)
     finally:
