@@ -47,6 +47,7 @@ def test_replicas_are_pooled_and_every_figure_has_its_reason(
         "default/Deployment/web c:",
         "  cores: while it works it would use up to 40 cores without a limit",
         "  memory: it took at most 3 GiB in 2 days",
+        "  kubectl vcuda resize deployment/web -c c --cores 40 --memory 3Gi",
     ]
     assert run(["advise", "-A", "-o", "json", "--memory-margin", "50"]) == 0
     rows = json.loads(said(capsys)[0])["containers"]
@@ -76,6 +77,30 @@ def test_one_pod_or_workload_can_be_asked_for_and_a_wrong_name_is_said(
     )
     assert run(["advise", "-n", "empty"]) == 0
     assert "no container in namespace empty holds a part of one card" in said(capsys)[0]
+
+
+def test_how_to_follow_advice_is_said_of_each_kind_of_workload(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_node(api)
+    enough = replace(NEED, cores=GIVEN.cores)
+    limited = replace(NEED, cores=100, hours=(4608 * MIB,) * 25, days=(4608 * MIB,) * 3)
+    young = replace(NEED, cores=None, seconds=60)
+    an_agent(
+        api,
+        page(
+            (("default", "Job/a", "c"), "a", NEED),
+            (("default", "Pod/b", "c"), "b", enough),
+            (("other", "StatefulSet/d", "c"), "d", limited),
+            (("default", "Pod/e", "c"), "e", young),
+        ),
+    )
+    assert run(["advise", "-A"]) == 0
+    assert [line for line in said(capsys)[0].splitlines() if "resize" in line or "template" in line] == [
+        "  in its template: tencent.com/vcuda-core: 30, tencent.com/vcuda-memory: 8",
+        "  kubectl vcuda resize b -c c --memory 2Gi",
+        "  kubectl vcuda resize statefulset/d -c c -n other --cores 99 --memory 4608Mi",
+    ]
 
 
 def test_the_agents_margin_counts_unless_another_is_asked_for(

@@ -17,12 +17,14 @@ from gpu_manager.domain.contract import (
     ASSIGNED,
     EVENT_RESIZE_REFUSED,
     INVENTORY,
+    PRIORITY,
     RESIZE,
     RESIZED,
     Assignment,
     encode_assignment,
 )
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resize.sizes import ResizeAnswer, answer_of, encode_answer
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from tests.fakes.extender import World, node, pod, uuid
@@ -176,6 +178,21 @@ def test_the_quota_counts_what_is_more(world: Cluster) -> None:
     assert "ExceedsGPUQuota" in answer.refused
     assert "0.5 cards of Tesla-T4, 0.5 used or being bound, 0.01 asked: 0 would still fit" in answer.refused
     assert answer.sizes == {"main": Amount(50, 4 * UNIT)}, "what it has it keeps"
+
+
+def test_what_a_protected_pod_has_more_is_within_its_namespaces_right(world: Cluster) -> None:
+    world.limit({"default": {"protected": {"Tesla-T4": 0.5}}})
+    world.run("one", annotations={PRIORITY: Priority.PROTECTED.value})
+    answer = world.ask("one", cores=51)
+    assert answer is not None
+    assert "protected, 0.3 used or being bound, 0.21 asked: 0.2 would still fit" in answer.refused
+    answer = world.ask("one", cores=50)
+    assert answer is not None
+    assert (answer.refused, answer.sizes) == ("", {"main": Amount(50, 4 * UNIT)})
+    world.run("other")
+    other = world.ask("other", cores=40)
+    assert other is not None
+    assert other.refused == "", "a normal pod needs no right"
 
 
 def answer_digest(world: Cluster) -> str:

@@ -16,9 +16,10 @@ from gpu_manager.cli.kubectl.resize_workload import PODS, workload_kind
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
 from gpu_manager.domain.advice.size import AdvicePolicy
 from gpu_manager.domain.advice.sized import Sized, named_advice, pool, read_sized, sized_json
-from gpu_manager.domain.contract import ADVICE
+from gpu_manager.domain.contract import ADVICE, CORE, MEMORY
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
-from gpu_manager.domain.resources import format_bytes
+from gpu_manager.domain.resize.owners import KINDS
+from gpu_manager.domain.resources import GIB, MIB, format_bytes
 
 
 class ApplyWay(Enum):
@@ -86,7 +87,7 @@ def command(
         told_of = {"applied": [one.as_json() for one in applied]} if apply is not None else {}
         emit({"containers": [sized_json(row) for row in rows], "silent": dict(silent), **told_of}, output)
         return code
-    print(_table(rows) if rows else nobody)
+    print(_table(rows, login.namespace) if rows else nobody)
     for one in applied:
         mark = "refused: " if one.is_refused else "" if one.size is None else "changed: "
         print(printable(f"{mark}{one.workload[0]}/{one.workload[1]} {one.workload[2]}: {one.text}"))
@@ -109,14 +110,44 @@ def _parsed(answer: Any) -> list[Sized]:
     return [read_sized(one) for one in answer["containers"]]
 
 
-def _table(rows: Sequence[Sized]) -> str:
+def _table(rows: Sequence[Sized], here: str) -> str:
+    """``here``: the namespace in which commands act by themselves."""
     titles = ["NAMESPACE", "WORKLOAD", "CONTAINER", "PODS", "CORES", "ADVISED", "MEMORY", "ADVISED"]
     lines = [columns(titles, [_cells(row) for row in rows])]
     for row in rows:
         who = f"{row.workload[0]}/{row.workload[1]} {row.workload[2]}"
         lines += map(printable, (f"{who}:", f"  cores: {row.advice.cores.reason}"))
         lines.append(printable(f"  memory: {row.advice.memory.reason}"))
+        if (how := _how(row, here)) is not None:
+            lines.append(printable(f"  {how}"))
     return "\n".join(lines)
+
+
+def _how(row: Sized, here: str) -> str | None:
+    """What gives it the advised size; None if nothing else is advised than it has."""
+    (namespace, owner, container), advice = row.workload, row.advice
+    cores = None if advice.cores.value in (None, row.given.cores) else min(advice.cores.value or 0, 99)
+    memory = None if advice.memory.value in (None, row.given.memory) else advice.memory.value
+    if cores is None and memory is None:
+        return None
+    kind, _, name = owner.partition("/")
+    if kind not in (*KINDS, "Pod"):
+        units = None if memory is None else memory // row.unit
+        values = ((CORE, cores), (MEMORY, units))
+        wanted = ", ".join(f"{key}: {value}" for key, value in values if value is not None)
+        return f"in its template: {wanted}"
+    words = ["kubectl vcuda resize", name if kind == "Pod" else f"{kind.lower()}/{name}", f"-c {container}"]
+    words += [f"-n {namespace}"] if namespace != here else []
+    words += [f"--cores {cores}"] if cores is not None else []
+    words += [f"--memory {_quantity(memory)}"] if memory is not None else []
+    return " ".join(words)
+
+
+def _quantity(size: int) -> str:
+    for unit, suffix in ((GIB, "Gi"), (MIB, "Mi")):
+        if size % unit == 0:
+            return f"{size // unit}{suffix}"
+    return str(size)
 
 
 def _cells(row: Sized) -> list[str]:
