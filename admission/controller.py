@@ -108,7 +108,9 @@ class SchedulingController:
             count=metrics.count,
             refused=self._refused,
         )
-        self._resizes = ResizeAnswers(self.cluster, self.quota, access.api, clock, rules, access.writer.event)
+        self._resizes = ResizeAnswers(
+            self.cluster, self.quota, access.api, clock, rules, access.writer.event, metrics.count
+        )
         self._waker = Requeue(self.cluster.pod, self.extender.has_room, self._wake, clock)
         self._bypasses = Bypasses(terms.unit, terms.minimum_cores, settings.unseen_namespaces, self._bypassed)
         metrics.show(

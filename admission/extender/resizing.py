@@ -59,14 +59,18 @@ class ResizeAnswers:
         clock: Clock,
         rules: BindRules,
         event: Callable[[Pod, str, str], None],
+        count: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
-        """``event``: tell a pod, by reason and text, that its request is refused."""
+        """``event``: tell a pod, by reason and text, that its request is refused. ``count`` takes a step,
+        "resize", and its result.
+        """
         self._cluster = cluster
         self._quota = quota
         self._api = api
         self._clock = clock
         self._rules = rules
         self._event = event
+        self._count = count
         # Answers of unknown outcome: the pod, the text, and from when on no request of ours can act any more.
         self._unknown: dict[PodUid, tuple[Pod, str, float]] = {}
         self._pauses: dict[PodUid, tuple[float, float]] = {}  # until a new request, the same one, is judged
@@ -132,6 +136,7 @@ class ResizeAnswers:
             if before is not None and (before.asked, before.refused) == (answer.asked, answer.refused):
                 return
             self._event(pod, EVENT_RESIZE_REFUSED, answer.refused)
+        self._count("resize", "refused" if answer.refused else "reserved")
         log.info("resize_answered", pod=pod.key, sizes=_shown(answer.sizes), refused=answer.refused)
         self._send(pod, text)
 
@@ -193,6 +198,7 @@ class ResizeAnswers:
             self._cluster.answer(pod.uid, None)
             self._pauses[pod.uid] = now + RETRY_SECONDS, now + RETRY_SECONDS
         if said.outcome is not BindOutcome.BOUND:
+            self._count("resize", "not_written")
             log.warning("resize_answer_not_written", pod=pod.key, reason=said.words)
 
     def _ask(self, uid: PodUid) -> None:

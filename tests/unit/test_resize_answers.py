@@ -45,7 +45,14 @@ class Cluster(World):
             self.events.append((reason, text))
 
         rules = BindRules(leads=lambda _seconds: self.leads)
-        self.answers = ResizeAnswers(self.cluster, self.quota, self.api, self.clock, rules, event)
+        self.answers = ResizeAnswers(
+            self.cluster, self.quota, self.api, self.clock, rules, event, self.counted
+        )
+        self.results: list[str] = []
+
+    def counted(self, step: str, result: str) -> None:
+        assert step == "resize"
+        self.results.append(result)
 
     def run(self, name: str, core: int = 30, memory: int = 4, **given: Any) -> Obj:
         """A pod that is scheduled and started."""
@@ -343,9 +350,20 @@ def test_an_answer_that_the_api_server_refuses_is_not_sent_each_second(world: Cl
         world.clock.pass_(1.0)
         world.answers.tick()
     assert len(written) == 1
+    assert world.results == ["reserved", "not_written"]
     world.clock.pass_(RETRY_SECONDS)
     world.answers.tick()
     assert len(written) == 2
+
+
+def test_each_decision_is_counted_once(world: Cluster) -> None:
+    world.run("one")
+    world.ask("one", cores=50)
+    world.agent("one", 50, 4)
+    world.ask("one", memory=1 << 50)
+    world.clock.pass_(RETRY_SECONDS)
+    world.answers.tick()
+    assert world.results == ["reserved", "refused"], "not the same words again each ten seconds"
 
 
 def test_who_does_not_lead_answers_nothing(world: Cluster) -> None:
