@@ -371,10 +371,12 @@ class HandoverLoad:
         try:
             if any(len(free[resource]) < size for resource, size in wanted.items()):
                 raise NodeUnready("the kubelet has too few healthy devices")
+            listed: dict[str, frozenset[str]] = {}
             for resource, size in wanted.items():
-                answer = Identification(candidate, None, frozenset())
+                answer = Identification(candidate, None, frozenset(), has=dict(listed))
                 ids = self.state.decide(IdChoice(resource, free[resource], (), size), answer, {})
-                with self.state.allocate(resource, frozenset(ids), Decision(candidate)):
+                listed[resource] = frozenset(ids)
+                with self.state.allocate(resource, listed[resource], Decision(candidate)):
                     pass
         except VcudaError:
             work.late_since, work.gone_at = self.clock.time, self.clock.time + _DELETE_SECONDS
