@@ -9,7 +9,7 @@ import pytest
 from gpu_manager.domain.contract import DRA_DRIVER, EVENT_REFUSED
 from gpu_manager.domain.dra.parameters import API_VERSION, KIND
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
-from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports.control_pages import TenantUse
 from gpu_manager.services.allocation.books import Books
@@ -75,6 +75,56 @@ def test_a_claim_is_booked_and_its_pages_and_devices_are_made(node: Node) -> Non
     [limit] = node.pages.limits[name]
     assert (limit.cores, limit.memory) == (30, 4 * GIB)
     assert node.booked(0) == 30
+
+
+def user_of(*claims: dict[str, str]) -> Pod:
+    names = sorted({claim["name"] for claim in claims})
+    return parse_pod(
+        {
+            "metadata": {"name": "train-0", "namespace": "ml", "uid": "uid-train-0"},
+            "spec": {
+                "containers": [{"name": "c", "resources": {"claims": list(claims)}}],
+                "resourceClaims": [{"name": name, "resourceClaimName": name} for name in names],
+            },
+        }
+    )
+
+
+@pytest.mark.parametrize("watched", [True, False])
+@pytest.mark.parametrize("used", [[{"name": "a"}], [{"name": "a", "request": n} for n in ("gpu", "more")]])
+def test_two_requests_in_one_container_are_refused_by_name(
+    node: Node, used: list[dict[str, str]], watched: bool
+) -> None:
+    node.pods.bind(user_of(*used), watched=watched)
+    node.claims.add(claim_object("a", result(GPU0), result(GPU1, request="more")))
+    with pytest.raises(RequestInvalid, match=r'container "c" of pod ml/train-0 .* \(a/gpu, a/more\)'):
+        node.prepare("a")
+    assert node.state.view.ledger.claims == ()
+
+
+def test_two_claims_in_one_container_are_refused_with_the_second(node: Node) -> None:
+    node.pods.bind(user_of({"name": "a"}, {"name": "b"}))
+    for name in ("a", "b"):
+        node.claims.add(claim_object(name, result(GPU0)))
+    node.prepare("a")
+    with pytest.raises(RequestInvalid, match=r"uses 2 requests of this driver \(a/gpu, b/gpu\)"):
+        node.prepare("b")
+    assert node.booked(0) == 30
+
+
+def test_one_request_of_two_and_other_pods_claims_are_no_matter(node: Node) -> None:
+    node.pods.bind(user_of({"name": "a", "request": "gpu"}, {"name": "other-drivers"}))
+    node.claims.add(claim_object("a", result(GPU0), result(GPU1, request="more")))
+    node.claims.add(claim_object("other-drivers", result(GPU0), pods=("train-1",)))
+    node.prepare("other-drivers")
+    assert len(node.prepare("a")) == 2
+
+
+def test_pods_that_cannot_be_read_are_waited_for(node: Node) -> None:
+    node.pods.away = True
+    node.claims.add(claim_object("a", result(GPU0)))
+    with pytest.raises(NodeUnready):
+        node.prepare("a")
 
 
 def test_the_ceiling_of_a_claims_parameters_is_in_its_pages(node: Node) -> None:

@@ -6,7 +6,6 @@ again each time, because a reboot takes them and the books stay.
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +13,10 @@ from dataclasses import dataclass
 import structlog
 
 from gpu_manager.domain.contract import EVENT_REFUSED
-from gpu_manager.domain.dra.allocated import AllocatedClaim, ClaimedShare
-from gpu_manager.domain.dra.published import device_names, for_claims
-from gpu_manager.domain.dra.sides import Side
-from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError, quoted
-from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid
-from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
+from gpu_manager.domain.dra.allocated import AllocatedClaim
+from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
+from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim
+from gpu_manager.domain.pod import PodUid
 from gpu_manager.ports.claims import Claims
 from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.ports.injector import Injector
@@ -29,6 +25,7 @@ from gpu_manager.ports.processes import Processes
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.grant import limits_of
 from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.claims.judgement import ClaimJudge
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
@@ -64,8 +61,7 @@ class ClaimPreparer:
         evict: bool = False,
     ) -> None:
         """``evict``: delete controlled pods whose claim is of a card that has left DRA."""
-        self._evict = evict
-        self._freed: frozenset[PodUid] = frozenset()
+        self._judge = ClaimJudge(state, pods, metrics, evict=evict)
         self._state = state
         self._claims = claims
         self._pods = pods
@@ -175,12 +171,11 @@ class ClaimPreparer:
                 f"claim {namespace}/{name} was replaced: it has UID {found.uid} and not {uid}; delete the pod"
             )
         try:
-            self._check_late(found)
-            grants = self._grants(found)
+            grants = self._judge.grants(found)
             try:
                 booked = self._state.prepare(grants)
             except DoesNotFit as error:
-                raise DoesNotFit(self._no_room(found, grants) or str(error)) from error
+                raise DoesNotFit(self._judge.no_room(found, grants) or str(error)) from error
         except (RequestInvalid, DoesNotFit) as error:
             self._tell(found, str(error))
             raise
@@ -192,108 +187,6 @@ class ClaimPreparer:
             directories=[grant.directory for grant in booked],
         )
         return booked
-
-    def _grants(self, claim: AllocatedClaim) -> tuple[Grant, ...]:
-        """A grant for each request: its containers share the pages."""
-        requests: dict[str, list[ClaimedShare]] = {}
-        for share in claim.shares:
-            requests.setdefault(share.request, []).append(share)
-        name = claim.pods[0][1] if len(claim.pods) == 1 else claim.name
-        return tuple(
-            Grant(
-                Allocation(
-                    PodUid(claim.uid),
-                    f"{claim.name}/{request}",
-                    ContainerKind.APP,
-                    0,
-                    tuple(self._share(claim, one) for one in shares),
-                    claim.namespace,
-                    name,
-                    claim=HoldingClaim(
-                        claim.name, request, tuple((one.device, one.share_id) for one in shares), claim.pods
-                    ),
-                ),
-                secrets.token_hex(16),
-                claim.ceilings.get(request, 0),
-                proven=True,
-            )
-            for request, shares in requests.items()
-        )
-
-    def _share(self, claim: AllocatedClaim, one: ClaimedShare) -> Share:
-        node, who = self._state.node, f"claim {claim.namespace}/{claim.name}"
-        names = device_names([state.card for state in node.cards])
-        there = next((s for s in node.cards if names[s.card.uuid] == one.device), None)
-        if there is None or one.pool != node.name:
-            raise RequestInvalid(
-                f"{who} was allocated device {quoted(one.device)} of pool {quoted(one.pool)}, and node "
-                f"{node.name} has no such card: delete the claim, so that it is allocated anew"
-            )
-        state = for_claims(self._state.view.sides, there)
-        if state is None:
-            raise DoesNotFit(f"{who} was allocated card {there.card.index}, which is on its way to claims")
-        if one.is_admin:
-            raise RequestInvalid(
-                f"{who} asks for admin access, which this driver does not give: card {state.card.index} is "
-                "seen by `kubectl vcuda top` and on the agent's pages"
-            )
-        if not state.open:
-            why = state.reason or ("it is cordoned" if state.cordoned else "it takes no new work")
-            raise DoesNotFit(f"{who} was allocated card {state.card.index}, which is closed: {why}")
-        room = state.card.capacity(node.unit)
-        if one.amount.cores == CORES_PER_CARD and one.amount.memory != room.memory:
-            raise RequestInvalid(
-                f"{who} was allocated {CORES_PER_CARD} cores with {format_bytes(one.amount.memory)} of card "
-                f"{state.card.index}, which has {format_bytes(room.memory)}: leave the capacity out for a "
-                f"whole card, or ask for at most {CORES_PER_CARD - 1} cores"
-            )
-        return Share(state.card.uuid, one.amount)
-
-    def _check_late(self, claim: AllocatedClaim) -> None:
-        """Refuse, and free, a claim of a card that has left DRA: its scheduler saw a slice of before.
-
-        Kubernetes allocates a claim anew once no pod reserves it, and a pod with a claim never moves itself.
-        """
-        view, uids = self._state.view, {uid for uid, _ in claim.pods}
-        names = device_names([state.card for state in view.node.cards])
-        sides = {names[s.card.uuid]: (s, (view.sides or {}).get(s.card.uuid)) for s in view.node.cards}
-        gone = [
-            sides[one.device][0]
-            for one in claim.shares
-            if one.device in sides and sides[one.device][1] in (Side.PLUGIN, Side.TO_PLUGIN)
-        ]
-        if not gone:
-            return
-        there = [f.pod for named in self._pods.local().values() for f in named if not f.tombstone]
-        pods = [pod for pod in there if pod.uid in uids and not pod.terminal]
-        evicted = [pod for pod in pods if self._evict and pod.controlled and not pod.static]
-        all_go = bool(evicted) and len(evicted) == len(pods)
-        cure = "its pod is deleted, to be placed anew" if all_go else "delete the pod, to have it placed anew"
-        text = (
-            f"claim {claim.namespace}/{claim.name} was allocated card {gone[0].card.index}, which has gone "
-            f"over to pods that ask for extended resources; {cure}"
-        )
-        self._metrics.late_claims.inc()
-        for pod in evicted:
-            if pod.uid not in self._freed and not pod.deleting:
-                self._pods.evict(pod, text)
-        self._freed = (self._freed & {pod.uid for pod in there}) | {pod.uid for pod in evicted}
-        raise DoesNotFit(text)
-
-    def _no_room(self, claim: AllocatedClaim, grants: Sequence[Grant]) -> str:
-        """Say which card lacks the room; empty if each has enough for each share alone."""
-        ledger = self._state.view.ledger
-        for share in (share for grant in grants for share in grant.allocation.shares):
-            free = ledger.free(share.card)
-            if not share.amount.fits_in(free):
-                holders = sorted({one.pod_key for one in ledger.holders(share.card)})
-                held = f"; it is held by {', '.join(holders[:_SHOWN])}" if holders else ""
-                return (
-                    f"claim {claim.namespace}/{claim.name} was allocated {share.amount} of card "
-                    f"{self._state.node.index(share.card)}, and {free} are free there{held}. It is tried "
-                    "again; delete the pod, and the claim if it is the pod's own, to have it placed anew"
-                )
-        return ""
 
     def _make_ready(self, grant: Grant) -> tuple[PreparedDevice, ...]:
         """Pages first, then the specs that mount them."""

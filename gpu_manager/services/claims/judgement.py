@@ -1,0 +1,184 @@
+"""Judges what a ResourceClaim was allocated, before it is booked: only what this node can give in full, in a
+way that its containers can have, becomes a grant.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from gpu_manager.domain.dra.allocated import AllocatedClaim, ClaimedShare
+from gpu_manager.domain.dra.published import device_names, for_claims
+from gpu_manager.domain.dra.sides import Side
+from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, quoted
+from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim, Share
+from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
+from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
+from gpu_manager.ports.pods import Pods
+from gpu_manager.services.allocation.books import Grant
+from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.metrics import ServiceMetrics
+
+_SHOWN = 3  # holders named
+
+
+class ClaimJudge:
+    """Of one node. ``evict``: delete controlled pods whose claim is of a card that has left DRA."""
+
+    def __init__(self, state: NodeState, pods: Pods, metrics: ServiceMetrics, *, evict: bool) -> None:
+        self._state = state
+        self._pods = pods
+        self._metrics = metrics
+        self._evict = evict
+        self._freed: frozenset[PodUid] = frozenset()
+
+    def grants(self, claim: AllocatedClaim) -> tuple[Grant, ...]:
+        """Return a grant for each request of the claim: its containers share the pages.
+
+        Raises:
+            RequestInvalid: it cannot be given, or not to a container that uses it so.
+            DoesNotFit: its cards take no new work.
+            NodeUnready: a pod that uses it cannot be read.
+        """
+        self._check_late(claim)
+        self._check_containers(claim)
+        return self._grants(claim)
+
+    def no_room(self, claim: AllocatedClaim, grants: Sequence[Grant]) -> str:
+        """Say which card lacks the room; empty if each has enough for each share alone."""
+        ledger = self._state.view.ledger
+        for share in (share for grant in grants for share in grant.allocation.shares):
+            free = ledger.free(share.card)
+            if not share.amount.fits_in(free):
+                holders = sorted({one.pod_key for one in ledger.holders(share.card)})
+                held = f"; it is held by {', '.join(holders[:_SHOWN])}" if holders else ""
+                return (
+                    f"claim {claim.namespace}/{claim.name} was allocated {share.amount} of card "
+                    f"{self._state.node.index(share.card)}, and {free} are free there{held}. It is tried "
+                    "again; delete the pod, and the claim if it is the pod's own, to have it placed anew"
+                )
+        return ""
+
+    def _grants(self, claim: AllocatedClaim) -> tuple[Grant, ...]:
+        requests: dict[str, list[ClaimedShare]] = {}
+        for share in claim.shares:
+            requests.setdefault(share.request, []).append(share)
+        name = claim.pods[0][1] if len(claim.pods) == 1 else claim.name
+        return tuple(
+            Grant(
+                Allocation(
+                    PodUid(claim.uid),
+                    f"{claim.name}/{request}",
+                    ContainerKind.APP,
+                    0,
+                    tuple(self._share(claim, one) for one in shares),
+                    claim.namespace,
+                    name,
+                    claim=HoldingClaim(
+                        claim.name, request, tuple((one.device, one.share_id) for one in shares), claim.pods
+                    ),
+                ),
+                secrets.token_hex(16),
+                claim.ceilings.get(request, 0),
+                proven=True,
+            )
+            for request, shares in requests.items()
+        )
+
+    def _share(self, claim: AllocatedClaim, one: ClaimedShare) -> Share:
+        node, who = self._state.node, f"claim {claim.namespace}/{claim.name}"
+        names = device_names([state.card for state in node.cards])
+        there = next((s for s in node.cards if names[s.card.uuid] == one.device), None)
+        if there is None or one.pool != node.name:
+            raise RequestInvalid(
+                f"{who} was allocated device {quoted(one.device)} of pool {quoted(one.pool)}, and node "
+                f"{node.name} has no such card: delete the claim, so that it is allocated anew"
+            )
+        state = for_claims(self._state.view.sides, there)
+        if state is None:
+            raise DoesNotFit(f"{who} was allocated card {there.card.index}, which is on its way to claims")
+        if one.is_admin:
+            raise RequestInvalid(
+                f"{who} asks for admin access, which this driver does not give: card {state.card.index} is "
+                "seen by `kubectl vcuda top` and on the agent's pages"
+            )
+        if not state.open:
+            why = state.reason or ("it is cordoned" if state.cordoned else "it takes no new work")
+            raise DoesNotFit(f"{who} was allocated card {state.card.index}, which is closed: {why}")
+        room = state.card.capacity(node.unit)
+        if one.amount.cores == CORES_PER_CARD and one.amount.memory != room.memory:
+            raise RequestInvalid(
+                f"{who} was allocated {CORES_PER_CARD} cores with {format_bytes(one.amount.memory)} of card "
+                f"{state.card.index}, which has {format_bytes(room.memory)}: leave the capacity out for a "
+                f"whole card, or ask for at most {CORES_PER_CARD - 1} cores"
+            )
+        return Share(state.card.uuid, one.amount)
+
+    def _check_late(self, claim: AllocatedClaim) -> None:
+        """Refuse, and free, a claim of a card that has left DRA: its scheduler saw a slice of before.
+
+        Kubernetes allocates a claim anew once no pod reserves it, and a pod with a claim never moves itself.
+        """
+        view, uids = self._state.view, {uid for uid, _ in claim.pods}
+        names = device_names([state.card for state in view.node.cards])
+        sides = {names[s.card.uuid]: (s, (view.sides or {}).get(s.card.uuid)) for s in view.node.cards}
+        gone = [
+            sides[one.device][0]
+            for one in claim.shares
+            if one.device in sides and sides[one.device][1] in (Side.PLUGIN, Side.TO_PLUGIN)
+        ]
+        if not gone:
+            return
+        there = [f.pod for named in self._pods.local().values() for f in named if not f.tombstone]
+        pods = [pod for pod in there if pod.uid in uids and not pod.terminal]
+        evicted = [pod for pod in pods if self._evict and pod.controlled and not pod.static]
+        all_go = bool(evicted) and len(evicted) == len(pods)
+        cure = "its pod is deleted, to be placed anew" if all_go else "delete the pod, to have it placed anew"
+        text = (
+            f"claim {claim.namespace}/{claim.name} was allocated card {gone[0].card.index}, which has gone "
+            f"over to pods that ask for extended resources; {cure}"
+        )
+        self._metrics.late_claims.inc()
+        for pod in evicted:
+            if pod.uid not in self._freed and not pod.deleting:
+                self._pods.evict(pod, text)
+        self._freed = (self._freed & {pod.uid for pod in there}) | {pod.uid for pod in evicted}
+        raise DoesNotFit(text)
+
+    def _check_containers(self, claim: AllocatedClaim) -> None:
+        """Refuse a container that uses two requests of ours, of this claim or another that is prepared.
+
+        The limits of both would be mounted at one path, and the cards of one had none.
+        """
+        ledger = self._state.view.ledger
+        for pod in self._pods_of(claim):
+            others = {
+                (holder.name, holder.request)
+                for holder in (one.claim for one in ledger.claims if one.namespace == claim.namespace)
+                if holder is not None and pod.uid in {uid for uid, _ in holder.pods}
+            }
+            there = others | {(claim.name, share.request) for share in claim.shares}
+            for container in pod.containers:
+                used = {
+                    one
+                    for one in there
+                    for name, request in container.claims
+                    if name == one[0] and request in {"", one[1]}
+                }
+                if len(used) > 1:
+                    names = ", ".join(sorted(f"{name}/{request}" for name, request in used))
+                    raise RequestInvalid(
+                        f'container "{container.name}" of pod {pod.key} uses {len(used)} requests of this '
+                        f"driver ({names}), and the limits of one alone can be mounted: use one request, "
+                        "with count for parts of several cards"
+                    )
+
+    def _pods_of(self, claim: AllocatedClaim) -> list[Pod]:
+        """The pods for which the claim is reserved; the API server is asked for those not seen yet."""
+        uids = {uid for uid, _ in claim.pods}
+        there = [f.pod for named in self._pods.local().values() for f in named if f.pod.uid in uids]
+        for uid, name in claim.pods:
+            if all(pod.uid != uid for pod in there):
+                found = self._pods.fetch(claim.namespace, name)
+                there += [found] if found is not None and found.uid == uid else []
+        return there
