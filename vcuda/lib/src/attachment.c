@@ -83,8 +83,8 @@ static void refresh(struct attachment *a) {
     if (!fault && view.generation > a->page_view.current->generation)
         publish(a, &view);
     if (!fault && view.generation >= first && view.generation >= second) {
-        __atomic_store_n(&a->page_view.seen[0], first, __ATOMIC_RELAXED);
-        __atomic_store_n(&a->page_view.seen[1], second, __ATOMIC_RELAXED);
+        __atomic_store_n(&a->page_view.seen[0], first, __ATOMIC_RELEASE);
+        __atomic_store_n(&a->page_view.seen[1], second, __ATOMIC_RELEASE);
     } else {
         __atomic_store_n(&a->retry_ns, coarse_ns() + 1000000, __ATOMIC_RELAXED);
     }

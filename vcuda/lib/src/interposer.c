@@ -13,7 +13,7 @@
 #include "loader.h"
 #include "paths.h"
 #ifdef VCUDA_INTERPOSER_CUDA
-#include "cuda/throttle_view.h"
+#include "cuda/throttle.h"
 #endif
 
 /* A function that every driver has. */
@@ -86,26 +86,35 @@ static bool __attribute__((noinline, cold)) is_driver(const void *caller) {
     return !__atomic_load_n(&driver, __ATOMIC_ACQUIRE) || is_in(&driver_extent, address) || is_in(&own_extent, address);
 }
 
-/* What a program reaches: our hook, or the driver at once where it is calling out of a hook itself. One call of a
- * pointer: a second one would copy the arguments that lie on the stack again. */
-#define ENTRY(result, name, parameters, arguments, is_free)                                                            \
+/* What a program reaches: our hook, or the driver at once where it is calling out of a hook itself. A launch has no
+ * hook of its own, for each function between the program and the driver copies the arguments that lie on the stack. */
+#define IS_INNER(outer) (__builtin_expect((outer) != 0, 0) && is_driver(__builtin_return_address(0)))
+#define HOOK(result, name, parameters, arguments)                                                                      \
     static result entry_##name parameters {                                                                            \
         unsigned outer = vcuda_depth;                                                                                  \
-        bool inner = __builtin_expect(outer != 0, 0) && is_driver(__builtin_return_address(0));                        \
-        result(*target) parameters = inner || (is_free) ? real.name : hook_##name;                                     \
+        result(*target) parameters = IS_INNER(outer) ? real.name : hook_##name;                                        \
         vcuda_depth = outer + 1;                                                                                       \
         result answer = target arguments;                                                                              \
         vcuda_depth = outer;                                                                                           \
         return answer;                                                                                                 \
     }
-#define HOOK(result, name, parameters, arguments) ENTRY(result, name, parameters, arguments, false)
-#define LAUNCH(result, name, parameters, arguments)                                                                    \
-    ENTRY(result, name, parameters, arguments, throttle_kind() == THROTTLE_FREE)
+#define LAUNCH(result, name, parameters, arguments, stream, per_thread, what, size)                                    \
+    static result entry_##name parameters {                                                                            \
+        unsigned outer = vcuda_depth;                                                                                  \
+        bool inner = IS_INNER(outer);                                                                                  \
+        struct throttled_work work;                                                                                    \
+        vcuda_depth = outer + 1;                                                                                       \
+        bool held = !inner && throttle_may_wait() && throttle_begin(&work, stream, per_thread, what, size);            \
+        result answer = real.name arguments;                                                                           \
+        if (held)                                                                                                      \
+            throttle_end(&work, answer);                                                                               \
+        vcuda_depth = outer;                                                                                           \
+        return answer;                                                                                                 \
+    }
 #define CALL(result, name, parameters)
 #include "hooks.def"
 #undef HOOK
 #undef CALL
-#undef ENTRY
 
 static void *const entries[VCUDA_NAMES] = {
 #define HOOK(result, name, parameters, arguments) [ID_##name] = (void *)entry_##name,

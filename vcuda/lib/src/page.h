@@ -22,7 +22,7 @@ struct vcuda_limits_view {
 struct vcuda_page_view {
     const struct vcuda_limits *limits;
     const struct vcuda_limits_view *current;
-    uint64_t seen[2]; /* the page's generation words when `current` was found to be the newest */
+    uint64_t seen[2]; /* the page's generation words when `current` was found to be the newest; written after it */
     struct vcuda_usage *usage;
     struct vcuda_slot *slot;
 };
@@ -37,8 +37,8 @@ static inline uint64_t vcuda_generation_word(const struct vcuda_limits *page, in
 static inline const struct vcuda_limits_view *vcuda_limits_here(void) {
     struct vcuda_page_view *page_view = __atomic_load_n(&vcuda_page_view, __ATOMIC_ACQUIRE);
     if (!page_view ||
-        vcuda_generation_word(page_view->limits, 0) != __atomic_load_n(&page_view->seen[0], __ATOMIC_RELAXED) ||
-        vcuda_generation_word(page_view->limits, 1) != __atomic_load_n(&page_view->seen[1], __ATOMIC_RELAXED))
+        vcuda_generation_word(page_view->limits, 0) != __atomic_load_n(&page_view->seen[0], __ATOMIC_ACQUIRE) ||
+        vcuda_generation_word(page_view->limits, 1) != __atomic_load_n(&page_view->seen[1], __ATOMIC_ACQUIRE))
         return NULL;
     return __atomic_load_n(&page_view->current, __ATOMIC_ACQUIRE);
 }

@@ -61,7 +61,8 @@ END(cuStreamEndCaptureToCig_ptsz, true, (CUstream stream), (stream))
 
 static void stream_ends(CUstream stream) {
     stream_meter_ends(stream);
-    graph_pools_stream_ends(stream);
+    if (graph_pools_exist())
+        graph_pools_stream_ends(stream);
 }
 
 CUresult hook_cuStreamDestroy(CUstream stream) {

@@ -1,15 +1,15 @@
 #include "cuda/cost.h"
 
-#define ENTRIES 1024
 #define PROBES 4
 
-static struct cost table[ENTRIES];
+_Static_assert(COST_ENTRIES == 1u << (64 - 54), "a key's upper ten bits are its place");
+_Alignas(64) struct cost cost_table[COST_ENTRIES];
 
 /* Beside the table, because launches do not look at it. `key` is of the cost that it was remembered for. */
 static struct {
     uint64_t key, at;
     double ns;
-} lately[ENTRIES];
+} lately[COST_ENTRIES];
 
 /* Threads that race for an entry may both reset it; that costs a measurement. */
 static struct cost *claim(struct cost *cost, uint64_t key) {
@@ -20,11 +20,11 @@ static struct cost *claim(struct cost *cost, uint64_t key) {
     return cost;
 }
 
-struct cost *cost_find(uint64_t key) {
+struct cost *cost_search(uint64_t key) {
     unsigned at = (unsigned)(key >> 54);
-    struct cost *victim = &table[at];
+    struct cost *victim = &cost_table[at];
     for (unsigned probe = 0; probe < PROBES; probe++) {
-        struct cost *cost = &table[(at + probe) % ENTRIES];
+        struct cost *cost = &cost_table[(at + probe) % COST_ENTRIES];
         uint64_t found = __atomic_load_n(&cost->key, __ATOMIC_ACQUIRE);
         if (found == key)
             return cost;
@@ -58,12 +58,12 @@ void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns) {
 }
 
 uint64_t cost_lately_ns(const struct cost *cost) {
-    const size_t at = (size_t)(cost - table);
+    const size_t at = (size_t)(cost - cost_table);
     return lately[at].key == __atomic_load_n(&cost->key, __ATOMIC_ACQUIRE) ? (uint64_t)lately[at].ns : 0;
 }
 
 void cost_remember(struct cost *cost, uint64_t ns, uint64_t now) {
-    const size_t at = (size_t)(cost - table);
+    const size_t at = (size_t)(cost - cost_table);
     uint64_t key = __atomic_load_n(&cost->key, __ATOMIC_ACQUIRE);
     uint64_t age = now > lately[at].at ? now - lately[at].at : 0;
     double weight = lately[at].key != key || age > COST_LATELY_NS ? 1 : (double)age / COST_LATELY_NS;

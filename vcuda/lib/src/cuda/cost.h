@@ -20,8 +20,16 @@ static inline uint64_t cost_key(const void *what, uint64_t size) {
     return key * UINT64_C(0x9e3779b97f4a7c15) | 1;
 }
 
+#define COST_ENTRIES 1024
+extern struct cost cost_table[COST_ENTRIES];
+
 /* Its entry; where there is none yet, a new one with the first guess, in place of another if need be. */
-struct cost *cost_find(uint64_t key);
+struct cost *cost_search(uint64_t key);
+
+static inline struct cost *cost_find(uint64_t key) {
+    struct cost *cost = &cost_table[key >> 54];
+    return __builtin_expect(__atomic_load_n(&cost->key, __ATOMIC_ACQUIRE) == key, 1) ? cost : cost_search(key);
+}
 
 static inline uint64_t cost_ns(const struct cost *cost) {
     return __atomic_load_n(&cost->ns, __ATOMIC_RELAXED);

@@ -110,6 +110,8 @@ static uint64_t next_look(const struct context_meter *context_meter, uint64_t no
 /* The program has launched nothing more here for a while: close the span in its place. */
 static void close_quiet(struct stream_meter *meter, int i, uint64_t now) {
     struct timing_span *span = __atomic_load_n(&meter->open[i], __ATOMIC_ACQUIRE);
+    if (span == TIMING_SPAN_HELD)
+        span = NULL;
     uint32_t launches = span ? __atomic_load_n(&span->launches, __ATOMIC_RELAXED) : 0;
     if (!span || span != meter->quiet[i].span || launches != meter->quiet[i].launches) {
         meter->quiet[i].span = span;
@@ -120,7 +122,7 @@ static void close_quiet(struct stream_meter *meter, int i, uint64_t now) {
     if (now - meter->quiet[i].since < QUIET_NS || __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST))
         return;
     __atomic_store_n(&meter_closing, meter, __ATOMIC_SEQ_CST);
-    if (__atomic_compare_exchange_n(&meter->open[i], &span, NULL, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
+    if (timing_span_hold_this(&meter->open[i], span)) {
         if (meter->others_may_record && !meter->context_meter->lost)
             timing_span_close(span);
         else
@@ -138,6 +140,20 @@ static void close_all_quiet(struct context_meter *context_meter, uint64_t now) {
                     close_quiet(meter, k, now);
 }
 
+/* What no span was free for is settled as expected. */
+static void count_unmeasured(struct context_meter *context_meter) {
+    const struct vcuda_limits_view *view = vcuda_limits();
+    struct vcuda_usage *usage = vcuda_usage();
+    if (!__atomic_load_n(&context_meter->unmeasured, __ATOMIC_RELAXED))
+        return;
+    uint64_t launches = __atomic_exchange_n(&context_meter->unmeasured, 0, __ATOMIC_RELAXED);
+    uint64_t ns = __atomic_exchange_n(&context_meter->unmeasured_ns, 0, __ATOMIC_RELAXED);
+    if (!view || !usage || (uint32_t)context_meter->card >= view->card_count)
+        return;
+    __atomic_fetch_add(&usage->card[context_meter->card].busy_ns, ns, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&usage->card[context_meter->card].launches, launches, __ATOMIC_RELAXED);
+}
+
 static bool has_work(const struct context_meter *context_meter) {
     struct vcuda_slot *slot = vcuda_slot();
     return context_meter->waiting || (slot && __atomic_load_n(&slot->inflight[context_meter->card], __ATOMIC_RELAXED));
@@ -151,13 +167,14 @@ static void bury(struct context_meter *context_meter, uint64_t now) {
             if (meter->context_meter != context_meter)
                 continue;
             for (int k = 0; k < TIMING_SPANS_OPEN; k++) {
-                struct timing_span *span = __atomic_exchange_n(&meter->open[k], NULL, __ATOMIC_ACQUIRE);
+                struct timing_span *span = timing_span_hold(&meter->open[k]);
                 if (span)
                     timing_span_drop(span);
             }
             __atomic_store_n(&meter->key[0], 0, __ATOMIC_RELEASE);
             __atomic_store_n(&meter->use, METER_ENDED, __ATOMIC_RELEASE);
         }
+    count_unmeasured(context_meter);
     collect(context_meter);
     context_meter->lost = true;
     settle_finished(context_meter, now);
@@ -181,6 +198,7 @@ void settle_resume(void) {
 
 static uint64_t look(struct context_meter *context_meter, uint64_t now) {
     CUcontext popped;
+    count_unmeasured(context_meter);
     collect(context_meter);
     if (!has_work(context_meter))
         return 0;

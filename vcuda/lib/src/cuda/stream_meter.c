@@ -134,28 +134,33 @@ static bool was_seen(const struct stream_meter *meter, CUstream stream, uint64_t
            __atomic_load_n(&meter->seen_epoch, __ATOMIC_ACQUIRE) == epoch;
 }
 
-/* The meter of a handle, if no context has ended since it was asked for its context: no call of the driver. */
-static struct stream_meter *seen(CUstream stream) {
-    uint64_t epoch = __atomic_load_n(&meter_epoch, __ATOMIC_SEQ_CST);
-    struct stream_meter *meter = NULL;
+/* The meter of a handle that was asked for its context in this epoch, of a stream that lives or else of one that ended:
+ * no call of the driver. */
+static struct stream_meter *seen_in(CUstream stream, uint64_t epoch) {
+    struct stream_meter *meter = NULL, *ended = NULL;
     if (is_handle(stream))
         meter = __atomic_load_n(bucket_of((uint64_t)(uintptr_t)stream), __ATOMIC_ACQUIRE);
-    while (meter && (!was_seen(meter, stream, epoch) || use_of(meter) != METER_LIVES))
-        meter = meter->next;
-    return meter;
+    for (; meter; meter = meter->next) {
+        if (!was_seen(meter, stream, epoch))
+            continue;
+        if (use_of(meter) == METER_LIVES)
+            return meter;
+        ended = ended ? ended : meter;
+    }
+    return ended;
 }
 
-/* The same of an ended stream, for a new one of its handle and context. While no context ends, a context is told by its
- * handle. */
-static struct stream_meter *seen_before(CUstream stream, uint64_t epoch) {
+static struct stream_meter *seen(CUstream stream) {
+    struct stream_meter *meter = seen_in(stream, __atomic_load_n(&meter_epoch, __ATOMIC_SEQ_CST));
+    return meter && use_of(meter) == METER_LIVES ? meter : NULL;
+}
+
+/* An ended stream's, for a new one of its handle and context. While no context ends, a context is told by its handle.
+ */
+static struct stream_meter *seen_again(struct stream_meter *meter, CUstream stream, uint64_t epoch) {
     CUcontext context = NULL;
-    if (!is_handle(stream))
-        return NULL;
-    struct stream_meter *meter = __atomic_load_n(bucket_of((uint64_t)(uintptr_t)stream), __ATOMIC_ACQUIRE);
-    while (meter && !was_seen(meter, stream, epoch))
-        meter = meter->next;
-    if (!meter || real.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS || context != meter->context_meter->context ||
-        use_of(meter) != METER_ENDED || !use_again(meter, METER_LIVES))
+    if (real.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS || context != meter->context_meter->context ||
+        !use_again(meter, METER_LIVES))
         return NULL;
     if (was_seen(meter, stream, epoch))
         return meter;
@@ -195,11 +200,11 @@ static struct stream_meter *identified(const struct identity *identity) {
 
 struct stream_meter *stream_meter_of(CUstream stream, bool per_thread) {
     struct identity identity;
-    struct stream_meter *meter = seen(stream);
-    if (meter)
-        return meter;
     uint64_t epoch = __atomic_load_n(&meter_epoch, __ATOMIC_SEQ_CST);
-    if ((meter = seen_before(stream, epoch)))
+    struct stream_meter *meter = seen_in(stream, epoch);
+    if (meter && use_of(meter) != METER_LIVES)
+        meter = seen_again(meter, stream, epoch);
+    if (meter)
         return meter;
     if (identify(&identity, stream, per_thread) && (meter = identified(&identity)))
         __atomic_store_n(&meter->seen_epoch, epoch, __ATOMIC_RELEASE);
@@ -214,9 +219,7 @@ bool stream_is_capturing(CUstream stream, bool per_thread) {
 
 static void flush(struct stream_meter *meter, bool record) {
     for (int i = 0; i < TIMING_SPANS_OPEN; i++) {
-        struct timing_span *span = __atomic_load_n(&meter->open[i], __ATOMIC_RELAXED)
-                                       ? __atomic_exchange_n(&meter->open[i], NULL, __ATOMIC_ACQUIRE)
-                                       : NULL;
+        struct timing_span *span = timing_span_hold(&meter->open[i]);
         if (span && record)
             timing_span_close(span);
         else if (span)
@@ -225,21 +228,30 @@ static void flush(struct stream_meter *meter, bool record) {
 }
 
 static bool has_open(const struct stream_meter *meter) {
-    for (int i = 0; i < TIMING_SPANS_OPEN; i++)
-        if (__atomic_load_n(&meter->open[i], __ATOMIC_ACQUIRE))
+    for (int i = 0; i < TIMING_SPANS_OPEN; i++) {
+        const struct timing_span *span = __atomic_load_n(&meter->open[i], __ATOMIC_ACQUIRE);
+        if (span && span != TIMING_SPAN_HELD)
             return true;
+    }
     return false;
 }
 
-static struct stream_meter *flushed(CUstream stream, bool per_thread) {
+static struct stream_meter *find_known(CUstream stream, bool per_thread) {
     struct identity identity;
     struct stream_meter *meter = seen(stream);
     if (!meter && __atomic_load_n(&context_meters, __ATOMIC_ACQUIRE) && identify(&identity, stream, per_thread))
         meter = known(&identity);
-    if (meter && has_open(meter)) {
-        bool capturing = __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) && stream_is_capturing(stream, per_thread);
-        flush(meter, !capturing);
-    }
+    return meter;
+}
+
+static bool is_captured(CUstream stream, bool per_thread) {
+    return __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) && stream_is_capturing(stream, per_thread);
+}
+
+static struct stream_meter *flushed(CUstream stream, bool per_thread) {
+    struct stream_meter *meter = find_known(stream, per_thread);
+    if (meter && has_open(meter))
+        flush(meter, !is_captured(stream, per_thread));
     return meter;
 }
 
@@ -266,7 +278,7 @@ void stream_meter_flush_context(void) {
         for (struct stream_meter *meter = __atomic_load_n(&stream_meters[i], __ATOMIC_ACQUIRE); meter;
              meter = meter->next) {
             uint64_t token = __atomic_load_n(&meter->key[2], __ATOMIC_RELAXED);
-            if (meter->key[1] != where.owner || !has_open(meter) ||
+            if (meter->key[1] != where.owner || use_of(meter) != METER_LIVES || !has_open(meter) ||
                 (token && token != (uint64_t)(uintptr_t)&thread_token))
                 continue;
             bool capturing = __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) != 0;
@@ -275,10 +287,26 @@ void stream_meter_flush_context(void) {
     errno = saved;
 }
 
+/* The last calls of the driver on this stream. A span that makes none stays: a new stream of the same handle goes on
+ * with it, or it is closed when it has been quiet. */
+static void end_measured(struct stream_meter *meter, CUstream stream) {
+    for (int i = 0; i < TIMING_SPANS_OPEN; i++) {
+        struct timing_span *span = timing_span_hold(&meter->open[i]);
+        if (span && !span->measured)
+            timing_span_put(meter, span);
+        else if (span && is_captured(stream, false))
+            timing_span_drop(span);
+        else if (span)
+            timing_span_close(span);
+    }
+}
+
 /* Its handle is the driver's to destroy from here on: nobody else records on it. */
 void stream_meter_ends(CUstream stream) {
     int saved = errno;
-    struct stream_meter *meter = is_handle(stream) ? flushed(stream, false) : NULL;
+    struct stream_meter *meter = is_handle(stream) ? find_known(stream, false) : NULL;
+    if (meter)
+        end_measured(meter, stream);
     if (meter && __atomic_load_n(&meter_closing, __ATOMIC_SEQ_CST) == meter && meter_lock(true))
         meter_unlock();
     if (meter && __atomic_load_n(&meter->key[0], __ATOMIC_ACQUIRE) == (uint64_t)(uintptr_t)stream)

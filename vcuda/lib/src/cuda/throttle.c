@@ -59,18 +59,29 @@ static void look_at_classes(const struct vcuda_limits_view *view) {
     __atomic_store_n(&meter_tells, tells, __ATOMIC_RELAXED);
 }
 
+/* The words first: limits read after them are theirs, or newer. */
+static void remember(const struct vcuda_page_view *page_view) {
+    uint64_t first = __atomic_load_n(&page_view->seen[0], __ATOMIC_ACQUIRE);
+    uint64_t second = __atomic_load_n(&page_view->seen[1], __ATOMIC_ACQUIRE);
+    if (throttle_view.limits && throttle_view.seen[0] == first && throttle_view.seen[1] == second)
+        return;
+    look_at_classes(__atomic_load_n(&page_view->current, __ATOMIC_ACQUIRE));
+    throttle_view.seen[0] = first;
+    throttle_view.seen[1] = second;
+    throttle_view.limits = page_view->limits;
+}
+
+static void forget_in_child(void);
+
 bool throttle_look(void) {
-    const struct vcuda_limits_view *view = vcuda_limits();
-    if (!view)
+    const struct vcuda_page_view *page_view = __atomic_load_n(&vcuda_page_view, __ATOMIC_ACQUIRE);
+    if (!page_view || !vcuda_limits())
         return false;
     int saved = errno;
+    fork_forgets(forget_in_child);
     if (throttle_view.uncounted)
         throttle_count();
-    if (throttle_view.view != view || throttle_view.generation != view->generation) {
-        look_at_classes(view);
-        throttle_view.view = view;
-        throttle_view.generation = view->generation;
-    }
+    remember(page_view);
     throttle_view.uncounted += !throttle_view.limited;
     errno = saved;
     return throttle_view.limited;
@@ -98,10 +109,11 @@ static void pocket_put(int card, uint64_t ns) {
     __atomic_fetch_add(&pockets[card].ns, (int64_t)ns, __ATOMIC_RELAXED);
 }
 
-/* In the child of a fork: what its parent has paid for is not its own. */
-static void empty_pockets(void) {
+/* In the child of a fork: what its parent has paid for is not its own, and it has no pages yet. */
+static void forget_in_child(void) {
     for (int card = 0; card < VCUDA_MAX_CARDS; card++)
         pockets[card].ns = 0;
+    throttle_view = (struct throttle_view){0};
 }
 
 /* ---- which stream
@@ -205,7 +217,7 @@ static bool proceed(struct vcuda_card_usage *usage, struct stream_meter *meter, 
 static void __attribute__((noinline)) pay_slowly(struct stream_meter *meter, uint64_t ns, bool unknown) {
     struct vcuda_usage *usage = vcuda_usage();
     int saved = errno;
-    fork_forgets(empty_pockets);
+    fork_forgets(forget_in_child);
     struct wait wait = {.since = vcuda_now_ns()};
     wait.now = wait.since;
     while (usage && !__atomic_load_n(&meter->context_meter->lost, __ATOMIC_RELAXED) &&
@@ -269,20 +281,17 @@ static bool is_sampled(void) {
 
 static void __attribute__((noinline)) close_slowly(struct timing_span *span) {
     int saved = errno;
-    uint64_t before = vcuda_now_ns();
-    span->last_at = before; /* a call that blocks returns when its work is over */
-    timing_span_close(span);
-    measuring_spent(&thread_state.budget, vcuda_now_ns() - before);
+    timing_span_end(span, &thread_state.budget);
     errno = saved;
 }
 
 /* No span was to be had: what is expected is what it cost. */
 static void __attribute__((noinline)) count_unmeasured(const struct throttled_work *work, CUresult result) {
-    struct vcuda_usage *usage = vcuda_usage();
-    if (!usage || result != CUDA_SUCCESS)
+    struct context_meter *context_meter = work->meter->context_meter;
+    if (result != CUDA_SUCCESS)
         return;
-    __atomic_fetch_add(&usage->card[work->meter->card].busy_ns, work->paid_ns, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&usage->card[work->meter->card].launches, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&context_meter->unmeasured_ns, work->paid_ns, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&context_meter->unmeasured, 1, __ATOMIC_RELAXED);
 }
 
 void throttle_end(struct throttled_work *work, CUresult result) {

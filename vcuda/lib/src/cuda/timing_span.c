@@ -1,5 +1,4 @@
 #include "attachment.h"
-#include "cuda/span_plan.h"
 #include "cuda/timing_span.h"
 #include "interposer.h"
 #include "page.h"
@@ -147,6 +146,7 @@ static struct timing_span *open_span(struct stream_meter *meter, bool idle, bool
         return NULL;
     span->context_meter = meter->context_meter;
     span->meter = meter;
+    span->place = NULL;
     span->facts = (struct span_facts){.idle = idle, .launched_at = now};
     span->paid_ns = 0;
     __atomic_store_n(&span->launches, 0, __ATOMIC_RELAXED);
@@ -157,30 +157,14 @@ static struct timing_span *open_span(struct stream_meter *meter, bool idle, bool
     return span;
 }
 
-static struct timing_span *take_open(struct stream_meter *meter) {
-    for (int i = 0; i < TIMING_SPANS_OPEN; i++) {
-        if (!__atomic_load_n(&meter->open[i], __ATOMIC_RELAXED))
-            continue;
-        struct timing_span *span = __atomic_exchange_n(&meter->open[i], NULL, __ATOMIC_ACQUIRE);
-        if (span)
-            return span;
-    }
-    return NULL;
-}
-
-/* All of the context's spans wait to be settled, as when the helper has had no processor for a while. */
-static bool is_exhausted(const struct context_meter *context_meter) {
-    return !(__atomic_load_n(&context_meter->free_head, __ATOMIC_RELAXED) & 0xffff);
-}
-
 static bool is_shared(int card, uint64_t now) {
     const struct vcuda_limits_view *view = vcuda_limits();
     return view && (uint32_t)card < view->card_count && bucket_sharers(view, card, now) > 256;
 }
 
 /* With a look at the clock, and at the driver if need be. */
-static struct timing_span *__attribute__((noinline)) decide(struct stream_meter *meter, struct timing_span *span,
-                                                            const struct cost *cost, struct measuring_budget *budget) {
+struct timing_span *timing_span_decide(struct stream_meter *meter, struct timing_span *span, const struct cost *cost,
+                                       struct measuring_budget *budget) {
     int saved = errno;
     uint64_t now = vcuda_now_ns();
     struct stream_clock clock = clock_of(meter);
@@ -212,33 +196,6 @@ static struct timing_span *__attribute__((noinline)) decide(struct stream_meter 
     return span;
 }
 
-struct timing_span *timing_span_take(struct stream_meter *meter, const struct cost *cost,
-                                     struct measuring_budget *budget) {
-    struct timing_span *span = take_open(meter);
-    uint64_t ns = cost_ns(cost);
-    bool joins = span ? span_plan_joins(&span->facts, span->measured, ns) : is_exhausted(meter->context_meter);
-    if (!joins)
-        return decide(meter, span, cost, budget);
-    __atomic_store_n(&meter->clock.idle_at, __atomic_load_n(&meter->clock.idle_at, __ATOMIC_RELAXED) + ns,
-                     __ATOMIC_RELAXED);
-    return span;
-}
-
-void timing_span_add(struct timing_span *span, struct cost *cost, uint64_t expected_ns, uint64_t paid_ns) {
-    span->facts.expected_ns += expected_ns;
-    span->paid_ns += paid_ns;
-    __atomic_store_n(&span->launches, span->launches + 1, __ATOMIC_RELAXED);
-    uint32_t i = span->kinds;
-    while (i > 0 && span->kind[i - 1].cost != cost)
-        i--;
-    if (i) {
-        span->kind[i - 1].count++;
-    } else if (span->kinds < TIMING_SPAN_KINDS) {
-        span->kind[span->kinds].cost = cost;
-        span->kind[span->kinds++].count = 1;
-    }
-}
-
 void timing_span_remove(struct timing_span *span, struct cost *cost, uint64_t expected_ns, uint64_t paid_ns) {
     span->facts.expected_ns -= expected_ns;
     span->paid_ns -= paid_ns;
@@ -248,7 +205,7 @@ void timing_span_remove(struct timing_span *span, struct cost *cost, uint64_t ex
             span->kind[i].count--;
 }
 
-void timing_span_put(struct stream_meter *meter, struct timing_span *span) {
+void timing_span_put_new(struct stream_meter *meter, struct timing_span *span) {
     for (int i = 0; i < TIMING_SPANS_OPEN; i++) {
         struct timing_span *none = NULL;
         if (__atomic_compare_exchange_n(&meter->open[i], &none, span, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
@@ -261,6 +218,8 @@ void timing_span_put(struct stream_meter *meter, struct timing_span *span) {
 static void push(struct timing_span *span) {
     struct context_meter *context_meter = span->context_meter;
     int card = context_meter->card;
+    if (span->place)
+        __atomic_store_n(span->place, NULL, __ATOMIC_RELEASE);
     if (__atomic_fetch_add(&meter_ahead_ns[card], span->paid_ns, __ATOMIC_RELAXED) == 0 &&
         __atomic_load_n(&meter_gated, __ATOMIC_RELAXED) >> card & 1)
         __atomic_store_n(&meter_head_since[card], span->closed_at, __ATOMIC_RELAXED);
@@ -271,22 +230,37 @@ static void push(struct timing_span *span) {
 }
 
 /* Recorded late, the end's time is the last launch's only if the stream has not drained by then. */
-void timing_span_close(struct timing_span *span) {
-    uint64_t now = vcuda_now_ns();
-    if (span->measured) {
-        int mode = relax();
-        if (now > span->last_at + LATE_NS && ask(span->meter) != STREAM_BUSY)
-            span->facts.late_ns = now - span->last_at;
-        span->measured = real.cuEventRecord(span->end, span->meter->stream) == CUDA_SUCCESS;
-        restore(mode);
-    }
+static void close_at(struct timing_span *span, uint64_t now) {
+    int mode = relax();
+    if (now > span->last_at + LATE_NS && ask(span->meter) != STREAM_BUSY)
+        span->facts.late_ns = now - span->last_at;
+    span->measured = real.cuEventRecord(span->end, span->meter->stream) == CUDA_SUCCESS;
+    restore(mode);
     span->closed_at = now;
     push(span);
 }
 
-/* Without a record: what has not been measured is settled as expected. */
+void timing_span_close(struct timing_span *span) {
+    if (span->measured)
+        close_at(span, vcuda_now_ns());
+    else
+        timing_span_drop(span);
+}
+
+void timing_span_end(struct timing_span *span, struct measuring_budget *budget) {
+    if (!span->measured) {
+        timing_span_drop(span);
+        return;
+    }
+    uint64_t now = vcuda_now_ns();
+    span->last_at = now; /* a call that blocks returns when its work is over */
+    close_at(span, now);
+    measuring_spent(budget, vcuda_now_ns() - now);
+}
+
+/* Without a look at the clock: for who opens a span for each launch that would be most of what it costs. */
 void timing_span_drop(struct timing_span *span) {
     span->measured = false;
-    span->closed_at = vcuda_now_ns();
+    span->closed_at = __atomic_load_n(&span->last_at, __ATOMIC_RELAXED);
     push(span);
 }

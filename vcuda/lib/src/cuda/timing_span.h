@@ -2,8 +2,9 @@
  *
  * A program's thread opens a span (records its start), adds launches, and closes it (records its end) after about a
  * millisecond of expected work; then whoever settles finds it finished. A span belongs to whoever took it out of its
- * stream's place with an exchange, so nobody waits for anybody. No stream is ever synchronised, and no event is
- * recorded in one that is being captured.
+ * stream's place, where TIMING_SPAN_HELD keeps the place until it comes back, so nobody waits for anybody and a launch
+ * needs one locked instruction for it. No stream is ever synchronised, and no event is recorded in one that is being
+ * captured.
  */
 #ifndef VCUDA_TIMING_SPAN_H
 #define VCUDA_TIMING_SPAN_H
@@ -15,10 +16,13 @@
 #include "cuda/busy_intervals.h"
 #include "cuda/cost.h"
 #include "cuda/gpu_time.h"
+#include "cuda/span_plan.h"
 
 #define TIMING_SPANS 256    /* of a context; a program that has more in flight is charged by expectation */
 #define TIMING_SPAN_KINDS 6 /* of work in one span */
 #define TIMING_SPANS_OPEN 2 /* open spans of a stream: threads that share it find one each */
+/* In the place of an open span that somebody holds. */
+#define TIMING_SPAN_HELD ((struct timing_span *)1)
 
 struct stream_meter;
 
@@ -27,6 +31,7 @@ struct timing_span {
     struct timing_span *after; /* in `waiting`: only the one that settles */
     struct context_meter *context_meter;
     struct stream_meter *meter;
+    struct timing_span **place; /* among the stream's open ones that its holder took it from; NULL: it is new */
     CUevent start, end;
     struct span_facts facts;
     uint64_t paid_ns; /* of the container's credit, for its launches */
@@ -48,6 +53,8 @@ struct context_meter {
     uint64_t owner; /* the context's id; 0: ended */
     int card;
     bool lost; /* its card or context is broken: launches fail anyway, hold none back */
+    uint64_t unmeasured,
+        unmeasured_ns; /* launches for which no span was free, and what they paid: not yet in the page */
     uint64_t free_head;
     struct timing_span *closed; /* pushed by programs' threads, taken whole by the one that settles */
     /* only the one that settles: */
@@ -85,6 +92,11 @@ struct stream_meter {
     } quiet[TIMING_SPANS_OPEN]; /* only the one that settles */
 };
 
+/* All of the context's spans wait to be settled, as when the helper has had no processor for a while. */
+static inline bool context_meter_is_exhausted(const struct context_meter *context_meter) {
+    return !(__atomic_load_n(&context_meter->free_head, __ATOMIC_RELAXED) & 0xffff);
+}
+
 /* Streams being captured in this process, at least. */
 extern uint32_t meter_captures;
 
@@ -98,21 +110,80 @@ extern uint64_t meter_head_since[];
  * ones: a bit per card. */
 extern uint32_t meter_gated, meter_tells;
 
+/* The open span of this place, for whoever calls to hold; false if it is not there any more. */
+static inline bool timing_span_hold_this(struct timing_span **place, struct timing_span *span) {
+    struct timing_span *found = span;
+    if (!__atomic_compare_exchange_n(place, &found, TIMING_SPAN_HELD, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        return false;
+    span->place = place;
+    return true;
+}
+
+/* The same of whatever is open there; NULL if nothing is, or somebody holds it. */
+static inline struct timing_span *timing_span_hold(struct timing_span **place) {
+    struct timing_span *span = __atomic_load_n(place, __ATOMIC_RELAXED);
+    return span && span != TIMING_SPAN_HELD && timing_span_hold_this(place, span) ? span : NULL;
+}
+
+/* The same of all open spans of the stream: the first to be had. */
+static inline struct timing_span *timing_span_hold_any(struct stream_meter *meter) {
+    struct timing_span *span = NULL;
+    for (int i = 0; i < TIMING_SPANS_OPEN && !span; i++)
+        span = timing_span_hold(&meter->open[i]);
+    return span;
+}
+
 /* Take the stream's open span for work of this kind, or open one; NULL if none can be had. What the stream ran before
  * is closed if it has drained since. What the thread spends on measuring is taken from its budget. */
-struct timing_span *timing_span_take(struct stream_meter *meter, const struct cost *cost,
-                                     struct measuring_budget *budget);
+struct timing_span *timing_span_decide(struct stream_meter *meter, struct timing_span *span, const struct cost *cost,
+                                       struct measuring_budget *budget);
+
+static inline struct timing_span *timing_span_take(struct stream_meter *meter, const struct cost *cost,
+                                                   struct measuring_budget *budget) {
+    struct timing_span *span = timing_span_hold_any(meter);
+    uint64_t ns = cost_ns(cost);
+    if (span ? !span_plan_joins(&span->facts, span->measured, ns) : !context_meter_is_exhausted(meter->context_meter))
+        return timing_span_decide(meter, span, cost, budget);
+    __atomic_store_n(&meter->clock.idle_at, __atomic_load_n(&meter->clock.idle_at, __ATOMIC_RELAXED) + ns,
+                     __ATOMIC_RELAXED);
+    return span;
+}
 
 /* Add a launch that is expected to keep its stream busy for `expected_ns` and has paid `paid_ns`, before it is made;
  * take it out again if it fails. */
-void timing_span_add(struct timing_span *span, struct cost *cost, uint64_t expected_ns, uint64_t paid_ns);
+static inline void timing_span_add(struct timing_span *span, struct cost *cost, uint64_t expected_ns,
+                                   uint64_t paid_ns) {
+    span->facts.expected_ns += expected_ns;
+    span->paid_ns += paid_ns;
+    __atomic_store_n(&span->launches, span->launches + 1, __ATOMIC_RELAXED);
+    uint32_t i = span->kinds;
+    while (i > 0 && span->kind[i - 1].cost != cost)
+        i--;
+    if (i) {
+        span->kind[i - 1].count++;
+    } else if (span->kinds < TIMING_SPAN_KINDS) {
+        span->kind[span->kinds].cost = cost;
+        span->kind[span->kinds++].count = 1;
+    }
+}
+
 void timing_span_remove(struct timing_span *span, struct cost *cost, uint64_t expected_ns, uint64_t paid_ns);
 
 /* Put the span back for more launches. */
-void timing_span_put(struct stream_meter *meter, struct timing_span *span);
+void timing_span_put_new(struct stream_meter *meter, struct timing_span *span);
+
+static inline void timing_span_put(struct stream_meter *meter, struct timing_span *span) {
+    if (span->place)
+        __atomic_store_n(span->place, span, __ATOMIC_RELEASE);
+    else
+        timing_span_put_new(meter, span);
+}
 
 /* Record its end, if it is measured, and hand it over for settling. */
 void timing_span_close(struct timing_span *span);
+
+/* The same right after its last launch, at the cost of the thread's budget. */
+void timing_span_end(struct timing_span *span, struct measuring_budget *budget);
 
 /* Hand it over without a record: it is settled as expected. */
 void timing_span_drop(struct timing_span *span);
