@@ -66,7 +66,8 @@ def compiled(source: str, *options: str) -> Path:
     target = built_interposer() / Path(source).stem
     with (built_interposer() / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        newest = max(path.stat().st_mtime for path in (HERE / source, HERE / "core_program.h"))
+        model = (LIB / "test" / "standin").glob("*.[ch]")
+        newest = max(path.stat().st_mtime for path in (HERE / source, HERE / "core_program.h", *model))
         if not target.exists() or target.stat().st_mtime < newest:
             run(
                 tool("cc"),
