@@ -126,6 +126,20 @@ def test_what_is_not_typed_stays_as_it_was_asked_for(
     said(capsys)
 
 
+@pytest.mark.usefixtures("there")
+def test_what_a_pod_was_given_for_its_workload_stays_where_it_is_not_typed(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = parse_pod(api.get("pods", "one"))
+    given = ResizeAnswer(there.uid, "of its owner's request", {"c": Amount(50, 8 * GIB)})
+    annotate(api, resized=encode_answer(given))
+    resize("--cores", "60")
+    assert json.loads(annotations(api)[RESIZE])["containers"] == {"c": {"cores": 60, "memory": 8 * GIB}}
+    resize("--reset")
+    assert RESIZE not in annotations(api)
+    said(capsys)
+
+
 def test_a_pod_without_a_part_of_a_card_is_told_so(
     api: StandInApi, capsys: pytest.CaptureFixture[str]
 ) -> None:

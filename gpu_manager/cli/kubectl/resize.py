@@ -81,7 +81,9 @@ def _resize_pod(login: Login, name: str, size: AskedSize, wait: float) -> str:
 
     def change(there: Mapping[str, Any]) -> str | None:
         pod = parse_pod(there)
-        return size.written(pod.annotations.get(RESIZE), size.container_of(pod))
+        own, answer, name = pod.annotations.get(RESIZE), answer_of(pod), size.container_of(pod)
+        given = answer.sizes.get(name) if answer and own is None else None
+        return size.written(own, name, given)
 
     ends = time.monotonic() + wait
     there = parse_pod(change_size(login.connection, "Pod", login.namespace, name, change, wait))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.resize.sizes import WantedSize, read_wanted, with_size
-from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class AskedSize:
             )
         return names[0]
 
-    def written(self, before: str | None, container: str) -> str | None:
-        """The annotation with this size: what was not typed stays as it was asked for ``before``, and where
-        nothing was, it is as in the spec. None if it then asks for nothing.
+    def written(self, before: str | None, container: str, given: Amount | None = None) -> str | None:
+        """The annotation with this size: what was not typed stays as it was asked for ``before``, else as it
+        was ``given`` for the workload's sake, else it is as in the spec. None if it then asks for nothing.
         """
         if self.is_reset:
             return with_size(before, container, {})
@@ -57,5 +57,7 @@ class AskedSize:
             asked = (read_wanted(before) if before else {}).get(container, WantedSize())
         except RequestInvalid:
             asked = WantedSize()
+        if given is not None and asked == WantedSize():
+            asked = WantedSize(given.cores, given.memory)
         size = {"cores": self.cores or asked.cores, "memory": self.memory or asked.memory}
         return with_size(before, container, {key: value for key, value in size.items() if value is not None})
