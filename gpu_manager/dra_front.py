@@ -22,8 +22,10 @@ from gpu_manager.ports.pods import Pods
 from gpu_manager.ports.processes import Processes
 from gpu_manager.servers.dra_plugin import DraPlugin
 from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.claims import prepare_again
 from gpu_manager.services.claims.handover import PERIOD_SECONDS, CardHandover
 from gpu_manager.services.claims.prepare import ClaimPreparer
+from gpu_manager.services.claims.prepare_again import PrepareAgain
 from gpu_manager.services.claims.slices import SlicePublisher
 from gpu_manager.services.metrics import ServiceMetrics
 
@@ -59,6 +61,7 @@ class DraFront:
             state, claims, pods, pages, injector, processes, metrics, evict=config.evict
         )
         self.plugin = DraPlugin(config.device_plugins.parent, state, self.preparer, metrics, stop, changed)
+        self._again = PrepareAgain(self.plugin.registrations, self.preparer.is_prepared, claims, pods, clock)
         slices = KubeSlices(connection, config.node)
         self.slices = SlicePublisher(state, slices, clock, metrics, config.minimum_cores)
         self._make_handover = partial(
@@ -95,6 +98,7 @@ class DraFront:
             threads.forever("dra-plugin", self.plugin.run),
             threads.forever("slices", lambda: self.slices.run(self._stop, self._news)),
             threads.every(self._reclaim_seconds, "claims", self.preparer.round, self._stop),
+            threads.every(prepare_again.LOOK_SECONDS, "prepare-again", self._again.look, self._stop),
         ]
         if self._handover is not None:
             started.append(threads.every(PERIOD_SECONDS, "card-handover", self._look, self._stop))

@@ -48,6 +48,8 @@ RESIZED: Final = "tencent.com/vcuda-resized"
 GUARDED: Final = (ALLOCATION, PREDICATE_NODE, PREDICATE_TIME, ASSIGNED, RESIZED)
 # Written into a pending pod when its namespace's quota changes, so that schedulers requeue it.
 QUOTA_SEEN: Final = "tencent.com/vcuda-quota-seen"
+# Written into a pod whose claims are not prepared yet, so that the kubelet tries at once.
+PREPARE_AGAIN: Final = "tencent.com/vcuda-prepare-again"
 POD_ANNOTATIONS: Final = (
     CORE_LIMIT,
     GPU_MODEL,
@@ -64,6 +66,7 @@ POD_ANNOTATIONS: Final = (
     ASSIGNED,
     RESIZED,
     QUOTA_SEEN,
+    PREPARE_AGAIN,
 )
 OUR_PREFIX: Final = "tencent.com/"
 LONGEST_NAME: Final = 317  # characters of a qualified name of Kubernetes: prefix, slash, name

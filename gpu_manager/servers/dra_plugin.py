@@ -179,6 +179,7 @@ class _Registration(registration_grpc.RegistrationServicer):
         self._endpoint = endpoint
         self._registered = registered
         self._metrics = metrics
+        self.count = 0  # how often it was taken
 
     def GetInfo(  # noqa: N802
         self, request: registration_pb2.InfoRequest, context: grpc.ServicerContext
@@ -193,6 +194,7 @@ class _Registration(registration_grpc.RegistrationServicer):
         if request.plugin_registered:
             log.info("registered", driver=DRA_DRIVER)
             self._metrics.registrations.labels(DRA_DRIVER).inc()
+            self.count += 1
             self._registered.set()
         else:
             log.error("registration_refused", driver=DRA_DRIVER, reason=request.error)
@@ -223,6 +225,11 @@ class DraPlugin:
         self._changed = changed
         self._health: tuple[_Health, ...] = ()
         self.registered = threading.Event()
+        self._registration = _Registration(self._endpoint, self.registered, metrics)
+
+    def registrations(self) -> int:
+        """Return how often the kubelet has taken the driver; 0 while it has not."""
+        return self._registration.count if self.registered.is_set() else 0
 
     def announce(self) -> None:
         """Cards may have changed."""
@@ -259,8 +266,7 @@ class DraPlugin:
                     return
 
     def _add_registration(self, server: grpc.Server, _undo: ExitStack) -> None:
-        servicer = _Registration(self._endpoint, self.registered, self._metrics)
-        registration_grpc.add_RegistrationServicer_to_server(servicer, server)
+        registration_grpc.add_RegistrationServicer_to_server(self._registration, server)
 
     def _add_calls(self, server: grpc.Server, undo: ExitStack) -> None:
         self._health = (_Health(health_pb2, self._state), _Health(health_alpha_pb2, self._state))

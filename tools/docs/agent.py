@@ -108,6 +108,12 @@ _POD = (
         "8 hex digits",
         "Its namespace's quota changed, or room came back: schedulers look again.",
     ),
+    (
+        c.PREPARE_AGAIN,
+        "agent",
+        "milliseconds",
+        "Its claims could not be prepared a moment ago: the kubelet tries again at once.",
+    ),
 )
 _LINGERS = "what deleted pods hold whose processes still run, and whether the agent serves"
 _NODE = (

@@ -71,6 +71,7 @@ class ClaimPreparer:
         self._metrics = metrics
         self._lock = threading.Lock()  # of what is made on the node: one claim at a time
         self._absent: dict[PodUid, int] = {}  # rounds in which the API server did not have the claim
+        self._prepared: set[tuple[str, str]] = set()  # namespace and name, since this agent started
 
     def restore(self) -> None:
         """Make the pages of all claims that are booked; their CDI specs are the injection keeper's.
@@ -103,7 +104,12 @@ class ClaimPreparer:
             log.warning("claim_refused", claim=f"{namespace}/{name}", uid=uid, reason=str(error))
             raise
         self._metrics.claims.labels("prepared").inc()
+        self._prepared.add((namespace, name))
         return made
+
+    def is_prepared(self, namespace: str, name: str) -> bool:
+        """True if the claim of this name was prepared since this agent started, and not released since."""
+        return (namespace, name) in self._prepared
 
     def unprepare(self, namespace: str, uid: str, name: str) -> None:
         """Release the claim; one that is not known is released already.
@@ -233,6 +239,8 @@ class ClaimPreparer:
         return False
 
     def _release(self, held: Sequence[Grant], why: str) -> None:
+        for grant in held:
+            self._prepared.discard((grant.allocation.namespace, _holder(grant.allocation).name))
         with self._lock:
             released = self._state.release([grant.key for grant in held])
             for grant in held:

@@ -1,0 +1,115 @@
+"""Has the kubelet try again what it could not prepare.
+
+A kubelet that fails to prepare a pod's claims, because this agent was just being replaced or a card was still
+in use, looks at the pod again only at its next full round: 60 to 90 s later with its default period (seen on
+kubelet 1.36.3). A change of the pod's annotations makes it look at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from gpu_manager.domain.contract import PREPARE_AGAIN
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.ports.claims import Claims
+from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.pods import Pods
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 1.0
+FIRST_SECONDS = 3.0  # the kubelet prepares a new pod within a few tenths of one
+LONGEST_SECONDS = 30.0  # between two tries of one pod
+TRIES = 10  # in three to four minutes; then the kubelet's own rounds have to do
+
+
+@dataclass(slots=True)
+class _Wait:
+    """Of one pod: when the kubelet is made to look next, how long after that, and how often still."""
+
+    due: float
+    pause: float = FIRST_SECONDS
+    left: int = TRIES  # 0 as well where none of its claims is ours
+
+
+class PrepareAgain:
+    """Call :meth:`look` every :data:`LOOK_SECONDS`, from one thread.
+
+    ``registrations`` is how often the kubelet has taken the driver, 0 while it has not; ``is_prepared`` is
+    true of a claim, by namespace and name, that was prepared since this agent started.
+    """
+
+    def __init__(
+        self,
+        registrations: Callable[[], int],
+        is_prepared: Callable[[str, str], bool],
+        claims: Claims,
+        pods: Pods,
+        clock: Clock,
+    ) -> None:
+        self._registrations = registrations
+        self._is_prepared = is_prepared
+        self._claims = claims
+        self._pods = pods
+        self._clock = clock
+        self._seen = 0  # registrations
+        self._waiting: dict[PodUid, _Wait] = {}
+
+    def look(self) -> None:
+        """Annotate each pod that has waited for its claims for some seconds, or since before the driver was
+        registered; again after twice the time, as long as it waits.
+        """
+        registrations = self._registrations()
+        if not registrations:
+            return
+        now, anew = self._clock.monotonic(), registrations != self._seen
+        pods = {pod.uid: pod for pod in self._pending()}
+        if anew:
+            self._seen, self._waiting = registrations, {}
+        first = now if anew else now + FIRST_SECONDS
+        self._waiting = {uid: self._waiting.get(uid) or _Wait(first) for uid in pods}
+        for uid, wait in self._waiting.items():
+            if wait.left and wait.due <= now:
+                self._have_tried(pods[uid], wait, now)
+
+    def _have_tried(self, pod: Pod, wait: _Wait, now: float) -> None:
+        try:
+            ours = self._is_ours(pod)
+        except NodeUnready:
+            return  # the API server is away, and the kubelet needs it, too
+        wait.left = wait.left - 1 if ours else 0
+        if not ours:
+            return
+        log.info("prepare_again", pod=pod.key)
+        self._pods.annotate(pod, {PREPARE_AGAIN: str(int(self._clock.now() * 1000))})
+        wait.due, wait.pause = now + wait.pause, min(2 * wait.pause, LONGEST_SECONDS)
+
+    def _pending(self) -> list[Pod]:
+        """The pods of this node with a container that has not started and names a claim not prepared yet."""
+        living = (f.pod for found in self._pods.local().values() for f in found if not f.tombstone)
+        return [
+            pod
+            for pod in living
+            if not (pod.terminal or pod.deleting) and any(self._lacks(pod, name) for name in _unstarted(pod))
+        ]
+
+    def _lacks(self, pod: Pod, claim: str) -> bool:
+        return not self._is_prepared(pod.namespace, claim)
+
+    def _is_ours(self, pod: Pod) -> bool:
+        """True if one of the claims was allocated a card. Raises NodeUnready."""
+        for name in _unstarted(pod):
+            try:
+                if self._claims.read(pod.namespace, name) is not None:
+                    return True
+            except RequestInvalid:
+                continue  # of another driver, or one that will be refused again
+        return False
+
+
+def _unstarted(pod: Pod) -> list[str]:
+    return [name for one in pod.containers if not one.running and not one.over for name, _ in one.claims]
