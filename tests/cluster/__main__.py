@@ -1,6 +1,6 @@
 """The cluster by hand.
 
-``python -m tests.cluster build|up|down|status|soak MINUTES|starts|rollouts [COUNT [BACKLOG]]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|release DIRECTORY|foreign ARCHIVE|record``
+``python -m tests.cluster build|up|down|status|soak MINUTES|starts|claim-starts|rollouts [COUNT [BACKLOG]]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|release DIRECTORY|foreign ARCHIVE|record``
 """
 
 # ruff: noqa: T201 - a program that prints, not a library
@@ -8,11 +8,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.cluster import (
     build,
     cdi_off,
+    claim_starts,
     double_offers,
     foreign_image,
     numa,
@@ -31,6 +33,11 @@ from tests.cluster.parts import ROOT, MissingError
 def _with_product(cluster: Cluster) -> None:
     cluster.up()
     product.install(cluster, admission=True)
+
+
+def _keep(kind: str, result: Mapping[str, object], cluster: Cluster) -> None:
+    record.keep(kind, result, cluster.parts)
+    print(result)
 
 
 def main() -> int:
@@ -53,9 +60,10 @@ def main() -> int:
             return soak.main(float(words[1]))
         elif words == ["starts"]:
             _with_product(cluster)
-            result = starts.measure(cluster).as_json()
-            record.keep("starts", result, cluster.parts)
-            print(result)
+            _keep("starts", starts.measure(cluster).as_json(), cluster)
+        elif words == ["claim-starts"]:
+            _with_product(cluster)
+            _keep("claim_starts", claim_starts.measure(cluster).as_json(), cluster)
         elif words[:1] == ["rollouts"] and len(words) <= 3:
             _with_product(cluster)
             rolled = rollouts.measure(cluster, *map(int, words[1:]))

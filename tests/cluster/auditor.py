@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import struct
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -183,7 +184,7 @@ def checkpoint_of(cluster: Cluster) -> Mapping[tuple[str, str, str], tuple[froze
 
 def limits_in_force(held: Held) -> Shares | None:
     """What the container's process finds at its own path; None for whole cards, which have no page."""
-    return _page_of(process_of(held))
+    return page_of(process_of(held))
 
 
 def size_in_force(held: Held) -> tuple[int, int]:
@@ -192,7 +193,8 @@ def size_in_force(held: Held) -> tuple[int, int]:
     return cores, size
 
 
-def _page_of(pid: int) -> Shares | None:
+def page_of(pid: int) -> Shares | None:
+    """What a process finds at its own path; None where it has no page. Raises OSError: it has ended."""
     try:
         image = Path(f"/proc/{pid}/root{LIMITS_PATH}").read_bytes()
     except FileNotFoundError:
@@ -200,16 +202,25 @@ def _page_of(pid: int) -> Shares | None:
     return decoding.limits(image)
 
 
+def page_file(pid: int) -> tuple[int, int] | None:
+    """Device and inode of a process's page: containers that share a claim have the same."""
+    try:
+        found = os.stat(f"/proc/{pid}/root{LIMITS_PATH}")  # noqa: PTH116 - device and inode
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def running(cluster: Cluster) -> Iterator[Running]:
     """Every container of the node that was given cards and has a process now."""
     capacity = {str(card.uuid): card.capacity(DEFAULT_UNIT).memory for card in cluster.cards}
-    for path in _hierarchy().glob(f"{layout.CGROUP}/**/pod*/*/cgroup.procs"):
+    for path in hierarchy().glob(f"{layout.CGROUP}/**/pod*/*/cgroup.procs"):
         with contextlib.suppress(OSError, IndexError, struct.error, ValueError):  # it ends while we look
             pid = int(path.read_text("utf-8").split()[0])
             began, cards = _began(pid), cards_shown(pid)
             if not cards:
                 continue
-            shares = _page_of(pid) or frozenset((card, 100, capacity[card]) for card in cards)
+            shares = page_of(pid) or frozenset((card, 100, capacity[card]) for card in cards)
             name = path.parent.parent.name.removeprefix("pod")
             yield Running(name, path.parent.name, pid, began, shares)
 
@@ -245,14 +256,14 @@ def process_of(held: Held) -> int:
 
 def processes_of(held: Held) -> list[int]:
     """Every process of the container, by its cgroup. Raises ProcessLookupError if it has none."""
-    for path in _hierarchy().glob(f"{layout.CGROUP}/**/pod{held.uid}/{held.container_id}/cgroup.procs"):
+    for path in hierarchy().glob(f"{layout.CGROUP}/**/pod{held.uid}/{held.container_id}/cgroup.procs"):
         pids = path.read_text("utf-8").split()
         if pids:
             return [int(pid) for pid in pids]
     raise ProcessLookupError(f"{held}: no process")
 
 
-def _hierarchy() -> Path:
+def hierarchy() -> Path:
     """One in which every container has its cgroup."""
     devices = Path("/sys/fs/cgroup/devices")
     return devices if devices.is_dir() else devices.parent

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any, Final
 
+from gpu_manager.domain.contract import DRA_DRIVER
 from tests.cluster import auditor
 from tests.cluster.api import ApiError
 from tests.cluster.cluster import PROFILE, Cluster
@@ -75,11 +76,23 @@ def newest(cluster: Cluster) -> bool:
 
 
 def agent_ready(cluster: Cluster) -> bool:
-    """True once the agent has registered and the node offers cards."""
+    """True once the agent has registered and the node offers cards, by the front that it was given."""
     pod = agent_pod(cluster)
     conditions = (pod or {}).get("status", {}).get("conditions", [])
     ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-    return ready and allocatable(cluster) != (0, 0)
+    return ready and (bool(devices(cluster)) if _claims(pod) else allocatable(cluster) != (0, 0))
+
+
+def _claims(pod: dict[str, Any] | None) -> bool:
+    containers = pod["spec"]["containers"] if pod is not None else []
+    return any("--front=dra" in one.get("args", ()) for one in containers)
+
+
+def devices(cluster: Cluster) -> list[dict[str, Any]]:
+    """The devices that the node publishes to DRA, in their order."""
+    path, selector = "/apis/resource.k8s.io/v1/resourceslices", f"spec.driver={DRA_DRIVER},spec.nodeName=n1"
+    slices = cluster.api.get(path, fieldSelector=selector)["items"]
+    return [device for one in slices for device in one["spec"].get("devices", ())]
 
 
 def allocatable(cluster: Cluster, what: str = "allocatable") -> tuple[int, int]:
