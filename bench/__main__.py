@@ -33,6 +33,7 @@ GROUPS = (
     "dra",
     "hooks",
     "limits",
+    "protected",
     "cluster",
 )
 

@@ -26,7 +26,7 @@ from gpu_manager.adapters.kubelet.predecessor_checkpoint import read_old_checkpo
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.adapters.selinux import label_of
 from gpu_manager.adapters.store import FileStore
-from gpu_manager.backends import build_cards, build_driver_limits, build_injector
+from gpu_manager.backends import build_cards, build_driver_limits, build_injector, gate_program, gate_watcher
 from gpu_manager.config import Config
 from gpu_manager.domain.contract import KUBELET_SOCKET
 from gpu_manager.domain.dra.front import Front, cards_of_front, front_in_force
@@ -38,6 +38,7 @@ from gpu_manager.ports.pods import KnownPod
 from gpu_manager.program import Ending
 from gpu_manager.servers.device_plugin import LENDING, SOCKETS, DevicePlugin
 from gpu_manager.servers.exporter import Exporter
+from gpu_manager.servers.gate_metrics import GateMetrics
 from gpu_manager.servers.guards import GuardMetrics
 from gpu_manager.servers.http import StatusServer
 from gpu_manager.servers.page_access import PageAccess
@@ -59,13 +60,11 @@ from gpu_manager.services.cards.inventory import InventoryService
 from gpu_manager.services.cards.known_cards import KnownCards
 from gpu_manager.services.cards.other_plugins import OtherPlugins
 from gpu_manager.services.energy import EnergyMeter
-from gpu_manager.services.enforcement import (
-    injection_check,
-    usage,
-)
+from gpu_manager.services.enforcement import injection_check, usage
 from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
 from gpu_manager.services.enforcement.elastic_limit import ElasticLimit
 from gpu_manager.services.enforcement.evasion_detector import EvasionDetector
+from gpu_manager.services.enforcement.gates import CardGates
 from gpu_manager.services.enforcement.injection_check import InjectionCheck
 from gpu_manager.services.enforcement.library_messages import LibraryMessages
 from gpu_manager.services.enforcement.page_slots import PageSlots
@@ -109,11 +108,8 @@ class Agent:
             config.device_plugins, config.pod_resources, resources=LENDING if config.lending else SOCKETS
         )
         self._store = FileStore(config.state / "ledger")
-        bills = FileStore(config.state / "bills", what="bills", without="its sums begin anew")
         label = label_of(config.proc)
-        self.known_cards = KnownCards(
-            FileStore(config.state / "cards", what="cards", without="vanished cards are not missed")
-        )
+        self.known_cards = KnownCards(_store(config, "cards", "vanished cards are not missed"))
         tenants = FileControlPages(config.pages, config.policy, label=label)
         processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / KUBELET_SOCKET)
         injector = build_injector(config, lambda: self.state.node.cards, label)
@@ -187,6 +183,7 @@ class Agent:
             clock,
             lambda: self.front is Front.DRA or self.plugin.offering(),
             lambda: self.front,
+            gates=gate_program(config) is not None,
         )
         self.other_plugins = OtherPlugins(
             self._kubelet.other_offers, self.health, self._kube.node.event, clock, self._kubelet.rest
@@ -202,10 +199,19 @@ class Agent:
             PageSlots(tenants, processes),
         )
         self.energy = EnergyMeter()
-        demands = FileStore(config.state / "demands", what="demands", without="containers are watched anew")
+        demands = _store(config, "demands", "containers are watched anew")
         self.sizes = SizeAdviser(pods, demands, clock, self.metrics, config.advice, config.advice_half_life)
+        bills = _store(config, "bills", "its sums begin anew")
         self.bills = BillMeter(self.state, self.usage, bills, clock, self.metrics, boot_id(config.proc))
         self.time_sharing = TimeSharing(tenants, self.usage.tenants, clock, self.metrics)
+        self.gates = CardGates(
+            lambda: self.usage.last,
+            tenants,
+            tenants.gates,
+            gate_watcher(config, tenants),
+            clock,
+            self.metrics,
+        )
         self.evasion = EvasionDetector(
             self.state,
             lambda: self.usage.last,
@@ -240,22 +246,7 @@ class Agent:
             PodsWithoutDevices(self.state, pods, self.metrics, evict=config.evict),
             config.reclaim_seconds,
         )
-        self._registry.register(
-            Exporter(
-                self.state,
-                self.usage,
-                version("gpu-manager"),
-                legacy=config.legacy_metrics,
-                bills=lambda: self.bills.told,
-                events=self.health.counts,
-                xids=self.health.xids,
-                offered_elsewhere=lambda: self.other_plugins.offers,
-                energy=lambda: self.energy.told,
-                writes_dropped=lambda: self._kube.writes_dropped,
-                sized=lambda: self.sizes.told,
-            )
-        )
-        self._registry.register(GuardMetrics(self.state, self.evasion, self.memory_limits, self.injection))
+        self._register(config)
         status = Status(
             self.state,
             self.usage,
@@ -273,6 +264,24 @@ class Agent:
             config.http_token,
             PageAccess(self._kube.access, clock),
         )
+
+    def _register(self, config: Config) -> None:
+        exporter = Exporter(
+            self.state,
+            self.usage,
+            version("gpu-manager"),
+            legacy=config.legacy_metrics,
+            bills=lambda: self.bills.told,
+            events=self.health.counts,
+            xids=self.health.xids,
+            offered_elsewhere=lambda: self.other_plugins.offers,
+            energy=lambda: self.energy.told,
+            writes_dropped=lambda: self._kube.writes_dropped,
+            sized=lambda: self.sizes.told,
+        )
+        guards = GuardMetrics(self.state, self.evasion, self.memory_limits, self.injection)
+        for collector in (exporter, guards, GateMetrics(self.state, self.gates)):
+            self._registry.register(collector)
 
     def ready(self) -> dict[str, bool]:
         """Return the readiness conditions, by name."""
@@ -349,6 +358,7 @@ class Agent:
                 usage.PERIOD_SECONDS,
                 {
                     "sampler": self._sample,
+                    "gates": self.gates.look,
                     "evasion": self.evasion.look,
                     "library-messages": self.library_messages.look,
                     "memory-limits": self.memory_limits.look,
@@ -379,6 +389,7 @@ class Agent:
         self._kubelet.wake()
         for thread in self._threads:
             thread.join(10)
+        self.gates.close()
         self.http.stop()
         self.health.stop()
         self.cards.close()
@@ -476,6 +487,10 @@ class Agent:
                     self.metrics.scrape_errors.labels(source).inc()
 
         return threads.every(seconds, name, once, self._stop)
+
+
+def _store(config: Config, what: str, without: str) -> FileStore:
+    return FileStore(config.state / what, what=what, without=without)
 
 
 def _restart() -> None:

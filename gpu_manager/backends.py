@@ -8,6 +8,8 @@ from pathlib import Path
 
 import structlog
 
+from gpu_manager.adapters.control_pages.gate_watcher import NativeGateWatcher
+from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.driver_files import DriverFiles, HostFiles, Strategy, detect, find_nvml
 from gpu_manager.adapters.driver_memory_limit import DriverLimits
 from gpu_manager.adapters.nvml.faults import FaultPolicy
@@ -94,6 +96,18 @@ def build_injector(
         extra_devices=config.extra_devices,
         simulated=config.simulated and strategy is Strategy.CDI,
     )
+
+
+def gate_program(config: Config) -> Path | None:
+    """Return the program that watches the gates of cards; None if the package was installed without."""
+    directory = config.libraries or installed_libraries()
+    program = directory / "vcuda-gates" if directory is not None else None
+    return program if program is not None and program.exists() else None
+
+
+def gate_watcher(config: Config, pages: FileControlPages) -> NativeGateWatcher:
+    """Return what starts and instructs that program."""
+    return NativeGateWatcher(gate_program(config), config.pages, pages.gates.path)
 
 
 def installed_libraries() -> Path | None:

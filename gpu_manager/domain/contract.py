@@ -101,6 +101,7 @@ LEADER_LABEL: Final = "tencent.com/admission-leader"
 # In the container.
 LIMITS_PATH: Final = "/etc/vcuda/limits"
 USAGE_PATH: Final = "/etc/vcuda/usage"
+GATES_DIR: Final = "/etc/vcuda/gates"  # of a best-effort container: a file for each of its cards
 LIBRARY_DIR: Final = "/usr/local/vcuda"
 PRELOAD_PATH: Final = "/etc/ld.so.preload"
 CARDS_ENV: Final = "VCUDA_CARDS"

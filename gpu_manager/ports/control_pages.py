@@ -41,6 +41,7 @@ class TenantUse:
     untold: int = 0
     refused_bytes: int = 0  # size of the allocation that was refused last
     held_idle_seconds: float = 0.0  # of throttled_seconds, time with nothing of it in flight
+    longest_seconds: float = 0.0  # the longest kernel or graph that was measured
 
 
 class ControlPages(Protocol):
@@ -95,7 +96,6 @@ class Activity:
     last_busy_ns: int
     at_work: int = 0
     processes: int = 0
-    longest_ns: int = 0  # the longest kernel or graph that was measured
 
 
 class ActivityPages(Protocol):

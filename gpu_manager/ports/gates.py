@@ -41,7 +41,7 @@ class WatchedTenant:
 
 
 @dataclass(frozen=True, slots=True)
-class WatchedCard:
+class GateWatch:
     """A card with protected and best-effort containers: the former, and those ``beside`` them."""
 
     card: CardUuid
@@ -52,7 +52,7 @@ class WatchedCard:
 class GateWatcher(Protocol):
     """The program that closes and opens gates. Without cards to watch it does not run."""
 
-    def watch(self, cards: Sequence[WatchedCard]) -> None:
+    def watch(self, cards: Sequence[GateWatch]) -> None:
         """Watch these cards and no others, from now on. Started, or started again, if need be.
 
         Raises:

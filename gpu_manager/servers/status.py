@@ -242,6 +242,8 @@ class Status:
                 device["throttled"] = use.throttled
             if use.refusals is not None:
                 device["refused"] = use.refusals
+            if use.longest:
+                device["longest"] = use.longest
             if names[use.key] == use.key[1]:
                 device["pids"] = list(use.pids)
             pods[use.key[0]]["stat"][names[use.key]]["dev"].append(device)

@@ -23,6 +23,7 @@ from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.control_pages import Limit
 from gpu_manager.services.enforcement.time_sharing import CardTenant, TimeSharing
 from tests.fakes.metrics import service_metrics
@@ -134,7 +135,21 @@ class Watch:
         """The same of a window whose readings are in: between these times of the card's clock."""
         within = [reading for reading in self._seen if begin_ns <= reading[0] <= end_ns]
         (begin, before), (end, after) = within[0], within[-1]
-        return [100 * (after[pid] - before[pid]) / (end - begin) for pid in pids]
+        return [100 * (after.get(pid, 0) - before.get(pid, 0)) / (end - begin) for pid in pids]
+
+    def shares_until(self, pids: Sequence[int], begin_ns: int, end_ns: int) -> list[float]:
+        """The same of a window that has ended, whose readings may still be in the pipe."""
+        while not self._seen or self._seen[-1][0] < end_ns:
+            self._seen.append(self.look())
+        return self.between(pids, begin_ns, end_ns)
+
+    def readings(self, pid: int, begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
+        """The card's clock and how long it had served this process, at each reading between these times."""
+        return [
+            (clock, served[pid])
+            for clock, served in self._seen
+            if begin_ns <= clock <= end_ns and pid in served
+        ]
 
     def fullest(self, pid: int, readings: int) -> float:
         """End it: the greatest share of the card's time, in percent, that it served this process in any window.
@@ -240,24 +255,41 @@ class World:
     """A machine with stand-in cards, containers on it, and if wanted the host's co-activity loop."""
 
     def __init__(
-        self, base: Path, *, version: str = "13.0", cards: int = 1, state: Path | None = None
+        self,
+        base: Path,
+        *,
+        version: str = "13.0",
+        cards: int = 1,
+        state: Path | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
+        """``settings`` are the stand-in driver's, in every container."""
         self.base, self.version, self.cards = base, version, cards
         self.state = state or base / "state"
         self.state.mkdir(parents=True, exist_ok=True)
         self.tenants = FileControlPages(base / "pages")
+        self.settings = settings or {}
         self.load = compiled("core_load.c")
         self.interposer = built_interposer()
         self.started: list[Load] = []
         self.watches: list[Watch] = []
         self.pids: dict[str, list[int]] = {}
+        self.priorities: dict[str, Priority] = {}
         self._count = 0
 
-    def tenant(self, cores: int, ceiling: int | None = None, cards: Sequence[CardUuid] = (CARD,)) -> Tenant:
+    def tenant(
+        self,
+        cores: int,
+        ceiling: int | None = None,
+        cards: Sequence[CardUuid] = (CARD,),
+        priority: Priority = Priority.NORMAL,
+    ) -> Tenant:
         """Make a container's pages and root."""
         self._count += 1
         name = f"{self._count:032x}"
-        self.limit(name, cores, ceiling, cards)
+        self.limit(name, cores, ceiling, cards, priority)
+        if priority is Priority.BEST_EFFORT:
+            (self.base / "pages" / name / "gates").symlink_to(self.base / "pages" / "gates")
         root = self.base / f"root{self._count}"
         (root / "usr/local/vcuda/real").mkdir(parents=True)
         (root / "etc").mkdir()
@@ -267,17 +299,21 @@ class World:
         return Tenant(name, root)
 
     def limit(
-        self, name: str, cores: int, ceiling: int | None = None, cards: Sequence[CardUuid] = (CARD,)
+        self,
+        name: str,
+        cores: int,
+        ceiling: int | None = None,
+        cards: Sequence[CardUuid] = (CARD,),
+        priority: Priority = Priority.NORMAL,
     ) -> None:
         """Set or change the limits, as the agent does."""
-        self.tenants.open(
-            name, [Limit(card=card, memory=1 << 34, cores=cores, ceiling=ceiling or cores) for card in cards]
-        )
+        self.priorities[name] = priority
+        self.tenants.open(name, [Limit(card, 1 << 34, cores, ceiling or cores, priority) for card in cards])
 
     def environment(self, tenant: Tenant, **settings: object) -> dict[str, str]:
         """What a process in the container has."""
         return {
-            **standin.environment(self.state, self.version, cards=self.cards, **settings),
+            **standin.environment(self.state, self.version, cards=self.cards, **self.settings, **settings),
             "VCUDA_ROOT": str(tenant.root),
             "LD_LIBRARY_PATH": str(self.interposer / "sandbox"),
         }
@@ -296,7 +332,9 @@ class World:
 
     def watch(self, period_ms: int = 1000) -> Watch:
         """What the first card says whom it serves; ends with the world at the latest."""
-        self.watches.append(Watch(standin.environment(self.state, self.version, cards=self.cards), period_ms))
+        self.watches.append(
+            Watch(standin.environment(self.state, self.version, cards=self.cards, **self.settings), period_ms)
+        )
         return self.watches[-1]
 
     def usage(self, tenant: Tenant, card: int = 0) -> CardUsage:
@@ -350,7 +388,8 @@ class _Seats:
             self._busy[name] = activity.busy_ns
             pids = self._world.pids.get(name, [])
             truth = sum(seen.get(pid, 0.0) for pid in pids) if seen else None
-            seats.append(CardTenant(name, activity.card, at_work, truth))
+            priority = self._world.priorities[name]
+            seats.append(CardTenant(name, activity.card, at_work, truth, priority=priority))
         return seats
 
     def _driver_shares(self) -> Mapping[int, float]:

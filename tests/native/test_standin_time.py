@@ -7,6 +7,7 @@ the millisecond is queued behind a long kernel, so that a host that is held up i
 from __future__ import annotations
 
 import resource
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -241,10 +242,9 @@ def test_a_lone_process_has_the_card_and_spends_little_of_the_host(
     assert children_seconds() - before < 0.3
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_processes_that_always_have_work_get_equal_shares(tmp_path: Path, count: int) -> None:
-    env = standin.environment(tmp_path)
-    runs = [standin.client(env, *SPIN, "--seconds", "60") for _ in range(count)]
+def served(env: dict[str, str], *loads: Sequence[str]) -> list[float]:
+    """The share of the card that each of these clients has, once all have begun."""
+    runs = [standin.client(env, *load, "--seconds", "60") for load in loads]
     watch = Watch(env, 20)
     try:
         begin, before = end, after = watch.look()
@@ -256,7 +256,21 @@ def test_processes_that_always_have_work_get_equal_shares(tmp_path: Path, count:
         watch.kill()
         for run in runs:
             standin.end(run)
-    shares = [(after[run.pid] - before[run.pid]) / (end - begin) for run in runs]
+    return [(after[run.pid] - before[run.pid]) / (end - begin) for run in runs]
+
+
+def test_with_turns_of_kernels_a_kernel_runs_out_before_anothers_begins(tmp_path: Path) -> None:
+    env = standin.environment(tmp_path, turns="kernel")
+    short, long = served(
+        env, ("spin", "--us", "2000", "--mode", "stream"), ("spin", "--us", "18000", "--mode", "stream")
+    )
+    assert 0.9 < short + long <= 1.001
+    assert 0.05 < short < 0.2, "one of its kernels for each of the other's, which is nine times as long"
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_that_always_have_work_get_equal_shares(tmp_path: Path, count: int) -> None:
+    shares = served(standin.environment(tmp_path), *[SPIN] * count)
     assert 0.9 < sum(shares) <= 1.001, shares
     assert all(abs(part - 1 / count) < 0.12 for part in shares), shares
 

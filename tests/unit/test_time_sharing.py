@@ -18,6 +18,7 @@ from gpu_manager.domain.enforcement.time_sharing import (
     SharedCard,
 )
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.control_pages import Activity, Correction
 from gpu_manager.services.enforcement.time_sharing import (
     GLANCES,
@@ -400,3 +401,24 @@ def test_a_container_that_is_not_seen_any_more_has_no_factor() -> None:
     card.sample(1000.0, {"a": CardActivity(1, 0), "b": CardActivity(1, 0)})
     card.sample(1000.0 + STEP, {"a": CardActivity(1, 0)})
     assert set(card.factors({})) == {"a"}
+
+
+def factors_of(**classes: Priority) -> Mapping[str, float]:
+    """What containers of these classes are told after two seconds of work together."""
+    pages = Pages()
+    pages.working = dict.fromkeys(classes, 1)
+    tenants = [CardTenant(name, CARD, at_work=True, priority=priority) for name, priority in classes.items()]
+    spend(loop(pages, tenants), pages, 2.0)
+    return {name: pages.factors(name)[-1] for name in classes}
+
+
+def test_best_effort_containers_do_not_divide_the_time_of_protected_ones() -> None:
+    told = factors_of(p=Priority.PROTECTED, b=Priority.BEST_EFFORT)
+    assert told == {"p": 1.0, "b": 1.0}
+    told = factors_of(p=Priority.PROTECTED, b=Priority.BEST_EFFORT, c=Priority.BEST_EFFORT)
+    assert told == {"p": 1.0, "b": 2.0, "c": 2.0}
+
+
+def test_where_a_normal_container_is_too_all_divide_the_card() -> None:
+    told = factors_of(p=Priority.PROTECTED, b=Priority.BEST_EFFORT, n=Priority.NORMAL)
+    assert told == {"p": 3.0, "b": 3.0, "n": 3.0}

@@ -13,7 +13,7 @@ from gpu_manager.cli.kubectl.main import PROGRAM as KUBECTL
 from gpu_manager.cli.main import PROGRAM as NODE
 from gpu_manager.cli.program import LazyProgram, load
 from gpu_manager.domain import contract as c
-from gpu_manager.servers import exporter, guards
+from gpu_manager.servers import exporter, gate_metrics, guards
 from gpu_manager.services.metrics import ServiceMetrics
 from tools.docs.markdown import family_row, made_page, option_row, table
 
@@ -27,7 +27,7 @@ def _counted() -> Iterator[Metric]:
 
 def metrics_page() -> str:
     """Name, type, labels and help of every metric that the agent exports."""
-    families = [*_counted(), *exporter.describe(), *guards.describe()]
+    families = [*_counted(), *exporter.describe(), *guards.describe(), *gate_metrics.describe()]
     legacy = [f for f in families if not f.name.startswith("vcuda_")]
     ours = sorted((f for f in families if f not in legacy), key=lambda f: f.name)
     return made_page(
@@ -152,6 +152,10 @@ _RESOURCES = (
 _CONTAINER = (
     (c.LIMITS_PATH, "The limits, read-only."),
     (c.USAGE_PATH, "What the container's processes use; theirs to write."),
+    (
+        c.GATES_DIR,
+        "Best-effort containers: a gate for each card, closed while protected ones work.",
+    ),
     (c.LIBRARY_DIR, "The library."),
     (c.PRELOAD_PATH, "Loads the library into every program, where the pod does not opt out."),
     (f"${c.CARDS_ENV}", "UUIDs of the container's cards."),

@@ -16,7 +16,7 @@ import structlog
 from gpu_manager.adapters.control_pages.pages import USAGE
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports.gates import WatchedCard
+from gpu_manager.ports.gates import GateWatch
 
 log = structlog.get_logger(__name__)
 
@@ -27,14 +27,15 @@ _STEPS: Final = 256  # of a core limit's percent
 class NativeGateWatcher:
     """:class:`gpu_manager.ports.gates.GateWatcher` as a child process. Used by one thread."""
 
-    def __init__(self, program: Path, pages: Path, gate: Callable[[CardUuid], Path]) -> None:
+    def __init__(self, program: Path | None, pages: Path, gate: Callable[[CardUuid], Path]) -> None:
+        """``program`` is None where the package came without it; ``gate`` says where a card's gate lies."""
         self._program = program
         self._pages = pages
         self._gate = gate
         self._process: subprocess.Popen[bytes] | None = None
         self._told = b""
 
-    def watch(self, cards: Sequence[WatchedCard]) -> None:
+    def watch(self, cards: Sequence[GateWatch]) -> None:
         """Watch these cards and no others; without any the program ends. A dead one is started again.
 
         Raises:
@@ -79,6 +80,11 @@ class NativeGateWatcher:
         if self._process is not None:
             log.warning("gate_watcher_ended", code=self._process.returncode)
             self.close()
+        if self._program is None:
+            raise NodeUnready(
+                "this package has no vcuda-gates, so that protected containers are not protected: install "
+                "the wheel of this machine's architecture"
+            )
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own program, by its whole path
                 [str(self._program)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
@@ -90,7 +96,7 @@ class NativeGateWatcher:
             ) from error
         log.info("gate_watcher_started", pid=self._process.pid)
 
-    def _instructions(self, cards: Sequence[WatchedCard]) -> bytes:
+    def _instructions(self, cards: Sequence[GateWatch]) -> bytes:
         lines = []
         for watched in cards:
             lines.append(f"card {self._gate(watched.card)}")

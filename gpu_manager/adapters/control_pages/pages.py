@@ -21,6 +21,7 @@ from typing import Final
 import structlog
 
 from gpu_manager.adapters.control_pages import tenant_files as files
+from gpu_manager.adapters.control_pages.gates import FileGates
 from gpu_manager.adapters.control_pages.values import corrected_card, limits_in, messages_in
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage
@@ -133,12 +134,17 @@ class FileControlPages:
         self._readings: dict[str, _Reading] = {}
         self._told: dict[str, _Told] = {}
         self._notes: dict[str, tuple[LibraryMessage, ...]] = {}
+        self.gates = FileGates(root, label=label)
 
     def open(self, name: str, limits: Sequence[Limit]) -> None:
         """Create the directory and both pages if absent, and write the limits. Idempotent.
 
-        An unchanged limit is not written again. A change keeps the host's corrections.
+        An unchanged limit is not written again. A change keeps the host's corrections. The cards of a
+        best-effort container have their gates when this returns.
         """
+        for limit in limits:
+            if limit.priority is Priority.BEST_EFFORT:
+                self.gates.ensure(limit.card)
         with (
             self._lock,
             _errors(f"{self._root}/{name}"),
@@ -214,6 +220,7 @@ class FileControlPages:
                 processes=len(slots),
                 movable=min(sum(slot.movable for slot in slots), usage_page.MAX_BYTES),
                 untold=min(sum(slot.untold for slot in slots), usage_page.MAX_BYTES),
+                longest_seconds=line.longest_ns * _NS,
             )
             for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
         )
@@ -247,7 +254,6 @@ class FileControlPages:
                 line.last_busy_ns,
                 sum(slot.inflight[i] > 0 for slot in slots),
                 len(slots),
-                line.longest_ns,
             )
             for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
         ]

@@ -7,14 +7,15 @@ default and without ldconfig; ``LD_LIBRARY_PATH`` stays the user's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from gpu_manager.adapters.driver_files.delivery import CUDA_FRONT, NVML_FRONT, PRELOAD, Delivered
 from gpu_manager.adapters.driver_files.driver import COMPANIONS, CUDA, GRAPHICS, NVML, Driver
 from gpu_manager.adapters.driver_files.elf import multiarch
-from gpu_manager.domain.contract import LIBRARY_DIR, LIMITS_PATH, PRELOAD_PATH, USAGE_PATH
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.contract import GATES_DIR, LIBRARY_DIR, LIMITS_PATH, PRELOAD_PATH, USAGE_PATH
 from gpu_manager.domain.injection import Mount
 
 REAL_DIR: Final = f"{LIBRARY_DIR}/real"
@@ -45,6 +46,12 @@ def driver_mounts(driver: Driver, library: Delivered | None, *, graphics: bool) 
     if driver.smi is not None:
         mounts.append(Mount(SMI_PATH, driver.smi))
     return tuple(mounts)
+
+
+def gate_mounts(pages: Path, cards: Iterable[CardUuid]) -> tuple[Mount, ...]:
+    """The gates of these cards, for a best-effort container; ``pages`` is the directory of all pages."""
+    names = [card.partition("-")[2].replace("-", "") for card in cards]
+    return tuple(Mount(f"{GATES_DIR}/{name}", str(pages / "gates" / name)) for name in names)
 
 
 def fronts(library: Delivered) -> Mapping[str, str]:

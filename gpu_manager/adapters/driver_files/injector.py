@@ -15,6 +15,7 @@ from gpu_manager.adapters.driver_files.content import (
     HOOK_PATH,
     driver_mounts,
     enforcement_mounts,
+    gate_mounts,
     trusted_directories,
 )
 from gpu_manager.adapters.driver_files.delivery import LDCACHE, Delivered, Delivery
@@ -38,6 +39,8 @@ from gpu_manager.domain.errors import Bug, NodeUnready, RequestInvalid
 from gpu_manager.domain.injection import DeviceNode, Injection, Mount, RuntimeHook
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.priority import Priority
+from gpu_manager.domain.rules.pod_annotations import priority_of
 from gpu_manager.ports.injector import HeldInjection
 
 log = structlog.get_logger(__name__)
@@ -114,7 +117,7 @@ class DriverFiles:
             self._check_pages(name, fraction=fraction)
             whole = Injection(
                 env=self._env(shares),
-                mounts=(*self._mounts(name, library, pod, fraction=fraction), *hook_mounts),
+                mounts=(*self._mounts(name, library, pod, shares, fraction=fraction), *hook_mounts),
                 devices=tuple(self._devices(shares)),
                 annotations=self._annotations(shares, annotation),
                 hooks=hooks,
@@ -162,7 +165,7 @@ class DriverFiles:
         self, name: str, shares: Sequence[Share], installed: Delivered | None, *, fraction: bool
     ) -> Injection:
         hooks, hook_mounts = self._hooks(installed)
-        mounts = self._mounts(name, installed if fraction else None, None, fraction=fraction)
+        mounts = self._mounts(name, installed if fraction else None, None, shares, fraction=fraction)
         return Injection(
             env=self._env(shares),
             mounts=(*mounts, *hook_mounts),
@@ -232,7 +235,7 @@ class DriverFiles:
             return
         hooks, hook_mounts = self._hooks(installed)
         library = installed if fraction else None
-        mounts = tuple(self._mounts(name, library, held.pod, fraction=fraction))
+        mounts = tuple(self._mounts(name, library, held.pod, held.shares, fraction=fraction))
         devices = tuple(self._devices(held.shares))
         whole = Injection(mounts=(*mounts, *hook_mounts), devices=devices, hooks=hooks)
         specs.put(name, cdi.encode(name, whole))
@@ -320,7 +323,13 @@ class DriverFiles:
         return wanted
 
     def _mounts(
-        self, name: str, library: Delivered | None, pod: Pod | None, *, fraction: bool
+        self,
+        name: str,
+        library: Delivered | None,
+        pod: Pod | None,
+        shares: Sequence[Share],
+        *,
+        fraction: bool,
     ) -> Iterator[Mount]:
         preload = self._preload(pod, fraction)
         runtime_brings_driver = self.strategy is Strategy.NVIDIA
@@ -332,6 +341,8 @@ class DriverFiles:
         if not fraction:
             return
         yield from enforcement_mounts(self._pages / name, library, driver, preload=preload)
+        if pod is not None and priority_of(pod) is Priority.BEST_EFFORT:
+            yield from gate_mounts(self._pages, [share.card for share in shares if not share.whole])
 
     def _check_pages(self, name: str, *, fraction: bool) -> None:
         for page in ("limits", "usage") if fraction else ():

@@ -250,7 +250,13 @@ def _taken(books: Books, named: frozenset[CardUuid]) -> str:
 def limits_of(grant: Grant) -> tuple[Limit, ...]:
     """The limits that the container's library enforces; none for whole cards."""
     return tuple(
-        Limit(s.card, grant.memory_cap or s.amount.memory, s.amount.cores, max(grant.ceiling, s.amount.cores))
+        Limit(
+            s.card,
+            grant.memory_cap or s.amount.memory,
+            s.amount.cores,
+            max(grant.ceiling, s.amount.cores),
+            grant.allocation.priority,
+        )
         for s in grant.allocation.shares
         if not s.whole
     )

@@ -55,10 +55,12 @@ class InventoryService:
         clock: Clock,
         offering: Callable[[], bool] = lambda: True,
         front: Callable[[], Front] = lambda: Front.PLUGIN,
+        *,
+        gates: bool = False,
     ) -> None:
         """``offering``: the kubelet has our devices; while it has not, no pod may be bound here. With the
         ``front`` of DRA every card is held by it for those who place pods by extended resources; on a split
-        node those are that pods cannot have.
+        node those are that pods cannot have. ``gates``: best-effort containers wait for protected ones.
         """
         self._state = state
         self._allocator = allocator
@@ -73,6 +75,7 @@ class InventoryService:
         self._period = PERIOD_SECONDS
         self._offering = offering
         self._front = front
+        self._gates = gates
         self._clock = clock
         self._elsewhere_at = float("-inf")
         self._found_elsewhere: frozenset[CardUuid] = frozenset()
@@ -116,6 +119,7 @@ class InventoryService:
             lingering,
             serving,
             self._departed.released(lingering),
+            gates=self._gates,
         )
         if inventory == self._inventory_told:
             return False  # labels follow from the cards

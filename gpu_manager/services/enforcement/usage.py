@@ -42,6 +42,7 @@ class ShareUse:
 
     ``memory`` is the account's, ``beyond`` what the driver counts on top of it (contexts, code),
     ``excess`` what it does not count of it.
+    ``longest`` is its longest kernel or graph so far.
     ``held_idle`` is the part of ``throttled`` in which nothing of the container was in flight on the card.
     ``enforcement`` is ``active`` (its page is read), ``exclusive`` (a whole card, nothing to enforce),
     ``tampered`` (its page cannot be trusted) or ``unknown`` (it cannot be read); ``reason`` says why.
@@ -60,6 +61,7 @@ class ShareUse:
     beyond: int = 0
     excess: Excess = NO_EXCESS
     held_idle: float = 0.0
+    longest: float = 0.0
 
     @property
     def held(self) -> int | None:
@@ -191,6 +193,7 @@ class UsageSampler:
                 driver_share=_driver_share(sample.processes.get((use.key, use.share.card), ())),
                 beyond=use.beyond,
                 excess=use.excess,
+                priority=sample.grants[use.key].allocation.priority,
             )
             for use in sample.shares
             if use.enforcement == "active"
@@ -314,6 +317,7 @@ class UsageSampler:
             use.refused_bytes,
             pids,
             held_idle=use.held_idle_seconds,
+            longest=use.longest_seconds,
         )
         self._before[place] = _Before(now, use, shown)
         return shown

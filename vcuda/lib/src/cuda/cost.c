@@ -72,6 +72,12 @@ void cost_remember(struct cost *cost, uint64_t ns, uint64_t now) {
     lately[at].ns += weight * ((double)ns - lately[at].ns);
 }
 
+void cost_was_less(struct cost *cost, uint64_t ns) {
+    const size_t at = (size_t)(cost - table);
+    if (lately[at].key == __atomic_load_n(&cost->key, __ATOMIC_ACQUIRE) && (double)ns < lately[at].ns)
+        lately[at].ns += ((double)ns - lately[at].ns) / 2;
+}
+
 static uint64_t scaled(uint64_t ns, uint64_t used, uint64_t expected) {
     if (used > 8 * expected)
         used = 8 * expected;

@@ -47,10 +47,13 @@ static inline uint64_t cost_seen(const struct cost *cost) {
 void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns);
 
 /* What a launch cost a card of its own, over the last COST_LATELY_NS of those that were told of here; 0: none was. Only
- * the one that settles calls these two. */
+ * the one that settles calls these three. */
 #define COST_LATELY_NS 3000000000u
 uint64_t cost_lately_ns(const struct cost *cost);
 void cost_remember(struct cost *cost, uint64_t ns, uint64_t now);
+
+/* Where others' work may come between: what it cost with less of that is nearer to the truth. */
+void cost_was_less(struct cost *cost, uint64_t ns);
 
 /* Several runs of several kinds took `used` together and added `charged`, where `expected` had been expected. */
 void cost_corrected(struct cost *cost, uint64_t used, uint64_t charged, uint64_t expected);

@@ -128,7 +128,7 @@ static void nap(uint64_t ns) {
 }
 
 static void pass(struct stream_meter *meter, uint64_t launch_ns, struct gate_look *look) {
-    uint64_t began = look->now, held = 0, room;
+    uint64_t began = look->now, held = 0;
     uint64_t patience = GATE_HOLD_MOST_NS + __atomic_load_n(&meter_ahead_ns[look->card], __ATOMIC_RELAXED);
     for (bool first = true;; first = false) {
         const struct vcuda_limits_view *view = vcuda_limits();
@@ -136,25 +136,25 @@ static void pass(struct stream_meter *meter, uint64_t launch_ns, struct gate_loo
             __atomic_load_n(&meter->context_meter->lost, __ATOMIC_RELAXED))
             break;
         look->limits = &view->card[look->card];
-        bool closed = is_closed(look) && held < GATE_HOLD_MOST_NS && !owes(look);
-        if (!closed && !(room = room_ns(look, launch_ns)))
-            break;
-        if (!closed && look->now - began > patience + held) { /* it may wait for what this thread has yet to launch */
+        bool closed = is_closed(look);
+        uint64_t room = room_ns(look, launch_ns), before = look->now;
+        if (room && look->now - began > patience + held) { /* it may wait for what this thread has yet to launch */
             __atomic_store_n(&look->here->stuck_ahead_ns, meter_ahead_ns[look->card], __ATOMIC_RELAXED);
             __atomic_store_n(&look->here->stuck, true, __ATOMIC_RELAXED);
-            break;
+            room = 0;
         }
+        if (!room && (!closed || held >= GATE_HOLD_MOST_NS || owes(look)))
+            break;
         if (first) /* what is open is to be seen to end */
             stream_meter_flush(meter->stream, false);
         settle_pass();
-        uint64_t before = look->now;
-        if (closed)
-            doze(look, GATE_HOLD_MOST_NS - held);
-        else
+        if (room)
             nap(room);
+        else
+            doze(look, GATE_HOLD_MOST_NS - held);
         look->now = vcuda_now_ns();
-        held += closed ? look->now - before : 0;
-        if (closed)
+        held += room ? 0 : look->now - before;
+        if (!room)
             held_idle_waited(vcuda_usage(), look->card, began, look->now);
     }
     if (held)

@@ -105,7 +105,10 @@ uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *v
     if (!measured)
         ran = gpu_time_expected(&span->facts, meter->settled_to, divided, &context_meter->clock);
     uint64_t took = (uint64_t)(ran.to - ran.from), known = measured ? known_ns(span) : 0;
-    if (known && is_crossed(span, view, now))
+    bool crossed = is_crossed(span, view, now);
+    if (crossed && measured && span->kinds == 1)
+        cost_was_less(span->kind[0].cost, took / span->launches);
+    if (known && crossed)
         divided = bucket_stretch(took, known + known / CROSSED_MORE_IN, CROSSED_MOST_Q8);
     else if (known)
         divided = sharers_during(view, context_meter->card, now, took, known);

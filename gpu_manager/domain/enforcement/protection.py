@@ -1,0 +1,90 @@
+"""Protected containers beside best-effort ones on a card: which cards have a gate to watch, what share each
+container may have meanwhile, and how long a protected launch may wait. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.priority import Priority
+from gpu_manager.domain.resources import CORES_PER_CARD
+
+IN_FLIGHT_SECONDS: Final = 0.0005
+"""Work that a best-effort container launches ahead of a kernel: ``GATE_AHEAD_NS`` of the library."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardMember:
+    """A container on a card: its pages' directory, the card's place in them, its guaranteed ``cores`` and
+    their ``ceiling`` (percent), whether it ``works``, and its ``longest`` kernel or graph so far (seconds).
+    """
+
+    name: str
+    card: CardUuid
+    index: int
+    cores: int
+    ceiling: int
+    priority: Priority
+    works: bool = False
+    longest: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GatedCard:
+    """A card on which protected and best-effort containers are together, and normal ones or not."""
+
+    card: CardUuid
+    protected: tuple[CardMember, ...]
+    best_effort: tuple[CardMember, ...]
+    normal: bool
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long a protected launch may wait for best-effort work that is in flight: for what each such
+        container launches ahead, and its longest kernel.
+        """
+        return sum(IN_FLIGHT_SECONDS + member.longest for member in self.best_effort)
+
+    def shares(self) -> Mapping[str, float]:
+        """Return the share of the card that each container may use now, by its pages' directory: percent.
+
+        Best-effort containers divide what is left in proportion to their cores, as far as their ceilings
+        allow. A protected one has its ceiling while no other protected one works. Where a normal container is
+        on the card too, everybody has the guaranteed cores alone.
+        """
+        if self.normal:
+            return {member.name: float(member.cores) for member in (*self.protected, *self.best_effort)}
+        return {**_elastic(self.protected), **_harvest(self.best_effort)}
+
+
+def _elastic(protected: Sequence[CardMember]) -> dict[str, float]:
+    alone = sum(member.works for member in protected) <= 1
+    return {m.name: float(m.ceiling if alone else m.cores) for m in protected}
+
+
+def _harvest(best_effort: Sequence[CardMember]) -> dict[str, float]:
+    shares = {}
+    for member in best_effort:
+        others = sum(other.cores for other in best_effort if other.works and other is not member)
+        part = CORES_PER_CARD * member.cores / (member.cores + others) if member.cores else 0.0
+        shares[member.name] = max(float(member.cores), min(float(member.ceiling), part))
+    return shares
+
+
+def gated_cards(members: Iterable[CardMember]) -> tuple[GatedCard, ...]:
+    """Return the cards with containers of both classes, in the order of their UUIDs."""
+    by_card: dict[CardUuid, list[CardMember]] = {}
+    for member in members:
+        by_card.setdefault(member.card, []).append(member)
+    found = []
+    for card, here in sorted(by_card.items()):
+        protected, best_effort, normal = (
+            tuple(m for m in here if m.priority is priority)
+            for priority in (Priority.PROTECTED, Priority.BEST_EFFORT, Priority.NORMAL)
+        )
+        if protected and best_effort:
+            found.append(GatedCard(card, protected, best_effort, bool(normal)))
+    return tuple(found)

@@ -1,0 +1,155 @@
+"""Keeps the gates of cards watched while protected and best-effort containers are on them together, and tells
+both classes which share they have meanwhile.
+
+Costs nothing on a node whose containers are all normal. The watcher closes and opens the gates: it is a
+program of its own (``vcuda/lib/watcher``), because an interpreter cannot answer within a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import structlog
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement.protection import CardMember, GatedCard, gated_cards
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.priority import Priority
+from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.control_pages import Correction
+from gpu_manager.ports.gates import Gates, GateWatch, GateWatcher, WatchedTenant
+from gpu_manager.services.allocation.grant import limits_of
+from gpu_manager.services.enforcement.usage import Sample
+from gpu_manager.services.metrics import ServiceMetrics
+
+log = structlog.get_logger(__name__)
+
+_STEP: Final = 1.0
+"""Percent: a smaller change of a share is not told."""
+_NONE: Final = 0.0
+
+
+class CorrectedPages(Protocol):
+    """Control pages that corrections are published to."""
+
+    def publish(self, name: str, heartbeat_ns: int, corrections: Mapping[CardUuid, Correction]) -> None:
+        """As of :class:`gpu_manager.ports.control_pages.ActivityPages`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardProtection:
+    """What is known of a card with both classes: how long a protected launch may wait for work in flight, for
+    how long its gate was closed since it was made (None: not known), both in seconds, and whether a normal
+    container, which does not make way, is on the card.
+    """
+
+    wait: float
+    closed: float | None
+    beside_normal: bool
+
+
+class CardGates:
+    """``look`` is called once a second by one thread; ``told`` may be read by any."""
+
+    def __init__(
+        self,
+        sample: Callable[[], Sample],
+        pages: CorrectedPages,
+        gates: Gates,
+        watcher: GateWatcher,
+        clock: Clock,
+        metrics: ServiceMetrics,
+    ) -> None:
+        self._sample = sample
+        self._pages = pages
+        self._gates = gates
+        self._watcher = watcher
+        self._clock = clock
+        self._metrics = metrics
+        self._granted: dict[tuple[str, CardUuid], float] = {}
+        self._failed = ""
+        self.told: Mapping[CardUuid, CardProtection] = {}
+
+    def look(self) -> None:
+        """Grant shares as they are due now, and have the right gates watched."""
+        members = _members(self._sample())
+        cards = gated_cards(members)
+        self._grant(members, cards)
+        self._watch(cards)
+        self.told = {c.card: CardProtection(c.wait_seconds, self._closed(c.card), c.normal) for c in cards}
+
+    def close(self) -> None:
+        """End the watcher: all gates are open."""
+        self._watcher.close()
+
+    def _grant(self, members: Sequence[CardMember], cards: Sequence[GatedCard]) -> None:
+        due = {
+            (m.name, m.card): _NONE for m in members if m.priority is not Priority.NORMAL
+        }  # also of those who are alone by now, or whose page an earlier agent has written
+        for card in cards:
+            due |= {(name, card.card): share for name, share in card.shares().items()}
+        self._granted = {place: share for place, share in self._granted.items() if place in due}
+        for place, share in due.items():
+            before = self._granted.get(place)
+            if before is not None and bool(before) == bool(share) and abs(before - share) < _STEP:
+                continue
+            name, uuid = place
+            try:
+                now_ns = int(self._clock.monotonic() * 1e9)
+                self._pages.publish(name, now_ns, {uuid: Correction(granted=share)})
+            except NodeUnready as error:
+                self._metrics.scrape_errors.labels("pages").inc()
+                log.debug("share_not_granted", directory=name, reason=str(error))
+                continue
+            self._granted[place] = share
+
+    def _watch(self, cards: Sequence[GatedCard]) -> None:
+        try:
+            for card in cards:
+                self._gates.ensure(card.card)
+            self._watcher.watch([GateWatch(c.card, _told(c.protected), _told(c.best_effort)) for c in cards])
+        except NodeUnready as error:
+            self._metrics.scrape_errors.labels("gates").inc()
+            if str(error) != self._failed:
+                log.error("gates_not_watched", reason=str(error))
+            self._failed = str(error)
+            return
+        self._failed = ""
+
+    def _closed(self, card: CardUuid) -> float | None:
+        try:
+            return self._gates.read(card).closed_seconds
+        except NodeUnready:
+            return None
+
+
+def _told(members: Sequence[CardMember]) -> tuple[WatchedTenant, ...]:
+    return tuple(WatchedTenant(member.name, member.index, member.cores) for member in members)
+
+
+def _members(sample: Sample) -> Sequence[CardMember]:
+    """The containers whose pages are read, on cards where any is not a normal one; none where all are."""
+    if all(grant.allocation.priority is Priority.NORMAL for grant in sample.grants.values()):
+        return ()
+    members = []
+    for use in sample.shares:
+        grant = sample.grants.get(use.key)
+        if use.enforcement != "active" or grant is None:
+            continue
+        for index, limit in enumerate(limits_of(grant)):
+            if limit.card == use.share.card:
+                members.append(
+                    CardMember(
+                        grant.directory,
+                        limit.card,
+                        index,
+                        limit.cores,
+                        limit.ceiling,
+                        limit.priority,
+                        works=bool(use.core),
+                        longest=use.longest,
+                    )
+                )
+    return members
