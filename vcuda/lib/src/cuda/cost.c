@@ -73,7 +73,7 @@ void cost_remember(struct cost *cost, uint64_t ns, uint64_t now) {
 }
 
 void cost_was_less(struct cost *cost, uint64_t ns) {
-    const size_t at = (size_t)(cost - table);
+    const size_t at = (size_t)(cost - cost_table);
     if (lately[at].key == __atomic_load_n(&cost->key, __ATOMIC_ACQUIRE) && (double)ns < lately[at].ns)
         lately[at].ns += ((double)ns - lately[at].ns) / 2;
 }
