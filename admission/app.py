@@ -222,7 +222,7 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
         switch,
         metrics,
         check_seconds=_VAULT_SECONDS if files is None else _FILE_SECONDS,
-        checks=create_time_checks(cluster, quota, judge, clock),
+        checks=create_time_checks(cluster, quota, judge, clock, scheduling.claims),
         routers=(
             explain_routes(knowledge, gate),
             console_routes(
@@ -280,11 +280,12 @@ def _own(
 ) -> Certificates:
     own = settings.own_certificates
     service = f"{settings.service}.{settings.namespace}.svc"
+    leaders = [f"{settings.service}-leader.{settings.namespace}.svc"] if settings.claims else []
     return SelfSigned(
         KubeCertificates(connection, settings.namespace, own.secret, own.names),
         switch,
         SystemClock(),
-        names=(service, f"{service}.cluster.local"),
+        names=(service, f"{service}.cluster.local", *leaders),
         life_days=own.life_days,
         settle_seconds=own.settle_seconds,
         noted=lambda taken: metrics.reloaded(taken=taken),

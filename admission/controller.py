@@ -23,6 +23,7 @@ from admission.config import AdmissionSettings, LeaderMode
 from admission.explain.explanation import Explanation, explain
 from admission.explain.pending_events import PendingEvents
 from admission.extender.binding import BIND_SECONDS, TRAVEL_SECONDS, Binder, BindRules
+from admission.extender.claim_leadership import ClaimLeadership
 from admission.extender.cluster_metrics import ClusterFigures, ClusterMetrics
 from admission.extender.feasibility import FeasibilityJudge
 from admission.extender.fragmentation_score import LeastFragmentation
@@ -31,6 +32,7 @@ from admission.extender.requeue import Requeue
 from admission.extender.resizing import ResizeAnswers
 from admission.extender.verbs import Extender
 from admission.ports import ClusterAccess, Obj, WatchRequest
+from admission.quota.claim_creations import ClaimCreations
 from admission.quota_controller import QuotaController
 from admission.serving.gc_tuning import spare_pauses
 from admission.serving.https_server import HttpsServer
@@ -45,6 +47,7 @@ log = structlog.get_logger(__name__)
 QUOTA: Final = "quota"
 _TICK_SECONDS: Final = 1.0
 _SPARE_SECONDS: Final = 10.0
+_SHOWN_SECONDS: Final = 3.0  # for which an end waits until claims that were let pass are stored
 
 
 class SchedulingController:
@@ -108,6 +111,12 @@ class SchedulingController:
             count=metrics.count,
             refused=self._refused,
         )
+        self._claim_leadership = self._lead_claims() if settings.claims else None
+        self.claims = (
+            ClaimCreations(self.cluster, self.quota, clock, self._claim_leadership.leads)
+            if self._claim_leadership
+            else None
+        )
         self._resizes = ResizeAnswers(
             self.cluster, self.quota, access.api, clock, rules, access.writer.event, metrics.count
         )
@@ -132,7 +141,7 @@ class SchedulingController:
     def start(self) -> None:
         """Begin; does not wait for the API server."""
         self._access.writer.start()
-        if self._settings.leadership.mode is LeaderMode.LEASE:
+        if self._is_labelled:
             self._label(None)  # one that was killed while it led has left it on
         for watch in self._watches.values():
             watch.start()
@@ -161,10 +170,21 @@ class SchedulingController:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(2 * BIND_SECONDS)
-        self.leader.release()
+        if self._claims_are_shown():
+            self.leader.release()
         for watch in self._watches.values():
             watch.close()
         self._access.writer.close()
+
+    def _claims_are_shown(self) -> bool:
+        """Wait a moment for claims that were let pass; False if some are not stored yet.
+
+        Whoever leads next after a Lease that was given back takes it that nothing is under way.
+        """
+        ends = self._clock.monotonic() + _SHOWN_SECONDS
+        while self.cluster.claims.admitted and self._clock.monotonic() < ends:
+            threading.Event().wait(0.05)
+        return not self.cluster.claims.admitted
 
     def _chores(self) -> None:
         for check in self.checks:
@@ -181,8 +201,20 @@ class SchedulingController:
             if self.leader.leads():
                 self._pending_events.waiting(occupant.uid for occupant in self.cluster.waiting())
         self._quota.complain()
+        if self._claim_leadership is not None:
+            self._claim_leadership.look(now)
+
+    @property
+    def _is_labelled(self) -> bool:
+        """True if a Service selects the leader by its label: for its extender, or for claims."""
+        mode = self._settings.leadership.mode
+        return mode is LeaderMode.LEASE or (self._settings.claims and mode is LeaderMode.SCHEDULER)
 
     # What the watches bring.
+
+    def _lead_claims(self) -> ClaimLeadership:
+        own = self._settings.leadership.mode is not LeaderMode.LEASE
+        return ClaimLeadership(self.leader, self._watches[CLAIMS], self.cluster, own=own)
 
     def _of_claims(self, resource: str, keep: Callable[[Obj], Obj]) -> WatchRequest:
         return WatchRequest(
@@ -240,7 +272,7 @@ class SchedulingController:
     # What follows from it.
 
     def _led(self, leads: bool) -> None:  # noqa: FBT001 - the leader's one word
-        if self._settings.leadership.mode is LeaderMode.LEASE:
+        if self._is_labelled:
             # A Service selects by it. One that still has it and leads no more refuses to bind.
             self._label("true" if leads else None)
         if leads:

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench import dra_handover, dra_order, dra_prepare, dra_worst
+from bench import dra_handover, dra_order, dra_prepare, dra_quota, dra_worst
 from bench.rows import OUTPUT, Row
 from tests.oracle.dra_cases import MINORS, answer, ask, build, random_case
 
-PARTS = ("agreement", "worst", "order", "prepare", "handover")
+PARTS = ("agreement", "worst", "order", "prepare", "handover", "quota")
 CASES = {False: 2_000, True: 100_000}
 _AT_ONCE = 2_000  # cases of one run of the allocator
 
@@ -31,6 +31,8 @@ def rows(*, full: bool, only: str = "") -> Iterator[Row]:
         yield from dra_prepare.rows(full=full)
     if only in {"", "handover"}:
         yield from dra_handover.rows(full=full)
+    if only in {"", "quota"}:
+        yield from dra_quota.rows(full=full)
 
 
 def _agreement(*, full: bool) -> Row:

@@ -142,14 +142,17 @@ class ClusterClaims:
         """DeviceClass → its selectors."""
         return self._classes
 
-    def demand(self, claim: KnownClaim) -> tuple[ClaimDemand, ...]:
+    def _demand(self, claim: KnownClaim) -> tuple[ClaimDemand, ...]:
         """The most that the claim may take, request by request; nothing if none of it can be ours."""
         cards = self._cards()
         known = self._demands.get(claim.uid)
         if known is None or known[0] is not cards:
-            spec = claim.spec or ClaimSpec((), ())
-            known = self._demands[claim.uid] = cards, demands(spec, self._classes, cards, self._unit)
+            known = self._demands[claim.uid] = cards, self.demand_of(claim.spec)
         return known[1]
+
+    def demand_of(self, spec: ClaimSpec | None) -> tuple[ClaimDemand, ...]:
+        """The same of a claim that is not there yet."""
+        return demands(spec, self._classes, self._cards(), self._unit) if spec else ()
 
     def used(self) -> Used:
         """What claims that are not allocated may take, by namespace and model."""
@@ -160,7 +163,7 @@ class ClusterClaims:
             used: dict[str, dict[str, Amount]] = {}
             waiting = (self._claims[uid] for uid in self._waiting)
             for claim in (*waiting, *(one.claim for one in self._admitted.values())):
-                add_demands(used.setdefault(claim.namespace, {}), self.demand(claim))
+                add_demands(used.setdefault(claim.namespace, {}), self._demand(claim))
             self._used = cards, {namespace: models for namespace, models in used.items() if models}
         return self._used[1]
 

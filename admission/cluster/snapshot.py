@@ -124,8 +124,8 @@ class ClusterState:
 
     def apply(self, kind: str, event: str, obj: Mapping[str, Any]) -> None:
         """One change: ``kind`` as in the API's paths, ``event`` ADDED, MODIFIED or DELETED."""
-        gone = event == "DELETED"
         with self._lock:
+            gone = event == "DELETED"
             if kind == PODS:
                 self._apply_pod(obj, gone=gone)
             elif kind == NODES:
@@ -156,16 +156,14 @@ class ClusterState:
                     self._drop_node(name)
             elif kind == BUDGETS:
                 self._budgets.clear()
-                self._snapshot = None
             elif kind == CLAIMS:
-                self._dirty |= self.claims.keep(_uid(obj) for obj in objects)
-                self._snapshot = None
+                self._dirty |= self.claims.keep(map(_uid, objects))
             elif kind == CLASSES:
-                self.claims.keep_classes(name_of(obj) for obj in objects)
-                self._snapshot = None
+                self.claims.keep_classes(map(name_of, objects))
             for obj in objects:
                 self.apply(kind, "ADDED", obj)
             self._synced.add(kind)
+            self._snapshot = None
 
     # What this process is about to bind.
 
@@ -211,8 +209,6 @@ class ClusterState:
             silent = self._deleted.expire(now)
             self._dirty |= silent
             self.lapsed += len(silent)
-            if self.claims.expire(now):
-                self._snapshot = None
             for uid, (until, _) in list(self._expected.items()):
                 if until > now:
                     return
@@ -224,6 +220,11 @@ class ClusterState:
         with self._lock:
             self.claims.admit(claim, until)
             self._snapshot = None
+
+    def expire_claims(self, now: float) -> None:
+        """End the wait for claims that were let pass and not created; only while the watch is up."""
+        with self._lock:
+            self._snapshot = None if self.claims.expire(now) else self._snapshot
 
     def release(self, uid: PodUid) -> bool:
         """Undo a reservation; False if there is none any more."""

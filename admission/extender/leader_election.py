@@ -90,6 +90,7 @@ class Leader:
         self._pods = pods
         self._clock = clock
         self._changed = changed
+        self._led_since = float("inf")
         self._own_fence = clock.monotonic() + seconds  # what a former process of this replica sent may act
         self._asked = _NEVER  # the fence for which a list has been asked for
         self._said = False
@@ -127,6 +128,14 @@ class Leader:
         except NodeUnready as error:
             log.warning("lease_release_failed", reason=str(error))
 
+    def alone_since(self, *, own: bool) -> float:
+        """Return when this replica became the only one that decides, by the monotonic clock.
+
+        What others decided before may still take effect. ``own``: the Lease does not tell all of them, as one
+        that is given back by another program, so it is the moment from which on this process leads.
+        """
+        return max(self._lease.fence, self._led_since) if own else self._lease.fence
+
     @property
     def _fence(self) -> float:
         """From when on a list of all pods shows all that others have bound.
@@ -139,6 +148,7 @@ class Leader:
         leads = self.leads()
         if leads != self._said:
             self._said = leads
+            self._led_since = self._clock.monotonic() if leads else float("inf")
             log.info("leader_elected" if leads else "leadership_lost")
             self._changed(leads)
 

@@ -126,9 +126,12 @@ class SelfSigned:
         )
 
     def _is_due(self, issued: Issued, now: float) -> bool:
-        """At two thirds of its life, or when the service's names have changed."""
+        """At two thirds of its life, or when it lacks a name of the service.
+
+        One name too many does no harm: replicas before and after a change never renew against each other.
+        """
         life = issued.pair.not_after - issued.made
-        return now >= issued.made + life * 2 / 3 or _names_of(issued) != self._names
+        return now >= issued.made + life * 2 / 3 or not set(self._names) <= set(_names_of(issued))
 
     def _announce(self, kept: _Kept) -> None:
         """Make every webhook trust every pair that may be served; remember since when it is so."""

@@ -136,7 +136,9 @@ def _judge(
         user=_short(review.user),
         dry_run=review.dry_run,
     )
-    return Response(encode_answer(review.uid, verdict), media_type=_JSON)
+    # One that should be asked of the leader: the next connection goes where the Service points by then.
+    headers = {"connection": "close"} if verdict.code == HTTPStatus.SERVICE_UNAVAILABLE else None
+    return Response(encode_answer(review.uid, verdict), media_type=_JSON, headers=headers)
 
 
 def _short(text: str) -> str:

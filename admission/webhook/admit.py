@@ -33,6 +33,10 @@ def _silent(_pod: Pod, _request: PodRequest) -> Sequence[str]:
     return ()
 
 
+def _any_claim(_claim: Mapping[str, Any], _namespace: str, _dry_run: bool) -> tuple[str, bool]:  # noqa: FBT001
+    return "", False
+
+
 def _no_size(_pod: Pod) -> str:
     return ""
 
@@ -42,12 +46,15 @@ class CreateTimeChecks:
     """What the cluster's state says about a legal pod that is being created; must answer from memory.
 
     Sentences: of ``refuse`` why its namespace's quota forbids it, of ``warn`` why no card could ever hold it.
-    ``size``: what the pod's workload asks for in its own metadata, empty for nothing.
+    ``size``: what the pod's workload asks for in its own metadata, empty for nothing. ``claim``: why a
+    ResourceClaim (its object, its namespace, whether it is a dry run) cannot be created, empty if it can, and
+    whether whoever creates it should ask again.
     """
 
     refuse: Says = _silent
     warn: Says = _silent
     size: Callable[[Pod], str] = _no_size
+    claim: Callable[[Mapping[str, Any], str, bool], tuple[str, bool]] = _any_claim
 
     def refusals(self, pod: Pod, request: PodRequest) -> tuple[Violation, ...]:
         """What forbids it, as violations."""
@@ -143,9 +150,22 @@ def validate(review: Review, terms: ClusterTerms, checks: CreateTimeChecks = SIL
         if _is_trusted(review, terms):
             return ALLOWED
         return _denied((*_guarded(review.obj), *_reprioritised({}, _annotations(review.obj))))
+    if act == ("resource.k8s.io", "resourceclaims", "CREATE"):
+        return _judge_claim(review, checks)
     if act in _CHANGES:
         return _judge_change(review, terms)
     return ALLOWED
+
+
+def _judge_claim(review: Review, checks: CreateTimeChecks) -> ReviewVerdict:
+    """Hold a ResourceClaim to its namespace's quota."""
+    text, again = checks.claim(review.obj or {}, review.namespace, review.dry_run)
+    if not text:
+        return ALLOWED
+    if again:
+        return ReviewVerdict(allowed=False, message=text, code=503, reason="ServiceUnavailable")
+    lead = f"{Rule.QUOTA_EXCEEDED.value.words}: "
+    return _denied((violation(Rule.QUOTA_EXCEEDED, "", "", "", reason=text.removeprefix(lead)),))
 
 
 def _judge_new(review: Review, terms: ClusterTerms, checks: CreateTimeChecks) -> ReviewVerdict:

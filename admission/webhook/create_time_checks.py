@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.feasibility import FeasibilityJudge, Fit, Unfit
 from admission.extender.refusal_lines import describe
+from admission.quota.claim_creations import ClaimCreations
 from admission.quota.quota_book import QuotaBook, refuse_at_create
 from admission.webhook.admit import CreateTimeChecks
 from gpu_manager.domain.card import CardUuid
@@ -25,9 +27,16 @@ _MOST_KINDS = 64  # kinds of nodes that are asked; a cluster with more gets no w
 
 
 def create_time_checks(
-    cluster: ClusterState, quota: QuotaBook, judge: FeasibilityJudge, clock: Clock
+    cluster: ClusterState,
+    quota: QuotaBook,
+    judge: FeasibilityJudge,
+    clock: Clock,
+    claims: ClaimCreations | None = None,
 ) -> CreateTimeChecks:
-    """For the webhook. Silent until nodes and pods have been listed."""
+    """For the webhook. Of pods silent until nodes and pods have been listed.
+
+    ``claims``: None where claims are held to no quota.
+    """
     kinds = _Recent(cluster, clock)
 
     def refuse(pod: Pod, request: PodRequest) -> Sequence[str]:
@@ -51,7 +60,11 @@ def create_time_checks(
             return ()
         return _never(pod, request, cluster.snapshot(), kinds.now(), judge)
 
-    return CreateTimeChecks(refuse, warn, cluster.workloads.asked_of)
+    def claim(obj: Mapping[str, Any], namespace: str, dry_run: bool) -> tuple[str, bool]:  # noqa: FBT001
+        found = claims.refuse(obj, namespace or "default", dry_run=dry_run) if claims else None
+        return (found.text, found.again) if found else ("", False)
+
+    return CreateTimeChecks(refuse, warn, cluster.workloads.asked_of, claim)
 
 
 class _Recent:

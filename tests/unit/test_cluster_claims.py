@@ -217,7 +217,7 @@ def test_a_claim_that_was_let_pass_counts_until_it_is_shown_or_its_time_is_over(
     made.cluster.admit(first, 90.0)
     assert used(made) == {T4: Amount(60, 8 * GIB)}
     assert made.cluster.claims.admitted == 1
-    made.cluster.expire(80.0)
+    made.cluster.expire_claims(80.0)
     assert used(made) == {T4: Amount(30, 4 * GIB)}
 
 
