@@ -43,6 +43,7 @@ PRIVILEGED = {
     "bare-network",
     "own-certificate",
     "claims",
+    "split",
     "terms",
 }
 WITH_ADMISSION = [name for name in SETS if name != "least"]
