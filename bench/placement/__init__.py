@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.placement import departures, fractions, link_rows, waits, wire
+from bench.placement import departures, fractions, link_rows, priorities, waits, wire
 from bench.placement.bars import Rows
 from bench.placement.ours import Ours
 from bench.placement.replay import replay, stock_of
 from bench.placement.study import KIN, ROOT, SEEDS, Job, Result, Study, load, pending, valid
-from bench.placement.trace import Node, Pod, Trace, arrivals, permuted, read
+from bench.placement.trace import Trace, arrivals, permuted, read
 from bench.rows import Row, percentile
-from gpu_manager.domain.resources import CORES_PER_CARD
 
 PUBLISHED: Final = {"FGD": (95.23, 95.39), "BestFit": (92.86, 93.08)}  # allocation at 100 and 130 %
 _NEAR: Final = 0.5
@@ -39,6 +38,7 @@ def data(folder: str) -> Path | None:
 _STARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "default": ("openb_default_", "openb_permuted_", "frag_"),
     "wire": ("openb_wire_",),
+    "priorities": ("priority_",),
     "fractions": ("fractions_",),
     "kin": ("kin_",),
     "restart": ("restart_",),
@@ -161,7 +161,7 @@ def _wire(row: Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
     for seed in seeds:
         nodes, pods = permuted(trace.nodes, seed), arrivals(trace, seed)
         if not row.full:
-            nodes, pods = _part(nodes, pods, 8)
+            nodes, pods = wire.few(nodes, pods, 8)
         small = Study(Trace(tuple(nodes), trace.pods))
         inside = replay(nodes, pods, small.policy(Job("given", "ours", seed)), study.fragments("default"))
         over = wire.Wire(nodes, seed)
@@ -179,17 +179,6 @@ def _wire(row: Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
     if not row.full:
         note += f" (by kube-scheduler's own LeastAllocated it would be {spread:.1f} points)"
     yield row("openb_wire_100", statistics.mean(lost), note)
-
-
-def _part(nodes: Sequence[Node], pods: Sequence[Pod], parts: int) -> tuple[list[Node], list[Pod]]:
-    few = list(nodes[::parts])
-    room, asked, coming = CORES_PER_CARD * sum(n.cards for n in few), 0, list[Pod]()
-    for pod in pods:
-        coming.append(pod)
-        asked += pod.cores
-        if asked > 1.02 * room:
-            break
-    return few, coming
 
 
 def _decisions(row: Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
@@ -271,6 +260,7 @@ def _departures(row: Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
 _OPENB: Final[Mapping[str, Callable[[Rows, _Figures, Trace], Iterator[Row]]]] = {
     "default": _default_trace,
     "wire": _wire,
+    "priorities": lambda row, _figures, trace: priorities.rows(row, trace),
     "kin": _kin_traces,
     "restart": _restart,
     "departures": _departures,

@@ -12,6 +12,8 @@ BARS: Final = {
     "openb_default_130": "≥ 96.02",
     "openb_permuted_spread": "≤ 0.05",
     "openb_wire_100": "≤ 0.1",
+    "priority_allocated_points": "≤ 0.5",
+    "priority_protected_percent": "≥ 90",
     "fractions_nodes_ratio": "≤ 1.1",
     "fractions_nodes_spread": "= 0",
     "kin_share_130": "≥ 1.3",
@@ -35,6 +37,7 @@ BARS: Final = {
 _UNITS: Final = {
     "openb_permuted_spread": "points",
     "openb_wire_100": "points",
+    "priority_allocated_points": "points",
     "fractions_nodes_ratio": "ratio",
     "fractions_nodes_spread": "nodes",
     "restart_rejected_points": "points",

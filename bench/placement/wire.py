@@ -203,6 +203,18 @@ def replay(nodes: Sequence[Node], pods: Sequence[Pod], wire: Wire, until: int = 
     return {percent: 100 * sum(seen) / len(seen) / capacity for percent, seen in columns.items()}
 
 
+def few(nodes: Sequence[Node], pods: Sequence[Pod], parts: int) -> tuple[list[Node], list[Pod]]:
+    """Return one node in ``parts``, and the first pods, which ask for a little more than its cards."""
+    some = list(nodes[::parts])
+    room, asked, coming = CORES_PER_CARD * sum(n.cards for n in some), 0, list[Pod]()
+    for pod in pods:
+        coming.append(pod)
+        asked += pod.cores
+        if asked > 1.02 * room:
+            break
+    return some, coming
+
+
 def _args(pod: Obj, names: Sequence[str]) -> bytes:
     return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": list(names)}).encode()
 

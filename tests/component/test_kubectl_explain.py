@@ -13,9 +13,9 @@ import pytest
 from admission.app import compose
 from admission.config import AdmissionSettings, ExtenderEndpoint, LeaderMode, Leadership
 from gpu_manager.cli.kubectl.main import run
-from gpu_manager.domain.contract import NVIDIA, TOKEN_HEADER
+from gpu_manager.domain.contract import NVIDIA, PRIORITY, TOKEN_HEADER
 from sandbox.api import StandInApi
-from tests.fakes.kubectl import MANIFEST, a_node, a_share, said
+from tests.fakes.kubectl import MANIFEST, a_node, a_share, an_agent, said
 from tests.fakes.node import container, pod
 from tests.fakes.sandbox import until
 
@@ -188,3 +188,21 @@ def test_the_real_admission_service_behind_the_proxy_answers_for_what_the_caller
         assert "bound to node n1: 60 cores, 2 GiB of card 0" in said(capsys)[0]
     finally:
         service.stop()
+
+
+def test_explain_warns_of_a_long_kernel_beside_a_protected_pod(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_node(api, cards=1)
+    a_share(api, "service", 30, annotations={PRIORITY: "protected"})
+    made = a_share(api, "batch", 40, annotations={PRIORITY: "best-effort"})
+    assert run(["explain", "service", "--admission", "-"]) == 0
+    assert "a kernel" not in said(capsys)[0], "no agent can be asked"
+    device = {"uuid": "GPU-0", "longest": 0.3}
+    an_agent(api, {"usage": {made["metadata"]["uid"]: {"stat": {"c": {"dev": [device]}}}}})
+    assert run(["explain", "service", "--admission", "-"]) == 0
+    assert (
+        "a kernel or graph of 0.3 s, and none is interrupted: a launch may wait that long" in said(capsys)[0]
+    )
+    assert run(["explain", "batch", "--admission", "-"]) == 0
+    assert "a kernel" not in said(capsys)[0]

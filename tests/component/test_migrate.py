@@ -383,3 +383,22 @@ def test_the_taint_of_nodes_with_cards_is_tolerated_once_and_comments_stay(there
 def test_a_pod_that_never_asked_by_that_name_gets_no_toleration() -> None:
     text = TAINTED.replace("nvidia.com/gpu: 1", "tencent.com/vcuda-core: 100")
     assert "tolerations" not in migrate("a.yaml", text.encode(), MigrationTerms()).new
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"), [("0", "protected, which its namespace's quota must grant"), ("1", "best-effort")]
+)
+def test_hamis_task_priority_is_named_as_an_annotation(value: str, meant: str) -> None:
+    limits = {
+        "nvidia.com/gpu": "1",
+        "nvidia.com/gpumem": "1024",
+        "nvidia.com/gpucores": "20",
+        "nvidia.com/priority": value,
+    }
+    made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [
+        {"name": "c", "image": "i", "resources": {"limits": limits}},
+    ]}}  # fmt: skip
+    one = migrate("p.yaml", yaml.safe_dump(made).encode(), MigrationTerms())
+    said = f"nvidia.com/priority removed: annotate the pod with tencent.com/vcuda-priority: {meant}"
+    assert any(finding.text.endswith(said) or said in finding.text for finding in one.findings)
+    assert "nvidia.com/priority" not in one.new

@@ -6,7 +6,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_manager.domain.contract import ALLOCATION, CORE, Assignment, encode_assignment
+from gpu_manager.domain.contract import ALLOCATION, CORE, PRIORITY, Assignment, encode_assignment
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.whatif.disruption_budgets import read_budget, violating
@@ -331,3 +331,17 @@ def test_a_crowded_node_is_searched_in_bounded_time_and_the_same_way_each_time()
     said = [ask(World([node("n1", cards=8)], order), big, {"n1": []}) for order in (pods, pods[::-1])]
     assert said[0] == said[1]
     assert len(said[0]["n1"][0]) == 15
+
+
+def test_a_priority_inside_the_card_evicts_nobody():
+    """Of two pods of one PriorityClass neither makes way for the other; of a lower one the victim is as before."""
+    right = {"default": {"protected": {"*": 9}}}
+    asks = {PRIORITY: "protected"}
+    best_effort = lying("a", 0, 60, priority=5)
+    best_effort["metadata"]["annotations"][PRIORITY] = "best-effort"
+    world = World([node("n1", cards=1)], [best_effort], quota=right)
+    assert ask(world, pod("big", 80, 4, priority=5, annotations=asks), {"n1": []}) == {}
+    protected = lying("b", 0, 60, priority=1)
+    protected["metadata"]["annotations"][PRIORITY] = "protected"
+    world = World([node("n1", cards=1)], [protected], quota=right)
+    assert ask(world, pod("big", 80, 4, priority=5), {"n1": []}) == {"n1": (["b"], 0)}

@@ -12,13 +12,18 @@ from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import PRIORITY
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement.place import PodPlacer, find, follow, place
-from gpu_manager.domain.pod import ContainerKind, PodUid
+from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.priority import Priority, unprotected_beside
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
-from gpu_manager.domain.rules.legal_values import check_pod, priority_of
+from gpu_manager.domain.rules.legal_values import check_pod, priority_of, warn_pod
 from gpu_manager.domain.rules.pod_request import booked_request, judged_request
 from gpu_manager.domain.rules.request import ContainerRequest, PlacementPolicy, PodRequest, Request
+from gpu_manager.services.allocation.books import Books
+from gpu_manager.services.allocation.planner import plan
 from tests.fakes.machines import SIX
+from tests.fakes.node import container as bound_container
+from tests.fakes.node import pod as bound_pod
+from tests.fakes.state import node_of
 from tests.fakes.written import container, pod_of
 
 PROTECTED, NORMAL, BEST_EFFORT = Priority
@@ -76,6 +81,16 @@ def test_whole_cards_have_no_priority(text: str, cores: int, faults: int) -> Non
             "remove the annotation, or ask for parts of cards"
         )
         assert priority_of(pod) is NORMAL, "one that runs all the same is a normal tenant"
+
+
+def test_a_pod_without_a_share_is_warned_that_its_priority_means_nothing() -> None:
+    (warned,) = warn_pod(pod_of(container("a"), vcuda_priority="protected"))
+    assert warned.message == (
+        f'annotation {PRIORITY} is "protected", but no container asks for tencent.com/vcuda-core: '
+        "a share by a ResourceClaim is a normal tenant of its card"
+    )
+    assert warn_pod(pod_of(container("a"), vcuda_priority="normal")) == ()
+    assert warn_pod(pod_of(container("a", 30, 1), vcuda_priority="protected")) == ()
 
 
 @pytest.mark.parametrize(
@@ -197,3 +212,13 @@ def test_where_no_pod_has_a_priority_every_answer_is_as_before(
 @pytest.mark.parametrize("priority", Priority)
 def test_beside_nobody_every_card_suits(priority: Priority) -> None:
     assert unprotected_beside(priority, ()) == 0
+
+
+def test_every_container_has_its_pods_priority() -> None:
+    there = parse_pod(bound_pod(
+        "p", bound_container("app", 30, 4), init=(bound_container("i", 20, 4), bound_container("s", 10, 4, sidecar=True)),
+        annotations={PRIORITY: "protected"},
+    ))  # fmt: skip
+    node = Books(node_of(CARDS[:1]))
+    plan(node, there, free_choice=True)
+    assert {a.container: a.priority for a in node.ledger} == dict.fromkeys(("i", "s", "app"), PROTECTED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,8 +14,15 @@ from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.verbs import Extender
 from gpu_manager.adapters.kube.reading import cluster_of
 from gpu_manager.domain.cluster.node_json import node_json, node_text
+from gpu_manager.domain.cluster.usage_json import NodeUsage, longest_beside, read_usage
 from gpu_manager.domain.contract import INVENTORY, PLACEMENT, PRIORITY, decode_inventory, encode_inventory
-from gpu_manager.domain.placement.protection import explain_priority, explain_unprotected, is_protected
+from gpu_manager.domain.placement.protection import (
+    explain_priority,
+    explain_unprotected,
+    explain_wait,
+    is_protected,
+)
+from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.score.neighbours import BESIDE, with_neighbours
 from tests.fakes.extender import World, node, pod
@@ -159,3 +167,30 @@ def test_what_filter_finds_bind_takes_and_the_agent_would_choose_too() -> None:
     assert world.schedule(obj) == "n1"
     view = world.cluster.snapshot().nodes["n1"]
     assert view.explain_priority(view.charges["uid-default-p"].pod).startswith("Priority protected: ")
+
+
+@pytest.mark.parametrize(("longest", "said"), [
+    (None, ""), (0.05, ""),
+    (0.312, ("A best-effort tenant beside it has run a kernel or graph of 0.31 s, and none is interrupted: "
+     "a launch may wait that long")),
+])  # fmt: skip
+def test_a_kernel_beside_it_that_is_too_long_is_said(longest: float | None, said: str) -> None:
+    assert explain_wait(longest) == said
+
+
+def test_the_longest_kernel_is_that_of_best_effort_tenants_on_the_same_card() -> None:
+    nodes = [gated("n1", 1), gated("n2", 1)]
+    pods = [
+        of("protected", "p", on="n1"), of("best-effort", "b", on="n1"), of("best-effort", "c", 20, on="n1"),
+        of("normal", "n", 10, on="n1"), of("best-effort", "far", on="n2"),
+    ]  # fmt: skip
+    books = next(one for one in cluster_of(nodes, pods).nodes if one.name == "n1")
+
+    def used(**longest: float) -> NodeUsage:
+        return read_usage({"usage": {f"uid-default-{name}": {"stat": {"main": {"dev": [
+            {"uuid": f"GPU-{'n2' if name == 'far' else 'n1'}-0", "longest": seconds},
+        ]}}} for name, seconds in longest.items()}})  # fmt: skip
+
+    ask = partial(longest_beside, ledger=books.ledger, pod=PodUid("uid-default-p"))
+    assert ask(used(p=9.0, n=9.0, far=9.0)) is None
+    assert ask(used(p=9.0, b=0.2, c=0.4)) == 0.4

@@ -64,7 +64,7 @@ SAID: Final = {
 
 TESTED: Final = {
     "quota": "test_the_quota_counts_what_is_more",
-    "protected and best-effort shares": "test_what_a_protected_pod_has_more_is_within_its_namespaces_right",
+    "[protected and best-effort shares](protected.md)": "test_what_a_protected_pod_has_more_is_within_its_namespaces_right",
     "sidecars": "test_what_is_asked_is_the_spec_with_the_sizes_that_are_named",
     "preemption, `explain`, `simulate`, `defrag`, `graph`, `top`": "test_explain_counts_real_sizes_card_by_card",
     "`cost`, bills": "test_a_container_that_changes_its_size_is_billed_for_each_by_its_time",

@@ -12,6 +12,7 @@ from admission.config import ClusterTerms
 from admission.explain.simulation import simulate
 from admission.extender.fragmentation_score import LeastFragmentation
 from bench.simulated_pods import agreement
+from gpu_manager.domain.contract import PRIORITY
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.whatif.simulation import MOST_ASKED
 from tests.fakes.extender import World, node, pod
@@ -107,3 +108,16 @@ def test_a_malformed_question_says_what_is_wrong(body: bytes, why: str) -> None:
 def test_a_question_that_takes_too_long_is_given_up() -> None:
     with pytest.raises(RequestInvalid, match="fewer pods"):
         ask(World([node("n1", 2)]), group("a", "n1", count=2), ends=(0.0, 1.0, 21.0))
+
+
+def test_simulated_pods_are_placed_by_priority() -> None:
+    held = pod("old", 60, 4, on="n1", annotations={PRIORITY: "best-effort"})
+    world = World([node("n1", 2)], [held], quota={"default": {"protected": {"*": 1}}})
+    asked = [group("p", "n1", cores=30), group("n", "n1", cores=20), group("q", "n1", cores=30)]
+    for one, priority in zip(asked, ("protected", "normal", "protected"), strict=True):
+        one["manifest"]["metadata"]["annotations"][PRIORITY] = priority
+    assert places(ask(world, *asked)) == [
+        ("default/p-0", "n1", [0]),  # beside the best-effort one
+        ("default/n-0", "n1", [1]),  # not beside the protected one, which would be the fuller card
+        ("default/q-0", "n1", [1]),  # the other card has no room for it
+    ]

@@ -55,7 +55,7 @@ _POD = (
         c.PRIORITY,
         "you",
         "`protected`, `normal`, `best-effort`",
-        "Priority of the pod's shares inside their cards; `normal` without it.",
+        "Who waits for whom on a card: [protected tenants](../protected.md); `normal` without it.",
     ),
     (
         c.RESIZE,

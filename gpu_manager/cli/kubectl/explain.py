@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from gpu_manager.arguments import Argument
 from gpu_manager.cli.files import Filenames, chosen_files, is_file, load_manifests, pod_name
-from gpu_manager.cli.kubectl import agents, service
+from gpu_manager.cli.kubectl import agents, longest_kernel, service
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.cluster.accounting import NodeBooks
@@ -74,7 +74,7 @@ def command(
         if not asked:
             asked = [_named(login, object_name(pod_name(target), "POD"))]
         asked = [_placed(one, login.namespace, forced=bool(namespace)) for one in asked]
-        answers = [_with_end(*_answer(login, admission, one), one) for one in asked]
+        answers = [_with_end(*_answer(login, admission, one), one, login) for one in asked]
     if for_program(output):
         emit({"pods": [{**answer, "answeredBy": by} for answer, by in answers]}, output)
     else:
@@ -128,8 +128,12 @@ def _answer(login: Login, admission: str, asked: _Asked) -> tuple[Mapping[str, A
         return _here(login, asked), f"this program, without quotas and priorities ({why})"
 
 
-def _with_end(answer: Mapping[str, Any], by: str, asked: _Asked) -> tuple[Mapping[str, Any], str]:
-    """The explanation with the status message of a failed pod."""
+def _with_end(
+    answer: Mapping[str, Any], by: str, asked: _Asked, login: Login
+) -> tuple[Mapping[str, Any], str]:
+    """The explanation with the status message of a failed pod, or with what a protected one may wait for."""
+    if wait := longest_kernel.warning(login, asked.pod):
+        answer = {**answer, "line": f"{answer.get('line')}{with_priority(wait)}"}
     status = asked.manifest.get("status")
     status = status if isinstance(status, Mapping) and asked.pod.phase == "Failed" else {}
     words = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))

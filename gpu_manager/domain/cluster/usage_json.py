@@ -7,7 +7,9 @@ from typing import Any, Final, NamedTuple
 
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.names import container_digest, container_name
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.placement.ledger import Ledger
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import MIB
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
@@ -16,7 +18,8 @@ class UsedShare(NamedTuple):
     """``cores`` in hundredths of the card, ``memory`` in bytes; None where the agent does not know it.
 
     ``waited``: seconds that its processes have waited for their share; ``namespace`` and ``pod`` are empty
-    where the agent does not name them; ``refusals``: requests for memory that its limit refused.
+    where the agent does not name them; ``refusals``: requests for memory that its limit refused; ``longest``:
+    seconds of its longest kernel or graph so far.
     """
 
     cores: float | None
@@ -25,6 +28,7 @@ class UsedShare(NamedTuple):
     namespace: str = ""
     pod: str = ""
     refusals: int | None = None
+    longest: float | None = None
 
 
 NodeUsage = Mapping[tuple[str, str, str], UsedShare]
@@ -47,6 +51,7 @@ def read_usage(answer: Any) -> NodeUsage:
                 text(mapping(pod).get("project")),
                 text(mapping(pod).get("pod")),
                 None if (refused := _figure(device, "refused")) is None else int(refused),
+                _figure(device, "longest"),
             )
             for uid, pod in pods.items()
             for container, stat in mapping(mapping(pod).get("stat")).items()
@@ -65,6 +70,17 @@ def used_share(usage: NodeUsage, uid: str, container: str, card: str) -> UsedSha
     if found is None and usage:
         found = usage.get((uid, container_digest(uid, container), card))
     return found or NOT_USED
+
+
+def longest_beside(usage: NodeUsage, ledger: Ledger, pod: PodUid) -> float | None:
+    """Return the seconds of the longest kernel or graph that a best-effort tenant of the pod's cards has run;
+    None where it is not known of any.
+    """
+    cards = {share.card for a in ledger.of_pod(pod).values() for share in a.shares}
+    beside = (a for a in ledger if a.pod != pod and a.priority is Priority.BEST_EFFORT)
+    places = ((a, share.card) for a in beside for share in a.shares if share.card in cards)
+    told = (used_share(usage, a.pod, a.container, card).longest for a, card in places)
+    return max((seconds for seconds in told if seconds is not None), default=None)
 
 
 def named_usage(usage: NodeUsage, pods: Mapping[str, Pod]) -> NodeUsage:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from typing import Final
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.priority import Priority
+
+LONG_KERNEL: Final = 0.05
+"""Seconds; beside longer kernels a protected tenant waits noticeably, since none is interrupted."""
 
 
 def neighbours(ledger: Ledger, pod: PodUid, cards: Collection[CardUuid]) -> Counter[Priority]:
@@ -54,6 +58,18 @@ def explain_priority(priority: Priority, beside: Counter[Priority], *, gates: bo
         return "Priority protected: no other tenant is beside it"
     wait = "waits" if beside[Priority.BEST_EFFORT] == 1 else "wait"
     return f"Priority protected: {best_effort} beside it {wait} for it"
+
+
+def explain_wait(longest: float | None) -> str:
+    """Return a sentence where the longest kernel of best-effort neighbours, in seconds, is too long; else
+    empty. None: it is not known.
+    """
+    if longest is None or longest <= LONG_KERNEL:
+        return ""
+    return (
+        f"A best-effort tenant beside it has run a kernel or graph of {longest:.2g} s, and none is"
+        " interrupted: a launch may wait that long"
+    )
 
 
 def _tenants(beside: Counter[Priority], priority: Priority) -> str:

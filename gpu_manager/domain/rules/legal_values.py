@@ -32,6 +32,7 @@ from gpu_manager.domain.rules.pod_annotations import (
     preload_of,
     priority_of,
     uuids_of,
+    warn_priority,
 )
 from gpu_manager.domain.rules.request import Request
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
@@ -129,7 +130,11 @@ def _names_ours(pod: Pod) -> bool:
 
 def warn_pod(pod: Pod, unit: int = DEFAULT_UNIT) -> tuple[Violation, ...]:
     """Return what is legal in the pod but probably a mistake."""
-    return (*(v for c in pod.containers for v in _warn_container(c, unit)), *unknown_names(pod))
+    return (
+        *(v for c in pod.containers for v in _warn_container(c, unit)),
+        *warn_priority(pod),
+        *unknown_names(pod),
+    )
 
 
 # Each check yields its violations in the order of the manifest.

@@ -131,6 +131,13 @@ def _check_priority(pod: Pod, text: str) -> Iterator[Violation]:
         yield violation(Rule.PRIORITY_OF_WHOLE_CARDS, "", contract.PRIORITY, text, name=name)
 
 
+def warn_priority(pod: Pod) -> Iterator[Violation]:
+    """Yield a warning for a priority of a pod that has no share by extended resources."""
+    text = pod.annotations.get(contract.PRIORITY, Priority.NORMAL.value)
+    if text != Priority.NORMAL.value and not any(c.core for c in pod.containers):
+        yield violation(Rule.PRIORITY_WITHOUT_SHARE, "", contract.PRIORITY, quoted(text))
+
+
 def _meant(text: str, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the one name that differs only in case and blanks, else all."""
     plain = text.strip().lower()

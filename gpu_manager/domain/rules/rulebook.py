@@ -197,6 +197,14 @@ class Rule(Enum):
         "A priority says whose work waits on a shared card; nobody shares a whole one.",
         "Remove the annotation; or give the whole cards to another pod.",
     )
+    PRIORITY_WITHOUT_SHARE = RuleText(
+        "priority-without-share",
+        f"annotation {PRIORITY} is {{value}}, but no container asks for {CORE}: "
+        "a share by a ResourceClaim is a normal tenant of its card",
+        "Priorities are judged and counted for shares by extended resources alone.",
+        f"Ask for `{CORE}` and `{MEMORY}`, or remove the annotation.",
+        warning=True,
+    )
     PRIORITY_CHANGED = RuleText(
         "priority-changed",
         f"annotation {PRIORITY} is {{value}}: it is fixed when the pod is created: leave it {{before}}",

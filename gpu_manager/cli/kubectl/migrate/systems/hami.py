@@ -35,7 +35,8 @@ class _Names:
         cores = model.whole(asked.get(self.cores, Fraction(0)), self.cores)
         notes: tuple[str, ...] = ()
         if self.priority in asked:
-            notes = (f"{self.priority} has no equivalent: pods are ranked by PriorityClass",)
+            low = bool(asked[self.priority])
+            notes = (f"{self.priority} removed: {words.BEST_EFFORT if low else words.PROTECTED}",)
         memory, percent = asked.get(self.memory), asked.get(self.percent)
         if count == 0:
             return None
@@ -69,7 +70,7 @@ _LIBRARY: Final[Mapping[str, model.Fate]] = {  # both run HAMi-core in the conta
     "CUDA_DEVICE_SM_LIMIT*": model.Needless(words.OTHER_LIBRARY),
     "CUDA_OVERSUBSCRIBE": model.Lost("memory is never promised twice"),
     "CUDA_DISABLE_CONTROL": model.Lost("limits cannot be switched off by the container"),
-    "CUDA_TASK_PRIORITY": model.Lost("pods are ranked by PriorityClass"),
+    "CUDA_TASK_PRIORITY": model.Lost(f"for 0, {words.PROTECTED}; for 1, {words.BEST_EFFORT}"),
     "GPU_CORE_UTILIZATION_POLICY": model.Lost(
         f"annotate the pod with {CORE_LIMIT}: the share it may reach when idle"
     ),

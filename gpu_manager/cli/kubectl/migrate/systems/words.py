@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Final
 
-from gpu_manager.domain.contract import GPU_MODEL, GPU_UUID
+from gpu_manager.domain.contract import GPU_MODEL, GPU_UUID, PRIORITY
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.resources import parse_quantity
 
@@ -22,6 +22,8 @@ NODES: Final = "which node is taken is decided for the whole cluster, not by the
 MODEL_NOTE: Final = (
     "models match whole words of a name here (V100 of Tesla-V100-SXM2-32GB), not any piece of it"
 )
+PROTECTED: Final = f"annotate the pod with {PRIORITY}: protected, which its namespace's quota must grant"
+BEST_EFFORT: Final = f"annotate the pod with {PRIORITY}: best-effort"
 OTHER_LIBRARY: Final = (
     "the limits stand in a file that the container cannot write; the variable has no effect here"
 )
