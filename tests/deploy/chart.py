@@ -63,7 +63,7 @@ SETS: dict[str, tuple[str, ...]] = {
     "terms": (
         "--set=terms.memoryUnit=1Gi,terms.minimumCores=5,terms.defaultMemory=2,terms.denyNodeName=true",
         "--set=agent.evictEvaders=true,webhook.excludedNamespaces={ops},webhook.failurePolicy=Ignore",
-        '--set-json=quota={"team-a":{"quota":{"Tesla-T4":4},"memory":{"Tesla-T4":8192},"pool":["x"]}}',
+        '--set-json=quota={"team-a":{"quota":{"Tesla-T4":4},"memory":{"Tesla-T4":8192},"pool":["x"],"protected":{"Tesla-T4":0.5}}}',
     ),
 }
 
