@@ -253,7 +253,7 @@ class Inventory:
     False while the node's agent starts or leaves or its kubelet is away, and after it has left: the kubelet
     may refuse a pod that is bound there then. ``resizes``: the agent follows answers to requests for another
     size, which agents of earlier releases pass over. ``gates``: it makes best-effort tenants wait for
-    protected ones.
+    protected ones, which agents of earlier releases do not.
     """
 
     unit: int
@@ -264,7 +264,7 @@ class Inventory:
     serving: bool = True
     released: tuple[str, ...] | None = None
     resizes: bool = True
-    gates: bool = False
+    gates: bool = True
 
 
 def encode_inventory(inventory: Inventory) -> str:

@@ -37,10 +37,17 @@ EARLIER = (
 
 def gated(name: str, cards: int = 2) -> dict[str, Any]:
     """A node whose agent makes best-effort tenants wait."""
+    return node(name, cards)
+
+
+def earlier(name: str, cards: int = 2) -> dict[str, Any]:
+    """A node whose agent is of an earlier release."""
     made = node(name, cards)
     inventory = decode_inventory(made["metadata"]["annotations"][INVENTORY])
     assert inventory is not None
-    made["metadata"]["annotations"][INVENTORY] = encode_inventory(replace(inventory, gates=True))
+    text = encode_inventory(replace(inventory, gates=False))
+    assert "gates" not in text
+    made["metadata"]["annotations"][INVENTORY] = text
     return made
 
 
@@ -81,7 +88,7 @@ def test_a_sentence_says_who_waits_and_from_whom_nothing_protects(
 
 
 def test_a_node_says_whether_its_agent_makes_tenants_wait_and_one_of_before_does_not() -> None:
-    for made, gates in ((gated("n1"), True), (node("n1"), False)):
+    for made, gates in ((gated("n1"), True), (earlier("n1"), False)):
         (books,) = cluster_of([made], []).nodes
         assert books.node.gates is gates
 
@@ -125,7 +132,7 @@ def test_a_metric_counts_the_pods_that_nothing_protects_from_a_neighbour() -> No
         of("protected", "p", 40, on="n2", namespace="a"), of("normal", "n", 70, on="n2"), of("normal", "m", 50, on="n2"),
         of("protected", "q", on="n3"),
     ]  # fmt: skip
-    world = World([gated("n1"), gated("n2"), node("n3"), gated("n4")], pods)
+    world = World([gated("n1"), gated("n2"), earlier("n3"), gated("n4")], pods)
     every, broken = _protected(world.cluster.snapshot().nodes.values())
     figures = [{s.labels["namespace"]: s.value for s in family.samples} for family in (every, broken)]
     assert figures == [{"a": 1, "default": 2}, {"a": 1, "default": 1}]
