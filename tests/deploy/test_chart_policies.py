@@ -282,7 +282,8 @@ def test_a_dead_webhook_never_stops_the_cluster_from_healing(name: str) -> None:
             assert exempt["operator"] == "NotIn"
             assert {"kube-system", *(["gpu"] if name == "own-namespace" else [])} <= set(exempt["values"])
             assert hook["timeoutSeconds"] <= 10
-            assert hook["sideEffects"] == "None"
+            reserves = hook["name"].startswith("claim.")  # what it lets pass counts at once, not at a dry run
+            assert hook["sideEffects"] == ("NoneOnDryRun" if reserves else "None")
             assert hook["failurePolicy"] in (("Ignore",) if name == "terms" else ("Fail", "Ignore"))
 
 
