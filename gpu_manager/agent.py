@@ -22,13 +22,14 @@ from gpu_manager.adapters.driver_memory_limit import CgroupMemoryLimit
 from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.adapters.kube.kube import Kube
 from gpu_manager.adapters.kubelet import KubeletClient
+from gpu_manager.adapters.kubelet.pods_api import PodsApi
 from gpu_manager.adapters.kubelet.predecessor_checkpoint import read_old_checkpoint
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.adapters.selinux import label_of
 from gpu_manager.adapters.store import FileStore
 from gpu_manager.backends import build_cards, build_driver_limits, build_injector, gate_program, gate_watcher
 from gpu_manager.config import Config
-from gpu_manager.domain.contract import KUBELET_SOCKET
+from gpu_manager.domain.contract import KUBELET_SOCKET, PODS_API_SOCKET
 from gpu_manager.domain.dra.front import Front, cards_of_front, front_in_force
 from gpu_manager.domain.dra.sides import ClaimCards
 from gpu_manager.domain.errors import NodeUnready
@@ -103,6 +104,7 @@ class Agent:
             clock=clock,
             kubelet_url=config.kubelet_pods_url,
             lending=config.lending,
+            pods_api=PodsApi(config.device_plugins.parent / PODS_API_SOCKET, clock),
         )
         self._kubelet = KubeletClient(
             config.device_plugins, config.pod_resources, resources=LENDING if config.lending else SOCKETS

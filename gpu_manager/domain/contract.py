@@ -167,6 +167,7 @@ ADMISSION_NAME: Final = "gpu-quota-admission"  # Deployment, Service, service ac
 ADMISSION_SECRET: Final = "gpu-quota-admission-certs"  # noqa: S105  # a name
 
 # On the host.
+PODS_API_SOCKET: Final = "pods-api/pods-api.sock"  # below the kubelet's directory, from Kubernetes 1.37 on
 KUBELET_SOCKET: Final = "kubelet.sock"  # of device plugins' registration, and of PodResources
 CDI_DIR: Final = "/var/run/cdi"
 STATE_DIR: Final = "/var/lib/gpu-manager"

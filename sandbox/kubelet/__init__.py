@@ -10,6 +10,7 @@ from gpu_manager.domain.topology import NumaPolicy
 from sandbox.kubelet.checkpoint import CheckpointGrant
 from sandbox.kubelet.endpoint import PodsEndpoint
 from sandbox.kubelet.podresources import Limiter
+from sandbox.kubelet.pods_api import PodsApiServer
 from sandbox.kubelet.standin import StandInKubelet
 from sandbox.kubelet.values import AdmissionResult, Hooks, Step
 
@@ -19,6 +20,7 @@ __all__ = [
     "Hooks",
     "Limiter",
     "NumaPolicy",
+    "PodsApiServer",
     "PodsEndpoint",
     "StandInKubelet",
     "Step",

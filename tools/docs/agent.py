@@ -183,6 +183,7 @@ _HOST = (
     (c.CDI_DIR, "The container runtime's: a CDI spec for each allocation, under CDI."),
     (c.KUBELET_DIR, "The kubelet's."),
     (c.DRA_REGISTRY_SOCKET, "Below it, with `--front dra`: by this socket the kubelet finds the driver."),
+    (c.PODS_API_SOCKET, "Below it, from Kubernetes 1.37 on: the pods that the kubelet has."),
     (c.DRA_SOCKET, "Below it, with `--front dra`: what it asks of the driver."),
     (c.OLD_CHECKPOINT_DIR, "The predecessor's checkpoint, read while there are no books of ours."),
 )

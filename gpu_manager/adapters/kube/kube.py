@@ -8,6 +8,7 @@ from gpu_manager.access import AccessCheck
 from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.adapters.kube.kubeconfig import SERVICE_ACCOUNT
 from gpu_manager.adapters.kube.kubelet_pods import KubeletPods
+from gpu_manager.adapters.kube.kubelet_sources import FirstSource, KubeletSource
 from gpu_manager.adapters.kube.node import KubeNode
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.pods import KubePods
@@ -30,6 +31,7 @@ class Kube:
         pause: between attempts, for tests.
         tombstone_seconds: how long a deleted pod is remembered.
         lending: whole cards go by NVIDIA's resource name too.
+        pods_api: asks the kubelet for its pods before its port is; closed by :meth:`close`.
     """
 
     def __init__(
@@ -44,17 +46,20 @@ class Kube:
         pause: Pause | None = None,
         tombstone_seconds: float = 120.0,
         lending: bool = False,
+        pods_api: KubeletSource | None = None,
     ) -> None:
         self._connection = connection
         self.access = AccessCheck(KubeReviews(connection), clock)
         self._outbox = Outbox(clock, pause)
-        kubelet = KubeletPods(kubelet_url, clock, token_file, kubelet_ca) if kubelet_url else None
+        sources: list[KubeletSource] = [pods_api] if pods_api is not None else []
+        if kubelet_url:
+            sources.append(KubeletPods(kubelet_url, clock, token_file, kubelet_ca))
         self.pods = KubePods(
             connection,
             node,
             clock=clock,
             outbox=self._outbox,
-            kubelet=kubelet,
+            kubelet=FirstSource(*sources) if sources else None,
             pause=pause,
             tombstone_seconds=tombstone_seconds,
             lending=lending,

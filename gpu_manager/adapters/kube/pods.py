@@ -13,7 +13,7 @@ import structlog
 from gpu_manager import threads
 from gpu_manager.adapters.kube.cache import TOMBSTONE_SECONDS, PodCache
 from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable
-from gpu_manager.adapters.kube.kubelet_pods import KubeletPods
+from gpu_manager.adapters.kube.kubelet_sources import KubeletSource
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.pod_paths import named_path
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
@@ -40,7 +40,7 @@ class KubePods(WatchedObjects):
         *,
         clock: Clock,
         outbox: Outbox,
-        kubelet: KubeletPods | None = None,
+        kubelet: KubeletSource | None = None,
         pause: Pause | None = None,
         tombstone_seconds: float = TOMBSTONE_SECONDS,
         lending: bool = False,
@@ -80,7 +80,7 @@ class KubePods(WatchedObjects):
         return self._cache.by_name()
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
-        """Ask the kubelet's ``/pods`` where it answers, else the API server.
+        """Ask the kubelet where it answers (its Pods API, else ``/pods``), else the API server.
 
         The answer is in :meth:`local` from then on: after a call that the kubelet answered, every pod that it
         is about to admit is there.
