@@ -20,6 +20,7 @@ from admission.cluster.snapshot import BUDGETS, NODES, PODS, ClusterState
 from admission.cluster.trim import slim_node, slim_pod
 from admission.cluster.workload_sizes import slim_workload
 from admission.config import AdmissionSettings, LeaderMode
+from admission.explain.claiming_pods import ClaimingPods
 from admission.explain.explanation import Explanation, explain
 from admission.explain.pending_events import PendingEvents
 from admission.extender.binding import BIND_SECONDS, TRAVEL_SECONDS, Binder, BindRules
@@ -99,6 +100,7 @@ class SchedulingController:
         rules = BindRules(self.leader.leads, settings.binds_for, terms.minimum_cores)
         self.binder = Binder(self.cluster, self.quota, self.judge, access.api, clock, rules, metrics.count)
         self._pending_events = PendingEvents(self.cluster.pod, self._explain, access.writer, clock)
+        self._claiming = ClaimingPods(self.cluster, access.writer, clock, terms.minimum_cores)
         self.policy = LeastFragmentation(self.cluster, quota=self.quota)
         self.extender = Extender(
             self.cluster,
@@ -133,6 +135,7 @@ class SchedulingController:
             threads.every(_TICK_SECONDS, "chores", self._chores, self._ended, at_once=True),
             threads.forever("resizes", lambda: self._resizes.run(self._ended)),
             threads.forever("pending-events", lambda: self._pending_events.run(self._ended)),
+            *([threads.forever("claim-events", self._tell_of_claims)] if settings.claims else []),
         ]
         self._spared = clock.monotonic()
 
@@ -243,8 +246,14 @@ class SchedulingController:
     def _budget(self, obj: Obj, gone: bool) -> None:  # noqa: FBT001 - same
         self.cluster.apply(BUDGETS, "DELETED" if gone else "MODIFIED", obj)
 
+    def _tell_of_claims(self) -> None:
+        self._claiming.run(self._ended)
+
     def _pods(self, objects: Sequence[Obj]) -> None:
         self.cluster.replace(PODS, objects)
+        if self._settings.claims:
+            for obj in objects:
+                self._claiming.look(obj, gone=False, tells=self.leader.leads())
         if self._inherited is None:
             self._inherited = bool(self.cluster.waiting())
         uids = [PodUid(str(obj["metadata"].get("uid"))) for obj in objects]
@@ -257,6 +266,8 @@ class SchedulingController:
         if trimmed is None:
             return
         self.cluster.apply(PODS, "DELETED" if gone else "MODIFIED", trimmed)
+        if self._settings.claims:
+            self._claiming.look(trimmed, gone=gone, tells=self.leader.leads())
         uid = PodUid(str(trimmed["metadata"].get("uid")))
         if gone:
             self._bypasses.forget(uid)

@@ -23,7 +23,8 @@ Obj = Mapping[str, Any]
 
 
 def slim_pod(obj: Obj) -> Obj | None:
-    """A core/v1 Pod with what is read here; None if it is on no node and names no resource of ours.
+    """A core/v1 Pod with what is read here; None if it is on no node and names no resource of ours, nor a
+    ResourceClaim.
 
     Of a pod on a node that asks for no card, what it takes of the node's CPU is kept; one that asks for
     ``nvidia.com/gpu`` may have a card of ours there.
@@ -34,7 +35,7 @@ def slim_pod(obj: Obj) -> Obj | None:
     on_node = bool(spec.get("nodeName"))
     if not (named & {CORE, MEMORY} or (on_node and NVIDIA in named)):
         if not on_node:
-            return None
+            return _claiming(meta, spec, mapping(obj.get("status"))) if spec.get("resourceClaims") else None
         small = {name: [_picked(c, _OTHERS) for c in group] for name, group in groups.items() if group}
         return {
             "metadata": _picked(meta, ("name", "namespace", "uid")),
@@ -53,6 +54,18 @@ def slim_pod(obj: Obj) -> Obj | None:
             **_picked(mapping(obj.get("status")), _STATUS),
             **({} if on_node else _unscheduled(mapping(obj.get("status")))),
             "initContainerStatuses": list(_ended(mapping(obj.get("status")).get("initContainerStatuses"))),
+        },
+    }
+
+
+def _claiming(meta: Obj, spec: Obj, status: Obj) -> Obj:
+    """One that waits, and uses ResourceClaims: whose they are, they say themselves."""
+    return {
+        "metadata": _picked(meta, ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp")),
+        "spec": _picked(spec, ("resourceClaims", "schedulerName")),
+        "status": {
+            **_picked(status, ("phase", "resourceClaimStatuses")),
+            **_unscheduled(status),
         },
     }
 

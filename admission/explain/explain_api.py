@@ -20,6 +20,7 @@ from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.config import ClusterTerms
 from admission.explain.caller_gate import Answer, CallerGate, documented, said
+from admission.explain.claims import claiming_pod, explain_claims
 from admission.explain.explanation import Explanation, explain
 from admission.explain.simulation import simulate
 from admission.explain.views import as_json, as_text, quota_text
@@ -78,6 +79,20 @@ class ExplainSources:
         obj = self.fetch(namespace, name)
         return None if obj is None else pod_view(parse_pod(obj), obj)
 
+    def explain_named(self, namespace: str, name: str) -> Explanation | None:
+        """Why the pod of that name waits or where it is, by its claims if it asks for nothing else; None if
+        there is no such pod. Raises as :meth:`find`.
+        """
+        known = self.cluster.named(namespace, name)
+        if known is not None:
+            return self.explain(known)
+        obj = self.fetch(namespace, name)
+        if obj is None:
+            return None
+        claiming = claiming_pod(obj)
+        by_claims = explain_claims(claiming, self.cluster, self.terms.minimum_cores) if claiming else None
+        return by_claims or self.explain(pod_view(parse_pod(obj), obj))
+
 
 def explain_routes(knowledge: ExplainSources, gate: CallerGate) -> APIRouter:
     """The routes."""
@@ -87,10 +102,10 @@ def explain_routes(knowledge: ExplainSources, gate: CallerGate) -> APIRouter:
     def explain_pod(namespace: str, pod: str, request: Request) -> Response:
         def work() -> Response:
             knowledge.snapshot()
-            found = knowledge.find(namespace, pod)
+            found = knowledge.explain_named(namespace, pod)
             if found is None:
                 raise Answer(HTTPStatus.NOT_FOUND, f"there is no pod {quoted(f'{namespace}/{pod}')}")
-            return _explained(request, knowledge.explain(found))
+            return _explained(request, found)
 
         return gate.answered(request, namespace, work)
 

@@ -55,12 +55,17 @@ class PendingEvents:
         explain: Callable[[PodView], Explanation],
         voice: EventSender,
         clock: Clock,
+        settle_seconds: float = SETTLE_SECONDS,
     ) -> None:
-        """``find``: the pod as it is known now, None if it is gone."""
+        """``find``: the pod as it is known now, None if it is gone.
+
+        ``settle_seconds``: for how long a refusal stands before it is told.
+        """
         self._find = find
         self._explain = explain
         self._voice = voice
         self._clock = clock
+        self._settle_seconds = settle_seconds
         self._lock = threading.Lock()
         self._told: OrderedDict[PodUid, _Told] = OrderedDict()
         self._waited: frozenset[PodUid] = frozenset()
@@ -71,9 +76,9 @@ class PendingEvents:
         with self._lock:
             told = self._told.get(uid)
             if told is None:
-                self._add(uid, now + SETTLE_SECONDS)
+                self._add(uid, now + self._settle_seconds)
             elif told.due is None:
-                told.due = max(now + SETTLE_SECONDS, told.last + AGAIN_SECONDS)
+                told.due = max(now + self._settle_seconds, told.last + AGAIN_SECONDS)
 
     def waiting(self, uids: Iterable[PodUid]) -> None:
         """Everyone who looks for a node now; called every few seconds.

@@ -25,8 +25,10 @@ from gpu_manager.domain.placement.explain import (
 )
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.rules.pod_request import judged_request
+from gpu_manager.domain.untrusted import mapping
 from gpu_manager.domain.whatif.scheduling_constraints import node_constraints, pod_constraints, shown_bars
 
+_BY_CLAIMS = "uses ResourceClaims: the admission service explains them, card by card, once the pod is created"
 _SHOWN = 20  # nodes shown in full
 _OUTCOMES = {  # names used by the admission service
     "fits": "room now",
@@ -154,6 +156,8 @@ def _here(login: Login, asked: _Asked) -> Mapping[str, Any]:
         free = [one for one in books if one.name not in bars]
         line, room = explain_gpus(gpus, ((one.node, one.ledger) for one in free))
         return _explained(pod, line, {"fits": room} if room else {"room": len(books)}, len(books))
+    if not pod.asks and mapping(asked.manifest.get("spec")).get("resourceClaims"):
+        return _explained(pod, _BY_CLAIMS, {"not asked": len(books)}, len(books))
     if not pod.asks:
         return _explained(
             pod, "asks for no part of a card: any node will do", {"fits": len(books)}, len(books)

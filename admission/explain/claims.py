@@ -1,0 +1,339 @@
+"""Why a pod waits for its ResourceClaims, card by card. Kubernetes says ``cannot allocate all claims``.
+
+Node by node the domain's model of kube-scheduler's allocator is asked, over what this service has booked of
+each card; selectors that cannot be read here count as taking a card.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from admission.cluster.node_view import NodeView
+from admission.cluster.snapshot import ClusterState, Snapshot
+from admission.explain.explanation import FITS, SHOWN_NODES, CardLine, Explanation, NodeLine
+from admission.extender.feasibility import Unfit
+from gpu_manager.domain.card import CardState
+from gpu_manager.domain.cluster.claims import KnownClaim
+from gpu_manager.domain.contract import DRA_DRIVER
+from gpu_manager.domain.dra.allocation import AllocatedShare, allocate
+from gpu_manager.domain.dra.capacity import CapacityRange
+from gpu_manager.domain.dra.claim import ClaimSpec, DeviceRequest
+from gpu_manager.domain.dra.demand import Classes, is_ours
+from gpu_manager.domain.dra.device import CORES, MEMORY, SharedDevice
+from gpu_manager.domain.dra.published import device_names, published_devices
+from gpu_manager.domain.dra.selectors import selected_card, takes
+from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, printable
+from gpu_manager.domain.placement.explain import LINE_LIMIT
+from gpu_manager.domain.resources import ZERO, Amount, format_bytes, format_number
+from gpu_manager.domain.rules.request import PlacementPolicy
+from gpu_manager.domain.untrusted import mapping, mappings, text
+
+_MINOR: Final = 36
+_MOST_STEPS: Final = 2_000  # of the search on one node: a few hundredths of a second
+_SHOWN: Final = 4
+_NOTHING_FREE: Final = "No part of an open card is free now"
+_WORDS: Final = {
+    FITS: "would take it",
+    Unfit.ROOM.value: "without room now",
+    Unfit.NEVER.value: "could not hold it even if empty",
+    Unfit.NODE.value: "without cards for claims",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimingPod:
+    """A pod that uses claims: the name of each, empty where it is not created yet, by the pod's own name."""
+
+    key: str
+    namespace: str
+    node: str
+    claims: Mapping[str, str]
+
+
+def claiming_pod(obj: Mapping[str, Any]) -> ClaimingPod | None:
+    """Read a core/v1 Pod; None if it uses no claim."""
+    meta, spec, status = (mapping(obj.get(part)) for part in ("metadata", "spec", "status"))
+    made = {
+        text(one.get("name")): text(one.get("resourceClaimName"))
+        for one in mappings(status.get("resourceClaimStatuses"))
+    }
+    wanted = mappings(spec.get("resourceClaims"))
+    claims = {
+        (own := text(one.get("name"))): text(one.get("resourceClaimName")) or made.get(own, "")
+        for one in wanted
+    }
+    namespace = text(meta.get("namespace"))
+    key = f"{namespace}/{text(meta.get('name'))}"
+    return ClaimingPod(key, namespace, text(spec.get("nodeName")), claims) if claims else None
+
+
+def explain_claims(
+    pod: ClaimingPod, cluster: ClusterState, minimum_cores: int = 1, *, everywhere: bool = False
+) -> Explanation | None:
+    """Why the pod waits, or what its claims hold; None if none of them is, or may be, ours.
+
+    ``everywhere``: who reads it may get pods in all namespaces; else holders in others are not named.
+    """
+    with cluster.lock:
+        snapshot, classes = cluster.snapshot(), dict(cluster.claims.classes)
+        known = {own: cluster.claims.named(pod.namespace, name) for own, name in pod.claims.items()}
+    missing = [own for own, name in pod.claims.items() if not name]
+    ours = [one for one in known.values() if one is not None and _is_ours(one, classes)]
+    if missing and not ours:
+        return _plain(pod, snapshot, _not_created(missing))
+    if not ours:
+        return None
+    waiting = [one for one in ours if not one.allocated and one.spec is not None]
+    if not waiting:
+        return _plain(pod, snapshot, _held(pod, ours, snapshot))
+    case = _Case(pod, waiting, classes, minimum_cores, everywhere)
+    nodes = sorted(
+        map(case.on, snapshot.nodes.values()), key=lambda one: (list(_WORDS).index(one.outcome), one.node)
+    )
+    counts = Counter(one.outcome for one in nodes)
+    line = case.line(nodes, counts, snapshot)
+    if missing:
+        line = f"{line}. {_not_created(missing)}"
+    return Explanation(
+        pod.key, case.asks(), line[:LINE_LIMIT], "", dict(counts), len(nodes), tuple(nodes[:SHOWN_NODES])
+    )
+
+
+def _is_ours(claim: KnownClaim, classes: Classes) -> bool:
+    requests = (one for alternatives in (claim.spec.requests if claim.spec else ()) for one in alternatives)
+    return bool(claim.devices) or (not claim.allocated and any(is_ours(one, classes) for one in requests))
+
+
+def _plain(pod: ClaimingPod, snapshot: Snapshot, line: str) -> Explanation:
+    total = len(snapshot.nodes)
+    counts = {"bound": 1, "not asked": total - 1} if pod.node in snapshot.nodes else {"not asked": total}
+    return Explanation(pod.key, "", line[:LINE_LIMIT], "", counts, total)
+
+
+def _not_created(missing: Sequence[str]) -> str:
+    names = ", ".join(printable(one) for one in missing[:_SHOWN])
+    return (
+        f"waits: its claim {names} is not created yet; if that is refused, as by the quota, an Event of the "
+        "pod says why (kubectl describe pod)"
+    )
+
+
+def _held(pod: ClaimingPod, claims: Sequence[KnownClaim], snapshot: Snapshot) -> str:
+    where = f"bound to node {printable(pod.node)}" if pod.node else "its claims are allocated"
+    parts = []
+    for claim in claims:
+        for name in sorted(claim.nodes):
+            view = snapshot.nodes.get(name)
+            charge = view.held_claims.get(claim.uid) if view else None
+            cards = {state.card.uuid: state.card.index for state in view.node.cards} if view else {}
+            shares = [share for one in charge.allocations for share in one.shares] if charge else []
+            held = ", ".join(f"{share.amount} of card {cards[share.card]}" for share in shares)
+            parts.append(
+                f"claim {printable(claim.name)} holds {held or 'a card not known here'} on {printable(name)}"
+            )
+    return f"{where}: {'; '.join(parts)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """A card as it is published, and what is booked of it."""
+
+    device: SharedDevice
+    state: CardState
+    booked: Amount
+
+    @property
+    def consumed(self) -> Mapping[str, int]:
+        """The same as Kubernetes counts it."""
+        return {CORES: self.booked.cores, MEMORY: self.booked.memory}
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """``claims`` are those that wait."""
+
+    pod: ClaimingPod
+    claims: Sequence[KnownClaim]
+    classes: Classes
+    minimum_cores: int
+    everywhere: bool
+
+    @property
+    def _specs(self) -> list[ClaimSpec]:
+        return [claim.spec for claim in self.claims if claim.spec is not None]
+
+    def _requests(self) -> Iterator[tuple[str, DeviceRequest]]:
+        for claim in self.claims:
+            for alternatives in claim.spec.requests if claim.spec else ():
+                yield from ((claim.name, one) for one in alternatives)
+
+    def asks(self) -> str:
+        """What each request asks for."""
+        return "; ".join(
+            f"claim {printable(claim)}, request {printable(one.name)}: {_asked(one)}"
+            for claim, one in list(self._requests())[:_SHOWN]
+        )
+
+    def on(self, view: NodeView) -> NodeLine:
+        """What Kubernetes would find there."""
+        name, cards = printable(view.name), self._devices(view)
+        if not cards:
+            return NodeLine(name, Unfit.NODE.value, view.problem or "its cards are not given by claims")
+        used = {one.device.name: one.consumed for one in cards.values()}
+        try:
+            found = self._allocated(cards, used)
+            empty = found or self._allocated(cards, {})
+        except (RequestInvalid, DoesNotFit) as error:
+            return NodeLine(name, Unfit.ROOM.value, str(error), self._lines(view, cards))
+        if found is not None:
+            given = ", ".join(
+                f"{Amount(share.consumed[CORES], share.consumed.get(MEMORY, 0))} of card "
+                f"{cards[share.device].state.card.index}"
+                for shares in found
+                for share in shares
+            )
+            return NodeLine(name, FITS, f"fits: {given}")
+        outcome = Unfit.ROOM if empty is not None else Unfit.NEVER
+        lines = self._lines(view, cards)
+        words = "; ".join(f"card {one.index}: {one.reason}" for one in lines)
+        return NodeLine(name, outcome.value, words[:LINE_LIMIT], lines)
+
+    def line(self, nodes: Sequence[NodeLine], counts: Counter[str], snapshot: Snapshot) -> str:
+        """The one sentence."""
+        if not nodes:
+            return "waits: the cluster has no node with cards"
+        if counts[FITS]:
+            first = next(one for one in nodes if one.outcome == FITS)
+            return (
+                f"there is room now on {counts[FITS]} of {_nodes(len(nodes))}: on {first.node} it would get "
+                f"{first.line.removeprefix('fits: ')}"
+            )
+        parts = ", ".join(f"{counts[word]} {_WORDS[word]}" for word in _WORDS if counts[word])
+        return f"waits: {self.asks()}. Of {_nodes(len(nodes))}: {parts}. {self._largest(snapshot)}"
+
+    def _largest(self, snapshot: Snapshot) -> str:
+        """The largest part of one card that is free for one of the requests, and the rounding there is."""
+        best, where = ZERO, ""
+        for view in snapshot.nodes.values():
+            for one in self._devices(view).values():
+                free = view.ledger.free(one.state.card.uuid).peak(ZERO)
+                open_to = any(self._takes(asked, one.state) for _, asked in self._requests())
+                usable = not one.device.taints and open_to and free.cores and free.memory
+                if usable and (free.cores, free.memory) > (best.cores, best.memory):
+                    best, where = free, f"card {one.state.card.index} of {printable(view.name)}"
+        rounded = [text for _, one in self._requests() if (text := _rounded(one, snapshot.unit))]
+        largest = f"The largest part that is free now: {best} on {where}" if where else _NOTHING_FREE
+        return ". ".join([largest, *rounded[:_SHOWN]])
+
+    def _devices(self, view: NodeView) -> dict[str, _Device]:
+        """The cards that are given by claims, by device name in the order in which they are published."""
+        states = {s.card.uuid: s for s in view.node.cards if s.held == DRA_DRIVER and not s.card.mig}
+        used = {uuid: view.ledger.booked(uuid) for uuid in states}
+        plain = [replace(state, held="") for state in states.values()]
+        found = published_devices(plain, used, PlacementPolicy.BINPACK, view.node.unit, self.minimum_cores)
+        by_name = {name: uuid for uuid, name in device_names([state.card for state in plain]).items()}
+        return {
+            device.name: _Device(device, states[by_name[device.name]], used[by_name[device.name]])
+            for device in found
+        }
+
+    def _allocated(
+        self, cards: Mapping[str, _Device], used: Mapping[str, Mapping[str, int]]
+    ) -> tuple[tuple[AllocatedShare, ...], ...] | None:
+        return allocate(
+            [one.device for one in cards.values()],
+            used,
+            self._specs,
+            _MINOR,
+            lambda request, device: self._takes(request, cards[device.name].state),
+            _MOST_STEPS,
+        )
+
+    def _takes(self, request: DeviceRequest, state: CardState) -> bool:
+        selectors = (*self.classes.get(request.device_class, ()), *request.selectors)
+        return takes(selectors, selected_card(state.card)) is not False
+
+    def _lines(self, view: NodeView, cards: Mapping[str, _Device]) -> tuple[CardLine, ...]:
+        return tuple(
+            CardLine(
+                one.state.card.index,
+                printable(one.state.card.uuid),
+                view.ledger.free(one.state.card.uuid).peak(ZERO),
+                self._reason(view, one.device, one.state),
+            )
+            for one in sorted(cards.values(), key=lambda one: one.state.card.index)
+        )
+
+    def _reason(self, view: NodeView, device: SharedDevice, state: CardState) -> str:
+        if device.taints:
+            why = ", ".join(taint.key.rpartition("/")[2] for taint in device.taints)
+            return f"closed: {why}"
+        free = view.ledger.free(state.card.uuid).peak(ZERO)
+        if not any(self._takes(one, state) for _, one in self._requests()):
+            return f"selectors leave it out ({free} free)"
+        held = self._holders(view, state)
+        return f"{free} free{f'; held by {held}' if held else ''}"
+
+    def _holders(self, view: NodeView, state: CardState) -> str:
+        names: list[str] = []
+        others = 0
+        for one in view.ledger.holders(state.card.uuid):
+            if self.everywhere or one.namespace == self.pod.namespace:
+                amount = sum((s.amount for s in one.shares if s.card == state.card.uuid), ZERO)
+                names.append(f"{printable(one.pod_key)} ({amount})")
+            else:
+                others += 1
+        if len(names) > _SHOWN:
+            names = [*names[:_SHOWN], f"{len(names) - _SHOWN} more"]
+        if others:
+            names.append("1 of another namespace" if others == 1 else f"{others} of other namespaces")
+        return ", ".join(names)
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def _asked(request: DeviceRequest) -> str:
+    cores, memory = request.capacities.get(CORES), request.capacities.get(MEMORY)
+    parts = []
+    if cores is not None:
+        parts.append(f"{format_number(cores)} cores")
+    if memory is not None:
+        parts.append(format_bytes(int(memory)))
+    if cores is not None and memory is None:
+        parts.append("all the memory")
+    if memory is not None and cores is None:
+        parts.append("all the cores")
+    what = ", ".join(parts)
+    if request.count is None:
+        return f"{what or 'all'} of every card" if what else "every card of a node, whole"
+    cards = "one card" if request.count == 1 else f"each of {request.count} cards"
+    return (
+        f"{what} of {cards}"
+        if what
+        else ("one whole card" if request.count == 1 else f"{request.count} whole cards")
+    )
+
+
+def _rounded(request: DeviceRequest, unit: int) -> str:
+    """What Kubernetes makes of an odd amount; empty if it keeps it."""
+    steps = {CORES: CapacityRange(1, 1, 100), MEMORY: CapacityRange(unit, unit, unit << 40)}
+    words = []
+    for name, span in steps.items():
+        asked = request.capacities.get(name)
+        if asked is None:
+            continue
+        try:
+            taken = span.consumed(asked, _MINOR)
+        except RequestInvalid as error:
+            return str(error)
+        if taken is not None and taken != asked:
+            shown = format_bytes(taken) if name == MEMORY else f"{taken}"
+            words.append(
+                f"Kubernetes rounds {name} {format_number(asked)} of request {request.name} to {shown}"
+            )
+    return "; ".join(words)
