@@ -65,5 +65,6 @@ def affinity(
 
 
 def _masks(nodes: Sequence[int]) -> Iterator[Nodes]:
+    """Narrow ones first, of equally narrow ones that with more low-numbered nodes (bitmask.IsLessThan)."""
     for count in range(1, len(nodes) + 1):
-        yield from map(Nodes, combinations(nodes, count))
+        yield from map(Nodes, sorted(combinations(nodes, count), key=lambda some: sum(1 << n for n in some)))

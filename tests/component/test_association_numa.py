@@ -108,6 +108,25 @@ def test_ids_of_one_card_with_room_decide(rig: NodeRig) -> None:
     assert rig.pods.annotations, "the truth is written back"
 
 
+@pytest.mark.parametrize("order", [core_first, memory_first])
+def test_a_plan_makes_room_for_ids_that_nobody_asked_about(rig: NodeRig, order: Any) -> None:
+    """Both cards of node 0 are left, and planned for fractions; the kubelet takes all their ids at once."""
+    rig.kubelet.hooks.order = order
+    planned = [
+        pod(f"part{card}", container("c", 30, 4), on={"c": [(rig.states[card], 30, 4 << 28)]})
+        for card in (0, 1)
+    ]
+    for one in planned:
+        rig.state.introduce(rig.parsed(one))
+    both = pod("both", container("c", 200, 0), on={"c": [(rig.states[c], 100, 64 << 28) for c in (2, 3)]})
+    for obj, cards_ in ((both, {0, 1}), *((one, {2, 3}) for one in planned)):
+        result = rig.admit(obj)
+        assert result.admitted, result.message
+        rig.start(obj)
+        assert set(rig.cards_of(obj, "c")) <= cards_
+    assert "GetPreferredAllocation" not in calls(rig, both, CORE), "the kubelet did not ask"
+
+
 def test_without_room_on_any_card_the_pod_is_refused_with_the_reason(rig: NodeRig) -> None:
     fill(rig, (0, 80, 4), (1, 80, 4), (2, 70, 4), (3, 70, 4))
     result = rig.admit(pod("one", container("c", 40, 8)))
@@ -167,6 +186,24 @@ def test_an_unasked_whole_card_is_an_idle_one(rig: NodeRig) -> None:
     assert result.admitted, result.message
     rig.start(one)
     assert rig.cards_of(one, "c") in ((2,), (3,))
+
+
+@pytest.mark.parametrize("order", [core_first, memory_first])
+def test_a_plan_makes_room_for_the_pod_that_the_kubelet_admits_first(tmp_path: Path, order: Any) -> None:
+    """Both were bound, each with its card; the kubelet gives the first it admits ids of the lower node."""
+    with NodeRig(tmp_path, on_nodes(2, 1), numa=NumaPolicy.SINGLE) as rig:
+        rig.kubelet.hooks.order = order
+        early, late = (
+            pod(name, container("c", 60, 8), on={"c": [(rig.states[card], 60, 8 << 28)]})
+            for name, card in (("early", 0), ("late", 1))
+        )
+        for one in (early, late):
+            rig.state.introduce(rig.parsed(one))
+        for one, card in ((late, 0), (early, 1)):
+            result = rig.admit(one)
+            assert result.admitted, result.message
+            rig.start(one)
+            assert rig.cards_of(one, "c") == (card,)
 
 
 @pytest.mark.parametrize("order", [core_first, memory_first])

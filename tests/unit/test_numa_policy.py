@@ -12,7 +12,7 @@ from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import Inventory, decode_inventory, encode_inventory
 from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.placement.numa import MOST_NODES, admitted_set
+from gpu_manager.domain.placement.numa import MOST_NODES, admitted_set, aligned
 from gpu_manager.domain.placement.place import find, judge
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
@@ -130,3 +130,79 @@ def test_the_policy_is_published_and_one_that_is_not_known_asks_for_nothing() ->
                 newer = decode_inventory(text.replace('"single-numa-node"', odd))
                 assert newer is not None
                 assert newer.topology.numa_policy is NumaPolicy.NONE
+
+
+# --- where the kubelet's ids will be ------------------------------------------------------------------
+
+
+def kubelet_aligns(
+    policy: NumaPolicy, cards: tuple[CardState, ...], left: list[tuple[int, int]], asked: tuple[int, int]
+) -> frozenset[int] | None:
+    """NUMA nodes of a container that asks for ids of two resources, as the stand-in kubelet judges it."""
+    proposals = []
+    for at, size in enumerate(asked):
+        if size:
+            everything = {
+                f"{card}-{n}": frozenset({state.card.numa or 0})
+                for card, state in enumerate(cards)
+                for n in range((100, 160)[at])
+            }
+            free = [f"{card}-{n}" for card in range(len(cards)) for n in range(left[card][at])]
+            proposals.append(hints(everything, free, (), size))
+    return affinity(policy, {state.card.numa or 0 for state in cards}, proposals)[0]
+
+
+@pytest.mark.parametrize("policy", [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED])
+def test_the_kubelet_aligns_to_the_cards_that_are_foreseen(policy: NumaPolicy) -> None:
+    foreseen = 0
+    for seed in range(120):
+        dice = random.Random(seed)
+        cards = cards_on(*(dice.choice((0, 1, 3, 5)) for _ in range(dice.randint(2, 8))))
+        topology = under(policy, tree(len(cards), (2, "NV4")))
+        left = [
+            dice.choice(((100, 160), (0, 160), (dice.randint(0, 99), dice.randint(0, 99)))) for _ in cards
+        ]
+        asked = dice.choice(((dice.randint(1, 99), dice.randint(1, 80)), (100, 0), (200, 0)))
+        found = aligned(topology, cards, left.__getitem__, *asked)
+        if found is None:
+            continue
+        foreseen += 1
+        assert {cards[at].card.numa for at in found} == kubelet_aligns(policy, cards, left, asked), seed
+    assert foreseen > 60
+
+
+@pytest.mark.parametrize("policy", NumaPolicy)
+def test_a_fraction_lies_where_the_kubelets_ids_will_be(policy: NumaPolicy) -> None:
+    """Cards 0 and 1 are of node 3: binpack alone would take the fuller one, card 0."""
+    cards = cards_on(3, 3, 1, 1)
+    held = Allocation(PodUid("x"), "c", ContainerKind.APP, 0, (Share(cards[0].card.uuid, Amount(50, GIB)),))
+    ledger = Ledger([state.card for state in cards], DEFAULT_UNIT, [held])
+    placed = find(pod(30), cards, under(policy, tree(4, (2, "NV4"))), ledger)
+    assert placed is not None
+    [share] = placed["c0"]
+    assert share.card == cards[0 if policy is NumaPolicy.NONE else 2].card.uuid
+
+
+def test_a_fraction_without_room_where_its_ids_will_be_lies_elsewhere() -> None:
+    """Node 1 has 80 ids, 40 on each card: the kubelet sees room for 60, and no card has it."""
+    cards = cards_on(3, 3, 1, 1)
+    held = [
+        Allocation(
+            PodUid(f"x{at}"), "c", ContainerKind.APP, 0, (Share(cards[at].card.uuid, Amount(60, GIB)),)
+        )
+        for at in (2, 3)
+    ]
+    ledger = Ledger([state.card for state in cards], DEFAULT_UNIT, held)
+    placed = find(pod(60), cards, under(NumaPolicy.BEST_EFFORT, tree(4, (2, "NV4"))), ledger)
+    assert placed is not None
+    assert placed["c0"][0].card == cards[0].card.uuid
+    assert find(pod(100), cards, under(NumaPolicy.SINGLE, tree(4, (2, "NV4"))), ledger) is not None
+
+
+def test_whole_cards_lie_where_the_kubelets_ids_will_be() -> None:
+    cards = cards_on(3, 3, 1, 1)
+    ledger = Ledger([state.card for state in cards], DEFAULT_UNIT, [])
+    for count, policy in ((1, NumaPolicy.BEST_EFFORT), (2, NumaPolicy.SINGLE)):
+        placed = find(pod(100 * count), cards, under(policy, tree(4, (2, "NV4"))), ledger)
+        assert placed is not None
+        assert {share.card for share in placed["c0"]} <= {cards[2].card.uuid, cards[3].card.uuid}

@@ -10,7 +10,7 @@ from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.services.allocation.books import Books, Grant
-from gpu_manager.services.allocation.planner import plan
+from gpu_manager.services.allocation.planner import plan, plan_within
 from tests.fakes.node import NODE, container, pod
 from tests.fakes.ports import cards
 from tests.fakes.state import node_of
@@ -86,3 +86,48 @@ def test_nothing_stays_booked_where_the_rest_finds_no_room() -> None:
     with pytest.raises(DoesNotFit):
         plan(held, one, free_choice=True)
     assert where(held, one.uid) == {"init": (3,)}
+
+
+def planned_on(held: Books, name: str, card: int, cores: int) -> Pod:
+    """A pod that is bound with this card and not admitted yet."""
+    obj = pod(name, container("c", cores, 8))
+    chosen = {"c": ((STATES[card].card.uuid, Amount(cores, 2 * GIB)),)}
+    obj["metadata"]["annotations"][ALLOCATION] = encode_assignment(
+        Assignment(NODE, obj["metadata"]["uid"], chosen)
+    )
+    one = parse_pod(obj)
+    plan(held, one, free_choice=False)
+    assert where(held, one.uid) == {"c": (card,)}
+    return one
+
+
+def test_plans_make_room_where_the_kubelet_has_chosen_for_another_pod() -> None:
+    held = books()
+    first, second = planned_on(held, "first", 0, 40), planned_on(held, "second", 0, 40)
+    one = planned_on(held, "one", 3, 70)
+    moved = plan_within(held, one, one.containers[0], [STATES[0].card.uuid])
+    assert moved is not None
+    assert where(held, one.uid) == {"c": (0,)}
+    elsewhere = where(held, first.uid)["c"] + where(held, second.uid)["c"]
+    assert 0 not in elsewhere
+    assert len(elsewhere) == 2
+
+
+def test_plans_stay_where_one_of_them_fits_nowhere_else() -> None:
+    sizes = {1: 70, 2: 70, 3: 25}
+    others = {card: parse_pod(pod(f"held-{card}", container("c", cores, 8))) for card, cores in sizes.items()}
+    held = books(*(granted(others[card], "c", card, cores, 2 * GIB) for card, cores in sizes.items()))
+    first, second = planned_on(held, "first", 0, 40), planned_on(held, "second", 0, 40)
+    one = planned_on(held, "one", 3, 70)
+    before = tuple(held.ledger)
+    assert plan_within(held, one, one.containers[0], [STATES[0].card.uuid]) is None
+    assert sorted(held.ledger, key=lambda a: a.pod) == sorted(before, key=lambda a: a.pod)
+    assert where(held, first.uid) == where(held, second.uid) == {"c": (0,)}
+
+
+def test_what_is_granted_makes_no_room() -> None:
+    running = parse_pod(pod("runs", container("c", 70, 8)))
+    held = books(granted(running, "c", 0, 70, 2 * GIB))
+    one = planned_on(held, "one", 3, 70)
+    assert plan_within(held, one, one.containers[0], [STATES[0].card.uuid]) is None
+    assert where(held, one.uid) == {"c": (3,)}

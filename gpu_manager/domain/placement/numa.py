@@ -1,17 +1,20 @@
-"""Several whole cards of one container under the kubelet's NUMA policy: the sets that it would admit.
+"""The kubelet's NUMA policy: on which NUMA nodes a container's device ids lie, which sets of cards it admits.
 
 The kubelet lets a container have devices of the fewest NUMA nodes that could serve the request if nothing
 were taken (``restricted``), or of a single one (``single-numa-node``), and fails the pod for good otherwise.
+Under every policy but ``none`` it chooses the NUMA nodes itself, by the free ids that it counts there: the
+fewest nodes, then those with the lowest numbers (kubelet 1.36.3, topologymanager and bitmask.IsLessThan).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import Final
 
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.placement.card_sets import best_set
+from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.topology import NumaPolicy, Topology
 
 MOST_NODES: Final = 8  # NUMA nodes: on a machine with more the kubelet aligns nothing unless told otherwise
@@ -33,6 +36,35 @@ def admitted_set(
         key=lambda each: (-topology.sum(each), len({numa[at] for at in each}), each),
         default=None,
     )
+
+
+def aligned(
+    topology: Topology,
+    cards: Sequence[CardState],
+    free: Callable[[int], tuple[int, int]],
+    cores: int,
+    units: int,
+) -> frozenset[int] | None:
+    """Return the positions of the cards whose ids the kubelet gives to a container that asks for so many ids
+    of ``cores`` and ``units`` of memory; None if it has no preference, or none that it could follow.
+
+    ``free`` has the free ids of both, by position. The kubelet counts the ids of a NUMA node and does not
+    know that a share lies on one card: perhaps none of these cards has the room.
+    """
+    ours = [at for at, state in enumerate(cards) if not state.card.mig]
+    nodes = {cards[at].card.numa for at in ours}
+    if topology.numa_policy is NumaPolicy.NONE or None in nodes or not 1 < len(nodes) <= MOST_NODES:
+        return None
+    numbers = sorted(node for node in nodes if node is not None)
+    there = {node: [at for at in ours if cards[at].card.numa == node] for node in numbers}
+    most = sorted((CORES_PER_CARD * len(group) for group in there.values()), reverse=True)
+    width = next((n for n in range(1, len(most) + 1) if sum(most[:n]) >= cores), 0)
+    has = {node: [free(at) for at in group if cards[at].open] for node, group in there.items()}
+    left = {node: (sum(c for c, _ in found), sum(u for _, u in found)) for node, found in has.items()}
+    for some in sorted(combinations(numbers, width), key=lambda some: sum(1 << node for node in some)):
+        if sum(left[n][0] for n in some) >= cores and sum(left[n][1] for n in some) >= units:
+            return frozenset(at for node in some for at in there[node])
+    return None
 
 
 def _groups(policy: NumaPolicy, cards: Sequence[CardState], k: int) -> Iterator[frozenset[int]]:

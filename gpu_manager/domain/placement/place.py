@@ -28,13 +28,13 @@ from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.errors import Bug, DoesNotFit, quoted
 from gpu_manager.domain.placement.explain import Refusal, advise, advise_none, nearest_request, refuse
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
-from gpu_manager.domain.placement.numa import admitted_set
+from gpu_manager.domain.placement.numa import admitted_set, aligned
 from gpu_manager.domain.placement.policies import POLICIES
 from gpu_manager.domain.placement.trial_placement import LeastNeed, TrialPlacement, Unit, units_of
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.rules.request import ContainerRequest, PlacementPolicy, PodRequest, Request
-from gpu_manager.domain.topology import Topology
+from gpu_manager.domain.topology import NumaPolicy, Topology
 
 SEARCHED = 6  # fractions of one pod; the exact search takes up to 3 ** SEARCHED steps a card, 15 ms in all
 
@@ -201,7 +201,13 @@ def _lay_out(
 ) -> Unit | None:
     """Lay the units out one after the other; the first that finds no cards is returned."""
     for parts, group in groupby(units, key=lambda unit: unit.need is not None):
-        if parts and policy is PlacementPolicy.BINPACK and trial.summed and trial.unprotected is None:
+        if (
+            parts
+            and not _aligns(topology)
+            and policy is PlacementPolicy.BINPACK
+            and trial.summed
+            and trial.unprotected is None
+        ):
             if (failed := trial.put_best_fit(list(group))) is not None:  # as binpack puts each, but at once
                 return failed
             continue
@@ -213,7 +219,28 @@ def _lay_out(
     return None
 
 
+def _aligns(topology: Topology) -> bool:
+    return topology.numa_policy is not NumaPolicy.NONE
+
+
 def _choose(
+    trial: TrialPlacement, unit: Unit, policy: PlacementPolicy, topology: Topology
+) -> tuple[int, ...] | None:
+    """Return cards where the kubelet's ids will be, if one has room there; else any."""
+    if _aligns(topology):
+        first = unit.members[0].request  # the ids of an init container go on to the others
+        near = aligned(topology, trial.cards, trial.free_ids, first.cores, -(-first.memory // trial.unit))
+        if near is not None:
+            everywhere = trial.open
+            trial.open = [at for at in everywhere if at in near]
+            found = _choose_open(trial, unit, policy, topology)
+            trial.open = everywhere
+            if found is not None:
+                return found
+    return _choose_open(trial, unit, policy, topology)
+
+
+def _choose_open(
     trial: TrialPlacement, unit: Unit, policy: PlacementPolicy, topology: Topology
 ) -> tuple[int, ...] | None:
     if unit.cards > 1:

@@ -196,6 +196,16 @@ class TrialPlacement:
         cores, memory = self.room(at, members)
         return cores >= 0 and memory >= 0
 
+    def free_ids(self, at: int) -> tuple[int, int]:
+        """The card's device ids of cores and of memory that the kubelet has left, by what is booked: whole
+        cards take all memory, and no ids of it.
+        """
+        cores, memory = self.room(at)
+        capacity = self._rooms[at].capacity
+        if not cores and not memory:
+            return 0, capacity.memory // self.unit
+        return max(0, cores), max(0, memory) // self.unit
+
     def idle(self, at: int) -> bool:
         """True if no pod, this one included, holds any of the card."""
         others = self._others[at]

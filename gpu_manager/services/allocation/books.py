@@ -53,9 +53,10 @@ class Books:
 
     ``meant``: a container that may hold a grant → that grant's key, as long as nobody is known to hold it
     (:mod:`gpu_manager.services.allocation.unidentified_grants`). ``lending``: pods that are planned whole
-    cards under another vendor's name. ``resized``: fractions that are booked at another size than their ids
-    count; ``withdrawn``: ids by resource that are not handed out. ``sides``: how each card of a split
-    node is given away; None for a node with one front. A card without a side is nobody's.
+    cards under another vendor's name. ``planned``: pods as they were when they were planned. ``resized``:
+    fractions that are booked at another size than their ids count; ``withdrawn``: ids by resource that are
+    not handed out. ``sides``: how each card of a split node is given away; None for a node with one front. A
+    card without a side is nobody's.
     """
 
     def __init__(self, node: NodeCards, grants: Iterable[Grant] = (), sides: Sides | None = None) -> None:
@@ -64,6 +65,7 @@ class Books:
         self.node = self._closed(node)
         self.meant: dict[Key, Key] = {}
         self.lending: set[PodUid] = set()
+        self.planned: Mapping[PodUid, Pod] = {}
         self.resized: set[Key] = set()
         self.withdrawn: Mapping[str, frozenset[str]] = {}
         self.cards: dict[CardUuid, Card] = {s.card.uuid: s.card for s in node.cards}

@@ -85,6 +85,15 @@ def decide(
             moved = planner.plan_within(books, pod, container, offered_cards)
             if moved is not None:
                 ids = planner.pick(books.node, choice, moved.cards)
+            else:
+                log.info(
+                    "alignment_not_followed",
+                    pod=pod.key,
+                    container=container.name,
+                    aligned=sorted(books.node.index(card) for card in offered_cards),
+                    cards=[books.node.index(card) for card in allocation.cards],
+                    holders=planner.holders_of(books.ledger, offered_cards),
+                )
         return ids, Decision(candidate)
     except (RequestInvalid, DoesNotFit) as error:
         log.info("pod_will_be_refused", pod=pod.key, container=container.name, reason=str(error))

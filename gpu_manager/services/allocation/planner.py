@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import ALLOCATION, NVIDIA, decode_assignment
 from gpu_manager.domain.errors import Bug, DoesNotFit, RequestInvalid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
@@ -123,18 +123,65 @@ def _plan_free(books: Books, pod: Pod, request: PodRequest, *, free_choice: bool
 
 
 def plan_within(books: Books, pod: Pod, container: Container, cards: Iterable[CardUuid]) -> Allocation | None:
-    """Plan the pod anew on these cards only; returns None and keeps the old plan if it does not fit there."""
+    """Plan the pod anew on these cards only; returns None and keeps the old plan if it does not fit there.
+
+    Pods that are planned there and not admitted yet are planned elsewhere, if all of them fit: the kubelet
+    has chosen these cards for this pod, and nothing yet for the others.
+    """
     allowed = frozenset(cards)
     before = tuple(books.ledger.of_pod(pod.uid).values())
     books.drop_plan(pod.uid)
+    moved: Sequence[Pod] = ()
     try:
         request = _open_part(books, pod)
-        states = tuple(s if s.card.uuid in allowed else replace(s, cordoned=True) for s in books.node.cards)
+        states = only(books.node, allowed)
+        if find(request, states, books.node.topology, books.ledger) is None:
+            moved = set_aside(books, allowed, request)
         _book(books, pod, place(request, states, books.node.topology, books.ledger))
-        return books.ledger.get(pod.uid, container.name)
     except (RequestInvalid, DoesNotFit):
         books.plan(before)
         return None
+    for other in moved:
+        plan_again(books, other)
+    return books.ledger.get(pod.uid, container.name)
+
+
+def only(node: NodeCards, cards: Collection[CardUuid]) -> tuple[CardState, ...]:
+    """Return the cards of the node, closed but for these."""
+    return tuple(s if s.card.uuid in cards else replace(s, cordoned=True) for s in node.cards)
+
+
+def set_aside(books: Books, cards: Collection[CardUuid], request: PodRequest) -> Sequence[Pod]:
+    """Drop the plans on these cards of pods that are not admitted yet, and return these pods, to be planned
+    again once the request is booked.
+
+    None, and nothing has changed, unless the request fits on these cards then, and each of the pods
+    elsewhere.
+    """
+    node, later = books.node, books.ledger.copy()
+    there = {a.pod for card in cards for a in later.holders(card)} - {request.uid}
+    others = [books.planned[uid] for uid in sorted(there & books.planned.keys()) if not later.granted(uid)]
+    for other in others:
+        later.release(other.uid)
+    trials = [(request, only(node, cards))]
+    try:
+        trials += [(bound_request(other, node.unit), node.cards) for other in others]
+    except RequestInvalid:
+        return ()
+    for number, (asked, states) in enumerate(trials if others else ()):
+        found = find(asked, states, node.topology, later)
+        if found is None:
+            return ()
+        kinds = {c.name: c.kind for c in asked.containers}
+        trial = PodUid(f"trial-{number}")
+        later.commit(
+            Allocation(trial, name, kinds[name], n, shares) for n, (name, shares) in enumerate(found.items())
+        )
+    for other in others:
+        books.drop_plan(other.uid)
+    if others:
+        log.info("plans_set_aside", pods=[other.key for other in others])
+    return others
 
 
 def held_up(books: Books, pod: Pod, going: Iterable[PodUid], ending: Iterable[PodUid] = ()) -> bool:
@@ -210,6 +257,7 @@ def _open_part(books: Books, pod: Pod) -> PodRequest:
 def _book(books: Books, pod: Pod, placement: Mapping[str, tuple[Share, ...]]) -> None:
     if any(c.lent for c in pod.containers):
         books.lending.add(pod.uid)
+    books.planned = {**{uid: p for uid, p in books.planned.items() if books.ledger.of_pod(uid)}, pod.uid: pod}
     order = {c.name: (n, c.kind) for n, c in enumerate(pod.containers)}
     priority = priority_of(pod)
     books.plan(
@@ -309,10 +357,15 @@ def _any_active(books: Books, pods: Iterable[PodUid], active: Collection[tuple[s
 
 
 def _holders(ledger: Ledger, chosen: Assigned) -> list[str]:
-    """Return the containers on the assigned cards, for the log."""
+    return holders_of(ledger, {card for shares in chosen.values() for card, _ in shares})
+
+
+def holders_of(ledger: Ledger, cards: Iterable[CardUuid]) -> list[str]:
+    """Return the containers on these cards, for the log."""
     return sorted(
         f"{a.namespace}/{a.pod_name} {a.container}{'' if a.granted else ' (planned)'}"
-        for a in _on_cards(ledger, chosen)
+        for card in cards
+        for a in ledger.holders(card)
     )
 
 

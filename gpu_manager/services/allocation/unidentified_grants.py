@@ -8,7 +8,7 @@ room. The kubelet's next listing (:func:`identify`) or PreStartContainer shows w
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
@@ -16,10 +16,10 @@ import structlog
 from gpu_manager.domain.admission_match import ContainerCandidate
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CARRIERS, CORE, MEMORY, NVIDIA, RESOURCES
-from gpu_manager.domain.errors import DoesNotFit
+from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.placement.place import place
-from gpu_manager.domain.pod import ContainerKind, PodUid
+from gpu_manager.domain.placement.place import find, place
+from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of, priority_of
 from gpu_manager.domain.rules.pod_request import container_request
@@ -66,6 +66,7 @@ def book(books: Books, resource: str, ids: frozenset[str], likely: ContainerCand
         books.release(*old)
     near = [base] if base else before or (_waiting(books, resource) if likely is None else [])
     cards = planned.cards if planned else tuple(card for g in near for card in g.allocation.cards)
+    moved = _set_aside(books, resource, ids, likely) if base is None else ()
     try:
         grant = _grant(books, resource, ids, likely, base, cards)
         books.put(grant)
@@ -76,10 +77,32 @@ def book(books: Books, resource: str, ids: frozenset[str], likely: ContainerCand
         if planned is not None and base is None:
             books.plan((planned,))
         raise
+    finally:
+        for other in moved:
+            planner.plan_again(books, other)
     books.meant = {k: v for k, v in books.meant.items() if v in books.grants}
     if key is not None:
         books.meant[key] = grant.key
     return grant
+
+
+def _set_aside(
+    books: Books, resource: str, ids: frozenset[str], likely: ContainerCandidate | None
+) -> Sequence[Pod]:
+    """Have plans make room on the cards that the ids name, where these lack it: :func:`planner.set_aside`."""
+    named, node = books.node.ids.cards_of(resource, ids), books.node
+    if likely is None or resource not in CARRIERS:
+        return ()
+    try:
+        asked = container_request(likely.container, node.unit)
+    except RequestInvalid:
+        return ()
+    if asked is None or len(named) != (asked.cards or 1):
+        return ()
+    request = PodRequest(likely.pod.uid, (ContainerRequest("", ContainerKind.APP, 0, asked),))
+    if find(request, planner.only(node, named), node.topology, books.ledger) is not None:
+        return ()
+    return planner.set_aside(books, named, request)
 
 
 def owns(books: Books, ids: Iterable[str]) -> bool:
@@ -206,9 +229,8 @@ def _place(
     node = books.node
     asked = PodRequest(PodUid(""), (ContainerRequest("", ContainerKind.APP, 0, request),))
     for allowed in _circles(books, named, planned, request.cards or 1):
-        states = tuple(s if s.card.uuid in allowed else replace(s, cordoned=True) for s in node.cards)
         try:
-            return place(asked, states, node.topology, books.ledger)[""]
+            return place(asked, planner.only(node, allowed), node.topology, books.ledger)[""]
         except DoesNotFit:
             continue
     return place(asked, node.cards, node.topology, books.ledger)[""]
