@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.placement import departures, fractions, link_rows, priorities, waits, wire
+from bench.placement import departures, fractions, link_rows, memory_mix, priorities, waits, wire
 from bench.placement.bars import Rows
 from bench.placement.ours import Ours
+from bench.placement.policies import Fgd, Fragments
 from bench.placement.replay import replay, stock_of
 from bench.placement.study import KIN, ROOT, SEEDS, Job, Result, Study, load, pending, valid
 from bench.placement.trace import Trace, arrivals, permuted, read
@@ -41,6 +42,7 @@ _STARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "priorities": ("priority_",),
     "fractions": ("fractions_",),
     "kin": ("kin_",),
+    "memory": ("memory_mix_",),
     "restart": ("restart_",),
     "departures": ("departures_",),
     "decisions": ("decision_",),
@@ -224,6 +226,34 @@ def _restart(row: Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
     )
 
 
+def _memory(row: Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
+    """Fractions that ask for memory of their card: the worst of the mixes."""
+    seeds = SEEDS if row.full else SEEDS[:2]
+    cores: dict[str, float] = {}
+    refused: dict[str, float] = {}
+    for mix in memory_mix.MIXES:
+        given = memory_mix.with_memory(trace, mix)
+        fragments = Fragments(given.pods)
+        pairs = [
+            (
+                memory_mix.replay(given, seed, Ours(memory_mix.stock_of(given.nodes))),
+                memory_mix.replay(given, seed, Fgd(fragments)),
+            )
+            for seed in seeds
+        ]
+        cores[mix] = statistics.mean(ours.cores - fgd.cores for ours, fgd in pairs)
+        refused[mix] = statistics.mean(fgd.refused - ours.refused for ours, fgd in pairs)
+    on = f"one node of {memory_mix.PART}, 130 % arrived, {_said(seeds)}"
+    for name, found, what in (
+        ("memory_mix_points", cores, "allocated cores, % of the cluster, above FGD's"),
+        ("memory_mix_refused_points", refused, "pods with a request for cores refused, %, below FGD's"),
+    ):
+        each = ", ".join(f"{mix} {points:+.2f}" for mix, points in found.items())
+        yield row(
+            name, min(found.values()), f"{what}: the worst of {len(found)} mixes of memory; {each}; {on}"
+        )
+
+
 def _departures(row: Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
     """The cells kept in the repository; with ``full`` five minutes of those that are missing are added.
 
@@ -262,6 +292,7 @@ _OPENB: Final[Mapping[str, Callable[[Rows, _Figures, Trace], Iterator[Row]]]] = 
     "wire": _wire,
     "priorities": lambda row, _figures, trace: priorities.rows(row, trace),
     "kin": _kin_traces,
+    "memory": _memory,
     "restart": _restart,
     "departures": _departures,
     "decisions": _decisions,

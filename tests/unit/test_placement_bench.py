@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import placement as group
-from bench.placement import compiled, data, online, waits
+from bench.placement import compiled, data, memory_mix, online, waits
 from bench.placement.bars import BARS, Rows
 from bench.placement.departures import LAWS, Coming, lifetime, run, stream, waiting_demand
 from bench.placement.ours import Ours
@@ -181,6 +181,30 @@ def test_kin_have_the_ratios_that_they_state():
     assert {model for pod in named for model in pod.shape.models} == {"A", "B", "C"}
     assert {len(pod.shape.models) for pod in named} == {1, 2, 3}
     assert kin(base, "spec") == kin(base, "spec")
+
+
+@pytest.mark.parametrize("mix", memory_mix.MIXES)
+def test_fractions_ask_for_memory_that_some_card_has_and_none_gets_it_twice(mix):
+    models = ("T4", "V100M32", "G2")
+    nodes = tuple(replace(node, model=models[at % 3]) for at, node in enumerate(NODES))
+    pods = (replace(pod, shape=pod.shape._replace(models=())) for pod in pods_of(60))
+    given = memory_mix.with_memory(Trace(nodes, tuple(pods)), mix, part=1)
+    assert given == memory_mix.with_memory(given, mix, part=1)
+    most = max(memory_mix.MEMORY.values())
+    for pod in given.pods:
+        assert (0 < pod.shape.memory <= most) is (0 < pod.cores < 100)
+    left = []
+
+    class Watched(Ours):
+        def offers(self, shape, rooms, tags):
+            found = super().offers(shape, rooms, tags)
+            left.extend(card for offer in found if offer for card in offer[1].free)
+            return found
+
+    ours = memory_mix.replay(given, 1, Watched(memory_mix.stock_of(given.nodes)))
+    assert min(map(min, left)) >= 0
+    fgd = memory_mix.replay(given, 1, Fgd(Fragments(given.pods)))
+    assert all(0 < each.cores <= 100 and 0 <= each.refused < 100 for each in (ours, fgd))
 
 
 def test_who_waits_is_counted_for_as_long_as_it_waits():
