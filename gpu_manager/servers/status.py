@@ -244,6 +244,8 @@ class Status:
                 device["refused"] = use.refusals
             if use.longest:
                 device["longest"] = use.longest
+            if (held := sample.grants.get(use.key)) is not None and not use.share.whole:
+                device["priority"] = held.allocation.priority.value
             if names[use.key] == use.key[1]:
                 device["pids"] = list(use.pids)
             pods[use.key[0]]["stat"][names[use.key]]["dev"].append(device)

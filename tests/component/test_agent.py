@@ -17,7 +17,18 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pro
 from gpu_manager.adapters.selinux import LABEL
 from gpu_manager.agent import Agent
 from gpu_manager.config import Config
-from gpu_manager.domain.contract import ALLOCATION, CORE, INVENTORY, MEMORY, NVIDIA, decode_inventory
+from gpu_manager.domain.cluster.usage_json import read_usage
+from gpu_manager.domain.contract import (
+    ALLOCATION,
+    CORE,
+    GPU_UUID,
+    INVENTORY,
+    MEMORY,
+    NVIDIA,
+    PRIORITY,
+    decode_inventory,
+)
+from gpu_manager.domain.priority import Priority
 from sandbox.api import ADMIN_TOKEN, StandInApi
 from sandbox.kubelet import AdmissionResult, StandInKubelet
 from tests.fakes.node import container, pod
@@ -162,6 +173,38 @@ def test_an_event_tells_the_success_in_one_sentence(world: World) -> None:
         )
 
     until(told)
+
+
+def test_priorities_reach_the_pages_the_inventory_and_the_event_of_a_pod_that_nothing_protects(
+    world: World,
+) -> None:
+    """They name one card, so that a normal and a protected pod must meet there."""
+    uuid = world.agent.state.node.cards[-1].card.uuid
+    wanted = {"plain": "normal", "service": "protected", "batch": "best-effort"}
+    for (name, priority), cores in zip(wanted.items(), (20, 30, 10), strict=True):
+        world.run(pod(name, container("c", cores, 8), annotations={PRIORITY: priority, GPU_UUID: uuid}))
+    cards = json.loads(world.get("/graph", "application/json"))["cards"]
+    assert {h["pod"]: h["priority"] for h in cards[-1]["holders"]} == wanted
+    world.agent.usage.sample()
+    rows = read_usage(json.loads(world.get("/usage")))
+    assert {u.pod: u.priority for u in rows.values() if u.pod in wanted} == {
+        name: Priority(priority) for name, priority in wanted.items()
+    }
+
+    def messages() -> list[str]:
+        return [e["message"] for e in world.api.list("events") if "Priority" in e["message"]]
+
+    until(messages)
+    (text,) = messages()
+    assert text.startswith('container "c": 30 cores, 2 GiB of card ')
+    assert text.endswith(
+        ". Priority protected, but not from 1 normal tenant beside it: best-effort tenants alone wait"
+    )
+    node = world.api.get("nodes", NODE)
+    assert node is not None
+    inventory = decode_inventory(node["metadata"]["annotations"][INVENTORY])
+    assert inventory is not None
+    assert inventory.gates
 
 
 def test_the_pages_for_people_answer(world: World) -> None:

@@ -14,7 +14,7 @@ from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.verbs import Extender
 from gpu_manager.adapters.kube.reading import cluster_of
 from gpu_manager.domain.cluster.node_json import node_json, node_text
-from gpu_manager.domain.cluster.usage_json import NodeUsage, longest_beside, read_usage
+from gpu_manager.domain.cluster.usage_json import NodeUsage, longest_beside, read_usage, ungated_beside
 from gpu_manager.domain.contract import INVENTORY, PLACEMENT, PRIORITY, decode_inventory, encode_inventory
 from gpu_manager.domain.placement.protection import (
     explain_priority,
@@ -183,6 +183,33 @@ def test_what_filter_finds_bind_takes_and_the_agent_would_choose_too() -> None:
 ])  # fmt: skip
 def test_a_kernel_beside_it_that_is_too_long_is_said(longest: float | None, said: str) -> None:
     assert explain_wait(longest) == said
+
+
+@pytest.mark.parametrize(("ungated", "said"), [
+    (1, "1 best-effort tenant beside it was made before the agent knew priorities and waits for nobody"),
+    (2, "2 best-effort tenants beside it were made before the agent knew priorities and wait for nobody"),
+])  # fmt: skip
+def test_a_neighbour_without_a_gate_is_said(ungated: int, said: str) -> None:
+    assert explain_wait(None, ungated) == said
+    assert explain_wait(0.2, ungated).startswith(f"{said}. A best-effort tenant beside it")
+
+
+def test_a_neighbour_without_a_gate_is_one_that_its_agent_has_booked_as_normal() -> None:
+    pods = [
+        of("protected", "p", on="n1"),
+        of("best-effort", "b", on="n1"),
+        of("best-effort", "c", 20, on="n1"),
+    ]
+    (books,) = cluster_of([gated("n1", 1)], pods).nodes
+
+    def used(**priority: str) -> NodeUsage:
+        return read_usage({"usage": {f"uid-default-{name}": {"stat": {"main": {"dev": [
+            {"uuid": "GPU-n1-0", "priority": one},
+        ]}}} for name, one in priority.items()}})  # fmt: skip
+
+    ask = partial(ungated_beside, ledger=books.ledger, pod=PodUid("uid-default-p"))
+    assert ask(used(p="normal", b="best-effort", c="odd")) == 0, "an agent that tells none is not doubted"
+    assert ask(used(p="protected", b="normal", c="best-effort")) == 1
 
 
 def test_the_longest_kernel_is_that_of_best_effort_tenants_on_the_same_card() -> None:

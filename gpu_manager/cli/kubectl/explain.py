@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from gpu_manager.arguments import Argument
 from gpu_manager.cli.files import Filenames, chosen_files, is_file, load_manifests, pod_name
-from gpu_manager.cli.kubectl import agents, longest_kernel, service
+from gpu_manager.cli.kubectl import agents, broken_protection, service
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.cluster.accounting import NodeBooks
@@ -134,7 +134,7 @@ def _with_end(
     answer: Mapping[str, Any], by: str, asked: _Asked, login: Login
 ) -> tuple[Mapping[str, Any], str]:
     """The explanation with the status message of a failed pod, or with what a protected one may wait for."""
-    if wait := longest_kernel.warning(login, asked.pod):
+    if wait := broken_protection.warning(login, asked.pod):
         answer = {**answer, "line": f"{answer.get('line')}{with_priority(wait)}"}
     status = asked.manifest.get("status")
     status = status if isinstance(status, Mapping) and asked.pod.phase == "Failed" else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from gpu_manager.domain.errors import NodeUnready
@@ -19,7 +19,8 @@ class UsedShare(NamedTuple):
 
     ``waited``: seconds that its processes have waited for their share; ``namespace`` and ``pod`` are empty
     where the agent does not name them; ``refusals``: requests for memory that its limit refused; ``longest``:
-    seconds of its longest kernel or graph so far.
+    seconds of its longest kernel or graph so far; ``priority``: the one that the agent has it booked with,
+    which is normal for containers made before the agent knew priorities.
     """
 
     cores: float | None
@@ -29,6 +30,7 @@ class UsedShare(NamedTuple):
     pod: str = ""
     refusals: int | None = None
     longest: float | None = None
+    priority: Priority | None = None
 
 
 NodeUsage = Mapping[tuple[str, str, str], UsedShare]
@@ -52,6 +54,7 @@ def read_usage(answer: Any) -> NodeUsage:
                 text(mapping(pod).get("pod")),
                 None if (refused := _figure(device, "refused")) is None else int(refused),
                 _figure(device, "longest"),
+                next((one for one in Priority if one.value == device.get("priority")), None),
             )
             for uid, pod in pods.items()
             for container, stat in mapping(mapping(pod).get("stat")).items()
@@ -76,11 +79,28 @@ def longest_beside(usage: NodeUsage, ledger: Ledger, pod: PodUid) -> float | Non
     """Return the seconds of the longest kernel or graph that a best-effort tenant of the pod's cards has run;
     None where it is not known of any.
     """
-    cards = {share.card for a in ledger.of_pod(pod).values() for share in a.shares}
-    beside = (a for a in ledger if a.pod != pod and a.priority is Priority.BEST_EFFORT)
-    places = ((a, share.card) for a in beside for share in a.shares if share.card in cards)
-    told = (used_share(usage, a.pod, a.container, card).longest for a, card in places)
+    told = (used.longest for _, used in _best_effort_beside(usage, ledger, pod))
     return max((seconds for seconds in told if seconds is not None), default=None)
+
+
+def ungated_beside(usage: NodeUsage, ledger: Ledger, pod: PodUid) -> int:
+    """Return the number of pods of priority best-effort on the pod's cards whose containers were made before
+    their agent knew priorities, so that they wait for nobody.
+    """
+    return len(
+        {uid for uid, used in _best_effort_beside(usage, ledger, pod) if used.priority is Priority.NORMAL}
+    )
+
+
+def _best_effort_beside(usage: NodeUsage, ledger: Ledger, pod: PodUid) -> Iterator[tuple[PodUid, UsedShare]]:
+    """What each best-effort container on the pod's cards uses there, and its pod."""
+    cards = {share.card for a in ledger.of_pod(pod).values() for share in a.shares}
+    for allocation in ledger:
+        if allocation.pod != pod and allocation.priority is Priority.BEST_EFFORT:
+            for share in allocation.shares:
+                if share.card in cards:
+                    used = used_share(usage, allocation.pod, allocation.container, share.card)
+                    yield allocation.pod, used
 
 
 def named_usage(usage: NodeUsage, pods: Mapping[str, Pod]) -> NodeUsage:

@@ -60,16 +60,23 @@ def explain_priority(priority: Priority, beside: Counter[Priority], *, gates: bo
     return f"Priority protected: {best_effort} beside it {wait} for it"
 
 
-def explain_wait(longest: float | None) -> str:
-    """Return a sentence where the longest kernel of best-effort neighbours, in seconds, is too long; else
-    empty. None: it is not known.
+def explain_wait(longest: float | None, ungated: int = 0) -> str:
+    """Return what breaks protection beside best-effort neighbours; empty for nothing.
+
+    ``longest``: seconds of their longest kernel, None if not known; ``ungated``: how many were made before
+    the node's agent knew priorities.
     """
-    if longest is None or longest <= LONG_KERNEL:
-        return ""
-    return (
-        f"A best-effort tenant beside it has run a kernel or graph of {longest:.2g} s, and none is"
-        " interrupted: a launch may wait that long"
-    )
+    said = []
+    if ungated:
+        tenants = f"{ungated} best-effort tenant{'s'[: ungated - 1]}"
+        was, waits = ("was", "waits") if ungated == 1 else ("were", "wait")
+        said.append(f"{tenants} beside it {was} made before the agent knew priorities and {waits} for nobody")
+    if longest is not None and longest > LONG_KERNEL:
+        said.append(
+            f"A best-effort tenant beside it has run a kernel or graph of {longest:.2g} s, and none is"
+            " interrupted: a launch may wait that long"
+        )
+    return ". ".join(said)
 
 
 def _tenants(beside: Counter[Priority], priority: Priority) -> str:

@@ -1,10 +1,10 @@
-"""What a launch of a protected pod may wait for: the longest kernel of best-effort tenants beside it."""
+"""What a node's agent tells of best-effort tenants beside a protected pod: long kernels, missing gates."""
 
 from __future__ import annotations
 
 from gpu_manager.cli.kubectl import agents
 from gpu_manager.cli.kubectl.login import Login
-from gpu_manager.domain.cluster.usage_json import longest_beside, read_usage
+from gpu_manager.domain.cluster.usage_json import longest_beside, read_usage, ungated_beside
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.placement.protection import explain_wait
 from gpu_manager.domain.pod import Pod
@@ -13,8 +13,9 @@ from gpu_manager.domain.rules.pod_annotations import priority_of
 
 
 def warning(login: Login, pod: Pod) -> str:
-    """A sentence where a kernel beside a bound protected pod is longer than protection promises; else empty,
-    also where the cluster or the node's agent cannot be asked.
+    """Sentences where best-effort tenants beside a bound protected pod break protection: by a long kernel,
+    or since they were made before the agent knew priorities. Empty for none, and where the cluster or the
+    node's agent cannot be asked.
     """
     if priority_of(pod) is not Priority.PROTECTED or not pod.node:
         return ""
@@ -29,4 +30,5 @@ def warning(login: Login, pod: Pod) -> str:
     usage = told.get(pod.node)
     if books is None or usage is None:
         return ""
-    return explain_wait(longest_beside(usage, books.ledger, pod.uid))
+    longest = longest_beside(usage, books.ledger, pod.uid)
+    return explain_wait(longest, ungated_beside(usage, books.ledger, pod.uid))
