@@ -13,8 +13,8 @@ from typing import Final
 
 from bench.native import container
 from bench.rows import Row
-from tests.native.driven import CONTEXT, GRANULE, MIB, OUT, OUT_OF_MEMORY, SUCCESS, Program
-from tests.native.export_player import EXPORTABLE, POSIX, ExportPlayer
+from tests.native.driven import CONTEXT, MIB, OUT
+from tests.native.export_player import ExportPlayer
 from tests.native.graph_player import Verdict, judge
 from tests.oracle.random_exports import communicators
 
@@ -63,48 +63,29 @@ def exports(*, full: bool) -> Iterable[Row]:
 
 def calls(*, full: bool) -> Iterable[Row]:
     """What a pair of stream-ordered calls asks the driver beyond the pair, far from the limit."""
-    most = 0
-    for own_streams in (0, 1, 4):
-        with TemporaryDirectory() as directory, container(1 << 30) as made:
-            log = Path(directory) / "calls"
-            guest = made.program(trace=log).start()
-            streams = [guest("cuStreamCreate", OUT, 1).value for _ in range(own_streams)] or [0]
-            for stream in itertools.islice(itertools.cycle(streams), ROUNDS):
-                log.write_text("")
-                at = guest("cuMemAllocAsync", OUT, 4 * MIB, stream).value
-                guest("cuMemFreeAsync", at, stream)
-                asked = log.read_text().count("call ") - 2
-                guest("cuStreamSynchronize", stream)
-            most = max(most, asked)
-    note = f"beside cuMemAllocAsync and cuMemFreeAsync, pair {ROUNDS}; null stream, own stream, four in turn"
+    most = max(_asked(*shape) for shape in ((1, 0), (1, 1), (1, 4), (2, 1), (2, 4)))
+    note = (
+        f"beside cuMemAllocAsync and cuMemFreeAsync, pair {ROUNDS}; null stream, own stream, four in turn; "
+        f"own and four in turn on each of two cards; {_asked(2, 0)} on the null streams of two cards in turn"
+    )
     yield Row("async_alloc_extra_calls", most, "calls", "≤ 1", None, full, note)
 
 
-def kept_descriptors(limit: int) -> tuple[int, int]:
-    """Bytes past the limit, by account and by card, of who exports, releases and keeps the descriptors."""
-    with container(limit) as made:
-        guest = made.program().start()
-        over = [0, 0]
-        for size in itertools.cycle((2 * GRANULE, 50 * MIB, 7 * GRANULE)):
-            answer = guest("cuMemCreate", OUT, size, EXPORTABLE, 0)
-            if answer.result == OUT_OF_MEMORY:
-                break
-            _give_away(guest, answer.value)
-            over = [max(over[0], made.charged() - limit), max(over[1], guest.card_used() - limit)]
-    return over[0], over[1]
-
-
-def _give_away(guest: Program, handle: int) -> None:
-    for name, *arguments in (
-        ("cuMemExportToShareableHandle", OUT, handle, POSIX, 0),
-        ("cuMemRelease", handle),
-    ):
-        result = guest(name, *arguments).result
-        if result != SUCCESS:
-            raise RuntimeError(f"{name} returned {result}")
-
-
-def rows(*, full: bool) -> Iterable[Row]:
-    """All of these."""
-    for part in (graphs, exports, calls):
-        yield from part(full=full)
+def _asked(cards: int, own_streams: int) -> int:
+    with TemporaryDirectory() as directory, container(1 << 30, cards=cards) as made:
+        log = Path(directory) / "calls"
+        guest = made.program(trace=log, cards=cards).start()
+        places = []
+        for card in range(cards):
+            context = guest.context(card)
+            streams = [guest("cuStreamCreate", OUT, 1).value for _ in range(own_streams)] or [0]
+            places.append([(context, stream) for stream in streams])
+        turns = [place for several in zip(*places, strict=True) for place in several]
+        for context, stream in itertools.islice(itertools.cycle(turns), ROUNDS):
+            guest("cuCtxSetCurrent", context)
+            log.write_text("")
+            at = guest("cuMemAllocAsync", OUT, 4 * MIB, stream).value
+            guest("cuMemFreeAsync", at, stream)
+            asked = log.read_text().count("call ") - 2
+            guest("cuStreamSynchronize", stream)
+    return asked

@@ -312,3 +312,34 @@ def test_streams_that_come_and_go_in_turn_make_an_allocation_ask_no_more(tmp_pat
             assert log.read_text().count("call ") == 2 * len(streams)
             for stream in streams[1:]:
                 assert guest("cuStreamDestroy_v2", stream).result == SUCCESS
+
+
+def test_with_two_cards_streams_and_contexts_in_turn_cost_one_call_beside_the_null_stream(
+    tmp_path: Path,
+) -> None:
+    """What the driver said of a stream, and of a context whose null stream is used, is asked once."""
+    log = tmp_path / "calls"
+    with Container(tmp_path, LIMIT, cards=2) as container:
+        guest = container.program(trace=log, cards=2)
+        assert guest("cuInit", 0).result == SUCCESS
+        contexts = [guest.context(index) for index in (0, 1)]
+        streams = []
+        for context in contexts:
+            assert guest("cuCtxSetCurrent", context).result == SUCCESS
+            streams += [guest("cuStreamCreate", OUT, 1).value for _ in range(3)]
+        asked: list[int] = []
+        for turn in range(3):
+            for stream in streams:
+                log.write_text("")
+                assert guest("cuMemAllocAsync", OUT, MIB, stream).result == SUCCESS
+                asked += [log.read_text().count("call ") - 2] if turn else []
+        assert asked == [0] * 12
+        for turn in range(3):
+            for context in contexts:
+                assert guest("cuCtxSetCurrent", context).result == SUCCESS
+                log.write_text("")
+                assert guest("cuMemAllocAsync", OUT, MIB, 0).result == SUCCESS
+                asked += [log.read_text().count("call ") - 2] if turn else []
+        assert asked[12:] == [1] * 4
+        first, second = container.charged(0), container.charged(1)
+        assert first == second >= CONTEXT + 12 * MIB

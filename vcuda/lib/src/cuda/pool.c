@@ -9,6 +9,7 @@
 #include "cuda/graphmem.h"
 #include "cuda/mem.h"
 #include "cuda/pool_account.h"
+#include "cuda/pool_choice.h"
 #include "cuda/stream_meter.h"
 #include "interposer.h"
 
@@ -22,83 +23,13 @@ static bool is_captured(capturing_fn *ask, CUstream stream) {
     return ask(stream, &status) == CUDA_SUCCESS && status != 0;
 }
 
-/* Of a pool that no call of this process has made: some device's own. */
-static int card_of_default(CUmemoryPool pool) {
-    int count = 0;
-    real.cuDeviceGetCount(&count);
-    for (CUdevice device = 0; device < count; device++) {
-        CUmemoryPool own = NULL, current = NULL;
-        real.cuDeviceGetDefaultMemPool(&own, device);
-        real.cuDeviceGetMemPool(&current, device);
-        if (pool == own || pool == current)
-            return device_map_card(device);
-    }
-    return CARD_UNKNOWN;
-}
-
-/* Raised when a device gets another pool to allocate from. */
-static uint64_t pool_changes;
-
-/* The only device of the process; false if there are several. */
-static bool has_one_device(void) {
-    static int count;
-    int known = __atomic_load_n(&count, __ATOMIC_RELAXED);
-    if (!known && real.cuDeviceGetCount(&known) == CUDA_SUCCESS)
-        __atomic_store_n(&count, known, __ATOMIC_RELAXED);
-    return known == 1;
-}
-
-/* Asks the driver. */
-static CUresult ask_account_of(CUmemoryPool pool, CUstream stream, struct pool_account **account) {
-    struct current_context where;
-    if (!context_of_stream(stream, &where))
-        return CUDA_SUCCESS; /* and the driver will say why */
-    if (!pool && real.cuDeviceGetMemPool(&pool, where.device) != CUDA_SUCCESS)
-        return CUDA_SUCCESS;
-    *account = pool_account_find(pool);
-    if (!*account) {
-        int card = card_of_default(pool);
-        *account = pool_account_of(pool, card == CARD_UNKNOWN ? where.card : card);
-    }
-    return *account ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-/* The account of the pool that an allocation will come from; CUDA_SUCCESS and NULL if it is not counted. Each thread
- * remembers the last answer. Where there is one device no stream says anything about the pool; else a null stream is
- * the current context's, which the driver would have to be asked. */
-static CUresult account_of(CUmemoryPool pool, CUstream stream, struct pool_account **account) {
-    static __thread struct {
-        struct pool_account *account;
-        CUmemoryPool pool;
-        CUstream stream;
-        uint64_t changes;
-    } last __attribute__((tls_model("initial-exec")));
-    bool refused;
-    *account = NULL;
-    if (!account_open(&refused))
-        return refused ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
-    bool any_stream = has_one_device();
-    uint64_t now = context_changes() + __atomic_load_n(&pool_changes, __ATOMIC_SEQ_CST) +
-                   (any_stream ? 0 : __atomic_load_n(&streams_ended, __ATOMIC_SEQ_CST));
-    if (last.account && last.pool == pool && (any_stream || last.stream == stream) && last.changes == now) {
-        *account = last.account;
-        return CUDA_SUCCESS;
-    }
-    CUresult result = ask_account_of(pool, stream, account);
-    last.account = any_stream || (uintptr_t)stream > 2 ? *account : NULL;
-    last.pool = pool;
-    last.stream = stream;
-    last.changes = now;
-    return result;
-}
-
 /* Reserve for an allocation; anything but CUDA_SUCCESS is the hook's answer. */
 static CUresult begin(struct pool_growth *growth, CUmemoryPool pool, CUstream stream, size_t bytes, capturing_fn *ask) {
     struct pool_account *account;
     *growth = (struct pool_growth){0};
     if (is_captured(ask, stream))
         return CUDA_SUCCESS;
-    CUresult result = account_of(pool, stream, &account);
+    CUresult result = pool_choice(pool, stream, &account);
     return result == CUDA_SUCCESS ? pool_account_begin(growth, account, bytes) : result;
 }
 
@@ -109,7 +40,7 @@ typedef CUresult free_fn(CUdeviceptr pointer, CUstream stream);
 static bool was_captured(CUdeviceptr at, CUmemoryPool pool, CUstream stream, free_fn *give_back) {
     struct pool_account *account;
     struct pool_growth growth;
-    if (account_of(pool, stream, &account) != CUDA_SUCCESS || !account ||
+    if (pool_choice(pool, stream, &account) != CUDA_SUCCESS || !account ||
         pool_account_begin(&growth, account, 0) != CUDA_SUCCESS || pool_account_end(&growth))
         return true;
     if (give_back(at, stream) != CUDA_SUCCESS)
@@ -256,7 +187,7 @@ CUresult hook_cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, int ty
 
 /* From now on allocations that name no pool come from another. */
 static CUresult chosen(CUresult result) {
-    __atomic_fetch_add(&pool_changes, 1, __ATOMIC_SEQ_CST);
+    pool_choice_changed();
     return result;
 }
 
