@@ -89,3 +89,33 @@ def _asked(cards: int, own_streams: int) -> int:
             asked = log.read_text().count("call ") - 2
             guest("cuStreamSynchronize", stream)
     return asked
+
+
+def kept_descriptors(limit: int) -> tuple[int, int]:
+    """Bytes past the limit, by account and by card, of who exports, releases and keeps the descriptors."""
+    with container(limit) as made:
+        guest = made.program().start()
+        over = [0, 0]
+        for size in itertools.cycle((2 * GRANULE, 50 * MIB, 7 * GRANULE)):
+            answer = guest("cuMemCreate", OUT, size, EXPORTABLE, 0)
+            if answer.result == OUT_OF_MEMORY:
+                break
+            _give_away(guest, answer.value)
+            over = [max(over[0], made.charged() - limit), max(over[1], guest.card_used() - limit)]
+    return over[0], over[1]
+
+
+def _give_away(guest: Program, handle: int) -> None:
+    for name, *arguments in (
+        ("cuMemExportToShareableHandle", OUT, handle, POSIX, 0),
+        ("cuMemRelease", handle),
+    ):
+        result = guest(name, *arguments).result
+        if result != SUCCESS:
+            raise RuntimeError(f"{name} returned {result}")
+
+
+def rows(*, full: bool) -> Iterable[Row]:
+    """All of these."""
+    for part in (graphs, exports, calls):
+        yield from part(full=full)
