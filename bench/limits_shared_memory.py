@@ -13,8 +13,8 @@ from typing import Final
 
 from bench.native import container
 from bench.rows import Row
-from tests.native.driven import CONTEXT, MIB, OUT
-from tests.native.export_player import ExportPlayer
+from tests.native.driven import CONTEXT, GRANULE, MIB, OUT, OUT_OF_MEMORY, SUCCESS, Program
+from tests.native.export_player import EXPORTABLE, POSIX, ExportPlayer
 from tests.native.graph_player import Verdict, judge
 from tests.oracle.random_exports import communicators
 
