@@ -1,0 +1,111 @@
+"""The library at its card's gate: real processes, a modelled card, and a hand of the test's on the gate."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from gpu_manager.domain.priority import Priority
+from gpu_manager.ports.control_pages import Correction
+from tests.native.core_world import CARD, Tenant, World, world
+
+SECONDS = 4.0
+CLOSED_UNTIL = 8
+
+
+@contextlib.contextmanager
+def closed(made: World, deadline_ns: int = 190_000_000) -> Iterator[None]:
+    """The gate is kept closed, as the watcher does: by a deadline that is put off again and again."""
+    path = made.tenants.gates.path(CARD)
+    made.tenants.gates.ensure(CARD)
+    stop = threading.Event()
+
+    def hold() -> None:
+        with path.open("r+b", buffering=0) as gate:
+            while not stop.wait(0.005):
+                gate.seek(CLOSED_UNTIL)
+                gate.write(struct.pack("<Q", time.monotonic_ns() + deadline_ns))
+            gate.seek(CLOSED_UNTIL)
+            gate.write(bytes(8))
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def job(made: World, priority: Priority = Priority.BEST_EFFORT, *, granted: float = 100.0) -> Tenant:
+    tenant = made.tenant(30, 100, priority=priority)
+    made.tenants.publish(tenant.name, time.monotonic_ns(), {CARD: Correction(co_active=1.0, granted=granted)})
+    return tenant
+
+
+def share(made: World, tenant: Tenant, kind: str = "stream", us: int = 1000) -> float:
+    """Percent of the card that a program gets which always has work, after a second."""
+    watch = made.watch(100)
+    load = made.start(tenant, kind, us, SECONDS, 0)
+    load.wait_running()
+    begin = time.monotonic_ns() + 1_500_000_000
+    load.finish()
+    return watch.shares_until([load.process.pid], begin, begin + 2_000_000_000)[0]
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("us", [100, 1000, 20_000])
+def test_a_best_effort_container_at_a_closed_gate_has_its_own_share_and_little_more(us: int) -> None:
+    with world() as made, closed(made):
+        assert 28 <= share(made, job(made), us=us) <= 45
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("kind", ["stream", "sync", "threads", "graph"])
+def test_at_an_open_gate_it_may_have_what_it_is_granted(kind: str) -> None:
+    with world() as made:
+        made.tenants.gates.ensure(CARD)
+        assert share(made, job(made), kind) >= (50 if kind == "sync" else 85)
+
+
+@pytest.mark.timed
+def test_a_deadline_that_no_host_would_write_closes_nothing() -> None:
+    with world() as made, closed(made, deadline_ns=10**15):
+        assert share(made, job(made)) >= 85
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("priority", [Priority.NORMAL, Priority.PROTECTED])
+def test_no_other_class_waits_at_a_gate(priority: Priority) -> None:
+    with world() as made, closed(made):
+        assert share(made, job(made, priority)) >= 85
+
+
+@pytest.mark.timed
+def test_without_protected_containers_on_the_card_it_does_not_wait() -> None:
+    with world() as made, closed(made):
+        tenant = job(made, granted=0.0)
+        made.limit(tenant.name, 80, priority=Priority.BEST_EFFORT)
+        assert share(made, tenant) >= 70
+
+
+@pytest.mark.timed
+def test_a_container_without_the_mount_keeps_little_in_flight_and_goes_on() -> None:
+    with world() as made, closed(made):
+        tenant = job(made)
+        (made.base / "pages" / tenant.name / "gates").unlink()
+        assert share(made, tenant) >= 85
+
+
+@pytest.mark.timed
+def test_a_gate_that_is_none_is_passed_over() -> None:
+    with world() as made:
+        made.tenants.gates.ensure(CARD)
+        tenant = job(made)
+        made.tenants.gates.path(CARD).write_bytes(b"\xff" * 4096)
+        assert share(made, tenant) >= 85
