@@ -18,7 +18,7 @@ import structlog
 
 from bench.rows import Row
 from gpu_manager.adapters.driver_files.native_libraries import find_native_libraries
-from tests.gpu import cost, dispatch, endings, facts, frameworks, guesses, memory, runtime, share
+from tests.gpu import cost, dispatch, endings, facts, frameworks, guesses, memory, protected, runtime, share
 from tests.gpu.machine import BUILD, STAND_IN, Absent, Machine, stand_in_environment
 from tests.gpu.plan import Settings, spend
 from tests.gpu.results import OtherMachine, Results, rows
@@ -26,7 +26,7 @@ from tests.gpu.unbroken import Ended, bounded, leave_terminal, say
 
 GROUPS = {
     "a": facts, "b": memory, "c": runtime, "d": dispatch, "e": cost, "f": share, "g": endings, "h": frameworks,
-    "i": guesses,
+    "i": guesses, "j": protected,
 }  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def main() -> int:
     """The command line. Exit code 1 if a measured promise does not hold, 2 if it cannot begin."""
     parser = argparse.ArgumentParser(prog="python3 -m tests.gpu", description=__doc__)
     parser.add_argument("--minutes", type=float, default=25.0, help="how long it may take (default 25)")
-    parser.add_argument("--groups", default="".join(GROUPS), help="some of abcdefghi")
+    parser.add_argument("--groups", default="".join(GROUPS), help="some of abcdefghij")
     parser.add_argument("--cases", default="", help="those whose name (GROUP/CASE) has this in it")
     parser.add_argument("--seconds", type=float, default=4.0, help="length of a timed run (default 4)")
     parser.add_argument("--quick", action="store_true", help="without the long cases, which come last")

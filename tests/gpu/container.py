@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 from gpu_manager.adapters.driver_files.driver import COMPANIONS
 from gpu_manager.domain.enforcement.driver_overhead import Excess, Unaccounted
+from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.control_pages import Correction, Limit, TenantUse
 
 if TYPE_CHECKING:
@@ -32,7 +33,14 @@ class Failed(Exception):  # noqa: N818 - it is the program under test that faile
 class Container:
     """Limits in bytes and percent are in force from its first process on."""
 
-    def __init__(self, machine: Machine, memory: int, cores: int, ceiling: int) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        memory: int,
+        cores: int,
+        ceiling: int,
+        priority: Priority = Priority.NORMAL,
+    ) -> None:
         self.machine = machine
         self.before = machine.card_used()
         """Bytes in use on the card while nothing ran here."""
@@ -40,6 +48,7 @@ class Container:
         self.memory = memory
         self.beyond = 0
         """Bytes that the agent last told the library it takes beyond its account."""
+        self.priority = priority
         self.limit(cores, ceiling)
         machine.tenants.reset(self.name)
         self.root = machine.root / "containers" / self.name
@@ -48,6 +57,8 @@ class Container:
         real.mkdir(parents=True)
         for page in ("limits", "usage"):
             os.link(machine.root / "pages" / self.name / page, self.root / "etc/vcuda" / page)
+        if priority is Priority.BEST_EFFORT:
+            (self.root / "etc/vcuda/gates").symlink_to(machine.root / "pages/gates")
         for name, path in machine.real.items():
             (real / name).symlink_to(path)
         for companion in machine.real["libcuda.so.1"].parent.iterdir():
@@ -71,7 +82,9 @@ class Container:
     def limit(self, cores: int, ceiling: int | None = None) -> None:
         """New core limits, in force at once."""
         card = self.machine.card.uuid
-        self.machine.tenants.open(self.name, [Limit(card, self.memory, cores, ceiling or cores)])
+        self.machine.tenants.open(
+            self.name, [Limit(card, self.memory, cores, ceiling or cores, self.priority)]
+        )
 
     def start(self, *command: str, **settings: str) -> subprocess.Popen[str]:
         """A process under the library."""

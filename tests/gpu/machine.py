@@ -20,6 +20,7 @@ from gpu_manager.adapters.driver_files.native_libraries import NativeLibraries, 
 from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.domain.card import Card
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.priority import Priority
 from tests.gpu.container import Container, said
 
 HERE = Path(__file__).resolve().parent
@@ -156,9 +157,15 @@ class Machine:
                 process.communicate()
         self._started.clear()
 
-    def container(self, memory: int, cores: int = 100, ceiling: int | None = None) -> Container:
+    def container(
+        self,
+        memory: int,
+        cores: int = 100,
+        ceiling: int | None = None,
+        priority: Priority = Priority.NORMAL,
+    ) -> Container:
         """A container with these limits: bytes (at most half of the card), percent."""
-        return Container(self, min(memory, self.card.memory // 2), cores, ceiling or cores)
+        return Container(self, min(memory, self.card.memory // 2), cores, ceiling or cores, priority)
 
     def client(self, *arguments: object) -> tuple[str, ...]:
         """The command line of the C client on this card."""

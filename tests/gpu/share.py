@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from statistics import fmean
 
 from bench.rows import Row
-from gpu_manager.adapters.clock import SystemClock
-from gpu_manager.services.enforcement.time_sharing import CardTenant, TimeSharing
-from tests.fakes.metrics import service_metrics
-from tests.gpu.container import GIB, Container, said
+from tests.gpu.container import GIB, said
+from tests.gpu.host_loop import host_loop
 from tests.gpu.machine import Machine
 from tests.gpu.plan import Case, Settings
 
@@ -86,7 +83,7 @@ def _together(split: Sequence[int], machine: Machine, *, seconds: float) -> Iter
     name = f"gpu_split_{'_'.join(map(str, split))}"
     with contextlib.ExitStack() as stack:
         containers = [stack.enter_context(machine.container(2 * GIB, limit)) for limit in split]
-        stack.enter_context(_host_loop(machine, containers))
+        stack.enter_context(host_loop(machine, containers))
         running = [c.start(*_spin(machine, 5_000, "stream", seconds)) for c in containers]
         got = [_shares(process, machine.clock) for process in running]
     worst = max(abs(total * 100 - limit) for (total, _), limit in zip(got, split, strict=True))
@@ -124,7 +121,7 @@ def _protected(machine: Machine, *, seconds: float) -> Iterator[Row]:
     with (
         machine.container(2 * GIB, 50) as job,
         machine.container(2 * GIB, 20) as flood,
-        _host_loop(machine, [job, flood]),
+        host_loop(machine, [job, flood]),
     ):
         flood.start(*_spin(machine, 40, "stream", seconds + 5))
         beside = _shares(job.start(*command), machine.clock)[0]
@@ -147,30 +144,3 @@ def _shares(process: subprocess.Popen[str], clock: float) -> tuple[float, list[f
     lines = said(process, 600).splitlines()
     windows = [float(line.split()[-1]) / clock for line in lines if line.startswith("window")]
     return float(lines[-1].split()[-1]) / clock, windows
-
-
-@contextlib.contextmanager
-def _host_loop(machine: Machine, containers: Sequence[Container]) -> Iterator[None]:
-    """The agent's own loop that tells containers by how much the card's time is divided."""
-
-    def seats() -> list[CardTenant]:
-        busy = machine.busy()
-        return [
-            CardTenant(
-                c.name,
-                machine.card.uuid,
-                at_work=bool(c.pids),
-                driver_share=sum(busy[p] for p in c.pids if p in busy) / 100 if busy else None,
-            )
-            for c in containers
-        ]
-
-    stop = threading.Event()
-    loop = TimeSharing(machine.tenants, seats, SystemClock(), service_metrics())
-    thread = threading.Thread(target=loop.run, args=(stop,), name="co-activity", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(10)

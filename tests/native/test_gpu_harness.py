@@ -221,7 +221,7 @@ def judged(path: Path) -> Rows:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[0]["machine"]["measured_on_a_card"] is False
     assert "left_out" not in lines[-1]
-    assert {line["case"][0] for line in lines if "row" in line} == set("abcdefghi"), "every group has rows"
+    assert {line["case"][0] for line in lines if "row" in line} == set("abcdefghij"), "every group has rows"
     found = [line["row"] for line in lines if "row" in line]
     rows = {row["name"]: row for row in found}
     assert len(rows) == len(found), "every row has a name of its own"

@@ -95,6 +95,7 @@ void kernel_launch(struct kernel *kernel, void *stream);
 
 int run_spin(int argc, char **argv);
 int run_paced(int argc, char **argv);
+int run_serve(int argc, char **argv);
 int run_leave(int argc, char **argv);
 int run_capture(int argc, char **argv);
 int run_alloc(int argc, char **argv);

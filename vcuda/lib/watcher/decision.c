@@ -18,12 +18,12 @@ void decision_begin(struct decision_tenant *tenant, uint32_t cores_q8, uint64_t 
 
 static void account(struct decision_tenant *tenant, const struct decision_card *card, uint64_t now) {
     uint64_t passed = now > tenant->seen_at ? now - tenant->seen_at : 0;
-    uint64_t own = passed > card->others_ns ? passed - card->others_ns : 0;
+    int64_t own = (int64_t)passed - (int64_t)card->others_ns; /* what ran out is told of when it has */
     int64_t most = income(tenant, DECISION_WINDOW_NS);
     tenant->seen_at = now;
     tenant->credit_ns += income(tenant, passed);
     if (card->closed && tenant->pending && !tenant->is_spent)
-        tenant->credit_ns -= (int64_t)(own / (card->pending ? card->pending : 1));
+        tenant->credit_ns -= own / (int64_t)(card->pending ? card->pending : 1);
     if (tenant->credit_ns > most)
         tenant->credit_ns = most;
     if (tenant->credit_ns <= 0)

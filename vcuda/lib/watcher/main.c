@@ -40,8 +40,8 @@
 #define TENANTS_MOST 1024
 #define SLOTS_MOST 64
 #define LINE_MOST (PATH_MAX + 64)
-#define SELDOM_NS UINT64_C(20000000) /* between looks that nobody asked for */
-#define OFTEN_NS UINT64_C(10000000)  /* the same while a gate is closed */
+#define SELDOM_NS UINT64_C(50000000) /* between looks that nobody asked for */
+#define OFTEN_NS UINT64_C(20000000)  /* the same while a gate is closed */
 #define MUTE_NS UINT64_C(2000000)    /* the same while a tenant's library does not say when it begins */
 #define MUTE_TIMES 3
 
@@ -286,7 +286,7 @@ static uint64_t ran_ns(struct tenant *tenant) {
     if (pread(tenant->page, &busy, sizeof busy, at) != sizeof busy)
         return 0;
     tenant->busy_ns = busy;
-    return before && busy > before ? busy - before : 0;
+    return before && busy > before && busy - before < DECISION_WINDOW_NS ? busy - before : 0;
 }
 
 static void look_at_cards(uint64_t now) {
@@ -296,7 +296,7 @@ static void look_at_cards(uint64_t now) {
         struct decision_card *seen = &gates[tenants[i].gate].seen;
         if (tenants[i].is_protected)
             seen->pending += tenants[i].decision.pending;
-        else if (seen->closed || !tenants[i].busy_ns)
+        else
             seen->others_ns += ran_ns(&tenants[i]);
     }
 }
