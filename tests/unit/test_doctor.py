@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY, Assignment, Inventory, encode_assignment
+from gpu_manager.domain.contract import (
+    ALLOCATION,
+    CORE,
+    DRA_DRIVER,
+    MEMORY,
+    Assignment,
+    Inventory,
+    encode_assignment,
+)
 from gpu_manager.domain.doctor import CHECKS, CLUSTER_CHECKS, NODE_CHECKS, Facts, Severity, examine
 from gpu_manager.domain.doctor.facts import (
     AgentFacts,
@@ -319,6 +327,10 @@ def test_a_node_whose_cards_are_given_by_claims_offers_no_resource_and_lacks_not
     )
     report = examine(here)
     assert (report.findings, report.skipped) == ((), ())
+    given = replace(inventory(), cards=tuple(replace(s, held=DRA_DRIVER) for s in inventory().cards))
+    split = {**NODE.labels, "tencent.com/vcuda-front": "split"}
+    all_given = replace(NODE, core=0, labels=split, runtime=runtime, inventory=given)
+    assert examine(replace(here, cluster=replace(CLUSTER, nodes=(all_given,)))).findings == ()
     blind = replace(here, runtime=replace(RUNTIME, cdi=None))
     assert "claims-without-cdi" in {name for one in examine(blind).skipped for name in one.checks}
 

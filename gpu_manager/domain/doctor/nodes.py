@@ -10,6 +10,7 @@ from typing import Final
 from gpu_manager.domain.contract import (
     ALLOCATION,
     CORE,
+    DRA_DRIVER,
     FRONT_LABEL,
     MODEL_LABEL,
     MODEL_LABEL_GAIA,
@@ -43,7 +44,8 @@ def _unreadable(cluster: ClusterFacts, _: float) -> Iterator[str]:
 def _not_offered(cluster: ClusterFacts, _: float) -> Iterator[str]:
     lines = []
     for node in nodes_of(cluster):
-        cards = [s for s in node.inventory.cards if not s.card.mig] if node.inventory else []
+        there = node.inventory.cards if node.inventory else ()
+        cards = [s for s in there if not s.card.mig and s.held != DRA_DRIVER]
         if cards and not node.core and not _gives_by_claims(node):
             offers = f"no {CORE}" if node.core is None else f"0 {CORE}"
             lines.append(f"node {printable(node.name)} has {counted(len(cards), 'card')} and offers {offers}")
