@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_manager.cli.kubectl.main import PROGRAM, run
-from gpu_manager.domain.contract import CORDON, INVENTORY
+from gpu_manager.domain.contract import CORDON, INVENTORY, PRIORITY
 from sandbox.api import StandInApi
 from tests.fakes.kubectl import MANIFEST, a_node, a_share, an_agent, said
 
@@ -138,6 +138,25 @@ def test_without_the_service_quota_comes_from_the_config_map_and_says_so(
     api.delete("configmaps", "gpuquota", "kube-system")
     assert run(["quota"]) == 0
     assert "no quota limits namespace default" in said(capsys)[0]
+
+
+def test_quota_top_and_graph_show_protected_shares(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_node(api)
+    a_share(api, "service", 30, annotations={PRIORITY: "protected"})
+    text = json.dumps({"default": {"protected": {"V100": 0.2}}})
+    meta = {"name": "gpuquota", "namespace": "kube-system"}
+    api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"gpu_quota": text}})
+    assert run(["quota"]) == 1, "more is held than granted"
+    titles, row = said(capsys)[0].splitlines()
+    assert titles.split()[-2:] == ["PROTECTED", "USED"]
+    assert row.split() == ["default", "V100", "-", "0.3", "-", "2", "GiB", "0.2", "0.3"]
+    assert run(["top", "-o", "wide"]) == 0
+    titles, row = said(capsys)[0].splitlines()
+    assert (titles.split()[-1], row.split()[-1]) == ("PRIORITY", "protected")
+    assert run(["graph"]) == 0
+    assert "default/service c: 30 cores, 2 GiB, protected" in said(capsys)[0]
 
 
 def test_kubectl_completes_commands_options_and_values() -> None:
