@@ -211,6 +211,16 @@ CLUSTER = (
             most=1.0,
         ),
         Panel(
+            "Protected pods",
+            {
+                "protected": "sum(max by (namespace) (vcuda_admission_protected_pods))",
+                "of them beside a tenant that does not make way": (
+                    "sum(max by (namespace) (vcuda_admission_unprotected_pods))"
+                ),
+            },
+            "Normal and other protected tenants of a card do not make way. Empty where no pod is protected.",
+        ),
+        Panel(
             "Refusals",
             {
                 "webhook: {{result}} {{rule}}": rise(

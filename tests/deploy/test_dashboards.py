@@ -30,6 +30,7 @@ from gpu_manager.adapters.store import FileStore
 from gpu_manager.cli.kubectl.main import run
 from gpu_manager.domain.advice.demand import DAY, HOUR, Demand
 from gpu_manager.domain.cluster.usage_history import HistoryQuery
+from gpu_manager.domain.contract import PRIORITY
 from gpu_manager.domain.resources import MIB
 from sandbox import commands
 from sandbox.simulated_cluster import NODE, Sandbox, SandboxSettings
@@ -222,6 +223,7 @@ def job(name: str, port: int, path: str, **more: Any) -> dict[str, Any]:
 
 
 QUOTA = {name: {"quota": {"A100": 4}, "memory": {"A100": 65536}} for name in ("vision", "nlp", "research")}
+QUOTA["vision"]["protected"] = {"*": 1}
 
 
 def prepare(sandbox: Sandbox) -> None:
@@ -236,14 +238,16 @@ def prepare(sandbox: Sandbox) -> None:
 
 
 def load(sandbox: Sandbox) -> None:
-    """Two that compute, one that fills its memory and is refused more, one idle; a card ails."""
+    """Two that compute, one that fills its memory and is refused more, one idle and protected; a card ails."""
+    idle = asking("idle", "vision", ["sleep", "600"], 20, 4, "red")
+    idle["metadata"]["annotations"] = {PRIORITY: "protected"}
     commands.apply(
         sandbox.api,
         [
             asking("spin-30", "vision", ["cuda-spin", "600"], 30, 8, "red"),
             asking("spin-60", "nlp", ["cuda-spin", "600"], 60, 8, "blue"),
             asking("full", "nlp", [sys.executable, "-c", HOLD], 10, 4, "blue"),
-            asking("idle", "vision", ["sleep", "600"], 20, 4, "red"),
+            idle,
         ],
     )
     sandbox.set_card(7, {"healthy": False, "reason": "XID 79"})
