@@ -239,6 +239,12 @@ def _policies_hold(server: Server, fraction: dict[str, str]) -> None:
     assert "FAILED" in server.pod("forged", fraction, **{contract.ALLOCATION: "{}"})
     assert "created" in server.pod("a", fraction, "n1")
     assert "created" in server.pod("b", fraction, "n2")
+    assert "use best-effort or normal or protected" in server.pod(
+        "odd", fraction, **{contract.PRIORITY: "high"}
+    )
+    whole = server.pod("whole", {contract.CORE: "200"}, **{contract.PRIORITY: "protected"})
+    assert 'container "c" asks for whole cards, which have no other tenant' in whole
+    _priorities_are_fixed(server, fraction)
     written = f"{contract.ASSIGNED}=true"
     assert "may change it" in server.run(KUBECTL, "annotate", "pod", "a", written)
     assert "annotated" in server.run(KUBECTL, "annotate", "pod", "a", written, *AGENT)
@@ -254,3 +260,25 @@ def _policies_hold(server: Server, fraction: dict[str, str]) -> None:
     assert "may not change another node" in server.run(KUBECTL, "annotate", "node", "n2", published, *AGENT)
     opened = '{"spec":{"unschedulable":true}}'
     assert "may not change specifications" in server.run(KUBECTL, "patch", "node", "n1", "-p", opened, *AGENT)
+
+
+def _priorities_are_fixed(server: Server, fraction: dict[str, str]) -> None:
+    """Also by way of the status and of a Binding, whose annotations become the pod's."""
+    assert "created" in server.pod("low", fraction, **{contract.PRIORITY: "best-effort"})
+    asked = ("annotate", "pod", "low", "--overwrite", f"{contract.PRIORITY}=protected")
+    fixed = 'is "protected": it is fixed when the pod is created: leave it as it was, "best-effort"'
+    assert fixed in server.run(KUBECTL, *asked)
+    assert "is removed: it is fixed" in server.run(KUBECTL, "annotate", "pod", "low", f"{contract.PRIORITY}-")
+    patch = json.dumps({"metadata": {"annotations": {contract.PRIORITY: "protected"}}})
+    assert fixed in server.run(KUBECTL, "patch", "pod", "low", "--subresource=status", "-p", patch)
+    assert "annotated" in server.run(KUBECTL, "annotate", "pod", "low", "x=y")
+    assert "created" in server.pod("unbound", fraction)
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "unbound", "annotations": {contract.PRIORITY: "protected"}},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": "n1"},
+    }
+    path = "/api/v1/namespaces/default/pods/unbound/binding"
+    said = server.run(KUBECTL, "create", "--raw", path, "-f", "-", given=json.dumps(binding))
+    assert "it is fixed when the pod is created: leave it out" in said
