@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import structlog
 from fastapi import APIRouter
 
-from admission.cluster.claims import CLAIMS, CLASSES
+from admission.cluster.claims import CLAIMS, CLASSES, TEMPLATES
 from admission.cluster.snapshot import BUDGETS, NODES, PODS
 from admission.config import AdmissionSettings, ExtenderEndpoint, InflightBounds, LeaderMode
 from admission.console.agents_usage import AgentsUsage
@@ -305,6 +305,7 @@ def _cluster_access(
         **{resource: (f"/apis/apps/v1/{resource}", "") for resource in KINDS.values()},
         CLAIMS: ("/apis/resource.k8s.io/v1/resourceclaims", ""),
         CLASSES: ("/apis/resource.k8s.io/v1/deviceclasses", ""),
+        TEMPLATES: ("/apis/resource.k8s.io/v1/resourceclaimtemplates", ""),
         QUOTA: (f"/api/v1/namespaces/{namespace}/configmaps", f"metadata.name={name}"),
     }
 

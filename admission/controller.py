@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from admission.cluster.bypass import Bypasses, BypassFinding
-from admission.cluster.claims import CLAIMS, CLASSES, slim_claim, slim_class
+from admission.cluster.claims import CLAIMS, CLASSES, TEMPLATES, slim_claim, slim_class, slim_template
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import BUDGETS, NODES, PODS, ClusterState
 from admission.cluster.trim import slim_node, slim_pod
@@ -83,6 +83,7 @@ class SchedulingController:
             watches |= {
                 CLAIMS: self._of_claims(CLAIMS, slim_claim),
                 CLASSES: self._of_claims(CLASSES, slim_class),
+                TEMPLATES: self._of_claims(TEMPLATES, slim_template),
             }
         self._watches = {name: access.watch(wanted) for name, wanted in watches.items()}
         pods = self._watches[PODS]

@@ -5,20 +5,24 @@ thread-safe: :class:`~admission.cluster.snapshot.ClusterState` holds the lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from gpu_manager.domain.cluster.claims import KnownClaim, read_claim
 from gpu_manager.domain.cluster.held_sums import Used, one_of
 from gpu_manager.domain.contract import DRA_DRIVER
-from gpu_manager.domain.dra.claim import ClaimSpec
+from gpu_manager.domain.dra.claim import ClaimSpec, parse_claim_spec
 from gpu_manager.domain.dra.demand import ClaimDemand, OfferedCards, demands
+from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
 CLAIMS: Final = "resourceclaims"
 CLASSES: Final = "deviceclasses"
+TEMPLATES: Final = "resourceclaimtemplates"
+OF_CLAIMS: Final = frozenset({CLAIMS, CLASSES, TEMPLATES})
 _META: Final = ("name", "namespace", "uid", "creationTimestamp", "ownerReferences")
 
 
@@ -44,6 +48,7 @@ class ClusterClaims:
         self._at: dict[str, dict[PodUid, KnownClaim]] = {}
         self._names: dict[tuple[str, str], PodUid] = {}
         self._classes: dict[str, tuple[str, ...]] = {}
+        self._templates: dict[tuple[str, str], ClaimSpec] = {}
         self._demands: dict[PodUid, tuple[OfferedCards, tuple[ClaimDemand, ...]]] = {}
         self._used: tuple[OfferedCards, Used] | None = None
 
@@ -53,7 +58,7 @@ class ClusterClaims:
         other._claims, other._waiting = self._claims.copy(), self._waiting.copy()
         other._admitted, other._names = self._admitted.copy(), self._names.copy()
         other._at = {node: claims.copy() for node, claims in self._at.items()}
-        other._classes = self._classes.copy()
+        other._classes, other._templates = self._classes.copy(), self._templates.copy()
         return other
 
     # What the watch shows. Each returns the nodes on which something changed.
@@ -83,10 +88,24 @@ class ClusterClaims:
         self._admitted.pop(uid, None)
         return self._forget(uid)
 
-    def keep(self, uids: Iterable[PodUid]) -> set[str]:
-        """Whatever is not among them is gone."""
-        gone = self._claims.keys() - set(uids)
-        return set().union(*map(self.drop, gone))
+    def apply(self, kind: str, obj: Mapping[str, Any], *, gone: bool) -> set[str]:
+        """One change of a claim, a class or a template."""
+        if kind == CLAIMS:
+            return self.drop(_uid(obj)) if gone else self.take(obj)
+        (self.class_of if kind == CLASSES else self.template)(obj, gone=gone)
+        return set()
+
+    def keep(self, kind: str, objects: Iterable[Mapping[str, Any]]) -> set[str]:
+        """Whatever is not in the list is gone; what is in it comes by :meth:`apply`."""
+        if kind == CLAIMS:
+            gone = self._claims.keys() - set(map(_uid, objects))
+            return set().union(*map(self.drop, gone))
+        if kind == CLASSES:
+            self._classes.clear()
+            self._changed()
+        else:
+            self._templates.clear()
+        return set()
 
     def class_of(self, obj: Mapping[str, Any], *, gone: bool) -> None:
         """A DeviceClass as it is now."""
@@ -100,10 +119,14 @@ class ClusterClaims:
             )
         self._changed()
 
-    def keep_classes(self, names: Iterable[str]) -> None:
-        """Whatever is not among them is gone."""
-        self._classes = {name: self._classes[name] for name in names if name in self._classes}
-        self._changed()
+    def template(self, obj: Mapping[str, Any], *, gone: bool) -> None:
+        """A ResourceClaimTemplate as it is now."""
+        meta, spec = mapping(obj.get("metadata")), mapping(obj.get("spec"))
+        key = text(meta.get("namespace")), text(meta.get("name"))
+        self._templates.pop(key, None)
+        with suppress(RequestInvalid):
+            if not gone:
+                self._templates[key] = parse_claim_spec(spec.get("spec"))
 
     # What is about to be created.
 
@@ -136,6 +159,15 @@ class ClusterClaims:
         """The claim of that name; None if nothing of it is, or may be, ours."""
         uid = self._names.get((namespace, name))
         return None if uid is None else self._claims.get(uid)
+
+    def spec_of(self, namespace: str, entry: Mapping[str, Any]) -> ClaimSpec | None:
+        """The spec of what an entry of a pod's ``spec.resourceClaims`` names; None if it is not known."""
+        claim = self.named(namespace, text(entry.get("resourceClaimName")))
+        return (
+            claim.spec
+            if claim
+            else self._templates.get((namespace, text(entry.get("resourceClaimTemplateName"))))
+        )
 
     @property
     def classes(self) -> Mapping[str, tuple[str, ...]]:
@@ -187,6 +219,10 @@ class ClusterClaims:
         self._used = None
 
 
+def _uid(obj: Mapping[str, Any]) -> PodUid:
+    return PodUid(text(mapping(obj.get("metadata")).get("uid")))
+
+
 def add_demands(models: dict[str, Amount], demanded: Iterable[ClaimDemand]) -> dict[str, Amount]:
     """Add what claims may take to sums by model, in place; return them."""
     for one in demanded:
@@ -210,6 +246,15 @@ def slim_claim(obj: Mapping[str, Any]) -> Mapping[str, Any]:
             **({"allocation": {"devices": {"results": ours}}} if allocated else {}),
             "reservedFor": status.get("reservedFor"),
         },
+    }
+
+
+def slim_template(obj: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A ResourceClaimTemplate with what is read here."""
+    devices = mapping(mapping(obj.get("spec")).get("spec")).get("devices")
+    return {
+        "metadata": {key: mapping(obj.get("metadata")).get(key) for key in ("name", "namespace")},
+        "spec": {"spec": {"devices": devices}},
     }
 
 

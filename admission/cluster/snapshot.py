@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from admission.cluster.claims import CLAIMS, CLASSES, ClusterClaims
+from admission.cluster.claims import CLAIMS, CLASSES, OF_CLAIMS, ClusterClaims
 from admission.cluster.deleted_pods import DeletedPods
 from admission.cluster.node_view import NodeView
 from admission.cluster.nodes import Nodes, OnNode, name_of
@@ -132,11 +132,8 @@ class ClusterState:
                 self._apply_node(obj, gone=gone)
             elif kind == BUDGETS:
                 self._apply_budget(obj, gone=gone)
-            elif kind == CLAIMS:
-                self._dirty |= self.claims.drop(_uid(obj)) if gone else self.claims.take(obj)
-                self._snapshot = None
-            elif kind == CLASSES:
-                self.claims.class_of(obj, gone=gone)
+            elif kind in OF_CLAIMS:
+                self._dirty |= self.claims.apply(kind, obj, gone=gone)
                 self._snapshot = None
 
     def replace(self, kind: str, objects: Sequence[Mapping[str, Any]]) -> None:
@@ -156,10 +153,8 @@ class ClusterState:
                     self._drop_node(name)
             elif kind == BUDGETS:
                 self._budgets.clear()
-            elif kind == CLAIMS:
-                self._dirty |= self.claims.keep(map(_uid, objects))
-            elif kind == CLASSES:
-                self.claims.keep_classes(map(name_of, objects))
+            elif kind in OF_CLAIMS:
+                self._dirty |= self.claims.keep(kind, objects)
             for obj in objects:
                 self.apply(kind, "ADDED", obj)
             self._synced.add(kind)

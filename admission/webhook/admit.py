@@ -37,6 +37,10 @@ def _any_claim(_claim: Mapping[str, Any], _namespace: str, _dry_run: bool) -> tu
     return "", False
 
 
+def _no_claims(_pod: Mapping[str, Any], _namespace: str) -> tuple[Violation, ...]:
+    return ()
+
+
 def _no_size(_pod: Pod) -> str:
     return ""
 
@@ -48,13 +52,15 @@ class CreateTimeChecks:
     Sentences: of ``refuse`` why its namespace's quota forbids it, of ``warn`` why no card could ever hold it.
     ``size``: what the pod's workload asks for in its own metadata, empty for nothing. ``claim``: why a
     ResourceClaim (its object, its namespace, whether it is a dry run) cannot be created, empty if it can, and
-    whether whoever creates it should ask again.
+    whether whoever creates it should ask again. ``pod_claims``: what is wrong with, or to be said of, the
+    claims that a pod's containers use.
     """
 
     refuse: Says = _silent
     warn: Says = _silent
     size: Callable[[Pod], str] = _no_size
     claim: Callable[[Mapping[str, Any], str, bool], tuple[str, bool]] = _any_claim
+    pod_claims: Callable[[Mapping[str, Any], str], tuple[Violation, ...]] = _no_claims
 
     def refusals(self, pod: Pod, request: PodRequest) -> tuple[Violation, ...]:
         """What forbids it, as violations."""
@@ -177,8 +183,14 @@ def _judge_new(review: Review, terms: ClusterTerms, checks: CreateTimeChecks) ->
     except RequestInvalid as error:
         return _denied((*guarded, _unreadable(error)))
     advice = check_advice_terms(pod.annotations, terms.unit, terms.minimum_cores)
-    faults = (*guarded, *check_pod(pod, terms.unit, terms.minimum_cores), *advice, *ephemeral)
-    warnings = (*warn_pod(pod, terms.unit), *(_detours(pod, terms) if pod.asks else ()))
+    claims = checks.pod_claims(obj, pod.namespace)
+    double = (one for one in claims if not one.rule.is_warning)
+    faults = (*guarded, *check_pod(pod, terms.unit, terms.minimum_cores), *advice, *ephemeral, *double)
+    warnings = (
+        *(one for one in claims if one.rule.is_warning),
+        *warn_pod(pod, terms.unit),
+        *(_detours(pod, terms) if pod.asks else ()),
+    )
     if is_mirror(review):
         # It runs already, whatever is said here; refused, its share would be hidden from everyone.
         return _warned((*faults, *warnings))

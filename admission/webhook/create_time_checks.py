@@ -14,12 +14,15 @@ from admission.quota.claim_creations import ClaimCreations
 from admission.quota.quota_book import QuotaBook, refuse_at_create
 from admission.webhook.admit import CreateTimeChecks
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.dra.pod_claims import double_uses, requests_of_containers, shared_uses
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import Amount, format_bytes
 from gpu_manager.domain.rules.request import PodRequest
+from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
+from gpu_manager.domain.untrusted import mapping
 from gpu_manager.ports.clock import Clock
 
 _KINDS_SECONDS = 1.0
@@ -64,7 +67,21 @@ def create_time_checks(
         found = claims.refuse(obj, namespace or "default", dry_run=dry_run) if claims else None
         return (found.text, found.again) if found else ("", False)
 
-    return CreateTimeChecks(refuse, warn, cluster.workloads.asked_of, claim)
+    def pod_claims(obj: Mapping[str, Any], namespace: str) -> tuple[Violation, ...]:
+        if claims is None or not mapping(obj.get("spec")).get("resourceClaims"):
+            return ()
+        with cluster.lock:
+            known = cluster.claims
+            used = requests_of_containers(obj, lambda one: known.spec_of(namespace, one), known.classes)
+        return (
+            *(
+                violation(Rule.CLAIMS_IN_ONE_CONTAINER, container, "", "", reason=text)
+                for container, text in double_uses(used)
+            ),
+            *(violation(Rule.CLAIM_SHARED, "", "", "", reason=text) for text in shared_uses(used)),
+        )
+
+    return CreateTimeChecks(refuse, warn, cluster.workloads.asked_of, claim, pod_claims)
 
 
 class _Recent:

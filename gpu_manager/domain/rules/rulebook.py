@@ -306,6 +306,21 @@ class Rule(Enum):
         "Ask for less, free some, allow another model, or ask the operator to raise the namespace's quota.",
         words="ExceedsGPUQuota",
     )
+    CLAIMS_IN_ONE_CONTAINER = RuleText(
+        "claims-in-one-container",
+        "uses {reason}: it can use one, for the limits of a request are mounted at fixed paths. Use one "
+        "request with count for parts of several cards, or name the request that each container uses",
+        "A container that names a claim and no request uses all of its requests.",
+        "Write `count: 2` into one request for equal parts of two cards, or name one request of this driver "
+        "in each container: `claims: [{name: …, request: …}]`.",
+    )
+    CLAIM_SHARED = RuleText(
+        "claim-shared",
+        "{reason}: they have one part of a card, and one limit, together",
+        "A request of a claim is one share, however many containers use it.",
+        "Nothing, if that is meant; else write a request for each container.",
+        warning=True,
+    )
     MEMORY_BESIDE_WHOLE_CARDS = RuleText(
         "memory-beside-whole-cards",
         f"{MEMORY} is {{value}} beside {{cards}}: it is ignored, a whole card comes with all its memory",
