@@ -388,6 +388,40 @@ print("done")
     assert one.usage(tenant).launches == 1500
 
 
+def test_streams_that_end_behind_their_launches_leave_nothing_uncounted_and_nothing_in_flight(
+    one: World, run: Run
+) -> None:
+    """What was not measured by then outlives its stream, for the next stream of the handle or until it is quiet."""
+    tenant = one.tenant(90)
+    out = run(
+        tenant,
+        """
+k = driver.kernel("spin_10us")
+launched = []
+def work(seed):
+    driver.cuCtxSetCurrent(c_void_p(driver.context))
+    kept, count = driver.stream(), 0
+    for turn in range(120):
+        stream, some = driver.stream(), 1 + (turn * seed) % 4
+        for _ in range(some):
+            driver.launch(k, stream)
+        driver.launch(k, kept)
+        count += some + 1
+        driver.cuStreamDestroy(stream)
+    driver.cuStreamDestroy(kept)
+    launched.append(count)
+threads = [threading.Thread(target=work, args=(seed,)) for seed in (3, 5, 7, 11)]
+[t.start() for t in threads]; [t.join() for t in threads]
+driver.cuCtxSynchronize()
+settled()
+print(sum(launched))
+""",
+    )
+    usage = one.usage(tenant)
+    assert out == [str(usage.launches)]
+    assert usage.busy_ns > 0
+
+
 def test_the_helper_sleeps_when_nothing_is_in_flight(one: World, run: Run) -> None:
     tenant = one.tenant(50)
     out = run(
