@@ -1,6 +1,6 @@
 """The cluster by hand.
 
-``python -m tests.cluster build|up|down|status|soak MINUTES|starts|claim-starts|rollouts [COUNT [BACKLOG]]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|release DIRECTORY|foreign ARCHIVE|record``
+``python -m tests.cluster build|up|down|status|soak MINUTES|starts|claim-starts|claim-waves [EACH]|rollouts [COUNT [BACKLOG]]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|release DIRECTORY|foreign ARCHIVE|record``
 """
 
 # ruff: noqa: T201 - a program that prints, not a library
@@ -15,6 +15,7 @@ from tests.cluster import (
     build,
     cdi_off,
     claim_starts,
+    claim_waves,
     double_offers,
     foreign_image,
     numa,
@@ -38,6 +39,13 @@ def _with_product(cluster: Cluster) -> None:
 def _keep(kind: str, result: Mapping[str, object], cluster: Cluster) -> None:
     record.keep(kind, result, cluster.parts)
     print(result)
+
+
+def _waves(cluster: Cluster, *each: int) -> int:
+    _with_product(cluster)
+    found = claim_waves.measure(cluster, *each)
+    _keep("claim_waves", found.as_json(), cluster)
+    return 0 if found.clean else 1
 
 
 def main() -> int:
@@ -64,6 +72,8 @@ def main() -> int:
         elif words == ["claim-starts"]:
             _with_product(cluster)
             _keep("claim_starts", claim_starts.measure(cluster).as_json(), cluster)
+        elif words[:1] == ["claim-waves"] and len(words) <= 2:
+            return _waves(cluster, *map(int, words[1:]))
         elif words[:1] == ["rollouts"] and len(words) <= 3:
             _with_product(cluster)
             rolled = rollouts.measure(cluster, *map(int, words[1:]))

@@ -80,12 +80,15 @@ def agent_ready(cluster: Cluster) -> bool:
     pod = agent_pod(cluster)
     conditions = (pod or {}).get("status", {}).get("conditions", [])
     ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-    return ready and (bool(devices(cluster)) if _claims(pod) else allocatable(cluster) != (0, 0))
+    front = _front(pod)
+    by_claims = front == "plugin" or bool(devices(cluster))
+    return ready and by_claims and (front == "dra" or allocatable(cluster) != (0, 0))
 
 
-def _claims(pod: dict[str, Any] | None) -> bool:
+def _front(pod: dict[str, Any] | None) -> str:
     containers = pod["spec"]["containers"] if pod is not None else []
-    return any("--front=dra" in one.get("args", ()) for one in containers)
+    options = (option for one in containers for option in one.get("args", ()))
+    return next((option.partition("=")[2] for option in options if option.startswith("--front=")), "plugin")
 
 
 def devices(cluster: Cluster) -> list[dict[str, Any]]:

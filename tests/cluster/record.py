@@ -1,7 +1,7 @@
 """What was last measured on the cluster, kept beside the code: bench/results/cluster.json.
 
 Each tool leaves its own result in ``build/cluster`` (the suite ``e2e.json``, the soak ``soak.json``, the starts
-``starts.json`` and ``claim_starts.json``, the rollouts ``rollouts.json`` and ``rollouts_backlog.json``, the second plugin ``double_offers.json``, CDI switched off
+``starts.json`` and ``claim_starts.json``, claims in waves ``claim_waves.json``, the rollouts ``rollouts.json`` and ``rollouts_backlog.json``, the second plugin ``double_offers.json``, CDI switched off
 ``cdi_off.json``, topology policies ``numa.json``, resizes ``resizes.json``, an older line of Kubernetes ``e2e-1.33.json``);
 ``python -m tests.cluster record`` puts them together. What was never run stays out.
 """
@@ -23,6 +23,7 @@ KINDS: Final = (
     "soak",
     "starts",
     "claim_starts",
+    "claim_waves",
     "rollouts",
     "rollouts_backlog",
     "double_offers",

@@ -1,0 +1,148 @@
+"""Pods by claims and pods by extended resources on one split node, in waves, while kubelet and agent restart.
+
+``python -m tests.cluster claim-waves [EACH]``, so many pods of each kind. Counted are cards of which more is booked or in
+force than they have, containers whose limits are not what they were given, pods that the kubelet failed, and pods
+that do not run within a minute.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from tests.cluster import auditor, claims, product, rollouts
+from tests.cluster.cdi_off import back_to_simulated
+from tests.cluster.claims import Claims, part
+from tests.cluster.cluster import Cluster
+from tests.cluster.pods import PATH, container, pod, why_failed
+
+EACH: Final = 200
+AT_A_TIME: Final = 40  # of each kind
+CORES, UNITS = 8, 4
+SPLIT: Final = {"agent.front": "split", "agent.draCards": "4"}
+STUCK_SECONDS: Final = 60.0
+
+
+@dataclass(slots=True)
+class Waves:
+    """All but ``each``, ``claims`` and ``extended`` must be 0; ``told`` says what was wrong."""
+
+    each: int
+    claims: int = 0  # pods that ran
+    extended: int = 0
+    overcommitted: int = 0
+    wrong: int = 0
+    failed: int = 0
+    stuck: int = 0
+    longest_seconds: float = 0.0  # from a pod's creation until it ran
+    told: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, object]:
+        """For the record."""
+        return asdict(self)
+
+    @property
+    def clean(self) -> bool:
+        """True if nothing was wrong."""
+        return not (self.overcommitted or self.wrong or self.failed or self.stuck)
+
+
+def measure(cluster: Cluster, each: int = EACH) -> Waves:
+    """Waves until so many pods of each kind were made; something restarts in all but the first."""
+    product.install(cluster, admission=True, **SPLIT)
+    cluster.wait(lambda: len(product.devices(cluster)) == 4, 180, "the cards are not split")
+    result, made = Waves(each), Claims(cluster)
+    disturbances = (_nothing, _kubelet, _agent, _both)
+    try:
+        made.template("wave", part(CORES, UNITS))
+        for wave in range(-(-each // AT_A_TIME)):
+            count = min(AT_A_TIME, each - wave * AT_A_TIME)
+            _wave(cluster, made, result, wave, count, disturbances[wave % len(disturbances)])
+            sys.stdout.write(f"{wave}: {result.as_json()}\n")
+            sys.stdout.flush()
+        made.clear()
+    finally:
+        back_to_simulated(cluster)
+    return result
+
+
+def _wave(
+    cluster: Cluster, made: Claims, result: Waves, wave: int, count: int, disturb: Callable[[Cluster], None]
+) -> None:
+    born: dict[str, float] = {}
+    for at in range(count):
+        if at == count // 2:
+            disturb(cluster)
+        for kind in ("claim", "plain"):
+            name = f"wave-{wave}-{at}-{kind}"
+            manifest = pod(name, container("c", CORES, UNITS))
+            if kind == "claim":
+                manifest = claims.claiming(name, {"resourceClaimTemplateName": "wave"})
+            made.pods.create(manifest)
+            born[name] = time.monotonic()
+    _await(cluster, result, born)
+    _judge(cluster, result)
+    made.pods.delete(*born)
+
+
+def _await(cluster: Cluster, result: Waves, born: dict[str, float]) -> None:
+    """Until each pod runs or has failed; each is looked at all the time, so that none waits for another's turn."""
+    left, ends = dict(born), time.monotonic() + 4 * STUCK_SECONDS
+    while left and time.monotonic() < ends:
+        for found in cluster.api.get(PATH)["items"]:
+            name, status = found["metadata"]["name"], found["status"]
+            if name not in left or status.get("phase") not in ("Running", "Failed"):
+                continue
+            seconds = time.monotonic() - left.pop(name)
+            _count(result, name, status, seconds)
+        cluster.mend()
+        time.sleep(0.2)
+    for name in left:
+        result.stuck += 1
+        result.told.append(f"{name} does not run")
+
+
+def _count(result: Waves, name: str, status: dict[str, Any], seconds: float) -> None:
+    if status["phase"] == "Failed":
+        result.failed += 1
+        result.told.append(f"{name}: {why_failed(status)}")
+        return
+    result.claims += name.endswith("claim")
+    result.extended += name.endswith("plain")
+    result.longest_seconds = max(result.longest_seconds, round(seconds, 1))
+    if seconds > STUCK_SECONDS:
+        result.stuck += 1
+        result.told.append(f"{name} ran after {seconds:.0f} s")
+
+
+def _judge(cluster: Cluster, result: Waves) -> None:
+    over = [*claims.together(cluster), *auditor.overcommitted(cluster, auditor.Books.of(cluster))]
+    wrong = []
+    for settled in (auditor.settled, claims.settled):
+        try:
+            settled(cluster, 20)
+        except AssertionError as error:
+            wrong += str(error).splitlines()
+    result.overcommitted += len(over)
+    result.wrong += len(wrong)
+    result.told += over + wrong
+
+
+def _nothing(_cluster: Cluster) -> None:
+    """Leave it in peace."""
+
+
+def _kubelet(cluster: Cluster) -> None:
+    cluster.restart("kubelet")
+
+
+def _agent(cluster: Cluster) -> None:
+    cluster.kubectl("-n", product.NAMESPACE, "rollout", "restart", rollouts.DAEMONSET)
+
+
+def _both(cluster: Cluster) -> None:
+    _agent(cluster)
+    _kubelet(cluster)
