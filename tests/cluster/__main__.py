@@ -42,7 +42,7 @@ def _keep(kind: str, result: Mapping[str, object], cluster: Cluster) -> None:
 
 
 def _waves(cluster: Cluster, *each: int) -> int:
-    _with_product(cluster)
+    cluster.up()
     found = claim_waves.measure(cluster, *each)
     _keep("claim_waves", found.as_json(), cluster)
     return 0 if found.clean else 1

@@ -65,8 +65,15 @@ def measure(cluster: Cluster, each: int = EACH) -> Waves:
             sys.stdout.flush()
         made.clear()
     finally:
-        back_to_simulated(cluster)
+        _leave(cluster)
     return result
+
+
+def _leave(cluster: Cluster) -> None:
+    """As docs/dra.md says: all cards to one side first, then the front."""
+    product.install(cluster, admission=True, **{**SPLIT, "agent.draCards": "0"})
+    cluster.wait(lambda: product.allocatable(cluster)[0] == 800, 300, "cards stay with claims")
+    back_to_simulated(cluster)
 
 
 def _wave(

@@ -81,8 +81,8 @@ def agent_ready(cluster: Cluster) -> bool:
     conditions = (pod or {}).get("status", {}).get("conditions", [])
     ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
     front = _front(pod)
-    by_claims = front == "plugin" or bool(devices(cluster))
-    return ready and by_claims and (front == "dra" or allocatable(cluster) != (0, 0))
+    by_claims = front != "dra" or bool(devices(cluster))  # a split node may give all cards one way
+    return ready and by_claims and (front != "plugin" or allocatable(cluster) != (0, 0))
 
 
 def _front(pod: dict[str, Any] | None) -> str:
