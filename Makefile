@@ -166,6 +166,9 @@ cluster-starts: cluster-build tools image ## how much longer a pod takes to star
 cluster-claim-starts: cluster-build tools image ## how much longer a pod takes to start with a ResourceClaim, on the real cluster
 	$(BIN)/python -m tests.cluster claim-starts
 
+cluster-claim-waves: cluster-build tools image ## 200 pods by claims and 200 by extended resources on a split node, in waves with restarts (root)
+	$(BIN)/python -m tests.cluster claim-waves
+
 cluster-rollouts: cluster-build tools image ## the agent replaced ten times under load, without and with a backlog: no pod may fail (root)
 	$(BIN)/python -m tests.cluster rollouts 10
 	$(BIN)/python -m tests.cluster rollouts 10 200
@@ -190,7 +193,7 @@ foreign-image: $(STAMP) ## the image for the other architecture, built and run u
 	$(BIN)/python deploy/image/build.py --machine $(FOREIGN) --output build/image/gpu-manager-$(FOREIGN).tar
 	$(BIN)/python -m tests.cluster foreign build/image/gpu-manager-$(FOREIGN).tar
 
-cluster-record: $(STAMP) ## put the last results of e2e, soak-cluster, cluster-starts, cluster-claim-starts, cluster-rollouts, cluster-double-offers, cluster-cdi-off, cluster-numa and cluster-resizes into bench/results
+cluster-record: $(STAMP) ## put the last results of e2e, soak-cluster, cluster-starts, cluster-claim-starts, cluster-claim-waves, cluster-rollouts, cluster-double-offers, cluster-cdi-off, cluster-numa and cluster-resizes into bench/results
 	$(BIN)/python -m tests.cluster record
 
 cluster-down: ## end the cluster and remove every trace of it
@@ -216,4 +219,4 @@ ci: check proto-check test native deploy-check wheel docs demo ## what a commit 
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help release reference setup check format test unit component native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts cluster-claim-starts cluster-rollouts cluster-double-offers cluster-cdi-off cluster-numa cluster-resizes release-trial foreign-image cluster-record cluster-down
+.PHONY: help release reference setup check format test unit component native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts cluster-claim-starts cluster-claim-waves cluster-rollouts cluster-double-offers cluster-cdi-off cluster-numa cluster-resizes release-trial foreign-image cluster-record cluster-down

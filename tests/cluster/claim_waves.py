@@ -85,9 +85,11 @@ def _wave(
             disturb(cluster)
         for kind in ("claim", "plain"):
             name = f"wave-{wave}-{at}-{kind}"
-            manifest = pod(name, container("c", CORES, UNITS))
+            # A killed kubelet takes back what it was asking the runtime for: such a container is started again.
+            manifest = pod(name, container("c", CORES, UNITS), restartPolicy="Always")
             if kind == "claim":
-                manifest = claims.claiming(name, {"resourceClaimTemplateName": "wave"})
+                template = {"resourceClaimTemplateName": "wave"}
+                manifest = claims.claiming(name, template, restartPolicy="Always")
             made.pods.create(manifest)
             born[name] = time.monotonic()
     _await(cluster, result, born)
