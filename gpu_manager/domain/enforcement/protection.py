@@ -69,7 +69,7 @@ def _harvest(best_effort: Sequence[CardMember]) -> dict[str, float]:
     shares = {}
     for member in best_effort:
         others = sum(other.cores for other in best_effort if other.works and other is not member)
-        part = CORES_PER_CARD * member.cores / (member.cores + others) if member.cores else 0.0
+        part = CORES_PER_CARD * member.cores / max(1, member.cores + others)
         shares[member.name] = max(float(member.cores), min(float(member.ceiling), part))
     return shares
 

@@ -68,15 +68,17 @@ static uint64_t had_ns(const struct gate_look *look) {
            __atomic_load_n(&look->here->idle_ns, __ATOMIC_RELAXED);
 }
 
-/* A thread has come to launch: what has gone by since anything of the container's was in flight was a pause. */
-static void note_pause(const struct gate_look *look) {
-    uint64_t wanted = __atomic_load_n(&look->here->wanted_at, __ATOMIC_RELAXED);
-    uint64_t busy = __atomic_load_n(&look->usage->last_busy_ns, __ATOMIC_RELAXED);
-    if (busy > wanted && busy <= look->now)
+/* What has gone by since anything of the container's was in flight, or waited to be, was a pause. */
+void gate_wanted(const struct stream_meter *meter) {
+    struct card_gate *here = &gates[meter->card];
+    struct vcuda_usage *usage = vcuda_usage();
+    uint64_t now = vcuda_now_ns(), wanted = __atomic_load_n(&here->wanted_at, __ATOMIC_RELAXED);
+    uint64_t busy = usage ? __atomic_load_n(&usage->card[meter->card].last_busy_ns, __ATOMIC_RELAXED) : 0;
+    if (busy > wanted && busy <= now)
         wanted = busy;
-    if (wanted && look->now > wanted + IDLE_LEAST_NS)
-        __atomic_fetch_add(&look->here->idle_ns, look->now - wanted, __ATOMIC_RELAXED);
-    __atomic_store_n(&look->here->wanted_at, look->now, __ATOMIC_RELAXED);
+    if (wanted && now > wanted + IDLE_LEAST_NS)
+        __atomic_fetch_add(&here->idle_ns, now - wanted, __ATOMIC_RELAXED);
+    __atomic_store_n(&here->wanted_at, now, __ATOMIC_RELAXED);
 }
 
 /* Is the container about to fall behind its own share? Whoever finds another thread at it leaves the answer to that. */
@@ -188,7 +190,6 @@ void gate_wait(struct stream_meter *meter, uint64_t launch_ns) {
                              .card = card,
                              .now = vcuda_now_ns()};
     look.gate = gate_of(look.here, look.limits);
-    note_pause(&look);
     owes(&look); /* what it had is noted also while nothing is closed */
     pass(meter, launch_ns, &look);
     __atomic_store_n(&look.here->wanted_at, look.now, __ATOMIC_RELAXED);

@@ -7,6 +7,10 @@
 
 #include "cuda/stream_meter.h"
 
+/* A thread has come to launch: what it waits for from here on, its own limit included, is no pause of the container's.
+ */
+void gate_wanted(const struct stream_meter *meter);
+
 /* Wait until the work may be put on its card. `launch_ns`: what it is expected to cost. The thread holds none of the
  * library's locks and is not capturing; errno is kept. */
 void gate_wait(struct stream_meter *meter, uint64_t launch_ns);

@@ -258,6 +258,8 @@ bool throttle_begin(struct throttled_work *work, CUstream stream, bool per_threa
     work->meter = meter;
     work->cost = cost;
     work->paid_ns = cost_charge_ns(cost);
+    if (is_gated(meter))
+        gate_wanted(meter);
     pay(meter, cost, work->paid_ns);
     if (is_gated(meter))
         wait_at_gate(meter, work->paid_ns);
