@@ -167,6 +167,7 @@ class SchedulingController:
 
     def stop(self) -> None:
         """Bind no more; once nothing is under way, let another begin; then end everything."""
+        knew_all = self._claim_leadership is None or self._claim_leadership.knew_all
         self.leader.resign()
         if self.listener is not None:
             self.listener.stop()
@@ -174,16 +175,17 @@ class SchedulingController:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(2 * BIND_SECONDS)
-        if self._claims_are_shown():
+        if knew_all and self._claims_are_shown():
             self.leader.release()
         for watch in self._watches.values():
             watch.close()
         self._access.writer.close()
 
     def _claims_are_shown(self) -> bool:
-        """Wait a moment for claims that were let pass; False if some are not stored yet.
+        """Wait a moment for claims that were let pass; False if some may not be stored yet.
 
-        Whoever leads next after a Lease that was given back takes it that nothing is under way.
+        Whoever leads next after a Lease that was given back takes it that nothing is under way, of this
+        replica or of one that led before.
         """
         ends = self._clock.monotonic() + _SHOWN_SECONDS
         while self.cluster.claims.admitted and self._clock.monotonic() < ends:

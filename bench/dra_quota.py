@@ -205,7 +205,7 @@ def _ended(replicas: list[_Replica], server: _Server, random: Random, counts: Co
     """The leader is killed, or stopped: then it gives its Lease back once what it let pass is stored."""
     leading = [one for one in replicas if one.leader.leads()] or replicas[:1]
     gone = leading[0]
-    if random.random() < 0.5 and not gone.cluster.claims.admitted:
+    if random.random() < 0.5 and gone.leadership.knew_all and not gone.cluster.claims.admitted:
         gone.leader.resign()
         gone.leader.release()
         counts["stopped"] += 1
@@ -217,19 +217,20 @@ def _ended(replicas: list[_Replica], server: _Server, random: Random, counts: Co
 
 def _create(replica: _Replica, server: _Server, random: Random, counts: Counter[str], name: str) -> None:
     claim = _claim(random, name)
-    answer = replica.claims.refuse(claim, _NAMESPACE, dry_run=random.random() < 0.05)
+    dry_run = random.random() < 0.05
+    answer = replica.claims.refuse(claim, _NAMESPACE, dry_run=dry_run)
     if answer is not None:
         counts["again" if answer.again else "refused"] += 1
         return
     counts["let pass"] += 1
-    if random.random() < 0.1:
-        return  # another webhook refused it
+    if dry_run or random.random() < 0.1:
+        return  # nothing is stored, or another webhook refused it
 
     def store() -> None:
         server.put(claim)
         counts["over"] += _over(server)
 
-    late = random.random() < 0.05
+    late = random.random() < 0.25
     server.later(random.uniform(1, REQUEST_SECONDS - 1) if late else random.uniform(0, 0.1), store)
 
 

@@ -3,7 +3,7 @@
 What one that led before let pass may still be on its way into the API server, which ends a request after
 :data:`~admission.quota.claim_creations.REQUEST_SECONDS`. So a new leader lets nothing pass until a list of
 all claims that was asked for so long after it became the only one; unless the Lease was given back, which a
-leader does once everything that it let pass is stored.
+leader does once everything that it let pass is stored: then a list that is asked for from then on will do.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class ClaimLeadership:
         self._watch = watch
         self._cluster = cluster
         self._own = own
+        self.knew_all = False  # at the last look: then it may give its Lease back, as nothing is on its way
         self._asked = float("-inf")  # the moment for which a list has been asked for
 
     def leads(self) -> bool:
@@ -50,6 +51,7 @@ class ClaimLeadership:
 
     def look(self, now: float) -> None:
         """Ask for the list, and end the wait for claims that nobody created. Call this each second."""
+        self.knew_all = self.leads()
         if self._watch.error is None:
             self._cluster.expire_claims(now)
         listed, known_from = self._watch.listed, self._known_from
@@ -59,4 +61,5 @@ class ClaimLeadership:
 
     @property
     def _known_from(self) -> float:
-        return self._leader.alone_since(own=self._own) + REQUEST_SECONDS
+        stored_from = self._leader.alone_since(own=self._own) + REQUEST_SECONDS
+        return max(stored_from, self._leader.led_since)  # a watch is never quite up to date

@@ -90,7 +90,9 @@ class Leader:
         self._pods = pods
         self._clock = clock
         self._changed = changed
-        self._led_since = float("inf")
+        self.led_since = float(
+            "inf"
+        )  # monotonic: from when on this process leads; infinite while it does not
         self._own_fence = clock.monotonic() + seconds  # what a former process of this replica sent may act
         self._asked = _NEVER  # the fence for which a list has been asked for
         self._said = False
@@ -134,7 +136,7 @@ class Leader:
         What others decided before may still take effect. ``own``: the Lease does not tell all of them, as one
         that is given back by another program, so it is the moment from which on this process leads.
         """
-        return max(self._lease.fence, self._led_since) if own else self._lease.fence
+        return max(self._lease.fence, self.led_since) if own else self._lease.fence
 
     @property
     def _fence(self) -> float:
@@ -148,7 +150,7 @@ class Leader:
         leads = self.leads()
         if leads != self._said:
             self._said = leads
-            self._led_since = self._clock.monotonic() if leads else float("inf")
+            self.led_since = self._clock.monotonic() if leads else float("inf")
             log.info("leader_elected" if leads else "leadership_lost")
             self._changed(leads)
 
