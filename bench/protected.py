@@ -96,6 +96,7 @@ def measure(cell: Cell, seconds: float, *, protected: bool, alone: bool = False)
             used = (host.cpu_ns() - before) / (ended - began) * 100
             for load in loads:
                 load.finish()
+            ended = min(ended, began + int(seconds * 1e9))  # requests may outlast the jobs
             pids = [pid, *(load.process.pid for load in loads)]
             shares = watch.shares_until(pids, began, ended)
             least = [_least(watch, each, began, ended) for each in pids[1:]]
