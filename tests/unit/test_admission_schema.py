@@ -21,7 +21,6 @@ from admission.extender.fragmentation_score import LeastFragmentation
 from admission.serving.metrics import AdmissionMetrics
 from admission.webhook.create_time_checks import create_time_checks
 from gpu_manager.access import AccessCheck, Reviews
-from gpu_manager.domain.pod import Pod, parse_pod
 from tests.fakes.extender import World, node, pod
 from tests.fakes.ports import FakeClock
 from tests.unit.test_agents_usage import Agents
@@ -47,8 +46,8 @@ def service() -> Any:
     )
     world.create(pod("late", 100, None))
 
-    def fetch(namespace: str, name: str) -> Pod | None:
-        return parse_pod(pod(name[:63] or "x", namespace=namespace[:63] or "x")) if len(name) % 2 else None
+    def fetch(namespace: str, name: str) -> dict[str, Any] | None:
+        return pod(name[:63] or "x", namespace=namespace[:63] or "x") if len(name) % 2 else None
 
     clock = FakeClock()
     knowledge = ExplainSources(

@@ -48,14 +48,17 @@ int vcuda_missing(void);
  * nothing. */
 extern __thread unsigned vcuda_depth __attribute__((tls_model("initial-exec")));
 
+/* While a hook runs, is this the driver calling, to whom the call is not ours to answer? What is called from elsewhere
+ * comes from a handler of the program's: a signal's, or a profiler's. Or there is no hook running any more: one that
+ * was left by longjmp or an exception has not counted itself out. Until the driver is open all of it is the driver's.
+ */
+bool vcuda_is_driver(const void *caller);
+
 /* Open the driver if that has not been done; false if it cannot be opened. Any thread, any number of times. */
 bool vcuda_interposer_open(void);
 
 /* The address of a function of the driver, or NULL. */
 void *vcuda_interposer_find(const char *name);
-
-/* What programs shall call for name `id`: our entry if it is hooked, else NULL. */
-void *vcuda_interposer_entry(unsigned id);
 
 /* The name itself. */
 const char *vcuda_interposer_name(unsigned id);

@@ -3,15 +3,14 @@
 
 #include "attachment.h"
 #include "cuda/gate.h"
+#include "cuda/gate_view.h"
 #include "cuda/held_idle.h"
 #include "cuda/settle.h"
 #include "fork.h"
 #include "lock.h"
-#include "paths.h"
 
 #include <errno.h>
 #include <linux/futex.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -21,8 +20,7 @@
 
 /* What this process knows of a card's gate. */
 static struct card_gate {
-    const struct vcuda_gate *gate; /* NULL: not looked for yet, or `missing` */
-    bool missing, noting;
+    bool noting;
     bool stuck;         /* nothing in flight ends: whoever launched it may have to launch more first */
     uint64_t closed_at; /* when it was last seen closed */
     uint64_t idle_ns;   /* time in which the container wanted nothing */
@@ -30,27 +28,6 @@ static struct card_gate {
     uint64_t stuck_ahead_ns;
     struct gate_floor floor;
 } gates[VCUDA_MAX_CARDS];
-
-/* A container that was made before it was best-effort has no gate mounted: it keeps what it has in flight short, and
- * that is all. Two threads may both map it: the mapping is a page, and the second stays unused. */
-static const struct vcuda_gate *gate_of(struct card_gate *here, const struct vcuda_card_limits *limits) {
-    const struct vcuda_gate *gate = __atomic_load_n(&here->gate, __ATOMIC_ACQUIRE);
-    char path[PATHS_MAX];
-    void *mapped = NULL;
-    int error = 0;
-    if (gate || __atomic_load_n(&here->missing, __ATOMIC_RELAXED))
-        return gate;
-    if (paths_gate(path, limits->uuid) && !page_map(path, VCUDA_GATE_SIZE, false, &mapped, &error)) {
-        gate = mapped;
-        if (gate->magic == VCUDA_GATE_MAGIC) {
-            __atomic_store_n(&here->gate, gate, __ATOMIC_RELEASE);
-            return gate;
-        }
-        munmap(mapped, VCUDA_GATE_SIZE);
-    }
-    __atomic_store_n(&here->missing, true, __ATOMIC_RELAXED);
-    return NULL;
-}
 
 struct gate_look {
     struct card_gate *here;
@@ -163,17 +140,10 @@ static void pass(struct stream_meter *meter, uint64_t launch_ns, struct gate_loo
         __atomic_fetch_add(&look->usage->throttle_ns, held, __ATOMIC_RELAXED);
 }
 
-bool gate_was_moved(int card, uint64_t since) {
-    const struct vcuda_gate *gate = __atomic_load_n(&gates[card].gate, __ATOMIC_ACQUIRE);
-    return gate && (__atomic_load_n(&gate->closed_until_ns, __ATOMIC_ACQUIRE) > since ||
-                    __atomic_load_n(&gate->closed_at_ns, __ATOMIC_RELAXED) >= since ||
-                    __atomic_load_n(&gate->opened_at_ns, __ATOMIC_RELAXED) >= since);
-}
-
-/* In the child of a fork: the mapping is its own too, what its parent was about is not. */
+/* What the parent of a fork was about is not its child's. */
 static void forget_in_child(void) {
     for (int card = 0; card < VCUDA_MAX_CARDS; card++)
-        gates[card] = (struct card_gate){.gate = gates[card].gate, .missing = gates[card].missing};
+        gates[card] = (struct card_gate){0};
 }
 
 void gate_wait(struct stream_meter *meter, uint64_t launch_ns) {
@@ -189,7 +159,7 @@ void gate_wait(struct stream_meter *meter, uint64_t launch_ns) {
                              .usage = &usage->card[card],
                              .card = card,
                              .now = vcuda_now_ns()};
-    look.gate = gate_of(look.here, look.limits);
+    look.gate = gate_view(card, look.limits->uuid);
     owes(&look); /* what it had is noted also while nothing is closed */
     pass(meter, launch_ns, &look);
     __atomic_store_n(&look.here->wanted_at, look.now, __ATOMIC_RELAXED);

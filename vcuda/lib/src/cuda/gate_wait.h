@@ -2,7 +2,6 @@
 #ifndef VCUDA_GATE_WAIT_H
 #define VCUDA_GATE_WAIT_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "cuda/stream_meter.h"
@@ -14,8 +13,5 @@ void gate_wanted(const struct stream_meter *meter);
 /* Wait until the work may be put on its card. `launch_ns`: what it is expected to cost. The thread holds none of the
  * library's locks and is not capturing; errno is kept. */
 void gate_wait(struct stream_meter *meter, uint64_t launch_ns);
-
-/* Is the card's gate closed, or was it opened or closed since? False where this process has none. */
-bool gate_was_moved(int card, uint64_t since);
 
 #endif

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "attachment.h"
+#include "entries.h"
 #include "interposer.h"
 
 #define NO_NAME VCUDA_NAMES
@@ -118,7 +119,7 @@ static unsigned by_address(const char *symbol, void *pointer, bool *shared) {
     unsigned found = NO_NAME;
     for (; low < map->count && map->pair[low].pointer == pointer; low++) {
         unsigned id = map->pair[low].id;
-        if (is_variant_of(vcuda_interposer_name(id), symbol) && (found == NO_NAME || vcuda_interposer_entry(id)))
+        if (is_variant_of(vcuda_interposer_name(id), symbol) && (found == NO_NAME || vcuda_entry(id)))
             found = id;
     }
     return found;
@@ -132,7 +133,7 @@ void *route(const char *symbol, int version, bool per_thread, void *pointer) {
         id = by_name(symbol, version, per_thread, &known);
     if (!known && !shared)
         vcuda_count_unknown(symbol);
-    void *entry = id == NO_NAME ? NULL : vcuda_interposer_entry(id);
+    void *entry = id == NO_NAME ? NULL : vcuda_entry(id);
     if (!entry)
         return pointer;
     if (named)

@@ -1,6 +1,6 @@
 #include "cuda/span_charge.h"
 #include "attachment.h"
-#include "cuda/gate_wait.h"
+#include "cuda/gate_view.h"
 #include "cuda/gpu_time.h"
 #include "cuda/held_idle.h"
 #include "cuda/sharers.h"
