@@ -47,13 +47,14 @@ def emptied(sandbox: Sandbox) -> Iterator[None]:
         sandbox.api.delete("pods", pod["metadata"]["name"], pod["metadata"]["namespace"], grace=0)
     until(lambda: not sandbox.api.list("pods"))
     # What a pod deleted by force held counts until its node has spoken, or was silent for a minute.
-    until(lambda: not holders(sandbox), 90)
+    until(lambda: takes_all_cards(sandbox), 90)
 
 
-def holders(sandbox: Sandbox) -> list[dict[str, Any]]:
-    """Who holds what, as the admission service counts it."""
-    (node,) = json.loads(calls(sandbox).get("/ui/data")[1])["nodes"]
-    return [holder for card in node["cards"] for holder in card["holders"]]
+def takes_all_cards(sandbox: Sandbox) -> bool:
+    """True if a pod that asks for every card would get them now. The console's answers are up to 2 s old."""
+    everything = manifest("everything", 800)
+    everything["metadata"]["uid"] = "asked-about-alone"
+    return bool(calls(sandbox).filter(everything, [NODE])["NodeNames"])
 
 
 def state(sandbox: Sandbox, name: str) -> str:
