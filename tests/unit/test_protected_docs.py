@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Final
@@ -16,6 +15,7 @@ from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.rules.legal_values import check_pod, warn_pod
 from gpu_manager.domain.rules.rulebook import Rule, violation
+from tests.fakes.feature_tables import feature_rows, is_a_test, sentences_of
 from tests.fakes.written import container, pod_of
 
 ROOT: Final = Path(__file__).parents[2]
@@ -67,19 +67,13 @@ TESTED: Final = {
 OF_THE_LIBRARY: Final = {"elastic ceiling"}  # bench protected
 
 
-def rows() -> dict[str, str]:
-    table = PAGE.partition("## With other features")[2]
-    found = re.findall(r"^\| (.+?) \| (.+) \|$", table, re.MULTILINE)
-    return {feature: says for feature, says in found if feature not in {"feature", "---"}}
-
-
 def test_every_feature_of_the_table_is_known_here() -> None:
-    assert set(rows()) == SAID.keys() | TESTED.keys() | OF_THE_LIBRARY
+    assert set(feature_rows(PAGE)) == SAID.keys() | TESTED.keys() | OF_THE_LIBRARY
 
 
 @pytest.mark.parametrize("feature", SAID)
 def test_a_refusal_is_said_as_the_table_says_it(feature: str) -> None:
-    sentences = [text for text in re.findall(r"`([^`]+)`", rows()[feature]) if " " in text]
+    sentences = sentences_of(feature_rows(PAGE)[feature])
     message = SAID[feature]()
     assert sentences
     assert [text for text in sentences if text not in message] == []
@@ -87,8 +81,7 @@ def test_a_refusal_is_said_as_the_table_says_it(feature: str) -> None:
 
 @pytest.mark.parametrize("feature", TESTED)
 def test_what_works_has_its_test(feature: str) -> None:
-    tests = (path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
-    assert any(f"def {TESTED[feature]}(" in text for text in tests)
+    assert is_a_test(TESTED[feature])
 
 
 @pytest.mark.parametrize("priority", Priority)
