@@ -22,7 +22,7 @@ from admission.console.agents_usage import AgentsUsage
 from admission.console.history import ConsoleHistory
 from admission.console.promql import RangeQuery
 from admission.console.routes import console_routes
-from admission.console.what_if import Workload
+from admission.console.what_if import ManifestFile, Workload
 from admission.controller import QUOTA, SchedulingController
 from admission.explain.caller_gate import CallerGate
 from admission.explain.explain_api import ExplainSources, explain_routes
@@ -211,7 +211,9 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
         lambda: draining.is_set() or scheduling.elsewhere(),
     )
     cluster, quota, judge = scheduling.cluster, scheduling.quota, scheduling.judge
-    knowledge = ExplainSources(cluster, quota, judge, scheduling.policy, settings.terms, pods.fetch_object)
+    knowledge = ExplainSources(
+        cluster, quota, judge, scheduling.policy, settings.terms, pods.fetch_object, scheduling.claiming
+    )
     agents = KubeAgents(connection, settings.namespace, settings.agent_token)
     usage = AgentsUsage(agents, clock, lambda node: _pods_of(node, knowledge))
     history = ConsoleHistory(usage, lambda node: _cards_of(node, knowledge), clock, _prometheus(settings))
@@ -230,7 +232,7 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
                 gate,
                 usage,
                 history,
-                workloads_of,
+                manifest_file,
                 KubePodEvents(connection).read,
                 scheduling.stale_seconds,
                 clock,
@@ -241,10 +243,11 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
     )
 
 
-def workloads_of(body: bytes) -> list[Workload]:
-    """Those of a file that run pods. Raises RequestInvalid."""
-    found = (one for one in read_manifests(body) if one.runs_pods)
-    return [Workload(one.kind, one.namespace, one.name, one.copies, one.pod) for one in found]
+def manifest_file(body: bytes) -> ManifestFile:
+    """What the console judges of a file. Raises RequestInvalid."""
+    found = read_manifests(body)
+    workloads = (Workload(m.kind, m.namespace, m.name, m.copies, m.pod) for m in found if m.runs_pods)
+    return ManifestFile(tuple(workloads), [m.claim for m in found if m.claim is not None])
 
 
 def _cards_of(node: str, knowledge: ExplainSources) -> Sequence[str]:

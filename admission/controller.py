@@ -101,7 +101,7 @@ class SchedulingController:
         rules = BindRules(self.leader.leads, settings.binds_for, terms.minimum_cores)
         self.binder = Binder(self.cluster, self.quota, self.judge, access.api, clock, rules, metrics.count)
         self._pending_events = PendingEvents(self.cluster.pod, self._explain, access.writer, clock)
-        self._claiming = ClaimingPods(self.cluster, access.writer, clock, terms.minimum_cores)
+        self.claiming = ClaimingPods(self.cluster, access.writer, clock, terms.minimum_cores)
         self.policy = LeastFragmentation(self.cluster, quota=self.quota)
         self.extender = Extender(
             self.cluster,
@@ -250,13 +250,13 @@ class SchedulingController:
         self.cluster.apply(BUDGETS, "DELETED" if gone else "MODIFIED", obj)
 
     def _tell_of_claims(self) -> None:
-        self._claiming.run(self._ended)
+        self.claiming.run(self._ended)
 
     def _pods(self, objects: Sequence[Obj]) -> None:
         self.cluster.replace(PODS, objects)
         if self._settings.claims:
             for obj in objects:
-                self._claiming.look(obj, gone=False, tells=self.leader.leads())
+                self.claiming.look(obj, gone=False, tells=self.leader.leads())
         if self._inherited is None:
             self._inherited = bool(self.cluster.waiting())
         uids = [PodUid(str(obj["metadata"].get("uid"))) for obj in objects]
@@ -270,7 +270,7 @@ class SchedulingController:
             return
         self.cluster.apply(PODS, "DELETED" if gone else "MODIFIED", trimmed)
         if self._settings.claims:
-            self._claiming.look(trimmed, gone=gone, tells=self.leader.leads())
+            self.claiming.look(trimmed, gone=gone, tells=self.leader.leads())
         uid = PodUid(str(trimmed["metadata"].get("uid")))
         if gone:
             self._bypasses.forget(uid)

@@ -16,7 +16,7 @@ from admission.console.cluster_page import ClusterPage, PageSources
 from admission.console.history import ConsoleHistory
 from admission.console.pod_advice import pod_advice
 from admission.console.waste import held_shares
-from admission.console.what_if import Workload, judged_workloads
+from admission.console.what_if import ManifestFile, judged_workloads
 from admission.explain.caller_gate import Answer, CallerGate, documented, said
 from admission.explain.explain_api import ExplainSources
 from gpu_manager import ui
@@ -46,7 +46,7 @@ def console_routes(
     gate: CallerGate,
     agents: AgentsUsage,
     history: ConsoleHistory,
-    read: Callable[[bytes], Sequence[Workload]],
+    read: Callable[[bytes], ManifestFile],
     events: ReadEvents,
     stale_seconds: Callable[[], float],
     clock: Clock,
@@ -54,7 +54,7 @@ def console_routes(
     """The routes.
 
     ``agents``: what agents say; asked for whenever somebody looks. ``history``: what they said
-    before. ``read``: the workloads of a file in YAML or JSON; raises RequestInvalid if it is no manifest.
+    before. ``read``: what a file in YAML or JSON holds; raises RequestInvalid if it is no manifest.
     ``events``: what the API server keeps of a pod's Events; for callers who may list Events there.
     ``stale_seconds``: for how long the API server has told nothing of what is shown.
     """
@@ -62,7 +62,7 @@ def console_routes(
     page = ClusterPage(
         PageSources(
             knowledge.snapshot,
-            knowledge.cluster.waiting,
+            knowledge.waiting,
             lambda occupant, everywhere: knowledge.explain(occupant, everywhere=everywhere),
             lambda: knowledge.quota.current,
             agents.look,

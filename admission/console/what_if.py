@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from admission.explain.explain_api import ExplainSources, drafted
+from admission.explain.drafts import drafted
+from admission.explain.explain_api import ExplainSources
 from admission.explain.views import as_json
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 
@@ -24,9 +25,15 @@ class Workload:
     template: Mapping[str, object] | None
 
 
-def judged_workloads(
-    workloads: Sequence[Workload], namespace: str, knowledge: ExplainSources
-) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class ManifestFile:
+    """What a file holds: objects that run pods, and ResourceClaims and ResourceClaimTemplates."""
+
+    workloads: Sequence[Workload]
+    claims: Sequence[Mapping[str, Any]] = ()
+
+
+def judged_workloads(file: ManifestFile, namespace: str, knowledge: ExplainSources) -> list[dict[str, Any]]:
     """JSON for each: what it is, and either ``error`` or ``said``, the explanation of one of its pods.
 
     ``namespace``: the only one that the caller may see, empty for all. It is that of workloads that name
@@ -36,12 +43,14 @@ def judged_workloads(
         NodeUnready: nodes and pods have not been listed yet.
         RequestInvalid: too many workloads.
     """
-    if len(workloads) > MOST_WORKLOADS:
-        raise RequestInvalid(f"{len(workloads)} workloads in one file: at most {MOST_WORKLOADS} are judged")
-    return [_judged(one, namespace, knowledge) for one in workloads]
+    if (count := len(file.workloads)) > MOST_WORKLOADS:
+        raise RequestInvalid(f"{count} workloads in one file: at most {MOST_WORKLOADS} are judged")
+    return [_judged(one, file.claims, namespace, knowledge) for one in file.workloads]
 
 
-def _judged(workload: Workload, namespace: str, knowledge: ExplainSources) -> dict[str, Any]:
+def _judged(
+    workload: Workload, claims: Sequence[Mapping[str, Any]], namespace: str, knowledge: ExplainSources
+) -> dict[str, Any]:
     place = workload.namespace or namespace or "default"
     shown = {
         "kind": printable(workload.kind),
@@ -54,7 +63,8 @@ def _judged(workload: Workload, namespace: str, knowledge: ExplainSources) -> di
     if workload.template is None:
         return {**shown, "error": "it has no pod template where one belongs"}
     try:
-        pod = drafted(workload.template, knowledge.terms, place, workload.name)
+        pod = drafted(workload.template, knowledge.terms, place, workload.name, claims)
+        explanation = knowledge.explain_draft(pod, everywhere=not namespace)
     except RequestInvalid as error:
         return {**shown, "error": str(error)}
-    return {**shown, "said": as_json(knowledge.explain(pod, everywhere=not namespace))}
+    return {**shown, "said": as_json(explanation)}

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState
-from admission.explain.claims import ClaimingPod, claiming_pod, explain_claims
+from admission.explain.claims import ClaimingPod, claiming_pod, explain_claims, may_be_ours
 from admission.explain.explanation import FITS, Explanation
 from admission.explain.pending_events import EventSender, PendingEvents
 from gpu_manager.domain.errors import RequestInvalid
@@ -55,6 +55,27 @@ class ClaimingPods:
         if view.unschedulable and tells:
             self._events.refused(uid)
 
+    def waiting(self, namespace: str | None = None) -> tuple[PodView, ...]:
+        """Pods that look for a node and use claims of ours, of one namespace or of all."""
+        with self._lock:
+            known = list(self._pods.values())
+        return tuple(
+            view
+            for view, claiming in known
+            if namespace in (None, view.pod.namespace) and may_be_ours(claiming, self._cluster)
+        )
+
+    def explain(self, pod: PodView, *, everywhere: bool = False) -> Explanation | None:
+        """Why the pod waits for its claims; None if it does not, or for none of ours.
+
+        ``everywhere`` as in :func:`~admission.explain.claims.explain_claims`.
+        """
+        with self._lock:
+            known = self._pods.get(pod.uid)
+        if known is None:
+            return None
+        return explain_claims(known[1], self._cluster, self._minimum_cores, everywhere=everywhere)
+
     def run(self, ended: threading.Event) -> None:
         """Tell what is due until ``ended``."""
         self._events.run(ended)
@@ -69,8 +90,5 @@ class ClaimingPods:
         return known[0] if known else None
 
     def _explain(self, occupant: PodView) -> Explanation:
-        with self._lock:
-            known = self._pods.get(occupant.uid)
-        found = explain_claims(known[1], self._cluster, self._minimum_cores) if known else None
         # Nothing of ours, or gone meanwhile: nothing to tell.
-        return found or Explanation(occupant.pod.key, "", "", "", {FITS: 1}, 0)
+        return self.explain(occupant) or Explanation(occupant.pod.key, "", "", "", {FITS: 1}, 0)

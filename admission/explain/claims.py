@@ -45,12 +45,15 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ClaimingPod:
-    """A pod that uses claims: the name of each, empty where it is not created yet, by the pod's own name."""
+    """A pod that uses claims, by the pod's own name for each: ``claims`` has their names, empty where one is
+    not created yet, and ``templates`` those of the templates of which they are made.
+    """
 
     key: str
     namespace: str
     node: str
     claims: Mapping[str, str]
+    templates: Mapping[str, str]
 
 
 def claiming_pod(obj: Mapping[str, Any]) -> ClaimingPod | None:
@@ -65,22 +68,59 @@ def claiming_pod(obj: Mapping[str, Any]) -> ClaimingPod | None:
         (own := text(one.get("name"))): text(one.get("resourceClaimName")) or made.get(own, "")
         for one in wanted
     }
+    templates = {
+        text(one.get("name")): template
+        for one in wanted
+        if (template := text(one.get("resourceClaimTemplateName")))
+    }
     namespace = text(meta.get("namespace"))
     key = f"{namespace}/{text(meta.get('name'))}"
-    return ClaimingPod(key, namespace, text(spec.get("nodeName")), claims) if claims else None
+    return ClaimingPod(key, namespace, text(spec.get("nodeName")), claims, templates) if claims else None
+
+
+def may_be_ours(pod: ClaimingPod, cluster: ClusterState) -> bool:
+    """Return whether a claim of the pod is ours, or will be by the template that it is made of."""
+    with cluster.lock:
+        classes = cluster.claims.classes
+        named = (cluster.claims.named(pod.namespace, name) for name in pod.claims.values() if name)
+        return any(one is not None and _is_ours(one, classes) for one in named) or any(
+            spec is not None and _asks_for_ours(spec, classes)
+            for own in pod.claims
+            if not pod.claims[own] and (spec := _of_template(pod, own, cluster))
+        )
+
+
+def _of_template(pod: ClaimingPod, own: str, cluster: ClusterState) -> ClaimSpec | None:
+    named = {"resourceClaimTemplateName": pod.templates.get(own, "")}
+    return cluster.claims.spec_of(pod.namespace, named)
 
 
 def explain_claims(
-    pod: ClaimingPod, cluster: ClusterState, minimum_cores: int = 1, *, everywhere: bool = False
+    pod: ClaimingPod,
+    cluster: ClusterState,
+    minimum_cores: int = 1,
+    *,
+    everywhere: bool = False,
+    drafts: Mapping[str, KnownClaim] | None = None,
 ) -> Explanation | None:
     """Why the pod waits, or what its claims hold; None if none of them is, or may be, ours.
 
     ``everywhere``: who reads it may get pods in all namespaces; else holders in others are not named.
+    ``drafts``: claims that would be created with the pod, by the pod's own names.
     """
+    drafts = drafts or {}
     with cluster.lock:
         snapshot, classes = cluster.snapshot(), dict(cluster.claims.classes)
-        known = {own: cluster.claims.named(pod.namespace, name) for own, name in pod.claims.items()}
-    missing = [own for own, name in pod.claims.items() if not name]
+        known = {
+            own: drafts.get(own) or cluster.claims.named(pod.namespace, name)
+            for own, name in pod.claims.items()
+        }
+        to_come = {own: _of_template(pod, own, cluster) for own, name in pod.claims.items() if not name}
+    missing = [
+        own
+        for own, spec in to_come.items()
+        if own not in drafts and (spec is None or _asks_for_ours(spec, classes))
+    ]
     ours = [one for one in known.values() if one is not None and _is_ours(one, classes)]
     if missing and not ours:
         return _plain(pod, snapshot, _not_created(missing))
@@ -103,8 +143,13 @@ def explain_claims(
 
 
 def _is_ours(claim: KnownClaim, classes: Classes) -> bool:
-    requests = (one for alternatives in (claim.spec.requests if claim.spec else ()) for one in alternatives)
-    return bool(claim.devices) or (not claim.allocated and any(is_ours(one, classes) for one in requests))
+    if claim.devices or claim.allocated or claim.spec is None:
+        return bool(claim.devices)
+    return _asks_for_ours(claim.spec, classes)
+
+
+def _asks_for_ours(spec: ClaimSpec, classes: Classes) -> bool:
+    return any(is_ours(one, classes) for alternatives in spec.requests for one in alternatives)
 
 
 def _plain(pod: ClaimingPod, snapshot: Snapshot, line: str) -> Explanation:

@@ -6,7 +6,6 @@ people, JSON for programs: ``?o=text``, ``?o=json``, else by Accept.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -20,26 +19,26 @@ from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.config import ClusterTerms
 from admission.explain.caller_gate import Answer, CallerGate, documented, said
+from admission.explain.claiming_pods import ClaimingPods
 from admission.explain.claims import claiming_pod, explain_claims
-from admission.explain.explanation import Explanation, explain
+from admission.explain.drafts import DraftedPod, claims_to_come, read_draft
+from admission.explain.explanation import FITS, Explanation, explain
 from admission.explain.simulation import simulate
 from admission.explain.views import as_json, as_text, quota_text
-from admission.extender.feasibility import FeasibilityJudge
+from admission.extender.feasibility import FeasibilityJudge, Unfit
 from admission.extender.fragmentation_score import LeastFragmentation
+from admission.quota.claim_creations import quota_reasons
 from admission.quota.quota_book import QuotaBook
-from admission.webhook.admit import TEMPLATES
-from admission.webhook.draft import draft_pod
+from gpu_manager.domain.cluster.claims import KnownClaim
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
+from gpu_manager.domain.placement.explain import LINE_LIMIT
 from gpu_manager.domain.pod import parse_pod
-from gpu_manager.domain.whatif.scheduling_constraints import pod_constraints
-
-_PLURALS: Final = {plural.removesuffix("s"): path for (_, plural), path in TEMPLATES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainSources:
     """What is known here. ``fetch`` asks the API server for a pod's object, for one that holds and wants
-    nothing.
+    nothing; ``claiming`` knows the pods that wait for ResourceClaims.
     """
 
     cluster: ClusterState
@@ -48,6 +47,7 @@ class ExplainSources:
     policy: LeastFragmentation
     terms: ClusterTerms
     fetch: Callable[[str, str], Mapping[str, Any] | None]
+    claiming: ClaimingPods | None = None
 
     def snapshot(self) -> Snapshot:
         """As it is. Raises NodeUnready: before the first lists."""
@@ -56,8 +56,11 @@ class ExplainSources:
         return self.cluster.snapshot()
 
     def explain(self, occupant: PodView, *, everywhere: bool = False) -> Explanation:
-        """Why it waits, or where it is. ``everywhere``: for who may get pods in all namespaces."""
-        return explain(
+        """Why it waits, or where it is: by its claims, if nothing else is asked for or lacking.
+
+        ``everywhere``: for who may get pods in all namespaces.
+        """
+        own = explain(
             occupant,
             self.snapshot(),
             self.quota.current,
@@ -65,6 +68,52 @@ class ExplainSources:
             self.terms.minimum_cores,
             everywhere=everywhere,
         )
+        if self.claiming is None or not _has_room(own):
+            return own
+        return self.claiming.explain(occupant, everywhere=everywhere) or own
+
+    def waiting(self, namespace: str | None = None) -> tuple[PodView, ...]:
+        """Pods that look for a node, of one namespace or of all."""
+        by_claims = self.claiming.waiting(namespace) if self.claiming else ()
+        return tuple({o.uid: o for o in (*self.cluster.waiting(namespace), *by_claims)}.values())
+
+    def explain_draft(self, draft: DraftedPod, *, everywhere: bool = False) -> Explanation:
+        """Where a pod would go that is not created yet. Raises RequestInvalid: a claim beside it is illegal.
+
+        ``everywhere`` as in :meth:`explain`.
+        """
+        own = self.explain(draft.view, everywhere=everywhere)
+        if draft.claiming is None or not _has_room(own):
+            return own
+        claims, unknown = claims_to_come(draft, self.cluster)
+        total = len(self.snapshot().nodes)
+        if unknown:
+            line = (
+                f"waits: {unknown[0]} is not in the file, and the cluster has none of that name in namespace "
+                f"{quoted(draft.view.pod.namespace)} that may be given a card here"
+            )
+            return Explanation(own.pod, own.asks, line[:LINE_LIMIT], "", {"not asked": total}, total)
+        found = explain_claims(
+            draft.claiming, self.cluster, self.terms.minimum_cores, everywhere=everywhere, drafts=claims
+        )
+        return own if found is None else self._held_to_quota(found, draft, claims)
+
+    def _held_to_quota(
+        self, found: Explanation, draft: DraftedPod, claims: Mapping[str, KnownClaim]
+    ) -> Explanation:
+        """The explanation with what the quota says of claims that would be created."""
+        quota, namespace = self.quota.current, draft.view.pod.namespace
+        limits = quota.of(namespace) if quota else None
+        if quota is None or limits is None:
+            return found
+        snapshot = self.snapshot()
+        demanded = [one for claim in claims.values() for one in self.cluster.claims.demand_of(claim.spec)]
+        lines = tuple(map(str, quota.lines(namespace, snapshot.used, snapshot.protected)))
+        reasons = quota_reasons(limits, snapshot.used, namespace, demanded)
+        if not reasons:
+            return replace(found, quota=lines)
+        line = f"its claims would not be created: {reasons}"[:LINE_LIMIT]
+        return replace(found, line=line, counts={Unfit.QUOTA.value: found.total}, nodes=(), quota=lines)
 
     def find(self, namespace: str, name: str) -> PodView | None:
         """The pod of that name.
@@ -94,6 +143,11 @@ class ExplainSources:
         return by_claims or self.explain(pod_view(parse_pod(obj), obj))
 
 
+def _has_room(explanation: Explanation) -> bool:
+    """Return whether nothing but claims may keep the pod off; a cluster without nodes takes none of them."""
+    return bool(explanation.counts.get(FITS)) or not explanation.total
+
+
 def explain_routes(knowledge: ExplainSources, gate: CallerGate) -> APIRouter:
     """The routes."""
     router = APIRouter()
@@ -111,7 +165,10 @@ def explain_routes(knowledge: ExplainSources, gate: CallerGate) -> APIRouter:
 
     @router.post(
         "/explain",
-        **documented("Where a pod would go, before it is created: its manifest as JSON."),
+        **documented(
+            "Where a pod would go, before it is created: its manifest as JSON, or a List of it with its "
+            "ResourceClaims and ResourceClaimTemplates."
+        ),
         openapi_extra=_MANIFEST,
     )
     async def explain_manifest(request: Request) -> Response:
@@ -119,13 +176,13 @@ def explain_routes(knowledge: ExplainSources, gate: CallerGate) -> APIRouter:
 
         def work() -> Response:
             try:
-                occupant = _drafted(body, knowledge.terms)
+                draft = read_draft(body, knowledge.terms)
             except RequestInvalid as error:
                 return said(HTTPStatus.BAD_REQUEST, str(error))
             return gate.answered(
                 request,
-                occupant.pod.namespace,
-                lambda: _explained(request, knowledge.explain(occupant)),
+                draft.view.pod.namespace,
+                lambda: _explained(request, knowledge.explain_draft(draft)),
             )
 
         return await run_in_threadpool(work)
@@ -158,58 +215,6 @@ def explain_routes(knowledge: ExplainSources, gate: CallerGate) -> APIRouter:
         return gate.answered(request, namespace, work)
 
     return router
-
-
-def _drafted(body: bytes, terms: ClusterTerms) -> PodView:
-    """The pod of a manifest as ``/mutate`` would leave it. Raises RequestInvalid: it is none."""
-    try:
-        obj = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise RequestInvalid(
-            f"the manifest is not JSON: {error}; kubectl create --dry-run=client -o json makes it so"
-        ) from error
-    if not isinstance(obj, Mapping):
-        raise RequestInvalid("the manifest is not an object: send a Pod, or a workload with a pod template")
-    meta = obj.get("metadata")
-    namespace = meta.get("namespace") if isinstance(meta, Mapping) else None
-    kind = obj.get("kind")
-    template: Any = obj
-    if kind not in (None, "Pod"):
-        path = _PLURALS.get(str(kind).lower())
-        if path is None:
-            raise RequestInvalid(f"the manifest is a {quoted(kind)}: send a Pod, or a workload with pods")
-        for step in path:
-            template = template.get(step) if isinstance(template, Mapping) else None
-    if not isinstance(template, Mapping):
-        raise RequestInvalid("the manifest has no pod template where one belongs")
-    name = meta.get("name") if isinstance(meta, Mapping) else None
-    return drafted(
-        template,
-        terms,
-        namespace if isinstance(namespace, str) else "",
-        name if isinstance(name, str) else "",
-    )
-
-
-def drafted(template: Mapping[str, Any], terms: ClusterTerms, namespace: str, name: str) -> PodView:
-    """The pod of a template as ``/mutate`` would leave it. Raises RequestInvalid: it is none.
-
-    ``namespace`` and ``name`` are those of the workload; the template's own where they are empty or, for the
-    name, where it has one.
-    """
-    pod = draft_pod(template, terms, trusted=False).pod
-    # Not created yet: whatever it says of a node or of an end is not so.
-    view = pod_view(
-        replace(
-            pod,
-            namespace=namespace or pod.namespace,
-            name=(pod.name or name)[:253],
-            node="",
-            phase="",
-            deleting=False,
-        )
-    )
-    return replace(view, constraints=pod_constraints(template.get("spec")))
 
 
 def _simulated(body: bytes, knowledge: ExplainSources) -> Response:

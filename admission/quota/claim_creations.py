@@ -7,7 +7,7 @@ until the watch shows it, or until no API server can store it any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -72,9 +72,8 @@ class ClaimCreations:
             if not self._leads():
                 return NoClaim(_NOT_LEADER, again=True)
             used = self._cluster.snapshot().used
-            reasons = tuple(dict.fromkeys(_reasons(limits, used, namespace, demanded)))
-            if reasons:
-                return NoClaim(f"{refusal(namespace, reasons)}{_hint(demanded)}")
+            if reasons := quota_reasons(limits, used, namespace, demanded):
+                return NoClaim(reasons)
             if not dry_run:
                 self._admit(claim, namespace)
         return None
@@ -82,6 +81,12 @@ class ClaimCreations:
     def _admit(self, claim: KnownClaim, namespace: str) -> None:
         self._cluster.admit(claim, self._clock.monotonic() + _KEPT_SECONDS)
         log.info("claim_admitted", claim=f"{printable(namespace)}/{printable(claim.name)}", uid=claim.uid)
+
+
+def quota_reasons(limits: NamespaceQuota, used: Used, namespace: str, demanded: Sequence[ClaimDemand]) -> str:
+    """Say why the namespace's quota does not let claims pass that may take so much; empty if it does."""
+    reasons = tuple(dict.fromkeys(_reasons(limits, used, namespace, demanded)))
+    return f"{refusal(namespace, reasons)}{_hint(demanded)}" if reasons else ""
 
 
 def _reasons(

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from gpu_manager.domain.dra.claim import is_claim
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 
 LONGEST_BYTES = 4 << 20  # etcd takes 1.5 MiB an object
@@ -26,7 +27,8 @@ class Manifest:
     """One object of a file; ``document`` counts from 1.
 
     ``runs_pods`` says whether its kind does; ``pod`` is the pod or the template, None if there is none.
-    ``copies`` is how many of them it wants at once: its replicas, or a job's parallelism.
+    ``copies`` is how many of them it wants at once: its replicas, or a job's parallelism. ``claim`` is the
+    object itself if it is a ResourceClaim or a ResourceClaimTemplate.
     """
 
     document: int
@@ -36,6 +38,7 @@ class Manifest:
     runs_pods: bool
     pod: Mapping[str, object] | None
     copies: int = 1
+    claim: Mapping[str, Any] | None = None
 
 
 def read_manifests(data: bytes) -> tuple[Manifest, ...]:
@@ -125,6 +128,7 @@ def _manifest(number: int, entry: Mapping[str, Any]) -> Manifest:
         runs_pods=runs_pods,
         pod=_at(entry, path) if runs_pods else None,
         copies=_copies(entry, path) if runs_pods else 1,
+        claim=entry if is_claim(entry) else None,
     )
 
 

@@ -7,6 +7,7 @@ import json
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,6 +144,34 @@ def test_the_admission_service_is_asked_with_the_callers_token_in_a_header_that_
     ]
     assert {token for _, _, token, _ in asked} == {"Bearer sandbox-admin"}
     assert json.loads(asked[1][3])["metadata"] == {"name": "web", "namespace": "default"}
+
+
+def test_a_pod_of_a_file_is_explained_with_the_claims_and_templates_of_all_files(
+    api: StandInApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    a_node(api)
+    asked: list[Any] = []
+
+    def service(_path: str, _method: str, _headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+        asked.append(json.loads(body))
+        answer = {"pod": "default/p", "line": "there is room now", "counts": {"fits": 1}, "total": 1}
+        return 200, json.dumps({**answer, "nodes": []}).encode()
+
+    api.serve_behind(ADMISSION, service)
+    by_claim, template = tmp_path / "pod.yaml", tmp_path / "template.yaml"
+    by_claim.write_text(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n"
+        "  resourceClaims: [{name: gpu, resourceClaimTemplateName: t}]\n  containers: [{name: c}]\n"
+    )
+    template.write_text(
+        "apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {name: t}\nspec: {spec: {}}\n"
+    )
+    assert run(["explain", "-f", str(by_claim), "-f", str(template)]) == 0
+    said(capsys)
+    assert [one["kind"] for one in asked[0]["items"]] == ["Pod", "ResourceClaimTemplate"]
+    assert asked[0]["kind"] == "List"
+    assert run(["explain", str(by_claim), "--admission", "-"]) == 1
+    assert "the admission service alone explains them" in said(capsys)[0]
 
 
 def test_the_real_admission_service_behind_the_proxy_answers_for_what_the_caller_may_see(

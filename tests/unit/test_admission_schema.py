@@ -10,7 +10,7 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import GenerationMode
 
-from admission.app import WebhookParts, build_app, workloads_of
+from admission.app import WebhookParts, build_app, manifest_file
 from admission.config import AdmissionSettings, ClusterTerms
 from admission.console.agents_usage import AgentsUsage
 from admission.console.history import ConsoleHistory
@@ -65,7 +65,7 @@ def service() -> Any:
         (
             explain_routes(knowledge, gate),
             console_routes(
-                knowledge, gate, agents, history, workloads_of, lambda *_: ((), False), lambda: 0.0, clock
+                knowledge, gate, agents, history, manifest_file, lambda *_: ((), False), lambda: 0.0, clock
             ),
         ),
     )

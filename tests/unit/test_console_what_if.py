@@ -2,7 +2,7 @@
 
 import pytest
 
-from admission.app import workloads_of
+from admission.app import manifest_file
 from admission.config import ClusterTerms
 from admission.console.what_if import MOST_WORKLOADS, judged_workloads
 from admission.explain.explain_api import ExplainSources
@@ -36,7 +36,7 @@ def judged(text, namespace=""):
     knowledge = ExplainSources(
         world.cluster, world.quota, world.judge, policy, ClusterTerms(), lambda *_: None
     )
-    return judged_workloads(workloads_of(text.encode()), namespace, knowledge)
+    return judged_workloads(manifest_file(text.encode()), namespace, knowledge)
 
 
 def test_a_workload_that_fits_is_told_where_and_other_objects_are_passed_over():

@@ -28,7 +28,7 @@ from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.untrusted import mapping
 from gpu_manager.domain.whatif.scheduling_constraints import node_constraints, pod_constraints, shown_bars
 
-_BY_CLAIMS = "uses ResourceClaims: the admission service explains them, card by card, once the pod is created"
+_BY_CLAIMS = "uses ResourceClaims: the admission service alone explains them, card by card"
 _SHOWN = 20  # nodes shown in full
 _OUTCOMES = {  # names used by the admission service
     "fits": "room now",
@@ -41,11 +41,24 @@ _OUTCOMES = {  # names used by the admission service
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A pod and the object that contains it; ``created`` is False for a pod of a file."""
+    """A pod and the object that contains it; ``created`` is False for a pod of a file, with ``claims``: the
+    ResourceClaims and their templates of all files.
+    """
 
     pod: Pod
     manifest: Mapping[str, Any]
     created: bool
+    claims: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def by_claims(self) -> bool:
+        """True if the pod uses ResourceClaims."""
+        return bool(mapping(self.manifest.get("spec")).get("resourceClaims"))
+
+    @property
+    def question(self) -> Mapping[str, Any]:
+        """What the admission service is sent of a pod of a file."""
+        return {"kind": "List", "items": [self.manifest, *self.claims]} if self.by_claims else self.manifest
 
 
 def command(
@@ -69,7 +82,7 @@ def command(
         raise RequestInvalid("name a pod, or manifests: POD, pod/POD, FILE or -f FILE")
     drafts = [target] if is_file(target) else None
     files = chosen_files(drafts, filenames) if drafts or filenames else []
-    asked = [_drafted(*one) for name in files for one in _manifests(name)]
+    asked = _drafts(files)
     if files and not asked:
         raise RequestInvalid(f"{', '.join(files)}: holds no pod and no workload with pods")
     with log_in(kubeconfig, context, namespace) as login:
@@ -86,20 +99,22 @@ def command(
     return 0 if all(_runs(answer) for answer, _ in answers) else 1
 
 
-def _manifests(target: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """(name, namespace, pod) of every object in the file that runs pods."""
-    for manifest in load_manifests(target):
-        if manifest.pod is not None:
-            yield manifest.name, manifest.namespace, manifest.pod
+def _drafts(files: Sequence[str]) -> list[_Asked]:
+    """The pod of every object in the files that runs pods."""
+    manifests = [one for name in files for one in load_manifests(name)]
+    claims = [one.claim for one in manifests if one.claim is not None]
+    return [_drafted(one.name, one.namespace, one.pod, claims) for one in manifests if one.pod is not None]
 
 
-def _drafted(name: str, namespace: str, pod: Mapping[str, Any]) -> _Asked:
+def _drafted(
+    name: str, namespace: str, pod: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]
+) -> _Asked:
     meta = pod.get("metadata")
     meta = {**(meta if isinstance(meta, Mapping) else {}), "name": name}
     if namespace:
         meta["namespace"] = namespace
     obj = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod.get("spec")}
-    return _Asked(replace(parse_pod(obj), node="", phase=""), obj, created=False)
+    return _Asked(replace(parse_pod(obj), node="", phase=""), obj, created=False, claims=claims)
 
 
 def _named(login: Login, name: str) -> _Asked:
@@ -124,7 +139,7 @@ def _answer(login: Login, admission: str, asked: _Asked) -> tuple[Mapping[str, A
             path = f"/explain/{service.escaped(asked.pod.namespace)}/{service.escaped(asked.pod.name)}"
             answer = service.ask(login, admission, path)
         else:
-            answer = service.ask(login, admission, "/explain", asked.manifest)
+            answer = service.ask(login, admission, "/explain", asked.question)
         return answer, f"the admission service ({admission})"
     except service.Silent as why:
         return _here(login, asked), f"this program, without quotas and priorities ({why})"
@@ -156,7 +171,7 @@ def _here(login: Login, asked: _Asked) -> Mapping[str, Any]:
         free = [one for one in books if one.name not in bars]
         line, room = explain_gpus(gpus, ((one.node, one.ledger) for one in free))
         return _explained(pod, line, {"fits": room} if room else {"room": len(books)}, len(books))
-    if not pod.asks and mapping(asked.manifest.get("spec")).get("resourceClaims"):
+    if not pod.asks and asked.by_claims:
         return _explained(pod, _BY_CLAIMS, {"not asked": len(books)}, len(books))
     if not pod.asks:
         return _explained(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Final
 
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.resources import parse_quantity
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
+CLAIM_KIND: Final = "ResourceClaim"
+CLAIM_TEMPLATE_KIND: Final = "ResourceClaimTemplate"
 _MOST_REQUESTS = 32  # of one claim, and alternatives times requests are bounded by the API server, too
 _EFFECTS_THAT_PREVENT = ("NoSchedule", "NoExecute")
 
@@ -82,6 +84,11 @@ class ClaimSpec:
 
     requests: tuple[tuple[DeviceRequest, ...], ...]
     constraints: tuple[Constraint, ...]
+
+
+def is_claim(obj: Mapping[str, Any]) -> bool:
+    """Return whether the object is a ResourceClaim or a ResourceClaimTemplate."""
+    return obj.get("kind") in (CLAIM_KIND, CLAIM_TEMPLATE_KIND)
 
 
 def parse_claim_spec(spec: object) -> ClaimSpec:
