@@ -6,9 +6,11 @@ The only module of the service that knows the Kubernetes client. Nothing decides
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
 from importlib.metadata import version
 from typing import Final, Protocol
 
@@ -34,6 +36,7 @@ from admission.serving.authority import SelfSigned
 from admission.serving.certs import Certificates, ClientGuard, FileCertificates, Switch
 from admission.serving.extender_app import build_extender
 from admission.serving.https_server import HttpsServer, Peers
+from admission.serving.leader_reviews import PASSED_ON, LeaderReviews, ReviewClient
 from admission.serving.metrics import AdmissionMetrics
 from admission.serving.probes import ProbeServer
 from admission.serving.webhook_app import WebhookParts, build_app
@@ -42,6 +45,7 @@ from admission.webhook.create_time_checks import create_time_checks
 from gpu_manager import threads
 from gpu_manager.access import AccessCheck
 from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.adapters.http import HttpClient, HttpLimits, NoAnswer
 from gpu_manager.adapters.kube.agents import KubeAgents
 from gpu_manager.adapters.kube.certificates import KubeCertificates
 from gpu_manager.adapters.kube.cluster_pods import ClusterPods
@@ -64,6 +68,7 @@ log = structlog.get_logger(__name__)
 _FILE_SECONDS: Final = 2.0
 _VAULT_SECONDS: Final = 1.5  # a caBundle that someone wiped is back within two seconds
 _FIRST_SECONDS: Final = 0.5  # without any certificate nobody is served
+_LEADER_LIMITS: Final = HttpLimits(1.0, 3.0, 1 << 20)  # an API server waits five seconds for a webhook
 
 
 class ProgramPart(Protocol):
@@ -94,6 +99,7 @@ class AdmissionProgram:
         routers: Sequence[APIRouter] = (),
         parts: Sequence[ProgramPart] = (),
         draining: threading.Event | None = None,
+        ask_leader: ReviewClient = lambda _body: None,
     ) -> None:
         """Bind the port. Raises NodeUnready: it is taken. ``draining`` is set once the end has begun."""
         self._settings = settings
@@ -105,7 +111,7 @@ class AdmissionProgram:
         self._ended = threading.Event()
         metrics.watch_expiry(lambda: pair.not_after if (pair := switch.pair) else None)
         webhooks = WebhookParts(
-            metrics, version("gpu-manager"), self.ready, self._draining.is_set, checks, routers
+            metrics, version("gpu-manager"), self.ready, self._draining.is_set, checks, routers, ask_leader
         )
         self._listener = HttpsServer(
             build_app(settings, webhooks),
@@ -240,6 +246,7 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
         ),
         parts=(scheduling, usage),
         draining=draining,
+        ask_leader=LeaderReviews(switch, lambda tls: leader_client(_leader_url(settings), tls)).ask,
     )
 
 
@@ -283,16 +290,36 @@ def _own(
 ) -> Certificates:
     own = settings.own_certificates
     service = f"{settings.service}.{settings.namespace}.svc"
-    leaders = [f"{settings.service}-leader.{settings.namespace}.svc"] if settings.claims else []
     return SelfSigned(
         KubeCertificates(connection, settings.namespace, own.secret, own.names),
         switch,
         SystemClock(),
-        names=(service, f"{service}.cluster.local", *leaders),
+        names=(service, f"{service}.cluster.local"),
         life_days=own.life_days,
         settle_seconds=own.settle_seconds,
         noted=lambda taken: metrics.reloaded(taken=taken),
     )
+
+
+def _leader_url(settings: AdmissionSettings) -> str:
+    """The Service that selects the leader's label."""
+    return f"https://{settings.service}-leader.{settings.namespace}.svc"
+
+
+def leader_client(url: str, tls: ssl.SSLContext) -> ReviewClient:
+    """Return what asks the replica at ``url`` about a review, in no more than three seconds."""
+    client = HttpClient(url, limits=_LEADER_LIMITS, tls=tls, keep=0)
+    headers = {"content-type": "application/json", PASSED_ON: "true"}
+
+    def ask(body: bytes) -> bytes | None:
+        try:
+            answer = client.ask("POST", "/validate", body=body, headers=headers)
+        except NoAnswer as error:
+            log.warning("leader_not_asked", reason=str(error))
+            return None
+        return answer.body if answer.status == HTTPStatus.OK else None
+
+    return ask
 
 
 def _cluster_access(

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from admission.config import AdmissionSettings, ClusterTerms
 from admission.serving.inflight_limit import InflightLimit
+from admission.serving.leader_reviews import PASSED_ON
 from admission.serving.metrics import AdmissionMetrics
 from admission.serving.probes import readiness
 from admission.webhook.admission_review import (
@@ -34,9 +35,16 @@ _JSON: Final = "application/json"
 _LONGEST_NAME: Final = 253  # what Kubernetes grants a name
 
 
+def _nobody(_body: bytes) -> bytes | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class WebhookParts:
-    """What the HTTPS service is made of beside the webhooks themselves."""
+    """What the HTTPS service is made of beside the webhooks themselves.
+
+    ``ask_leader`` returns the leader's answer to a review that this replica cannot answer; None without one.
+    """
 
     metrics: AdmissionMetrics
     version: str
@@ -44,6 +52,7 @@ class WebhookParts:
     draining: Callable[[], bool]
     checks: CreateTimeChecks = SILENT
     routers: Sequence[APIRouter] = ()
+    ask_leader: Callable[[bytes], bytes | None] = _nobody
 
 
 def build_app(settings: AdmissionSettings, parts: WebhookParts) -> InflightLimit:
@@ -74,15 +83,11 @@ def _webhooks(terms: ClusterTerms, parts: WebhookParts) -> APIRouter:
 
     @router.post("/mutate", **_documented("Mend a pod that is being created."))
     def mutate_review(request: Request, body: Body) -> Response:
-        return _judge(
-            request, body, "mutate", lambda review: mutate(review, terms, parts.checks), parts.metrics
-        )
+        return _judge(request, body, "mutate", lambda review: mutate(review, terms, parts.checks), parts)
 
     @router.post("/validate", **_documented("Judge a pod, or warn about a workload's pod template."))
     def validate_review(request: Request, body: Body) -> Response:
-        return _judge(
-            request, body, "validate", lambda review: validate(review, terms, parts.checks), parts.metrics
-        )
+        return _judge(request, body, "validate", lambda review: validate(review, terms, parts.checks), parts)
 
     return router
 
@@ -112,7 +117,7 @@ def _judge(
     body: bytes,
     verb: str,
     judge: Callable[[Review], ReviewVerdict],
-    metrics: AdmissionMetrics,
+    parts: WebhookParts,
 ) -> Response:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != _JSON:
@@ -123,7 +128,11 @@ def _judge(
     except RequestInvalid as error:
         return _refusal(HTTPStatus.BAD_REQUEST, str(error))
     verdict = judge(review)
-    metrics.judged(verb, verdict, time.perf_counter() - begun)
+    if verdict.code == HTTPStatus.SERVICE_UNAVAILABLE and PASSED_ON not in request.headers:
+        answer = parts.ask_leader(body)
+        if answer is not None:
+            return Response(answer, media_type=_JSON)  # judged, counted and told there
+    parts.metrics.judged(verb, verdict, time.perf_counter() - begun)
     tell = log.debug if verdict.result == "allowed" else log.info
     tell(
         "judged",
@@ -136,7 +145,7 @@ def _judge(
         user=_short(review.user),
         dry_run=review.dry_run,
     )
-    # One that should be asked of the leader: the next connection goes where the Service points by then.
+    # Whoever asks again may find another replica that can answer.
     headers = {"connection": "close"} if verdict.code == HTTPStatus.SERVICE_UNAVAILABLE else None
     return Response(encode_answer(review.uid, verdict), media_type=_JSON, headers=headers)
 

@@ -26,6 +26,7 @@ from gpu_manager.domain.untrusted import mapping
 from gpu_manager.ports.clock import Clock
 
 _KINDS_SECONDS = 1.0
+_NOT_HELD = "this replica holds no claims to quotas, and is about to be replaced: create the claim again"
 _MOST_KINDS = 64  # kinds of nodes that are asked; a cluster with more gets no warning
 
 
@@ -64,7 +65,11 @@ def create_time_checks(
         return _never(pod, request, cluster.snapshot(), kinds.now(), judge)
 
     def claim(obj: Mapping[str, Any], namespace: str, dry_run: bool) -> tuple[str, bool]:  # noqa: FBT001
-        found = claims.refuse(obj, namespace or "default", dry_run=dry_run) if claims else None
+        if claims is None:  # a replica of before its cluster had claims, on its way out
+            limits = quota.current
+            limited = limits is not None and limits.of(namespace or "default") is not None
+            return (_NOT_HELD, True) if limited else ("", False)
+        found = claims.refuse(obj, namespace or "default", dry_run=dry_run)
         return (found.text, found.again) if found else ("", False)
 
     def pod_claims(obj: Mapping[str, Any], namespace: str) -> tuple[Violation, ...]:

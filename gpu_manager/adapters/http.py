@@ -68,7 +68,8 @@ class HttpClient:
     Args:
         url: ``http://host:port`` or ``https://…``, with a path that all requests begin with.
         limits: of time and size.
-        tls: trusted CAs and the client's certificate; None: the system's CAs.
+        tls: trusted CAs and the client's certificate; None: the system's CAs. With its ``check_hostname`` off
+            a certificate that it trusts is taken under any name.
         server_name: the name expected in the server's certificate, if it is not the URL's host.
         proxy: URL of an HTTP proxy, empty for none.
         keep: number of idle connections kept.
@@ -99,6 +100,8 @@ class HttpClient:
             settings["ssl_context"] = tls
             if tls is not None and tls.verify_mode is ssl.CERT_NONE:  # the caller has decided so
                 urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+            if tls is not None and not tls.check_hostname:
+                settings["assert_hostname"] = False
             if server_name:
                 settings["server_hostname"] = server_name
         self._pools = urllib3.ProxyManager(proxy, **settings) if proxy else urllib3.PoolManager(**settings)

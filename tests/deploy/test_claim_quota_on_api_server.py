@@ -72,7 +72,7 @@ def _install(server: Server) -> None:
     classes = [one for one in objects if one["kind"] == "DeviceClass"]
     [hooks] = [one for one in objects if one["kind"] == "ValidatingWebhookConfiguration"]
     [ours] = [one for one in hooks["webhooks"] if one["name"].startswith("claim.")]
-    assert ours["clientConfig"]["service"]["name"] == "gpu-quota-admission-leader"
+    assert ours["clientConfig"]["service"]["name"] == "gpu-quota-admission"
     bundle = base64.b64encode((here / "tls.crt").read_bytes()).decode()
     ours["clientConfig"] = {"url": f"https://127.0.0.1:{port}/validate", "caBundle": bundle}
     given_back = {"holderIdentity": "", "leaseDurationSeconds": 12, "leaseTransitions": 1}
@@ -146,4 +146,7 @@ def test_a_claim_counts_from_its_creation_by_its_uid_and_a_refusal_shows_the_sum
 
 
 def test_claims_of_other_drivers_are_never_asked_about(server: Server) -> None:
-    assert "created" in create(server, claim("theirs", 60, "gpu.nvidia.com"))
+    """Of a namespace without a quota here: a class that the service has not seen counts as one of ours."""
+    theirs = claim("theirs", 60, "gpu.nvidia.com")
+    theirs["metadata"]["namespace"] = "kube-public"
+    assert "created" in create(server, theirs)

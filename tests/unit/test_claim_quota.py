@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -132,6 +133,16 @@ def test_a_namespace_without_a_quota_needs_no_leader() -> None:
     assert service.create(claim("a", count=9)).startswith("again: this replica does not lead")
 
 
+def test_a_replica_that_holds_no_claims_to_quotas_lets_none_pass_where_there_is_one() -> None:
+    """While a cluster's front changes, replicas of before are asked, too."""
+    world = World([node("n1")], quota={"team": {"quota": {"T4": 9}}})
+    checks = create_time_checks(world.cluster, world.quota, world.judge, world.clock)
+    text, again = checks.claim(claim("a", **part(60)), "team", False)
+    assert again
+    assert "about to be replaced: create the claim again" in text
+    assert checks.claim(claim("a", **part(60)), "other", False) == ("", False)
+
+
 def test_a_dry_run_is_judged_and_counts_nothing() -> None:
     service = Service({"team": {"quota": {"T4": 1}}})
     assert service.create(claim("a", **part(60)), dry_run=True) == ""
@@ -250,7 +261,7 @@ def test_the_webhook_says_no_or_ask_again() -> None:
     again = validate(_review(claim("b", **part(10))), ClusterTerms(), checks)
     assert (again.allowed, again.code, again.reason) == (False, 503, "ServiceUnavailable")
     silent = create_time_checks(world.cluster, world.quota, world.judge, world.clock)
-    assert validate(_review(claim("b", count=9)), ClusterTerms(), silent).allowed
+    assert validate(replace(_review(claim("b", count=9)), namespace="other"), ClusterTerms(), silent).allowed
     assert validate(_review(claim("b", count=9)), ClusterTerms(), CreateTimeChecks()).allowed
 
 

@@ -136,23 +136,23 @@ capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
-{{/* A webhook's common part: (list $ name path failurePolicy), and (dict "leader" true) for one that the leader answers and counts. */}}
+{{/* A webhook's common part: (list $ name path failurePolicy), and "counts" for one that counts what it lets pass. */}}
 {{- define "vcuda.webhook" }}
 {{- $root := index . 0 }}
-{{- $leader := gt (len .) 4 }}
+{{- $counts := gt (len .) 4 }}
 - name: {{ index . 1 }}
   admissionReviewVersions: [v1]
   clientConfig:
     {{- if $root.Values.webhook.url }}
     url: {{ trimSuffix "/" $root.Values.webhook.url }}{{ index . 2 }}
     {{- else }}
-    service: {name: gpu-quota-admission{{ if $leader }}-leader{{ end }}, namespace: {{ $root.Release.Namespace }}, path: {{ index . 2 }}, port: 443}
+    service: {name: gpu-quota-admission, namespace: {{ $root.Release.Namespace }}, path: {{ index . 2 }}, port: 443}
     {{- end }}
     {{- with $root.Values.certificates.caBundle }}
     caBundle: {{ b64enc . }}
     {{- end }}
   failurePolicy: {{ index . 3 }}
-  sideEffects: {{ ternary "NoneOnDryRun" "None" $leader }}
+  sideEffects: {{ ternary "NoneOnDryRun" "None" $counts }}
   timeoutSeconds: {{ $root.Values.webhook.timeoutSeconds }}
   # Our own pods, and what the cluster needs to run at all, never wait for us.
   namespaceSelector:
