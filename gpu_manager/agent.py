@@ -30,8 +30,7 @@ from gpu_manager.adapters.store import FileStore
 from gpu_manager.backends import build_cards, build_driver_limits, build_injector, gate_program, gate_watcher
 from gpu_manager.config import Config
 from gpu_manager.domain.contract import KUBELET_SOCKET, PODS_API_SOCKET
-from gpu_manager.domain.dra.front import Front, cards_of_front, front_in_force
-from gpu_manager.domain.dra.sides import ClaimCards
+from gpu_manager.domain.dra.front import Front
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.topology import Topology
 from gpu_manager.dra_front import DraFront
@@ -171,7 +170,6 @@ class Agent:
             self._stop,
             self._books_changed,
             self._kube.node,
-            self._claim_cards,
         )
         self.health = Health(self.cards, self._kube.node, clock, numa_policy=config.numa_policy)
         self.inventory = InventoryService(
@@ -332,7 +330,7 @@ class Agent:
         self.health.settle()
         self._recover(stored)
         view = self.state.view
-        self.front, self._keeps_front = front_in_force(self._config.front, view.ledger, view.sides)
+        self.front, self._keeps_front = self.dra.in_force()
         if self.front is Front.SPLIT:
             self.dra.split()
         elif view.sides is not None:
@@ -427,8 +425,7 @@ class Agent:
 
     def _change_front(self) -> None:
         """Start again with the front of the settings, once nothing is held by the other."""
-        view = self.state.view
-        if self._keeps_front and not front_in_force(self._config.front, view.ledger, view.sides)[1]:
+        if self._keeps_front and not self.dra.in_force()[1]:
             log.info("front_changes", front=self._config.front.value)
             _restart()
 
@@ -438,10 +435,6 @@ class Agent:
             self.dra.announce()
         if self._config.lending or self.state.withdrawing:
             self.plugin.announce()
-
-    def _claim_cards(self) -> ClaimCards:
-        wanted = self._config.front
-        return self._config.claim_cards if wanted is Front.SPLIT else cards_of_front(wanted)
 
     def _sample(self) -> None:
         sample = self.usage.sample()

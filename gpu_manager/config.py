@@ -35,7 +35,8 @@ class Config:
     ``program_xids`` are driver errors that never close a card, ``card_xids`` those that always do; a card
     opens again after ``quiet_seconds`` without faults. With ``lending`` whole cards are also offered as
     ``nvidia.com/gpu``. ``front`` is the way in which cards are given away, ``claim_cards`` those that a split
-    node gives by claims (``settle_seconds`` for schedulers to hear of it), ``minimum_cores`` the smallest
+    node gives by claims (``settle_seconds`` for schedulers to hear of it); with ``leave_claims`` cards may be
+    in claims although ``front`` is ``plugin``, and are handed over first; ``minimum_cores`` is the smallest
     part of one that claims may ask for, ``cdi`` the runtime's directory of CDI specs. ``numa_policy`` is the
     one of the node's kubelet. ``nvml`` is the path of the NVML library if the loader does not find it. Sizes
     are advised by ``advice``, and what was seen weighs half after ``advice_half_life`` seconds.
@@ -64,6 +65,7 @@ class Config:
     lending: bool = False
     front: Front = Front.PLUGIN
     claim_cards: ClaimCards = NO_CARDS
+    leave_claims: bool = False
     settle_seconds: float = SETTLE_SECONDS
     minimum_cores: int = 1
     cdi: Path = Path(CDI_DIR)

@@ -12,7 +12,7 @@ from gpu_manager import threads
 from gpu_manager.adapters.kube.claims import KubeClaims, KubeSlices
 from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.config import Config
-from gpu_manager.domain.dra.sides import ClaimCards
+from gpu_manager.domain.dra.front import Front, cards_of_front, front_in_force
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import ControlPages
@@ -21,9 +21,9 @@ from gpu_manager.ports.inventory import NodeStatus
 from gpu_manager.ports.pods import Pods
 from gpu_manager.ports.processes import Processes
 from gpu_manager.servers.dra_plugin import DraPlugin
-from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.allocation.node_state import NodeState, StateView
 from gpu_manager.services.claims import prepare_again
-from gpu_manager.services.claims.handover import PERIOD_SECONDS, CardHandover
+from gpu_manager.services.claims.handover import PERIOD_SECONDS, CardHandover, in_claims
 from gpu_manager.services.claims.prepare import ClaimPreparer
 from gpu_manager.services.claims.prepare_again import PrepareAgain
 from gpu_manager.services.claims.slices import SlicePublisher
@@ -49,9 +49,8 @@ class DraFront:
         stop: threading.Event,
         changed: Callable[[], object],
         status: NodeStatus,
-        cards: Callable[[], ClaimCards],
     ) -> None:
-        """``cards`` are those that a split node gives by claims, asked once it is started."""
+        self._config = config
         self._stop = stop
         self._state = state
         self._news = threading.Event()
@@ -64,10 +63,10 @@ class DraFront:
         self._again = PrepareAgain(self.plugin.registrations, self.preparer.is_prepared, claims, pods, clock)
         slices = KubeSlices(connection, config.node)
         self.slices = SlicePublisher(state, slices, clock, metrics, config.minimum_cores)
+        self._in_claims = partial(in_claims, claims, slices, config.node)
         self._make_handover = partial(
             CardHandover, state, claims, slices, self.slices, status, pods, clock, metrics
         )
-        self._cards, self._settle_seconds = cards, config.settle_seconds
         self._handover: CardHandover | None = None  # of a node that is split
         self._why_not = ""
 
@@ -79,7 +78,23 @@ class DraFront:
     @property
     def trouble(self) -> str:
         """Why cards are not published, or their hand-over does not go on; empty if nothing is wrong."""
-        return self.slices.trouble or self._why_not
+        return self.plugin.trouble or self.slices.trouble or self._why_not
+
+    def in_force(self) -> tuple[Front, str]:
+        """Return the front that the node has now, and why it is not the one of the settings."""
+        view, config = self._state.view, self._config
+        in_claims = config.leave_claims and self._may_be_in_claims(view)
+        return front_in_force(config.front, view.ledger, view.sides, in_claims=in_claims)
+
+    def _may_be_in_claims(self, view: StateView) -> bool:
+        """True if cards of no known side may be given by claims: also while the API server does not say."""
+        if all(state.card.uuid in (view.sides or {}) for state in view.node.cards):
+            return False
+        try:
+            return self._in_claims()
+        except NodeUnready as error:
+            log.warning("claims_not_known", reason=str(error))
+            return True
 
     def split(self) -> None:
         """Give cards by claims one by one; call it before anything is offered, and before :meth:`threads`.
@@ -88,7 +103,9 @@ class DraFront:
             NodeUnready: the books cannot be written.
         """
         self._state.set_sides({})
-        self._handover = self._make_handover(self._cards(), self._settle_seconds)
+        wanted = self._config.front
+        cards = self._config.claim_cards if wanted is Front.SPLIT else cards_of_front(wanted)
+        self._handover = self._make_handover(cards, self._config.settle_seconds)
         self._look()
 
     def threads(self) -> list[threading.Thread]:

@@ -135,6 +135,13 @@ def command(
             help="With --front split: cards given by ResourceClaims, a number, all, or UUIDs with commas."
         ),
     ] = "",
+    leave_claims: Annotated[
+        bool,
+        Option(
+            help="With --front plugin: cards of the node may still be given by claims, and are handed over "
+            "first, each once it is idle."
+        ),
+    ] = False,
     minimum_cores: Annotated[
         int,
         Option(
@@ -206,6 +213,7 @@ def command(
             lending=nvidia_resource,
             front=front,
             claim_cards=_claim_cards(front, dra_cards),
+            leave_claims=leave_claims and front is Front.PLUGIN,
             minimum_cores=minimum_cores,
             cdi=cdi_dir,
             numa_policy=_numa_policy(topology_manager_policy),

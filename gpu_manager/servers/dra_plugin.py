@@ -224,6 +224,8 @@ class DraPlugin:
         self._stop = stop
         self._changed = changed
         self._health: tuple[_Health, ...] = ()
+        self.trouble = ""
+        """Why the kubelet cannot find the driver; empty if nothing is wrong here."""
         self.registered = threading.Event()
         self._registration = _Registration(self._endpoint, self.registered, metrics)
 
@@ -243,6 +245,7 @@ class DraPlugin:
                 self.run_once()
             except NodeUnready as error:
                 log.error("registration_failed", reason=str(error))
+                self.trouble = str(error)
                 self._metrics.registration_failures.inc()
                 self._stop.wait(_AGAIN_SECONDS)
             finally:
@@ -260,6 +263,7 @@ class DraPlugin:
                 self._serve(self._endpoint, self._add_calls, undo),
                 self._serve(self._found_by, self._add_registration, undo),
             )
+            self.trouble = ""
             while not self._stop.wait(_LOOK_SECONDS):
                 if any(_inode(path) != made for path, made in sockets):
                     log.warning("own_socket_gone", driver=DRA_DRIVER)
@@ -290,7 +294,8 @@ class DraPlugin:
             server.add_insecure_port(f"unix://{path}")
         except (RuntimeError, OSError) as error:
             raise NodeUnready(
-                f"cannot listen on {path}: is the kubelet's directory mounted and writable? ({error})"
+                f"cannot listen on {path}: is the kubelet's directory mounted and writable? The chart has it "
+                f"with agent.front dra or split, or agent.leaveClaims ({error})"
             ) from error
 
         def end() -> None:

@@ -12,7 +12,6 @@ from gpu_manager.agent import Agent
 from gpu_manager.domain.contract import CORE, DRA_DRIVER, FRONT_LABEL, INVENTORY, MEMORY, decode_inventory
 from gpu_manager.domain.dra.front import Front
 from gpu_manager.domain.dra.sides import ClaimCards
-from gpu_manager.domain.errors import NodeUnready
 from sandbox.kubelet import StandInKubelet
 from tests.fakes.dra_world import NODE, DraWorld
 from tests.fakes.node import container
@@ -106,14 +105,16 @@ def test_a_restarted_agent_keeps_every_card_where_it_is(world: SplitWorld) -> No
     until(lambda: healthy(world.kubelet) == {CORE: 200, MEMORY: 116})
 
 
-def test_cards_go_back_and_a_late_claim_is_refused(world: SplitWorld) -> None:
+def test_cards_go_back_and_a_late_claim_keeps_its_card_till_its_end(world: SplitWorld) -> None:
+    """Its pod has no controller: nobody would make it again."""
     late, used = world.pod(world.claim()), world.pod(world.claim())
     bound = world.run(used)
     stale = world.schedule(late)
     world.restart(ClaimCards(0))
-    with pytest.raises(NodeUnready, match="has gone over to pods that ask for extended resources"):
-        world.manager.prepare(stale)
-    world.end(late)
+    world.manager.prepare(stale)
+    assert world.limits(stale, "c0")
+    assert world.report().get(CORE) == 200
+    world.end(stale)
     until(lambda: world.report().get(CORE) == 300, HAND_OVER_SECONDS)
     assert len(world.scheduler.devices(NODE)) == 1, "a card that is held stays"
     world.end(bound)

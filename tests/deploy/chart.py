@@ -60,6 +60,7 @@ SETS: dict[str, tuple[str, ...]] = {
     ),
     "claims": ("--set=agent.front=dra,terms.minimumCores=5",),
     "split": ("--set=agent.front=split,agent.draCards=2",),
+    "leaving": ("--set=agent.leaveClaims=true",),
     "terms": (
         "--set=terms.memoryUnit=1Gi,terms.minimumCores=5,terms.defaultMemory=2,terms.denyNodeName=true",
         "--set=agent.evictEvaders=true,webhook.excludedNamespaces={ops},webhook.failurePolicy=Ignore",

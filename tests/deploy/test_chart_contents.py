@@ -44,6 +44,7 @@ PRIVILEGED = {
     "own-certificate",
     "claims",
     "split",
+    "leaving",
     "terms",
 }
 WITH_ADMISSION = [name for name in SETS if name != "least"]

@@ -335,6 +335,39 @@ def test_a_pod_that_nobody_would_make_again_is_not_deleted() -> None:
     assert node.pods.evicted == []
 
 
+@pytest.mark.parametrize("controlled", [False, True])
+def test_a_card_on_its_way_to_pods_comes_back_for_a_pod_that_nobody_makes_again(controlled: bool) -> None:
+    """It would wait for the claim as long as the pod exists; of a pod with a controller it is freed."""
+    node = Node(ClaimCards(1))
+    node.settle()
+    node.pods.bind(parse_pod(pod("late", uid="uid-late", controlled=controlled)))
+    node.claims.add(claim_object("late", result(NAMES[2]), namespace="default", pods=("late",)))
+    node.wanted = NO_CARDS
+    node.restart()
+    node.settle()
+    assert node.sides == "pp<"
+    if controlled:
+        with pytest.raises(DoesNotFit, match="its pod is deleted"):
+            node.preparer.prepare("default", "claim-late", "late")
+        assert node.sides == "pp<"
+        return
+    assert node.preparer.prepare("default", "claim-late", "late")
+    assert (node.sides, node.pods.evicted, node.healthy(2)) == ("ppd", [], 0)
+    node.settle()
+    assert node.sides == "ppd", "what it holds keeps it"
+    node.claims.there.clear()
+    node.preparer.unprepare("default", "claim-late", "late")
+    node.settle()
+    assert node.sides == "ppp"
+
+
+def test_a_card_that_has_reached_pods_does_not_come_back_for_a_late_claim() -> None:
+    node = Node()
+    with pytest.raises(DoesNotFit, match="card 1 has taken another step meanwhile"):
+        node.state.set_sides({UUIDS[1]: Side.DRA}, still=Side.TO_PLUGIN)
+    assert node.sides == "ppp"
+
+
 def test_a_claim_of_a_card_on_its_way_to_claims_waits() -> None:
     node = Node(ClaimCards(1))
     node.claims.add(claim_object("early", result(NAMES[2])))

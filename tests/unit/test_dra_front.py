@@ -28,15 +28,14 @@ def test_an_idle_node_has_the_front_that_is_wanted(wanted: Front) -> None:
     assert front_in_force(wanted, ledger()) == (wanted, "")
 
 
-@pytest.mark.parametrize(("held", "front"), [(BY_CLAIM, Front.DRA), (BY_POD, Front.PLUGIN)])
-def test_what_is_held_keeps_the_front_that_gave_it(held: Allocation, front: Front) -> None:
-    (other,) = {Front.PLUGIN, Front.DRA} - {front}
-    assert front_in_force(front, ledger(held)) == (front, "")
-    kept, why = front_in_force(other, ledger(held))
-    assert kept is front
-    assert f"keeps the front {front.value}" in why
-    assert f"it changes to {other.value}" in why
-    assert held.pod_name not in why, "/readyz shows it to everyone"
+def test_what_pods_hold_keeps_the_front_that_gave_it() -> None:
+    assert front_in_force(Front.PLUGIN, ledger(BY_POD)) == (Front.PLUGIN, "")
+    kept, why = front_in_force(Front.DRA, ledger(BY_POD))
+    assert kept is Front.PLUGIN
+    assert "keeps the front plugin" in why
+    assert "it changes to dra" in why
+    assert BY_POD.pod_name not in why, "/readyz shows it to everyone"
+    assert front_in_force(Front.DRA, ledger(BY_CLAIM)) == (Front.DRA, "")
 
 
 def test_a_split_node_has_its_front_at_once_and_leaves_it_card_by_card() -> None:
@@ -49,3 +48,15 @@ def test_a_split_node_has_its_front_at_once_and_leaves_it_card_by_card() -> None
         assert f"until 1 of its 2 cards have changed to {wanted.value}" in why
     assert front_in_force(Front.DRA, ledger(), dict.fromkeys(both, Side.DRA)) == (Front.DRA, "")
     assert front_in_force(Front.PLUGIN, ledger(), dict.fromkeys(both, Side.PLUGIN)) == (Front.PLUGIN, "")
+
+
+def test_a_node_that_leaves_claims_is_split_until_no_card_may_be_given_by_them() -> None:
+    """Claims that hold cards, or that Kubernetes may still give: what is known by its side decides alone."""
+    for held, in_claims in ((BY_CLAIM, False), (None, True)):
+        front, why = front_in_force(Front.PLUGIN, ledger(*([held] if held else [])), in_claims=in_claims)
+        assert front is Front.SPLIT
+        assert f"of which {1 if held else 0} hold cards" in why
+        assert BY_CLAIM.pod_name not in why, "/readyz shows it to everyone"
+    some = {CARD.card.uuid: Side.PLUGIN}
+    assert front_in_force(Front.PLUGIN, ledger(), some, in_claims=True)[0] is Front.SPLIT
+    assert front_in_force(Front.PLUGIN, ledger(), some) == (Front.PLUGIN, "")

@@ -23,16 +23,20 @@ class Front(Enum):
     SPLIT = "split"
 
 
-def front_in_force(wanted: Front, ledger: Ledger, sides: Sides | None = None) -> tuple[Front, str]:
+def front_in_force(
+    wanted: Front, ledger: Ledger, sides: Sides | None = None, *, in_claims: bool = False
+) -> tuple[Front, str]:
     """Return the front that the node has now, and why it is not the wanted one; empty if it is.
 
     What is held by the other one keeps it: its containers may start again, and only that side of the kubelet
     says when they have ended. A node with stored ``sides`` was split, and stays so until all its cards have
-    changed. The text names nobody: /readyz shows it to everyone.
+    changed. One that leaves claims for extended resources is split meanwhile, as long as claims hold cards or
+    Kubernetes may still give them (``in_claims``: cards of no known side may be in the node's slice or in
+    allocated claims). The text names nobody: /readyz shows it to everyone.
     """
     if wanted is Front.SPLIT:
         return wanted, ""
-    if sides:
+    if sides and not in_claims:
         if has_left(sides, cards_of_front(wanted)):
             return wanted, ""
         there = Side.PLUGIN if wanted is Front.PLUGIN else Side.DRA
@@ -41,15 +45,19 @@ def front_in_force(wanted: Front, ledger: Ledger, sides: Sides | None = None) ->
             f"the node stays split until {left} of its {len(sides)} cards have changed to {wanted.value}: a "
             "card changes once nothing is held of it; drain the node"
         )
-    claims = {allocation.pod for allocation in ledger.claims}
-    other, kind, holders = Front.DRA, "claims", len(claims)
-    if wanted is Front.DRA:
-        other, kind, holders = Front.PLUGIN, "pods", len(ledger.pods)
-    if not holders:
+    if wanted is Front.PLUGIN:
+        claims = {allocation.pod for allocation in ledger.claims}
+        if not (claims or in_claims):
+            return wanted, ""
+        return Front.SPLIT, (
+            f"the node is split until its cards have left claims, of which {len(claims)} hold cards: a card "
+            "changes to plugin once nothing is held of it; drain the node"
+        )
+    if not ledger.pods:
         return wanted, ""
-    return other, (
-        f"the node keeps the front {other.value} until nothing is held by it: {holders} {kind} hold cards; "
-        f"drain the node, and it changes to {wanted.value}"
+    return Front.PLUGIN, (
+        f"the node keeps the front plugin until nothing is held by it: {len(ledger.pods)} pods hold cards; "
+        "drain the node, and it changes to dra"
     )
 
 

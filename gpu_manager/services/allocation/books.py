@@ -88,10 +88,15 @@ class Books:
         self.sides = sides
         self.node = self._closed(self.node)
 
-    def check_movable(self, changes: Sides) -> None:
-        """Raise DoesNotFit if a card that leaves a side, or comes to one, is held or planned for somebody."""
+    def check_movable(self, changes: Sides, still: Side | None = None) -> None:
+        """Raise DoesNotFit if a card that leaves a side, or comes to one, is held or planned for somebody.
+
+        Also if it is not on the side ``still`` any more.
+        """
         before = self.sides or {}
         for card, side in changes.items():
+            if still is not None and before.get(card) is not still:
+                raise DoesNotFit(f"card {self.node.index(card)} has taken another step meanwhile")
             holders = self.ledger.holders(card)
             if holders and before.get(card, side) is not side:
                 names = sorted({one.pod_key for one in holders})

@@ -325,16 +325,18 @@ class NodeState:
         with self._saved() as books:
             books.set_claim_pods(claim, pods)
 
-    def set_sides(self, changes: Mapping[CardUuid, Side]) -> None:
+    def set_sides(self, changes: Mapping[CardUuid, Side], *, still: Side | None = None) -> None:
         """Let cards of a split node take a step; it is on the disk before it is told. Turn, lock, disk.
 
+        ``still``: the side on which all of them must stand until then; None for any.
+
         Raises:
-            DoesNotFit: something of such a card is held or planned.
+            DoesNotFit: something of such a card is held or planned, or it has taken another step meanwhile.
             NodeUnready: the books cannot be written; nothing has changed.
         """
         before = self._books.sides
         with self._saved(undo=lambda books: books.set_sides(before)) as books:
-            books.check_movable(changes)
+            books.check_movable(changes, still)
             books.set_sides({**(books.sides or {}), **changes})
 
     def unsplit(self) -> None:

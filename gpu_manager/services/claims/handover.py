@@ -33,6 +33,11 @@ ASK_SECONDS: Final = 3.0  # between two looks at the claims of the cluster
 PERIOD_SECONDS: Final = 1.0
 
 
+def in_claims(claims: Claims, slices: Slices, node: str) -> bool:
+    """True if cards are in the node's slice, or in allocated claims. Raises NodeUnready."""
+    return bool(slices.published() or claims.allocated(node))
+
+
 class _Step(NamedTuple):
     """A step, and since when the side that the card leaves has been told so."""
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
+import structlog
+
+from gpu_manager.domain.card import CardState
 from gpu_manager.domain.dra.allocated import AllocatedClaim, ClaimedShare
 from gpu_manager.domain.dra.published import device_names, for_claims
 from gpu_manager.domain.dra.sides import Side
@@ -18,6 +21,8 @@ from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.metrics import ServiceMetrics
+
+log = structlog.get_logger(__name__)
 
 _SHOWN = 3  # holders named
 
@@ -40,8 +45,8 @@ class ClaimJudge:
             DoesNotFit: its cards take no new work.
             NodeUnready: a pod that uses it cannot be read.
         """
-        self._check_late(claim)
         self._check_containers(claim)
+        self._check_late(claim)
         return self._grants(claim)
 
     def no_room(self, claim: AllocatedClaim, grants: Sequence[Grant]) -> str:
@@ -118,6 +123,8 @@ class ClaimJudge:
         """Refuse, and free, a claim of a card that has left DRA: its scheduler saw a slice of before.
 
         Kubernetes allocates a claim anew once no pod reserves it, and a pod with a claim never moves itself.
+        So a pod that can be made again is deleted. For another a card that is still nobody's comes back: it
+        would wait for that claim as long as the pod exists.
         """
         view, uids = self._state.view, {uid for uid, _ in claim.pods}
         names = device_names([state.card for state in view.node.cards])
@@ -133,6 +140,8 @@ class ClaimJudge:
         pods = [pod for pod in there if pod.uid in uids and not pod.terminal]
         evicted = [pod for pod in pods if self._evict and pod.controlled and not pod.static]
         all_go = bool(evicted) and len(evicted) == len(pods)
+        if not all_go and self._come_back(claim, gone):
+            return
         cure = "its pod is deleted, to be placed anew" if all_go else "delete the pod, to have it placed anew"
         text = (
             f"claim {claim.namespace}/{claim.name} was allocated card {gone[0].card.index}, which has gone "
@@ -144,6 +153,16 @@ class ClaimJudge:
                 self._pods.evict(pod, text)
         self._freed = (self._freed & {pod.uid for pod in there}) | {pod.uid for pod in evicted}
         raise DoesNotFit(text)
+
+    def _come_back(self, claim: AllocatedClaim, gone: Sequence[CardState]) -> bool:
+        """Return cards to claims that no pod can have had meanwhile; False if one has reached pods."""
+        try:
+            self._state.set_sides({state.card.uuid: Side.DRA for state in gone}, still=Side.TO_PLUGIN)
+        except DoesNotFit:
+            return False
+        cards = [state.card.index for state in gone]
+        log.info("cards_back_to_claims", claim=f"{claim.namespace}/{claim.name}", cards=cards)
+        return True
 
     def _check_containers(self, claim: AllocatedClaim) -> None:
         """Refuse a container that uses two requests of ours, of this claim or another that is prepared.

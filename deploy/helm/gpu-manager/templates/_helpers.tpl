@@ -60,6 +60,16 @@ true
 {{- end }}
 {{- end }}
 
+{{/* Agents have what claims need: they give cards by them, or may have given some before. An upgrade sees the latter by the slices
+     of the driver, which a kubelet deletes once its node's agent has left it. */}}
+{{- define "vcuda.claims" -}}
+{{- if or (ne .Values.agent.front "plugin") .Values.agent.leaveClaims -}}
+true
+{{- else if .Capabilities.APIVersions.Has "resource.k8s.io/v1" -}}
+{{- range (lookup "resource.k8s.io/v1" "ResourceSlice" "" "").items }}{{ if eq .spec.driver "vcuda.tencent.com" }}true{{ end }}{{ end -}}
+{{- end }}
+{{- end }}
+
 {{- define "vcuda.simulated" -}}
 {{- if hasPrefix "simulated:" .Values.cards.source }}true{{ end -}}
 {{- end }}
