@@ -11,6 +11,7 @@ import functools
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -88,9 +89,11 @@ class Answer:
 class Program:
     """A process in a container: ``program("cuMemAlloc_v2", OUT, 4096).value``."""
 
-    def __init__(self, binary: Path, env: dict[str, str], **options: object) -> None:
+    def __init__(
+        self, binary: Path, env: dict[str, str], *, arguments: Sequence[str] = (), **options: object
+    ) -> None:
         self.process: subprocess.Popen[str] = subprocess.Popen(
-            [str(binary)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+            [str(binary), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
             **options,  # type: ignore[call-overload]
         )  # fmt: skip
 
@@ -212,12 +215,14 @@ class Container:
         files = f"{interposer}/libcuda.so.1:{interposer}/libnvidia-ml.so.1"
         return {"LD_LIBRARY_PATH": str(real), "LD_PRELOAD": files}
 
-    def program(self, *, visible: str | None = None, name: str = "prog_call", **settings: object) -> Program:
+    def program(
+        self, *, visible: str | None = None, name: str = "prog_call", arguments: Sequence[str] = (), **settings: object
+    ) -> Program:  # fmt: skip
         """Start a program; ``visible`` is its CUDA_VISIBLE_DEVICES."""
         env = self.env(**settings)
         if visible is not None:
             env["CUDA_VISIBLE_DEVICES"] = visible
-        self._programs.append(Program(program(name, self.sanitize), env))
+        self._programs.append(Program(program(name, self.sanitize), env, arguments=arguments))
         return self._programs[-1]
 
     def change(self, card: int = 0, **values: object) -> None:

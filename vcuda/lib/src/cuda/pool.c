@@ -217,7 +217,7 @@ CUresult hook_cuMemPoolDestroy(CUmemoryPool pool) {
     CUresult result = real.cuMemPoolDestroy(pool);
     if (account)
         pool_account_closed(account, result == CUDA_SUCCESS);
-    return result;
+    return chosen(result); /* what another thread found out meanwhile */
 }
 
 CUresult hook_cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {

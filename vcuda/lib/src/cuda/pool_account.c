@@ -10,6 +10,7 @@
  */
 #include "cuda/pool_account.h"
 
+#include <sched.h>
 #include <stdlib.h>
 
 #include "cuda/account.h"
@@ -19,10 +20,12 @@
 #include "interposer.h"
 #include "lock.h"
 #include "note.h"
+#include "page.h"
 
 enum state { FREE, STREAM_ORDERED, CLOSED };
 
 #define UNIT 512 /* in which pools divide what they have */
+#define PATIENCE_NS 1000000000u
 
 struct pool_account {
     struct pool_account *next;
@@ -35,6 +38,7 @@ struct pool_account {
     uint32_t growing;          /* growths on their way */
     uint32_t changes;          /* growths that ended, and readings that changed the charge */
     uint32_t allocations;
+    uint32_t asking;          /* calls of the driver on their way that name the pool: it is not destroyed meanwhile */
     uint64_t used, threshold; /* bytes of its allocations, and what it keeps beyond them at a synchronisation */
     bool is_owed;             /* something was freed that a synchronisation gives back */
 };
@@ -101,10 +105,34 @@ struct pool_account *pool_account_find(CUmemoryPool pool) {
     return find(pool);
 }
 
-static bool read_one(const struct pool_account *account, int attribute, uint64_t *bytes) {
+/* The program may destroy the pool in another thread: what names it to the driver is announced, and who destroys waits.
+ * False if it is destroyed already; otherwise asked() ends it. */
+static bool ask(struct pool_account *account) {
+    __atomic_fetch_add(&account->asking, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&account->state, __ATOMIC_SEQ_CST) == STREAM_ORDERED)
+        return true;
+    __atomic_fetch_sub(&account->asking, 1, __ATOMIC_RELEASE);
+    return false;
+}
+
+static void asked(struct pool_account *account) {
+    __atomic_fetch_sub(&account->asking, 1, __ATOMIC_RELEASE);
+}
+
+/* A child of fork may find a thread counted that it does not have: hence no longer than this. */
+static void wait_until_asked(const struct pool_account *account) {
+    uint64_t began = vcuda_now_ns();
+    while (__atomic_load_n(&account->asking, __ATOMIC_SEQ_CST) && vcuda_now_ns() - began < PATIENCE_NS)
+        sched_yield();
+}
+
+static bool read_one(struct pool_account *account, int attribute, uint64_t *bytes) {
     *bytes = 0;
-    return state_of(account) == STREAM_ORDERED &&
-           real.cuMemPoolGetAttribute(account->pool, attribute, bytes) == CUDA_SUCCESS;
+    if (!ask(account))
+        return false;
+    CUresult result = real.cuMemPoolGetAttribute(account->pool, attribute, bytes);
+    asked(account);
+    return result == CUDA_SUCCESS;
 }
 
 void pool_account_set_threshold(struct pool_account *account, uint64_t bytes) {
@@ -261,11 +289,19 @@ bool pool_account_allocated(struct pool_account *account, CUdeviceptr at, uint64
     return allocation_put(&item, replaced) == ALLOCATION_REPLACED;
 }
 
+/* A reading on its way is void from here on, for this pool and for the next one that the account is used for. */
 static void end(struct pool_account *account) {
-    uint8_t expected = CLOSED;
-    uint64_t charged = seen(&account->charged);
-    if (__atomic_compare_exchange_n(&account->state, &expected, FREE, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
-        account_return(account->card, charged);
+    spin_lock(&account->busy);
+    bool ends = state_of(account) == CLOSED;
+    uint64_t charged = ends ? account->charged : 0;
+    int card = account->card;
+    if (ends) {
+        set(&account->charged, 0);
+        __atomic_fetch_add(&account->changes, 1, __ATOMIC_RELEASE);
+        __atomic_store_n(&account->state, FREE, __ATOMIC_RELEASE);
+    }
+    spin_unlock(&account->busy);
+    account_return(card, charged);
 }
 
 void pool_account_freed(const struct allocation *item) {
@@ -282,7 +318,8 @@ void pool_account_freed(const struct allocation *item) {
 void pool_account_closing(struct pool_account *account) {
     pool_account_settle(account);
     __atomic_fetch_add(&account->allocations, 1, __ATOMIC_ACQ_REL);
-    __atomic_store_n(&account->state, CLOSED, __ATOMIC_RELEASE);
+    __atomic_store_n(&account->state, CLOSED, __ATOMIC_SEQ_CST);
+    wait_until_asked(account);
 }
 
 void pool_account_closed(struct pool_account *account, bool closed) {
@@ -332,8 +369,10 @@ void pool_account_context_ended(int card) {
 }
 
 void pool_account_trim(struct pool_account *account) {
-    if (state_of(account) == STREAM_ORDERED)
+    if (ask(account)) {
         real.cuMemPoolTrimTo(account->pool, 0);
+        asked(account);
+    }
     pool_account_settle(account);
 }
 
