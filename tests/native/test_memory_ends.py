@@ -1,4 +1,4 @@
-"""Pools that end while the library asks about them in other threads."""
+"""Pools, streams and contexts that end while the library asks about them, in other threads or later."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ import pytest
 
 from tests.native.driven import (
     CONTEXT,
+    DOORS,
     MIB,
+    OUT,
     SANITIZERS,
+    SUCCESS,
     Container,
+    Program,
 )
 
 LIMIT = 512 * MIB
+LARGE = 300 * MIB
+"""Two of them do not fit."""
 
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
@@ -27,3 +33,51 @@ def test_pools_may_be_destroyed_while_other_threads_synchronise_or_are_refused(
         assert said == ["ready", str(LIMIT - CONTEXT)], (said, pools.close())
         assert container.charged() == CONTEXT
         pools.end()
+
+
+def large_graph(guest: Program, stream: int, microseconds: int) -> int:
+    """An executable graph that holds LARGE for as long as a kernel runs."""
+    module = guest("cuModuleLoadData", OUT, '"x').value
+    kernel = guest("cuModuleGetFunction", OUT, module, f'"k_{microseconds}us').value
+    assert guest("cuStreamBeginCapture_v2", stream, 0).result == SUCCESS
+    at = guest("cuMemAllocAsync", OUT, LARGE, stream).value
+    assert guest("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, stream, 0).result == SUCCESS
+    assert guest("cuMemFreeAsync", at, stream).result == SUCCESS
+    graph = guest("cuStreamEndCapture", stream, OUT).value
+    return guest("cuGraphInstantiateWithFlags", OUT, graph, 0).value
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+@pytest.mark.parametrize("door", DOORS)
+def test_a_launch_waits_for_the_graph_of_a_stream_that_was_destroyed_before_it_ended(
+    tmp_path: Path, door: str, sanitize: str
+) -> None:
+    """Its work runs on (cuStreamDestroy), and its end makes room, as if the stream were there."""
+    with Container(tmp_path, LIMIT, door=door, sanitize=sanitize) as container:
+        guest = container.program().start()
+        streams = [guest("cuStreamCreate", OUT, 1).value for _ in range(3)]
+        graphs = [large_graph(guest, stream, 100_000) for stream in streams]
+        for graph, stream in zip(graphs, streams, strict=True):
+            assert guest("cuGraphLaunch", graph, stream).result == SUCCESS
+            assert container.charged() <= LIMIT
+            assert guest("cuStreamDestroy_v2", stream).result == SUCCESS
+        assert guest("cuCtxSynchronize").result == SUCCESS
+        assert guest("cuDeviceGraphMemTrim", 0).result == SUCCESS
+        assert container.charged() == CONTEXT
+        guest.end()
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+def test_a_stream_that_ended_with_its_context_is_not_asked_about(tmp_path: Path, sanitize: str) -> None:
+    with Container(tmp_path, LIMIT + CONTEXT, sanitize=sanitize) as container:
+        guest = container.program().start()
+        first = guest("cuCtxGetCurrent", OUT).value
+        second = guest("cuCtxCreate_v2", OUT, 0, 0).value
+        stream = guest("cuStreamCreate", OUT, 1).value
+        assert guest("cuGraphLaunch", large_graph(guest, stream, 1000), stream).result == SUCCESS
+        assert guest("cuCtxDestroy_v2", second).result == SUCCESS
+        assert guest("cuCtxSetCurrent", first).result == SUCCESS
+        mine = guest("cuStreamCreate", OUT, 1).value
+        assert guest("cuGraphLaunch", large_graph(guest, mine, 1000), mine).result == SUCCESS
+        assert guest("cuStreamSynchronize", mine).result == SUCCESS
+        guest.end()

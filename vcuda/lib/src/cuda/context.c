@@ -6,30 +6,39 @@
 #include "cuda/claim.h"
 #include "cuda/context_registry.h"
 #include "cuda/device_map.h"
+#include "cuda/graph_pool.h"
 #include "cuda/mem.h"
 #include "cuda/pool_account.h"
 #include "cuda/settle.h"
 #include "interposer.h"
 
+void context_ending(void) {
+    graph_pools_hold();
+    settle_suspend();
+}
+
+void context_over(uint64_t ended) {
+    settle_resume();
+    if (ended)
+        context_ended(ended);
+    graph_pools_release();
+}
+
 CUresult hook_cuCtxDestroy(CUcontext context) {
     uint64_t id = context_id_of(context);
     context_forget();
-    settle_suspend();
+    context_ending();
     CUresult result = real.cuCtxDestroy(context);
-    settle_resume();
-    if (result == CUDA_SUCCESS)
-        context_ended(id);
+    context_over(result == CUDA_SUCCESS ? id : 0);
     return result;
 }
 
 CUresult hook_cuCtxDestroy_v2(CUcontext context) {
     uint64_t id = context_id_of(context);
     context_forget();
-    settle_suspend();
+    context_ending();
     CUresult result = real.cuCtxDestroy_v2(context);
-    settle_resume();
-    if (result == CUDA_SUCCESS)
-        context_ended(id);
+    context_over(result == CUDA_SUCCESS ? id : 0);
     return result;
 }
 

@@ -4,6 +4,7 @@
 #include "cuda/allocation_table.h"
 #include "cuda/device_map.h"
 #include "cuda/discharge.h"
+#include "cuda/graph_pool.h"
 #include "cuda/pool_account.h"
 #include "interposer.h"
 
@@ -39,6 +40,7 @@ void context_ended(uint64_t id) {
     if (!id)
         return;
     allocation_sweep(OF_A_CONTEXT, id, drop, NULL);
+    graph_pools_context_gone(id);
     if (known) {
         account_return(context.card, context.bytes);
         pool_account_context_ended(context.card);

@@ -38,6 +38,7 @@ struct graph_record {
     struct graph_record *next;
     struct graph_stream key;
     bool is_used, is_gone; /* its stream was destroyed */
+    CUevent end;           /* behind all of it, where its stream was destroyed before it ended; or NULL */
     int64_t now, most;     /* live behind all of it, and the greatest sum on the way; relative to before it */
 };
 

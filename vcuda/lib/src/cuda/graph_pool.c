@@ -8,6 +8,7 @@
 
 #include "cuda/account.h"
 #include "cuda/context_id.h"
+#include "cuda/stream_end.h"
 #include "fork.h"
 #include "interposer.h"
 #include "lock.h"
@@ -134,19 +135,45 @@ bool graph_pools_synchronised(struct graph_stream stream) {
     return any;
 }
 
+/* With the pool's lock taken. The event, if there is one, is the caller's to end. */
+static CUevent finish(struct graph_pool *pool, struct graph_record *record) {
+    CUevent end = record->end;
+    record->end = NULL;
+    graph_backlog_finish(&pool->backlog, record);
+    return end;
+}
+
 bool graph_pools_synchronised_context(uint64_t context) {
     bool any = false;
     EACH_POOL(pool) {
-        spin_lock(&pool->busy);
         for (struct graph_record *record = pool->backlog.records; record; record = record->next) {
-            if (!record->is_used || record->key.context != context)
-                continue;
-            graph_backlog_finish(&pool->backlog, record);
-            any = true;
+            spin_lock(&pool->busy);
+            bool is_its = record->is_used && record->key.context == context;
+            CUevent end = is_its ? finish(pool, record) : NULL;
+            spin_unlock(&pool->busy);
+            stream_end_forget(end);
+            any |= is_its;
         }
-        spin_unlock(&pool->busy);
     }
     return any;
+}
+
+void graph_pools_context_gone(uint64_t context) {
+    EACH_POOL(pool) {
+        spin_lock(&pool->busy);
+        for (struct graph_record *record = pool->backlog.records; record; record = record->next)
+            if (record->is_used && record->key.context == context)
+                finish(pool, record); /* its event has ended with the context */
+        spin_unlock(&pool->busy);
+    }
+}
+
+void graph_pools_hold(void) {
+    stream_end_hold();
+}
+
+void graph_pools_release(void) {
+    stream_end_release();
 }
 
 /* Can this thread ask about the stream? Not about another thread's own, nor one that is gone, nor the null stream of a
@@ -157,33 +184,56 @@ static bool can_ask(const struct graph_record *record, uint64_t context) {
            ((uintptr_t)key->stream > 2 || key->context == context);
 }
 
-static bool has_ended(const struct graph_stream *key) {
-    int mode = 2 /* relaxed: the question is part of nobody's capture */, status = 0;
-    real.cuThreadExchangeStreamCaptureMode(&mode);
-    CUresult asked = key->thread ? real.cuStreamIsCapturing_ptsz(key->stream, &status)
-                                 : real.cuStreamIsCapturing(key->stream, &status);
-    bool ended = asked == CUDA_SUCCESS && !status &&
-                 (key->thread ? real.cuStreamQuery_ptsz(key->stream) : real.cuStreamQuery(key->stream)) == CUDA_SUCCESS;
-    real.cuThreadExchangeStreamCaptureMode(&mode);
-    return ended;
-}
-
 void graph_pools_stream_ends(CUstream stream) {
+    bool any = false;
     EACH_POOL(pool) {
         for (struct graph_record *record = pool->backlog.records; record; record = record->next) {
             spin_lock(&pool->busy);
             struct graph_stream key = record->key;
             bool is_its = record->is_used && !record->is_gone && key.stream == stream && (uintptr_t)stream > 2;
             spin_unlock(&pool->busy);
-            bool ended = is_its && has_ended(&key);
+            if (!is_its)
+                continue;
+            bool ended = stream_end_is_reached(&key);
+            CUevent end = ended ? NULL : stream_end_event(&key);
             spin_lock(&pool->busy);
-            if (ended)
-                graph_backlog_finish(&pool->backlog, record);
-            else
-                record->is_gone |= is_its;
+            if (!record->is_used || !graph_stream_is_same(&record->key, &key)) {
+                ended = true; /* another thread has synchronised its context */
+            } else if (ended) {
+                finish(pool, record);
+            } else {
+                record->is_gone = true;
+                record->end = end;
+            }
             spin_unlock(&pool->busy);
+            if (ended)
+                stream_end_forget(end);
+            any = true;
         }
     }
+    if (any)
+        stream_end_wait();
+}
+
+/* Ask about one stream: true if nothing of it is on its way any more. */
+static bool ask(struct graph_pool *pool, struct graph_record *record, uint64_t context) {
+    if (!stream_end_ask())
+        return false;
+    spin_lock(&pool->busy);
+    struct graph_stream key = record->key;
+    CUevent end = record->end;
+    uint32_t changes = pool->changes;
+    bool is_used = record->is_used, can = can_ask(record, context);
+    spin_unlock(&pool->busy);
+    bool ended = is_used && (end ? stream_end_event_is_reached(end) : can && stream_end_is_reached(&key));
+    spin_lock(&pool->busy);
+    ended = ended && pool->changes == changes && record->is_used && record->end == end &&
+            graph_stream_is_same(&record->key, &key);
+    CUevent mine = ended ? finish(pool, record) : NULL;
+    spin_unlock(&pool->busy);
+    stream_end_asked();
+    stream_end_forget(mine);
+    return ended || !is_used;
 }
 
 bool graph_pool_ask(struct graph_pool *pool) {
@@ -191,21 +241,8 @@ bool graph_pool_ask(struct graph_pool *pool) {
     bool all = true;
     real.cuCtxGetCurrent(&current);
     uint64_t context = context_id_of(current);
-    struct graph_record *record = pool->backlog.records;
-    for (; record; record = record->next) {
-        spin_lock(&pool->busy);
-        struct graph_stream key = record->key;
-        uint32_t changes = pool->changes;
-        bool is_used = record->is_used, ask = can_ask(record, context);
-        spin_unlock(&pool->busy);
-        bool ended = ask && has_ended(&key);
-        spin_lock(&pool->busy);
-        ended = ended && pool->changes == changes && record->is_used && graph_stream_is_same(&record->key, &key);
-        if (ended)
-            graph_backlog_finish(&pool->backlog, record);
-        spin_unlock(&pool->busy);
-        all &= ended || !is_used;
-    }
+    for (struct graph_record *record = pool->backlog.records; record; record = record->next)
+        all &= ask(pool, record, context);
     return all;
 }
 

@@ -40,6 +40,12 @@ bool graph_pools_synchronised_context(uint64_t context);
 /* The stream is about to be destroyed: its handle may soon be another's, while its work still runs. */
 void graph_pools_stream_ends(CUstream stream);
 
+/* Around calls that may end contexts: no stream is asked about in between. And a context has ended, its streams with
+ * it. */
+void graph_pools_hold(void);
+void graph_pools_release(void);
+void graph_pools_context_gone(uint64_t context);
+
 /* Ask the driver which streams have done their work; false if some have not. */
 bool graph_pool_ask(struct graph_pool *pool);
 

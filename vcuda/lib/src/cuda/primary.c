@@ -7,7 +7,6 @@
 #include "cuda/context.h"
 #include "cuda/context_registry.h"
 #include "cuda/device_map.h"
-#include "cuda/settle.h"
 #include "interposer.h"
 #include "lock.h"
 
@@ -144,43 +143,41 @@ static uint64_t id_before(CUdevice device) {
     return context_primary(device);
 }
 
+static uint64_t ended(CUresult result, CUdevice device, uint64_t id, bool reset) {
+    return result == CUDA_SUCCESS && id && (reset || !context_primary_is_active(device)) ? id : 0;
+}
+
 static CUresult after(CUresult result, CUdevice device, uint64_t id, bool reset) {
-    if (result == CUDA_SUCCESS && id && (reset || !context_primary_is_active(device)))
-        context_ended(id);
-    else
-        context_forget();
+    context_over(ended(result, device, id, reset));
+    context_forget();
     return result;
 }
 
 CUresult hook_cuDevicePrimaryCtxRelease(CUdevice device) {
     uint64_t id = id_before(device);
-    settle_suspend();
+    context_ending();
     CUresult result = real.cuDevicePrimaryCtxRelease(device);
-    settle_resume();
     return after(result, device, id, false);
 }
 
 CUresult hook_cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     uint64_t id = id_before(device);
-    settle_suspend();
+    context_ending();
     CUresult result = real.cuDevicePrimaryCtxRelease_v2(device);
-    settle_resume();
     return after(result, device, id, false);
 }
 
 CUresult hook_cuDevicePrimaryCtxReset(CUdevice device) {
     uint64_t id = id_before(device);
-    settle_suspend();
+    context_ending();
     CUresult result = real.cuDevicePrimaryCtxReset(device);
-    settle_resume();
     return after(result, device, id, true);
 }
 
 CUresult hook_cuDevicePrimaryCtxReset_v2(CUdevice device) {
     uint64_t id = id_before(device);
-    settle_suspend();
+    context_ending();
     CUresult result = real.cuDevicePrimaryCtxReset_v2(device);
-    settle_resume();
     return after(result, device, id, true);
 }
 
@@ -188,13 +185,15 @@ CUresult hook_cuGreenCtxDestroy(CUgreenCtx context) {
     uint64_t ids[CONTEXT_DEVICES], id = id_of_green(context);
     for (CUdevice device = 0; device < CONTEXT_DEVICES; device++)
         ids[device] = id_before(device);
-    settle_suspend();
+    context_ending();
     CUresult result = real.cuGreenCtxDestroy(context);
-    settle_resume();
     struct allocation item;
     if (result == CUDA_SUCCESS && id && context_owner(id) != id)
         allocation_take(ALLOCATION_CONTEXT, id, &item);
-    for (CUdevice device = 0; device < CONTEXT_DEVICES; device++)
-        after(result, device, ids[device], false);
+    uint64_t over = 0; /* its device's primary context, if it was the last that kept it */
+    for (CUdevice device = 0; device < CONTEXT_DEVICES && !over; device++)
+        over = ended(result, device, ids[device], false);
+    context_over(over);
+    context_forget();
     return result;
 }
