@@ -54,9 +54,10 @@ from gpu_manager.adapters.kube.leases import KubeLease
 from gpu_manager.adapters.kube.pod_events import KubePodEvents
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.reviews import KubeReviews
+from gpu_manager.adapters.kube.text_record import KubeTextRecord
 from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.adapters.prometheus import PrometheusRanges
-from gpu_manager.domain.contract import ADMISSION_NAME
+from gpu_manager.domain.contract import ADMISSION_NAME, ADMITTED_CLAIMS, CLAIM_RECORD
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.resize.owners import KINDS
@@ -353,16 +354,20 @@ def _cluster_access(
             watch_selector="" if wanted.resource == PODS else None,
         )
 
-    return ClusterAccess(_Bindings(pods), pods, _lease_source(settings, clock), watch)
+    record = KubeTextRecord(_prompt(settings), settings.namespace, CLAIM_RECORD, ADMITTED_CLAIMS)
+    return ClusterAccess(_Bindings(pods), pods, _lease_source(settings, clock), record, watch)
+
+
+def _prompt(settings: AdmissionSettings) -> Connection:
+    """A connection of its own, for what must not wait behind anything, nor for long."""
+    return connect(kubeconfig=settings.kubeconfig, url=settings.api_url, timeouts=Timeouts(1.0, 2.0))
 
 
 def _lease_source(settings: AdmissionSettings, clock: Clock) -> LeaseSource:
     leadership = settings.leadership
     if leadership.mode is LeaderMode.ALONE:
         return SingleReplica()
-    # A connection of its own: a renewal must not wait behind anything, nor for long.
-    connection = connect(kubeconfig=settings.kubeconfig, url=settings.api_url, timeouts=Timeouts(1.0, 2.0))
-    lease = KubeLease(connection, clock, leadership.namespace, leadership.lease)
+    lease = KubeLease(_prompt(settings), clock, leadership.namespace, leadership.lease)
     if leadership.mode is LeaderMode.LEASE:
         return HeldLease(lease, clock, leadership.pod, leadership.seconds)
     # kube-scheduler signs its Lease with its hostname: the pod's name, cut as the kubelet cuts it.

@@ -33,6 +33,7 @@ from admission.extender.requeue import Requeue
 from admission.extender.resizing import ResizeAnswers
 from admission.extender.verbs import Extender
 from admission.ports import ClusterAccess, Obj, WatchRequest
+from admission.quota.admitted_claims import AdmittedClaims
 from admission.quota.claim_creations import ClaimCreations
 from admission.quota_controller import QuotaController
 from admission.serving.gc_tuning import spare_pauses
@@ -48,7 +49,6 @@ log = structlog.get_logger(__name__)
 QUOTA: Final = "quota"
 _TICK_SECONDS: Final = 1.0
 _SPARE_SECONDS: Final = 10.0
-_SHOWN_SECONDS: Final = 3.0  # for which an end waits until claims that were let pass are stored
 
 
 class SchedulingController:
@@ -114,12 +114,14 @@ class SchedulingController:
             count=metrics.count,
             refused=self._refused,
         )
-        self._claim_leadership = self._lead_claims() if settings.claims else None
-        self.claims = (
-            ClaimCreations(self.cluster, self.quota, clock, self._claim_leadership.leads)
-            if self._claim_leadership
-            else None
-        )
+        self._claim_leadership: ClaimLeadership | None = None
+        self.claims: ClaimCreations | None = None
+        if settings.claims:
+            record = AdmittedClaims(access.claim_record, self.cluster, clock)
+            self._claim_leadership = ClaimLeadership(self.leader, self._watches[CLAIMS], self.cluster, record)
+            self.claims = ClaimCreations(
+                self.cluster, self.quota, clock, self._claim_leadership.leads, record.keep
+            )
         self._resizes = ResizeAnswers(
             self.cluster, self.quota, access.api, clock, rules, access.writer.event, metrics.count
         )
@@ -167,7 +169,6 @@ class SchedulingController:
 
     def stop(self) -> None:
         """Bind no more; once nothing is under way, let another begin; then end everything."""
-        knew_all = self._claim_leadership is None or self._claim_leadership.knew_all
         self.leader.resign()
         if self.listener is not None:
             self.listener.stop()
@@ -175,22 +176,10 @@ class SchedulingController:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(2 * BIND_SECONDS)
-        if knew_all and self._claims_are_shown():
-            self.leader.release()
+        self.leader.release()
         for watch in self._watches.values():
             watch.close()
         self._access.writer.close()
-
-    def _claims_are_shown(self) -> bool:
-        """Wait a moment for claims that were let pass; False if some may not be stored yet.
-
-        Whoever leads next after a Lease that was given back takes it that nothing is under way, of this
-        replica or of one that led before.
-        """
-        ends = self._clock.monotonic() + _SHOWN_SECONDS
-        while self.cluster.claims.admitted and self._clock.monotonic() < ends:
-            threading.Event().wait(0.05)
-        return not self.cluster.claims.admitted
 
     def _chores(self) -> None:
         for check in self.checks:
@@ -217,10 +206,6 @@ class SchedulingController:
         return mode is LeaderMode.LEASE or (self._settings.claims and mode is LeaderMode.SCHEDULER)
 
     # What the watches bring.
-
-    def _lead_claims(self) -> ClaimLeadership:
-        own = self._settings.leadership.mode is not LeaderMode.LEASE
-        return ClaimLeadership(self.leader, self._watches[CLAIMS], self.cluster, own=own)
 
     def _of_claims(self, resource: str, keep: Callable[[Obj], Obj]) -> WatchRequest:
         return WatchRequest(

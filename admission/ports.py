@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from admission.explain.pending_events import EventSender
 from admission.extender.leader_election import LeaseSource
 from admission.extender.resizing import ResizeApi
+from admission.quota.admitted_claims import ClaimRecord
 from gpu_manager.domain.pod import Pod
 
 Obj = Mapping[str, Any]
@@ -67,4 +68,5 @@ class ClusterAccess:
     api: ResizeApi
     writer: Writer
     lease: LeaseSource
+    claim_record: ClaimRecord
     watch: Callable[[WatchRequest], ClusterWatch]

@@ -2,8 +2,9 @@
 
 The replicas are the product's, on one clock: leader election, books, quota and webhook's judgement. What is
 around them is a model: an API server that stores what was let pass at once, or up to a minute later, or never
-(another webhook refused it), that allocates and deletes claims, and watches that show everything late. The
-judge knows neither: it adds up what is stored by the amounts that the generator wrote.
+(another webhook refused it), that allocates and deletes claims, that sometimes gives no answer to a write of
+the record, done or not, and watches that show everything late. The judge knows neither: it adds up what is
+stored by the amounts that the generator wrote.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from admission.cluster.snapshot import NODES, PODS, ClusterState
 from admission.extender.binding import BIND_SECONDS, TRAVEL_SECONDS
 from admission.extender.claim_leadership import ClaimLeadership
 from admission.extender.leader_election import HeldLease, Leader, PodLister
-from admission.quota.claim_creations import REQUEST_SECONDS, ClaimCreations
+from admission.quota.admitted_claims import REQUEST_SECONDS, AdmittedClaims
+from admission.quota.claim_creations import ClaimCreations
 from admission.quota.quota_book import QuotaBook
 from bench.rows import Row
 from gpu_manager.domain.card import Card
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.published import device_names
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports.leases import LeaseRecord
 from tests.fakes.extender import UNIT, config_map, node, uuid
@@ -120,10 +123,44 @@ class _Server:
             watcher.show(slim_claim(claim), gone=gone)
 
 
+@dataclass
+class _Record:
+    """What replicas share of claims that were let pass; ``forgets``: a new leader finds nothing in it."""
+
+    random: Random
+    forgets: bool
+    text: str = ""
+    version: int = 0
+
+
+class _RecordClient:
+    """The record as one replica reads and writes it."""
+
+    def __init__(self, record: _Record) -> None:
+        self._record = record
+        self._seen = -1
+
+    def read(self) -> str | None:
+        self._seen = self._record.version
+        return "" if self._record.forgets else self._record.text
+
+    def write(self, text: str) -> bool:
+        record, fails = self._record, self._record.random.random()
+        if fails < 0.01:
+            raise NodeUnready("no answer")
+        if self._seen != record.version:
+            return False
+        record.version += 1
+        self._seen, record.text = record.version, text
+        if fails < 0.02:
+            raise NodeUnready("no answer, though it is written")
+        return True
+
+
 class _Replica:
     """One process of the service. ``listed`` and ``error`` are its watch's."""
 
-    def __init__(self, server: _Server, lease: _Lease, name: str, wait: float) -> None:
+    def __init__(self, server: _Server, lease: _Lease, record: _Record, name: str) -> None:
         self._server, self._clock = server, server.clock
         self.listed: float | None = None
         self.error: str | None = None
@@ -138,9 +175,9 @@ class _Replica:
         self.lease = HeldLease(_Line(lease), self._clock, name, _LEASE_SECONDS)
         lister = PodLister(self._pods_listed, lambda: None, lambda: False)
         self.leader = Leader(self.lease, lister, self._clock, BIND_SECONDS + TRAVEL_SECONDS)
-        self.leadership = ClaimLeadership(self.leader, self, self.cluster, own=False)
-        leads = self.leadership.leads if wait else self.leader.leads
-        self.claims = ClaimCreations(self.cluster, quota, self._clock, leads)
+        admitted = AdmittedClaims(_RecordClient(record), self.cluster, self._clock)
+        self.leadership = ClaimLeadership(self.leader, self, self.cluster, admitted)
+        self.claims = ClaimCreations(self.cluster, quota, self._clock, self.leadership.leads, admitted.keep)
         self.relist()
         server.watchers.append(self)
 
@@ -173,15 +210,16 @@ class _Replica:
         self.leadership.look(self._clock.time)
 
 
-def race(random: Random, creates: int = CREATES, wait: float = REQUEST_SECONDS) -> Counter[str]:
+def race(random: Random, creates: int = CREATES, *, forgets: bool = False) -> Counter[str]:
     """Run one race; count what was answered, and the instants with more than the quota stored.
 
-    ``wait`` 0: a new leader does not wait for what the one before let pass, as a check of the judge.
+    ``forgets``: a new leader does not learn what the one before let pass, as a check of the judge.
     """
     clock = FakeClock()
     server, lease, counts = _Server(clock, random), _Lease(), Counter[str]()
+    record = _Record(random, forgets)
     names, claims = itertools.count(), itertools.count()
-    replicas = [_Replica(server, lease, f"r{next(names)}", wait) for _ in range(2)]
+    replicas = [_Replica(server, lease, record, f"r{next(names)}") for _ in range(2)]
     next_kill = clock.time + 40
     while counts["let pass"] + counts["refused"] < creates:
         server.run(clock.time + 0.5)
@@ -190,7 +228,7 @@ def race(random: Random, creates: int = CREATES, wait: float = REQUEST_SECONDS) 
         if clock.time >= next_kill:
             next_kill = clock.time + random.uniform(90, 160)
             replicas = _ended(replicas, server, random, counts)
-            replicas.append(_Replica(server, lease, f"r{next(names)}", wait))
+            replicas.append(_Replica(server, lease, record, f"r{next(names)}"))
         for _ in range(random.choice((0, 0, 1, 4))):
             _create(random.choice(replicas), server, random, counts, f"{next(claims)}")
         for uid in [uid for uid in server.stored if random.random() < 0.02]:
@@ -202,10 +240,10 @@ def race(random: Random, creates: int = CREATES, wait: float = REQUEST_SECONDS) 
 
 
 def _ended(replicas: list[_Replica], server: _Server, random: Random, counts: Counter[str]) -> list[_Replica]:
-    """The leader is killed, or stopped: then it gives its Lease back once what it let pass is stored."""
+    """The leader is killed, or stopped: then it gives its Lease back."""
     leading = [one for one in replicas if one.leader.leads()] or replicas[:1]
     gone = leading[0]
-    if random.random() < 0.5 and gone.leadership.knew_all and not gone.cluster.claims.admitted:
+    if random.random() < 0.5:
         gone.leader.resign()
         gone.leader.release()
         counts["stopped"] += 1

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gpu_manager.domain.cluster.claims import KnownClaim, read_claim
@@ -26,12 +26,21 @@ OF_CLAIMS: Final = frozenset({CLAIMS, CLASSES, TEMPLATES})
 _META: Final = ("name", "namespace", "uid", "creationTimestamp", "ownerReferences")
 
 
+AdmittedSums = tuple[str, Mapping[str, Amount]]
+"""Namespace of a claim, and what it may take by card model."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Admitted:
-    """A claim whose creation was let pass; it counts until the watch shows it, or ``until``."""
+    """A claim whose creation was let pass; it counts until the watch shows it, or ``until``.
 
-    claim: KnownClaim
+    ``models``: what it may take by card model, where another replica let it pass and said so.
+    """
+
+    namespace: str
+    claim: KnownClaim | None
     until: float
+    models: Mapping[str, Amount] = field(default_factory=dict)
 
 
 class ClusterClaims:
@@ -133,8 +142,28 @@ class ClusterClaims:
     def admit(self, claim: KnownClaim, until: float) -> None:
         """Count the claim, whose creation is let pass, until the watch shows it."""
         if claim.uid not in self._claims:
-            self._admitted[claim.uid] = _Admitted(claim, until)
+            self._admitted[claim.uid] = _Admitted(claim.namespace, claim, until)
             self._used = None
+
+    def inherit(self, named: Iterable[tuple[PodUid, AdmittedSums]], until: float) -> None:
+        """Count claims that another replica let pass, as it said, until the watch shows them."""
+        for uid, (namespace, models) in named:
+            if uid not in self._claims and uid not in self._admitted:
+                self._admitted[uid] = _Admitted(namespace, None, until, models)
+        self._used = None
+
+    def withdraw(self, uid: PodUid) -> None:
+        """Count a claim no more: its creation is not let pass after all."""
+        if self._admitted.pop(uid, None) is not None:
+            self._demands.pop(uid, None)
+            self._used = None
+
+    def admitted_sums(self) -> dict[PodUid, AdmittedSums]:
+        """What each claim may take that was let pass and which the watch has not shown."""
+        return {uid: (one.namespace, self._sums(one)) for uid, one in self._admitted.items()}
+
+    def _sums(self, one: _Admitted) -> Mapping[str, Amount]:
+        return one.models if one.claim is None else add_demands({}, self._demand(one.claim))
 
     def expire(self, now: float) -> bool:
         """End the wait for those that were not created after all; True if there were any."""
@@ -193,9 +222,12 @@ class ClusterClaims:
         cards = self._cards()
         if self._used is None or self._used[0] is not cards:
             used: dict[str, dict[str, Amount]] = {}
-            waiting = (self._claims[uid] for uid in self._waiting)
-            for claim in (*waiting, *(one.claim for one in self._admitted.values())):
+            for claim in (self._claims[uid] for uid in self._waiting):
                 add_demands(used.setdefault(claim.namespace, {}), self._demand(claim))
+            for one in self._admitted.values():
+                models = used.setdefault(one.namespace, {})
+                for model, amount in self._sums(one).items():
+                    models[model] = models.get(model, ZERO) + amount
             self._used = cards, {namespace: models for namespace, models in used.items() if models}
         return self._used[1]
 

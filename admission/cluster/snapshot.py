@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -21,7 +21,6 @@ from admission.cluster.nodes import Nodes, OnNode, name_of
 from admission.cluster.other_pods import OtherPods
 from admission.cluster.pod_view import PodView, answered, pod_view, read_pod_view
 from admission.cluster.workload_sizes import WorkloadSizes
-from gpu_manager.domain.cluster.claims import KnownClaim
 from gpu_manager.domain.cluster.held_sums import Used, added
 from gpu_manager.domain.cluster.terminating import terminating_shares
 from gpu_manager.domain.contract import RESIZED
@@ -210,10 +209,10 @@ class ClusterState:
                 self._unexpect(uid)
                 self.lapsed += 1
 
-    def admit(self, claim: KnownClaim, until: float) -> None:
-        """Count a claim whose creation is let pass until the watch shows it, or until ``until``."""
+    def change_claims(self, change: Callable[[ClusterClaims], None]) -> None:
+        """Change what counts of claims that are about to be created."""
         with self._lock:
-            self.claims.admit(claim, until)
+            change(self.claims)
             self._snapshot = None
 
     def expire_claims(self, now: float) -> None:

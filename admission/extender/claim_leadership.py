@@ -1,18 +1,24 @@
 """Which replica lets ResourceClaims pass: the leader, once it knows all that others have let pass.
 
-What one that led before let pass may still be on its way into the API server, which ends a request after
-:data:`~admission.quota.claim_creations.REQUEST_SECONDS`. So a new leader lets nothing pass until a list of
-all claims that was asked for so long after it became the only one; unless the Lease was given back, which a
-leader does once everything that it let pass is stored: then a list that is asked for from then on will do.
+What one that led before let pass is in the record that the leader takes over
+(:class:`~admission.quota.admitted_claims.AdmittedClaims`) until its watch has shown it; so with the record
+and a list of all claims that was asked for since, nothing is unknown.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
+
+import structlog
 
 from admission.cluster.snapshot import ClusterState
 from admission.extender.leader_election import Leader
-from admission.quota.claim_creations import REQUEST_SECONDS
+from admission.quota.admitted_claims import AdmittedClaims
+from gpu_manager.domain.errors import NodeUnready
+
+log = structlog.get_logger(__name__)
+
+_TIDY_SECONDS: Final = 5.0
 
 
 class ClaimWatch(Protocol):
@@ -31,35 +37,47 @@ class ClaimWatch(Protocol):
 
 
 class ClaimLeadership:
-    """Thread-safe but for :meth:`look`, which is one thread's.
+    """Thread-safe but for :meth:`look`, which is one thread's."""
 
-    ``own``: a Lease that is given back does not say that all is stored: it is the kube-scheduler's, or none.
-    """
-
-    def __init__(self, leader: Leader, watch: ClaimWatch, cluster: ClusterState, *, own: bool) -> None:
+    def __init__(
+        self, leader: Leader, watch: ClaimWatch, cluster: ClusterState, record: AdmittedClaims
+    ) -> None:
         self._leader = leader
         self._watch = watch
         self._cluster = cluster
-        self._own = own
-        self.knew_all = False  # at the last look: then it may give its Lease back, as nothing is on its way
+        self._record = record
         self._asked = float("-inf")  # the moment for which a list has been asked for
+        self._tidied = float("-inf")
 
     def leads(self) -> bool:
         """True if this replica alone lets claims pass, and has a list of all that others did."""
-        listed = self._watch.listed
-        return self._leader.leads() and listed is not None and listed >= self._known_from
+        listed, taken = self._watch.listed, self._record.taken
+        return self._leader.leads() and taken is not None and listed is not None and listed >= taken
 
     def look(self, now: float) -> None:
-        """Ask for the list, and end the wait for claims that nobody created. Call this each second."""
-        self.knew_all = self.leads()
+        """Take the record over, ask for the list, and end the wait for claims that nobody created.
+
+        Call this each second.
+        """
         if self._watch.error is None:
             self._cluster.expire_claims(now)
-        listed, known_from = self._watch.listed, self._known_from
-        if listed is not None and listed < known_from <= now and self._asked != known_from:
-            self._asked = known_from
+        if not self._leader.leads():
+            self._record.give_up()
+            return
+        if self._record.taken is None:
+            self._take()
+        listed, taken = self._watch.listed, self._record.taken
+        if taken is None or listed is None:
+            return
+        if listed < taken <= now and self._asked != taken:
+            self._asked = taken
             self._watch.relist()
+        if now - self._tidied >= _TIDY_SECONDS:
+            self._tidied = now
+            self._record.tidy()
 
-    @property
-    def _known_from(self) -> float:
-        stored_from = self._leader.alone_since(own=self._own) + REQUEST_SECONDS
-        return max(stored_from, self._leader.led_since)  # a watch is never quite up to date
+    def _take(self) -> None:
+        try:
+            self._record.take()
+        except NodeUnready as error:
+            log.warning("claim_record_unreadable", reason=str(error))

@@ -68,6 +68,10 @@ class LeaseSource(Protocol):
     def fence(self) -> float:
         """Monotonic: before that, Bindings of the one that led before may be under way."""
 
+    @property
+    def shared(self) -> bool:
+        """False if nobody else can ever lead."""
+
     def release(self) -> None:
         """Let another take over at once; nothing of this replica is under way any more."""
 
@@ -90,10 +94,10 @@ class Leader:
         self._pods = pods
         self._clock = clock
         self._changed = changed
-        self.led_since = float(
-            "inf"
-        )  # monotonic: from when on this process leads; infinite while it does not
         self._own_fence = clock.monotonic() + seconds  # what a former process of this replica sent may act
+        # Since when the Lease is held without a break: whatever another did before, and had done when it gave
+        # the Lease back, a watch may be late to show. Infinite while it is not.
+        self._held_since = float("inf") if lease.shared else _NEVER
         self._asked = _NEVER  # the fence for which a list has been asked for
         self._said = False
         self._resigned = threading.Event()
@@ -107,16 +111,25 @@ class Leader:
 
     def tick(self) -> None:
         """Look at the Lease; call this each second."""
+        was_held = self._clock.monotonic() < self._lease.until
         try:
             self._lease.look()
         except NodeUnready as error:
             log.warning("lease_unreadable", reason=str(error))
         now, listed = self._clock.monotonic(), self._pods.listed()
+        if self._lease.shared:
+            self._note_lease(now, was_held=was_held)
         fence = self._fence
         if listed is not None and listed < fence <= now < self._lease.until and self._asked != fence:
             self._asked = fence
             self._pods.relist()
         self._say()
+
+    def _note_lease(self, now: float, *, was_held: bool) -> None:
+        if now >= self._lease.until:
+            self._held_since = float("inf")
+        elif not was_held or self._held_since == float("inf"):
+            self._held_since = now
 
     def resign(self) -> None:
         """Bind no more."""
@@ -130,27 +143,19 @@ class Leader:
         except NodeUnready as error:
             log.warning("lease_release_failed", reason=str(error))
 
-    def alone_since(self, *, own: bool) -> float:
-        """Return when this replica became the only one that decides, by the monotonic clock.
-
-        What others decided before may still take effect. ``own``: the Lease does not tell all of them, as one
-        that is given back by another program, so it is the moment from which on this process leads.
-        """
-        return max(self._lease.fence, self.led_since) if own else self._lease.fence
-
     @property
     def _fence(self) -> float:
         """From when on a list of all pods shows all that others have bound.
 
         If no pod waited when this process began, there is nothing that a former one could still bind.
         """
-        return max(self._lease.fence, self._own_fence) if self._pods.inherited() else self._lease.fence
+        own = self._own_fence if self._pods.inherited() else _NEVER
+        return max(self._lease.fence, self._held_since, own)
 
     def _say(self) -> None:
         leads = self.leads()
         if leads != self._said:
             self._said = leads
-            self.led_since = self._clock.monotonic() if leads else float("inf")
             log.info("leader_elected" if leads else "leadership_lost")
             self._changed(leads)
 
@@ -162,6 +167,7 @@ class HeldLease:
         self._leases = leases
         self._clock = clock
         self._seconds = seconds
+        self.shared = True
         self.identity = f"{pod}_{secrets.token_hex(8)}"
         self.until = _NEVER
         self.fence = _NEVER
@@ -221,6 +227,7 @@ class WatchedLeader:
         self._leases = leases
         self._clock = clock
         self._hosts = hosts
+        self.shared = True
         self.until = _NEVER
         self.fence = _NEVER
         self._last: tuple[LeaseRecord, float] | None = None  # as last seen, and when that look began
@@ -272,6 +279,7 @@ class SingleReplica:
 
     until: float = float("inf")
     fence: float = _NEVER
+    shared: bool = False
 
     def look(self) -> None:
         """Nothing to find out."""

@@ -1,8 +1,9 @@
 """The quota of ResourceClaims: judged when one is created, for nobody is asked when it is allocated.
 
-One replica judges, the leader, over books that have every claim which anybody let pass: the answer and the
-count are one step under the cluster's lock, where Bindings are judged, too. A claim that was let pass counts
-until the watch shows it, or until no API server can store it any more.
+One replica judges, the leader, over books that have every claim which anybody let pass: the judgement and
+the count are one step under the cluster's lock, where Bindings are judged, too, and the count is recorded for
+the next leader before the answer. A claim that was let pass counts until the watch shows it, or until no API
+server can store it any more.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import structlog
 
 from admission.cluster.claims import add_demands
 from admission.cluster.snapshot import ClusterState
+from admission.quota.admitted_claims import KEPT_SECONDS
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.cluster.claims import KnownClaim, read_claim
 from gpu_manager.domain.cluster.held_sums import Used
@@ -25,10 +27,6 @@ from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
 
-REQUEST_SECONDS: Final = 60.0
-"""An API server ends a request by then (``--request-timeout``): what it asked about comes no later."""
-
-_KEPT_SECONDS: Final = REQUEST_SECONDS + 15.0  # and until the watch has shown it
 _SHOWN: Final = 4
 
 
@@ -41,15 +39,23 @@ class NoClaim:
 
 
 class ClaimCreations:
-    """Thread-safe. ``leads``: True while this replica alone answers, and knows all that others let pass."""
+    """Thread-safe. ``leads``: True while this replica alone answers, and knows all that others let pass.
+    ``keep`` records what counts by now; False if it could not.
+    """
 
     def __init__(
-        self, cluster: ClusterState, quota: QuotaBook, clock: Clock, leads: Callable[[], bool]
+        self,
+        cluster: ClusterState,
+        quota: QuotaBook,
+        clock: Clock,
+        leads: Callable[[], bool],
+        keep: Callable[[], bool],
     ) -> None:
         self._cluster = cluster
         self._quota = quota
         self._clock = clock
         self._leads = leads
+        self._keep = keep
 
     def refuse(self, obj: Mapping[str, Any], namespace: str, *, dry_run: bool) -> NoClaim | None:
         """Say why the ResourceClaim cannot be created; None if it can, and then it counts from now on.
@@ -74,13 +80,18 @@ class ClaimCreations:
             used = self._cluster.snapshot().used
             if reasons := quota_reasons(limits, used, namespace, demanded):
                 return NoClaim(reasons)
-            if not dry_run:
-                self._admit(claim, namespace)
-        return None
+            if dry_run:
+                return None
+            until = self._clock.monotonic() + KEPT_SECONDS
+            self._cluster.change_claims(lambda claims: claims.admit(claim, until))
+        return self._recorded(claim, namespace)
 
-    def _admit(self, claim: KnownClaim, namespace: str) -> None:
-        self._cluster.admit(claim, self._clock.monotonic() + _KEPT_SECONDS)
+    def _recorded(self, claim: KnownClaim, namespace: str) -> NoClaim | None:
+        if not self._keep():
+            self._cluster.change_claims(lambda claims: claims.withdraw(claim.uid))
+            return NoClaim(_NOT_RECORDED, again=True)
         log.info("claim_admitted", claim=f"{printable(namespace)}/{printable(claim.name)}", uid=claim.uid)
+        return None
 
 
 def quota_reasons(limits: NamespaceQuota, used: Used, namespace: str, demanded: Sequence[ClaimDemand]) -> str:
@@ -118,5 +129,8 @@ def _hint(demanded: Iterable[ClaimDemand]) -> str:
 
 _NOT_LEADER: Final = (
     "this replica does not lead, or does not know yet what the one before let pass: create the claim again"
+)
+_NOT_RECORDED: Final = (
+    "what counts could not be recorded for the replica that leads next: create the claim again"
 )
 _NOT_KNOWN: Final = "nodes, pods and claims are not known here yet: create the claim again"

@@ -97,6 +97,9 @@ MODEL_LABEL_GAIA: Final = "gaia.tencent.com/gpu-model"
 POOL_LABEL: Final = "gaia.tencent.com/gpu-pool"
 # Label of the admission pod that is the leader, which a Service selects.
 LEADER_LABEL: Final = "tencent.com/admission-leader"
+# Lease of the admission service, and its annotation with the claims that were let pass and are not shown yet.
+CLAIM_RECORD: Final = "gpu-quota-admission-claims"
+ADMITTED_CLAIMS: Final = "tencent.com/admitted-claims"
 
 # In the container.
 LIMITS_PATH: Final = "/etc/vcuda/limits"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -13,13 +15,17 @@ from admission.cluster.snapshot import ClusterState
 from admission.config import ClusterTerms
 from admission.extender.claim_leadership import ClaimLeadership
 from admission.extender.leader_election import Leader, PodLister, SingleReplica
-from admission.quota.claim_creations import REQUEST_SECONDS, ClaimCreations
+from admission.quota.admitted_claims import REQUEST_SECONDS, AdmittedClaims
+from admission.quota.claim_creations import ClaimCreations
 from admission.quota.quota_book import NOT_SYNCED, QuotaBook
 from admission.webhook.admission_review import Review
 from admission.webhook.admit import CreateTimeChecks, validate
 from admission.webhook.create_time_checks import create_time_checks
 from bench.dra_quota import race
 from gpu_manager.domain.contract import POOL_LABEL
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.resources import Amount
 from tests.fakes.extender import UNIT, World, node, pod
 
 CLASS = {
@@ -57,7 +63,10 @@ class Service:
         self.world.cluster.replace(CLAIMS, [])
         self.leads = True
         world = self.world
-        self.creations = ClaimCreations(world.cluster, world.quota, world.clock, lambda: self.leads)
+        self.records = True
+        self.creations = ClaimCreations(
+            world.cluster, world.quota, world.clock, lambda: self.leads, lambda: self.records
+        )
 
     def create(self, obj: dict[str, Any], *, dry_run: bool = False, namespace: str = "team") -> str:
         found = self.creations.refuse(obj, namespace, dry_run=dry_run)
@@ -166,12 +175,12 @@ def test_a_namespace_with_pools_needs_claims_that_stay_in_them() -> None:
 def test_nothing_passes_before_quota_and_claims_are_known() -> None:
     service = Service({"team": {"quota": {"T4": 1}}})
     world = service.world
-    fresh = ClaimCreations(world.cluster, QuotaBook(), world.clock, lambda: True)
+    fresh = ClaimCreations(world.cluster, QuotaBook(), world.clock, lambda: True, lambda: True)
     found = fresh.refuse(claim("a"), "team", dry_run=False)
     assert found is not None
     assert found.again
     assert found.text == NOT_SYNCED
-    early = ClaimCreations(ClusterState(UNIT), world.quota, world.clock, lambda: True)
+    early = ClaimCreations(ClusterState(UNIT), world.quota, world.clock, lambda: True, lambda: True)
     found = early.refuse(claim("a"), "team", dry_run=False)
     assert found is not None
     assert found.again
@@ -192,55 +201,193 @@ class Watch:
         self.listed = self._clock.time
 
 
-def test_a_new_leader_waits_for_what_the_one_before_may_have_let_pass() -> None:
-    world = World([node("n1")])
-    clock, watch = world.clock, Watch(world.clock)
-    lister = PodLister(lambda: clock.time, lambda: None, lambda: False)
-    leader = Leader(SingleReplica(), lister, clock, 5.0)
-    leadership = ClaimLeadership(leader, watch, world.cluster, own=True)
-    watch.relist()
-    assert not leadership.leads()
-    leader.tick()
-    leadership.look(clock.time)
-    assert not leadership.leads()
-    clock.pass_(REQUEST_SECONDS)
-    leadership.look(clock.time)
-    leadership.look(clock.time)
-    assert leadership.leads()
-    assert watch.lists == 2
+class Record:
+    """What the replicas share; another's write makes the next of this one fail."""
+
+    def __init__(self, text: str | None = "") -> None:
+        self.text = text
+        self.version = 0
+
+    def client(self) -> RecordClient:
+        return RecordClient(self)
 
 
-def test_after_a_lease_that_was_given_back_a_list_from_then_on_will_do() -> None:
-    """What the one before let pass is stored, but this replica's watch may not have shown it yet."""
-    world = World([node("n1")])
-    clock, watch = world.clock, Watch(world.clock)
-    lister = PodLister(lambda: clock.time, lambda: None, lambda: False)
-    leader = Leader(SingleReplica(), lister, clock, 5.0)
-    leadership = ClaimLeadership(leader, watch, world.cluster, own=False)
-    watch.relist()
-    clock.pass_(1)
-    leader.tick()
-    assert not leadership.leads()
-    leadership.look(clock.time)
-    assert leadership.leads()
+class RecordClient:
+    """The record as one replica reads and writes it; ``silent``: no answer comes."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._seen = -1
+        self.silent = False
+        self.writes = 0
+
+    def read(self) -> str | None:
+        self._answer()
+        self._seen = self._record.version
+        return self._record.text
+
+    def write(self, text: str) -> bool:
+        self._answer()
+        if self._seen != self._record.version:
+            return False
+        self._record.version += 1
+        self.writes += 1
+        self._seen, self._record.text = self._record.version, text
+        return True
+
+    def _answer(self) -> None:
+        if self.silent:
+            raise NodeUnready("no answer")
+
+
+class Replica:
+    """A replica that leads wherever it is asked to; its watch of claims shows what :meth:`Service.stored` does."""
+
+    def __init__(self, record: Record, quota: dict[str, Any] | None = None) -> None:
+        self.service = Service(quota or {"team": {"quota": {"T4": 1}}})
+        self.world = self.service.world
+        self.clock = self.world.clock
+        self.watch = Watch(self.clock)
+        self.client = record.client()
+        self.admitted = AdmittedClaims(self.client, self.world.cluster, self.clock)
+        lister = PodLister(lambda: self.clock.time, lambda: None, lambda: False)
+        self.leader = Leader(SingleReplica(), lister, self.clock, 5.0)
+        self.leadership = ClaimLeadership(self.leader, self.watch, self.world.cluster, self.admitted)
+        self.service.creations = ClaimCreations(
+            self.world.cluster, self.world.quota, self.clock, self.leadership.leads, self.admitted.keep
+        )
+        self.watch.relist()
+
+    def look(self, seconds: float = 1.0) -> None:
+        self.clock.pass_(seconds)
+        self.leader.tick()
+        self.leadership.look(self.clock.time)
+
+
+def test_a_new_leader_counts_at_once_what_the_one_before_let_pass() -> None:
+    record = Record()
+    first, second = Replica(record), Replica(record)
+    first.look()
+    assert first.service.create(claim("a", **part(60))) == ""
+    second.look()
+    assert "0.6 used or being bound" in second.service.create(claim("b", **part(50)))
+    assert second.service.create(claim("c", **part(40))) == ""
+    assert second.watch.lists == 2, "a list that was asked for before may lack what is no more in the record"
+
+
+def test_a_replica_whose_record_another_took_over_lets_nothing_pass_until_it_has_it_again() -> None:
+    record = Record()
+    first, second = Replica(record), Replica(record)
+    first.look()
+    second.look()
+    assert first.service.create(claim("a", **part(60))).startswith("again: what counts could not be recorded")
+    assert first.service.create(claim("a", **part(60))).startswith("again: this replica does not lead")
+    assert second.service.create(claim("b", **part(30))) == ""
+    first.look()
+    assert "0.3 used or being bound" in first.service.create(claim("c", **part(80)))
+    assert first.service.create(claim("d", **part(70))) == ""
+
+
+def test_what_was_not_recorded_is_not_let_pass_and_does_not_count() -> None:
+    one = Replica(Record())
+    one.look()
+    one.client.silent = True
+    assert one.service.create(claim("a", **part(60))).startswith("again: ")
+    one.look()
+    assert one.service.create(claim("a", **part(60))).startswith("again: this replica does not lead")
+    one.client.silent = False
+    one.look()
+    assert one.service.create(claim("b", **part(100))) == "", "nothing of the first is left"
+
+
+def test_without_a_record_a_new_leader_waits_until_all_that_was_let_pass_is_stored() -> None:
+    one = Replica(Record(None))
+    one.look()
+    assert one.service.create(claim("a", **part(10))).startswith("again: ")
+    one.look(REQUEST_SECONDS - 2)
+    assert one.service.create(claim("a", **part(10))).startswith("again: ")
+    one.look(3)
+    assert one.service.create(claim("a", **part(10))) == ""
+
+
+def test_what_the_watch_has_shown_leaves_the_record_and_a_replica_that_leads_no_more_writes_nothing() -> None:
+    record = Record()
+    one = Replica(record)
+    one.look()
+    assert one.service.create(claim("a", **part(60))) == ""
+    assert record.text == '{"uid-a":["team",{"Tesla-T4":[60,4294967296]}]}'
+    one.service.stored(claim("a", **part(60)))
+    one.look(6)
+    assert record.text == "{}"
+    writes = one.client.writes
+    one.look(6)
+    assert one.client.writes == writes, "nothing has changed"
+    one.service.stored(claim("b"))
+    one.leader.resign()
+    one.look(6)
+    assert one.client.writes == writes
+
+
+def test_a_record_that_somebody_spoilt_is_read_as_far_as_it_goes() -> None:
+    text = (
+        '{"uid-a":["team",{"Tesla-T4":[60,1]}],"uid-b":7,"uid-c":["team",{"x":["a",1]}],"uid-d":["team",[1]]}'
+    )
+    one = Replica(Record(text))
+    one.look()
+    assert "0.6 used" in one.service.create(claim("e", **part(50)))
+    assert Replica(Record("[")).admitted.take()
+
+
+def test_a_record_that_no_object_could_hold_is_not_written() -> None:
+    one = Replica(Record(), {"team": {"quota": {"T4": 10_000}}})
+    one.look()
+    many = {f"uid-{n:0>64}": ["team", {"Tesla-T4": [1, 1]}] for n in range(2_200)}
+    one.world.cluster.change_claims(
+        lambda claims: claims.inherit(
+            [(PodUid(uid), ("team", {"T4": Amount(1, 1)})) for uid in many], one.clock.time + 60
+        )
+    )
+    assert one.service.create(claim("a", **part(10))).startswith("again: what counts could not be recorded")
+
+
+def test_claims_that_come_together_are_recorded_by_few_writes() -> None:
+    one = Replica(Record(), {"team": {"quota": {"T4": 100}}})
+    one.look()
+    writes = one.client.writes
+    began, go = threading.Barrier(17), threading.Event()
+    original = one.client.write
+
+    def slow(text: str) -> bool:
+        go.wait(5)
+        return original(text)
+
+    one.client.write = slow  # type: ignore[method-assign]  # a fake's own method
+
+    def create(n: int) -> str:
+        began.wait(5)
+        return one.service.create(claim(f"c{n}", **part(10)))
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = [pool.submit(create, n) for n in range(16)]
+        began.wait(5)
+        while one.world.cluster.claims.admitted < 16:
+            threading.Event().wait(0.001)
+        go.set()
+        assert [one.result() for one in answers] == [""] * 16
+    assert one.client.writes - writes <= 3
 
 
 def test_claims_that_nobody_created_are_counted_no_more_while_the_watch_is_up() -> None:
-    service = Service({"team": {"quota": {"T4": 1}}})
-    world, watch = service.world, Watch(service.world.clock)
-    lister = PodLister(lambda: world.clock.time, lambda: None, lambda: False)
-    leader = Leader(SingleReplica(), lister, world.clock, 5.0)
-    leadership = ClaimLeadership(leader, watch, world.cluster, own=False)
-    leader.tick()
-    watch.relist()
-    assert service.create(claim("a", **part(60))) == ""
-    world.clock.pass_(REQUEST_SECONDS + 20)
-    watch.error = "down"
-    leadership.look(world.clock.time)
-    assert "0.6 used" in service.create(claim("b", **part(60)))
-    watch.error = None
-    leadership.look(world.clock.time)
-    assert service.create(claim("b", **part(60))) == ""
+    one = Replica(Record())
+    one.look()
+    assert one.service.create(claim("a", **part(60))) == ""
+    one.clock.pass_(REQUEST_SECONDS + 20)
+    one.watch.error = "down"
+    one.look()
+    assert "0.6 used" in one.service.create(claim("b", **part(60)))
+    one.watch.error = None
+    one.look()
+    assert one.service.create(claim("b", **part(60))) == ""
 
 
 def _review(obj: dict[str, Any], *, dry_run: bool = False) -> Review:
@@ -272,5 +419,5 @@ def test_a_race_through_two_replicas_never_passes_the_quota_though_leaders_are_k
     assert min(counts["let pass"], counts["refused"], counts["again"]) > 50
 
 
-def test_the_race_s_judge_notices_a_leader_that_does_not_wait() -> None:
-    assert sum(race(Random(f"unit/{n}"), creates=400, wait=0)["over"] for n in (0, 7)) > 0
+def test_the_race_s_judge_notices_a_leader_that_does_not_know_what_was_let_pass() -> None:
+    assert sum(race(Random(f"unit/{n}"), creates=400, forgets=True)["over"] for n in range(4)) > 0

@@ -210,11 +210,11 @@ def test_a_claim_that_was_let_pass_counts_until_it_is_shown_or_its_time_is_over(
     first, second = read_claim(claim("a")), read_claim(claim("b"))
     assert first is not None
     assert second is not None
-    made.cluster.admit(first, 75.0)
-    made.cluster.admit(second, 80.0)
+    made.cluster.change_claims(lambda claims: claims.admit(first, 75.0))
+    made.cluster.change_claims(lambda claims: claims.admit(second, 80.0))
     assert used(made) == {T4: Amount(60, 8 * GIB)}
     show(made, claim("a"))
-    made.cluster.admit(first, 90.0)
+    made.cluster.change_claims(lambda claims: claims.admit(first, 90.0))
     assert used(made) == {T4: Amount(60, 8 * GIB)}
     assert made.cluster.claims.admitted == 1
     made.cluster.expire_claims(80.0)

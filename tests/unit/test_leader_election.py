@@ -176,6 +176,33 @@ def test_a_lease_that_was_given_back_is_taken_at_once() -> None:
     assert not a.leads
 
 
+def test_what_was_bound_before_a_lease_was_given_back_must_have_been_listed() -> None:
+    """The one before has ended its Bindings, but this replica's watch may be late to show them."""
+    server, clock = Server(), FakeClock()
+    a = led(server, clock)
+    b = holder(server, clock, "b")
+    b.books.pending = False
+    b.ticks()
+    b.books.held = True
+    a.leader.resign()
+    a.leader.release()
+    b.ticks(3)
+    assert (b.leads, b.books.asked) == (False, 1)
+    b.books.listed = clock.monotonic()
+    assert b.leads
+
+
+def test_a_lease_that_ran_out_unseen_and_was_led_by_another_needs_a_new_list() -> None:
+    server, clock = Server(), FakeClock()
+    a = led(server, clock)
+    asked = a.books.asked
+    clock.pass_(30)  # this process did not run; another led meanwhile, and gave the Lease back
+    server.put("", 1.0, 5)
+    a.books.held = True
+    a.leader.tick()
+    assert (a.leads, a.books.asked) == (False, asked + 1)
+
+
 def test_a_dead_leader_is_followed_once_its_lease_has_run_out_and_never_before() -> None:
     server, clock = Server(), FakeClock()
     a = led(server, clock)

@@ -51,7 +51,7 @@ def judged(obj: dict[str, Any], *templates: dict[str, Any], claims: tuple[Any, .
     world.cluster.replace(CLASSES, [slim_class(CLASS), slim_class(NVIDIA_S)])
     world.cluster.replace(CLAIMS, [slim_claim(one) for one in claims])
     world.cluster.replace(TEMPLATES, [slim_template(one) for one in templates])
-    creations = ClaimCreations(world.cluster, world.quota, world.clock, lambda: True)
+    creations = ClaimCreations(world.cluster, world.quota, world.clock, lambda: True, lambda: True)
     checks = create_time_checks(world.cluster, world.quota, world.judge, world.clock, creations)
     review = Review("r", "CREATE", "", "pods", "Pod", "team", obj=obj)
     return validate(review, ClusterTerms(), checks)

@@ -17,6 +17,7 @@ from admission.extender.leader_election import SingleReplica
 from admission.extender.requeue import LONGEST_PAUSE, LONGEST_WAIT, MOST_AT_ONCE, SETTLE_SECONDS, Requeue
 from admission.ports import ClusterAccess
 from gpu_manager.domain.contract import QUOTA_SEEN
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import Amount
 from tests.fakes.extender import UNIT, FakeApi, answer, args, node, pod
@@ -81,11 +82,21 @@ class Writer:
             assert self.changed.wait_for(lambda: set(names) <= self.touched.keys(), DEADLINE), self.touched
 
 
+class NoRecord:
+    """Claims are off: nobody asks for it."""
+
+    def read(self):
+        raise NodeUnready("no record")
+
+    def write(self, text):
+        raise NodeUnready("no record")
+
+
 @contextmanager
 def running(nodes, pods, *, chores=True):
     """The scheduling half of the service over a cluster on paper; without its threads, who calls does them."""
     clock, api, writer = FakeClock(), FakeApi(), Writer()
-    outside = ClusterAccess(api, writer, SingleReplica(), lambda _wanted: Watch(clock))
+    outside = ClusterAccess(api, writer, SingleReplica(), NoRecord(), lambda _wanted: Watch(clock))
     one = SchedulingController(
         AdmissionSettings(leadership=Leadership(LeaderMode.ALONE)),
         outside,

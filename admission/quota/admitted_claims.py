@@ -1,0 +1,150 @@
+"""What was let pass and may not be stored yet, kept at the API server: so a new leader knows it at once.
+
+An API server ends a request within :data:`REQUEST_SECONDS`; until then a ResourceClaim that was let pass may
+still be stored. Each is recorded before its creation is let pass, in one object that is written on condition
+of the version that was read: once another replica has taken the record over, this one lets nothing pass.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Protocol
+
+import structlog
+
+from admission.cluster.claims import AdmittedSums
+from admission.cluster.snapshot import ClusterState
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.resources import Amount
+from gpu_manager.domain.untrusted import mapping
+from gpu_manager.ports.clock import Clock
+
+log = structlog.get_logger(__name__)
+
+REQUEST_SECONDS: Final = 60.0
+"""An API server ends a request by then (``--request-timeout``): what it asked about comes no later."""
+
+KEPT_SECONDS: Final = REQUEST_SECONDS + 15.0
+"""How long a claim that was let pass counts: until nobody can store it, and the watch has shown it."""
+
+_LARGEST: Final = 200_000  # bytes: an object's annotations have 256 KiB
+
+
+class ClaimRecord(Protocol):
+    """A text that all replicas share."""
+
+    def read(self) -> str | None:
+        """The text as it is now, None if there is none. Raises NodeUnready: no answer."""
+
+    def write(self, text: str) -> bool:
+        """Replace what was read or written last; False if another has changed it since.
+
+        Raises NodeUnready: no answer, so it may have been replaced.
+        """
+
+
+class AdmittedClaims:
+    """Thread-safe. ``taken``: when this replica took the record over (monotonic), None while it has not."""
+
+    def __init__(self, record: ClaimRecord, cluster: ClusterState, clock: Clock) -> None:
+        self._record = record
+        self._cluster = cluster
+        self._clock = clock
+        self._turn = threading.Lock()  # one write at a time
+        self._count = threading.Lock()
+        self._asked = 0  # claims that were to be recorded, and up to which that is done
+        self._done = 0
+        self._text = ""
+        self.taken: float | None = None
+
+    def take(self) -> bool:
+        """Take the record over, and count what it names. False if another was quicker.
+
+        Without a record nobody says what was let pass before: then it counts as taken when all of that is
+        stored. Raises NodeUnready: no answer.
+        """
+        with self._turn:
+            self.taken = None
+            found = self._record.read()
+            until = self._clock.monotonic() + KEPT_SECONDS
+            named = tuple(_decoded(found or ""))
+            self._cluster.change_claims(lambda claims: claims.inherit(named, until))
+            text = self._encoded()
+            if not self._record.write(text):
+                return False
+            self._text = text
+            self.taken = self._clock.monotonic() + (REQUEST_SECONDS if found is None else 0.0)
+            log.info("claim_record_taken", claims=self._cluster.claims.admitted)
+            return True
+
+    def give_up(self) -> None:
+        """Forget that the record is this replica's: it leads no more."""
+        self.taken = None
+
+    def keep(self) -> bool:
+        """Record every claim that counts by now as let pass; False if they may not be let pass after all."""
+        with self._count:
+            self._asked += 1
+            mine = self._asked
+        with self._turn:
+            if self._done >= mine:
+                return True  # a write that began later has recorded it
+            with self._count:
+                asked = self._asked
+            if self.taken is None or not self._written(self._encoded()):
+                return False
+            self._done = asked
+            return True
+
+    def tidy(self) -> None:
+        """Take out of the record what the watch has shown since."""
+        with self._turn:
+            text = self._encoded()
+            if self.taken is not None and text != self._text:
+                self._written(text)
+
+    def _written(self, text: str) -> bool:
+        if len(text) > _LARGEST:
+            return False
+        try:
+            done = self._record.write(text)
+        except NodeUnready as error:
+            log.warning("claim_record_unwritten", reason=str(error))
+            done = False
+        self._text = text
+        if not done:
+            self.taken = None  # it is read again before anything is let pass
+        return done
+
+    def _encoded(self) -> str:
+        with self._cluster.lock:
+            sums = self._cluster.claims.admitted_sums()
+        return json.dumps(
+            {
+                uid: [namespace, {model: [amount.cores, amount.memory] for model, amount in models.items()}]
+                for uid, (namespace, models) in sorted(sums.items())
+            },
+            separators=(",", ":"),
+        )
+
+
+def _decoded(text: str) -> Iterator[tuple[PodUid, AdmittedSums]]:
+    """Read what was recorded; an entry that is none, as somebody's edit may leave, is passed over."""
+    try:
+        rows = mapping(json.loads(text or "{}"))
+    except (ValueError, RecursionError):
+        rows = {}
+    for uid, row in rows.items():
+        try:
+            namespace, models = row
+            yield PodUid(uid), (str(namespace), dict(_amounts(mapping(models))))
+        except (ValueError, TypeError):
+            log.warning("claim_record_malformed", uid=uid)
+
+
+def _amounts(models: Mapping[str, Any]) -> Iterator[tuple[str, Amount]]:
+    for model, (cores, memory) in models.items():
+        yield model, Amount(max(0, int(cores)), max(0, int(memory)))
