@@ -20,7 +20,11 @@ PRODUCT: Final = ROOT / "build/image/gpu-manager.tar"
 MODULE: Final = Path(__file__).resolve().parent / "kubernetes"
 RUNTIME: Final = Path(__file__).resolve().parent / "containerd"
 CONTAINERD: Final = ("containerd", "containerd-shim-runc-v2", "ctr")
-LINES: Final = (MODULE, MODULE / "older")  # of Kubernetes, the newest first
+LINES: Final = (
+    MODULE,
+    MODULE / "newer",
+    MODULE / "older",
+)  # the one that is run unless another is named first
 LINE: Final = "KUBERNETES"  # the variable of the environment that names one of them, as 1.33
 KUBERNETES: Final = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet")
 # Program → Debian's package.
@@ -65,7 +69,7 @@ def kubernetes_version() -> str:
     return _pinned(module())
 
 
-def newest() -> str:
+def usual() -> str:
     """The version that is run unless another line is named."""
     return _pinned(MODULE)
 
@@ -76,7 +80,7 @@ def minor() -> int:
 
 
 def module() -> Path:
-    """The module that pins the line of Kubernetes that is wanted, the newest unless one is named.
+    """The module that pins the line of Kubernetes that is wanted, the usual one unless another is named.
 
     Raises:
         MissingError: there is none for that line.

@@ -2,7 +2,7 @@
 
 Each tool leaves its own result in ``build/cluster`` (the suite ``e2e.json``, the soak ``soak.json``, the starts
 ``starts.json`` and ``claim_starts.json``, claims in waves ``claim_waves.json``, the rollouts ``rollouts.json`` and ``rollouts_backlog.json``, the second plugin ``double_offers.json``, CDI switched off
-``cdi_off.json``, topology policies ``numa.json``, resizes ``resizes.json``, an older line of Kubernetes ``e2e-1.33.json``);
+``cdi_off.json``, topology policies ``numa.json``, resizes ``resizes.json``, another line of Kubernetes ``e2e-1.33.json``);
 ``python -m tests.cluster record`` puts them together. What was never run stays out.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tests.cluster.parts import BUILD, ROOT, Parts, newest
+from tests.cluster.parts import BUILD, ROOT, Parts, usual
 
 RESULTS: Final = ROOT / "bench/results/cluster.json"
 BESIDE: Final = "BESIDE"  # variable of the environment: what else the machine did, as "other work"
@@ -50,8 +50,8 @@ def last(kind: str, parts: Parts) -> Mapping[str, Any]:
 
 
 def _path(kind: str, parts: Parts) -> Path:
-    older = "" if parts.kubernetes == newest() else f"-{'.'.join(parts.kubernetes[1:].split('.')[:2])}"
-    return BUILD / f"{kind}{older}.json"
+    other = "" if parts.kubernetes == usual() else f"-{'.'.join(parts.kubernetes[1:].split('.')[:2])}"
+    return BUILD / f"{kind}{other}.json"
 
 
 def commit() -> list[str]:
