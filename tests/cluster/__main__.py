@@ -1,6 +1,6 @@
 """The cluster by hand.
 
-``python -m tests.cluster build|up|down|status|soak MINUTES|starts|claim-starts|claim-waves [EACH]|rollouts [COUNT [BACKLOG]]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|release DIRECTORY|foreign ARCHIVE|record``
+``python -m tests.cluster build|up|down|status|soak MINUTES|starts|claim-starts|claim-waves [EACH [WAVE]]|rollouts [COUNT [BACKLOG]]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|release DIRECTORY|foreign ARCHIVE|record``
 """
 
 # ruff: noqa: T201 - a program that prints, not a library
@@ -41,9 +41,12 @@ def _keep(kind: str, result: Mapping[str, object], cluster: Cluster) -> None:
     print(result)
 
 
-def _waves(cluster: Cluster, *each: int) -> int:
+def _waves(cluster: Cluster, *words: int) -> int:
+    """All waves, or one of them beside what those before it gave."""
     cluster.up()
-    found = claim_waves.measure(cluster, *each)
+    last = record.last("claim_waves", cluster.parts) if len(words) > 1 and words[1] else {}
+    before = claim_waves.Waves.of(last) if last else None
+    found = claim_waves.measure(cluster, *words, before=before)
     _keep("claim_waves", found.as_json(), cluster)
     return 0 if found.clean else 1
 
@@ -72,7 +75,7 @@ def main() -> int:
         elif words == ["claim-starts"]:
             _with_product(cluster)
             _keep("claim_starts", claim_starts.measure(cluster).as_json(), cluster)
-        elif words[:1] == ["claim-waves"] and len(words) <= 2:
+        elif words[:1] == ["claim-waves"] and len(words) <= 3:
             return _waves(cluster, *map(int, words[1:]))
         elif words[:1] == ["rollouts"] and len(words) <= 3:
             _with_product(cluster)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from typing import Final
+from typing import Any, Final
 
 from tests.cluster.api import ApiError
 from tests.cluster.beside import Beside
@@ -24,20 +24,23 @@ class Churn(Beside):
         self.alive: list[str] = []
         self.failed: list[str] = []  # why, of those that are deleted by now
         self._cluster, self._pods = cluster, pods
-        self._dice = random.Random(seed)
+        self.dice = random.Random(seed)
 
     def more(self, count: int, seconds: float = 60) -> None:
         """Wait until so many more have been created."""
         wanted = len(self.made) + count
         self._cluster.wait(lambda: len(self.made) >= wanted, seconds, f"{count} more pods are not created")
 
+    def manifest(self, name: str) -> dict[str, Any]:
+        """Make the next pod, of a random size."""
+        return pod(name, container("c", self.dice.randint(5, 40), self.dice.randint(2, 40)))
+
     def _run(self) -> None:
         number = 0
         while not self._stop.wait(PAUSE_SECONDS):
-            shape = container("c", self._dice.randint(5, 40), self._dice.randint(2, 40))
             with contextlib.suppress(ApiError):  # a server is away: as a controller does, again
                 name = f"churn-{number}"
-                self._pods.try_create(pod(name, shape))
+                self._pods.try_create(self.manifest(name))
                 number += 1
                 self.made.append(name)
                 self.alive.append(name)

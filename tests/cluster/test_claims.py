@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.agreement.claim_cases import ILLEGAL
-from tests.cluster import auditor, claims, layout, product
+from tests.cluster import auditor, claim_churn, claims, images, product
 from tests.cluster.api import ApiError
 from tests.cluster.cdi_off import back_to_simulated
 from tests.cluster.claims import BY_CLAIM, CLAIMS, Claims, part, whole
 from tests.cluster.cluster import Cluster
-from tests.cluster.parts import minor
+from tests.cluster.parts import PRODUCT, minor
 from tests.cluster.pods import container, pod
+from tests.cluster.reboot import reboot
 
 pytestmark = pytest.mark.skipif(
     minor() < 36, reason="claims share a card from Kubernetes 1.36 on (gate DRAConsumableCapacity)"
@@ -193,6 +192,15 @@ def test_a_card_that_is_closed_takes_no_new_claim(by_claims: Cluster, made: Clai
     )
 
 
+def test_claims_keep_their_shares_over_an_upgrade_and_back_under_load(
+    by_claims: Cluster, made: Claims
+) -> None:
+    """The books are compared each second; no pod that comes meanwhile fails or waits for a minute."""
+    by_claims.load(images.with_other_library(PRODUCT, by_claims.scratch / "images", "next"))
+    here = {**BY_CLAIM, "terms.minimumCores": "5"}
+    assert claim_churn.upgrade_and_back(by_claims, made, here, {**here, "image.tag": "next"}) == []
+
+
 def test_a_rebooted_node_prepares_again_what_its_pods_held(by_claims: Cluster, made: Claims) -> None:
     """Runtime, kubelet and agent stopped, every container killed, /run wiped, all started."""
     made.claim("shared", part(20, 4))
@@ -211,40 +219,6 @@ def test_a_rebooted_node_prepares_again_what_its_pods_held(by_claims: Cluster, m
     assert claims.together(by_claims) == []
     made.pods.run(made.by_template("new", part(30, 10)), seconds=90)
     claims.settled(by_claims)
-
-
-def reboot(cluster: Cluster) -> None:
-    """As far as a machine that goes on running can; returns once node, agent and admission are back."""
-    before = product.containers(cluster)
-    cluster.kill("kubelet")
-    cluster.kill("containerd")
-    try:
-        for path in auditor.hierarchy().glob(f"{layout.CGROUP}/**/cgroup.procs"):
-            for number in path.read_text("utf-8").split():
-                os.kill(int(number), signal.SIGKILL)
-        cluster.inside("sh", "-c", WIPE, check=True)
-    finally:
-        cluster.start("containerd")
-        cluster.start("kubelet")
-    cluster.wait(cluster.node_ready, 90, "the node is not ready")
-    cluster.wait(lambda: not before & product.containers(cluster), 90, "what ran before is still said to run")
-    cluster.wait(lambda: product.agent_ready(cluster), 120, "the agent does not come back")
-    cluster.wait(lambda: product.admission_ready(cluster), 120, "admission does not come back")
-
-
-# What outlives its container is the runtime's shim; a reboot ends it too. Then what is mounted below /run, all files
-# there, and control groups, of which a kubelet that starts asks the runtime one by one.
-WIPE = """
-for p in /proc/[0-9]*; do
-  case "$(cat $p/comm 2>/dev/null)" in containerd-shim*) kill -9 ${p#/proc/};; esac
-done
-awk '$2 ~ "^/run/" {print $2}' /proc/mounts | sort -r | while read m; do umount -l "$m"; done
-rm -rf /run/*
-mkdir -p /run/netns /run/lock
-for d in /sys/fs/cgroup/vcuda-cluster/kubepods /sys/fs/cgroup/*/vcuda-cluster/kubepods; do
-  test ! -d "$d" || find "$d" -depth -type d -exec rmdir {} ";" || true
-done
-"""
 
 
 def _numbers(cluster: Cluster) -> set[str]:
