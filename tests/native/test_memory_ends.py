@@ -1,7 +1,9 @@
-"""Pools, streams and contexts that end while the library asks about them, in other threads or later."""
+"""Pools, streams and contexts that end while the library asks about them, in other threads or later; and what holds
+memory of another process when there is little to hold it by."""
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from tests.native.driven import (
 LIMIT = 512 * MIB
 LARGE = 300 * MIB
 """Two of them do not fit."""
+OPERATING_SYSTEM = 304
 
 
 @pytest.mark.parametrize("sanitize", SANITIZERS)
@@ -81,3 +84,30 @@ def test_a_stream_that_ended_with_its_context_is_not_asked_about(tmp_path: Path,
         assert guest("cuGraphLaunch", large_graph(guest, mine, 1000), mine).result == SUCCESS
         assert guest("cuStreamSynchronize", mine).result == SUCCESS
         guest.end()
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("most", [64, 6])
+def test_what_is_imported_with_few_descriptors_is_paid_for_or_not_had(
+    tmp_path: Path, door: str, most: int
+) -> None:
+    """A program may set its own limit of them, so that the library has none to tell the maker by."""
+    exportable = struct.pack("<iiiiQQ", 1, 1, 1, 0, 0, 0)
+    with Container(tmp_path, LIMIT, door=door) as container:
+        maker, other = container.program().start(), container.program().start()
+        block = maker("cuMemCreate", OUT, 100 * MIB, exportable, 0).value
+        exported = maker("cuMemExportToShareableHandle", OUT, block, 1, 0).value & 0xFFFFFFFF
+        process = other("pidfd_open", maker.process.pid, 0).result
+        received = other("pidfd_getfd", process, exported, 0).result
+        assert received >= 0
+        assert other("close", process).result == 0
+        while most < 64 and other("dup", 0).result < most:
+            pass
+        assert other("setrlimit", 7, struct.pack("<QQ", most, most)).result == 0
+        imported = other("cuMemImportFromShareableHandle", OUT, received, 1).result
+        assert imported == (SUCCESS if most == 64 else OPERATING_SYSTEM)
+        assert other("close", received).result == 0
+        assert maker("close", exported).result == 0
+        assert maker("cuMemRelease", block).result == SUCCESS
+        assert container.charged() == maker.card_used()
+        assert maker.card_used() == 2 * CONTEXT + (100 * MIB if imported == SUCCESS else 0)

@@ -12,6 +12,7 @@
 
 /* Out of the way of programs that count on low numbers. */
 #define LOWEST_DESCRIPTOR 500
+#define LOWEST_OF_ALL 3
 
 /* Copies of descriptors: a child of fork must not keep them open. */
 struct held {
@@ -31,9 +32,15 @@ static void forget_in_child(void) {
 
 int imported_hold(int fd) {
     int saved = errno;
+    if (fcntl(fd, F_GETFD) < 0) {
+        errno = saved;
+        return IMPORTED_NOTHING;
+    }
     struct held *held = calloc(1, sizeof *held);
     fork_forgets(forget_in_child);
     int copy = held ? fcntl(fd, F_DUPFD_CLOEXEC, LOWEST_DESCRIPTOR) : -1;
+    if (copy < 0 && held) /* the process may not have so many: then any number */
+        copy = fcntl(fd, F_DUPFD_CLOEXEC, LOWEST_OF_ALL);
     if (copy < 0)
         free(held);
     if (copy >= 0) {
@@ -44,7 +51,7 @@ int imported_hold(int fd) {
         spin_unlock(&busy);
     }
     errno = saved;
-    return copy;
+    return copy < 0 ? IMPORTED_REFUSED : copy;
 }
 
 void imported_unhold(int fd) {

@@ -2,7 +2,10 @@
 #ifndef VCUDA_IMPORTED_H
 #define VCUDA_IMPORTED_H
 
-/* What was imported from `fd` is held: returns a descriptor that tells its maker so while it is open, -1 without. */
+#define IMPORTED_NOTHING (-1) /* no descriptor: the driver will say so */
+#define IMPORTED_REFUSED (-2) /* no descriptor is left to tell the maker by */
+
+/* What is imported from `fd` is held: returns a descriptor that tells its maker so while it is open. */
 int imported_hold(int fd);
 void imported_unhold(int held);
 

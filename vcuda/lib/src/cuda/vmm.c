@@ -82,7 +82,9 @@ CUresult hook_cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHand
 CUresult hook_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *os_handle, int type) {
     CUmemGenericAllocationHandle handle = 0;
     bool refused, counted = account_open(&refused) && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    int held = counted ? imported_hold((int)(intptr_t)os_handle) : -1;
+    int held = counted ? imported_hold((int)(intptr_t)os_handle) : IMPORTED_NOTHING;
+    if (held == IMPORTED_REFUSED)
+        return CUDA_ERROR_OPERATING_SYSTEM; /* else its maker would no longer pay for it */
     CUresult result = real.cuMemImportFromShareableHandle(out ? &handle : NULL, os_handle, type);
     struct allocation import = {
         .key = handle, .owner = (uint64_t)(held + 1), .count = 1, .card = CARD_NONE, .kind = ALLOCATION_PHYSICAL};
