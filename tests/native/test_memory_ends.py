@@ -111,3 +111,22 @@ def test_what_is_imported_with_few_descriptors_is_paid_for_or_not_had(
         assert maker("cuMemRelease", block).result == SUCCESS
         assert container.charged() == maker.card_used()
         assert maker.card_used() == 2 * CONTEXT + (100 * MIB if imported == SUCCESS else 0)
+
+
+@pytest.mark.parametrize("sanitize", SANITIZERS)
+@pytest.mark.parametrize("door", DOORS)
+def test_the_last_user_that_detaches_from_a_context_ends_it_and_what_it_held(
+    tmp_path: Path, door: str, sanitize: str
+) -> None:
+    with Container(tmp_path, LIMIT, door=door, sanitize=sanitize) as container:
+        guest = container.program()
+        assert guest("cuInit", 0).result == SUCCESS
+        context = guest("cuCtxCreate_v2", OUT, 0, 0).value
+        assert guest("cuMemAlloc_v2", OUT, 100 * MIB).result == SUCCESS
+        assert guest("cuCtxAttach", OUT, 0).value == context
+        assert guest("cuCtxDetach", context).result == SUCCESS
+        assert container.charged() == CONTEXT + 100 * MIB, "it has another user"
+        assert guest("cuCtxDetach", context).result == SUCCESS
+        assert container.charged() == 0
+        assert guest("cuCtxDetach", context).result != SUCCESS
+        guest.end()

@@ -42,6 +42,16 @@ CUresult hook_cuCtxDestroy_v2(CUcontext context) {
     return result;
 }
 
+/* The last of its users ends a context (cuCtxAttach): only the driver counts them. */
+CUresult hook_cuCtxDetach(CUcontext context) {
+    uint64_t id = context_id_of(context);
+    context_forget();
+    context_ending();
+    CUresult result = real.cuCtxDetach(context);
+    context_over(result == CUDA_SUCCESS && context_id_of(context) != id ? id : 0);
+    return result;
+}
+
 /* ---- contexts of the program's own
  * ----------------------------------------------------------------------------------- */
 

@@ -382,6 +382,23 @@ CUresult model_cuCtxDestroy_v2(CUcontext context) {
 }
 ALIAS(cuCtxDestroy, cuCtxDestroy_v2);
 
+CUresult model_cuCtxAttach(CUcontext *out, unsigned int flags) {
+    NEED_CONTEXT(context);
+    if (!out || flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    __atomic_fetch_add(&context->attached, 1, __ATOMIC_RELAXED);
+    *out = context;
+    return CUDA_SUCCESS;
+}
+CUresult model_cuCtxDetach(CUcontext context) {
+    if (!context || !current.depth || current.stack[current.depth - 1] != context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!context->attached)
+        return model_cuCtxDestroy_v2(context);
+    __atomic_fetch_sub(&context->attached, 1, __ATOMIC_RELAXED);
+    return CUDA_SUCCESS;
+}
+
 CUresult model_cuCtxPushCurrent_v2(CUcontext context) {
     return context && context->alive ? push(context) : CUDA_ERROR_INVALID_CONTEXT;
 }

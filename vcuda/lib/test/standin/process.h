@@ -92,7 +92,7 @@ struct context {
     struct device *device;
     struct context *next;
     uint64_t id;
-    unsigned int flags, version;
+    unsigned int flags, version, attached;
     int alive;
     struct stream legacy, *streams;
     struct event *events;
