@@ -41,8 +41,10 @@ nothing to install. PyTorch, Triton, JAX, CuPy and Numba are used where an inter
 (`FRAMEWORK_PYTHON` names another one).
 
     python3 -m tests.gpu --minutes 25
-    python3 -m tests.gpu --stand-in --minutes 5 --seconds 0.5     # without a card: proves this folder
+    python3 -m tests.gpu --stand-in --quick --minutes 10 --seconds 0.5     # without a card: proves this folder
 
+Without a card every row is taken on a modelled one: rows of memory hold, rows of time only while other programs leave
+the processors alone, and what runs NVIDIA's own code (PyTorch, the CUDA runtime) is not measured.
 Each row is written to `build/gpu.jsonl` before the next is measured. The same command goes on where a run was cut.
 Nobody else may use the card meanwhile. docs/real-card.md of the project says what the rows mean.
 """

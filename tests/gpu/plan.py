@@ -88,7 +88,7 @@ def spend(
         results.done(name, time.monotonic() - begin)
     if left_out:
         results.left_out(left_out)
-        say(f"no time was left for {', '.join(left_out)}", sys.stderr)
+        say(f"no time was left for {len(left_out)} cases: {', '.join(left_out)}", sys.stderr)
 
 
 def _measured(machine: Machine, case: Case, until: float) -> Iterator[Row]:

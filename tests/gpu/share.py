@@ -62,7 +62,7 @@ def _alone(limit: int, us: int, mode: str, machine: Machine, *, seconds: float) 
         round(abs(total * 100 - limit), 2),
         "points",
         MEAN,
-        note=f"got {total:.1%} in {seconds:.0f} s",
+        note=f"got {total:.1%} in {seconds:.1f} s",
     )
     if us < LONG_US:
         figure = round(fmean(points), 2) if points else None
@@ -93,7 +93,7 @@ def _together(split: Sequence[int], machine: Machine, *, seconds: float) -> Iter
         round(worst, 2),
         "points",
         SPLIT,
-        note=f"got {shown} with the host's loop, in {seconds:.0f} s from the start",
+        note=f"got {shown} with the host's loop, in {seconds:.1f} s from the start",
     )
     settled = [
         _settled([share * 100 for share in windows], limit)
