@@ -183,7 +183,6 @@ CUresult model_cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
     return alloc(out, bytes, LINEAR);
 }
 
-/* Rows are padded to 512 bytes. */
 /* With `callback`: by the function that has the exported name in this process, as in a driver whose calls of its own
  * functions are not bound to itself. */
 static CUresult alloc_by_name(CUdeviceptr *out, size_t bytes) {
@@ -195,6 +194,7 @@ static CUresult alloc_by_name(CUdeviceptr *out, size_t bytes) {
     return result;
 }
 
+/* Rows are padded to 512 bytes. */
 CUresult model_cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned int element) {
     if (!pitch || !width || !height || (element != 4 && element != 8 && element != 16))
         return CUDA_ERROR_INVALID_VALUE;
