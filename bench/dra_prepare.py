@@ -35,13 +35,8 @@ _AT_ONCE = 12  # claims that are prepared at a time
 _SOCKET_SECONDS = 10.0
 
 
-def rows(*, full: bool) -> Iterator[Row]:
-    """The rows of shuffled prepares, and of their time."""
-    yield from _shuffled(full=full)
-    yield _timed(full=full)
-
-
-def _shuffled(*, full: bool) -> Iterator[Row]:
+def shuffled(*, full: bool) -> Iterator[Row]:
+    """What is wrong of shuffled prepares with kills and reboots."""
     counts: Counter[str] = Counter()
     wrong = overcommit = mismatch = 0
     started = time.monotonic()
@@ -79,8 +74,8 @@ class _TimedClaims:
             self.seconds = time.perf_counter() - started
 
 
-def _timed(*, full: bool) -> Row:
-    """NodePrepareResources over the driver's socket, books on the disk, one claim a call."""
+def timed(*, full: bool) -> Row:
+    """The time of NodePrepareResources over the driver's socket, books on the disk, one claim a call."""
     ours: list[float] = []
     answers: list[float] = []
     bare: list[float] = []

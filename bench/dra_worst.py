@@ -3,7 +3,8 @@
 A request that fits nowhere is tried under every placement of the requests before it: the search is as long as
 the number of cards to the power of the number of requests. The worst node states are searched for: one card's
 room or one share is changed at a time from traps that are known and from random states, and what takes longer
-is kept.
+is kept. States found stay in build/oracle, so that a search of full size may be done in several runs, beside
+other work, and measured in one on a quiet machine.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -63,8 +64,13 @@ def rows(directory: Path, *, full: bool) -> Iterator[Row]:
         with _allocator(build(minor, directory)) as ask:
             for cards in (MOST_CARDS // 2, MOST_CARDS):
                 for is_ordered in (True, False):
-                    draw = random.Random(f"bench/{minor}/{cards}")
-                    found = search(ask, draw, cards, DRAWS[full], is_ordered=is_ordered)
+                    name_of_it = f"{minor}-{cards}-{'ordered' if is_ordered else 'any'}-{DRAWS[full]}"
+                    kept = directory / f"worst-{name_of_it}.json"
+                    found = read_state(kept)
+                    if found is None:
+                        draw = random.Random(f"bench/{minor}/{cards}")
+                        found = search(ask, draw, cards, DRAWS[full], is_ordered=is_ordered)
+                        kept.write_text(json.dumps(asdict(found)), encoding="utf-8")
                     worst[minor, cards, is_ordered] = min(ask(found) for _ in range(_AGAIN))
     figures = {
         (cards, is_ordered): max(worst[minor, cards, is_ordered] for minor in MINORS)
@@ -82,6 +88,17 @@ def rows(directory: Path, *, full: bool) -> Iterator[Row]:
         f"{MOST_CARDS} cards, for a pod of {SHARES} unlike shares, largest first; any order beside; with "
         f"{MOST_CARDS // 2} cards {figures[MOST_CARDS // 2, True]:.1f} and "
         f"{figures[MOST_CARDS // 2, False]:.1f}; the worst of {DRAWS[full]} states tried for each",
+    )
+
+
+def read_state(file: Path) -> State | None:
+    """Return the state that an earlier search found; None if there was none."""
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return State(
+        *(tuple((int(cores), int(units)) for cores, units in kept[key]) for key in ("free", "shares"))
     )
 
 

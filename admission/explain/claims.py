@@ -7,8 +7,8 @@ each card; selectors that cannot be read here count as taking a card.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from admission.cluster.node_view import NodeView
@@ -41,6 +41,7 @@ _WORDS: Final = {
     Unfit.NEVER.value: "could not hold it even if empty",
     Unfit.NODE.value: "without cards for claims",
 }
+_ORDER: Final = {outcome: place for place, outcome in enumerate(_WORDS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +131,13 @@ def explain_claims(
     if not waiting:
         return _plain(pod, snapshot, _held(pod, ours, snapshot))
     case = _Case(pod, waiting, classes, minimum_cores, everywhere)
-    nodes = sorted(
-        map(case.on, snapshot.nodes.values()), key=lambda one: (list(_WORDS).index(one.outcome), one.node)
-    )
-    counts = Counter(one.outcome for one in nodes)
+    found = sorted(map(case.on, snapshot.nodes.values()), key=lambda one: one.rank)
+    counts = Counter(one.outcome for one in found)
+    nodes = tuple(map(case.shown, found[:SHOWN_NODES]))
     line = case.line(nodes, counts, snapshot)
     if missing:
         line = f"{line}. {_not_created(missing)}"
-    return Explanation(
-        pod.key, case.asks(), line[:LINE_LIMIT], "", dict(counts), len(nodes), tuple(nodes[:SHOWN_NODES])
-    )
+    return Explanation(pod.key, case.asks(), line[:LINE_LIMIT], "", dict(counts), len(found), nodes)
 
 
 def _is_ours(claim: KnownClaim, classes: Classes) -> bool:
@@ -197,14 +195,31 @@ class _Device:
 
 
 @dataclass(frozen=True, slots=True)
+class _Found:
+    """What Kubernetes would find on a node; ``text`` is empty where its cards say why not."""
+
+    view: NodeView
+    outcome: str
+    text: str = ""
+
+    @property
+    def rank(self) -> tuple[int, str]:
+        """Where it comes in the list."""
+        return _ORDER[self.outcome], self.view.name
+
+
+@dataclass(frozen=True, slots=True)
 class _Case:
-    """``claims`` are those that wait."""
+    """``claims`` are those that wait. What is worked out of a node or a card is kept for the whole case."""
 
     pod: ClaimingPod
     claims: Sequence[KnownClaim]
     classes: Classes
     minimum_cores: int
     everywhere: bool
+    _known_devices: dict[str, Mapping[str, _Device]] = field(default_factory=dict)
+    _taken: dict[tuple[int, str], bool] = field(default_factory=dict)
+    _empty: dict[Hashable, bool] = field(default_factory=dict)
 
     @property
     def _specs(self) -> list[ClaimSpec]:
@@ -222,29 +237,52 @@ class _Case:
             for claim, one in list(self._requests())[:_SHOWN]
         )
 
-    def on(self, view: NodeView) -> NodeLine:
+    def on(self, view: NodeView) -> _Found:
         """What Kubernetes would find there."""
-        name, cards = printable(view.name), self._devices(view)
+        cards = self._devices(view)
         if not cards:
-            return NodeLine(name, Unfit.NODE.value, view.problem or "its cards are not given by claims")
+            return _Found(view, Unfit.NODE.value, view.problem or "its cards are not given by claims")
         used = {one.device.name: one.consumed for one in cards.values()}
         try:
             found = self._allocated(cards, used)
-            empty = found or self._allocated(cards, {})
+            if found is None:
+                unfit = Unfit.ROOM if self._fits_if_empty(cards) else Unfit.NEVER
+                return _Found(view, unfit.value)
         except (RequestInvalid, DoesNotFit) as error:
-            return NodeLine(name, Unfit.ROOM.value, str(error), self._lines(view, cards))
-        if found is not None:
-            given = ", ".join(
-                f"{Amount(share.consumed[CORES], share.consumed.get(MEMORY, 0))} of card "
-                f"{cards[share.device].state.card.index}"
-                for shares in found
-                for share in shares
+            return _Found(view, Unfit.ROOM.value, str(error))
+        given = ", ".join(
+            f"{Amount(share.consumed[CORES], share.consumed.get(MEMORY, 0))} of card "
+            f"{cards[share.device].state.card.index}"
+            for shares in found
+            for share in shares
+        )
+        return _Found(view, FITS, f"fits: {given}")
+
+    def shown(self, found: _Found) -> NodeLine:
+        """The same for people, card by card where it does not fit."""
+        name, cards = printable(found.view.name), self._devices(found.view)
+        if found.outcome == FITS or not cards:
+            return NodeLine(name, found.outcome, found.text)
+        lines = self._lines(found.view, cards)
+        words = found.text or "; ".join(f"card {one.index}: {one.reason}" for one in lines)
+        return NodeLine(name, found.outcome, words[:LINE_LIMIT], lines)
+
+    def _fits_if_empty(self, cards: Mapping[str, _Device]) -> bool:
+        """Whether the pod would fit if nothing were booked; nodes with cards of a kind are judged once."""
+        if any(spec.constraints for spec in self._specs):
+            return self._allocated(cards, {}) is not None
+        requests = [one for _, one in self._requests()]
+        kind = tuple(
+            (
+                tuple(sorted(one.device.capacities.items())),
+                one.device.taints,
+                tuple(self._takes(asked, one.state) for asked in requests),
             )
-            return NodeLine(name, FITS, f"fits: {given}")
-        outcome = Unfit.ROOM if empty is not None else Unfit.NEVER
-        lines = self._lines(view, cards)
-        words = "; ".join(f"card {one.index}: {one.reason}" for one in lines)
-        return NodeLine(name, outcome.value, words[:LINE_LIMIT], lines)
+            for one in cards.values()
+        )
+        if kind not in self._empty:
+            self._empty[kind] = self._allocated(cards, {}) is not None
+        return self._empty[kind]
 
     def line(self, nodes: Sequence[NodeLine], counts: Counter[str], snapshot: Snapshot) -> str:
         """The one sentence."""
@@ -273,8 +311,13 @@ class _Case:
         largest = f"The largest part that is free now: {best} on {where}" if where else _NOTHING_FREE
         return ". ".join([largest, *rounded[:_SHOWN]])
 
-    def _devices(self, view: NodeView) -> dict[str, _Device]:
+    def _devices(self, view: NodeView) -> Mapping[str, _Device]:
         """The cards that are given by claims, by device name in the order in which they are published."""
+        if view.name not in self._known_devices:
+            self._known_devices[view.name] = self._published(view)
+        return self._known_devices[view.name]
+
+    def _published(self, view: NodeView) -> Mapping[str, _Device]:
         states = {s.card.uuid: s for s in view.node.cards if s.held == DRA_DRIVER and not s.card.mig}
         used = {uuid: view.ledger.booked(uuid) for uuid in states}
         plain = [replace(state, held="") for state in states.values()]
@@ -298,8 +341,11 @@ class _Case:
         )
 
     def _takes(self, request: DeviceRequest, state: CardState) -> bool:
-        selectors = (*self.classes.get(request.device_class, ()), *request.selectors)
-        return takes(selectors, selected_card(state.card)) is not False
+        key = id(request), state.card.uuid
+        if key not in self._taken:
+            selectors = (*self.classes.get(request.device_class, ()), *request.selectors)
+            self._taken[key] = takes(selectors, selected_card(state.card)) is not False
+        return self._taken[key]
 
     def _lines(self, view: NodeView, cards: Mapping[str, _Device]) -> tuple[CardLine, ...]:
         return tuple(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil
 from typing import Final
 
@@ -38,13 +39,16 @@ class CapacityRange:
         Raises:
             RequestInvalid: the value ends the whole scheduling attempt instead of skipping the card.
         """
-        if asked is None:
-            return self.value
-        if asked < self.minimum:
-            return self.minimum
-        _check_countable(asked, self.step, minor)
-        rounded = self.minimum + ceil((asked - self.minimum) / self.step) * self.step
-        return rounded if rounded <= self.value else None
+        return self.value if asked is None else _rounded(self, asked, minor)
+
+
+@lru_cache(maxsize=4096)  # the same few requests are asked of every card of a cluster
+def _rounded(span: CapacityRange, asked: Fraction, minor: int) -> int | None:
+    if asked < span.minimum:
+        return span.minimum
+    _check_countable(asked, span.step, minor)
+    rounded = span.minimum + ceil((asked - span.minimum) / span.step) * span.step
+    return rounded if rounded <= span.value else None
 
 
 def _check_countable(asked: Fraction, step: int, minor: int) -> None:
