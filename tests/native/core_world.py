@@ -30,7 +30,7 @@ from tests.fakes.metrics import service_metrics
 from tests.native import standin
 from tests.native.tools import LIB, build_tests, run, tool
 from vcuda.page.layout import uuid_text
-from vcuda.page.usage import SLOT_SIZE, USAGE_HEAD_SIZE, CardUsage, read_usage
+from vcuda.page.usage import SLOT_SIZE, USAGE_HEAD_SIZE, CardUsage, Slot, read_usage
 
 HERE = Path(__file__).parent
 
@@ -341,6 +341,11 @@ class World:
         """What the container's usage page says."""
         image = (self.base / "pages" / tenant.name / "usage").read_bytes()
         return read_usage(image, card + 1).cards[card]
+
+    def slots(self, tenant: Tenant) -> Sequence[Slot]:
+        """The container's processes, as its usage page says."""
+        image = (self.base / "pages" / tenant.name / "usage").read_bytes()
+        return read_usage(image, 1).slots
 
     def slot_offset(self, slot: int = 0) -> int:
         """Where a process's slot begins in the usage page."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -12,7 +13,7 @@ import pytest
 
 from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.control_pages import Correction
-from tests.native.core_world import CARD, Tenant, World, world
+from tests.native.core_world import CARD, Tenant, World, compiled, world
 
 SECONDS = 4.0
 CLOSED_UNTIL = 8
@@ -105,6 +106,33 @@ def test_a_container_without_the_mount_keeps_little_in_flight_and_goes_on() -> N
         tenant = job(made)
         (made.base / "pages" / tenant.name / "gates").unlink()
         assert share(made, tenant) >= 85
+
+
+@pytest.mark.timed
+def test_a_protected_container_says_that_it_has_work_until_its_last_kernel_has_ended() -> None:
+    """Beside kernels of 20 ms that run out, the last of a request may start long after it was launched."""
+    with world(settings={"turns": "kernel"}) as made:
+        service, beside = made.tenant(40, priority=Priority.PROTECTED), job(made)
+        made.tenants.publish(service.name, time.monotonic_ns(), {CARD: Correction(granted=40.0)})
+        watch = made.watch(5)
+        load = made.start(beside, "stream", 20_000, SECONDS, 0)
+        load.wait_running()
+        request = [compiled("core_service.c", "-Wl,--no-as-needed", "-lm"), 1000, 60, 1, 2.0, 1]
+        process = subprocess.Popen(
+            [str(word) for word in request], env=made.environment(service), stdout=subprocess.DEVNULL
+        )
+        seen: list[tuple[int, bool]] = []
+        while process.poll() is None:
+            slots = made.slots(service)
+            seen.append((time.monotonic_ns(), any(slot.inflight[0] for slot in slots)))
+            threading.Event().wait(0.0005)
+        load.finish()
+        watch.shares_until([process.pid], seen[0][0], seen[-1][0])
+        readings = watch.readings(process.pid, seen[0][0], seen[-1][0])
+    ran = [(a, b) for a, b in zip(readings, readings[1:], strict=False) if b[1] - a[1] > 100_000]
+    assert len(ran) >= 100, "a request's kernels come one after each of the other's"
+    silent = [a for a, b in ran if not any(said for at, said in seen if a[0] - 1_000_000 <= at <= b[0])]
+    assert len(silent) <= len(ran) // 50
 
 
 @pytest.mark.timed

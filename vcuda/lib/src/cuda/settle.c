@@ -46,6 +46,7 @@ static void settle(struct timing_span *span, bool measured, uint64_t now) {
         bucket_note_window(&usage->card[card], used, now);
         __atomic_fetch_add(&usage->card[card].launches, span->launches, __ATOMIC_RELAXED);
     }
+    meter->settled_at = now;
     timing_span_free(span);
     stream_meter_settled(meter);
 }
@@ -71,6 +72,16 @@ static bool is_fatal(CUresult result) {
            result == 999;
 }
 
+/* When work that is not measured is taken to have ended. Where others make way for it or it does for others, not before
+ * what its stream ran earlier: that may have waited for the card. */
+static uint64_t expected_end(const struct timing_span *span) {
+    uint32_t classes = __atomic_load_n(&meter_gated, __ATOMIC_RELAXED) | __atomic_load_n(&meter_tells, __ATOMIC_RELAXED);
+    uint64_t from = span->closed_at;
+    if (classes >> span->context_meter->card & 1 && span->meter->settled_at > from)
+        from = span->meter->settled_at;
+    return from + span->facts.expected_ns;
+}
+
 static void settle_finished(struct context_meter *context_meter, uint64_t now) {
     struct timing_span **at = &context_meter->waiting;
     while (*at) {
@@ -80,7 +91,7 @@ static void settle_finished(struct context_meter *context_meter, uint64_t now) {
             result = CUDA_ERROR_NOT_READY; /* an earlier one of the stream is not finished */
         else if (span->measured && !context_meter->lost)
             result = real.cuEventQuery(span->end);
-        else if (now < span->closed_at + span->facts.expected_ns && !context_meter->lost)
+        else if (now < expected_end(span) && !context_meter->lost)
             result = CUDA_ERROR_NOT_READY;
         if (result == CUDA_ERROR_NOT_READY) {
             span->meter->blocked = passes;

@@ -55,6 +55,7 @@ static void look_at_classes(const struct vcuda_limits_view *view) {
         tells |= (uint32_t)(granted && mode & VCUDA_MODE_PROTECTED) << i;
     }
     throttle_view.gated = gated;
+    throttle_view.classed = gated | tells;
     __atomic_store_n(&meter_gated, gated, __ATOMIC_RELAXED);
     __atomic_store_n(&meter_tells, tells, __ATOMIC_RELAXED);
 }
@@ -238,7 +239,17 @@ static bool is_gated(const struct stream_meter *meter) {
     return __builtin_expect(throttle_view.gated >> meter->card & 1, 0);
 }
 
-/* Measured often: what is in flight is to be known. */
+static bool is_classed(const struct stream_meter *meter) {
+    return __builtin_expect(throttle_view.classed >> meter->card & 1, 0);
+}
+
+/* Measured often, on both sides of a gate: what is in flight is to be known, and seen to end when it does. */
+static void __attribute__((noinline)) begin_classed(struct stream_meter *meter) {
+    if (is_gated(meter))
+        gate_wanted(meter);
+    measuring_is_free(&thread_state.budget);
+}
+
 static void __attribute__((noinline)) wait_at_gate(struct stream_meter *meter, uint64_t ns) {
     gate_wait(meter, ns);
     measuring_is_free(&thread_state.budget);
@@ -258,8 +269,8 @@ bool throttle_begin(struct throttled_work *work, CUstream stream, bool per_threa
     work->meter = meter;
     work->cost = cost;
     work->paid_ns = cost_charge_ns(cost);
-    if (is_gated(meter))
-        gate_wanted(meter);
+    if (is_classed(meter))
+        begin_classed(meter);
     pay(meter, cost, work->paid_ns);
     if (is_gated(meter))
         wait_at_gate(meter, work->paid_ns);

@@ -82,6 +82,7 @@ struct stream_meter {
     bool others_may_record;    /* false for a thread's default stream */
     struct stream_clock clock; /* any thread, without a lock: it is an estimate */
     int64_t settled_to;        /* only the one that settles: the end of what it has settled, in the card's time */
+    uint64_t settled_at;       /* only the one that settles: when it last did, by the host's clock */
     uint32_t unsettled;        /* spans open or not settled */
     uint32_t blocked;          /* the pass of the settling one in which a span was found unfinished */
     struct timing_span *open[TIMING_SPANS_OPEN];
