@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import subprocess
 import sys
 import threading
@@ -108,6 +109,48 @@ def test_a_container_without_the_mount_keeps_little_in_flight_and_goes_on() -> N
         assert share(made, tenant) >= 85
 
 
+# A best-effort container that never gives the turn back: a lock on the file that it can read.
+KEEP = "import fcntl, sys; gate = open(sys.argv[1]); fcntl.flock(gate, fcntl.LOCK_EX); print(flush=True); input()"
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("us", [200, 20_000])
+def test_of_several_best_effort_containers_one_has_work_in_flight_at_a_time(us: int) -> None:
+    with world(settings={"turns": "kernel"}) as made:
+        made.tenants.gates.ensure(CARD)
+        tenants = [job(made, granted=33.3) for _ in range(3)]
+        watch = made.watch(100)
+        loads = [made.start(tenant, "stream", us, SECONDS, 0) for tenant in tenants]
+        for load in loads:
+            load.wait_running()
+        begin = time.monotonic_ns() + 1_500_000_000
+        at_once: list[int] = []
+        while time.monotonic_ns() < begin + 2_000_000_000:
+            if time.monotonic_ns() > begin:
+                at_once.append(sum(any(s.inflight[0] for s in made.slots(t)) for t in tenants))
+            threading.Event().wait(0.001)
+        for load in loads:
+            load.finish()
+        shares = watch.shares_until([load.process.pid for load in loads], begin, begin + 2_000_000_000)
+    assert sum(count > 1 for count in at_once) <= len(at_once) / 10
+    assert all(28 <= share <= 38 for share in shares)
+    assert sum(shares) >= 95
+
+
+@pytest.mark.timed
+def test_a_container_that_keeps_the_turn_for_ever_takes_nothing_of_others_own_shares() -> None:
+    with world() as made:
+        made.tenants.gates.ensure(CARD)
+        command = [sys.executable, "-c", KEEP, str(made.tenants.gates.path(CARD))]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as keeper:
+            assert keeper.stdout
+            assert keeper.stdin
+            keeper.stdout.readline()
+            had = share(made, job(made), us=1000)
+            keeper.stdin.close()
+        assert 28 <= had <= 45
+
+
 @pytest.mark.timed
 def test_a_protected_container_says_that_it_has_work_until_its_last_kernel_has_ended() -> None:
     """Beside kernels of 20 ms that run out, the last of a request may start long after it was launched."""
@@ -129,7 +172,7 @@ def test_a_protected_container_says_that_it_has_work_until_its_last_kernel_has_e
         load.finish()
         watch.shares_until([process.pid], seen[0][0], seen[-1][0])
         readings = watch.readings(process.pid, seen[0][0], seen[-1][0])
-    ran = [(a, b) for a, b in zip(readings, readings[1:], strict=False) if b[1] - a[1] > 100_000]
+    ran = [(a, b) for a, b in itertools.pairwise(readings) if b[1] - a[1] > 100_000]
     assert len(ran) >= 100, "a request's kernels come one after each of the other's"
     silent = [a for a, b in ran if not any(said for at, said in seen if a[0] - 1_000_000 <= at <= b[0])]
     assert len(silent) <= len(ran) // 50

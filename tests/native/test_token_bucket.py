@@ -20,6 +20,7 @@ from tests.native.tools import build_tests
         "unit_sharers",
         "unit_gate",
         "unit_gate_decision",
+        "unit_turn",
     ],
 )
 def test_the_arithmetic_holds_on_a_virtual_clock(unit: str) -> None:

@@ -229,7 +229,8 @@ struct vcuda_usage {
 /* The gate of a card: best-effort containers put no work on it while it is closed. A file of its own, one a card, which
  * only the host writes; it is mounted read-only at
  * /etc/vcuda/gates/<the UUID's 32 hex digits> in containers that were made as best-effort ones.
- * A host that dies leaves a gate that opens by itself. */
+ * A host that dies leaves a gate that opens by itself. Libraries keep their turns on the card as locks on the file
+ * (src/cuda/turn.h); nothing in it tells of them. */
 struct vcuda_gate {
     uint64_t magic;
     uint64_t closed_until_ns; /* CLOCK_MONOTONIC; 0 or past: open. Written with release, read with acquire */

@@ -13,30 +13,16 @@
 #include <fcntl.h>
 #include <stdbool.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "page.h"
-
-/* Out of the way of programs that count on low numbers or close the first few hundred. */
-#define LOWEST_DESCRIPTOR 500
 
 struct identity {
     uint32_t pid;
     uint64_t pid_namespace;
     uint64_t start_time;
 };
-
-/* stat and fstat are newer symbols than we may use; the calls are not. */
-static bool file_identity(int fd, const char *path, uint64_t *device, uint64_t *inode) {
-    struct stat found;
-    if (syscall(SYS_newfstatat, fd, path, &found, *path ? 0 : AT_EMPTY_PATH) != 0)
-        return false;
-    *device = found.st_dev;
-    *inode = found.st_ino;
-    return true;
-}
 
 /* Into /proc/<pid>/stat. By hand: the first snprintf of a process costs it ten page faults. */
 static const char *stat_path(char path[32], uint32_t pid) {
@@ -76,8 +62,8 @@ static uint64_t start_time_of(uint32_t pid) {
 }
 
 static uint64_t own_namespace(void) {
-    uint64_t device, inode;
-    return file_identity(AT_FDCWD, "/proc/self/ns/pid", &device, &inode) ? inode : 0;
+    struct descriptor_file space;
+    return descriptor_file(AT_FDCWD, "/proc/self/ns/pid", &space) ? space.inode : 0;
 }
 
 /* Without the lock: is the slot's process there all the same? Only where its PID means anything to us. */
@@ -153,23 +139,13 @@ static void enter(struct vcuda_usage *usage, unsigned index, uint64_t pid_namesp
     __atomic_store_n(&slot->state, VCUDA_SLOT_LIVE, __ATOMIC_RELEASE);
 }
 
-/* A descriptor of the usage file, or -1. */
-static int open_high(const char *path) {
-    int low = open(path, O_RDWR | O_CLOEXEC);
-    int fd = low < 0 ? -1 : fcntl(low, F_DUPFD_CLOEXEC, LOWEST_DESCRIPTOR);
-    if (fd < 0)
-        return low;
-    close(low);
-    return fd;
-}
-
 int slots_claim(struct vcuda_usage *usage, const char *path, struct slots_claim *claim) {
-    int fd = open_high(path);
+    int fd = descriptor_open(path, O_RDWR);
     if (fd < 0)
         return errno;
     uint64_t pid_namespace = own_namespace();
     int index = find(usage, fd, pid_namespace, &claim->took_dead);
-    if (index < 0 || !file_identity(fd, "", &claim->device, &claim->inode)) {
+    if (index < 0 || !descriptor_file(fd, "", &claim->file)) {
         int error = index < 0 ? ENOSPC : errno;
         if (index < 0)
             __atomic_fetch_add(&usage->slots_exhausted, 1, __ATOMIC_RELAXED);
@@ -183,22 +159,11 @@ int slots_claim(struct vcuda_usage *usage, const char *path, struct slots_claim 
     return 0;
 }
 
-/* Is this descriptor one of the claim's file? */
-static bool is_own(const struct slots_claim *claim, int fd) {
-    uint64_t device, inode;
-    return file_identity(fd, "", &device, &inode) && device == claim->device && inode == claim->inode;
-}
-
-static void close_own(const struct slots_claim *claim) {
-    if (is_own(claim, claim->fd))
-        close(claim->fd);
-}
-
 void slots_keep(struct slots_claim *claim, const char *path) {
-    if (is_own(claim, claim->fd))
+    if (descriptor_is(claim->fd, &claim->file))
         return;
-    int fd = open_high(path);
-    if (fd >= 0 && is_own(claim, fd) && lock(fd, claim->index, F_WRLCK))
+    int fd = descriptor_open(path, O_RDWR);
+    if (fd >= 0 && descriptor_is(fd, &claim->file) && lock(fd, claim->index, F_WRLCK))
         claim->fd = fd;
     else if (fd >= 0)
         close(fd);
@@ -211,11 +176,11 @@ void slots_touch(const struct slots_claim *claim) {
 
 void slots_release(struct vcuda_usage *usage, const struct slots_claim *claim) {
     clear(&usage->slot[claim->index]);
-    close_own(claim);
+    descriptor_close(claim->fd, &claim->file);
 }
 
 void slots_abandon(const struct slots_claim *claim) {
-    close_own(claim);
+    descriptor_close(claim->fd, &claim->file);
 }
 
 unsigned slots_reap(struct vcuda_usage *usage, const char *path, unsigned own) {

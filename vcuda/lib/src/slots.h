@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "descriptor.h"
 #include "vcuda_page.h"
 
 /* The slot a process holds. The descriptor carries the lock that proves it alive; the rest tells whether the number
@@ -12,7 +13,7 @@
 struct slots_claim {
     unsigned index;
     int fd;
-    uint64_t device, inode;
+    struct descriptor_file file;
     bool took_dead; /* the slot was a dead process's: what it held is still in `charged` */
 };
 

@@ -1,7 +1,7 @@
 #include "cuda/gate.h"
 
 #define WHOLE_Q8 (UINT64_C(100) * 256)
-#define MARGIN_IN 50 /* of a window: what the card may be late by */
+#define MORE_THAN_SHARE 9 / 8
 #define WINDOW_LEAST_NS UINT64_C(10000000)
 #define WINDOW_MOST_NS UINT64_C(60000000000)
 
@@ -50,11 +50,12 @@ void gate_floor_note(struct gate_floor *floor, uint64_t window_ns, uint64_t had_
         floor->from = at - GATE_FLOOR_MARKS + 1;
 }
 
-bool gate_floor_owes(const struct gate_floor *floor, uint32_t share_q8, uint64_t window_ns, uint64_t had_ns,
-                     uint64_t now) {
+bool gate_floor_owes(const struct gate_floor *floor, uint32_t share_q8, uint32_t rate_q8, uint64_t window_ns,
+                     uint64_t had_ns, uint64_t now) {
     uint64_t window = window_of(window_ns), step = floor->step_ns, at = now / (step ? step : 1);
     uint64_t share = share_q8 > WHOLE_Q8 ? WHOLE_Q8 : share_q8;
-    uint64_t due = window * share / WHOLE_Q8, margin = window / MARGIN_IN;
+    uint64_t due = window * share / WHOLE_Q8;
+    uint64_t rate = clamped(rate_q8, share * MORE_THAN_SHARE, WHOLE_Q8);
     if (!step || at < floor->at)
         return false;
     for (uint64_t back = 0; back < GATE_FLOOR_STEPS && at - back > floor->from; back++) {
@@ -63,7 +64,7 @@ bool gate_floor_owes(const struct gate_floor *floor, uint32_t share_q8, uint64_t
             continue;
         uint64_t then = floor->mark[mark % GATE_FLOOR_MARKS], had = had_ns > then ? had_ns - then : 0;
         uint64_t ahead = window > now - mark * step ? window - (now - mark * step) : 0;
-        if (had + ahead < due + margin)
+        if (had + ahead * rate / WHOLE_Q8 < due)
             return true;
     }
     return false;

@@ -2,9 +2,10 @@
  * and no clock is looked at.
  *
  * While protected containers are on its card, a best-effort one has at most GATE_AHEAD_NS of measured work in flight
- * when it launches, so that what is launched elsewhere then waits for that and one kernel. While the gate is closed it
- * launches nothing, unless it would fall behind its own share of the window (gate_floor), and for GATE_HOLD_MOST_NS in
- * one call at most: the program may hold locks that others wait for.
+ * when it launches, so that what is launched elsewhere then waits for that and one kernel; of several such containers
+ * one launches at a time (turn.h). While the gate is closed it launches nothing, unless it would fall behind its own
+ * share of the window (gate_floor), and for GATE_HOLD_MOST_NS in one call at most: the program may hold locks that
+ * others wait for.
  */
 #ifndef VCUDA_GATE_H
 #define VCUDA_GATE_H
@@ -54,9 +55,9 @@ struct gate_floor {
 /* `had_ns` until `now`, growing: what the container had ever. */
 void gate_floor_note(struct gate_floor *floor, uint64_t window_ns, uint64_t had_ns, uint64_t now);
 
-/* Would the container, which has work, get less than its share of some window if it began any later? The card is taken
- * to be its own from the moment at which it begins. */
-bool gate_floor_owes(const struct gate_floor *floor, uint32_t share_q8, uint64_t window_ns, uint64_t had_ns,
-                     uint64_t now);
+/* Would the container, which has work, get less than its share of some window if it began any later? `rate_q8`: what it
+ * would have of the card from then on (less than its share is taken as a little more). */
+bool gate_floor_owes(const struct gate_floor *floor, uint32_t share_q8, uint32_t rate_q8, uint64_t window_ns,
+                     uint64_t had_ns, uint64_t now);
 
 #endif

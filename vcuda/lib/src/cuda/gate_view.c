@@ -31,8 +31,12 @@ const struct vcuda_gate *gate_view(int card, const uint8_t uuid[16]) {
     return NULL;
 }
 
+const struct vcuda_gate *gate_mapped(int card) {
+    return __atomic_load_n(&mapped_gates[card].gate, __ATOMIC_ACQUIRE);
+}
+
 bool gate_was_moved(int card, uint64_t since) {
-    const struct vcuda_gate *gate = __atomic_load_n(&mapped_gates[card].gate, __ATOMIC_ACQUIRE);
+    const struct vcuda_gate *gate = gate_mapped(card);
     return gate && (__atomic_load_n(&gate->closed_until_ns, __ATOMIC_ACQUIRE) > since ||
                     __atomic_load_n(&gate->closed_at_ns, __ATOMIC_RELAXED) >= since ||
                     __atomic_load_n(&gate->opened_at_ns, __ATOMIC_RELAXED) >= since);

@@ -14,4 +14,8 @@ void gate_wanted(const struct stream_meter *meter);
  * library's locks and is not capturing; errno is kept. */
 void gate_wait(struct stream_meter *meter, uint64_t launch_ns);
 
+/* Give turns back that the process does not use any more, or has had. The helper thread calls this between two looks.
+ */
+void gate_tend(void);
+
 #endif

@@ -1,5 +1,6 @@
 #define _GNU_SOURCE
 #include "cuda/meter_thread.h"
+#include "cuda/gate_wait.h"
 #include "cuda/settle.h"
 #include "fork.h"
 #include "interposer.h"
@@ -45,6 +46,7 @@ static void *help(void *unused) {
     vcuda_depth = 1; /* whatever the driver calls from here on, it does not mean us */
     for (;;) {
         uint64_t next = settle_pass(), now = vcuda_now_ns();
+        gate_tend();
         if (next)
             last_seen_busy = now;
         if (next)

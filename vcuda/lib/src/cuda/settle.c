@@ -75,7 +75,8 @@ static bool is_fatal(CUresult result) {
 /* When work that is not measured is taken to have ended. Where others make way for it or it does for others, not before
  * what its stream ran earlier: that may have waited for the card. */
 static uint64_t expected_end(const struct timing_span *span) {
-    uint32_t classes = __atomic_load_n(&meter_gated, __ATOMIC_RELAXED) | __atomic_load_n(&meter_tells, __ATOMIC_RELAXED);
+    uint32_t classes =
+        __atomic_load_n(&meter_gated, __ATOMIC_RELAXED) | __atomic_load_n(&meter_tells, __ATOMIC_RELAXED);
     uint64_t from = span->closed_at;
     if (classes >> span->context_meter->card & 1 && span->meter->settled_at > from)
         from = span->meter->settled_at;

@@ -96,10 +96,18 @@ static bool is_crossed(const struct timing_span *span, const struct vcuda_limits
     return view->card[card].mode & VCUDA_MODE_PROTECTED || gate_was_moved(card, span->facts.launched_at);
 }
 
+/* Best-effort containers that are gated take turns: while one runs no other does, whatever the host sees them wait
+ * with, so that nothing divides its time. */
+static bool has_turns(int card) {
+    return __atomic_load_n(&meter_gated, __ATOMIC_RELAXED) >> card & 1 && gate_mapped(card);
+}
+
 uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *view, bool measured, uint64_t now) {
     struct context_meter *context_meter = span->context_meter;
     struct stream_meter *meter = span->meter;
-    uint32_t divided = sharers_now(view, context_meter->card, now), gain = view->card[context_meter->card].gain_q8;
+    bool alone = has_turns(context_meter->card);
+    uint32_t divided = alone ? 256 : sharers_now(view, context_meter->card, now);
+    uint32_t gain = view->card[context_meter->card].gain_q8;
     struct gpu_interval ran;
     measured = measured && read_events(span, divided, &ran);
     if (!measured)
@@ -110,7 +118,7 @@ uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *v
         cost_was_less(span->kind[0].cost, took / span->launches);
     if (known && crossed)
         divided = bucket_stretch(took, known + known / CROSSED_MORE_IN, CROSSED_MOST_Q8);
-    else if (known)
+    else if (known && !alone)
         divided = sharers_during(view, context_meter->card, now, took, known);
     if (measured && !bucket_is_silent(view, now))
         remember(span, bucket_used(took, divided, 256), now);

@@ -1,0 +1,91 @@
+#define _GNU_SOURCE
+#include "cuda/turn.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "lock.h"
+
+static bool place(const struct turn *turn, short type, uint64_t at) {
+    struct flock range = {.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)at, .l_len = 1};
+    return fcntl(turn->fd, F_OFD_SETLK, &range) == 0;
+}
+
+/* Does another process wait, since before `until`? 0: at all. */
+static bool others_wait(const struct turn *turn, uint64_t until) {
+    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = (off_t)until};
+    return fcntl(turn->fd, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
+}
+
+static void close_own(struct turn *turn) {
+    if (turn->is_open)
+        descriptor_close(turn->fd, &turn->file);
+    turn->is_open = false;
+    turn->since = 0;
+}
+
+/* The program may have closed our descriptor: the lock went with it. */
+static bool open_own(struct turn *turn, const char *path) {
+    if (turn->is_open && descriptor_is(turn->fd, &turn->file))
+        return true;
+    turn->since = 0;
+    turn->fd = descriptor_open(path, O_RDONLY);
+    turn->is_open = turn->fd >= 0 && descriptor_file(turn->fd, "", &turn->file);
+    if (turn->fd >= 0 && !turn->is_open)
+        close(turn->fd);
+    return turn->is_open;
+}
+
+static bool take(struct turn *turn, const char *path, uint64_t now) {
+    if (!open_own(turn, path) || (!turn->since && !place(turn, F_RDLCK, now))) {
+        turn->is_none = true;
+        close_own(turn);
+        return true;
+    }
+    if (!turn->since)
+        turn->since = now;
+    if (others_wait(turn, turn->since) || flock(turn->fd, LOCK_EX | LOCK_NB) != 0)
+        return false;
+    place(turn, F_UNLCK, turn->since);
+    turn->since = 0;
+    __atomic_store_n(&turn->from, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&turn->is_held, true, __ATOMIC_RELEASE);
+    return true;
+}
+
+bool turn_take(struct turn *turn, const char *path, uint64_t now) {
+    if (turn_is_held(turn) || __atomic_load_n(&turn->is_none, __ATOMIC_RELAXED))
+        return true;
+    if (!spin_try(&turn->busy))
+        return false;
+    bool has = turn_is_held(turn) || take(turn, path, now);
+    spin_unlock(&turn->busy);
+    return has;
+}
+
+bool turn_is_over(struct turn *turn, uint64_t now) {
+    uint64_t from = __atomic_load_n(&turn->from, __ATOMIC_RELAXED);
+    if (!from || now < from + TURN_NS || !spin_try(&turn->busy))
+        return false;
+    bool over = turn_is_held(turn) && (!descriptor_is(turn->fd, &turn->file) || others_wait(turn, 0));
+    if (!over)
+        __atomic_store_n(&turn->from, now, __ATOMIC_RELAXED);
+    spin_unlock(&turn->busy);
+    return over;
+}
+
+bool turn_give(struct turn *turn) {
+    if (!spin_try(&turn->busy))
+        return false;
+    bool gave = turn->is_open;
+    __atomic_store_n(&turn->is_held, false, __ATOMIC_RELEASE);
+    close_own(turn);
+    spin_unlock(&turn->busy);
+    return gave;
+}
+
+void turn_forget(struct turn *turn) {
+    close_own(turn);
+    *turn = (struct turn){0};
+}

@@ -1,0 +1,55 @@
+/* Turns of best-effort containers on a card, one process at a time: so that what is launched in a protected container
+ * finds the work of one of them in flight, not of each.
+ *
+ * The kernel keeps them, as locks on the card's gate, which containers may only read: the turn is its `flock`, and who
+ * waits for it holds a read lock on the byte that is the time since when. So nobody writes what another one reads, the
+ * turn of a process that is killed is free at once, and who has waited longest is next.
+ * A container that keeps the turn takes no more by it than the card's idle time: the others pass without once they
+ * would fall behind their own shares.
+ */
+#ifndef VCUDA_TURN_H
+#define VCUDA_TURN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "descriptor.h"
+
+#define TURN_NS UINT64_C(10000000) /* a turn is over after so long, where others wait for one */
+
+/* A card as this process knows it. */
+struct turn {
+    bool busy;    /* lock; whoever finds it taken comes back later */
+    bool is_held; /* the turn is this process's */
+    bool is_none; /* there are no turns: the gate cannot be opened or locked */
+    bool is_open; /* `fd` is this process's, of `file` */
+    int fd;
+    uint64_t since;  /* when it began to wait; 0: it does not */
+    uint64_t from;   /* when its turn began, with the first launch; 0: not yet */
+    uint32_t asking; /* threads that wait */
+    struct descriptor_file file;
+};
+
+static inline bool turn_is_held(const struct turn *turn) {
+    return __atomic_load_n(&turn->is_held, __ATOMIC_ACQUIRE);
+}
+
+/* Is it this process's turn, or its turn now? It waits for one from here on if not. `path`: the gate's. */
+bool turn_take(struct turn *turn, const char *path, uint64_t now);
+
+/* The process launches something in its turn. */
+static inline void turn_use(struct turn *turn, uint64_t now) {
+    if (!__atomic_load_n(&turn->from, __ATOMIC_RELAXED))
+        __atomic_store_n(&turn->from, now, __ATOMIC_RELAXED);
+}
+
+/* Has the process had its turn, and does another one wait? Called now and then by who holds it. */
+bool turn_is_over(struct turn *turn, uint64_t now);
+
+/* Give the turn, or the place among those who wait, back. True: others may be waiting for it. */
+bool turn_give(struct turn *turn);
+
+/* In the child of a fork: the turn is the parent's. */
+void turn_forget(struct turn *turn);
+
+#endif

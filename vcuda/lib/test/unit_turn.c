@@ -1,0 +1,131 @@
+/* Turns of several processes on a card: each check prints a line if it fails; the program's answer is how many did.
+ * Locks are of open files, so one process may stand for several. */
+#define _GNU_SOURCE
+#include "cuda/turn.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+
+#define BEGIN UINT64_C(100000000000)
+
+static char gate[] = "/tmp/unit-turn-XXXXXX";
+
+static void who_has_waited_longest_is_next(void) {
+    struct turn first = {0}, second = {0}, third = {0};
+    CHECK(turn_take(&first, gate, BEGIN) && turn_is_held(&first));
+    CHECK(!turn_take(&second, gate, BEGIN + 1) && !turn_take(&third, gate, BEGIN + 2));
+    CHECK(turn_give(&first) && !turn_is_held(&first));
+    CHECK(!turn_take(&third, gate, BEGIN + 3), "the second has waited longer");
+    CHECK(!turn_take(&first, gate, BEGIN + 3), "so has the third than who comes again");
+    CHECK(turn_take(&second, gate, BEGIN + 3));
+    turn_give(&second);
+    CHECK(!turn_take(&first, gate, BEGIN + 4) && turn_take(&third, gate, BEGIN + 4));
+    turn_give(&third);
+    CHECK(turn_take(&first, gate, BEGIN + 5));
+    turn_give(&first);
+}
+
+static void a_turn_is_over_some_time_after_its_first_launch_if_another_one_waits(void) {
+    struct turn holder = {0}, other = {0};
+    turn_take(&holder, gate, BEGIN);
+    CHECK(!turn_is_over(&holder, BEGIN + 10 * TURN_NS), "it has launched nothing");
+    turn_use(&holder, BEGIN);
+    CHECK(!turn_is_over(&holder, BEGIN + TURN_NS), "nobody waits: it begins anew");
+    turn_take(&other, gate, BEGIN + TURN_NS);
+    CHECK(!turn_is_over(&holder, BEGIN + 2 * TURN_NS - 1));
+    CHECK(turn_is_over(&holder, BEGIN + 2 * TURN_NS));
+    turn_give(&other);
+    turn_give(&holder);
+}
+
+static void who_waits_no_more_is_in_nobodys_way(void) {
+    struct turn holder = {0}, first = {0}, second = {0};
+    turn_take(&holder, gate, BEGIN);
+    turn_take(&first, gate, BEGIN + 1);
+    turn_take(&second, gate, BEGIN + 2);
+    turn_give(&holder);
+    turn_give(&first);
+    CHECK(turn_take(&second, gate, BEGIN + 3));
+    turn_give(&second);
+}
+
+static void a_killed_process_leaves_its_turn_to_the_next(void) {
+    struct turn next = {0};
+    int ready[2];
+    char byte;
+    CHECK(pipe(ready) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        struct turn own = {0};
+        if (turn_take(&own, gate, BEGIN) && write(ready[1], "x", 1) == 1)
+            pause();
+        _exit(1);
+    }
+    CHECK(read(ready[0], &byte, 1) == 1);
+    CHECK(!turn_take(&next, gate, BEGIN + 1));
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    CHECK(turn_take(&next, gate, BEGIN + 2));
+    turn_give(&next);
+}
+
+/* A fork's child has its parent's descriptors: it lets go of them, and the turn stays its parent's. */
+static void a_child_of_a_fork_takes_nothing_from_its_parent(void) {
+    struct turn held = {0}, next = {0};
+    turn_take(&held, gate, BEGIN);
+    pid_t child = fork();
+    if (child == 0) {
+        turn_forget(&held);
+        _exit(turn_is_held(&held) || turn_take(&held, gate, BEGIN + 1));
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    CHECK(status == 0);
+    CHECK(!turn_take(&next, gate, BEGIN + 2));
+    turn_give(&held);
+    CHECK(turn_take(&next, gate, BEGIN + 3));
+    turn_give(&next);
+}
+
+static void a_program_that_closes_our_descriptor_keeps_what_it_opens_there(void) {
+    struct turn held = {0}, next = {0};
+    turn_take(&held, gate, BEGIN);
+    int number = held.fd;
+    close(number);
+    CHECK(dup2(STDERR_FILENO, number) == number);
+    CHECK(turn_take(&next, gate, BEGIN + 1), "the lock went with the descriptor");
+    turn_use(&held, BEGIN);
+    CHECK(turn_is_over(&held, BEGIN + TURN_NS));
+    turn_give(&held);
+    CHECK(fcntl(number, F_GETFD) >= 0, "it is the program's now");
+    close(number);
+    turn_give(&next);
+}
+
+static void without_a_gate_nobody_waits(void) {
+    struct turn turn = {0};
+    CHECK(turn_take(&turn, "/nonexistent/gate", BEGIN) && !turn_is_held(&turn));
+    CHECK(turn_take(&turn, "/nonexistent/gate", BEGIN + 1));
+    turn_give(&turn);
+}
+
+int main(void) {
+    int fd = mkstemp(gate);
+    CHECK(fd >= 0 && fchmod(fd, 0444) == 0);
+    who_has_waited_longest_is_next();
+    a_turn_is_over_some_time_after_its_first_launch_if_another_one_waits();
+    who_waits_no_more_is_in_nobodys_way();
+    a_killed_process_leaves_its_turn_to_the_next();
+    a_child_of_a_fork_takes_nothing_from_its_parent();
+    a_program_that_closes_our_descriptor_keeps_what_it_opens_there();
+    without_a_gate_nobody_waits();
+    unlink(gate);
+    printf(failures ? "%d failed\n" : "all hold\n", failures);
+    return failures != 0;
+}
