@@ -43,6 +43,7 @@ struct gate_look {
     struct vcuda_card_usage *usage;
     const struct vcuda_gate *gate;
     int card;
+    bool unknown; /* what is to be launched was never measured: it may be long, and goes alone */
     uint64_t now;
 };
 
@@ -156,15 +157,19 @@ void gate_tend(void) {
 
 /* How long to wait for what is in flight; 0: not at all. */
 static uint64_t room_ns(const struct gate_look *look, uint64_t launch_ns) {
+    struct vcuda_slot *slot = vcuda_slot();
     uint64_t since = __atomic_load_n(&meter_head_since[look->card], __ATOMIC_RELAXED);
     uint64_t ahead = __atomic_load_n(&meter_ahead_ns[look->card], __ATOMIC_RELAXED);
     struct gate_flight flight = {.ahead_ns = ahead, .since = since, .head_ns = launch_ns};
     bool undisturbed = __atomic_load_n(&look->here->closed_at, __ATOMIC_RELAXED) < since;
     if (__atomic_load_n(&look->here->stuck, __ATOMIC_RELAXED)) {
-        if (ahead >= __atomic_load_n(&look->here->stuck_ahead_ns, __ATOMIC_RELAXED))
+        uint64_t then = __atomic_load_n(&look->here->stuck_ahead_ns, __ATOMIC_RELAXED);
+        if (then && ahead >= then)
             return 0;
         __atomic_store_n(&look->here->stuck, false, __ATOMIC_RELAXED);
     }
+    if (look->unknown && slot && __atomic_load_n(&slot->inflight[look->card], __ATOMIC_RELAXED))
+        return GATE_NAP_LEAST_NS;
     return gate_room_wait_ns(&flight, undisturbed, look->now);
 }
 
@@ -238,7 +243,7 @@ static void forget_in_child(void) {
     }
 }
 
-void gate_wait(struct stream_meter *meter, uint64_t launch_ns) {
+void gate_wait(struct stream_meter *meter, uint64_t launch_ns, bool unknown) {
     const struct vcuda_limits_view *view = vcuda_limits();
     struct vcuda_usage *usage = vcuda_usage();
     int card = meter->card;
@@ -250,6 +255,7 @@ void gate_wait(struct stream_meter *meter, uint64_t launch_ns) {
                              .limits = &view->card[card],
                              .usage = &usage->card[card],
                              .card = card,
+                             .unknown = unknown && meter->others_may_record,
                              .now = vcuda_now_ns()};
     look.gate = gate_view(card, look.limits->uuid);
     must_go_ahead(&look); /* what it had is noted also while nothing is closed */

@@ -2,6 +2,7 @@
 #ifndef VCUDA_GATE_WAIT_H
 #define VCUDA_GATE_WAIT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "cuda/stream_meter.h"
@@ -10,9 +11,9 @@
  */
 void gate_wanted(const struct stream_meter *meter);
 
-/* Wait until the work may be put on its card. `launch_ns`: what it is expected to cost. The thread holds none of the
- * library's locks and is not capturing; errno is kept. */
-void gate_wait(struct stream_meter *meter, uint64_t launch_ns);
+/* Wait until the work may be put on its card. `launch_ns`: what it is expected to cost; `unknown`: that is a guess. The
+ * thread holds none of the library's locks and is not capturing; errno is kept. */
+void gate_wait(struct stream_meter *meter, uint64_t launch_ns, bool unknown);
 
 /* Give turns back that the process does not use any more, or has had. The helper thread calls this between two looks.
  */

@@ -250,8 +250,8 @@ static void __attribute__((noinline)) begin_classed(struct stream_meter *meter) 
     measuring_is_free(&thread_state.budget);
 }
 
-static void __attribute__((noinline)) wait_at_gate(struct stream_meter *meter, uint64_t ns) {
-    gate_wait(meter, ns);
+static void __attribute__((noinline)) wait_at_gate(struct stream_meter *meter, const struct cost *cost, uint64_t ns) {
+    gate_wait(meter, ns, !cost_seen(cost));
     measuring_is_free(&thread_state.budget);
 }
 
@@ -273,7 +273,7 @@ bool throttle_begin(struct throttled_work *work, CUstream stream, bool per_threa
         begin_classed(meter);
     pay(meter, cost, work->paid_ns);
     if (is_gated(meter))
-        wait_at_gate(meter, work->paid_ns);
+        wait_at_gate(meter, cost, work->paid_ns);
     work->span = timing_span_take(meter, cost, &thread_state.budget);
     if (!work->span)
         return true;
