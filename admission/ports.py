@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from admission.explain.pending_events import EventSender
 from admission.extender.leader_election import LeaseSource
 from admission.extender.resizing import ResizeApi
-from admission.quota.admitted_claims import ClaimRecord
+from admission.quota.admitted_claims import SharedText
 from gpu_manager.domain.pod import Pod
 
 Obj = Mapping[str, Any]
@@ -68,5 +68,5 @@ class ClusterAccess:
     api: ResizeApi
     writer: Writer
     lease: LeaseSource
-    claim_record: ClaimRecord
+    claim_record: SharedText
     watch: Callable[[WatchRequest], ClusterWatch]

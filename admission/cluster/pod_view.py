@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from admission.cluster.host_cpu import asked
-from gpu_manager.domain.cluster.accounting import PlacedPod, assigned_cards
+from gpu_manager.domain.cluster.placed_pods import PlacedPod, assigned_cards
 from gpu_manager.domain.contract import RESIZE, RESIZED, TEMPLATE_SIZE
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.placement.ledger import Share

@@ -33,7 +33,7 @@ KEPT_SECONDS: Final = REQUEST_SECONDS + 15.0
 _LARGEST: Final = 200_000  # bytes: an object's annotations have 256 KiB
 
 
-class ClaimRecord(Protocol):
+class SharedText(Protocol):
     """A text that all replicas share."""
 
     def read(self) -> str | None:
@@ -49,7 +49,7 @@ class ClaimRecord(Protocol):
 class AdmittedClaims:
     """Thread-safe. ``taken``: when this replica took the record over (monotonic), None while it has not."""
 
-    def __init__(self, record: ClaimRecord, cluster: ClusterState, clock: Clock) -> None:
+    def __init__(self, record: SharedText, cluster: ClusterState, clock: Clock) -> None:
         self._record = record
         self._cluster = cluster
         self._clock = clock

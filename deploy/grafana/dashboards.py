@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.grafana.boards import BOARDS, Panel
+from deploy.grafana.boards import BOARDS
+from deploy.grafana.panels import Panel
 
 FILES = Path(__file__).parents[1] / "helm" / "gpu-manager" / "files" / "dashboards"
 SOURCE = {"type": "prometheus", "uid": "$datasource"}

@@ -12,8 +12,11 @@ import yaml
 from gpu_manager.cli.kubectl.main import run
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import CORE, INVENTORY, MEMORY, Inventory, encode_inventory
-from gpu_manager.domain.resources import DEFAULT_UNIT
+from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
 from gpu_manager.domain.topology import SELF, Link, Topology
+from tests.fakes.claims import result
+from tests.fakes.extender import node as claimed
+from tests.unit.test_cluster_claims import claim, device
 
 
 def node(name: str, cards: int, unit: int = DEFAULT_UNIT) -> dict[str, Any]:
@@ -380,3 +383,45 @@ def test_no_more_pods_move_than_may(saved: Path, tmp_path: Path, capsys: pytest.
 def test_a_pod_of_another_namespace_is_named(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["defrag", "train", "--from", str(saved)]) == 2
     assert 'in namespace "default"; there is one in "team": name it with -n' in capsys.readouterr().err
+
+
+def a_claim(name: str, where: str, *pods: str) -> dict[str, Any]:
+    given = result(device(where, 0, 1), 40, 4 * GIB, pool=where)
+    return {"kind": "ResourceClaim", **claim(name, given, namespace="team", pods=pods)}
+
+
+def test_pods_with_claims_are_named_where_their_node_goes_and_where_nothing_is_planned_for_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cluster.json"
+    nodes = [{"kind": "Node", **claimed("n1", 1, claimed=[0])}, node("n2", 2)]
+    path.write_text(json.dumps({"items": [*nodes, a_claim("shared", "n1", "a", "b")]}))
+    assert run(["simulate", "--drain", "n1", "--from", str(path)]) == 0
+    shown = capsys.readouterr()
+    assert "team/a and 1 more: holds cards by ResourceClaims; where kube-scheduler would" in shown.out
+    assert "left out" not in shown.err
+    assert run(["simulate", "--drain", "n1", "--from", str(path), "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["byClaims"] == ["team/a", "team/b"]
+    assert run(["defrag", "a", "-n", "team", "--from", str(path)]) == 2
+    assert "for a pod with ResourceClaims nothing is planned" in capsys.readouterr().err
+    path.write_text(json.dumps({"items": nodes}))
+    assert run(["simulate", "--drain", "n1", "--from", str(path)]) == 0
+    assert "what ResourceClaims hold is left out: the file has none" in capsys.readouterr().err
+
+
+def test_manifests_with_claims_alone_are_sent_to_explain_and_counted_beside_others(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claiming = tmp_path / "claiming.yaml"
+    spec = {
+        "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "t"}],
+        "containers": [{"name": "c"}],
+    }
+    claiming.write_text(
+        yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec})
+    )
+    assert run(["simulate", str(claiming), "--from", str(saved)]) == 2
+    assert "kubectl vcuda explain -f says where each would go now" in capsys.readouterr().err
+    web = manifest(tmp_path / "web.yaml", 40, 1)
+    assert run(["simulate", web, str(claiming), "--from", str(saved)]) == 0
+    assert "Not counted: 1 manifests whose pods use ResourceClaims." in capsys.readouterr().err

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import stat
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ import structlog
 
 from gpu_manager.adapters.control_pages import tenant_files as files
 from gpu_manager.adapters.control_pages.gates import FileGates
+from gpu_manager.adapters.control_pages.page_images import USAGE_MODE, PageImage, ToldUsage
 from gpu_manager.adapters.control_pages.values import corrected_card, limits_in, messages_in
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage
@@ -38,59 +38,12 @@ LIMITS: Final = "limits"
 USAGE: Final = "usage"
 # The owner may write, or an agent without CAP_DAC_OVERRIDE could not; the container's mount is read-only.
 LIMITS_MODE: Final = 0o644
-USAGE_MODE: Final = 0o666  # a container may run as any user
-_USAGE_FILE: Final = stat.S_IFREG | USAGE_MODE
 _NS: Final = 1e-9
 _TELLS_IDLE: Final = 4  # minor version of a page whose library tells what it held back with nothing in flight
 _KEPT_BYTES: Final = 64 << 10  # of a page that is remembered: room for 200 processes, not for a tenant's 1024
 
 _Change = Callable[["limits_page.Limits | None"], limits_page.Limits]
 """From what a limits page says now (None: nothing readable) to what it shall say."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """The last valid image of a usage page (the used part of its head, its slots), and its content."""
-
-    head: bytes
-    slots: bytes
-    usage: usage_page.Usage
-
-    def is_of(self, page: int) -> bool:
-        """True if the page still has this image: of the 12 KiB before its slots, a third is read."""
-        return (
-            os.pread(page, len(self.head), 0) == self.head
-            and os.pread(page, len(self.slots), usage_page.USAGE_HEAD_SIZE) == self.slots
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """The usage last returned for a page, and its source: descriptor, image, the slots in use and those of
-    them whose process lived.
-    """
-
-    page: int
-    reading: _Reading
-    slots: tuple[int, ...]
-    alive: tuple[int, ...]
-    uses: tuple[TenantUse, ...]
-
-    def holds(self) -> bool:
-        """True if the page is as it was. Idle containers are the rule: four system calls for each."""
-        page, reading = self.page, self.reading
-        try:
-            status = os.fstat(page)
-            return (
-                status.st_size == usage_page.USAGE_SIZE
-                and status.st_mode == _USAGE_FILE
-                and status.st_nlink > 0
-                and os.pread(page, len(reading.head), 0) == reading.head
-                and os.pread(page, len(reading.slots), usage_page.USAGE_HEAD_SIZE) == reading.slots
-                and self.alive == tuple([slot for slot in self.slots if files.is_held(page, slot)])
-            )
-        except OSError:
-            return False  # whoever looks closer says why
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +84,8 @@ class FileControlPages:
         self._cards: dict[str, tuple[CardUuid, ...]] = {}
         self._tampered: dict[str, int] = {}
         self._attacks: dict[str, str] = {}
-        self._readings: dict[str, _Reading] = {}
-        self._told: dict[str, _Told] = {}
+        self._readings: dict[str, PageImage] = {}
+        self._told: dict[str, ToldUsage] = {}
         self._notes: dict[str, tuple[LibraryMessage, ...]] = {}
         self.gates = FileGates(root, label=label)
 
@@ -229,7 +182,7 @@ class FileControlPages:
             self._told.pop(name, None)
             if page is not None and reading is not None and reading.usage is found:
                 live, alive = (tuple(slot.index for slot in some) for some in (found.slots, slots))
-                self._told[name] = _Told(page, reading, live, alive, uses)
+                self._told[name] = ToldUsage(page, reading, live, alive, uses)
         notes = messages_in(found.notes, cards)
         if notes:
             self._notes[name] = notes
@@ -456,7 +409,7 @@ class FileControlPages:
         self._readings.pop(name, None)
         if extent <= _KEPT_BYTES:
             head, slots = image[: usage_page.card_offset(cards)], image[usage_page.USAGE_HEAD_SIZE :]
-            self._readings[name] = _Reading(head, slots, usage)
+            self._readings[name] = PageImage(head, slots, usage)
         return usage
 
     def _cards_of(self, name: str) -> tuple[CardUuid, ...]:

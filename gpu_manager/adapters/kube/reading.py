@@ -102,15 +102,25 @@ def read_claims(connection: Connection, nodes: Iterable[Mapping[str, Any]]) -> t
 
     Nobody is asked where no node gives cards by claims. Raises NodeUnready: no answer.
     """
-    cards = (state for node in map(read_node, nodes) for state in node.cards)
-    if all(state.held != DRA_DRIVER for state in cards):
+    if not give_by_claims(nodes):
         return [], ""
     try:
         found = list(list_all(connection, "list resourceclaims", _CLAIMS))
     except Refused as refusal:
         return [], str(refusal)
-    claims = (read_claim(obj) for obj in found)
-    return [claim for claim in claims if claim is not None and claim.devices], ""
+    return holding_claims(found), ""
+
+
+def give_by_claims(nodes: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether any of the Node objects gives a card by ResourceClaims."""
+    cards = (state for node in map(read_node, nodes) for state in node.cards)
+    return any(state.held == DRA_DRIVER for state in cards)
+
+
+def holding_claims(objects: Iterable[Mapping[str, Any]]) -> list[KnownClaim]:
+    """The ResourceClaims that are allocated a card."""
+    claims = (read_claim(obj) for obj in objects)
+    return [claim for claim in claims if claim is not None and claim.devices]
 
 
 def list_nodes(connection: Connection) -> Iterator[Mapping[str, Any]]:

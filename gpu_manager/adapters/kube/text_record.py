@@ -1,5 +1,5 @@
 """A text in an annotation of a Lease of its own, shared by the replicas of a service
-(serves ``admission.quota.admitted_claims.ClaimRecord``).
+(serves ``admission.quota.admitted_claims.SharedText``).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -45,6 +45,7 @@ CAVEAT: Final = (
 )
 _AWAY: Final = "waits for its agent, which is starting or has left"
 SAVING: Final = "kubectl get nodes,pods,pdb,priorityclasses -A -o json"
+_NO_CLAIMS: Final = "the file has none (let kubectl get print resourceclaims, too)"
 _SYSTEM: Final = {"system-node-critical": 2_000_001_000, "system-cluster-critical": 2_000_000_000}
 _LARGEST: Final = 1 << 30  # bytes of a file with a saved cluster
 
@@ -69,6 +70,7 @@ class ClusterView:
     priorities: Mapping[str, int]
     unit: int  # bytes of one unit of memory, as most nodes count
     namespace: str = "default"
+    by_claims: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # node → pods with ResourceClaims
 
     @property
     def waiting(self) -> int:
@@ -107,7 +109,10 @@ def read_view(source: str, kubeconfig: str, context: str, namespace: str = "") -
     hosts = _HostReader()
     if source:
         saved = _saved(source)
-        cluster = reading.cluster_of(hosts.nodes(saved.get("Node", ())), hosts.pods(saved.get("Pod", ())))
+        nodes, found = saved.get("Node", []), reading.holding_claims(saved.get("ResourceClaim", ()))
+        silent = "" if found or not reading.give_by_claims(nodes) else _NO_CLAIMS
+        cluster = reading.cluster_of(hosts.nodes(nodes), hosts.pods(saved.get("Pod", ())), found, silent)
+        agents.tell_unread_claims(cluster)
         budgets, classes = saved.get("PodDisruptionBudget", []), saved.get("PriorityClass", [])
         return _view(cluster, budgets, hosts, classes, namespace or "default")
     with log_in(kubeconfig, context, namespace) as login:
@@ -215,7 +220,16 @@ def _view(
         _sim_node(books, _constraints_of(books, hosts, unit), hosts) for books in cluster.with_cards
     )
     budgets = tuple(_budgets(budget_objects, cluster.pods))
-    return ClusterView(nodes, budgets, cluster.pods, hosts, _priorities(class_objects), unit, namespace)
+    by_claims = {books.name: users for books in cluster.with_cards if (users := _claimants(books))}
+    return ClusterView(
+        nodes, budgets, cluster.pods, hosts, _priorities(class_objects), unit, namespace, by_claims
+    )
+
+
+def _claimants(books: NodeBooks) -> tuple[str, ...]:
+    """Keys of the pods that use a claim which holds a card of the node."""
+    held = (one.claim for one in books.held_claims.values())
+    return tuple(sorted({f"{claim.namespace}/{pod}" for claim in held for _, pod in claim.pods}))
 
 
 def _constraints_of(books: NodeBooks, hosts: _HostReader, unit: int) -> NodeConstraints:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from gpu_manager.arguments import Argument, Option
 from gpu_manager.cli.files import is_file, pod_name
@@ -17,6 +17,11 @@ from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.resources import format_bytes
 from gpu_manager.domain.whatif.defragmentation import MOST_MOVES, DefragPlan, defragment
 from gpu_manager.domain.whatif.simulation import SimNode, SimPod
+
+_CLAIMS: Final = (
+    "; for a pod with ResourceClaims nothing is planned: kube-scheduler allocates them, and "
+    "kubectl vcuda explain says why it waits"
+)
 
 
 def command(
@@ -73,7 +78,8 @@ def _waiting(target: str, view: cluster_view.ClusterView) -> SimPod:
     if found is None:
         elsewhere = f"; there is one in {quoted(named[0].namespace)}: name it with -n" if named else ""
         where = f"in namespace {quoted(view.namespace)}"
-        raise RequestInvalid(f"no pod {quoted(target)} that asks for cards {where}{elsewhere}")
+        claims = _CLAIMS if view.by_claims and not named else ""
+        raise RequestInvalid(f"no pod {quoted(target)} that asks for cards {where}{elsewhere}{claims}")
     if found.node:
         raise RequestInvalid(f"pod {found.key} is on node {found.node} already: it waits for nothing")
     return cluster_view.requested_pod(found, view.unit, view.hosts.details.get(found.uid))

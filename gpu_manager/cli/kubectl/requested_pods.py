@@ -42,6 +42,18 @@ def requested(files: Sequence[str], view: ClusterView) -> list[RequestedPod]:
     return found
 
 
+def pods_with_claims(files: Sequence[str]) -> int:
+    """Number of manifests whose pods use ResourceClaims and no extended resource. Raises RequestInvalid."""
+    found = (manifest for name in files for manifest in load_manifests(name))
+    return sum(one.pod is not None and _only_claims(one) for one in found)
+
+
+def _only_claims(manifest: Manifest) -> bool:
+    pod = mapping(manifest.pod)
+    uses = bool(mapping(pod.get("spec")).get("resourceClaims"))
+    return uses and not _drafted(pod, manifest.namespace, manifest.name).asks
+
+
 def _made(manifest: Manifest, view: ClusterView, most: int) -> Iterator[RequestedPod]:
     """The pods of one object that ask for cards."""
     if manifest.pod is None:

@@ -27,6 +27,11 @@ from gpu_manager.domain.whatif.simulation import (
 )
 
 _SHOWN = 40  # pods shown
+_NO_PODS = "no pod in these manifests asks for a part of a card"
+_CLAIMS_ALONE = (
+    "these pods use ResourceClaims, which kube-scheduler allocates: kubectl vcuda explain -f says where each "
+    "would go now"
+)
 _SERVICE_CAVEAT = (
     "Judged by cards, quotas, host CPU and memory, cordons, taints, node selectors and node affinities. "
     "Volumes, and how pods spread or attract one another are not seen."
@@ -65,8 +70,11 @@ def command(
         found = _alone(drain(view.nodes, drain_node), "the service is not asked about --drain")
     else:
         pods = requested_pods.requested(files, view)
+        claiming = 0 if "-" in files else requested_pods.pods_with_claims(files)
         if not pods:
-            raise RequestInvalid("no pod in these manifests asks for a part of a card")
+            raise RequestInvalid(_CLAIMS_ALONE if claiming else _NO_PODS)
+        if claiming:
+            print(f"Not counted: {claiming} manifests whose pods use ResourceClaims.", file=sys.stderr)
         if like:
             kind = requested_pods.kind_of_node(like, view)
             needed = nodes_needed(view.nodes, [one.pod for one in pods], kind)
@@ -74,15 +82,27 @@ def command(
         else:
             found = _forecast(view, pods, "-" if source else admission, kubeconfig, context)
     blocked = _blocked(view, drain_node) if drain_node else []
+    by_claims = view.by_claims.get(drain_node, ())
     if for_program(output):
-        emit({**_document(found), "budgets": [asdict(one) for one in blocked]}, output)
+        budgets = [asdict(one) for one in blocked]
+        emit({**_document(found), "budgets": budgets, "byClaims": list(by_claims)}, output)
     else:
         _show(found, like, blocked)
+        if by_claims:
+            print(printable(_leaving_by_claims(by_claims)))
         if view.waiting:
             print(f"Pods that wait already and are not counted: {view.waiting}.", file=sys.stderr)
         print(f"judged by {printable(found.by)}", file=sys.stderr)
         print(found.caveat, file=sys.stderr)
     return 1 if found.forecast.refused else 0
+
+
+def _leaving_by_claims(pods: Sequence[str]) -> str:
+    others = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
+    return (
+        f"{pods[0]}{others}: holds cards by ResourceClaims; where kube-scheduler would allocate them anew is "
+        "not simulated"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,35 +17,20 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.claims import ClaimCharge, KnownClaim, charge_claims, claims_by_node
 from gpu_manager.domain.cluster.held_sums import Used
 from gpu_manager.domain.cluster.node_report import NodeReport, usual_unit
+from gpu_manager.domain.cluster.placed_pods import PlacedPod, placed_pod
 from gpu_manager.domain.cluster.terminating import terminating_allocations, with_terminating
 from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.placement.place import Placement, find, judge
 from gpu_manager.domain.placement.protection import explain_priority, neighbours
-from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
+from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resize.sizes import answer_of
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_annotations import priority_of
 from gpu_manager.domain.rules.pod_request import booked_request
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
-
-Assigned = Mapping[str, tuple[tuple[CardUuid, Amount], ...]]
-"""Container → the cards that an annotation names, and how much of each."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedPod:
-    """A pod and the cards that its annotation names; None if it has none about this pod on this node."""
-
-    pod: Pod
-    assigned: Assigned | None = None
-
-    @property
-    def uid(self) -> PodUid:
-        """The key of the pod in the books."""
-        return self.pod.uid
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,44 +128,6 @@ class NodeBooks:
         for charge in self.charges.values():
             for model, amount in charge.protected:
                 yield (charge.pod.namespace, model), amount
-
-
-def placed_pod(pod: Pod) -> PlacedPod:
-    """The pod with the cards of its annotation."""
-    return PlacedPod(pod, assigned_cards(pod))
-
-
-def assigned_cards(pod: Pod) -> Assigned | None:
-    """The cards that the pod's annotations name; None if they are not about this very pod on its node.
-
-    A size that the scheduler has reserved counts before the agent has booked it.
-    The predecessor's scheduler writes indices. They name cards only on a node that publishes no inventory
-    (:func:`card_by_index`).
-    """
-    said = contract.decode_assignment(pod.annotations.get(contract.ALLOCATION))
-    if said is None and pod.node and pod.annotations.get(contract.PREDICATE_NODE) == pod.node:
-        return dict(_by_index(pod)) or None
-    if said is None or said.pod != pod.uid or not pod.node or said.node != pod.node:
-        return None
-    answer = answer_of(pod)
-    more = answer.sizes if answer else {}
-    return {
-        name: tuple((card, amount.peak(more.get(name, ZERO))) for card, amount in shares)
-        for name, shares in said.containers.items()
-    }
-
-
-def card_by_index(index: int) -> CardUuid:
-    """Name for a card of a node that publishes no inventory, from the predecessor's index."""
-    return CardUuid(f"capacity-{index}")
-
-
-def _by_index(pod: Pod) -> Iterator[tuple[str, tuple[tuple[CardUuid, Amount], ...]]]:
-    apps = [c.name for c in pod.containers if c.kind is ContainerKind.APP]
-    for n, name in enumerate(apps):
-        indices = pod.annotations.get(f"{contract.PREDICATE_INDEX}{n}", "").split(",")
-        if all(index.isascii() and index.isdecimal() and len(index) < 4 for index in indices):
-            yield name, tuple((card_by_index(int(index)), ZERO) for index in indices)
 
 
 def cluster_books(
