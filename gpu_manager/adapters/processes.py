@@ -13,6 +13,7 @@ cgroup namespace is private. The *first* pod in the path counts: what comes afte
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import struct
@@ -27,6 +28,7 @@ from gpu_manager.domain.pod import PodUid
 
 _LARGEST = 64 << 10  # bytes of a cgroup file: some 13 lines of at most 4 KiB
 _MOST_PROCESSES = 1 << 16  # bounds a scan; beyond it nothing is concluded from absence
+_MOST_FILES = 64  # looked at of a process that may wait to be started, which has a few
 _MOST_THREADS = 64  # looked at where the first has ended
 _LARGEST_MOUNTS = 1 << 20  # bytes of a list of mounts
 _MOST_NAMESPACES = 8  # mount namespaces of a container that are looked at: a tenant can make more
@@ -103,6 +105,44 @@ class CgroupProcesses:
         with self._lock:
             if self._scanned is not None and not self._scanned[1].isdisjoint(pods):
                 self._scanned = None
+
+    def unstarted(self, pod: PodUid) -> bool:
+        """See :meth:`gpu_manager.ports.processes.Processes.unstarted`.
+
+        Its runtime waits at ``exec.fifo``, below its own directory of the container, and closes that file
+        when the program begins (runc, libcontainer/standard_init_linux.go; crun likewise). An agent without
+        privileges cannot see files of others, and goes by runc's command line: that proves less, but whoever
+        asks does so once the kubelet has ended the pod's programs.
+        """
+        found = False
+        for pid in self._pids():
+            try:
+                owner = _owner(self._cgroup(pid) or "")
+            except PermissionError:
+                return False
+            if owner is not None and owner.pod == pod:
+                found = True
+                if not (owner.container and self._waits_to_start(pid, owner.container)):
+                    return False
+        return found
+
+    def _waits_to_start(self, pid: int, container: str) -> bool:
+        try:
+            for file in list((self._proc / f"{pid}/fd").iterdir())[:_MOST_FILES]:
+                with contextlib.suppress(FileNotFoundError):
+                    if str(file.readlink()).endswith(f"/{container}/exec.fifo"):
+                        return True
+        except PermissionError:
+            return self._is_runc_init(pid)
+        except OSError:
+            pass
+        return False
+
+    def _is_runc_init(self, pid: int) -> bool:
+        try:
+            return self._read(f"{pid}/cmdline") == "runc\0init\0"
+        except OSError:
+            return False
 
     def mounts(
         self, containers: Collection[tuple[PodUid, str]]

@@ -24,6 +24,13 @@ class Processes(Protocol):
     def look_again(self, pods: Collection[PodUid]) -> None:
         """Let :meth:`alive` return True for none of these pods by an earlier look at the processes."""
 
+    def unstarted(self, pod: PodUid) -> bool:
+        """True if the pod has processes, each waiting in a container that was made and never started.
+
+        Such a process is the runtime's own, before the container's program. A kubelet that is killed between
+        the two steps leaves it behind, and ends it only once it has forgotten the pod.
+        """
+
 
 class HostProcesses(Protocol):
     """Host processes by number, for the evasion detector. Complements :class:`Processes`."""

@@ -262,6 +262,7 @@ class FakeProcesses:
 
     living: set[PodUid] = field(default_factory=set)
     ended: set[PodUid] = field(default_factory=set)
+    waiting: set[PodUid] = field(default_factory=set)  # to be started, all that live
     blind: bool = False
     containers: dict[int, tuple[PodUid, str]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -273,6 +274,9 @@ class FakeProcesses:
     def alive(self, pod: PodUid) -> bool | None:
         self.asked.append(pod)
         return None if self.blind else pod in self.living or pod in self.ended
+
+    def unstarted(self, pod: PodUid) -> bool:
+        return pod in self.waiting
 
     def look_again(self, pods: Collection[PodUid]) -> None:
         if not self.ended.isdisjoint(pods):

@@ -285,6 +285,16 @@ def test_a_claim_is_released_when_its_last_process_has_ended(node: Node) -> None
     node.unprepare("a")  # and an unknown claim is released already
 
 
+def test_a_container_that_was_never_started_does_not_hold_its_claim(node: Node) -> None:
+    """A killed kubelet leaves it behind, and ends it only once the pod has gone, which waits for the claim."""
+    node.claims.add(claim_object("a", result(GPU0)))
+    node.prepare("a")
+    node.processes.living.add(PodUid("uid-train-0"))
+    node.processes.waiting.add(PodUid("uid-train-0"))
+    node.unprepare("a")
+    assert node.booked(0) == 0
+
+
 def test_a_process_of_a_pod_that_came_to_the_claim_later_holds_it(node: Node) -> None:
     """The kubelet prepares a claim for its first pod alone."""
     node.claims.add(claim_object("a", result(GPU0)))

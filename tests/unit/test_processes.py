@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -206,3 +207,53 @@ def test_the_kubelets_own_paths_are_read_back(uuid, container, qos, prefix, runt
     assert parse_cgroup(f"0::{prefix}/{slice_name}/{runtime}-{container}.scope\n") == (str(uuid), container)
     assert parse_cgroup(f"0::{prefix}/kubepods/{qos}/pod{uuid}/{container}\n") == (str(uuid), container)
     assert parse_cgroup(f"0::{prefix}/{slice_name}:{runtime}:{container}\n") == (str(uuid), container)
+
+
+def waits(tree: Path, pid: int, target: str) -> None:
+    """As runc's ``init`` of a container that was made and not started, seen on runc 1.1.5."""
+    files = tree / f"{pid}/fd"
+    files.mkdir()
+    (files / "0").symlink_to("/dev/null")
+    (files / "5").symlink_to(target)
+
+
+def test_a_container_that_was_made_and_never_started_has_no_process_of_its_own(tmp_path):
+    there = f"0::/kubepods/pod{POD}/{CONTAINER}\n"
+    tree = host(tmp_path, p5=there)
+    processes = CgroupProcesses(tree)
+    assert not processes.unstarted(POD), "its files cannot be seen"
+    waits(tree, 5, f"/run/containerd/runc/k8s.io/{CONTAINER}/exec.fifo")
+    assert processes.unstarted(POD)
+    (tree / "6").mkdir()
+    (tree / "6/cgroup").write_text(there)
+    waits(tree, 6, "/somewhere/exec.fifo")
+    assert not processes.unstarted(POD), "another process of it works"
+
+
+def test_a_pod_without_processes_waits_for_no_start(tmp_path):
+    assert not CgroupProcesses(host(tmp_path)).unstarted(POD)
+    tree = tmp_path / "2"
+    tree.mkdir()
+    tree = host(tree, p5=f"0::/kubepods/pod{POD}\n")
+    waits(tree, 5, "/run//exec.fifo")
+    assert not CgroupProcesses(tree).unstarted(POD), "it is in no container"
+
+
+@pytest.mark.parametrize("refused", ["iterdir", "readlink"])
+def test_without_privileges_runcs_own_command_line_tells(tmp_path, monkeypatch, refused):
+    """The kernel lists the files of a process to root, and shows what they are to whoever may trace it."""
+    tree = host(tmp_path, p5=f"0::/kubepods/pod{POD}/{CONTAINER}\n")
+    waits(tree, 5, f"/run/containerd/runc/k8s.io/{CONTAINER}/exec.fifo")
+    allowed = getattr(Path, refused)
+
+    def hidden(path: Path) -> Any:
+        if "fd" in path.parts:
+            raise PermissionError(13, "ptrace")
+        return allowed(path)
+
+    monkeypatch.setattr(Path, refused, hidden)
+    processes = CgroupProcesses(tree)
+    assert not processes.unstarted(POD)
+    for text, waiting in (("runc\0init\0", True), ("sleep\0runc\0init\0", False)):
+        (tree / "5/cmdline").write_text(text)
+        assert processes.unstarted(POD) is waiting

@@ -222,6 +222,8 @@ class ClaimPreparer:
         pods = {uid: name for grant in held for uid, name in (*_holder(grant.allocation).pods, *more)}
         self._processes.look_again(pods.keys())
         alive = {uid: self._processes.alive(uid) for uid in pods}
+        # What a killed kubelet left behind before its start waits for us, as we would for it.
+        alive |= {uid: False for uid, lives in alive.items() if lives and self._processes.unstarted(uid)}
         if None in alive.values() and self._in_use(held):
             return "its pods"
         return ", ".join(sorted(f"pod {pods[uid]}" for uid, lives in alive.items() if lives))
