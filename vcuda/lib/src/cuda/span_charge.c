@@ -85,8 +85,10 @@ static void remember(struct timing_span *span, uint64_t own, uint64_t now) {
 
 /* Did work of the other class come between this span's? Protected work meets what of best-effort work is in flight as
  * it begins, and best-effort work runs out while the gate is closed: neither is the card's time in turns, and known
- * work is charged as known; where it truly takes longer than it did, an eighth more at a time. */
+ * work is charged as known; where it truly takes longer than it did, an eighth more at a time. Of best-effort work much
+ * is not crossed and tells the truth at once: there a thirty-second, so that little is charged that others had. */
 #define CROSSED_MORE_IN 8
+#define CROSSED_ALONE_MORE_IN 32
 #define CROSSED_MOST_Q8 (1024 * 256)
 
 static bool is_crossed(const struct timing_span *span, const struct vcuda_limits_view *view, uint64_t now) {
@@ -117,7 +119,8 @@ uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *v
     if (crossed && measured && span->kinds == 1)
         cost_was_less(span->kind[0].cost, took / span->launches);
     if (known && crossed)
-        divided = bucket_stretch(took, known + known / CROSSED_MORE_IN, CROSSED_MOST_Q8);
+        divided =
+            bucket_stretch(took, known + known / (alone ? CROSSED_ALONE_MORE_IN : CROSSED_MORE_IN), CROSSED_MOST_Q8);
     else if (known && !alone)
         divided = sharers_during(view, context_meter->card, now, took, known);
     if (measured && !bucket_is_silent(view, now))
