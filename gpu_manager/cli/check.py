@@ -11,12 +11,13 @@ from gpu_manager.adapters.manifests import Manifest
 from gpu_manager.arguments import Option
 from gpu_manager.cli.files import Filenames, Files, chosen_files, load_manifests, shown
 from gpu_manager.cli.output import Form, Output, coloured, emit
+from gpu_manager.domain.dra.translation import turned_into_claim, turned_warnings
 from gpu_manager.domain.errors import RequestInvalid, printable
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resources import GIB, format_number, parse_quantity
 from gpu_manager.domain.rules.legal_values import check_pod, warn_pod
 from gpu_manager.domain.rules.pod_request import judged_request
-from gpu_manager.domain.rules.request import ContainerRequest
+from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 
 
@@ -36,6 +37,7 @@ class PodVerdict:
     manifest: Manifest
     state: CheckState
     requests: tuple[ContainerRequest, ...] = ()
+    claim: Mapping[str, object] | None = None  # its spec, where the pod would be turned into one
     violations: tuple[Violation, ...] = ()
     warnings: tuple[Violation, ...] = ()
 
@@ -48,6 +50,14 @@ def command(
     minimum_cores: Annotated[
         int, Option(min=1, max=100, help="The smallest part of a card that the cluster gives.")
     ] = 1,
+    claims: Annotated[
+        bool,
+        Option(
+            "--claims",
+            help="Show the ResourceClaim that a pod is turned into in a namespace with label "
+            "tencent.com/vcuda-front: dra, or why it is not.",
+        ),
+    ] = False,
 ) -> int:
     """Say whether manifests are legal, why not, and what would be.
 
@@ -56,7 +66,7 @@ def command(
     """
     unit_bytes = _unit(unit)
     files = chosen_files(files, filenames)
-    verdicts = [v for name in files for v in _judge_file(name, unit_bytes, minimum_cores)]
+    verdicts = [v for name in files for v in _judge_file(name, unit_bytes, minimum_cores, claims=claims)]
     if output is Output.TABLE:
         print("\n".join(_table(verdicts, several_files=len(files) > 1)))
     else:
@@ -74,12 +84,12 @@ def _unit(text: str) -> int:
     return int(size)
 
 
-def _judge_file(name: str, unit: int, minimum_cores: int) -> Iterator[PodVerdict]:
+def _judge_file(name: str, unit: int, minimum_cores: int, *, claims: bool) -> Iterator[PodVerdict]:
     for manifest in load_manifests(name):
-        yield _judge(shown(name), manifest, unit, minimum_cores)
+        yield _judge(shown(name), manifest, unit, minimum_cores, claims=claims)
 
 
-def _judge(file: str, manifest: Manifest, unit: int, minimum_cores: int) -> PodVerdict:
+def _judge(file: str, manifest: Manifest, unit: int, minimum_cores: int, *, claims: bool) -> PodVerdict:
     if not manifest.runs_pods:
         return PodVerdict(file, manifest, CheckState.SKIPPED)
     if manifest.pod is None:
@@ -91,13 +101,20 @@ def _judge(file: str, manifest: Manifest, unit: int, minimum_cores: int) -> PodV
     violations, warnings = check_pod(pod, unit, minimum_cores), warn_pod(pod, unit)
     if violations:
         return PodVerdict(file, manifest, CheckState.ILLEGAL, violations=violations, warnings=warnings)
-    return PodVerdict(
-        file,
-        manifest,
-        CheckState.LEGAL,
-        judged_request(pod, unit, minimum_cores).containers,
-        warnings=warnings,
-    )
+    request, claim = judged_request(pod, unit, minimum_cores), None
+    if claims and request.containers:
+        claim, told = _turned(pod, request)
+        warnings = (*warnings, *told)
+    return PodVerdict(file, manifest, CheckState.LEGAL, request.containers, claim, warnings=warnings)
+
+
+def _turned(pod: Pod, request: PodRequest) -> tuple[Mapping[str, object] | None, tuple[Violation, ...]]:
+    """The spec of the pod's claim, and what is told of it."""
+    try:
+        turned = turned_into_claim(pod, request)
+    except RequestInvalid as error:
+        return None, (violation(Rule.NOT_TURNED_INTO_CLAIM, "", "", "", reason=str(error)),)
+    return turned.spec, turned_warnings(request, turned)
 
 
 def _unreadable(file: str, manifest: Manifest, reason: str) -> PodVerdict:
@@ -163,6 +180,7 @@ def _document(verdicts: Sequence[PodVerdict], unit: int) -> Mapping[str, object]
                     }
                     for r in v.requests
                 ],
+                **({"claim": v.claim} if v.claim is not None else {}),
                 "violations": [_fault(fault) for fault in v.violations],
                 "warnings": [_fault(fault) for fault in v.warnings],
             }

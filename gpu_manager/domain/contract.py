@@ -124,7 +124,11 @@ DRA_HELD: Final = "vcuda.tencent.com/held"
 # Below the kubelet's directory: by what it finds the driver, and where that serves.
 DRA_REGISTRY_SOCKET: Final = f"plugins_registry/{DRA_DRIVER}-reg.sock"
 DRA_SOCKET: Final = f"plugins/{DRA_DRIVER}/dra.sock"
-FRONT_LABEL: Final = f"{OUR_PREFIX}vcuda-front"  # of a node that gives cards by claims: dra, or split
+# Of a node that gives cards by claims: dra, or split. Of a namespace whose pods are turned into claims: dra.
+FRONT_LABEL: Final = f"{OUR_PREFIX}vcuda-front"
+# Of the ResourceClaimTemplates of such pods: a label, and when a pod last needed it, in seconds since 1970.
+TURNED_LABEL: Final = f"{OUR_PREFIX}vcuda-turned"
+TEMPLATE_NEEDED: Final = f"{OUR_PREFIX}vcuda-needed"
 
 # Reasons of Events.
 EVENT_ALLOCATED: Final = "VcudaAllocated"

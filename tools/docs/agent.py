@@ -135,6 +135,24 @@ _LABELS = (
         "`dra` or `split`",
         "The cards of this node, or some of them, are given by ResourceClaims.",
     ),
+    (
+        c.FRONT_LABEL,
+        "you, on a namespace",
+        "`dra`",
+        "Its new pods ask for their vcuda resources by a ResourceClaim: [DRA](../dra.md#old-manifests).",
+    ),
+    (
+        c.TURNED_LABEL,
+        "admission",
+        "`true`",
+        "On a ResourceClaimTemplate: made for such pods, and deleted when none needs it.",
+    ),
+    (
+        c.TEMPLATE_NEEDED,
+        "admission",
+        "seconds since 1970",
+        "An annotation of such a template: when a pod last needed it.",
+    ),
     (c.POOL_LABEL, "you", "text", "The pool that quotas name."),
     (c.LEADER_LABEL, "admission", "`true`", "On its own pod: this replica binds (`--leader-mode=lease`)."),
 )

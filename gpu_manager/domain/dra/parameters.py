@@ -21,6 +21,11 @@ _FIELDS: Final = frozenset({"apiVersion", "kind", "coreLimit"})
 _OF_CLASS: Final = "FromClass"
 
 
+def share_parameters(core_limit: int) -> Mapping[str, Any]:
+    """Return the parameters that give a share this elastic ceiling."""
+    return {"apiVersion": API_VERSION, "kind": KIND, "coreLimit": core_limit}
+
+
 def claimed_ceilings(config: object, cores: Mapping[str, Sequence[int]]) -> Mapping[str, int]:
     """Return the elastic ceiling of each request that has one, in percent.
 

@@ -20,6 +20,7 @@ from gpu_manager.domain.card import Card
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.device import Version
 from gpu_manager.domain.dra.published import attributes_of
+from gpu_manager.domain.dra.written_selectors import matches
 from gpu_manager.domain.errors import RequestInvalid
 
 _LONGEST: Final = 10 * 1024  # of an expression, by the API server
@@ -322,7 +323,8 @@ def _there(value: _Value) -> _Value:
     return value is not _Open.ERROR
 
 
-_TEXT_FUNCTIONS: Final[Mapping[str, Callable[[str, str], bool]]] = {
+_TEXT_FUNCTIONS: Final[Mapping[str, Callable[[str, str], bool | None]]] = {
+    "matches": matches,
     "startsWith": str.startswith,
     "endsWith": str.endswith,
     "contains": lambda text, part: part in text,
@@ -340,6 +342,7 @@ def _called(term: _Term, name: str, arguments: Sequence[_Term]) -> _Term:
         told = [argument(device) for argument in arguments]
         if function is None or len(told) != 1 or not isinstance(found, str) or not isinstance(told[0], str):
             return _Open.UNKNOWN
-        return function(found, told[0])
+        verdict = function(found, told[0])
+        return _Open.UNKNOWN if verdict is None else verdict
 
     return value

@@ -95,10 +95,11 @@ def matches_model(wanted: str, model: str) -> bool:
     ``V100``, ``V100-SXM2`` and ``Tesla V100-SXM2-32GB`` match ``Tesla-V100-SXM2-32GB``; ``V10`` does not.
     Case and separators (space, ``-``, ``_``, ``/``) make no difference: NVML writes spaces, labels cannot.
     """
-    tokens, whole = _tokens(wanted), _tokens(model)
+    tokens, whole = model_tokens(wanted), model_tokens(model)
     starts = range(len(whole) - len(tokens) + 1)
     return bool(tokens) and any(whole[i : i + len(tokens)] == tokens for i in starts)
 
 
-def _tokens(text: str) -> list[str]:
+def model_tokens(text: str) -> list[str]:
+    """Return the words of a model's name, without case: what :func:`matches_model` compares."""
     return [token for token in re.split(r"[\s_/-]+", text.casefold()) if token]

@@ -12,6 +12,7 @@ from gpu_manager.domain.contract import (
     ADVICE,
     CORE,
     CORE_LIMIT,
+    FRONT_LABEL,
     GPU_MODEL,
     GPU_UUID,
     MEMORY,
@@ -319,6 +320,39 @@ class Rule(Enum):
         "{reason}: they have one part of a card, and one limit, together",
         "A request of a claim is one share, however many containers use it.",
         "Nothing, if that is meant; else write a request for each container.",
+        warning=True,
+    )
+    TURNED_INTO_CLAIM = RuleText(
+        "turned-into-claim",
+        "its vcuda resources are asked of a ResourceClaim, by template {value}: {shares}",
+        f"The namespace has the label `{FRONT_LABEL}: dra`: its pods go to nodes that give cards by claims.",
+        "Nothing; without the label pods keep their extended resources.",
+        warning=True,
+    )
+    NOT_TURNED_INTO_CLAIM = RuleText(
+        "not-turned-into-claim",
+        "it is not turned into a ResourceClaim, and nodes that give cards by claims alone cannot take it: "
+        "{reason}",
+        f"The namespace has the label `{FRONT_LABEL}: dra`, but a claim cannot say what the pod asks for. "
+        "It keeps its extended resources.",
+        "Change what the text names, or run the pod in a namespace without the label.",
+        warning=True,
+    )
+    PLACEMENT_OF_CLAIM = RuleText(
+        "placement-of-claim",
+        f"annotation {PLACEMENT} is {{value}}: it is passed over, cards of claims are taken in the order in "
+        "which each node publishes them",
+        "Kubernetes gives a claim the first card that fits; the order is the node's placement policy.",
+        "Remove the annotation; the operator sets the policy of the nodes.",
+        warning=True,
+    )
+    UNLIKE_SHARES = RuleText(
+        "unlike-shares",
+        "its claim has {value} unlike shares: where they do not fit, Kubernetes' scheduler searches each "
+        "node for up to seconds, and all other pods wait; with {nearest} or fewer it takes 0.1 s at most",
+        "It tries every combination of cards for the shares before one that finds none (measured, "
+        "`allocator_worst_ms`).",
+        "Ask for equal shares, or split the pod.",
         warning=True,
     )
     MEMORY_BESIDE_WHOLE_CARDS = RuleText(
