@@ -41,6 +41,7 @@ from admission.serving.metrics import AdmissionMetrics
 from admission.serving.probes import ProbeServer
 from admission.serving.webhook_app import WebhookParts, build_app
 from admission.webhook.admit import SILENT, CreateTimeChecks
+from admission.webhook.claim_translation import EnsureTemplate
 from admission.webhook.create_time_checks import create_time_checks
 from gpu_manager import threads
 from gpu_manager.access import AccessCheck
@@ -48,6 +49,7 @@ from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.http import HttpClient, HttpLimits, NoAnswer
 from gpu_manager.adapters.kube.agents import KubeAgents
 from gpu_manager.adapters.kube.certificates import KubeCertificates
+from gpu_manager.adapters.kube.claim_templates import KubeClaimTemplates
 from gpu_manager.adapters.kube.cluster_pods import ClusterPods
 from gpu_manager.adapters.kube.connection import Connection, Timeouts, connect
 from gpu_manager.adapters.kube.leases import KubeLease
@@ -101,6 +103,7 @@ class AdmissionProgram:
         parts: Sequence[ProgramPart] = (),
         draining: threading.Event | None = None,
         ask_leader: ReviewClient = lambda _body: None,
+        ensure: EnsureTemplate | None = None,
     ) -> None:
         """Bind the port. Raises NodeUnready: it is taken. ``draining`` is set once the end has begun."""
         self._settings = settings
@@ -112,7 +115,14 @@ class AdmissionProgram:
         self._ended = threading.Event()
         metrics.watch_expiry(lambda: pair.not_after if (pair := switch.pair) else None)
         webhooks = WebhookParts(
-            metrics, version("gpu-manager"), self.ready, self._draining.is_set, checks, routers, ask_leader
+            metrics,
+            version("gpu-manager"),
+            self.ready,
+            self._draining.is_set,
+            checks,
+            routers,
+            ask_leader,
+            ensure,
         )
         self._listener = HttpsServer(
             build_app(settings, webhooks),
@@ -248,6 +258,7 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
         parts=(scheduling, usage),
         draining=draining,
         ask_leader=LeaderReviews(switch, lambda tls: leader_client(_leader_url(settings), tls)).ask,
+        ensure=scheduling.templates.ensure if scheduling.templates else None,
     )
 
 
@@ -355,12 +366,16 @@ def _cluster_access(
         )
 
     record = KubeTextRecord(_prompt(settings), settings.namespace, CLAIM_RECORD, ADMITTED_CLAIMS)
-    return ClusterAccess(_Bindings(pods), pods, _lease_source(settings, clock), record, watch)
+    templates = None
+    if settings.claims:
+        # The pod that waits for a template waits no longer than its webhook.
+        templates = KubeClaimTemplates(_prompt(settings, Timeouts(1.0, 1.5)))
+    return ClusterAccess(_Bindings(pods), pods, _lease_source(settings, clock), record, watch, templates)
 
 
-def _prompt(settings: AdmissionSettings) -> Connection:
+def _prompt(settings: AdmissionSettings, timeouts: Timeouts = Timeouts(1.0, 2.0)) -> Connection:  # noqa: B008  # frozen
     """A connection of its own, for what must not wait behind anything, nor for long."""
-    return connect(kubeconfig=settings.kubeconfig, url=settings.api_url, timeouts=Timeouts(1.0, 2.0))
+    return connect(kubeconfig=settings.kubeconfig, url=settings.api_url, timeouts=timeouts)
 
 
 def _lease_source(settings: AdmissionSettings, clock: Clock) -> LeaseSource:

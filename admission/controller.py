@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 
 from admission.cluster.bypass import Bypasses, BypassFinding
+from admission.cluster.claim_templates import SWEEP_SECONDS, ClaimTemplates
 from admission.cluster.claims import CLAIMS, CLASSES, TEMPLATES, slim_claim, slim_class, slim_template
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import BUDGETS, NODES, PODS, ClusterState
@@ -40,6 +41,7 @@ from admission.serving.gc_tuning import spare_pauses
 from admission.serving.https_server import HttpsServer
 from gpu_manager import threads
 from gpu_manager.domain.contract import EVENT_BYPASSED, LEADER_LABEL, QUOTA_SEEN
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resize.owners import KINDS
 from gpu_manager.ports.clock import Clock
@@ -114,6 +116,7 @@ class SchedulingController:
             count=metrics.count,
             refused=self._refused,
         )
+        self.templates = ClaimTemplates(access.templates, clock) if access.templates else None
         self._claim_leadership: ClaimLeadership | None = None
         self.claims: ClaimCreations | None = None
         if settings.claims:
@@ -139,6 +142,7 @@ class SchedulingController:
             threads.forever("resizes", lambda: self._resizes.run(self._ended)),
             threads.forever("pending-events", lambda: self._pending_events.run(self._ended)),
             *([threads.forever("claim-events", self._tell_of_claims)] if settings.claims else []),
+            *([self._sweeper(self.templates)] if self.templates else []),
         ]
         self._spared = clock.monotonic()
 
@@ -208,12 +212,31 @@ class SchedulingController:
     # What the watches bring.
 
     def _of_claims(self, resource: str, keep: Callable[[Obj], Obj]) -> WatchRequest:
+        def changed(obj: Obj, gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
+            self.cluster.apply(resource, "DELETED" if gone else "MODIFIED", keep(obj))
+            if gone and resource == TEMPLATES and self.templates is not None:
+                self.templates.forget(*(str(obj["metadata"].get(key)) for key in ("namespace", "name")))
+
         return WatchRequest(
             resource,
             lambda objects: self.cluster.replace(resource, objects),
-            lambda obj, gone: self.cluster.apply(resource, "DELETED" if gone else "MODIFIED", keep(obj)),
+            changed,
             keep,
         )
+
+    def _sweeper(self, templates: ClaimTemplates) -> threading.Thread:
+        """The leader's deletions of templates that no turned pod needs any more."""
+
+        def sweep() -> None:
+            if self.leader.leads():
+                with self.cluster.lock:
+                    found = self.cluster.claims.turned
+                try:
+                    templates.sweep(found)
+                except NodeUnready as error:
+                    log.warning("claim_templates_not_swept", reason=str(error))
+
+        return threads.every(SWEEP_SECONDS, "claim-templates", sweep, self._ended)
 
     def _sizes_of(self, kind: str, resource: str) -> WatchRequest:
         """The sizes that workloads of this kind ask for."""

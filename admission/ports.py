@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from admission.cluster.claim_templates import TemplateApi
 from admission.explain.pending_events import EventSender
 from admission.extender.leader_election import LeaseSource
 from admission.extender.resizing import ResizeApi
@@ -70,3 +71,4 @@ class ClusterAccess:
     lease: LeaseSource
     claim_record: SharedText
     watch: Callable[[WatchRequest], ClusterWatch]
+    templates: TemplateApi | None = None  # None where no pod is turned into a claim

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from admission.cluster.claim_templates import TurnedTemplate, read_turned_template
 from gpu_manager.domain.cluster.claims import KnownClaim, read_claim
 from gpu_manager.domain.cluster.held_sums import Used, one_of
 from gpu_manager.domain.contract import DRA_DRIVER
@@ -58,6 +59,7 @@ class ClusterClaims:
         self._names: dict[tuple[str, str], PodUid] = {}
         self._classes: dict[str, tuple[str, ...]] = {}
         self._templates: dict[tuple[str, str], ClaimSpec] = {}
+        self._turned: dict[tuple[str, str], TurnedTemplate] = {}
         self._demands: dict[PodUid, tuple[OfferedCards, tuple[ClaimDemand, ...]]] = {}
         self._used: tuple[OfferedCards, Used] | None = None
 
@@ -68,6 +70,7 @@ class ClusterClaims:
         other._admitted, other._names = self._admitted.copy(), self._names.copy()
         other._at = {node: claims.copy() for node, claims in self._at.items()}
         other._classes, other._templates = self._classes.copy(), self._templates.copy()
+        other._turned = self._turned.copy()
         return other
 
     # What the watch shows. Each returns the nodes on which something changed.
@@ -114,6 +117,7 @@ class ClusterClaims:
             self._changed()
         else:
             self._templates.clear()
+            self._turned.clear()
         return set()
 
     def class_of(self, obj: Mapping[str, Any], *, gone: bool) -> None:
@@ -133,6 +137,10 @@ class ClusterClaims:
         meta, spec = mapping(obj.get("metadata")), mapping(obj.get("spec"))
         key = text(meta.get("namespace")), text(meta.get("name"))
         self._templates.pop(key, None)
+        self._turned.pop(key, None)
+        turned = None if gone else read_turned_template(obj)
+        if turned is not None:
+            self._turned[key] = turned
         with suppress(RequestInvalid):
             if not gone:
                 self._templates[key] = parse_claim_spec(spec.get("spec"))
@@ -197,6 +205,11 @@ class ClusterClaims:
             if claim
             else self._templates.get((namespace, text(entry.get("resourceClaimTemplateName"))))
         )
+
+    @property
+    def turned(self) -> tuple[TurnedTemplate, ...]:
+        """The templates that were made for pods which were turned into claims."""
+        return tuple(self._turned.values())
 
     @property
     def classes(self) -> Mapping[str, tuple[str, ...]]:
@@ -284,10 +297,11 @@ def slim_claim(obj: Mapping[str, Any]) -> Mapping[str, Any]:
 def slim_template(obj: Mapping[str, Any]) -> Mapping[str, Any]:
     """A ResourceClaimTemplate with what is read here."""
     devices = mapping(mapping(obj.get("spec")).get("spec")).get("devices")
-    return {
-        "metadata": {key: mapping(obj.get("metadata")).get(key) for key in ("name", "namespace")},
-        "spec": {"spec": {"devices": devices}},
-    }
+    meta = mapping(obj.get("metadata"))
+    kept = ["name", "namespace"]
+    if read_turned_template(obj) is not None:
+        kept += ["uid", "resourceVersion", "labels", "annotations"]
+    return {"metadata": {key: meta.get(key) for key in kept}, "spec": {"spec": {"devices": devices}}}
 
 
 def slim_class(obj: Mapping[str, Any]) -> Mapping[str, Any]:

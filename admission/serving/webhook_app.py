@@ -26,6 +26,7 @@ from admission.webhook.admission_review import (
     parse_review,
 )
 from admission.webhook.admit import SILENT, CreateTimeChecks, mutate, validate
+from admission.webhook.claim_translation import EnsureTemplate, turn
 from gpu_manager.domain.contract import ADMISSION_NAME
 from gpu_manager.domain.errors import RequestInvalid, printable
 
@@ -53,6 +54,7 @@ class WebhookParts:
     checks: CreateTimeChecks = SILENT
     routers: Sequence[APIRouter] = ()
     ask_leader: Callable[[bytes], bytes | None] = _nobody
+    ensure: EnsureTemplate | None = None  # None where no pod is turned into a claim
 
 
 def build_app(settings: AdmissionSettings, parts: WebhookParts) -> InflightLimit:
@@ -84,6 +86,15 @@ def _webhooks(terms: ClusterTerms, parts: WebhookParts) -> APIRouter:
     @router.post("/mutate", **_documented("Mend a pod that is being created."))
     def mutate_review(request: Request, body: Body) -> Response:
         return _judge(request, body, "mutate", lambda review: mutate(review, terms, parts.checks), parts)
+
+    ensure = parts.ensure
+    if ensure is not None:
+
+        @router.post("/mutate/claims", **_documented("Turn a pod that is being created into a claim."))
+        def turn_review(request: Request, body: Body) -> Response:
+            return _judge(
+                request, body, "mutate", lambda review: turn(review, terms, ensure, parts.checks), parts
+            )
 
     @router.post("/validate", **_documented("Judge a pod, or warn about a workload's pod template."))
     def validate_review(request: Request, body: Body) -> Response:

@@ -132,10 +132,10 @@ def mutate(review: Review, terms: ClusterTerms, checks: CreateTimeChecks = SILEN
     try:
         draft = draft_pod(review.obj, terms, trusted=_is_trusted(review, terms), owners=owners)
     except RequestInvalid as error:
-        return _denied((_unreadable(error),))
+        return denied((_unreadable(error),))
     faults = check_pod(draft.pod, terms.unit, terms.minimum_cores)
     if not is_mirror(review) and any(fault.rule in _HIDDEN for fault in faults):
-        return _denied(faults)
+        return denied(faults)
     return ReviewVerdict(
         patch=draft.patch, warnings=tuple(v.message for v in draft.changes), rules=_ids(draft.changes)
     )
@@ -155,7 +155,7 @@ def validate(review: Review, terms: ClusterTerms, checks: CreateTimeChecks = SIL
         # The annotations of a Binding become the pod's.
         if _is_trusted(review, terms):
             return ALLOWED
-        return _denied((*_guarded(review.obj), *_reprioritised({}, _annotations(review.obj))))
+        return denied((*_guarded(review.obj), *_reprioritised({}, _annotations(review.obj))))
     if act == ("resource.k8s.io", "resourceclaims", "CREATE"):
         return _judge_claim(review, checks)
     if act in _CHANGES:
@@ -171,7 +171,7 @@ def _judge_claim(review: Review, checks: CreateTimeChecks) -> ReviewVerdict:
     if again:
         return ReviewVerdict(allowed=False, message=text, code=503, reason="ServiceUnavailable")
     lead = f"{Rule.QUOTA_EXCEEDED.value.words}: "
-    return _denied((violation(Rule.QUOTA_EXCEEDED, "", "", "", reason=text.removeprefix(lead)),))
+    return denied((violation(Rule.QUOTA_EXCEEDED, "", "", "", reason=text.removeprefix(lead)),))
 
 
 def _judge_new(review: Review, terms: ClusterTerms, checks: CreateTimeChecks) -> ReviewVerdict:
@@ -181,7 +181,7 @@ def _judge_new(review: Review, terms: ClusterTerms, checks: CreateTimeChecks) ->
         pod = replace(read_pod(obj), namespace=review.namespace or "default")
         ephemeral = ephemeral_faults(obj)
     except RequestInvalid as error:
-        return _denied((*guarded, _unreadable(error)))
+        return denied((*guarded, _unreadable(error)))
     advice = check_advice_terms(pod.annotations, terms.unit, terms.minimum_cores)
     claims = checks.pod_claims(obj, pod.namespace)
     double = (one for one in claims if not one.rule.is_warning)
@@ -201,7 +201,7 @@ def _judge_new(review: Review, terms: ClusterTerms, checks: CreateTimeChecks) ->
         request = judged_request(pod, terms.unit, terms.minimum_cores)
         warnings = (*warnings, *checks.warnings(pod, request))
         faults = checks.refusals(pod, request)
-    return _denied(faults, warnings) if faults else _warned(warnings)
+    return denied(faults, warnings) if faults else _warned(warnings)
 
 
 def _judge_change(review: Review, terms: ClusterTerms) -> ReviewVerdict:
@@ -215,7 +215,7 @@ def _judge_change(review: Review, terms: ClusterTerms) -> ReviewVerdict:
         except RequestInvalid as error:
             if _faults_or_none(old, terms) is not None:
                 faults.append(_unreadable(error))
-    return _denied(faults)
+    return denied(faults)
 
 
 def _faults(obj: Mapping[str, Any], terms: ClusterTerms) -> tuple[Violation, ...]:
@@ -248,11 +248,11 @@ def _judge_template(
         except RequestInvalid:
             faults = ()  # its pods will be told
         if faults:
-            return _denied(faults)
+            return denied(faults)
     if sized.get(ADVICE) != before.get(ADVICE):
         faults = tuple(check_advice_terms(sized, terms.unit, terms.minimum_cores))
         if faults:
-            return _denied(faults)
+            return denied(faults)
     if template == _at(review.old, path):
         return ALLOWED
     pods = f"pods of this {review.kind}" if review.kind.isalnum() else "its pods"
@@ -357,8 +357,8 @@ def _unreadable(error: RequestInvalid) -> Violation:
     return violation(Rule.POD_UNREADABLE, "", "", "", reason=str(error))
 
 
-def _denied(faults: Sequence[Violation], warnings: Sequence[Violation] = ()) -> ReviewVerdict:
-    """No, with every fault at once; yes if there is none."""
+def denied(faults: Sequence[Violation], warnings: Sequence[Violation] = ()) -> ReviewVerdict:
+    """Return the refusal with every fault at once; the warnings alone if there is none."""
     if not faults:
         return _warned(warnings)
     more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""

@@ -77,14 +77,14 @@ def draft_pod(
         else:
             patch += [Operation("remove", pointer("metadata", "annotations", key)) for key in sorted(guarded)]
     containers = []
-    for container, steps in zip(pod.containers, _places(obj), strict=True):
+    for container, steps in zip(pod.containers, container_places(obj), strict=True):
         mended, operations, change = _mend(container, steps, terms)
         containers.append(mended)
         patch += operations
         changes += change
     pod = replace(pod, containers=tuple(containers))
     annotated = isinstance(_meta(obj).get("annotations"), Mapping)
-    pod, operations, unused = at_owners_size(pod, _places(obj), wanted, terms, annotated=annotated)
+    pod, operations, unused = at_owners_size(pod, container_places(obj), wanted, terms, annotated=annotated)
     patch += operations
     changes += unused
     if pod.asks:
@@ -126,8 +126,10 @@ def _spec(obj: Mapping[str, Any]) -> Mapping[str, Any]:
     return spec if isinstance(spec, Mapping) else {}
 
 
-def _places(obj: Mapping[str, Any]) -> Iterator[tuple[str | int, ...]]:
-    """Where each container stands, in the order of :func:`~gpu_manager.domain.pod.parse_pod`."""
+def container_places(obj: Mapping[str, Any]) -> Iterator[tuple[str | int, ...]]:
+    """Yield where each container's resources stand, in the order of
+    :func:`~gpu_manager.domain.pod.parse_pod`.
+    """
     for group in ("initContainers", "containers"):
         for index in range(len(_spec(obj).get(group) or ())):
             yield "spec", group, index, "resources"

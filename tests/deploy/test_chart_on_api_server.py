@@ -56,7 +56,10 @@ class Server:
         here, store, peers = self.directory, free_port(), free_port()
         key = here / "accounts.key"
         subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
-        (here / "tokens.csv").write_text('admin,admin,admin,"system:masters"\n')
+        service = "system:serviceaccount:kube-system:gpu-quota-admission"
+        (here / "tokens.csv").write_text(
+            f'admin,admin,admin,"system:masters"\nadmission,{service},admission\n'
+        )
         cluster = {"server": f"https://127.0.0.1:{self.port}", "insecure-skip-tls-verify": True}
         (here / "kubeconfig").write_text(
             json.dumps(

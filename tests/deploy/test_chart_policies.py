@@ -11,6 +11,7 @@ import pytest
 from admission.config import ClusterTerms
 from admission.webhook.static_policies import policies
 from gpu_manager.domain import contract
+from gpu_manager.domain.contract import FRONT_LABEL
 from tests.deploy.chart import SETS, of_kind, the
 from tests.fakes.cel import FUNCTIONS, Policy
 from tests.fakes.reviews import container, pod, review, update
@@ -278,12 +279,14 @@ def test_a_dead_webhook_never_stops_the_cluster_from_healing(name: str) -> None:
     for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
         for hook in next(of_kind(name, kind))["webhooks"]:
             assert hook["matchConditions"], "every webhook says what concerns it"
-            (exempt,) = hook["namespaceSelector"]["matchExpressions"]
+            exempt, *chosen = hook["namespaceSelector"]["matchExpressions"]
+            turns = hook["name"].startswith("claims.")  # pods into claims, in labelled namespaces alone
+            assert chosen == ([{"key": FRONT_LABEL, "operator": "In", "values": ["dra"]}] if turns else [])
             assert exempt["operator"] == "NotIn"
             assert {"kube-system", *(["gpu"] if name == "own-namespace" else [])} <= set(exempt["values"])
             assert hook["timeoutSeconds"] <= 10
             reserves = hook["name"].startswith("claim.")  # what it lets pass counts at once, not at a dry run
-            assert hook["sideEffects"] == ("NoneOnDryRun" if reserves else "None")
+            assert hook["sideEffects"] == ("NoneOnDryRun" if reserves or turns else "None")
             assert hook["failurePolicy"] in (("Ignore",) if name == "terms" else ("Fail", "Ignore"))
 
 

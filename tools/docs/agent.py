@@ -153,6 +153,12 @@ _LABELS = (
         "seconds since 1970",
         "An annotation of such a template: when a pod last needed it.",
     ),
+    (
+        c.ADMITTED_CLAIMS,
+        "admission",
+        "JSON",
+        "An annotation of a Lease: claims that the leader let pass, until its watch shows them.",
+    ),
     (c.POOL_LABEL, "you", "text", "The pool that quotas name."),
     (c.LEADER_LABEL, "admission", "`true`", "On its own pod: this replica binds (`--leader-mode=lease`)."),
 )

@@ -146,7 +146,7 @@ capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
-{{/* A webhook's common part: (list $ name path failurePolicy), and "counts" for one that counts what it lets pass. */}}
+{{/* A webhook's common part: (list $ name path failurePolicy), and "counts" or "writes" for one that counts what it lets pass, or makes what it needs. */}}
 {{- define "vcuda.webhook" }}
 {{- $root := index . 0 }}
 {{- $counts := gt (len .) 4 }}
