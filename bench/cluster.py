@@ -19,6 +19,7 @@ ENOUGH_ORDERS: Final = 100
 ENOUGH_BARE: Final = 40
 ENOUGH_ALIGNED: Final = 150
 ENOUGH_RESIZES: Final = 40
+ENOUGH_WAVES: Final = 200  # pods of each kind
 
 
 def rows(*, full: bool) -> Iterator[Row]:
@@ -31,6 +32,7 @@ def rows_of(results: Mapping[str, Any]) -> Iterator[Row]:
     """A row for each promise; what was never run has no figure."""
     yield _starts(results.get("starts"))
     yield _claim_starts(results.get("claim_starts"))
+    yield from _claim_waves(results.get("claim_waves"))
     soak = results.get("soak")
     yield _soak("soak_wrong", "wrong", soak)
     yield _soak("soak_leaks", "leaks", soak)
@@ -76,6 +78,25 @@ def _claim_starts(found: Mapping[str, Any] | None) -> Row:
         f"of which Kubernetes makes the claim first, {found['template_added_ms']} ms; {_on(found)}"
     )
     return Row(name, found["claim_added_ms"], unit, bar, found["plain_ms"], full=True, note=note)
+
+
+def _claim_waves(found: Mapping[str, Any] | None) -> Iterator[Row]:
+    """Rows of pods by claims and by extended resources beside each other on a split node."""
+    units = {"overcommitted": "cards", "wrong": "containers", "failed": "pods", "stuck": "pods"}
+    for key, unit in units.items():
+        if found is None:
+            note = "never run: make cluster-claim-waves"
+            yield Row(f"claim_waves_{key}", None, unit, "= 0", note=note)
+            continue
+        note = (
+            f"{found['claims']} pods by claims and {found['extended']} by extended resources on a split "
+            f"node, up to 40 of each there at a time, restarts of kubelet and agent, {found['reboots']} "
+            f"reboots; the longest start took {found['longest_seconds']} s (stuck: above 60); "
+            f"{found['made_again']} pods by extended resources ended by a reboot, and were made again; "
+            f"{_on(found)}"
+        )
+        full = found["each"] >= ENOUGH_WAVES and bool(found["reboots"])
+        yield Row(f"claim_waves_{key}", found[key], unit, "= 0", full=full, note=note)
 
 
 def _soak(name: str, key: str, found: Mapping[str, Any] | None) -> Row:

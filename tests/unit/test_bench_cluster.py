@@ -141,3 +141,22 @@ def test_the_start_of_a_pod_with_a_claim_is_told_beside_that_by_a_template() -> 
     row = rows(claim_starts=measured)["claim_pod_start_added_ms"]
     assert (row.figure, row.baseline, row.holds, row.full) == (180, 900, True, True)
     assert "by a template, of which Kubernetes makes the claim first, 320 ms" in row.note
+
+
+def test_waves_of_claims_have_a_row_for_each_thing_that_may_go_wrong() -> None:
+    assert rows()["claim_waves_stuck"].figure is None
+    counts = {"overcommitted": 0, "wrong": 0, "failed": 0, "stuck": 3}
+    waves = {
+        "each": 200,
+        "claims": 200,
+        "extended": 197,
+        "reboots": 1,
+        "made_again": 20,
+        "longest_seconds": 61.5,
+    }
+    found = rows(claim_waves=waves | counts)
+    held = {key: (found[f"claim_waves_{key}"].figure, found[f"claim_waves_{key}"].holds) for key in counts}
+    assert held == {key: (count, not count) for key, count in counts.items()}
+    assert found["claim_waves_stuck"].full
+    assert "1 reboots; the longest start took 61.5 s" in found["claim_waves_stuck"].note
+    assert not rows(claim_waves=waves | counts | {"reboots": 0})["claim_waves_stuck"].full
