@@ -10,6 +10,8 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -259,22 +261,41 @@ def _departures(row: Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
 
     Without all of them there is no figure: the worst of some cells says nothing of the others.
     """
-    wanted = waits.cells()
     ends = time.monotonic() + (_CALL_SECONDS if row.full else 0.0)
-    runs = waits.measured(Study(trace), wanted, lambda: row.full and time.monotonic() < ends)
+    dlrm, full = data(departures.OBSERVED), row.full
+    lives = departures.observed_lifetimes(dlrm / "gpu_instances.csv.gz") if dlrm else []
+    study = Study(trace, observed=lives)
+    for wanted, names in (
+        (waits.cells(), ("departures_waiting_points", "departures_waiting_upper")),
+        (waits.observed_cells(), ("departures_observed_points",)),
+    ):
+        can = full and (lives or wanted[0].law != departures.OBSERVED)
+        until = ends if can else 0.0
+        runs = waits.measured(study, wanted, partial(_before, until))
+        row.full = full
+        yield from _leads(row, names, wanted, runs)
+
+
+def _before(end: float) -> bool:
+    return time.monotonic() < end
+
+
+def _leads(
+    row: Rows, names: Sequence[str], wanted: Sequence[waits.Wait], runs: list[Result]
+) -> Iterator[Row]:
     found = waits.leads(runs)
     if not found:
         why = f"{len(runs)} of {len(wanted)} runs are kept, of no cell those of all policies"
-        yield from row.missing("departures_", note=why)
+        for name in names:
+            yield from row.missing(name, note=why)
         return
     whole = len({wait.cell for wait in wanted})
     complete = row.full = len(runs) == len(wanted)
-    for name, worst in (
-        ("departures_waiting_points", max(found, key=lambda lead: lead.mean)),
-        ("departures_waiting_upper", max(found, key=lambda lead: lead.upper)),
-    ):
+    for name in names:
+        upper = name.endswith("upper")
+        worst = max(found, key=attrgetter("upper" if upper else "mean"))
         cell = worst.cell
-        figure = worst.mean if name.endswith("points") else worst.upper
+        figure = worst.upper if upper else worst.mean
         so_far = "" if complete else f"; {figure:+.2f} so far"
         note = (
             f"of the cluster's GPUs, demand that waits under ours minus under the better of FGD and Best-Fit;"

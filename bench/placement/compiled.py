@@ -1,8 +1,8 @@
-"""The replay of pods that leave, compiled: choices and figures of the one in Python, 25 times faster.
+"""The replays of pods that leave and of pods that stay, compiled: choices and figures of those in Python.
 
-``bench/native/departures`` is the run, the world and the two published policies of that bench. What changes
-with the mix of requests is asked of the product's own scorer, at each refresh. A test holds both replays
-equal to the last digit.
+``bench/native/departures`` has both runs, the world and two published policies. What changes with the mix of
+requests is asked of the product's own scorer, at each refresh. Tests hold the replays equal to the last
+digit; pods that leave are replayed 25 times faster.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 
 from bench.code_digest import code_digest
 from bench.placement.departures import PATIENCE, Coming, Outcome
+from bench.placement.replay import Run
 from bench.placement.trace import Node, Pod, typical
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.score.fragmentation import BAGS
@@ -28,6 +29,7 @@ from gpu_manager.domain.score.scorer import Scorer
 
 SOURCE: Final = Path(__file__).resolve().parents[1] / "native" / "departures"
 _FLAGS: Final = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-Wall", "-Wextra")
+POLICIES: Final = ("ours", "FGD", "BestFit")  # those that it knows, as the enumeration in room.h
 _MOST_CARDS: Final = 8
 _MOST_MODELS: Final = 64
 _INT, _LONG, _DOUBLE, _SET = ctypes.c_int32, ctypes.c_int64, ctypes.c_double, ctypes.c_uint64
@@ -90,6 +92,10 @@ class _Typical(ctypes.Structure):
     )
 
 
+class _Course(ctypes.Structure):
+    _fields_ = (("placed", _ANY), ("held", _ANY), ("fragments", _ANY))
+
+
 class _Result(ctypes.Structure):
     _fields_ = (("area", _DOUBLE), ("last", _DOUBLE), ("begin", _DOUBLE), ("gave_up", _LONG))
 
@@ -148,44 +154,92 @@ def run(
     """What :func:`bench.placement.departures.run` says. ``policy``: ours, FGD or BestFit; ``known``: the pods
     of FGD's mix; ``stock``: the cards that ours counts, by model.
     """
-    if len(coming) >= REMEMBERED or any(node.cards > _MOST_CARDS for node in nodes):
-        raise ValueError(f"the compiled replay takes fewer than {REMEMBERED} pods and {_MOST_CARDS} cards")
-    stock = dict(stock or {})
-    models = sorted({*stock, *(node.model for node in nodes)})
-    shapes = list(dict.fromkeys(each.pod.shape for each in coming))
-    if len(models) > _MOST_MODELS or any(shape.memory for shape in shapes):
-        raise ValueError(f"the compiled replay takes {_MOST_MODELS} models, and no memory of cards")
-    number = {shape: at for at, shape in enumerate(shapes)}
-    kinds = (_Shape * len(shapes))(*(_Shape(s.cores, s.cards, s.cpu, 0, _models(s, models)) for s in shapes))
-    hosts = (_Node * len(nodes))(*(_Node(n.cpu, n.memory, n.cards, models.index(n.model)) for n in nodes))
-    pods = (_Arrival * len(coming))(
-        *(_Arrival(c.at, c.runs, number[c.pod.shape], c.pod.host_memory) for c in coming)
-    )
-    due = list(_due(coming)) if policy == "ours" else []
-    kept = _Kept()
-    ours = _Ours(coming, stock, models, new_scorer)
+    given = _Given(nodes, coming, policy, known, stock or {}, new_scorer)
     found: _Result = _library().departures_run(
-        ("ours", "FGD", "BestFit").index(policy),
-        kinds,
-        len(shapes),
-        hosts,
-        len(nodes),
-        pods,
-        len(coming),
-        _DOUBLE(patience),
-        (_INT * max(1, len(due)))(*due),
-        len(due),
-        _REFRESH(ours.refresh),
-        ctypes.byref(_typical(known, models, kept)),
+        *given.cluster, _DOUBLE(patience), *given.refreshes, ctypes.byref(given.typical)
     )
-    if ours.error is not None:
-        raise ours.error
+    given.check()
     capacity = CORES_PER_CARD * sum(node.cards for node in nodes)
     asked = sum(each.pod.cores for each in coming[len(coming) // 2 :])
     return Outcome(
         100 * found.area / (found.last - found.begin) / capacity,
         100 * found.gave_up / asked if asked else 0.0,
     )
+
+
+def stay(
+    nodes: Sequence[Node],
+    pods: Sequence[Pod],
+    policy: str,
+    known: Sequence[Pod],
+    stock: Mapping[str, Stock],
+    new_scorer: Callable[..., Scorer] = Scorer,
+) -> Run:
+    """What :func:`bench.placement.replay.replay` says of pods that come and stay, without its times; as for
+    :func:`run`. Fragments are counted by the mix of the ``known`` pods under every policy.
+    """
+    given = _Given(nodes, [Coming(pod, 0.0, 0.0) for pod in pods], policy, known, stock, new_scorer)
+    placed = np.zeros(len(pods), np.uint8)
+    held, fragments = np.zeros(len(pods), np.int64), np.zeros(len(pods), np.float64)
+    course = _Course(placed.ctypes.data, held.ctypes.data, fragments.ctypes.data)
+    _library().arrivals_run(
+        *given.cluster, *given.refreshes, ctypes.byref(given.typical), ctypes.byref(course)
+    )
+    given.check()
+    found, asked, capacity = Run(), 0, CORES_PER_CARD * sum(node.cards for node in nodes)
+    columns: dict[int, list[tuple[int, float]]] = {}
+    for pod, taken, pieces in zip(pods, held.tolist(), fragments.tolist(), strict=True):
+        asked += pod.cores
+        columns.setdefault(int(100 * asked / capacity + 0.5), []).append((taken, pieces))
+    found.by_percent(columns, capacity)
+    found.placed = int(placed.sum())
+    found.rejected = len(pods) - found.placed
+    found.rejected_cpu = sum(not pod.cores and not at for pod, at in zip(pods, placed, strict=True))
+    return found
+
+
+class _Given:
+    """What both replays are told: the cluster with its pods, and when and by whom the terms are refreshed."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        coming: Sequence[Coming],
+        policy: str,
+        known: Sequence[Pod],
+        stock: Mapping[str, Stock],
+        new_scorer: Callable[..., Scorer],
+    ) -> None:
+        if len(coming) >= REMEMBERED or any(node.cards > _MOST_CARDS for node in nodes):
+            raise ValueError(
+                f"the compiled replay takes fewer than {REMEMBERED} pods and {_MOST_CARDS} cards"
+            )
+        models = sorted({*stock, *(node.model for node in nodes)})
+        shapes = list(dict.fromkeys(each.pod.shape for each in coming))
+        if len(models) > _MOST_MODELS or any(shape.memory for shape in shapes):
+            raise ValueError(f"the compiled replay takes {_MOST_MODELS} models, and no memory of cards")
+        number = {shape: at for at, shape in enumerate(shapes)}
+        kinds = (_Shape(s.cores, s.cards, s.cpu, 0, _models(s, models)) for s in shapes)
+        hosts = (_Node(n.cpu, n.memory, n.cards, models.index(n.model)) for n in nodes)
+        pods = (_Arrival(c.at, c.runs, number[c.pod.shape], c.pod.host_memory) for c in coming)
+        due = list(_due(coming)) if policy == "ours" else []
+        self._ours, self._kept = _Ours(coming, dict(stock), models, new_scorer), _Kept()
+        self.cluster = (
+            POLICIES.index(policy),
+            (_Shape * len(shapes))(*kinds),
+            len(shapes),
+            (_Node * len(nodes))(*hosts),
+            len(nodes),
+            (_Arrival * len(coming))(*pods),
+            len(coming),
+        )
+        self.refreshes = ((_INT * max(1, len(due)))(*due), len(due), _REFRESH(self._ours.refresh))
+        self.typical = _typical(known, models, self._kept)
+
+    def check(self) -> None:
+        """Raise what the scorer raised within the replay."""
+        if self._ours.error is not None:
+            raise self._ours.error
 
 
 def _models(shape: RequestShape, models: Sequence[str]) -> int:

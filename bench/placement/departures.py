@@ -9,6 +9,8 @@ measured.
 
 from __future__ import annotations
 
+import csv
+import gzip
 import heapq
 import random
 import statistics
@@ -16,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from bench.placement.policies import Policy, fits
@@ -30,6 +33,7 @@ LOADS: Final = (0.9, 0.95)  # of the cluster's GPUs, if no pod had to wait
 PODS: Final = 8000
 PART: Final = 16  # every sixteenth node
 LAWS: Final = ("trace", "exponential", "bimodal")
+OBSERVED: Final = "dlrm-2025"  # the law of given lifetimes, those of that trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +46,15 @@ class Coming:
 
 
 def stream(
-    trace: Trace, seed: int, load: float, law: str = "trace", part: int = PART
+    trace: Trace,
+    seed: int,
+    load: float,
+    law: str = "trace",
+    part: int = PART,
+    observed: Sequence[float] = (),
 ) -> tuple[list[Node], list[Coming]]:
     """Every ``part``-th node, and pods for them, as many a card whatever the part. ``law`` is of
-    :data:`LAWS`.
+    :data:`LAWS`, or :data:`OBSERVED`: lifetimes drawn from the ``observed`` ones, scaled to the same mean.
     """
     nodes = list(trace.nodes[::part])
     capacity = CORES_PER_CARD * sum(node.cards for node in nodes)
@@ -54,11 +63,23 @@ def stream(
     work = sum(pod.cores * runs[pod.name] for pod in trace.pods) / len(trace.pods)
     chance, lives = random.Random(f"departures {seed}"), random.Random(f"{law} {seed}")
     gap, now, coming = work / (load * capacity), 0.0, list[Coming]()
+    if law == OBSERVED:
+        scale = mean / statistics.mean(observed)
+        observed = [each * scale for each in observed]
     for _ in range(PODS * PART // part):
         pod = chance.choice(trace.pods)
         now += chance.expovariate(1 / gap)
-        coming.append(Coming(pod, now, runs[pod.name] if law == "trace" else _drawn(law, mean, lives)))
+        coming.append(
+            Coming(pod, now, runs[pod.name] if law == "trace" else _drawn(law, mean, lives, observed))
+        )
     return nodes, coming
+
+
+def observed_lifetimes(instances: Path) -> list[float]:
+    """The lifetimes, in seconds, of those instances of a dlrm-2025 file whose beginning and end were seen."""
+    with gzip.open(instances, "rt", newline="", encoding="utf-8") as file:
+        seen = ((row["creation_time"], row["deletion_time"]) for row in csv.DictReader(file))
+        return [max(1.0, float(gone) - float(born)) for born, gone in seen if born and gone]
 
 
 def lifetime(trace: Trace) -> float:
@@ -70,10 +91,12 @@ def _runs(pod: Pod) -> int:
     return min(LONGEST, max(1, pod.gone - pod.born))
 
 
-def _drawn(law: str, mean: float, chance: random.Random) -> float:
+def _drawn(law: str, mean: float, chance: random.Random, observed: Sequence[float]) -> float:
     """A lifetime. ``bimodal``: nine of ten pods run a third of the mean on average, one seven times the
     mean.
     """
+    if law == OBSERVED:
+        return chance.choice(observed)
     if law == "bimodal":
         mean *= 7 if chance.random() < 0.1 else 1 / 3
     return chance.expovariate(1 / mean)

@@ -214,6 +214,12 @@ class Run:
     refreshes: list[float] = field(default_factory=list)  # seconds each, beside the decisions
     seconds: float = 0.0
 
+    def by_percent(self, columns: Mapping[int, Sequence[tuple[int, float]]], capacity: int) -> None:
+        """Set both curves from what was held and in pieces, after each arrival of a percent."""
+        for percent, seen in columns.items():
+            self.allocation[percent] = 100 * sum(h for h, _ in seen) / len(seen) / capacity
+            self.fragmentation[percent] = 10 * sum(f for _, f in seen) / len(seen) / capacity
+
 
 def replay(
     nodes: Sequence[Node],
@@ -250,7 +256,5 @@ def replay(
         columns.setdefault(int(100 * asked / capacity + 0.5), []).append((held, fragment))
     run.refreshes = world.refresh_seconds
     run.seconds = time.perf_counter() - began
-    for percent, seen in columns.items():
-        run.allocation[percent] = 100 * sum(h for h, _ in seen) / len(seen) / capacity
-        run.fragmentation[percent] = 10 * sum(f for _, f in seen) / len(seen) / capacity
+    run.by_percent(columns, capacity)
     return run

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.code_digest import code_digest
+from bench.placement import compiled
 from bench.placement.ours import Ours
 from bench.placement.policies import (
     BestFit,
@@ -25,7 +26,7 @@ from bench.placement.policies import (
 from bench.placement.replay import replay, stock_of
 from bench.placement.trace import Trace, arrivals, kin, permuted
 from gpu_manager.domain.score.multi_gpu_slots import ALWAYS
-from gpu_manager.domain.score.scorer import FILL_UP, ROLL_OUT
+from gpu_manager.domain.score.scorer import FILL_UP, ROLL_OUT, Scorer
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 RESULTS: Final = ROOT / "bench" / "results" / "placement.json"
@@ -50,6 +51,14 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "without price": {"price": 0.0},
     "without CPU term": {"cpu_left": 0.0},
 }
+_COMPILED: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    **{name: (name, {}) for name in compiled.POLICIES[1:]},
+    **{
+        name: (compiled.POLICIES[0], options)
+        for name, options in _OPTIONS.items()
+        if name not in ("ours, mix known", "ours, card by score")
+    },
+}  # what the compiled replay does: as which policy, and with which options of the scorer
 ABLATION: Final = tuple(_OPTIONS)
 TERMS: Final = tuple(name for name in ABLATION if not name.startswith("ours"))  # each without one of them
 BASELINES: Final = ("FGD", "BestFit", "GpuPacking", "GpuClustering", "DotProd", "Random")
@@ -71,10 +80,14 @@ class Job:
 
 
 class Study:
-    """Runs jobs over one base trace, its kin, and ``others`` by their names."""
+    """Runs jobs over one base trace, its kin, and ``others`` by their names. ``observed``: lifetimes in
+    seconds, for pods that leave.
+    """
 
-    def __init__(self, base: Trace, others: Mapping[str, Trace] | None = None) -> None:
-        self._base, self._others = base, others or {}
+    def __init__(
+        self, base: Trace, others: Mapping[str, Trace] | None = None, observed: Sequence[float] = ()
+    ) -> None:
+        self._base, self._others, self.observed = base, others or {}, observed
         self.trace = cache(self._trace)
         self.fragments = cache(lambda name: Fragments(self.trace(name).pods))
 
@@ -105,8 +118,15 @@ class Study:
         """The figures."""
         trace = self.trace(job.trace)
         chance = random.Random(f"any node {job.seed}") if job.policy == "Random" else None
-        nodes = permuted(trace.nodes, job.key[3])
-        run = replay(nodes, arrivals(trace, job.seed), self.policy(job), self.fragments(job.trace), chance)
+        nodes, pods = permuted(trace.nodes, job.key[3]), arrivals(trace, job.seed)
+        by: Result = {}
+        if job.policy in _COMPILED and compiled.available():
+            by["compiled"] = compiled.digest()
+            name, options = _COMPILED[job.policy]
+            scorer = partial(Scorer, **options)
+            run = compiled.stay(nodes, pods, name, trace.pods, stock_of(trace.nodes), scorer)
+        else:
+            run = replay(nodes, pods, self.policy(job), self.fragments(job.trace), chance)
         return {
             "trace": job.trace,
             "policy": job.policy,
@@ -119,6 +139,7 @@ class Study:
             "rejected": run.rejected,
             "rejected_without_gpu": run.rejected_cpu,
             "code": fingerprint(job.policy),
+            **by,
         }
 
 
@@ -139,7 +160,24 @@ def _file(path: Path) -> dict[str, Any]:
 def valid(runs: Iterable[Result], again: Repeated | None = None) -> list[Result]:
     """Those that the code as it is now would measure again: its own, and of code that it has repeated."""
     known = repeated() if again is None else again
-    return [run for run in runs if run.get("code") in standing(fingerprint(run["policy"]), known)]
+    return [
+        run
+        for run in runs
+        if run.get("code") in standing(fingerprint(run["policy"]), known) and compiled_stands(run, known)
+    ]
+
+
+def compiled_key(policy: str, digest: str) -> str:
+    """What tells compiled replays apart among what was repeated: each policy by itself."""
+    return f"{digest} {policy}"
+
+
+def compiled_stands(run: Result, again: Repeated) -> bool:
+    """True of a run in Python, or by the compiled replay as it is now, or by one whose runs it repeated."""
+    if "compiled" not in run:
+        return True
+    policy, now = run["policy"], compiled.digest()
+    return compiled_key(policy, run["compiled"]) in standing(compiled_key(policy, now), again)
 
 
 def standing(now: str, again: Repeated) -> set[str]:
@@ -167,7 +205,7 @@ def repeats(study: Study, runs: Sequence[Result], again: Repeated) -> tuple[Repe
     for run in runs:
         job = Job(run["trace"], run["policy"], run["seed"], run["order"])
         new = study.run(job)
-        if any(new[what] != run[what] for what in new if what != "code"):
+        if any(new[what] != run[what] for what in new if what not in ("code", "compiled")):
             differ.append(run)
             continue
         found.setdefault(new["code"], {}).setdefault(run["code"], []).append(" ".join(map(str, job.key)))

@@ -17,6 +17,7 @@ DEMAND: Final = 1.3  # of the cluster's GPUs, at which a run ends
 MOST_PODS: Final = 1001  # on one node, as in the published runs
 KIN_SEED: Final = 7
 _MILLI: Final = 10  # thousandths of a GPU in one core
+_WHOLE: Final = 1000  # thousandths of a GPU, where a row does not say how much of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Trace:
 
 
 def read(nodes: Path, pods: Path) -> Trace:
-    """Two csv files in the form of the openb trace."""
+    """Two csv files in any form of the openb trace: of pods, the first five columns are enough."""
     with nodes.open(newline="", encoding="utf-8") as file:
         rows = [
             Node(r["sn"], int(r["cpu_milli"]), int(r["memory_mib"]), int(r["gpu"]), r["model"])
@@ -80,10 +81,11 @@ def read(nodes: Path, pods: Path) -> Trace:
 
 
 def _pod(row: dict[str, str]) -> Pod:
-    milli, count = int(row["gpu_milli"]), int(row["num_gpu"])
+    count = int(row["num_gpu"] or 0)
+    milli = int(row["gpu_milli"] or (_WHOLE if count else 0))
     if milli % _MILLI:
         raise SystemExit(f"{row['name']}: gpu_milli {milli} is no multiple of {_MILLI}, one vcuda-core")
-    models = tuple(sorted(name for name in row["gpu_spec"].split("|") if name))
+    models = tuple(sorted(name for name in (row.get("gpu_spec") or "").split("|") if name))
     shape = RequestShape(milli // _MILLI * count, 0, int(row["cpu_milli"]), models)
     times = (int(row.get(key) or 0) for key in ("creation_time", "deletion_time"))
     return Pod(row["name"], shape, int(row["memory_mib"]), *times)

@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Final
 
 from bench.placement import compiled
-from bench.placement.departures import LAWS, LOADS, PART, PATIENCE, lifetime, stream, waiting_demand
+from bench.placement.departures import (
+    LAWS,
+    LOADS,
+    OBSERVED,
+    PART,
+    PATIENCE,
+    lifetime,
+    stream,
+    waiting_demand,
+)
 from bench.placement.replay import stock_of
 from bench.placement.study import (
     RESULTS,
@@ -27,6 +36,8 @@ from bench.placement.study import (
     Repeated,
     Result,
     Study,
+    compiled_key,
+    compiled_stands,
     fingerprint,
     repeated,
     standing,
@@ -81,6 +92,12 @@ def cells() -> list[Wait]:
     return sorted(every, key=lambda wait: _WORST.index(wait.cell) if wait.cell in _WORST else len(_WORST))
 
 
+def observed_cells() -> list[Wait]:
+    """The same for lifetimes observed elsewhere, on one node of 16: three loads and both patiences."""
+    cross = product(SEEDS, (0.90, 0.98, 0.80), ("a lifetime", "endless"), THREE)
+    return [Wait(load, seed, policy, OBSERVED, patience) for seed, load, patience, policy in cross]
+
+
 _WORST: Final = (
     *(Wait(0.98, 0, "", law, "endless") for law in LAWS[:2]),
     *(Wait(load, 0, "", "exponential", "endless") for load in (0.9, 0.8)),
@@ -93,7 +110,7 @@ def measure(study: Study, wait: Wait) -> Result:
     compiler.
     """
     trace = study.trace("default")
-    nodes, coming = stream(trace, wait.seed, wait.load, wait.law, wait.part)
+    nodes, coming = stream(trace, wait.seed, wait.load, wait.law, wait.part, study.observed)
     patience = {"an hour": PATIENCE, "a lifetime": lifetime(trace), "endless": math.inf}[wait.patience]
     by: Result = {}
     if compiled.available():
@@ -165,30 +182,36 @@ def code(policy: str) -> str:
 
 def load(path: Path = KEPT) -> list[Result]:
     """What the code as it is now has measured, or has repeated of other code; nothing without a file."""
-    runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
-    known, now = repeated(), compiled.digest()
-    return [
-        run
-        for run in runs
-        if run["code"] in standing(code(run["policy"]), known) and run.get("compiled", now) == now
-    ]
+    known = repeated()
+    return [run for run in _kept(path) if _stands(run, known)]
+
+
+def _kept(path: Path) -> list[Result]:
+    return list(json.loads(path.read_text(encoding="utf-8"))["runs"]) if path.exists() else []
+
+
+def _stands(run: Result, known: Repeated) -> bool:
+    return run["code"] in standing(code(run["policy"]), known) and compiled_stands(run, known)
 
 
 def repeats(study: Study, again: Repeated, path: Path = KEPT) -> tuple[Repeated, list[Result]]:
-    """Measure the first run of each policy of the table again where it is of other code. ``again`` with those
-    added that came out the same, and those that did not.
+    """Measure again, where they are of other code, the first run of each policy of the table, and one of each
+    policy and cell of the smallest cluster. ``again`` with those of a policy added if all came out the same;
+    and those that did not.
     """
-    known, differ = {now: dict(each) for now, each in again.items()}, list[Result]()
-    for run in json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []:
-        wait = Wait.of(run)
-        now = code(wait.policy)
-        if wait not in plan()[: len(THREE)] or run["code"] in standing(now, known):
+    known = {now: dict(each) for now, each in again.items()}
+    asked = {*plan()[: len(THREE)], *(wait for wait in cells() if (wait.seed, wait.part) == (SEEDS[0], PART))}
+    chosen = [run for run in _kept(path) if Wait.of(run) in asked and not _stands(run, again)]
+    differ = [run for run in chosen if measure(study, Wait.of(run))["waiting"] != run["waiting"]]
+    changed = {run["policy"] for run in differ}
+    for run in chosen:
+        if run["policy"] in changed:
             continue
-        if measure(study, wait)["waiting"] != run["waiting"]:
-            differ.append(run)
-            continue
-        words = f"departures {wait.policy} {wait.seed} at load {wait.load:g}"
-        known.setdefault(now, {}).setdefault(run["code"], []).append(words)
+        words = "departures " + " ".join(map(str, astuple(Wait.of(run))))
+        known.setdefault(code(run["policy"]), {}).setdefault(run["code"], []).append(words)
+        if "compiled" in run:
+            old, new = (compiled_key(run["policy"], each) for each in (run["compiled"], compiled.digest()))
+            known.setdefault(new, {}).setdefault(old, []).append(words)
     return known, differ
 
 

@@ -1,5 +1,6 @@
 """The openb replay: the protocol kept to the letter, nothing placed where it does not fit, yardsticks true."""
 
+import gzip
 import math
 import random
 import statistics
@@ -15,7 +16,16 @@ from hypothesis import strategies as st
 from bench import placement as group
 from bench.placement import compiled, data, memory_mix, online, waits
 from bench.placement.bars import BARS, Rows
-from bench.placement.departures import LAWS, Coming, lifetime, run, stream, waiting_demand
+from bench.placement.departures import (
+    LAWS,
+    OBSERVED,
+    Coming,
+    lifetime,
+    observed_lifetimes,
+    run,
+    stream,
+    waiting_demand,
+)
 from bench.placement.ours import Ours
 from bench.placement.policies import BestFit, DotProd, Fgd, Fragments, GpuClustering, GpuPacking, fits
 from bench.placement.replay import World, replay, stock_of
@@ -26,6 +36,8 @@ from bench.placement.study import (
     SECOND,
     Job,
     Study,
+    compiled_key,
+    compiled_stands,
     fingerprint,
     full_plan,
     load,
@@ -70,6 +82,9 @@ SHAPES = [
     RequestShape(0, 0, 4000),
 ]
 SHAPES += [RequestShape(200, 0, 9000)]
+
+
+needs_compiler = pytest.mark.skipif(not compiled.available(), reason="the compiled replay needs g++")
 
 
 def pods_of(count, seed=1):
@@ -285,7 +300,7 @@ def test_each_part_of_the_group_has_rows_of_its_own(monkeypatch, tmp_path):
 
 def test_a_waiting_run_is_kept_and_counts_only_while_the_code_is_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        waits, "stream", lambda _trace, _seed, _load, _law, _part: (NODES, coming_and_going())
+        waits, "stream", lambda _trace, _seed, _load, _law, _part, _observed: (NODES, coming_and_going())
     )
     wait = waits.plan()[2]
     run = waits.measure(Study(TRACE), wait)
@@ -297,17 +312,41 @@ def test_a_waiting_run_is_kept_and_counts_only_while_the_code_is_the_same(tmp_pa
     assert waits.load(kept) == []
     assert waits.load(tmp_path / "none.json") == []
     known, differ = waits.repeats(Study(TRACE), {}, kept)
-    assert (list(known), differ) == ([run["code"]], [])
-    assert known[run["code"]] == {"another": ["departures BestFit 42 at load 0.9"]}
+    assert differ == []
+    assert known[run["code"]] == {"another": ["departures 0.9 42 BestFit trace an hour 16"]}
     assert waits.repeats(Study(TRACE), known, kept) == (known, []), "what stands is not measured again"
     other = {**run, "code": "another", "waiting": 99.0}
     waits.save([other], kept)
     assert waits.repeats(Study(TRACE), {}, kept) == ({}, [other])
 
 
+@needs_compiler
+def test_runs_of_another_compiled_replay_stand_for_a_policy_once_a_sample_of_it_came_out_the_same(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        waits, "stream", lambda _trace, _seed, _load, _law, _part, _observed: (NODES, coming_and_going())
+    )
+    study, kept = Study(TRACE), tmp_path / "departures.json"
+    wanted = [waits.Wait(0.9, seed, policy) for seed in (42, 43) for policy in ("FGD", "BestFit")]
+    runs = [{**waits.measure(study, wait), "compiled": "older"} for wait in wanted]
+    waits.save(runs, kept)
+    assert waits.load(kept) == []
+    known, differ = waits.repeats(study, {}, kept)
+    assert differ == []
+    keys = [compiled_key(policy, compiled.digest()) for policy in ("FGD", "BestFit")]
+    assert {key for key in known if " " in key} == set(keys)
+    assert all(compiled_stands(run, known) for run in runs)
+    assert not any(compiled_stands({**run, "policy": "ours"}, known) for run in runs), "each by itself"
+    waits.save([*runs, {**runs[0], "law": "bimodal", "patience": "endless", "waiting": 99.0}], kept)
+    known, differ = waits.repeats(study, {}, kept)
+    assert [run["policy"] for run in differ] == ["FGD"]
+    assert [compiled_stands(run, known) for run in runs] == [False, True, False, True]
+
+
 def test_cells_go_on_where_the_last_call_ended_and_are_paired_by_seed(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        waits, "stream", lambda _trace, _seed, _load, _law, _part: (NODES, coming_and_going())
+        waits, "stream", lambda _trace, _seed, _load, _law, _part, _observed: (NODES, coming_and_going())
     )
     wanted, kept, left = waits.cells(), tmp_path / "departures.json", iter([True] * 4)
     assert len(wanted) == 2700
@@ -331,11 +370,9 @@ def test_without_all_cells_there_is_no_figure_of_their_worst(tmp_path, monkeypat
     assert [(row.name, row.figure, row.holds) for row in rows] == [
         ("departures_waiting_points", None, None),
         ("departures_waiting_upper", None, None),
+        ("departures_observed_points", None, None),
     ]
     assert "6 of 2700 runs; +0.00 so far" in rows[0].note
-
-
-needs_compiler = pytest.mark.skipif(not compiled.available(), reason="the compiled replay needs g++")
 
 
 @needs_compiler
@@ -355,6 +392,71 @@ def test_the_compiled_replay_of_departures_is_the_one_in_python_to_the_last_digi
     coming = coming[:300]
     python = run(nodes, coming, Study(trace).policy(Job("default", policy, seed)), patience=patience)
     assert compiled.run(nodes, coming, policy, patience, pods, stock_of(nodes)) == python
+
+
+FIVE = [
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli",
+    "p0,4000,8192,1,460",
+    "p1,8000,8192,3,",
+    "p2,2000,1024,0,0",
+]
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [FIVE, [FIVE[0] + ",gpu_spec", "p0,4000,8192,1,460,", "p1,8000,8192,3,1000,", "p2,2000,1024,0,,"]],
+    ids=["five columns", "six columns"],
+)
+def test_traces_are_read_in_every_form_of_openb_with_machines_of_any_number_of_cards(pods, tmp_path):
+    hosts = [
+        "sn,cpu_milli,memory_mib,gpu,model",
+        "n0,64000,65536,3,T4",
+        "n1,8000,65536,0,",
+        "n2,8000,65536,1,A10",
+    ]
+    for name, lines in (("nodes", hosts), ("pods", pods)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    trace = read(tmp_path / "nodes", tmp_path / "pods")
+    assert [(node.name, node.cards) for node in trace.nodes] == [("n0", 3), ("n2", 1)]
+    shapes = [RequestShape(46, 0, 4000), RequestShape(300, 0, 8000), RequestShape(0, 0, 2000)]
+    assert [pod.shape for pod in trace.pods] == shapes
+    for policy in policies(trace):
+        world = World(trace.nodes, policy)
+        at, after = world.choose(trace.pods[1])
+        assert (at, after.free) == (0, ((0, 0),) * 3), "the one machine of three cards"
+
+
+def test_observed_lifetimes_are_those_whose_both_ends_were_seen_and_keep_the_load(tmp_path):
+    lines = ["instance_sn,creation_time,deletion_time", "a,10,40", "b,,50", "c,20,", "d,0,90", "e,7,7"]
+    with gzip.open(tmp_path / "instances.csv.gz", "wt", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+    lives = observed_lifetimes(tmp_path / "instances.csv.gz")
+    assert lives == [30, 90, 1]
+    trace = Trace(NODES, pods_of(200))
+    _, coming = stream(trace, 3, 0.9, OBSERVED, 1, lives)
+    scale = lifetime(trace) / statistics.mean(lives)
+    assert {round(each.runs / scale, 6) for each in coming} == {30, 90, 1}
+    assert statistics.mean(each.runs for each in coming) == pytest.approx(lifetime(trace), rel=0.03)
+
+
+@needs_compiler
+@pytest.mark.parametrize("policy", ["ours", "FGD", "BestFit", "without roll-out", "without places"])
+@settings(max_examples=4, deadline=None)
+@given(st.integers(0, 1 << 20))
+def test_the_compiled_replay_of_arrivals_is_the_one_in_python_to_the_last_digit(policy, seed):
+    chance = random.Random(seed)
+    pods = tuple(replace(pod, shape=allowed(pod.shape, chance)) for pod in pods_of(120, seed))
+    trace, job = Trace(NODES, pods), Job("default", policy, seed)
+    study = Study(trace)
+    nodes, coming = permuted(NODES, seed), arrivals(trace, seed)
+    python = replay(nodes, coming, study.policy(job), study.fragments("default"))
+    found = study.run(job)
+    assert found["allocation"]
+    assert found["compiled"] == compiled.digest()
+    for what in ("allocation", "fragmentation"):
+        curve = getattr(python, what)
+        assert found[what] == {at: round(curve[int(at)], 4) for at in found[what]}
+    assert (found["rejected"], found["rejected_without_gpu"]) == (python.rejected, python.rejected_cpu)
 
 
 def allowed(shape, chance):

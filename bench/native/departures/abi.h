@@ -55,6 +55,13 @@ struct Result {
     int64_t gave_up;
 };
 
+// After each arrival: whether it was placed, the cores held, and what is free in pieces.
+struct Course {
+    uint8_t *placed;
+    int64_t *held;
+    double *fragments;
+};
+
 // 0 if there are no terms: then the run ends.
 typedef int32_t (*Refresh)(int32_t arrival, int32_t gone, Terms *terms);
 }

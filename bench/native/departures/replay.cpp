@@ -1,7 +1,7 @@
-// Pods that come, wait and leave, replayed as bench/placement/departures.py, replay.py and policies.py do it:
-// the same choices and, operation by operation, the same floating point, so that both give the same figure to
-// the last digit. What changes with the mix of requests comes from Python's own Scorer at each refresh. Host
-// memory counts, memory on cards does not: the traces ask for none.
+// Pods that come, wait and leave, and pods that come and stay, replayed as bench/placement/departures.py,
+// replay.py and policies.py do it: the same choices and, operation by operation, the same floating point, so
+// that both give the same figures to the last digit. What changes with the mix of requests comes from
+// Python's own Scorer at each refresh. Host memory counts, memory on cards does not: the traces ask for none.
 //
 // Compiled without contraction of multiply and add: Python has none.
 
@@ -133,6 +133,36 @@ class Run {
     double begin_ = 0, last_ = 0, area_ = 0;
 };
 
+// Pods that come and stay: one that fits nowhere is dropped, and has arrived all the same.
+bool arrive(World &world, const std::vector<Shape> &shapes, int nodes, const Arrival *coming, int pods,
+            const int32_t *refreshes, int refresh_count, Refresh refresh, const Course &course) {
+    int64_t held = 0;
+    double pieces = 0;
+    int next = 0;
+    for (int at = 0; at < nodes; at++) pieces += world.fragments(world.room(at));
+    for (int i = 0; i < pods; i++) {
+        const Arrival &each = coming[i];
+        if (next < refresh_count && refreshes[next] == i) {
+            Terms terms{};
+            if (!refresh(i, 0, &terms)) return false;
+            world.refreshed(terms);
+            next++;
+        }
+        Room after;
+        int at = world.choose(each.shape, each.memory, &after);
+        if (at >= 0) {
+            double old = world.fragments(world.room(at));
+            pieces += world.fragments(after) - old;
+            world.put(each.memory, at, after);
+            held += shapes[each.shape].cores;
+        }
+        course.placed[i] = at >= 0;
+        course.held[i] = held;
+        course.fragments[i] = pieces;
+    }
+    return true;
+}
+
 }  // namespace
 }  // namespace departures
 
@@ -143,4 +173,12 @@ extern "C" Result departures_run(int32_t policy, const Shape *shapes, int32_t sh
     std::vector<Shape> kinds(shapes, shapes + shape_count);
     departures::Run run(departures::Policy(policy), kinds, nodes, node_count, coming, pods, patience, typical);
     return run.all(refreshes, refresh_count, refresh);
+}
+
+extern "C" int32_t arrivals_run(int32_t policy, const Shape *shapes, int32_t shape_count, const NodeSpec *nodes,
+                                int32_t node_count, const Arrival *coming, int32_t pods, const int32_t *refreshes,
+                                int32_t refresh_count, Refresh refresh, const Typical *typical, const Course *course) {
+    std::vector<Shape> kinds(shapes, shapes + shape_count);
+    departures::World world(departures::Policy(policy), kinds, nodes, node_count, typical);
+    return departures::arrive(world, kinds, node_count, coming, pods, refreshes, refresh_count, refresh, *course);
 }

@@ -127,6 +127,27 @@ class World {
         move(at, room);
     }
 
+    // FGD's measure of what is free, in thousandths of a card.
+    double fragments(const Room &room) {
+        auto [found, added] = pieces_.try_emplace(room, 0.0);
+        if (!added) return found->second;
+        std::vector<double> each(typical_->count);
+        int64_t idle = room.cores();
+        for (int i = 0; i < typical_->count; i++) {
+            int64_t fitting = 0, small = 0;
+            for (int c = 0; c < room.cards; c++) {
+                if (room.at(c) < typical_->cores[i])
+                    small += room.at(c);
+                else
+                    fitting++;
+            }
+            bool useless = !(typical_->models[i] >> room.model & 1) || typical_->none[i] ||
+                           room.cpu < typical_->cpu[i] || fitting < typical_->cards[i];
+            each[i] = double(useless ? idle : small) * typical_->popularity[i];
+        }
+        return found->second = pairwise(each.data(), typical_->count) * 10;
+    }
+
    private:
     using Found = std::pair<double, int>;
 
@@ -379,26 +400,6 @@ class World {
 
     static double sigmoid(double milli) { return double(int(100 / (1 + std::exp(-milli / 1000)))); }
 
-    double fragments(const Room &room) {
-        auto [found, added] = waste_.try_emplace(room, 0.0);
-        if (!added) return found->second;
-        std::vector<double> each(typical_->count);
-        int64_t idle = room.cores();
-        for (int i = 0; i < typical_->count; i++) {
-            int64_t fitting = 0, small = 0;
-            for (int c = 0; c < room.cards; c++) {
-                if (room.at(c) < typical_->cores[i])
-                    small += room.at(c);
-                else
-                    fitting++;
-            }
-            bool useless = !(typical_->models[i] >> room.model & 1) || typical_->none[i] ||
-                           room.cpu < typical_->cpu[i] || fitting < typical_->cards[i];
-            each[i] = double(useless ? idle : small) * typical_->popularity[i];
-        }
-        return found->second = pairwise(each.data(), typical_->count) * 10;
-    }
-
     Policy policy_;
     const std::vector<Shape> &shapes_;
     const Typical *typical_;
@@ -410,7 +411,7 @@ class World {
     std::vector<std::set<int>> nodes_;
     std::vector<std::vector<Offer>> offers_;
     std::vector<Slots> slots_;
-    std::unordered_map<Room, double, RoomHash> waste_;
+    std::unordered_map<Room, double, RoomHash> waste_, pieces_;
     std::unordered_map<int, std::unordered_map<int, int>> left_;
     std::vector<int64_t> places_;
     std::vector<int> waiting_;
