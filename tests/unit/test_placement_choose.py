@@ -1,11 +1,16 @@
 """How the weights of what counts where pods leave are chosen: by the worst cell, of complete candidates alone."""
 
 import json
+import random
 
 import pytest
 
-from bench.placement import choose
-from gpu_manager.domain.score.scorer import OPEN, PACK
+from bench.placement import choose, compiled
+from bench.placement.departures import Coming
+from bench.placement.study import Study
+from bench.placement.trace import Node, Pod, Trace
+from gpu_manager.domain.score.request_mix import RequestShape
+from gpu_manager.domain.score.scorer import ASSUMED, OPEN, PACK
 
 
 def waits_of(seeds, **by_cell):
@@ -38,7 +43,7 @@ def test_the_best_worst_cell_wins_not_the_best_mean():
 
 
 def test_the_weights_in_force_are_a_candidate_and_its_runs_are_kept(tmp_path, monkeypatch, capsys):
-    assert choose.CANDIDATES[0] == (PACK, OPEN, True)
+    assert choose.CANDIDATES[0] == (PACK, OPEN, True, ASSUMED)
     assert len(set(choose.CANDIDATES)) == len(choose.CANDIDATES)
     assert not {42, 43, 44, 45, 46, 47, 48, 49, 50, 51}.intersection(choose.SEEDS), "those of the tables"
     ran = []
@@ -58,3 +63,21 @@ def test_the_weights_in_force_are_a_candidate_and_its_runs_are_kept(tmp_path, mo
     assert choose.main() == 0
     assert len(ran) == len(kept), "nothing is run twice"
     assert f"chosen: {choose.CANDIDATES[0]}" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not compiled.available(), reason="the compiled replay needs g++")
+def test_candidates_wait_alike_in_both_replays_and_what_is_assumed_of_departures_counts(monkeypatch):
+    chance = random.Random(5)
+    shapes = [RequestShape(30, 0, 2000), RequestShape(100, 0, 8000), RequestShape(200, 0, 90_000)]
+    pods = tuple(Pod(f"p{i:03d}", chance.choice(shapes), 1000, i, i + 500) for i in range(300))
+    nodes = [Node(f"n{i}", cpu, 400_000, 4, "A") for i, cpu in enumerate((40_000, 96_000) * 6)]
+    coming = [Coming(pod, 3.0 * at, 40 + chance.random() * 400) for at, pod in enumerate(pods)]
+    monkeypatch.setattr(choose, "stream", lambda *_: (nodes, coming))
+    study, cell = Study(Trace(tuple(nodes), pods)), (0.98, "bimodal", "endless")
+    some = [each for each in choose.CANDIDATES if each.draining and (each.pack, each.open) == (PACK, OPEN)]
+    known = {each: choose._run(study, str(each), cell, 3) for each in some}
+    assert known == {each: choose._by_python(study, each, cell, 3) for each in some}
+    assert len(set(known.values())) > 1
+    small = tuple(Pod(f"s{i:03d}", RequestShape(10, 0, 100), 1000) for i in range(480))
+    shown = choose.allocation(Study(Trace(tuple(nodes), small)), some[0], (1, 2))
+    assert [99 < float(percent) <= 100 for percent in shown.split(" / ")] == [True, True]

@@ -201,14 +201,26 @@ def test_a_request_goes_where_it_fills_what_is_open_rather_than_to_an_empty_card
     assert costs[0] < costs[1]
 
 
-@pytest.mark.parametrize(("turnover", "broken"), [(0.0, False), (1.0, True)])
-def test_where_pods_leave_the_idle_node_with_the_least_host_cpu_is_broken_first(turnover, broken):
-    mix = replace(mix_of({RequestShape(50, 20): 1}), turnover=turnover)
+def _breaking_costs(arrivals, turnover):
+    """Of two idle nodes, 16 and 128 host CPUs: what it costs that a fraction breaks each."""
+    mix = replace(mix_of({RequestShape(50, 20): arrivals}), turnover=turnover)
     scorer = Scorer(mix, STOCK, cpu_left=0.0)
     shape = RequestShape(50, 20)
     idle = [FreeShape("A", UNITS, cpu, ((100, UNITS),)) for cpu in (16_000, 128_000)]
-    small, large = (cost[0] for cost in scorer.costs([((r,), (r.less(shape, r.free[0]),)) for r in idle]))
-    assert (small < large) is broken
+    return [cost[0] for cost in scorer.costs([((r,), (r.less(shape, r.free[0]),)) for r in idle])]
+
+
+@pytest.mark.parametrize(("arrivals", "turnover"), [(1, 0.0), (100, 0.0), (100, 1.0), (20_000, 0.9)])
+def test_the_idle_node_with_the_least_host_cpu_is_broken_first_also_before_any_pod_has_left(
+    arrivals, turnover
+):
+    small, large = _breaking_costs(arrivals, turnover)
+    assert small < large
+
+
+def test_host_cpu_of_idle_nodes_counts_for_nothing_where_many_came_and_nobody_left():
+    small, large = _breaking_costs(30_000, 0.0)
+    assert large - small == pytest.approx(0, abs=0.02)
 
 
 def test_memory_that_is_scarcer_than_cores_decides():

@@ -323,10 +323,8 @@ class World {
         double lost = waste(after) - waste(room);
         int taken = room.cores() - after.cores();
         lost += terms_.model_price[room.model] * double(taken);
-        if (taken && terms_.pack != 0) {
-            lost += terms_.pack * double(after.cores());
-            if (room.cpu && room.idle() == room.cards) lost += terms_.open * double(room.cpu);
-        }
+        if (taken && terms_.pack != 0) lost += terms_.pack * double(after.cores());
+        if (taken && terms_.open != 0 && room.cpu && room.idle() == room.cards) lost += terms_.open * double(room.cpu);
         if (!taken) lost += terms_.cpu_left * double(after.cpu);
         offer->key = rounded(lost);
         if (places_.empty()) return;

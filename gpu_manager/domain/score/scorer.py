@@ -2,15 +2,17 @@
 
     cost = V(after) - V(before)  +  0.5 · L(model) · cores  +  20 · host CPU left / 128 cores (no card asked)
            +  the prices of the places lost
-           +  turnover · (8 · cards' worth left free on the node  +  4 · host CPUs of an idle node broken)
+           +  turnover · 8 · cards' worth left free on the node
+           +  (departures + 0.2) / (arrivals + 0.4) · 4 · host CPUs of an idle node broken
 
 V is :class:`~gpu_manager.domain.score.fragmentation.Fragmentation`; L is the model's price, by how much of
 the demand can only, or also, go to its cards; cores is the number taken. The lowest cost wins. All parts but
 the price of slots depend on the node alone and are cached; that price depends on how many the cluster has
 left (:class:`~gpu_manager.domain.score.multi_gpu_slots.MultiGpuSlots`) and is added at each decision, by
 :func:`in_all`. Where pods leave, the fuller node goes first: one on which little lies will soon be empty. Of
-idle nodes the one with the least host CPU is broken first: requests for several cards may ask for much. Kept
-nodes and neighbours that do not suit a pod's priority cost more, outside of what is cached here.
+idle nodes the one with the least host CPU is broken first: requests for several cards may ask for much. That
+counts before any pod has left, too: which nodes the first pods break is not mended by what is seen later.
+Kept nodes and neighbours that do not suit a pod's priority cost more, outside of what is cached here.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ ROLL_OUT: Final = 1.0
 PRICE: Final = 0.5
 PACK: Final = 8.0  # cores for each card's worth left free, where all that came has left again
 OPEN: Final = 4.0  # cores for each host CPU of an idle node that is broken, where all has left again
+ASSUMED: Final = 0.2  # departures, and arrivals that stay, by which OPEN counts before any pod has left
 CPU_LEFT: Final = 20 / 128_000  # cores a thousandth of host CPU, for a pod that asks for no card
 _DIGITS: Final = 2  # finer differences are noise of the draw; ties are broken by the node's content
 
@@ -67,9 +70,10 @@ class Scorer:
         cpu_left: float = CPU_LEFT,
         places: tuple[float, float] = (ALWAYS, MISSED),
         leaving: tuple[float, float] = (PACK, OPEN),
+        assumed: float = ASSUMED,
     ) -> None:
         """``stock``: the cluster's cards by model; rooms of other models cannot be scored. ``leaving``: the
-        weights of what counts only where pods leave.
+        weights of what counts where pods leave; ``assumed``: departures by which the second counts before.
         """
         self.mix = mix
         self.stock = dict(stock)
@@ -79,7 +83,8 @@ class Scorer:
         self._cpu_left = cpu_left
         pack, open_ = leaving
         self._pack = pack * mix.turnover / CORES_PER_CARD
-        self._open = open_ * mix.turnover / 1000
+        came = mix.total + 2 * assumed
+        self._open = open_ * (mix.turnover * mix.total + assumed) / came / 1000 if came else 0.0
 
     def costs(self, moves: Sequence[tuple[Rooms, Rooms]]) -> list[Cost]:
         """Return a cost for each (before, after); the lowest wins.
@@ -104,12 +109,16 @@ class Scorer:
         cpu = before[0].cpu if before else None
         if taken and self._pack:
             lost += self._pack * sum(room.cores for room in after)
-            if cpu and all(card == (CORES_PER_CARD, room.memory) for room in before for card in room.free):
-                lost += self._open * cpu
+        if taken and self._open and cpu and _all_idle(before):
+            lost += self._open * cpu
         if not taken and after and after[0].cpu is not None:
             lost += self._cpu_left * after[0].cpu
         free = tuple(room.free for room in before)
         return (round(lost, _DIGITS), -1 if cpu is None else cpu, free, before, after)
+
+
+def _all_idle(node: Rooms) -> bool:
+    return all(card == (CORES_PER_CARD, room.memory) for room in node for card in room.free)
 
 
 def in_all(cost: tuple[Any, ...], loss: Loss, prices: Sequence[float]) -> tuple[Any, ...]:
