@@ -40,7 +40,7 @@ def _families(told: Mapping[CardUuid, CardProtection], index: Mapping[CardUuid, 
     wait = GaugeMetricFamily(
         "vcuda_protected_wait_seconds",
         "How long a launch of a protected container may wait for best-effort work in flight on its card: "
-        "what each best-effort container launches ahead, and its longest kernel or graph so far",
+        "the longest kernel or graph so far of any best-effort container, and what one or two launch ahead",
         labels=_CARD,
     )
     closed = CounterMetricFamily(

@@ -79,10 +79,13 @@ def test_no_share_lies_below_the_guarantee_or_above_the_ceiling(rows):
         assert one.cores <= found[one.name] <= one.ceiling
 
 
-def test_a_protected_launch_may_wait_for_one_kernel_of_each_best_effort_container():
-    several = [member(BEST_EFFORT, longest=longest, name=str(longest)) for longest in (0.01, 0.25)]
+@pytest.mark.parametrize(
+    ("longest", "launched_ahead"), [((0.25,), 1), ((0.01, 0.25), 2), ((0.25, 0.01, 0.0), 2)]
+)
+def test_a_protected_launch_may_wait_for_one_kernel_of_the_best_effort_containers(longest, launched_ahead):
+    several = [member(BEST_EFFORT, longest=each, name=str(each)) for each in longest]
     (card,) = gated_cards([member(PROTECTED, longest=5.0), *several])
-    assert card.wait_seconds == pytest.approx(0.26 + 2 * IN_FLIGHT_SECONDS)
+    assert card.wait_seconds == pytest.approx(0.25 + launched_ahead * IN_FLIGHT_SECONDS)
 
 
 def test_the_order_of_containers_means_nothing():

@@ -43,10 +43,11 @@ class GatedCard:
 
     @property
     def wait_seconds(self) -> float:
-        """How long a protected launch may wait for best-effort work that is in flight: for what each such
-        container launches ahead, and its longest kernel.
+        """How long a protected launch may wait for best-effort work that is in flight: for the longest kernel
+        of any such container, since they take turns, and what one launches ahead, or two while a turn passes.
         """
-        return sum(IN_FLIGHT_SECONDS + member.longest for member in self.best_effort)
+        ahead = IN_FLIGHT_SECONDS * min(2, len(self.best_effort))
+        return ahead + max(member.longest for member in self.best_effort)
 
     def shares(self) -> Mapping[str, float]:
         """Return the share of the card that each container may use now, by its pages' directory: percent.
