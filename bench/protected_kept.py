@@ -37,7 +37,7 @@ def digest() -> str:
     """Twelve hex digits of the C sources that the programs run and of the Python that measures them."""
     library, tests = ROOT / "vcuda/lib", ROOT / "tests/native"
     total = hashlib.sha256(
-        code_digest([ROOT / "bench/protected.py", tests / "gates.py", tests / "core_world.py"]).encode()
+        code_digest([ROOT / "bench/protected_cells.py", tests / "gates.py", tests / "core_world.py"]).encode()
     )
     sources = [tests / name for name in ("core_load.c", "core_service.c", "core_program.h", "core_watch.c")]
     for folder in (library / "src", library / "include", library / "watcher", library / "test/standin"):

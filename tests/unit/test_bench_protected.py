@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from bench import protected
-from bench.protected import Cell, Outcome, Table, constellations
+from bench.protected import Table, constellations
+from bench.protected_cells import Cell, Outcome
 from bench.protected_kept import digest, kept
 from bench.rows import Row
 
