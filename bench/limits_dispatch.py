@@ -25,7 +25,8 @@ CALL_SECONDS: Final = 300.0
 KEPT: Final = OUTPUT.with_name("dispatch")
 MEMORY: Final = frozenset(
     (
-        *("array", "exported", "granule_gap", "imported", "mem", "multicast", "pool", "pool_account", "vmm"),
+        *("array", "exported", "granule_gap", "imported", "mem", "multicast", "vmm"),
+        *("pool", "pool_account", "pool_table"),
         *("graph_backlog", "graph_memory", "graph_peak", "graph_pool", "graph_profile"),
     )
 )

@@ -6,153 +6,39 @@
  * left alone, and once nothing is on its way they meet. A reading may also be old when it is used: an allocation that
  * ended in between has already taken its reservation off, or a later reading has been used already. So these are
  * counted, and a reading is used only if none happened since; whoever comes last reads last.
- * Accounts are never freed, only used again: threads may be looking at them.
+ * Which pools there are, and how the driver is asked about one, is pool_table.h's.
  */
 #include "cuda/pool_account.h"
-
-#include <sched.h>
-#include <stdlib.h>
 
 #include "cuda/account.h"
 #include "cuda/device_map.h"
 #include "cuda/exported.h"
 #include "cuda/graph_pool.h"
+#include "cuda/pool_table.h"
 #include "interposer.h"
 #include "lock.h"
 #include "note.h"
 #include "page.h"
 
-enum state { FREE, STREAM_ORDERED, CLOSED };
-
 #define UNIT 512 /* in which pools divide what they have */
-#define PATIENCE_NS 1000000000u
 
-struct pool_account {
-    struct pool_account *next;
-    uint8_t state;
-    bool busy;
-    int card;
-    CUmemoryPool pool;
-    uint64_t charged;          /* of this pool, in the container's account */
-    uint64_t on_way, promised; /* sums over growths: reserved, and what they may take of the pool's room */
-    uint32_t growing;          /* growths on their way */
-    uint32_t changes;          /* growths that ended, and readings that changed the charge */
-    uint32_t allocations;
-    uint32_t asking;          /* calls of the driver on their way that name the pool: it is not destroyed meanwhile */
-    uint64_t used, threshold; /* bytes of its allocations, and what it keeps beyond them at a synchronisation */
-    bool is_owed;             /* something was freed that a synchronisation gives back */
-};
-
-static struct pool_account *all;
-static bool adding;                   /* a bit as in each account: a pool must not get two */
 static uint64_t frees, settled_frees; /* of what pools hold; and how many of them have been settled */
 /* How much more than asked for a pool has taken at once: pools of some drivers grow in large steps. */
 static uint64_t surplus;
 
-/* Words that are changed with the bit taken, and also read without it. */
-static uint64_t seen(const uint64_t *word) {
-    return __atomic_load_n(word, __ATOMIC_RELAXED);
-}
-
-static void set(uint64_t *word, uint64_t value) {
-    __atomic_store_n(word, value, __ATOMIC_RELAXED);
-}
-
-static enum state state_of(const struct pool_account *account) {
-    return (enum state)__atomic_load_n(&account->state, __ATOMIC_ACQUIRE);
-}
-
-static struct pool_account *first(void) {
-    return __atomic_load_n(&all, __ATOMIC_ACQUIRE);
-}
-
-static struct pool_account *find(CUmemoryPool pool) {
-    for (struct pool_account *account = first(); account; account = account->next)
-        if (state_of(account) == STREAM_ORDERED && account->pool == pool)
-            return account;
-    return NULL;
-}
-
-/* With `adding` taken. A `spare` that is not needed stays the caller's. */
-static struct pool_account *add(CUmemoryPool pool, int card, struct pool_account **spare) {
-    struct pool_account *account = first();
-    while (account && state_of(account) != FREE)
-        account = account->next;
-    bool fresh = !account;
-    if (fresh) {
-        account = *spare;
-        *spare = NULL;
-    }
-    if (!account)
-        return NULL;
-    account->pool = pool;
-    account->card = card;
-    account->on_way = account->promised = 0;
-    set(&account->charged, 0);
-    account->growing = account->allocations = 0;
-    set(&account->used, 0);
-    set(&account->threshold, 0);
-    account->is_owed = false;
-    __atomic_store_n(&account->state, STREAM_ORDERED, __ATOMIC_RELEASE);
-    if (fresh) {
-        account->next = first();
-        __atomic_store_n(&all, account, __ATOMIC_RELEASE);
-    }
-    return account;
-}
-
 struct pool_account *pool_account_find(CUmemoryPool pool) {
-    return find(pool);
-}
-
-/* The program may destroy the pool in another thread: what names it to the driver is announced, and who destroys waits.
- * False if it is destroyed already; otherwise asked() ends it. */
-static bool ask(struct pool_account *account) {
-    __atomic_fetch_add(&account->asking, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&account->state, __ATOMIC_SEQ_CST) == STREAM_ORDERED)
-        return true;
-    __atomic_fetch_sub(&account->asking, 1, __ATOMIC_RELEASE);
-    return false;
-}
-
-static void asked(struct pool_account *account) {
-    __atomic_fetch_sub(&account->asking, 1, __ATOMIC_RELEASE);
-}
-
-/* A child of fork may find a thread counted that it does not have: hence no longer than this. */
-static void wait_until_asked(const struct pool_account *account) {
-    uint64_t began = vcuda_now_ns();
-    while (__atomic_load_n(&account->asking, __ATOMIC_SEQ_CST) && vcuda_now_ns() - began < PATIENCE_NS)
-        sched_yield();
-}
-
-static bool read_one(struct pool_account *account, int attribute, uint64_t *bytes) {
-    *bytes = 0;
-    if (!ask(account))
-        return false;
-    CUresult result = real.cuMemPoolGetAttribute(account->pool, attribute, bytes);
-    asked(account);
-    return result == CUDA_SUCCESS;
+    return pool_table_find(pool);
 }
 
 void pool_account_set_threshold(struct pool_account *account, uint64_t bytes) {
-    set(&account->threshold, bytes);
+    pool_set(&account->threshold, bytes);
 }
 
 struct pool_account *pool_account_of(CUmemoryPool pool, int card) {
-    struct pool_account *account = find(pool);
-    if (account)
-        return account;
     uint64_t threshold;
-    struct pool_account *spare = calloc(1, sizeof *spare);
-    spin_lock(&adding);
-    account = find(pool);
-    bool is_new = !account;
-    if (is_new)
-        account = add(pool, card, &spare);
-    spin_unlock(&adding);
-    free(spare);
-    if (is_new && account && read_one(account, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold))
+    bool is_new;
+    struct pool_account *account = pool_table_of(pool, card, &is_new);
+    if (is_new && account && pool_read(account, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold))
         pool_account_set_threshold(account, threshold);
     return account;
 }
@@ -169,7 +55,7 @@ static bool settle(struct pool_account *account, bool within_limit) {
     for (;;) {
         uint64_t reserved;
         uint32_t changes = __atomic_load_n(&account->changes, __ATOMIC_ACQUIRE);
-        if (!read_one(account, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved))
+        if (!pool_read(account, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved))
             return true;
         spin_lock(&account->busy);
         if (account->changes != changes) {
@@ -182,7 +68,7 @@ static bool settle(struct pool_account *account, bool within_limit) {
         else if (account->growing && !within_limit)
             target = before;
         __atomic_fetch_add(&account->changes, target != before, __ATOMIC_RELEASE);
-        set(&account->charged, target);
+        pool_set(&account->charged, target);
         spin_unlock(&account->busy);
         if (target <= before) {
             account_return(account->card, before - target);
@@ -196,7 +82,8 @@ static bool settle(struct pool_account *account, bool within_limit) {
         if (pool_account_reserve(account->card, target - before) == CUDA_SUCCESS)
             return true;
         spin_lock(&account->busy);
-        set(&account->charged, account->charged - (target - before)); /* not charged yet: the next one to settle will */
+        pool_set(&account->charged,
+                 account->charged - (target - before)); /* not charged yet: the next one to settle will */
         spin_unlock(&account->busy);
         return false;
     }
@@ -210,8 +97,8 @@ void pool_account_settle(struct pool_account *account) {
 static bool promise(struct pool_account *account, uint64_t bytes) {
     uint64_t reserved, used;
     uint32_t changes = __atomic_load_n(&account->changes, __ATOMIC_ACQUIRE);
-    if (!read_one(account, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) ||
-        !read_one(account, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) || used > reserved)
+    if (!pool_read(account, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) ||
+        !pool_read(account, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) || used > reserved)
         return false;
     spin_lock(&account->busy);
     bool room = account->changes == changes && reserved - used >= account->promised &&
@@ -243,7 +130,7 @@ CUresult pool_account_begin(struct pool_growth *growth, struct pool_account *acc
     growth->promised = bytes;
     spin_lock(&account->busy);
     account->on_way += whole;
-    set(&account->charged, account->charged + whole);
+    pool_set(&account->charged, account->charged + whole);
     account->promised += bytes;
     account->growing++;
     spin_unlock(&account->busy);
@@ -292,13 +179,13 @@ bool pool_account_allocated(struct pool_account *account, CUdeviceptr at, uint64
 /* A reading on its way is void from here on, for this pool and for the next one that the account is used for. */
 static void end(struct pool_account *account) {
     spin_lock(&account->busy);
-    bool ends = state_of(account) == CLOSED;
+    bool ends = pool_state_of(account) == POOL_CLOSED;
     uint64_t charged = ends ? account->charged : 0;
     int card = account->card;
     if (ends) {
-        set(&account->charged, 0);
+        pool_set(&account->charged, 0);
         __atomic_fetch_add(&account->changes, 1, __ATOMIC_RELEASE);
-        __atomic_store_n(&account->state, FREE, __ATOMIC_RELEASE);
+        __atomic_store_n(&account->state, POOL_FREE, __ATOMIC_RELEASE);
     }
     spin_unlock(&account->busy);
     account_return(card, charged);
@@ -309,7 +196,7 @@ void pool_account_freed(const struct allocation *item) {
     __atomic_fetch_sub(&account->used, item->bytes, __ATOMIC_RELAXED);
     __atomic_store_n(&account->is_owed, true, __ATOMIC_RELEASE);
     uint32_t left = __atomic_sub_fetch(&account->allocations, 1, __ATOMIC_ACQ_REL);
-    if (state_of(account) == CLOSED && !left)
+    if (pool_state_of(account) == POOL_CLOSED && !left)
         end(account);
     __atomic_fetch_add(&frees, 1, __ATOMIC_SEQ_CST);
 }
@@ -318,19 +205,19 @@ void pool_account_freed(const struct allocation *item) {
 void pool_account_closing(struct pool_account *account) {
     pool_account_settle(account);
     __atomic_fetch_add(&account->allocations, 1, __ATOMIC_ACQ_REL);
-    __atomic_store_n(&account->state, CLOSED, __ATOMIC_SEQ_CST);
-    wait_until_asked(account);
+    __atomic_store_n(&account->state, POOL_CLOSED, __ATOMIC_SEQ_CST);
+    pool_wait_until_asked(account);
 }
 
 void pool_account_closed(struct pool_account *account, bool closed) {
     if (!closed)
-        __atomic_store_n(&account->state, STREAM_ORDERED, __ATOMIC_RELEASE);
+        __atomic_store_n(&account->state, POOL_STREAM_ORDERED, __ATOMIC_RELEASE);
     if (!__atomic_sub_fetch(&account->allocations, 1, __ATOMIC_ACQ_REL) && closed)
         end(account);
 }
 
 void pool_account_touched(void) {
-    for (struct pool_account *account = first(); account; account = account->next)
+    for (struct pool_account *account = pool_table_first(); account; account = account->next)
         __atomic_store_n(&account->is_owed, true, __ATOMIC_RELEASE);
     __atomic_fetch_add(&frees, 1, __ATOMIC_SEQ_CST);
 }
@@ -338,8 +225,8 @@ void pool_account_touched(void) {
 /* Does it keep more than it will when the driver has given back what it owes? Another thread's synchronisation may have
  * been too early for what this one freed. */
 static bool still_owes(const struct pool_account *account) {
-    uint64_t used = seen(&account->used), threshold = seen(&account->threshold);
-    return seen(&account->charged) > granules(used > threshold ? used : threshold);
+    uint64_t used = pool_seen(&account->used), threshold = pool_seen(&account->threshold);
+    return pool_seen(&account->charged) > granules(used > threshold ? used : threshold);
 }
 
 void pool_account_synchronised(void) {
@@ -347,8 +234,8 @@ void pool_account_synchronised(void) {
     if (now == __atomic_load_n(&settled_frees, __ATOMIC_SEQ_CST))
         return;
     bool owed = false;
-    for (struct pool_account *account = first(); account; account = account->next) {
-        if (!seen(&account->charged) || !__atomic_exchange_n(&account->is_owed, false, __ATOMIC_ACQ_REL))
+    for (struct pool_account *account = pool_table_first(); account; account = account->next) {
+        if (!pool_seen(&account->charged) || !__atomic_exchange_n(&account->is_owed, false, __ATOMIC_ACQ_REL))
             continue;
         pool_account_settle(account);
         if (still_owes(account)) {
@@ -362,24 +249,24 @@ void pool_account_synchronised(void) {
 }
 
 void pool_account_context_ended(int card) {
-    for (struct pool_account *account = first(); account; account = account->next)
+    for (struct pool_account *account = pool_table_first(); account; account = account->next)
         if (account->card == card)
             pool_account_settle(account);
     graph_pools_context_ended(card);
 }
 
 void pool_account_trim(struct pool_account *account) {
-    if (ask(account)) {
+    if (pool_ask(account)) {
         real.cuMemPoolTrimTo(account->pool, 0);
-        asked(account);
+        pool_asked(account);
     }
     pool_account_settle(account);
 }
 
 void pool_account_relieve(int card) {
     exported_settle();
-    for (struct pool_account *account = first(); account; account = account->next)
-        if (account->card == card && seen(&account->charged))
+    for (struct pool_account *account = pool_table_first(); account; account = account->next)
+        if (account->card == card && pool_seen(&account->charged))
             pool_account_trim(account);
     graph_pools_trim(card);
 }
@@ -387,9 +274,9 @@ void pool_account_relieve(int card) {
 static void tell_refusal(int card, uint64_t bytes) {
     const struct vcuda_card_limits *limits = account_limits(card);
     uint64_t pooled = graph_pools_charged(card);
-    for (const struct pool_account *account = first(); account; account = account->next)
-        if (account->card == card && state_of(account) != FREE)
-            pooled += seen(&account->charged);
+    for (const struct pool_account *account = pool_table_first(); account; account = account->next)
+        if (account->card == card && pool_state_of(account) != POOL_FREE)
+            pooled += pool_seen(&account->charged);
     if (limits)
         note_send(vcuda_usage(), &(struct vcuda_note){.code = VCUDA_NOTE_MEMORY_REFUSED,
                                                       .card = (uint32_t)card,
