@@ -65,6 +65,22 @@ static void bound_to_multicast(void) {
     taken("nothing");
 }
 
+/* For network cards and other drivers: does its descriptor hold memory that is freed? */
+static void dma_buf(void) {
+    FIND(cuMemGetHandleForAddressRange, 11070, (void *, pointer, size_t, int, unsigned long long));
+    int descriptor = -1;
+    pointer memory = allocate(64 * MIB);
+    int result = cuMemGetHandleForAddressRange(&descriptor, memory, 64 * MIB, BY_DESCRIPTOR, 0);
+    if (result) {
+        not_asked("the driver gives no dma-buf here (that needs NVIDIA's open kernel modules)");
+        return;
+    }
+    answer("free", release(memory));
+    taken("freed_with_descriptor_open");
+    close(descriptor);
+    taken("descriptor_closed");
+}
+
 /* Between machines, or processes: does the handle hold anything, and open what something else holds? */
 static void fabric_handle(void) {
     FIND(cuMemCreate, 10020, (unsigned long long *, size_t, const void *, unsigned long long));
@@ -93,6 +109,7 @@ static const struct question questions[] = {
     {"exported_copies", exported_copies},
     {"bound_to_multicast", bound_to_multicast},
     {"fabric_handle", fabric_handle},
+    {"dma_buf", dma_buf},
 };
 
 int main(int argc, char **argv) {

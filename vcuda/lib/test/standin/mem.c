@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "process.h"
+#include "vmm.h"
 
 /* Allocations below 1 MiB share blocks of 2 MiB, in units of 512 bytes. */
 #define SMALL (1 << 20)
@@ -147,7 +148,8 @@ void memory_release(struct memory *memory) {
             break;
         }
         forget_share(memory->share);
-        device_charge(memory->device, -whole);
+        if (!range_keeps(memory->base, whole))
+            device_charge(memory->device, -whole);
         munmap((void *)memory->base, memory->backed);
         break;
     case MANAGED:

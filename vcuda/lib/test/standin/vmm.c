@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "process.h"
+#include "vmm.h"
 
 struct physical {
     struct physical *next;
@@ -24,7 +25,8 @@ struct physical {
     size_t bytes;
     int fd, handles, mappings;
     bool imported, exported;
-    ino_t inode; /* of what its descriptors name */
+    ino_t inode;    /* of what its descriptors name */
+    uintptr_t base; /* of linear memory, if that is what they name: its bytes are here from its free on */
 };
 
 struct mapping {
@@ -123,6 +125,64 @@ static CUresult add(const CUmemAllocationProp *props, size_t bytes, int fd, bool
     *out = (uintptr_t)physical;
     return CUDA_SUCCESS;
 }
+
+/* ---- descriptors of linear memory ----------------------------------------------------------------------------------
+ */
+
+static struct physical *range_at(uintptr_t base) {
+    struct physical *at = blocks;
+    while (at && (at->base != base || at->bytes))
+        at = at->next;
+    return at;
+}
+
+static struct physical *range_of(const struct memory *memory) {
+    struct physical *range = range_at(memory->base);
+    int fd = range ? -1 : memfd_create("range", MFD_CLOEXEC);
+    if (range || fd < 0)
+        return range;
+    const CUmemAllocationProp none = {0};
+    CUmemGenericAllocationHandle handle;
+    if (add(&none, 0, fd, false, memory->device, &handle) != CUDA_SUCCESS) {
+        close(fd);
+        return NULL;
+    }
+    blocks->base = memory->base;
+    blocks->handles = 0;
+    blocks->exported = true;
+    return blocks;
+}
+
+bool range_keeps(uintptr_t base, int64_t bytes) {
+    struct physical *range = range_at(base);
+    if (!range || !is_held(range))
+        return false;
+    range->bytes = (size_t)bytes;
+    return true;
+}
+
+/* Only what its name says is modelled: nobody reads the memory by the descriptor. */
+CUresult model_cuMemGetHandleForAddressRange(void *out, CUdeviceptr pointer, size_t bytes, int type,
+                                             unsigned long long flags) {
+    NEED_CONTEXT(context);
+    (void)context;
+    if (!out || type != BY_DESCRIPTOR || flags || !bytes || (pointer | bytes) % 4096)
+        return CUDA_ERROR_INVALID_VALUE;
+    process_lock();
+    physical_drop_unheld();
+    struct memory *memory = map_find((uintptr_t)pointer);
+    bool is_one = memory && memory->kind == LINEAR && !memory->block && bytes <= memory->backed &&
+                  pointer - memory->base <= memory->backed - bytes;
+    struct physical *range = is_one ? range_of(memory) : NULL;
+    int fd = range ? open_again(getpid(), range->fd) : -1;
+    process_unlock();
+    if (fd >= 0)
+        *(int *)out = fd;
+    return fd >= 0 ? CUDA_SUCCESS : is_one ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---- blocks --------------------------------------------------------------------------------------------------------
+ */
 
 CUresult model_cuMemGetAllocationGranularity(size_t *out, const CUmemAllocationProp *props, int option) {
     (void)option;
