@@ -10,7 +10,7 @@ from admission.cluster.host_cpu import allocatable
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.cluster.node_report import NodeReport, read_node, what_counts, whole_number
 from gpu_manager.domain.cluster.placed_pods import card_by_index
-from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.contract import CORE, DRA_DRIVER, MEMORY
 from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
 from gpu_manager.domain.topology import MAX_CARDS, Link, Topology
 from gpu_manager.domain.untrusted import mapping
@@ -19,6 +19,7 @@ from gpu_manager.domain.whatif.scheduling_constraints import OPEN, NodeConstrain
 Intern = Callable[[Hashable], int]  # the same number for equal values
 NO_DEVICE = "no GPU device"  # the predecessor's words
 AWAY = "its agent is starting or has left: pods wait until it serves again"
+BY_CLAIMS = "its cards are given by ResourceClaims alone"
 _SYS = Link.parse("SYS")
 
 
@@ -52,6 +53,8 @@ def node_facts(obj: Mapping[str, Any], unit: int, intern: Intern) -> NodeFacts:
         problem = NO_DEVICE
     elif not report.serving:
         problem = AWAY
+    elif {state.held for state in report.cards if not state.card.mig} == {DRA_DRIVER}:
+        problem = BY_CLAIMS
     return NodeFacts(report, problem, _hardware(report, intern), allocatable(obj), node_constraints(obj))
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
+from admission.cluster.node_facts import BY_CLAIMS
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
@@ -274,11 +275,16 @@ def _line(
     parts = [
         f"{counts[word]} {_WORDS[word][counts[word] > 1]}"
         + (f" ({shown_bars(barred)})" if word == BARRED else "")
+        + (f" ({BY_CLAIMS})" if word == Unfit.NODE.value and _by_claims(nodes) else "")
         for word in _ORDER
         if counts[word]
     ]
     cure = f". Smallest change: {change.text}" if change else ". No change of its amounts helps"
     return f"waits: of {_nodes(total)}, {', '.join(parts)}{cure}"[:LINE_LIMIT]
+
+
+def _by_claims(nodes: Sequence[NodeLine]) -> bool:
+    return any(one.line == BY_CLAIMS for one in nodes)
 
 
 def _nodes(count: int) -> str:

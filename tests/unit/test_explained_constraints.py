@@ -134,3 +134,15 @@ def test_whole_cards_under_nvidias_name_are_not_counted_on_a_node_that_keeps_the
     assert told.counts == {"fits": 1, "barred": 1}
     assert told.line.endswith('. Not counted: "n1" is cordoned')
     assert "n1: 2 of 2" not in told.line
+
+
+def test_a_node_whose_cards_all_go_by_claims_is_not_waited_for() -> None:
+    """The Event says so where the kubelet offers none of them, and kube-scheduler does not even ask us."""
+    told = why(World([node("n1", claimed=[0, 1])]), pod("a"))
+    assert told.counts == {"node": 1}
+    assert told.line == (
+        "waits: of 1 node, 1 has no cards for it (its cards are given by ResourceClaims alone). "
+        "No change of its amounts helps"
+    )
+    split = why(World([node("n1", claimed=[0])]), pod("a"))
+    assert split.counts == {"fits": 1}
