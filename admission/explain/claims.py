@@ -241,7 +241,7 @@ class _Case:
         """What Kubernetes would find there."""
         cards = self._devices(view)
         if not cards:
-            return _Found(view, Unfit.NODE.value, view.problem or "its cards are not given by claims")
+            return _Found(view, Unfit.NODE.value, view.problem or _no_cards(view))
         used = {one.device.name: one.consumed for one in cards.values()}
         try:
             found = self._allocated(cards, used)
@@ -382,6 +382,12 @@ class _Case:
         if others:
             names.append("1 of another namespace" if others == 1 else f"{others} of other namespaces")
         return ", ".join(names)
+
+
+def _no_cards(view: NodeView) -> str:
+    if any(state.held == DRA_DRIVER and state.card.mig for state in view.node.cards):
+        return "its cards are in MIG mode: their instances are not given by claims"
+    return "its cards are not given by claims"
 
 
 def _nodes(count: int) -> str:

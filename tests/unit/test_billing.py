@@ -19,7 +19,7 @@ from gpu_manager.domain.billing import (
     decode_bills,
     encode_bills,
 )
-from gpu_manager.domain.placement.ledger import Allocation, Share
+from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim, Share
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.topology import Topology
@@ -223,6 +223,24 @@ def test_a_pod_without_a_name_and_one_that_has_ended_are_on_no_bill() -> None:
     node.grant(unnamed, gone)
     node.pass_(SAVE_SECONDS)
     assert not node.meter.told.namespaces
+
+
+def test_a_claim_is_billed_once_to_its_namespace_however_many_pods_share_it() -> None:
+    node = Node()
+    pods = tuple((PodUid(f"uid-{name}"), name) for name in ("one", "two"))
+    holder = HoldingClaim("shared", "gpu", (("gpu-0", "s"),), pods)
+    shares = (Share(cards()[1].card.uuid, Amount(30, GIB)),)
+    node.grant(Allocation(PodUid("claim"), "shared/gpu", APP, 0, shares, "a", "shared", claim=holder))
+    running = {f"a/{name}": [KnownPod(Pod(uid, "a", name, (), phase="Running"))] for uid, name in pods}
+    node.pods.known = running
+    node.pass_(SAVE_SECONDS)
+    assert node.cores() == 30 * SAVE_SECONDS
+    assert [(one.pod, one.sums.core_seconds) for one in node.meter.told.pods.values()] == [
+        ("shared", 30 * SAVE_SECONDS)
+    ]
+    node.pods.known = {}
+    node.pass_(SAVE_SECONDS)
+    assert node.cores() == 60 * SAVE_SECONDS, "it is held until it is released"
 
 
 def test_waste_is_what_was_held_and_not_used_and_no_more_than_was_booked() -> None:

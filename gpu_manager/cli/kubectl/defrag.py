@@ -18,7 +18,7 @@ from gpu_manager.domain.resources import format_bytes
 from gpu_manager.domain.whatif.defragmentation import MOST_MOVES, DefragPlan, defragment
 from gpu_manager.domain.whatif.simulation import SimNode, SimPod
 
-_CLAIMS: Final = (
+CLAIMS_UNPLANNED: Final = (
     "; for a pod with ResourceClaims nothing is planned: kube-scheduler allocates them, and "
     "kubectl vcuda explain says why it waits"
 )
@@ -78,7 +78,7 @@ def _waiting(target: str, view: cluster_view.ClusterView) -> SimPod:
     if found is None:
         elsewhere = f"; there is one in {quoted(named[0].namespace)}: name it with -n" if named else ""
         where = f"in namespace {quoted(view.namespace)}"
-        claims = _CLAIMS if view.by_claims and not named else ""
+        claims = CLAIMS_UNPLANNED if view.by_claims and not named else ""
         raise RequestInvalid(f"no pod {quoted(target)} that asks for cards {where}{elsewhere}{claims}")
     if found.node:
         raise RequestInvalid(f"pod {found.key} is on node {found.node} already: it waits for nothing")
