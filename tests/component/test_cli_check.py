@@ -317,3 +317,24 @@ def test_a_wrong_command_line_is_one_line_and_2(
     assert said.out == ""
     assert said.err.startswith("gpu-manager: ")
     assert said.err.count("\n") == 1
+
+
+def test_claims_show_what_a_labelled_namespace_makes_of_a_pod_or_why_it_stays(check: Check) -> None:
+    code, said, _ = check(NGINX, "--claims")
+    assert code == 0
+    assert "[turned-into-claim]" in said
+    assert "request nginx: 30 cores, 5 GiB" in said
+    assert "turned-into-claim" not in check(NGINX)[1]
+    bound = NGINX.replace("spec:\n", "spec:\n  nodeName: n1\n")
+    code, said, _ = check(bound, "--claims")
+    assert code == 0
+    assert "only a scheduler allocates claims: use a nodeSelector instead  [not-turned-into-claim]" in said
+
+
+def test_claims_are_in_json_as_their_spec(check: Check) -> None:
+    _, said, _ = check(NGINX, "--claims", "-o", "json")
+    [found] = json.loads(said)["objects"]
+    [request] = found["claim"]["devices"]["requests"]
+    assert request["exactly"]["capacity"] == {"requests": {"cores": "30", "memory": "5Gi"}}
+    [plain] = json.loads(check(NGINX, "-o", "json")[1])["objects"]
+    assert "claim" not in plain

@@ -25,7 +25,7 @@ from tests.fakes.extender import World, node, pod
 from tests.fakes.ports import FakeClock
 from tests.unit.test_agents_usage import Agents
 
-PATHS = 19  # of the document: a new one is called by itself, and this number says so
+PATHS = 20  # of the document: a new one is called by itself, and this number says so
 
 
 class Everyone(Reviews):
@@ -68,6 +68,7 @@ def service() -> Any:
                 knowledge, gate, agents, history, manifest_file, lambda *_: ((), False), lambda: 0.0, clock
             ),
         ),
+        ensure=lambda _namespace, name, _spec: "it cannot" if name < "vcuda-8" else "",
     )
     return build_app(AdmissionSettings(), doors)
 
