@@ -85,9 +85,9 @@ native: $(TEST) ## libvcuda and its stand-in drivers: built, sanitised, tested
 
 TSAN := page_attach page_ledger memory_table memory_model threads # not token_bucket: arithmetic of one thread, slow here
 TRITON := build/triton
-triton-check: $(TEST) ## Triton's own look-up of the driver, from its wheel (300 MB), in a container as it is delivered (root)
+triton-check: $(TEST) ## Triton's own look-up of the driver and its C module, from its wheel (300 MB), in a container as it is delivered (root)
 	test -d $(TRITON) || $(BIN)/python -m pip download --quiet --no-deps -d $(TRITON) triton
-	TRITON_WHEEL=$$(ls $(CURDIR)/$(TRITON)/triton-*.whl) python -m pytest -v -k triton tests/native/test_ldcache_hook.py
+	TRITON_WHEEL=$$(ls $(CURDIR)/$(TRITON)/triton-*.whl) python -m pytest -v -k triton tests/native/test_ldcache_hook.py tests/native/triton_module.py
 
 native-tsan: $(TEST) ## what threads and processes share, under the thread sanitizer
 	VCUDA_SANITIZE=thread python -m pytest --timeout 600 $(TSAN:%=tests/native/test_%.py)
