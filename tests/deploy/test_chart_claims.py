@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_manager.domain.contract import DRA_DRIVER, RESOURCES, WHOLE_CARD
+from gpu_manager.domain.contract import CLAIM_RECORD, DRA_DRIVER, RESOURCES, WHOLE_CARD
 from tests.agreement.claim_cases import ILLEGAL, LEGAL, claim, template
 from tests.deploy.chart import agent_pod, container, objects, of_kind, the
 from tests.fakes.cel import Policy
@@ -67,6 +67,16 @@ def test_agents_that_leave_claims_keep_what_handing_cards_over_needs_and_no_new_
     assert {o["metadata"]["name"] for o in of_kind("leaving", "ValidatingAdmissionPolicy")} >= {
         "vcuda-slices"
     }
+
+
+@pytest.mark.parametrize(("values", "record"), [("defaults", False), ("split", True), ("leaving", True)])
+def test_whoever_judges_claims_may_record_what_it_let_pass(values: str, record: bool) -> None:
+    (leases,) = (
+        rule
+        for rule in the(values, "Role", "gpu-quota-admission")["rules"]
+        if rule["resources"] == ["leases"] and rule["verbs"] == ["get", "update"]
+    )
+    assert (CLAIM_RECORD in leases["resourceNames"]) is record
 
 
 def test_an_agent_that_splits_its_cards_may_see_which_claims_are_allocated() -> None:
