@@ -109,6 +109,21 @@ class ExportPlayer:
         self._sizes[result] = self._sizes[handle]
         return guest("cuMemExportToShareableHandle", OUT, self._values[handle], POSIX, 0).value & 0xFFFFFFFF
 
+    def _allocate(self, guest: Program, size: int, *, result: int) -> int:
+        self._sizes[result] = size
+        return guest("cuMemAlloc_v2", OUT, size).value
+
+    def _free(self, guest: Program, address: int, *, result: None) -> None:
+        assert guest("cuMemFree_v2", self._values[address]).result == SUCCESS
+
+    def _dma_buf(self, guest: Program, address: int, *, result: int) -> int:
+        size = self._sizes[result] = self._sizes[address]
+        return (
+            guest("cuMemGetHandleForAddressRange", OUT, self._values[address], size, 1, 0).value & 0xFFFFFFFF
+        )
+
+    _dma_buf_of_mapping = _dma_buf
+
     def _import_(self, guest: Program, descriptor: int, *, result: int) -> int:
         self._sizes[result] = self._sizes[descriptor]
         return guest("cuMemImportFromShareableHandle", OUT, self._values[descriptor], POSIX).value

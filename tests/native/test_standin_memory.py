@@ -100,21 +100,3 @@ def test_calls_of_a_process_that_exits_are_refused_once_the_driver_has_ended(con
     )  # fmt: skip
     assert ended.stdout == f"0 0 0\n{' '.join([str(DEINITIALIZED)] * 3)}\n"
     assert container.program().start().card_used() == CONTEXT, "what it held went with it"
-
-
-def test_a_dma_buf_keeps_freed_memory_on_the_card_and_off_the_account(
-    container: Container, guest: Program
-) -> None:
-    """The library does not know of it: docs/isolation.md says so among the evasions."""
-    before = guest.card_used()
-    at = guest("cuMemAlloc_v2", OUT, 64 * MIB).value
-    inside, past = at + 2 * MIB, at + 63 * MIB
-    made = [guest("cuMemGetHandleForAddressRange", OUT, where, 2 * MIB, 1, 0) for where in (at, inside)]
-    assert [one.result for one in made] == [SUCCESS, SUCCESS]
-    assert guest("cuMemGetHandleForAddressRange", OUT, past, 2 * MIB, 1, 0).result != SUCCESS
-    assert guest("cuMemFree_v2", at).result == SUCCESS
-    assert container.charged() == CONTEXT
-    for one in made:
-        assert guest.card_used() == before + 64 * MIB
-        assert guest("close", one.value & 0xFFFFFFFF).result == 0
-    assert guest.card_used() == before

@@ -11,6 +11,9 @@ Written from documentation alone; what is a guess says so. Model, not yet a card
 - The shareable counterpart on Linux is a file descriptor (``CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR``): ``dup``, ``fork``
   and ``SCM_RIGHTS`` make more descriptors of one open file, which ends with the last (open(2), unix(7)). A descriptor on
   its way through a socket is held by the kernel until it is received or both ends are closed (unix(7)).
+- A dma-buf (``cuMemGetHandleForAddressRange``) of ``cuMemAlloc`` memory or of mapped memory is such a descriptor too, which
+  nothing imports. That it holds the memory whole after its free is a guess, and on the safe side: the page says only that
+  it has to be closed; Linux keeps a buffer until its last descriptor is closed (dma-buf guide).
 - A fabric handle (``CU_MEM_HANDLE_TYPE_FABRIC``) is 64 bytes of data, which hold nothing (a guess).
 - A multicast object holds what is bound to it until it is unbound or the object itself is freed. A guess, and on the safe
   side: the pages of cuMulticastBindMem and cuMulticastUnbind do not say; microsoft/mscclpp ran out of memory while it
@@ -58,6 +61,7 @@ class OpenFile:
     """What one export opened; descriptors in any process name it."""
 
     thing: Thing
+    is_dma_buf: bool = False
 
 
 @dataclass(slots=True)
@@ -74,11 +78,13 @@ class Tables:
     mappings: dict[int, tuple[int, Thing]] = field(
         default_factory=dict
     )  # address → handle that mapped it, what it maps
+    allocations: dict[int, Memory] = field(default_factory=dict)  # of cuMemAlloc, by address
     descriptors: dict[int, OpenFile] = field(default_factory=dict)
 
     def things(self) -> Iterator[Thing]:
         yield from (handle.thing for handle in self.handles.values())
         yield from (thing for _, thing in self.mappings.values())
+        yield from self.allocations.values()
         yield from (file.thing for file in self.descriptors.values())
 
 
@@ -175,6 +181,28 @@ class World:
         self._mapping(process, address)
         del self._of(process).mappings[address]
 
+    def allocate(self, process: int, size: int) -> int:
+        """``cuMemAlloc``: an address."""
+        address = next(self._numbers)
+        self._of(process).allocations[address] = Memory(address, size, process)
+        return address
+
+    def free(self, process: int, address: int) -> None:
+        """``cuMemFree``."""
+        self._allocation(process, address)
+        del self._of(process).allocations[address]
+
+    def dma_buf(self, process: int, address: int) -> int:
+        """``cuMemGetHandleForAddressRange`` of an allocation: a descriptor of a newly opened file."""
+        return self._open(process, OpenFile(self._allocation(process, address), is_dma_buf=True))
+
+    def dma_buf_of_mapping(self, process: int, address: int) -> int:
+        """The same of what is mapped."""
+        thing = self._mapping(process, address)[1]
+        if not isinstance(thing, Memory):
+            raise RefusedError("dma-bufs of multicast objects are not modelled")
+        return self._open(process, OpenFile(thing, is_dma_buf=True))
+
     def export(self, process: int, handle: int) -> int:
         """``cuMemExportToShareableHandle``: a descriptor of a newly opened file."""
         return self._open(process, OpenFile(self._handle(process, handle).thing))
@@ -189,7 +217,10 @@ class World:
 
     def import_(self, process: int, descriptor: int) -> int:
         """``cuMemImportFromShareableHandle``: a handle; the descriptor stays the process' own to close."""
-        return self._hold(process, self._file(process, descriptor).thing)
+        file = self._file(process, descriptor)
+        if file.is_dma_buf:
+            raise RefusedError(f"descriptor {descriptor} is a dma-buf")
+        return self._hold(process, file.thing)
 
     def import_fabric(self, process: int, name: int) -> int:
         """The same of a fabric handle.
@@ -272,6 +303,11 @@ class World:
         if address not in self._of(process).mappings:
             raise RefusedError(f"nothing is mapped at {address}")
         return self.processes[process].mappings[address]
+
+    def _allocation(self, process: int, address: int) -> Memory:
+        if address not in self._of(process).allocations:
+            raise RefusedError(f"nothing was allocated at {address}")
+        return self.processes[process].allocations[address]
 
     def _file(self, process: int, descriptor: int) -> OpenFile:
         if descriptor not in self._of(process).descriptors:

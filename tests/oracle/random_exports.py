@@ -79,17 +79,31 @@ def _options(chance: random.Random, world: World, process: int, *, multicast: bo
     if tables.mappings:
         yield 3, "unmap", (process, chance.choice(list(tables.mappings)))
         yield 1, "retain", (process, chance.choice(list(tables.mappings)))
+    yield from _dma_buf_options(chance, world, process)
     if tables.descriptors:
         descriptor = chance.choice(list(tables.descriptors))
         yield 4, "close", (process, descriptor)
         yield 1, "dup", (process, descriptor)
-        yield 2, "import_", (process, descriptor)
+        if not tables.descriptors[descriptor].is_dma_buf:
+            yield 2, "import_", (process, descriptor)
         yield 4, "send", (process, descriptor, chance.choice(list(world.sockets)))
     for socket, waiting in world.sockets.items():
         if waiting:
             yield 4, "receive", (process, socket)
     if multicast:
         yield from _multicast_options(chance, world, process)
+
+
+def _dma_buf_options(chance: random.Random, world: World, process: int) -> Iterator[Option]:
+    tables = world.processes[process]
+    yield 1, "allocate", (process, chance.randint(1, 8) * GRANULE)
+    if tables.allocations:
+        address = chance.choice(list(tables.allocations))
+        yield 3, "free", (process, address)
+        yield 3, "dma_buf", (process, address)
+    mapped = [address for address, (_, thing) in tables.mappings.items() if isinstance(thing, Memory)]
+    if mapped:
+        yield 2, "dma_buf_of_mapping", (process, chance.choice(mapped))
 
 
 def _multicast_options(chance: random.Random, world: World, process: int) -> Iterator[Option]:

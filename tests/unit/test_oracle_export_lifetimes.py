@@ -80,6 +80,29 @@ def test_a_descriptor_on_its_way_holds_memory_for_nobody(world: World, process: 
     assert world.physical_bytes() == 0
 
 
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_a_dma_buf_holds_what_it_was_made_of_and_is_nothing_to_import(
+    world: World, process: int, *, is_mapped: bool
+) -> None:
+    if is_mapped:
+        handle = world.create(process, SIZE)
+        address = world.map(process, handle)
+        descriptor = world.dma_buf_of_mapping(process, address)
+        world.unmap(process, address)
+        world.release(process, handle)
+    else:
+        address = world.allocate(process, SIZE)
+        descriptor = world.dma_buf(process, address)
+        world.free(process, address)
+    with pytest.raises(RefusedError, match="is a dma-buf"):
+        world.import_(process, descriptor)
+    child = world.fork(process)
+    world.close(process, descriptor)
+    assert (world.held_bytes(process), world.created_bytes(process)) == (0, SIZE)
+    world.end(child)
+    assert world.physical_bytes() == 0
+
+
 def test_a_peer_holds_memory_after_its_maker_has_ended(world: World, process: int) -> None:
     peer, socket = world.start(), world.socket()
     world.send(process, world.export(process, world.create(process, SIZE)), socket)
@@ -158,6 +181,12 @@ def test_a_multicast_object_that_is_freed_returns_what_it_held(world: World, pro
         lambda world, process: world.release(process, 99),
         lambda world, process: world.map(process, 99),
         lambda world, process: world.unmap(process, 99),
+        lambda world, process: world.free(process, 99),
+        lambda world, process: world.dma_buf(process, world.map(process, world.create(process, SIZE))),
+        lambda world, process: world.dma_buf_of_mapping(process, world.allocate(process, SIZE)),
+        lambda world, process: world.dma_buf_of_mapping(
+            process, world.map(process, world.create_multicast(process))
+        ),
         lambda world, process: world.close(process, 99),
         lambda world, process: world.receive(process, world.socket()),
         lambda world, process: world.close_socket(99),
@@ -196,6 +225,7 @@ def referred_to(world: World) -> set[object]:
         handle.thing for tables in world.processes.values() for handle in tables.handles.values()
     ]
     named += [thing for tables in world.processes.values() for _, thing in tables.mappings.values()]
+    named += [memory for tables in world.processes.values() for memory in tables.allocations.values()]
     named += [file.thing for tables in world.processes.values() for file in tables.descriptors.values()]
     named += [file.thing for waiting in world.sockets.values() for file in waiting]
     bound = [memory for thing in named if isinstance(thing, Multicast) for memory in thing.bound.values()]
@@ -214,7 +244,9 @@ def test_random_histories_hold_what_is_referred_to_and_nothing_else(block: int) 
         for call, world in replayed(calls):
             alive = world.alive()
             assert alive == referred_to(world)
-            assert world.physical_bytes() - before <= (call.arguments[1] if call.verb == "create" else 0)
+            assert world.physical_bytes() - before <= (
+                call.arguments[1] if call.verb in {"create", "allocate"} else 0
+            )
             assert sum(
                 world.created_bytes(creator) for creator in {memory.creator for memory in alive}
             ) == sum(memory.size for memory in alive)
@@ -223,7 +255,7 @@ def test_random_histories_hold_what_is_referred_to_and_nothing_else(block: int) 
             before = world.physical_bytes()
         drained(world)
         assert world.physical_bytes() == 0
-    assert len(verbs) == 19
+    assert len(verbs) == 23
 
 
 def drained(world: World) -> None:

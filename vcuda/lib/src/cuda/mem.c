@@ -15,9 +15,13 @@
 #include "cuda/context_registry.h"
 #include "cuda/device_map.h"
 #include "cuda/discharge.h"
+#include "cuda/exported.h"
 #include "cuda/granule_gap.h"
+#include "cuda/imported.h"
 #include "cuda/pool_account.h"
+#include "fork.h"
 #include "interposer.h"
+#include "lock.h"
 #include "page.h"
 
 /* The driver's bound between the two kinds. */
@@ -180,9 +184,79 @@ CUresult hook_cuMemAllocPitch(CUdeviceptr_v1 *out, unsigned int *pitch, unsigned
     return result;
 }
 
+/* Linear memory that a dma-buf was made of: its charge is not in the table, and its count is the name of that. */
+static bool was_exported(const struct allocation *item) {
+    return item->kind == ALLOCATION_LINEAR && item->count != 0;
+}
+
+static bool any_export; /* ever: most programs make none, and every free asks */
+static bool exporting;  /* lock: what is exported is out of the table for a moment */
+
+static void forget_in_child(void) {
+    exporting = false;
+}
+
+/* Let exported.c have the charge of linear memory that was not exported before. It is out of the table meanwhile: if
+ * its context has ended then, so has the memory. */
+static bool hand_over(struct allocation *item) {
+    struct allocation old, context;
+    uint64_t name = exported_name();
+    bool kept = exported_range(name, item->card, item->bytes, item->key, IMPORTED_NOTHING);
+    if (kept) {
+        item->bytes = 0;
+        item->count = (uint32_t)name;
+    }
+    if (allocation_put(item, &old) == ALLOCATION_REPLACED)
+        allocation_discharge(&old);
+    if (!allocation_get(ALLOCATION_CONTEXT, item->owner, &context) &&
+        allocation_take(ALLOCATION_LINEAR, item->key, &old))
+        allocation_discharge(&old);
+    return kept;
+}
+
+uint64_t mem_export(CUdeviceptr base, bool *failed) {
+    struct allocation item;
+    *failed = false;
+    fork_forgets(forget_in_child);
+    __atomic_store_n(&any_export, true, __ATOMIC_SEQ_CST);
+    spin_lock(&exporting);
+    bool is_linear = allocation_get(ALLOCATION_LINEAR, base, &item) && item.kind == ALLOCATION_LINEAR;
+    if (is_linear && was_exported(&item))
+        exported_pin(item.count, 1);
+    else if (is_linear && allocation_take(ALLOCATION_LINEAR, base, &item))
+        *failed = !hand_over(&item);
+    spin_unlock(&exporting);
+    return is_linear ? item.count : 0;
+}
+
+bool mem_is_exported(CUdeviceptr base, uint64_t name) {
+    struct allocation item;
+    bool is_linear, found = allocation_get(ALLOCATION_LINEAR, base, &item);
+    is_linear = found && item.kind == ALLOCATION_LINEAR;
+    return name ? is_linear && item.count == name : found && !is_linear;
+}
+
+/* What was exported is pinned before it is out of the table, because it may come back. */
+static bool take_exported(CUdeviceptr pointer, struct allocation *item) {
+    struct allocation there;
+    spin_lock(&exporting);
+    bool pinned = allocation_get(ALLOCATION_LINEAR, pointer, &there) && was_exported(&there);
+    if (pinned)
+        exported_pin(there.count, 1);
+    bool known = allocation_take(ALLOCATION_LINEAR, pointer, item);
+    if (pinned && !(known && was_exported(item)))
+        exported_pin(there.count, -1);
+    spin_unlock(&exporting);
+    return known;
+}
+
 /* The item goes before the call: from then on the driver may hand the same pointer to another thread. */
 bool mem_leave(CUdeviceptr pointer, struct allocation *item) {
-    return pointer && allocation_take(ALLOCATION_LINEAR, pointer, item);
+    if (!pointer)
+        return false;
+    if (!__atomic_load_n(&any_export, __ATOMIC_SEQ_CST) && allocation_take(ALLOCATION_LINEAR, pointer, item))
+        return true;
+    return __atomic_load_n(&any_export, __ATOMIC_SEQ_CST) && take_exported(pointer, item);
 }
 
 /* A free that failed: the memory is there, unless its context has ended meanwhile. Pools belong to no context. */
@@ -201,6 +275,10 @@ void mem_left(bool known, const struct allocation *item, CUresult result) {
         put_back(item);
     else if (result == CUDA_SUCCESS)
         pool_account_touched(); /* a graph's memory, perhaps */
+    if (known && was_exported(item)) {
+        exported_pin(item->count, -1);
+        exported_settle();
+    }
 }
 
 CUresult hook_cuMemFree_v2(CUdeviceptr pointer) {

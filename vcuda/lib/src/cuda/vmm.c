@@ -5,6 +5,9 @@
  * not counted; a block imported from another process stays charged to the process that made it. What was exported may
  * be held elsewhere when nothing here holds it any more: exported.c.
  */
+#include <stdlib.h>
+#include <unistd.h>
+
 #include "cuda/account.h"
 #include "cuda/allocation_table.h"
 #include "cuda/block.h"
@@ -13,6 +16,7 @@
 #include "cuda/device_map.h"
 #include "cuda/exported.h"
 #include "cuda/imported.h"
+#include "cuda/mem.h"
 #include "interposer.h"
 
 CUresult hook_cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *prop,
@@ -117,10 +121,15 @@ static uint64_t step(void) {
     return all & -all;
 }
 
+/* Mappings ever begun and done: who looks what is mapped, and asks the driver about it, must know of others. */
+static uint64_t begun, done;
+
 CUresult hook_cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                        unsigned long long flags) {
     bool known = block_hold(handle);
+    __atomic_fetch_add(&begun, 1, __ATOMIC_SEQ_CST);
     CUresult result = real.cuMemMap(at, bytes, offset, handle, flags);
+    __atomic_fetch_add(&done, 1, __ATOMIC_SEQ_CST);
     if (!known)
         return result;
     if (result != CUDA_SUCCESS) {
@@ -199,5 +208,165 @@ CUresult hook_cuMemUnmap(CUdeviceptr at, size_t bytes) {
     CUresult result = real.cuMemUnmap(at, bytes);
     if (sane)
         each_mapping(ALLOCATION_LEAVING, at, bytes, result == CUDA_SUCCESS ? let_go : put_back);
+    return result;
+}
+
+/* ---- dma-bufs, for network cards and other drivers ---------------------------------------------------------------
+ *
+ * Its descriptor keeps what it was made of, as a whole: each block that the range touches, or the linear allocation
+ * that it lies in. Of other memory (granules that small allocations share, pools) nobody here knows what it keeps: the
+ * allocation is charged once more while the dma-buf is there. */
+
+#define DMA_BUF 1 /* CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD: the only type there is */
+
+struct making {
+    CUmemGenericAllocationHandle *block; /* held */
+    size_t blocks, room;
+    uint64_t name;   /* of linear or other memory */
+    uint64_t linear; /* the same of linear memory alone, else 0 */
+    CUdeviceptr base;
+    uint64_t done;
+    bool is_mapped;
+    struct claim claim; /* of other memory */
+};
+
+static bool add_block(struct making *making, CUmemGenericAllocationHandle handle) {
+    if (making->blocks == making->room) {
+        size_t room = making->room ? 2 * making->room : 8;
+        CUmemGenericAllocationHandle *more = realloc(making->block, room * sizeof *more);
+        if (!more)
+            return false;
+        making->block = more;
+        making->room = room;
+    }
+    making->block[making->blocks++] = handle;
+    return true;
+}
+
+/* Hold the blocks that are mapped in the range; false without memory for them. */
+static bool hold_blocks(struct making *making, CUdeviceptr at, uint64_t bytes) {
+    CUmemGenericAllocationHandle last = 0, handle;
+    uint64_t end = at + bytes < at ? UINT64_MAX : at + bytes;
+    while (at < end && real.cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)at) == CUDA_SUCCESS) {
+        bool known = handle != last && block_hold(handle);
+        real.cuMemRelease(handle);
+        making->is_mapped = true;
+        if (known && !add_block(making, handle)) {
+            block_release(handle);
+            return false;
+        }
+        last = handle;
+        if (at > UINT64_MAX - GRANULE)
+            break;
+        at = (at / GRANULE + 1) * GRANULE;
+    }
+    return true;
+}
+
+/* Before the driver is asked: what may be let go of meanwhile is known to be exported. */
+static CUresult begin(struct making *making, CUdeviceptr at, uint64_t bytes) {
+    bool failed;
+    size_t whole;
+    *making =
+        (struct making){.done = __atomic_load_n(&done, __ATOMIC_SEQ_CST), .claim = {.where = {.card = CARD_NONE}}};
+    if (!hold_blocks(making, at, bytes))
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    if (making->is_mapped || real.cuMemGetAddressRange_v2(&making->base, &whole, at) != CUDA_SUCCESS)
+        return CUDA_SUCCESS; /* that, or no memory: the driver will say so */
+    making->name = making->linear = mem_export(making->base, &failed);
+    if (failed)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    if (making->linear || !mem_is_exported(making->base, 0))
+        return CUDA_SUCCESS;
+    making->name = exported_name();
+    return claim_here(&making->claim, granules(making->base % GRANULE + whole));
+}
+
+/* Was the driver asked about the same memory, of a kind that can be counted? Else another thread has put something else
+ * there, or is about to tell the table. */
+static bool is_same(const struct making *making) {
+    if (making->is_mapped)
+        return __atomic_load_n(&begun, __ATOMIC_SEQ_CST) == making->done;
+    return making->name && mem_is_exported(making->base, making->linear);
+}
+
+/* This memory is in the dma-buf that is watched by this number; false without memory to note it. */
+static bool note(uint64_t name, uint64_t number) {
+    if (number)
+        return exported_as_watched(name, number);
+    exported_as(name, -1);
+    return true;
+}
+
+static bool note_block(CUmemGenericAllocationHandle handle, uint64_t number) {
+    struct allocation block;
+    if (!allocation_get(ALLOCATION_PHYSICAL, handle, &block))
+        return true;
+    if (block.card != CARD_NONE)
+        return note(block.owner, number);
+    int import = (int)(block.owner & INT32_MAX) - 1;
+    int held = import < 0 ? IMPORTED_NOTHING : imported_hold(import);
+    if (held < 0)
+        return held == IMPORTED_NOTHING; /* its maker asks the host */
+    uint64_t name = exported_name();
+    if (note(name, number) && exported_range(name, CARD_NONE, 0, 0, held))
+        return true;
+    imported_unhold(held);
+    return false;
+}
+
+static bool note_all(struct making *making, uint64_t number) {
+    bool noted = !making->name || note(making->name, number);
+    for (size_t i = 0; i < making->blocks; i++)
+        noted &= note_block(making->block[i], number);
+    if (making->name && !making->linear && claim_counts(&making->claim)) {
+        bool kept = exported_range(making->name, making->claim.where.card, making->claim.bytes, 0, IMPORTED_NOTHING);
+        if (kept)
+            making->claim.bytes = 0; /* given back there */
+        noted &= kept;
+    }
+    return noted;
+}
+
+static void end(struct making *making) {
+    claim_undo(&making->claim);
+    if (making->linear)
+        exported_pin((uint32_t)making->linear, -1);
+    for (size_t i = 0; i < making->blocks; i++)
+        block_release(making->block[i]);
+    free(making->block);
+}
+
+static CUresult make(void *out, CUdeviceptr at, size_t bytes, int type, unsigned long long flags, bool *again) {
+    struct making making;
+    CUresult result = begin(&making, at, bytes);
+    if (result == CUDA_SUCCESS)
+        result = real.cuMemGetHandleForAddressRange(out, at, bytes, type, flags);
+    if (result == CUDA_SUCCESS) {
+        bool is_descriptor = type == DMA_BUF;
+        uint64_t number = is_descriptor ? exported_watch(*(int *)out) : 0;
+        bool noted = note_all(&making, number);
+        *again = !is_same(&making);
+        if (is_descriptor && (!number || !noted || *again)) {
+            close(*(int *)out);
+            result = CUDA_ERROR_OPERATING_SYSTEM; /* else nobody would pay for what it keeps */
+        }
+    }
+    end(&making);
+    return result;
+}
+
+#define TRIES 100
+
+CUresult hook_cuMemGetHandleForAddressRange(void *out, CUdeviceptr at, size_t bytes, int type,
+                                            unsigned long long flags) {
+    bool refused, again = true;
+    if (!account_open(&refused))
+        return refused ? CUDA_ERROR_SYSTEM_NOT_READY : real.cuMemGetHandleForAddressRange(out, at, bytes, type, flags);
+    CUresult result = CUDA_ERROR_OPERATING_SYSTEM;
+    for (int tries = 0; again && tries < TRIES; tries++) {
+        again = false;
+        result = make(out, at, bytes, type, flags, &again);
+    }
     return result;
 }

@@ -7,10 +7,12 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -18,8 +20,15 @@
 #include "process.h"
 #include "vmm.h"
 
+/* The other end of a socket that stands for a dma-buf: it hangs up with the last descriptor, wherever that is. */
+struct keeper {
+    struct keeper *next;
+    int fd;
+};
+
 struct physical {
     struct physical *next;
+    struct keeper *keepers;
     CUmemAllocationProp props;
     struct device *device; /* NULL: host memory */
     size_t bytes;
@@ -80,8 +89,24 @@ static int open_again(int pid, int fd) {
     return again;
 }
 
+/* Is a dma-buf of it open? */
+static bool is_kept(struct physical *physical) {
+    for (struct keeper **at = &physical->keepers; *at;) {
+        struct keeper *keeper = *at;
+        struct pollfd asked = {.fd = keeper->fd};
+        if (poll(&asked, 1, 0) == 0)
+            return true;
+        *at = keeper->next;
+        close(keeper->fd);
+        free(keeper);
+    }
+    return false;
+}
+
 /* Does any open file hold the block, besides its maker's own? */
-static bool is_held(const struct physical *physical) {
+static bool is_held(struct physical *physical) {
+    if (is_kept(physical))
+        return true;
     struct flock asked = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = HELD_BYTE, .l_len = 1};
     return physical->exported && fcntl(physical->fd, GET_LOCK, &asked) == 0 && asked.l_type != F_UNLCK;
 }
@@ -91,7 +116,8 @@ static void drop_unused(struct physical *physical) {
         return;
     if (physical->device && !physical->imported)
         device_charge(physical->device, -(int64_t)physical->bytes);
-    close(physical->fd);
+    if (physical->fd >= 0)
+        close(physical->fd);
     for (struct physical **at = &blocks; *at; at = &(*at)->next)
         if (*at == physical) {
             *at = physical->next;
@@ -138,18 +164,12 @@ static struct physical *range_at(uintptr_t base) {
 
 static struct physical *range_of(const struct memory *memory) {
     struct physical *range = range_at(memory->base);
-    int fd = range ? -1 : memfd_create("range", MFD_CLOEXEC);
-    if (range || fd < 0)
-        return range;
     const CUmemAllocationProp none = {0};
     CUmemGenericAllocationHandle handle;
-    if (add(&none, 0, fd, false, memory->device, &handle) != CUDA_SUCCESS) {
-        close(fd);
-        return NULL;
-    }
+    if (range || add(&none, 0, -1, false, memory->device, &handle) != CUDA_SUCCESS)
+        return range;
     blocks->base = memory->base;
     blocks->handles = 0;
-    blocks->exported = true;
     return blocks;
 }
 
@@ -161,24 +181,64 @@ bool range_keeps(uintptr_t base, int64_t bytes) {
     return true;
 }
 
+static bool keep(struct physical *physical, int end) {
+    struct keeper *keeper = calloc(1, sizeof *keeper);
+    int fd = keeper ? fcntl(end, F_DUPFD_CLOEXEC, 3) : -1;
+    if (fd < 0) {
+        free(keeper);
+        return false;
+    }
+    *keeper = (struct keeper){physical->keepers, fd};
+    physical->keepers = keeper;
+    return true;
+}
+
+/* Everything that is mapped in the range, which must be mapped as a whole. */
+static CUresult keep_blocks(uintptr_t at, size_t bytes, int end) {
+    size_t found = 0;
+    for (struct mapping *one = mappings; one; one = one->next) {
+        uintptr_t from = one->at > at ? one->at : at;
+        uintptr_t to = one->at + one->bytes < at + bytes ? one->at + one->bytes : at + bytes;
+        if (from >= to)
+            continue;
+        found += to - from;
+        if (!keep(one->physical, end))
+            return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return found == bytes ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult keep_range(uintptr_t at, size_t bytes, int end) {
+    struct memory *memory = map_find(at);
+    if (memory && memory->kind == MAPPED)
+        return keep_blocks(at, bytes, end);
+    if (!memory || memory->kind != LINEAR || memory->block || bytes > memory->backed ||
+        at - memory->base > memory->backed - bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct physical *range = range_of(memory);
+    return range && keep(range, end) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 /* Only what its name says is modelled: nobody reads the memory by the descriptor. */
 CUresult model_cuMemGetHandleForAddressRange(void *out, CUdeviceptr pointer, size_t bytes, int type,
                                              unsigned long long flags) {
     NEED_CONTEXT(context);
     (void)context;
+    int end[2];
     if (!out || type != BY_DESCRIPTOR || flags || !bytes || (pointer | bytes) % 4096)
         return CUDA_ERROR_INVALID_VALUE;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, end) != 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     process_lock();
     physical_drop_unheld();
-    struct memory *memory = map_find((uintptr_t)pointer);
-    bool is_one = memory && memory->kind == LINEAR && !memory->block && bytes <= memory->backed &&
-                  pointer - memory->base <= memory->backed - bytes;
-    struct physical *range = is_one ? range_of(memory) : NULL;
-    int fd = range ? open_again(getpid(), range->fd) : -1;
+    CUresult result = keep_range((uintptr_t)pointer, bytes, end[1]);
     process_unlock();
-    if (fd >= 0)
-        *(int *)out = fd;
-    return fd >= 0 ? CUDA_SUCCESS : is_one ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+    close(end[1]);
+    if (result == CUDA_SUCCESS)
+        *(int *)out = end[0];
+    else
+        close(end[0]);
+    return result;
 }
 
 /* ---- blocks --------------------------------------------------------------------------------------------------------
