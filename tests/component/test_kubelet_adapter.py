@@ -142,6 +142,22 @@ def test_38_a_limiter_that_never_yields_is_named_after_the_deadline(tmp_path):
     assert all(0.005 <= pause <= 0.015 for pause in pauses)
 
 
+def test_38_a_last_try_that_ends_unanswered_after_refusals_names_the_limiter(tmp_path):
+    asked, release = [], threading.Event()
+
+    def refuse_for_most_of_the_time(context):
+        asked.append(context.time_remaining())
+        if asked[-1] < 0.4:
+            release.wait(10)
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+
+    with kubelet_that(tmp_path, refuse_for_most_of_the_time), client_of(tmp_path, deadline=1) as client:
+        with pytest.raises(NodeUnready, match=r"limiter refused for 1 s: another client"):
+            client.listing()
+        release.set()
+    assert len(asked) > 1
+
+
 def test_a_kubelet_that_is_away_is_told_at_once_and_found_again_at_once(node):
     assert node.client.listing() == {}
     node.kubelet.stop()

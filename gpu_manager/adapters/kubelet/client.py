@@ -218,9 +218,11 @@ class KubeletClient:
     def _may_retry(self, error: grpc.RpcError, left: float) -> bool:
         """Return True if another try may help. Raises NodeUnready otherwise."""
         code, details = error.code(), error.details() or "no details"
-        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "rate limit" in details:
-            if left > RETRY_SECONDS[1]:
-                return True
+        limited = code is grpc.StatusCode.RESOURCE_EXHAUSTED and "rate limit" in details
+        if limited and left > RETRY_SECONDS[1]:
+            return True
+        # Nothing but the limiter's refusals is tried again: a try with little time began after many of them.
+        if limited or (code is grpc.StatusCode.DEADLINE_EXCEEDED and left < self._deadline / 2):
             raise NodeUnready(
                 f"the kubelet's PodResources limiter refused for {self._deadline:g} s: another client of "
                 f"{self._socket} uses it up; find and slow that client"
