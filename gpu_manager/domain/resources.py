@@ -133,3 +133,11 @@ def format_bytes(count: int) -> str:
             whole, rest = divmod(hundredths, 100)
             return f"{sign}{whole}" + (f".{rest:02d}".rstrip("0") if rest else "") + f" {name}"
     return f"{sign}{count} B"
+
+
+def memory_quantity(size: int) -> str:
+    """Write bytes as manifests do: ``8Gi``, ``1536Mi``; as plain bytes where neither is exact."""
+    for unit, suffix in ((GIB, "Gi"), (MIB, "Mi")):
+        if size % unit == 0:
+            return f"{size // unit}{suffix}"
+    return str(size)

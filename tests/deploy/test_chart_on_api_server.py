@@ -43,6 +43,14 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+def serving_certificate(directory: Path) -> None:
+    """Make ``tls.crt``, of a server at 127.0.0.1 that signs for itself, and ``tls.key`` there."""
+    subject = ("-days", "2", "-subj", "/CN=ours", "-addext", "subjectAltName=IP:127.0.0.1")
+    files = ("-keyout", f"{directory}/tls.key", "-out", f"{directory}/tls.crt")
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *subject, *files]
+    subprocess.run(made, check=True, capture_output=True)
+
+
 class Server:
     """kube-apiserver over etcd on loopback, and kubectl and helm that ask it."""
 

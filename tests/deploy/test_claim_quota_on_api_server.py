@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import pytest
 import yaml
 
 from tests.deploy.chart import CHART, HELM, KUBECTL, SETS
-from tests.deploy.test_chart_on_api_server import SERVERS, Server, free_port
+from tests.deploy.test_chart_on_api_server import SERVERS, Server, free_port, serving_certificate
 from tests.fakes.extender import node
 from tests.fakes.sandbox import short_directory
 
@@ -52,21 +51,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 def _install(server: Server) -> None:
     """The chart's classes and webhook, and the service at a port of its own."""
     here, port = server.directory, free_port()
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=ours"),
-            *(
-                "-addext",
-                "subjectAltName=IP:127.0.0.1",
-                "-keyout",
-                f"{here}/tls.key",
-                "-out",
-                f"{here}/tls.crt",
-            ),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    serving_certificate(here)
     rendered = server.run(HELM, "template", "gpu-manager", str(CHART), "-n", "kube-system", *SETS["claims"])
     objects = [one for one in yaml.safe_load_all(rendered) if one]
     classes = [one for one in objects if one["kind"] == "DeviceClass"]

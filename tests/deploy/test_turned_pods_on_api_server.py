@@ -31,7 +31,7 @@ from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.rules.request import PlacementPolicy
 from tests.deploy.chart import CHART, HELM, KUBECTL, SETS
-from tests.deploy.test_chart_on_api_server import SERVERS, Server, free_port
+from tests.deploy.test_chart_on_api_server import SERVERS, Server, free_port, serving_certificate
 from tests.deploy.test_claim_quota_on_api_server import claim
 from tests.fakes.extender import node
 from tests.fakes.ports import FakeClock
@@ -64,21 +64,7 @@ def _install(server: Server) -> None:
     here, port = server.directory, free_port()
     said = server.run(HELM, "install", "gpu-manager", str(CHART), "-n", "kube-system", *SETS["claims"])
     assert "STATUS: deployed" in said, said
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=ours"),
-            *(
-                "-addext",
-                "subjectAltName=IP:127.0.0.1",
-                "-keyout",
-                f"{here}/tls.key",
-                "-out",
-                f"{here}/tls.crt",
-            ),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    serving_certificate(here)
     quota = {"full": {"quota": {"*": 0.5}}}
     for obj in (
         node("n1", 2, claimed=[0, 1]),

@@ -16,6 +16,7 @@ from gpu_manager.domain.resources import (
     Amount,
     format_bytes,
     format_number,
+    memory_quantity,
     parse_quantity,
 )
 
@@ -187,3 +188,15 @@ def test_quoted_says_what_kind_of_thing_stands_there() -> None:
         "null", "true", "1.0", "30", "a number of more than 38 digits", "a list", "a map",
         "a piece of binary data", '"a\\nb"',
     ]  # fmt: skip
+
+
+@given(st.integers(0, 1 << 50))
+def test_bytes_are_written_as_manifests_do_and_read_back_exactly(size):
+    assert parse_quantity(memory_quantity(size)) == size
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(8 << 30, "8Gi"), (1536 << 20, "1536Mi"), ((8 << 30) + 1, "8589934593")]
+)
+def test_memory_is_written_in_the_largest_binary_unit_that_is_exact(size, text):
+    assert memory_quantity(size) == text

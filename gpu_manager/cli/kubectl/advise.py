@@ -19,7 +19,7 @@ from gpu_manager.domain.advice.sized import Sized, named_advice, pool, read_size
 from gpu_manager.domain.contract import ADVICE, CORE, MEMORY
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.resize.owners import KINDS
-from gpu_manager.domain.resources import GIB, MIB, format_bytes
+from gpu_manager.domain.resources import format_bytes, memory_quantity
 
 
 class ApplyWay(Enum):
@@ -139,15 +139,8 @@ def _how(row: Sized, here: str) -> str | None:
     words = ["kubectl vcuda resize", name if kind == "Pod" else f"{kind.lower()}/{name}", f"-c {container}"]
     words += [f"-n {namespace}"] if namespace != here else []
     words += [f"--cores {cores}"] if cores is not None else []
-    words += [f"--memory {_quantity(memory)}"] if memory is not None else []
+    words += [f"--memory {memory_quantity(memory)}"] if memory is not None else []
     return " ".join(words)
-
-
-def _quantity(size: int) -> str:
-    for unit, suffix in ((GIB, "Gi"), (MIB, "Mi")):
-        if size % unit == 0:
-            return f"{size // unit}{suffix}"
-    return str(size)
 
 
 def _cells(row: Sized) -> list[str]:

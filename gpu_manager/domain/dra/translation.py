@@ -21,7 +21,7 @@ from gpu_manager.domain.dra.written_selectors import model_selector, uuid_select
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import ContainerKind, Pod
 from gpu_manager.domain.priority import Priority
-from gpu_manager.domain.resources import GIB, MIB
+from gpu_manager.domain.resources import memory_quantity
 from gpu_manager.domain.rules.pod_annotations import preload_of
 from gpu_manager.domain.rules.request import ContainerRequest, PlacementPolicy, PodRequest, Request
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
@@ -175,14 +175,9 @@ def _as_json(one: TurnedRequest, selectors: Sequence[str]) -> dict[str, Any]:
     if one.asks.cards:
         exactly |= {"allocationMode": "ExactCount", "count": one.asks.cards}
     else:
-        exactly["capacity"] = {"requests": {CORES: str(one.asks.cores), MEMORY: _memory(one.asks.memory)}}
+        exactly["capacity"] = {
+            "requests": {CORES: str(one.asks.cores), MEMORY: memory_quantity(one.asks.memory)}
+        }
     if selectors:
         exactly["selectors"] = [{"cel": {"expression": expression}} for expression in selectors]
     return {"name": one.name, "exactly": exactly}
-
-
-def _memory(size: int) -> str:
-    for scale, suffix in ((GIB, "Gi"), (MIB, "Mi")):
-        if size % scale == 0:
-            return f"{size // scale}{suffix}"
-    return str(size)
