@@ -70,15 +70,10 @@ static nvmlReturn_t show(nvmlDevice_t device, nvmlReturn_t asked, unsigned *coun
     return result;
 }
 
-static bool has_limits(void) {
-    struct vcuda_limits_view view;
-    return share_cards(&view);
-}
-
 #define LIST(name, type, writer, is_compute)                                                                           \
     nvmlReturn_t hook_##name(nvmlDevice_t device, unsigned int *count, type *list) {                                   \
         unsigned none = 0;                                                                                             \
-        if (!count || !has_limits())                                                                                   \
+        if (!count || !share_is_shown())                                                                               \
             return real.name(device, count, list);                                                                     \
         return show(device, real.name(device, &none, NULL), count, (struct list){.to = list, .write = writer},         \
                     is_compute);                                                                                       \
@@ -96,7 +91,7 @@ LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_t, write_v2, fa
 LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t, write_v2, false)
 
 nvmlReturn_t hook_nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *out) {
-    if (!out || !has_limits())
+    if (!out || !share_is_shown())
         return real.nvmlDeviceGetRunningProcessDetailList(device, out);
     nvmlProcessDetailList_t none = {.version = out->version, .mode = out->mode};
     bool compute = out->mode == NVML_PROCESS_MODE_COMPUTE || out->mode == NVML_PROCESS_MODE_ALL;
@@ -110,7 +105,7 @@ nvmlReturn_t hook_nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvm
 #define NOBODY(name, type)                                                                                             \
     nvmlReturn_t hook_##name(nvmlDevice_t device, unsigned int *count, type *list) {                                   \
         unsigned none = 0;                                                                                             \
-        if (!count || !has_limits())                                                                                   \
+        if (!count || !share_is_shown())                                                                               \
             return real.name(device, count, list);                                                                     \
         nvmlReturn_t result = real.name(device, &none, NULL);                                                          \
         if (result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE)                                          \
@@ -124,9 +119,9 @@ NOBODY(nvmlDeviceGetEncoderSessions, void)
 NOBODY(nvmlDeviceGetFBCSessions, void)
 
 nvmlReturn_t hook_nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid, void *out) {
-    return has_limits() ? NVML_ERROR_NOT_FOUND : real.nvmlDeviceGetAccountingStats(device, pid, out);
+    return share_is_shown() ? NVML_ERROR_NOT_FOUND : real.nvmlDeviceGetAccountingStats(device, pid, out);
 }
 
 nvmlReturn_t hook_nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, void *out) {
-    return has_limits() ? NVML_ERROR_NOT_FOUND : real.nvmlDeviceGetAccountingStats_v2(device, out);
+    return share_is_shown() ? NVML_ERROR_NOT_FOUND : real.nvmlDeviceGetAccountingStats_v2(device, out);
 }

@@ -33,6 +33,18 @@ bool share_cards(struct vcuda_limits_view *view) {
     return !fault;
 }
 
+bool share_only_looks(const struct vcuda_limits_view *view) {
+    for (uint32_t i = 0; i < view->card_count; i++)
+        if (!(view->card[i].mode & VCUDA_MODE_MEMORY_LIMITED) || view->card[i].memory_limit)
+            return false;
+    return view->card_count > 0;
+}
+
+bool share_is_shown(void) {
+    struct vcuda_limits_view view;
+    return share_cards(&view) && !share_only_looks(&view);
+}
+
 static int digit(char letter) {
     if (letter >= '0' && letter <= '9')
         return letter - '0';
@@ -90,7 +102,8 @@ bool share_open(struct share *share, nvmlDevice_t device) {
     struct vcuda_limits_view view;
     char path[PATHS_MAX];
     share->fd = -1;
-    if (!share_cards(&view) || (share->card = share_card_of(&view, device)) < 0 || !paths_usage(path))
+    if (!share_cards(&view) || share_only_looks(&view) || (share->card = share_card_of(&view, device)) < 0 ||
+        !paths_usage(path))
         return false;
     share->limits = view.card[share->card];
     int saved = errno;

@@ -23,10 +23,17 @@ struct share {
  */
 bool share_cards(struct vcuda_limits_view *view);
 
+/* Do the pages give nothing but a look at their cards (admin access)? Each card has a memory limit of zero then, which
+ * no share has: NVML shows whole cards, as the driver does. */
+bool share_only_looks(const struct vcuda_limits_view *view);
+
+/* Is the driver's answer about a card to be changed into one about a share? */
+bool share_is_shown(void);
+
 /* Which of them this handle is, or -1. */
 int share_card_of(const struct vcuda_limits_view *view, nvmlDevice_t device);
 
-/* Open the share of this card; false if the pages have none. share_close() after use. */
+/* Open the share of this card; false if the pages have none, or only look. share_close() after use. */
 bool share_open(struct share *share, nvmlDevice_t device);
 void share_close(struct share *share);
 

@@ -171,27 +171,27 @@ nvmlReturn_t hook_nvmlDeviceGetSamples(nvmlDevice_t device, int type, unsigned l
 /* ---- GPM counts the card's work as a whole; there is no share of it to show
  * ------------------------------------------- */
 
+/* Whoever only looks at cards is shown them as they are. */
+static bool shows_cards(void) {
+    struct vcuda_limits_view view;
+    return share_cards(&view) && share_only_looks(&view);
+}
+
 nvmlReturn_t hook_nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *out) {
     nvmlReturn_t result = real.nvmlGpmQueryDeviceSupport(device, out);
-    if (result == NVML_SUCCESS && out)
+    if (result == NVML_SUCCESS && out && !shows_cards())
         out->supported = 0;
     return result;
 }
 
 nvmlReturn_t hook_nvmlGpmSampleGet(nvmlDevice_t device, void *sample) {
-    (void)device;
-    (void)sample;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return shows_cards() ? real.nvmlGpmSampleGet(device, sample) : NVML_ERROR_NOT_SUPPORTED;
 }
 
 nvmlReturn_t hook_nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int instance, void *sample) {
-    (void)device;
-    (void)instance;
-    (void)sample;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return shows_cards() ? real.nvmlGpmMigSampleGet(device, instance, sample) : NVML_ERROR_NOT_SUPPORTED;
 }
 
 nvmlReturn_t hook_nvmlGpmMetricsGet(void *metrics) {
-    (void)metrics;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return shows_cards() ? real.nvmlGpmMetricsGet(metrics) : NVML_ERROR_NOT_SUPPORTED;
 }
