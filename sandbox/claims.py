@@ -63,7 +63,7 @@ class ClaimScheduler:
         sums: dict[str, dict[str, int]] = {}
         for claim in self._api.list("resourceclaims"):
             for result in _results(claim):
-                if result["pool"] == node and result["driver"] == DRA_DRIVER:
+                if (result["pool"], result["driver"]) == (node, DRA_DRIVER) and not result.get("adminAccess"):
                     of_device = sums.setdefault(result["device"], {})
                     for name, amount in (result.get("consumedCapacity") or {}).items():
                         of_device[name] = of_device.get(name, 0) + int(parse_quantity(amount))

@@ -85,7 +85,7 @@ class ClusterClaims:
         if before == claim:
             return set()
         touched = self._forget(claim.uid)
-        if claim.allocated and not claim.devices:
+        if claim.allocated and not (claim.devices or claim.admin_devices):
             return touched  # allocated, and nothing of ours
         self._claims[claim.uid] = claim
         self._names[claim.namespace, claim.name] = claim.uid

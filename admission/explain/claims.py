@@ -142,7 +142,7 @@ def explain_claims(
 
 def _is_ours(claim: KnownClaim, classes: Classes) -> bool:
     if claim.devices or claim.allocated or claim.spec is None:
-        return bool(claim.devices)
+        return bool(claim.devices or claim.admin_devices)
     return _asks_for_ours(claim.spec, classes)
 
 
@@ -177,7 +177,24 @@ def _held(pod: ClaimingPod, claims: Sequence[KnownClaim], snapshot: Snapshot) ->
             parts.append(
                 f"claim {printable(claim.name)} holds {held or 'a card not known here'} on {printable(name)}"
             )
+        if claim.admin_devices:
+            parts.append(f"claim {printable(claim.name)} {_looks(claim, snapshot)}")
     return f"{where}: {'; '.join(parts)}"
+
+
+def _looks(claim: KnownClaim, snapshot: Snapshot) -> str:
+    """What a claim sees by admin access."""
+    seen: dict[str, list[str]] = {}
+    for pool, device in claim.admin_devices:
+        view = snapshot.nodes.get(pool)
+        states = view.node.cards if view else ()
+        names = device_names([state.card for state in states])
+        index = next(
+            (f"{state.card.index}" for state in states if names[state.card.uuid] == device), "not known here"
+        )
+        seen.setdefault(pool, []).append(index)
+    where = " and ".join(f"card {', '.join(cards)} on {printable(pool)}" for pool, cards in seen.items())
+    return f"looks at {where} by admin access, which holds nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +268,8 @@ class _Case:
         except (RequestInvalid, DoesNotFit) as error:
             return _Found(view, Unfit.ROOM.value, str(error))
         given = ", ".join(
-            f"{Amount(share.consumed[CORES], share.consumed.get(MEMORY, 0))} of card "
-            f"{cards[share.device].state.card.index}"
+            ("a look at" if share.is_admin else f"{_consumed(share)} of")
+            + f" card {cards[share.device].state.card.index}"
             for shares in found
             for share in shares
         )
@@ -394,7 +411,17 @@ def _nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
 
 
+def _consumed(share: AllocatedShare) -> Amount:
+    return Amount(share.consumed[CORES], share.consumed.get(MEMORY, 0))
+
+
 def _asked(request: DeviceRequest) -> str:
+    if not request.is_admin:
+        return _part(request)
+    return f"admin access, for which Kubernetes wants as much free, and takes nothing: {_part(request)}"
+
+
+def _part(request: DeviceRequest) -> str:
     cores, memory = request.capacities.get(CORES), request.capacities.get(MEMORY)
     parts = []
     if cores is not None:

@@ -98,7 +98,8 @@ def _holder(holder: dict[str, Any]) -> str:
     if holder.get("hidden"):
         return f"hidden {holder['cores']}"
     planned = " (planned)" if holder["planned"] else " (ended)" if holder.get("ended") else ""
-    return f"{holder['namespace']}/{holder['pod']} {holder['container']} {holder['cores']}{planned}"
+    name = f"{holder['namespace']}/{holder['pod']} {holder['container']}"
+    return f"{name} looks at it" if holder.get("admin") else f"{name} {holder['cores']}{planned}"
 
 
 def _device(device: dict[str, Any]) -> str:

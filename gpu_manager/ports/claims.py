@@ -21,8 +21,8 @@ class Claims(Protocol):
         """
 
     def allocated(self, pool: str) -> Mapping[str, str]:
-        """List the devices of the pool that any claim of the cluster is allocated, each with the
-        ``namespace/name`` of such a claim. Raises NodeUnready.
+        """List the devices of the pool that any claim of the cluster holds, each with the
+        ``namespace/name`` of such a claim; one that looks by admin access holds none. Raises NodeUnready.
         """
 
 

@@ -14,7 +14,10 @@ from gpu_manager.domain.priority import Priority
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The limit of a container on one card: cores in percent, memory in bytes."""
+    """The limit of a container on one card: cores in percent, memory in bytes.
+
+    Memory is zero on each of its cards for admin access: it sees whole cards and computes on none.
+    """
 
     card: CardUuid
     memory: int

@@ -62,7 +62,7 @@ class View:
         """What each pod with a name holds that has not ended, its ended init containers included."""
         pods: dict[PodUid, list[Allocation]] = {}
         for g in self.grants.values():
-            if g.allocation.pod_name:
+            if g.allocation.pod_name and not g.allocation.is_admin:
                 pods.setdefault(g.allocation.pod, []).append(g.allocation)
         ended = self.sample.ended
         return [held for held in pods.values() if not ended.issuperset(a.key for a in held)]
@@ -240,7 +240,8 @@ def containers(view: View) -> Iterator[Metric]:
     """One series for each container and card of its own."""
     enforcement = GaugeMetricFamily(
         "vcuda_container_enforcement",
-        "How its limits are held, 1 for its state: active, exclusive (a whole card), tampered, or unknown",
+        "How its limits are held, 1 for its state: active, exclusive (a whole card), admin (a claim that "
+        "looks at the card and has no other series of it), tampered, or unknown",
         labels=(*CONTAINER, "state"),
     )
     uses = view.uses()
@@ -250,8 +251,12 @@ def containers(view: View) -> Iterator[Metric]:
         for share in held.shares:
             use = uses.get((grant.key, share.card)) or unread(grant, share)
             labels = (held.namespace, held.pod_name, held.container, share.card, view.index(share.card))
-            rows.append((labels, _ShareRow(grant, share, use)))
-            enforcement.add_metric((*labels, use.enforcement), 1)
+            state = use.enforcement
+            if not held.is_admin:
+                rows.append((labels, _ShareRow(grant, share, use)))
+            elif state == "active":
+                state = "admin"
+            enforcement.add_metric((*labels, state), 1)
     yield from (family.of(CONTAINER, rows) for family in _CONTAINER_FAMILIES)
     yield enforcement
 
@@ -328,6 +333,8 @@ def legacy(view: View) -> Iterator[Metric]:
     uses = view.uses()
     for grant in view.named():
         allocation = grant.allocation
+        if allocation.is_admin:
+            continue
         rest = (allocation.namespace, view.node.name, allocation.pod_name)
         name, shares = allocation.container, allocation.shares
         asked_memory.add_metric((name, *rest, "total"), sum(s.amount.memory for s in shares) / MIB)

@@ -231,6 +231,7 @@ class Status:
             pod["stat"][container] = {"dev": []}
         for use in sample.shares:
             state = node.card(use.share.card)
+            held = sample.grants.get(use.key)
             device: dict[str, Any] = {"id": state.card.pci_bus_id if state else "", "uuid": use.share.card}
             if state is not None:
                 device |= {"card_idx": str(state.card.index), "device_mem": state.card.memory / MIB}
@@ -244,7 +245,9 @@ class Status:
                 device["refused"] = use.refusals
             if use.longest:
                 device["longest"] = use.longest
-            if (held := sample.grants.get(use.key)) is not None and not use.share.whole:
+            if held is not None and held.allocation.is_admin:
+                device["admin"] = True
+            elif held is not None and not use.share.whole:
                 device["priority"] = held.allocation.priority.value
             if names[use.key] == use.key[1]:
                 device["pids"] = list(use.pids)

@@ -149,7 +149,7 @@ class BillMeter:
             ended = self._usage.ended.among(view.grants)
         pods: dict[PodUid, list[Key]] = {}
         for key, grant in view.grants.items():
-            if grant.allocation.pod_name:
+            if grant.allocation.pod_name and not grant.allocation.is_admin:
                 pods.setdefault(key[0], []).append(key)
         uses: dict[PodUid, list[ShareUse]] = {}
         for use in sample.shares:

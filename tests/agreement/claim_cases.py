@@ -57,6 +57,10 @@ LEGAL: dict[str, Request] = {
         asks(30, "4Gi", tolerations=[{"key": "example.com/old", "operator": "Exists"}])
     ),
     "no admin access": exactly(asks(30, "4Gi", adminAccess=False)),
+    "admin access": exactly(asks(5, "256Mi", allocationMode="All", adminAccess=True)),
+    "admin access to closed cards": exactly(
+        asks(5, "256Mi", adminAccess=True, tolerations=[{"operator": "Exists"}])
+    ),
     "another driver's odd capacity": exactly(other({"bandwidth": "1500m", "cores": "101"})),
     "another driver's parameters": opaque("net.example", ceiling=80),
     "an elastic ceiling": opaque(DRA_DRIVER, **SHARE_PARAMETERS, coreLimit=80),
@@ -88,7 +92,10 @@ ILLEGAL: dict[str, tuple[Request, str]] = {
         exactly(asks(30, "8Ei")),
         "more than any card has: leave the capacity out",
     ),
-    "admin access": (exactly(asks(adminAccess=True)), "adminAccess is not given by this driver"),
+    "admin access to part of a unit": (
+        exactly(asks(5, "100Mi", adminAccess=True)),
+        "capacity memory is 100Mi, less than",
+    ),
     "a toleration of every taint": (
         exactly(asks(30, "4Gi", tolerations=[{"operator": "Exists"}])),
         "tolerates the taints of closed cards",

@@ -186,6 +186,23 @@ def test_people_see_who_holds_a_card(world: DraWorld) -> None:
     until(lambda: all(ask(world, "/readyz").values()))
 
 
+def test_admin_access_looks_at_all_cards_and_takes_nothing(world: DraWorld) -> None:
+    claim = world.claim(allocationMode="All", adminAccess=True, **part(5, "256Mi"))
+    watching = world.run(world.pod(claim))
+    assert list(world.limits(watching, "c0").values()) == [(0, 0)] * 4
+    assert len(world.edits(watching, "c0").env["VCUDA_CARDS"].split(",")) == 4
+    assert world.scheduler.used(NODE) == {}
+    whole = world.run(world.pod(world.claim(count=4)))
+    assert set(world.limits(whole, "c0").values()) == {(100, -1)}
+    holders = [one for card in ask(world, "/graph")["cards"] for one in card["holders"]]
+    assert [one["claim"] for one in holders if one.get("admin")] == [claim] * 4
+    [entry] = [one for one in until(lambda: ask(world, "/usage")["usage"]).values() if one["claim"] == claim]
+    [spec] = entry["spec"].values()
+    assert spec == {"gpu": 0, "mem": 0}
+    world.end(watching)
+    assert all(not one.get("admin") for card in ask(world, "/graph")["cards"] for one in card["holders"])
+
+
 def test_schedulers_of_extended_resources_see_no_free_card_here(world: DraWorld) -> None:
     node = until(
         lambda: (n := world.api.get("nodes", NODE)) and INVENTORY in n["metadata"]["annotations"] and n

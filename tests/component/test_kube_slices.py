@@ -153,6 +153,15 @@ def test_a_claim_is_read_by_its_own_name_alone(server: Server) -> None:
     assert claims.read("default", "../default/resourceclaims/a") is None
 
 
+def test_devices_that_claims_hold_are_listed_and_those_that_they_look_at_are_not(server: Server) -> None:
+    claims = KubeClaims(server.connection, DEFAULT_UNIT)
+    server.api.create(claim_object("a", result("gpu-0"), namespace="default"))
+    server.api.create(claim_object("w", result("gpu-0", adminAccess=True), namespace="default"))
+    server.api.create(claim_object("v", result("gpu-1", adminAccess=True), namespace="default"))
+    server.api.create(claim_object("b", result("gpu-2", pool="n2"), namespace="default"))
+    assert claims.allocated("n1") == {"gpu-0": "default/a"}
+
+
 def test_a_claim_that_is_not_allocated_and_a_server_that_is_away_are_told_apart(server: Server) -> None:
     claims = KubeClaims(server.connection, DEFAULT_UNIT)
     server.api.create(claim_object("a", namespace="default"))

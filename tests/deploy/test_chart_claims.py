@@ -7,10 +7,11 @@ import re
 from typing import Any
 
 import pytest
+import yaml
 
 from gpu_manager.domain.contract import CLAIM_RECORD, DRA_DRIVER, RESOURCES, WHOLE_CARD
 from tests.agreement.claim_cases import ILLEGAL, LEGAL, claim, template
-from tests.deploy.chart import agent_pod, container, objects, of_kind, the
+from tests.deploy.chart import ROOT, agent_pod, container, objects, of_kind, the
 from tests.fakes.cel import Policy
 
 KINDS = {"vcuda-claims": claim, "vcuda-claim-templates": template}
@@ -31,6 +32,16 @@ def refusals(judged: tuple[Policy, Any], spec: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("name", LEGAL)
 def test_what_can_be_given_is_taken(judged: tuple[Policy, Any], name: str) -> None:
     assert refusals(judged, LEGAL[name]) == []
+
+
+def test_the_templates_of_our_examples_are_taken() -> None:
+    policy = Policy(the("claims", "ValidatingAdmissionPolicy", "vcuda-claim-templates")["spec"])
+    files = sorted((ROOT / "deploy/examples").glob("*.yaml"))
+    found = [one for file in files for one in yaml.safe_load_all(file.read_text(encoding="utf-8"))]
+    templates = [one for one in found if one["kind"] == "ResourceClaimTemplate"]
+    assert len(templates) > 1
+    for one in templates:
+        assert policy.refusals({"operation": "CREATE", "object": one}) == []
 
 
 @pytest.mark.parametrize("name", ILLEGAL)

@@ -13,7 +13,7 @@ from gpu_manager.domain.dra.device import SharedDevice
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid
-from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
+from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, ZERO, Amount
 from gpu_manager.services.allocation.books import Grant
 
 
@@ -25,8 +25,11 @@ def claim_grant(
     pods: Sequence[str] = ("train-0",),
     directory: str = "",
 ) -> Grant:
-    """What a request of the claim ``ml/<uid>`` holds: the same part of each of these cards."""
-    shares = tuple(Share(state.card.uuid, Amount(cores, 4 * GIB)) for state in states)
+    """What a request of the claim ``ml/<uid>`` holds: the same part of each of these cards, with no cores a look
+    (admin access).
+    """
+    held = Amount(cores, 4 * GIB) if cores else ZERO
+    shares = tuple(Share(state.card.uuid, held) for state in states)
     results = tuple((f"gpu-{state.card.index}", f"share-{uid}-{state.card.index}") for state in states)
     holder = HoldingClaim(uid, request, results, tuple((PodUid(f"uid-{name}"), name) for name in pods))
     allocation = Allocation(
@@ -94,7 +97,7 @@ class FakeClaims:
             one["device"]: name
             for name, claim in self.there.items()
             for one in claim["status"]["allocation"]["devices"]["results"]
-            if one["pool"] == pool
+            if one["pool"] == pool and not one.get("adminAccess")
         }
 
 

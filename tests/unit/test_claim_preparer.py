@@ -211,7 +211,6 @@ def test_a_claim_that_is_gone_is_refused(node: Node) -> None:
     [
         (result("gpu-99"), RequestInvalid, "no such card"),
         (result(GPU0, pool="n2"), RequestInvalid, 'of pool "n2"'),
-        (result(GPU0, adminAccess=True), RequestInvalid, "admin access"),
         (result(GPU0, cores=100), RequestInvalid, "leave the capacity out"),
         (result(GPU0, memory=17 * GIB), DoesNotFit, "100 cores, 16 GiB are free"),
         (result(GPU0, memory=1), RequestInvalid, "a multiple of"),

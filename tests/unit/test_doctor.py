@@ -74,7 +74,7 @@ AGENT = AgentFacts(
     "http://127.0.0.1:5678",
     "0.1.0",
     {"registered": True},
-    enforced={"default/a c": "active", "default/b c": "exclusive"},
+    enforced={"default/a c": "active", "default/b c": "exclusive", "ml/w w/gpu": "admin"},
     evading=(),
     not_injected=(),
     blind=(),

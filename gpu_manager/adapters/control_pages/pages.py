@@ -325,7 +325,8 @@ class FileControlPages:
                 replace(
                     before,
                     memory_limit=limit.memory,
-                    context_reserve=self._policy.context_reserve,
+                    # Of nothing even the smallest charge is refused: no context comes into being.
+                    context_reserve=max(self._policy.context_reserve, not limit.memory),
                     core_limit=float(limit.cores),
                     core_ceiling=float(limit.ceiling),
                     protected=limit.priority is Priority.PROTECTED,
@@ -335,7 +336,7 @@ class FileControlPages:
         return replace(
             now or limits_page.Limits(()),
             cards=tuple(cards),
-            fail_open=self._policy.fail_open,
+            fail_open=self._policy.fail_open and any(limit.memory for limit in limits),
             oversubscribe=self._policy.oversubscribe,
             elastic=any(limit.ceiling > limit.cores for limit in limits),
             identity=hashlib.sha256(name.encode()).digest()[:16],

@@ -45,7 +45,8 @@ class KubeClaims:
             meta = mapping(claim.get("metadata"))
             allocation = mapping(mapping(claim.get("status")).get("allocation"))
             for one in mappings(mapping(allocation.get("devices")).get("results")):
-                if (one.get("driver"), one.get("pool")) == (DRA_DRIVER, pool):
+                ours = (one.get("driver"), one.get("pool")) == (DRA_DRIVER, pool)
+                if ours and one.get("adminAccess") is not True:
                     name = f"{text(meta.get('namespace'))}/{text(meta.get('name'))}"
                     found.setdefault(text(one.get("device")), name)
         return found

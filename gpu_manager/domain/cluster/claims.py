@@ -43,7 +43,8 @@ class HeldDevice:
 
 @dataclass(frozen=True, slots=True)
 class KnownClaim:
-    """A ResourceClaim. ``spec`` is None if it cannot be read; ``devices`` are those of ours.
+    """A ResourceClaim. ``spec`` is None if it cannot be read; ``devices`` are those of ours that it holds,
+    ``admin_devices`` pool and name of those that it looks at by admin access, which holds nothing.
 
     ``pods``: UID and name of those it is reserved for; ``owner`` is the pod that it was made for, ``began``
     when it was created, in seconds since 1970.
@@ -58,6 +59,7 @@ class KnownClaim:
     pods: tuple[tuple[PodUid, str], ...] = ()
     owner: str = ""
     began: float | None = None
+    admin_devices: tuple[tuple[str, str], ...] = ()
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -87,6 +89,7 @@ def read_claim(obj: object) -> KnownClaim | None:
         spec = None
     allocation = status.get("allocation")
     results = mappings(mapping(mapping(allocation).get("devices")).get("results"))
+    ours = [one for one in results if one.get("driver") == DRA_DRIVER]
     owners = (
         text(one.get("name")) for one in mappings(meta.get("ownerReferences")) if one.get("kind") == _POD
     )
@@ -96,7 +99,7 @@ def read_claim(obj: object) -> KnownClaim | None:
         text(meta.get("name")),
         spec,
         isinstance(allocation, Mapping),
-        tuple(_device(one) for one in results if one.get("driver") == DRA_DRIVER and not _is_admin(one)),
+        tuple(_device(one) for one in ours if not _is_admin(one)),
         tuple(
             (PodUid(text(one.get("uid"))), text(one.get("name")))
             for one in mappings(status.get("reservedFor"))
@@ -104,6 +107,7 @@ def read_claim(obj: object) -> KnownClaim | None:
         ),
         next(owners, ""),
         timestamp(meta.get("creationTimestamp")),
+        tuple((text(one.get("pool")), text(one.get("device"))) for one in ours if _is_admin(one)),
     )
 
 

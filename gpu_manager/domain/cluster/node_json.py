@@ -58,6 +58,7 @@ def node_json(
                         "cores": share.amount.cores,
                         "memory": share.amount.memory,
                         "priority": allocation.priority.value,
+                        **({"admin": True} if allocation.is_admin else {}),
                         **more(allocation, state.card.uuid),
                     }
                     for allocation, share in held.get(state.card.uuid, ())
@@ -111,7 +112,9 @@ def node_text(graph: Mapping[str, Any]) -> str:
             if (uid := holder.get("gone")) is not None:
                 name = f"gone, its processes still run (pod {uid or 'unknown'})"
             amount = f"{holder['cores']} cores, {format_bytes(holder['memory'])}"
-            if (priority := holder.get("priority", Priority.NORMAL.value)) != Priority.NORMAL.value:
+            if holder.get("admin"):
+                amount = "looks at the card (admin access)"
+            elif (priority := holder.get("priority", Priority.NORMAL.value)) != Priority.NORMAL.value:
                 amount += f", {priority}"
             lines.append(printable(f"|   |---{name}: {amount}{planned}"))
     return "\n".join(lines) + "\n"

@@ -23,7 +23,7 @@ def _unenforced(agent: AgentFacts, _: float) -> Iterator[str]:
     if agent.enforced is None:
         raise Unseen("the agent's metrics cannot be read")
     for container, state in sorted(agent.enforced.items()):
-        if state not in ("active", "exclusive", _UNKNOWN):
+        if state not in ("active", "exclusive", "admin", _UNKNOWN):
             yield f"{container}: enforcement is {state}"
 
 

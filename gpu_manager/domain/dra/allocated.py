@@ -25,7 +25,7 @@ class ClaimedShare:
     """What a claim was allocated of one device for one request.
 
     ``request`` is the name that containers refer to, without the chosen alternative. ``amount`` is zero for
-    admin access, which books nothing.
+    admin access, which looks at the card and books nothing of it.
     """
 
     request: str

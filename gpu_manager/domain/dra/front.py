@@ -30,15 +30,21 @@ def front_in_force(
 
     What is held by the other one keeps it: its containers may start again, and only that side of the kubelet
     says when they have ended. A node with stored ``sides`` was split, and stays so until all its cards have
-    changed. One that leaves claims for extended resources is split meanwhile, as long as claims hold cards or
-    Kubernetes may still give them (``in_claims``: cards of no known side may be in the node's slice or in
-    allocated claims). The text names nobody: /readyz shows it to everyone.
+    changed. One that leaves claims for extended resources is split meanwhile, as long as there are claims
+    (those that only look at cards, too: the kubelet releases them by the driver) or Kubernetes may still
+    give cards by them (``in_claims``: cards of no known side may be in the node's slice or in allocated
+    claims). The text names nobody: /readyz shows it to everyone.
     """
     if wanted is Front.SPLIT:
         return wanted, ""
     if sides and not in_claims:
         if has_left(sides, cards_of_front(wanted)):
-            return wanted, ""
+            if wanted is Front.DRA or not ledger.claims:
+                return wanted, ""
+            return Front.SPLIT, (
+                "all cards of the node have changed to plugin, and it stays split until the claims that look "
+                "at them, by admin access, have ended; drain the node"
+            )
         there = Side.PLUGIN if wanted is Front.PLUGIN else Side.DRA
         left = sum(side is not there for side in sides.values())
         return Front.SPLIT, (

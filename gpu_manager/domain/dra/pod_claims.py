@@ -40,11 +40,11 @@ def requests_of_containers(
 
 
 def _ours(spec: ClaimSpec, classes: Classes) -> tuple[str, ...]:
-    """Names of requests that are given a card of ours by one of their alternatives."""
+    """Names of requests that are given a card of ours, or a look at one, by one of their alternatives."""
     return tuple(
         alternatives[0].name.partition("/")[0]
         for alternatives in spec.requests
-        if any(_names_us(one, classes) and not one.is_admin for one in alternatives)
+        if any(_names_us(one, classes) for one in alternatives)
     )
 
 

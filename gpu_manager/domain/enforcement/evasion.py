@@ -30,6 +30,7 @@ class EvasionReason(Enum):
     FOREIGN_CARD = "foreign-card"
     TAMPERED = "tampering"
     TIME = "time"
+    ADMIN = "admin-access"
 
 
 NEEDED: Final[Mapping[EvasionReason, int]] = {
@@ -38,6 +39,7 @@ NEEDED: Final[Mapping[EvasionReason, int]] = {
     EvasionReason.FOREIGN_CARD: 2,
     EvasionReason.TAMPERED: 1,  # only the tenant can change the page in this way
     EvasionReason.TIME: 3,
+    EvasionReason.ADMIN: 2,
 }
 """Consecutive samples before an evasion is reported: at 1 Hz all are reported within 5 s."""
 
@@ -67,6 +69,7 @@ class ContainerEvidence:
 
     ``held`` says whether the card is assigned to the container, ``limited`` whether a page limits it there:
     only then ``memory_limit`` (bytes), ``ceiling`` (ratio of the card's time) and the page's claims count.
+    ``admin``: it was given a look at the card, and nothing of it.
     ``tampering`` says what is wrong with the page, empty if nothing is.
     """
 
@@ -78,6 +81,7 @@ class ContainerEvidence:
     claimed_memory: int | None = None
     claimed_busy: float | None = None
     tampering: str | None = None
+    admin: bool = False
 
 
 def judge(facts: ContainerEvidence) -> Mapping[EvasionReason, str]:
@@ -89,6 +93,8 @@ def judge(facts: ContainerEvidence) -> Mapping[EvasionReason, str]:
         return found
     if not facts.held:
         found[EvasionReason.FOREIGN_CARD] = _foreign(facts.processes)
+    elif facts.admin:
+        found[EvasionReason.ADMIN] = _computing(facts.processes)
     elif facts.limited:
         verdicts = {
             EvasionReason.UNREGISTERED: _unregistered(facts.processes),
@@ -121,6 +127,15 @@ def _foreign(processes: tuple[ContainerProcess, ...]) -> str:
     if not processes:
         return ""
     return f"{_who(processes)} {_uses(processes)} of a card that the container was not given"
+
+
+def _computing(processes: tuple[ContainerProcess, ...]) -> str:
+    if not processes:
+        return ""
+    return (
+        f"{_who(processes)} {_uses(processes)} of a card that its claim may only look at: admin access "
+        "computes nothing, and the library refuses every context"
+    )
 
 
 def _unregistered(processes: tuple[ContainerProcess, ...]) -> str | None:

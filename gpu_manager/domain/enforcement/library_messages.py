@@ -79,6 +79,11 @@ class LibraryMessage:
 
 def _refused(note: LibraryMessage, who: str, card: str, capacity: int, unit: int) -> str:
     """Return what was asked, held and reserved by pools, and what would help."""
+    if not note.limit:  # no share is of nothing
+        return (
+            f"{who} was refused a context or memory on {card}: its claim has admin access, which looks at "
+            "cards and computes nothing; ask for a part of a card, by a request without adminAccess"
+        )
     asked = format_bytes(note.asked) if note.asked < LARGEST_COUNT else "a graph of unknown size"
     pools = f", {format_bytes(note.pooled)} of it reserved by its memory pools" if note.pooled else ""
     helps = _HELP[note.framework] if note.framework else "a smaller batch or model"

@@ -82,6 +82,11 @@ class Allocation:
         """The cards of the shares, in order."""
         return tuple(s.card for s in self.shares)
 
+    @property
+    def is_admin(self) -> bool:
+        """True for admin access by a claim: it looks at its cards, and holds nothing of them."""
+        return self.claim is not None and all(s.amount == ZERO for s in self.shares)
+
 
 class CardRoom(NamedTuple):
     """A card in the books: what it has, what pods hold of it, and ``left``, cores and bytes, negative where
@@ -238,15 +243,17 @@ class Ledger:
         """Return the priorities of the shares on the card; those of the pod ``besides`` do not count."""
         if besides is None and not self._prioritised:
             return _NONE if self.idle(card) else _NORMAL
-        return frozenset(a.priority for a in self if a.pod != besides and card in a.cards)
+        return frozenset(a.priority for a in self.holders(card) if a.pod != besides)
 
     def free(self, card: CardUuid) -> Amount:
         """Return capacity minus bookings; negative only if existing grants over-commit the card."""
         return self.capacity(card) - self.booked(card)
 
     def holders(self, card: CardUuid) -> tuple[Allocation, ...]:
-        """Return the allocations on the card, in the order of booking."""
-        return tuple(a for a in self if card in a.cards)
+        """Return the allocations that hold a part of the card, in the order of booking; admin access holds
+        none.
+        """
+        return tuple(a for a in self if card in a.cards and not a.is_admin)
 
     def idle(self, card: CardUuid) -> bool:
         """True if no container holds any of the card."""

@@ -180,7 +180,7 @@ class Books:
         """
         if held := self._of(grants[0].allocation.pod):
             return held
-        self._check_side(Side.DRA, [grant.allocation for grant in grants])
+        self._check_side(Side.DRA, [g.allocation for g in grants if not g.allocation.is_admin])
         self.ledger.commit(grant.allocation for grant in grants)
         self.grants |= {grant.key: grant for grant in grants}
         return tuple(grants)

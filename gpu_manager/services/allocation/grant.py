@@ -257,7 +257,7 @@ def _taken(books: Books, named: frozenset[CardUuid]) -> str:
 
 
 def limits_of(grant: Grant) -> tuple[Limit, ...]:
-    """The limits that the container's library enforces; none for whole cards."""
+    """The limits that the container's library enforces; none for whole cards, of zero for admin access."""
     return tuple(
         Limit(
             s.card,

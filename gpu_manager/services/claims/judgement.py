@@ -5,7 +5,7 @@ way that its containers can have, becomes a grant.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -16,7 +16,7 @@ from gpu_manager.domain.dra.sides import Side
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, quoted
 from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim, Share
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
-from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
+from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, format_bytes
 from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.node_state import NodeState
@@ -68,6 +68,7 @@ class ClaimJudge:
         requests: dict[str, list[ClaimedShare]] = {}
         for share in claim.shares:
             requests.setdefault(share.request, []).append(share)
+        self._check_admin(claim, requests)
         name = claim.pods[0][1] if len(claim.pods) == 1 else claim.name
         return tuple(
             Grant(
@@ -84,7 +85,7 @@ class ClaimJudge:
                     ),
                 ),
                 secrets.token_hex(16),
-                claim.ceilings.get(request, 0),
+                0 if shares[0].is_admin else claim.ceilings.get(request, 0),
                 proven=True,
             )
             for request, shares in requests.items()
@@ -99,14 +100,11 @@ class ClaimJudge:
                 f"{who} was allocated device {quoted(one.device)} of pool {quoted(one.pool)}, and node "
                 f"{node.name} has no such card: delete the claim, so that it is allocated anew"
             )
+        if one.is_admin:  # it takes nothing of a card that is full, closed or on its way to another side
+            return Share(there.card.uuid, ZERO)
         state = for_claims(self._state.view.sides, there)
         if state is None:
             raise DoesNotFit(f"{who} was allocated card {there.card.index}, which is on its way to claims")
-        if one.is_admin:
-            raise RequestInvalid(
-                f"{who} asks for admin access, which this driver does not give: card {state.card.index} is "
-                "seen by `kubectl vcuda top` and on the agent's pages"
-            )
         if not state.open:
             why = state.reason or ("it is cordoned" if state.cordoned else "it takes no new work")
             raise DoesNotFit(f"{who} was allocated card {state.card.index}, which is closed: {why}")
@@ -118,6 +116,17 @@ class ClaimJudge:
                 f"whole card, or ask for at most {CORES_PER_CARD - 1} cores"
             )
         return Share(state.card.uuid, one.amount)
+
+    @staticmethod
+    def _check_admin(claim: AllocatedClaim, requests: Mapping[str, Sequence[ClaimedShare]]) -> None:
+        """Refuse a request that looks at some of its cards and holds a part of others: it has one page."""
+        for request, shares in requests.items():
+            if len({one.is_admin for one in shares}) > 1:
+                raise RequestInvalid(
+                    f"claim {claim.namespace}/{claim.name}: request {quoted(request)} was allocated admin "
+                    "access to some of its cards and a part of others: delete the claim, so that it is "
+                    "allocated anew"
+                )
 
     def _check_late(self, claim: AllocatedClaim) -> None:
         """Refuse, and free, a claim of a card that has left DRA: its scheduler saw a slice of before.
@@ -132,7 +141,9 @@ class ClaimJudge:
         gone = [
             sides[one.device][0]
             for one in claim.shares
-            if one.device in sides and sides[one.device][1] in (Side.PLUGIN, Side.TO_PLUGIN)
+            if not one.is_admin
+            and one.device in sides
+            and sides[one.device][1] in (Side.PLUGIN, Side.TO_PLUGIN)
         ]
         if not gone:
             return

@@ -171,6 +171,7 @@ class EvasionDetector:
             claimed_memory=use.memory if use.enforcement == "active" else None,
             claimed_busy=use.core if use.enforcement == "active" else None,
             tampering=self._tampering(grant, use),
+            admin=grant.allocation.is_admin,
         )
 
     def _tampering(self, grant: Grant, use: ShareUse) -> str | None:
@@ -188,20 +189,22 @@ class EvasionDetector:
         shown = {accused for accused, evidence in verdicts.items() if evidence}
         for accused in sorted(shown | self._cases.keys(), key=str):
             ((key, card), reason), before = accused, self._cases.get(accused, _Case())
-            grant, pod = grants.get(key), pods.get(key[0])
-            if grant is None and pod is None:
+            grant = grants.get(key)
+            users = _users(key, grant, pods)
+            if grant is None and not users:
                 continue  # it is gone or has ended, and so has what was said of it
             case = before
             if (evidence := verdicts.get(accused)) is not None:
                 suspicion = weigh(before.suspicion, reason, shown=bool(evidence))
                 case = _Case(suspicion, evidence or before.evidence, before.told and suspicion.named)
-            evader = _evader(key, card, reason, case.evidence, grant, pod)
+            evader = _evader(key, card, reason, case.evidence, grant, users[0] if users else None)
             if case.suspicion.named:
                 evaders.append(evader)
                 if not before.suspicion.named:
                     self._name(evader)
-                if pod is not None and not case.told:
-                    self._tell(evader, pod, granted=grant is not None)
+                if users and not case.told:
+                    for pod in users:
+                        self._tell(evader, pod, grant)
                     case = replace(case, told=True)
             elif before.suspicion.named:
                 log.info("evasion_ended", **_fields(evader))
@@ -214,11 +217,17 @@ class EvasionDetector:
         self._metrics.evaders_named.labels(evader.reason.value).inc()
         log.error("evasion_detected", **_fields(evader), evidence=evader.evidence)
 
-    def _tell(self, evader: Evader, pod: Pod, *, granted: bool) -> None:
+    def _tell(self, evader: Evader, pod: Pod, grant: Grant | None) -> None:
         """Report an evader; a pod that we granted nothing is reported too, but never evicted."""
         card = self._state.node.index(evader.card)
-        text = f'container "{evader.container}" on card {card}: {evader.evidence}'
-        evicts = self._evict and granted and pod.controlled and evader.reason in EVICTABLE
+        claim = grant.allocation.claim if grant else None
+        who = (
+            f'request "{claim.request}" of claim "{claim.name}"'
+            if claim
+            else f'container "{evader.container}"'
+        )
+        text = f"{who} on card {card}: {evader.evidence}"
+        evicts = self._evict and grant is not None and pod.controlled and evader.reason in EVICTABLE
         if evicts and pod.uid not in self._evicted:
             self._evicted |= {pod.uid}
             log.warning("evading_pod_evicted", **_fields(evader))
@@ -230,6 +239,13 @@ class EvasionDetector:
 def _asks(pod: Pod | None, name: str) -> bool:
     container = pod.container(name) if pod else None
     return container is None or container.asks
+
+
+def _users(key: Key, grant: Grant | None, pods: Mapping[PodUid, Pod]) -> tuple[Pod, ...]:
+    """The pods of this node that use what is held: its own, or all that share the claim."""
+    claim = grant.allocation.claim if grant else None
+    uids = [uid for uid, _ in claim.pods] if claim else [key[0]]
+    return tuple(pods[uid] for uid in uids if uid in pods)
 
 
 def _evader(

@@ -107,11 +107,13 @@ class LibraryMessages:
             heard.left_out += 1
         if note.kind not in FOR_THE_POD or now - heard.events.get(note.kind, -EVENT_SECONDS) < EVENT_SECONDS:
             return
+        claim = grant.allocation.claim
+        uids = {uid for uid, _ in claim.pods} if claim else {grant.key[0]}
+        who = f'request "{claim.request}" of claim "{claim.name}"' if claim else f'container "{grant.key[1]}"'
         there = (f.pod for found in self._pods.local().values() for f in found if not f.tombstone)
-        pod = next((pod for pod in there if pod.uid == grant.key[0]), None)
-        if pod is not None:
+        for pod in (pod for pod in there if pod.uid in uids):
             heard.events[note.kind] = now
-            self._pods.event(pod, EVENT_LIBRARY_MESSAGE, f'container "{grant.key[1]}": {text}', warning=True)
+            self._pods.event(pod, EVENT_LIBRARY_MESSAGE, f"{who}: {text}", warning=True)
 
     def _sentence(self, note: LibraryMessage) -> str:
         node = self._state.node
