@@ -26,6 +26,7 @@ def neighbour(tmp_path: Path) -> Iterator[Container]:
 @pytest.fixture
 def watching(tmp_path: Path, neighbour: Container) -> Iterator[Container]:
     with Container(tmp_path / "a", 0, state=neighbour.state) as container:
+        container.change(core_limit=0.0, core_ceiling=0.0)  # as the agent writes it
         yield container
 
 
