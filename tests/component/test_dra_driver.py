@@ -71,6 +71,17 @@ def test_one_request_gives_equal_parts_of_several_cards(world: DraWorld) -> None
     assert set(limits.values()) == {(30, 4 * GIB)}
 
 
+def test_a_part_of_every_card_is_one_page_of_limits_and_the_environment_of_all(world: DraWorld) -> None:
+    pod = world.run(world.pod(world.claim(allocationMode="All", **part(30, "4Gi"))))
+    limits = world.limits(pod, "c0")
+    assert list(limits.values()) == [(30, 4 * GIB)] * 4
+    edits = world.edits(pod, "c0")
+    assert sorted(edits.env["VCUDA_CARDS"].split(",")) == sorted(limits)
+    more = world.run(world.pod(world.claim(count=2, **part(70, "4Gi"))))
+    assert set(world.limits(more, "c0")) < set(limits)
+    assert not world.scheduler.allocate(world.pod(world.claim(count=3, **part(70, "4Gi"))), NODE)
+
+
 def test_containers_of_one_claim_get_what_their_request_was_given(world: DraWorld) -> None:
     requests = [
         {"name": name, "exactly": {"deviceClassName": DRA_DRIVER, **part(cores, "1Gi")}}
