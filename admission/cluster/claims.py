@@ -4,17 +4,24 @@ thread-safe: :class:`~admission.cluster.snapshot.ClusterState` holds the lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from admission.cluster.claim_templates import TurnedTemplate, read_turned_template
 from gpu_manager.domain.cluster.claims import KnownClaim, read_claim
 from gpu_manager.domain.cluster.held_sums import Used, one_of
 from gpu_manager.domain.contract import DRA_DRIVER
-from gpu_manager.domain.dra.claim import ClaimSpec, parse_claim_spec
-from gpu_manager.domain.dra.demand import ClaimDemand, OfferedCards, demands
+from gpu_manager.domain.dra.claim import ClaimSpec, DeviceRequest, parse_claim_spec
+from gpu_manager.domain.dra.demand import (
+    ClaimDemand,
+    OfferedCards,
+    check_parameters,
+    demands,
+    may_be_protected,
+)
+from gpu_manager.domain.dra.parameters import Configured, read_config
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import ZERO, Amount
@@ -27,21 +34,28 @@ OF_CLAIMS: Final = frozenset({CLAIMS, CLASSES, TEMPLATES})
 _META: Final = ("name", "namespace", "uid", "creationTimestamp", "ownerReferences")
 
 
-AdmittedSums = tuple[str, Mapping[str, Amount]]
-"""Namespace of a claim, and what it may take by card model."""
+@dataclass(frozen=True, slots=True)
+class AdmittedSums:
+    """Namespace of a claim, and what it may take by card model; ``protected`` is the part of it that may be
+    protected shares.
+    """
+
+    namespace: str
+    models: Mapping[str, Amount]
+    protected: Mapping[str, Amount] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Admitted:
     """A claim whose creation was let pass; it counts until the watch shows it, or ``until``.
 
-    ``models``: what it may take by card model, where another replica let it pass and said so.
+    ``said``: what it may take, where another replica let it pass and said so.
     """
 
     namespace: str
     claim: KnownClaim | None
     until: float
-    models: Mapping[str, Amount] = field(default_factory=dict)
+    said: AdmittedSums | None = None
 
 
 class ClusterClaims:
@@ -58,10 +72,11 @@ class ClusterClaims:
         self._at: dict[str, dict[PodUid, KnownClaim]] = {}
         self._names: dict[tuple[str, str], PodUid] = {}
         self._classes: dict[str, tuple[str, ...]] = {}
+        self._told: dict[str, tuple[Configured, ...]] = {}  # parameters of classes
         self._templates: dict[tuple[str, str], ClaimSpec] = {}
         self._turned: dict[tuple[str, str], TurnedTemplate] = {}
         self._demands: dict[PodUid, tuple[OfferedCards, tuple[ClaimDemand, ...]]] = {}
-        self._used: tuple[OfferedCards, Used] | None = None
+        self._used: tuple[OfferedCards, tuple[Used, Used]] | None = None
 
     def copy(self, cards: Callable[[], OfferedCards]) -> ClusterClaims:
         """The same, changed apart from these."""
@@ -70,6 +85,7 @@ class ClusterClaims:
         other._admitted, other._names = self._admitted.copy(), self._names.copy()
         other._at = {node: claims.copy() for node, claims in self._at.items()}
         other._classes, other._templates = self._classes.copy(), self._templates.copy()
+        other._told = self._told.copy()
         other._turned = self._turned.copy()
         return other
 
@@ -114,6 +130,7 @@ class ClusterClaims:
             return set().union(*map(self.drop, gone))
         if kind == CLASSES:
             self._classes.clear()
+            self._told.clear()
             self._changed()
         else:
             self._templates.clear()
@@ -124,9 +141,13 @@ class ClusterClaims:
         """A DeviceClass as it is now."""
         name = text(mapping(obj.get("metadata")).get("name"))
         selectors = mappings(mapping(obj.get("spec")).get("selectors"))
+        self._told.pop(name, None)
         if gone:
             self._classes.pop(name, None)
         else:
+            with suppress(RequestInvalid):  # then nothing of that class is prepared
+                config = mapping(obj.get("spec")).get("config")
+                self._told[name] = tuple(replace(one, of_class=True) for one in read_config(config))
             self._classes[name] = tuple(
                 text(mapping(one.get("cel")).get("expression")) for one in selectors if "cel" in one
             )
@@ -155,9 +176,9 @@ class ClusterClaims:
 
     def inherit(self, named: Iterable[tuple[PodUid, AdmittedSums]], until: float) -> None:
         """Count claims that another replica let pass, as it said, until the watch shows them."""
-        for uid, (namespace, models) in named:
+        for uid, said in named:
             if uid not in self._claims and uid not in self._admitted:
-                self._admitted[uid] = _Admitted(namespace, None, until, models)
+                self._admitted[uid] = _Admitted(said.namespace, None, until, said)
         self._used = None
 
     def withdraw(self, uid: PodUid) -> None:
@@ -168,10 +189,18 @@ class ClusterClaims:
 
     def admitted_sums(self) -> dict[PodUid, AdmittedSums]:
         """What each claim may take that was let pass and which the watch has not shown."""
-        return {uid: (one.namespace, self._sums(one)) for uid, one in self._admitted.items()}
+        return {uid: self._sums(one) for uid, one in self._admitted.items()}
 
-    def _sums(self, one: _Admitted) -> Mapping[str, Amount]:
-        return one.models if one.claim is None else add_demands({}, self._demand(one.claim))
+    def _sums(self, one: _Admitted) -> AdmittedSums:
+        if one.said is not None or one.claim is None:
+            return one.said or AdmittedSums(one.namespace, {})
+        return self._sums_of(one.claim)
+
+    def _sums_of(self, claim: KnownClaim) -> AdmittedSums:
+        demanded = self._demand(claim)
+        return AdmittedSums(
+            claim.namespace, add_demands({}, demanded), add_demands({}, protected_demands(demanded))
+        )
 
     def expire(self, now: float) -> bool:
         """End the wait for those that were not created after all; True if there were any."""
@@ -226,22 +255,38 @@ class ClusterClaims:
 
     def demand_of(self, spec: ClaimSpec | None) -> tuple[ClaimDemand, ...]:
         """The same of a claim that is not there yet."""
-        return demands(spec, self._classes, self._cards(), self._unit) if spec else ()
+        return demands(spec, self._classes, self._cards(), self._unit, self._told) if spec else ()
+
+    def check_parameters(self, spec: ClaimSpec) -> None:
+        """Judge what a claim says in parameters, with its classes. Raises RequestInvalid: it cannot hold."""
+        check_parameters(spec, self._classes, self._told)
+
+    def may_be_protected(self, request: DeviceRequest, spec: ClaimSpec) -> bool:
+        """Return whether shares for the request of such a claim would be protected."""
+        return may_be_protected(request, spec, self._told)
 
     def used(self) -> Used:
         """What claims that are not allocated may take, by namespace and model."""
+        return self._both()[0]
+
+    def protected(self) -> Used:
+        """What of it may be protected shares."""
+        return self._both()[1]
+
+    def _both(self) -> tuple[Used, Used]:
         if not self._waiting and not self._admitted:
-            return {}
+            return {}, {}
         cards = self._cards()
         if self._used is None or self._used[0] is not cards:
             used: dict[str, dict[str, Amount]] = {}
-            for claim in (self._claims[uid] for uid in self._waiting):
-                add_demands(used.setdefault(claim.namespace, {}), self._demand(claim))
-            for one in self._admitted.values():
-                models = used.setdefault(one.namespace, {})
-                for model, amount in self._sums(one).items():
-                    models[model] = models.get(model, ZERO) + amount
-            self._used = cards, {namespace: models for namespace, models in used.items() if models}
+            within: dict[str, dict[str, Amount]] = {}
+            waiting = (self._sums_of(self._claims[uid]) for uid in self._waiting)
+            for one in (*waiting, *map(self._sums, self._admitted.values())):
+                for sums, more in ((used, one.models), (within, one.protected)):
+                    models = sums.setdefault(one.namespace, {})
+                    for model, amount in more.items():
+                        models[model] = models.get(model, ZERO) + amount
+            self._used = cards, (_filled(used), _filled(within))
         return self._used[1]
 
     def _forget(self, uid: PodUid) -> set[str]:
@@ -268,6 +313,15 @@ def _uid(obj: Mapping[str, Any]) -> PodUid:
     return PodUid(text(mapping(obj.get("metadata")).get("uid")))
 
 
+def _filled(used: Mapping[str, Mapping[str, Amount]]) -> Used:
+    return {namespace: models for namespace, models in used.items() if models}
+
+
+def protected_demands(demanded: Iterable[ClaimDemand]) -> Iterator[ClaimDemand]:
+    """Yield those which may be protected shares."""
+    return (one for one in demanded if one.protected)
+
+
 def add_demands(models: dict[str, Amount], demanded: Iterable[ClaimDemand]) -> dict[str, Amount]:
     """Add what claims may take to sums by model, in place; return them."""
     for one in demanded:
@@ -279,19 +333,25 @@ def add_demands(models: dict[str, Amount], demanded: Iterable[ClaimDemand]) -> d
 def slim_claim(obj: Mapping[str, Any]) -> Mapping[str, Any]:
     """A ResourceClaim with what is read here."""
     meta, status = mapping(obj.get("metadata")), mapping(obj.get("status"))
-    results: Sequence[Mapping[str, Any]] = mappings(
-        mapping(mapping(status.get("allocation")).get("devices")).get("results")
-    )
+    given = mapping(mapping(status.get("allocation")).get("devices"))
+    results: Sequence[Mapping[str, Any]] = mappings(given.get("results"))
     allocated = isinstance(status.get("allocation"), Mapping)
     ours = [one for one in results if one.get("driver") == DRA_DRIVER]
     return {
         "metadata": {key: meta[key] for key in _META if key in meta},
         "spec": {} if allocated and not ours else {"devices": mapping(obj.get("spec")).get("devices")},
         "status": {
-            **({"allocation": {"devices": {"results": ours}}} if allocated else {}),
+            **({"allocation": {"devices": {"results": ours, **_config(given)}}} if allocated else {}),
             "reservedFor": status.get("reservedFor"),
         },
     }
+
+
+def _config(holder: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Parameters for this driver, as they are written."""
+    entries = mappings(holder.get("config"))
+    ours = [one for one in entries if mapping(one.get("opaque")).get("driver") == DRA_DRIVER]
+    return {"config": ours} if ours else {}
 
 
 def slim_template(obj: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -308,5 +368,5 @@ def slim_class(obj: Mapping[str, Any]) -> Mapping[str, Any]:
     """A DeviceClass with what is read here."""
     return {
         "metadata": {"name": mapping(obj.get("metadata")).get("name")},
-        "spec": {"selectors": mapping(obj.get("spec")).get("selectors")},
+        "spec": {"selectors": mapping(obj.get("spec")).get("selectors"), **_config(mapping(obj.get("spec")))},
     }

@@ -38,7 +38,7 @@ _MOST_FRESH = 1 << 16  # pods that nobody has counted yet; the oldest go
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
     """The cluster at one moment. ``used`` counts claims, and pods that are bound or being bound, by model of
-    card, ``protected`` those pods with protected shares.
+    card, ``protected`` the part of it in protected shares.
 
     ``reserved``: each pod whose Binding is under way or expected, and its node. ``unit``: bytes of one unit.
     ``turn`` rises whenever nodes are built anew.
@@ -314,7 +314,7 @@ class ClusterState:
                 self._snapshot = Snapshot(
                     nodes=self._nodes.views,
                     used=added(self._nodes.used, self.claims.used()),
-                    protected=self._nodes.protected,
+                    protected=added(self._nodes.protected, self.claims.protected()),
                     reserved={
                         **{uid: occupant.pod.node for uid, (_, occupant) in self._expected.items()},
                         **{uid: occupant.pod.node for uid, occupant in self._reserved.items()},

@@ -26,7 +26,9 @@ from gpu_manager.domain.dra.device import CORES, MEMORY, SharedDevice
 from gpu_manager.domain.dra.published import device_names, published_devices
 from gpu_manager.domain.dra.selectors import selected_card, takes
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, printable
-from gpu_manager.domain.placement.explain import LINE_LIMIT
+from gpu_manager.domain.placement.explain import LINE_LIMIT, with_priority
+from gpu_manager.domain.placement.ledger import Allocation
+from gpu_manager.domain.placement.protection import explain_priority, neighbours
 from gpu_manager.domain.resources import ZERO, Amount, format_bytes, format_number
 from gpu_manager.domain.rules.request import PlacementPolicy
 from gpu_manager.domain.untrusted import mapping, mappings, text
@@ -172,10 +174,13 @@ def _held(pod: ClaimingPod, claims: Sequence[KnownClaim], snapshot: Snapshot) ->
             view = snapshot.nodes.get(name)
             charge = view.held_claims.get(claim.uid) if view else None
             cards = {state.card.uuid: state.card.index for state in view.node.cards} if view else {}
-            shares = [share for one in charge.allocations for share in one.shares] if charge else []
+            allocations = charge.allocations if charge else ()
+            shares = [share for one in allocations for share in one.shares]
             held = ", ".join(f"{share.amount} of card {cards[share.card]}" for share in shares)
+            worth = dict.fromkeys(_worth(view, one) for one in allocations) if view else ()
             parts.append(
                 f"claim {printable(claim.name)} holds {held or 'a card not known here'} on {printable(name)}"
+                + "".join(map(with_priority, worth))
             )
         if claim.admin_devices:
             parts.append(f"claim {printable(claim.name)} {_looks(claim, snapshot)}")
@@ -195,6 +200,12 @@ def _looks(claim: KnownClaim, snapshot: Snapshot) -> str:
         seen.setdefault(pool, []).append(index)
     where = " and ".join(f"card {', '.join(cards)} on {printable(pool)}" for pool, cards in seen.items())
     return f"looks at {where} by admin access, which holds nothing"
+
+
+def _worth(view: NodeView, held: Allocation) -> str:
+    """What the priority of a claim's shares is worth on their cards."""
+    beside = neighbours(view.ledger, held.pod, held.cards)
+    return explain_priority(held.priority, beside, gates=view.node.gates)
 
 
 @dataclass(frozen=True, slots=True)

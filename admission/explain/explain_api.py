@@ -27,7 +27,7 @@ from admission.explain.simulation import simulate
 from admission.explain.views import as_json, as_text, quota_text
 from admission.extender.feasibility import FeasibilityJudge, Unfit
 from admission.extender.fragmentation_score import LeastFragmentation
-from admission.quota.claim_creations import quota_reasons
+from admission.quota.claim_creations import limits_of_claims, quota_reasons
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.cluster.claims import KnownClaim
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
@@ -103,13 +103,13 @@ class ExplainSources:
     ) -> Explanation:
         """The explanation with what the quota says of claims that would be created."""
         quota, namespace = self.quota.current, draft.view.pod.namespace
-        limits = quota.of(namespace) if quota else None
+        demanded = [one for claim in claims.values() for one in self.cluster.claims.demand_of(claim.spec)]
+        limits = limits_of_claims(quota, namespace, demanded) if quota else None
         if quota is None or limits is None:
             return found
         snapshot = self.snapshot()
-        demanded = [one for claim in claims.values() for one in self.cluster.claims.demand_of(claim.spec)]
         lines = tuple(map(str, quota.lines(namespace, snapshot.used, snapshot.protected)))
-        reasons = quota_reasons(limits, snapshot.used, namespace, demanded)
+        reasons = quota_reasons(limits, snapshot, namespace, demanded)
         if not reasons:
             return replace(found, quota=lines)
         line = f"its claims would not be created: {reasons}"[:LINE_LIMIT]

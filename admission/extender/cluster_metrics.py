@@ -16,6 +16,7 @@ from admission.cluster.snapshot import ClusterState
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.cluster.quota import QuotaLine
 from gpu_manager.domain.placement.protection import is_protected, neighbours
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD
 
 _BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
@@ -191,6 +192,14 @@ def _protected(nodes: Iterable[NodeView]) -> Iterator[Metric]:
                 pods[charge.pod.namespace] += 1
                 held = view.node.gates and is_protected(neighbours(view.ledger, charge.pod.uid, cards))
                 without[charge.pod.namespace] += not held
+        for claim in view.held_claims.values() if view.ledger.prioritised else ():
+            within = [a for a in claim.allocations if a.priority is Priority.PROTECTED]
+            if within:
+                cards = [share.card for a in within for share in a.shares]
+                beside = neighbours(view.ledger, claim.claim.uid, cards)
+                pods[claim.claim.namespace] += len(claim.claim.pods)
+                broken_here = not (view.node.gates and is_protected(beside))
+                without[claim.claim.namespace] += len(claim.claim.pods) * broken_here
     for namespace, count in sorted(pods.items()):
         every.add_metric((namespace,), count)
         broken.add_metric((namespace,), without[namespace])

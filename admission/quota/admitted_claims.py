@@ -30,6 +30,11 @@ REQUEST_SECONDS: Final = 60.0
 KEPT_SECONDS: Final = REQUEST_SECONDS + 15.0
 """How long a claim that was let pass counts: until nobody can store it, and the watch has shown it."""
 
+_PROTECTED: Final = "/protected"
+"""After the UID of a claim: the part of it that may be protected shares. A replica one release older counts
+it as a claim of its own: more, for a minute, and never less.
+"""
+
 _LARGEST: Final = 200_000  # bytes: an object's annotations have 256 KiB
 
 
@@ -124,8 +129,10 @@ class AdmittedClaims:
             sums = self._cluster.claims.admitted_sums()
         return json.dumps(
             {
-                uid: [namespace, {model: [amount.cores, amount.memory] for model, amount in models.items()}]
-                for uid, (namespace, models) in sorted(sums.items())
+                key: [one.namespace, {model: [amount.cores, amount.memory] for model, amount in part.items()}]
+                for uid, one in sorted(sums.items())
+                for key, part in ((uid, one.models), (f"{uid}{_PROTECTED}", one.protected))
+                if part or key == uid
             },
             separators=(",", ":"),
         )
@@ -137,12 +144,17 @@ def _decoded(text: str) -> Iterator[tuple[PodUid, AdmittedSums]]:
         rows = mapping(json.loads(text or "{}"))
     except (ValueError, RecursionError):
         rows = {}
+    sums: dict[str, tuple[str, dict[str, Amount]]] = {}
     for uid, row in rows.items():
         try:
             namespace, models = row
-            yield PodUid(uid), (str(namespace), dict(_amounts(mapping(models))))
+            sums[uid] = str(namespace), dict(_amounts(mapping(models)))
         except (ValueError, TypeError):
             log.warning("claim_record_malformed", uid=uid)
+    for uid, (namespace, models) in sums.items():
+        if not uid.endswith(_PROTECTED):
+            _, protected = sums.get(f"{uid}{_PROTECTED}", ("", {}))
+            yield PodUid(uid), AdmittedSums(namespace, models, protected)
 
 
 def _amounts(models: Mapping[str, Any]) -> Iterator[tuple[str, Amount]]:

@@ -9,20 +9,20 @@ server can store it any more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import structlog
 
-from admission.cluster.claims import add_demands
-from admission.cluster.snapshot import ClusterState
+from admission.cluster.claims import add_demands, protected_demands
+from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.quota.admitted_claims import KEPT_SECONDS
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.cluster.claims import KnownClaim, read_claim
-from gpu_manager.domain.cluster.held_sums import Used
-from gpu_manager.domain.cluster.quota import NamespaceQuota, refusal
+from gpu_manager.domain.cluster.quota import NamespaceQuota, Quota, refusal
 from gpu_manager.domain.dra.demand import ClaimDemand
-from gpu_manager.domain.errors import printable, quoted
+from gpu_manager.domain.errors import RequestInvalid, printable, quoted
+from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
@@ -65,20 +65,27 @@ class ClaimCreations:
         quota = self._quota.current
         if quota is None:
             return NoClaim(self._quota.missing(), again=True)
-        limits = quota.of(namespace)
         claim = read_claim(obj)
-        if limits is None or claim is None:
+        if claim is None:
             return None
         if not (self._cluster.synced and self._cluster.knows_claims):
-            return NoClaim(_NOT_KNOWN, again=True)
+            is_judged = quota.of(namespace) is not None or says_protected(claim)
+            return NoClaim(_NOT_KNOWN, again=True) if is_judged else None
         with self._cluster.lock:
             demanded = self._cluster.claims.demand_of(claim.spec)
-            if not demanded:
+            if claim.spec is None or not demanded:
                 return None  # nothing of ours
+            try:
+                self._cluster.claims.check_parameters(claim.spec)
+            except RequestInvalid as error:
+                return NoClaim(str(error))
+            limits = limits_of_claims(quota, namespace, demanded)
+            if limits is None:
+                return None
             if not self._leads():
                 return NoClaim(_NOT_LEADER, again=True)
-            used = self._cluster.snapshot().used
-            if reasons := quota_reasons(limits, used, namespace, demanded):
+            snapshot = self._cluster.snapshot()
+            if reasons := quota_reasons(limits, snapshot, namespace, demanded):
                 return NoClaim(reasons)
             if dry_run:
                 return None
@@ -94,17 +101,36 @@ class ClaimCreations:
         return None
 
 
-def quota_reasons(limits: NamespaceQuota, used: Used, namespace: str, demanded: Sequence[ClaimDemand]) -> str:
+def says_protected(claim: KnownClaim) -> bool:
+    """Return whether the claim itself, whatever its classes say, asks for protected shares."""
+    return claim.spec is not None and any(
+        one.parameters.priority is Priority.PROTECTED for one in claim.spec.config
+    )
+
+
+def limits_of_claims(quota: Quota, namespace: str, demanded: Iterable[ClaimDemand]) -> NamespaceQuota | None:
+    """Return the quota that applies to claims which may take so much; None if they are not limited."""
+    is_protected = any(one.protected for one in demanded)
+    return quota.of(namespace, Priority.PROTECTED if is_protected else Priority.NORMAL)
+
+
+def quota_reasons(
+    limits: NamespaceQuota, snapshot: Snapshot, namespace: str, demanded: Sequence[ClaimDemand]
+) -> str:
     """Say why the namespace's quota does not let claims pass that may take so much; empty if it does."""
-    reasons = tuple(dict.fromkeys(_reasons(limits, used, namespace, demanded)))
+    reasons = tuple(dict.fromkeys(_reasons(limits, snapshot, namespace, demanded)))
     return f"{refusal(namespace, reasons)}{_hint(demanded)}" if reasons else ""
 
 
 def _reasons(
-    limits: NamespaceQuota, used: Used, namespace: str, demanded: Iterable[ClaimDemand]
+    limits: NamespaceQuota, snapshot: Snapshot, namespace: str, demanded: Sequence[ClaimDemand]
 ) -> Iterator[str]:
-    demanded = tuple(demanded)
-    yield from limits.passed(used.get(namespace, {}), add_demands({}, demanded)).values()
+    used, protected = (sums.get(namespace, {}) for sums in (snapshot.used, snapshot.protected))
+    right = replace(limits, limited=False)  # is of the protected ones alone
+    yield from right.passed({}, add_demands({}, protected_demands(demanded)), protected).values()
+    if not limits.limited:
+        return
+    yield from replace(limits, protected=None).passed(used, add_demands({}, demanded)).values()
     closed = {pool for one in demanded for pool in one.pools if not limits.allows_pool(pool)}
     if closed:
         allowed = ", ".join(map(printable, limits.pools[:_SHOWN]))

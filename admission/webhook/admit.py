@@ -17,6 +17,7 @@ from admission.webhook.draft import Draft, draft_pod, ephemeral_faults, is_mirro
 from admission.webhook.owner_size import owner_faults
 from gpu_manager.domain.advice.opt_in import check_advice_terms
 from gpu_manager.domain.contract import ADVICE, PRIORITY, RESIZE
+from gpu_manager.domain.dra.translation import is_turned_template
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.priority import Priority
@@ -25,8 +26,12 @@ from gpu_manager.domain.rules.legal_values import check_guarded, check_pod, guar
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
+from gpu_manager.domain.untrusted import mapping, mappings, text
 
 Says = Callable[[Pod, PodRequest], Sequence[str]]
+
+_SAID_BY_CLAIM: Final = (Rule.PRIORITY_WITHOUT_SHARE,)
+"""What is not said of a pod whose claim was made from its annotations."""
 
 
 def _silent(_pod: Pod, _request: PodRequest) -> Sequence[str]:
@@ -164,14 +169,21 @@ def validate(review: Review, terms: ClusterTerms, checks: CreateTimeChecks = SIL
 
 
 def _judge_claim(review: Review, checks: CreateTimeChecks) -> ReviewVerdict:
-    """Hold a ResourceClaim to its namespace's quota."""
+    """Judge a ResourceClaim's parameters, and hold it to its namespace's quota."""
     text, again = checks.claim(review.obj or {}, review.namespace, review.dry_run)
     if not text:
         return ALLOWED
     if again:
         return ReviewVerdict(allowed=False, message=text, code=503, reason="ServiceUnavailable")
     lead = f"{Rule.QUOTA_EXCEEDED.value.words}: "
-    return denied((violation(Rule.QUOTA_EXCEEDED, "", "", "", reason=text.removeprefix(lead)),))
+    rule = Rule.QUOTA_EXCEEDED if text.startswith(lead) else Rule.CLAIM_PARAMETERS
+    return denied((violation(rule, "", "", "", reason=text.removeprefix(lead)),))
+
+
+def _is_turned(obj: Mapping[str, Any]) -> bool:
+    """True if the pod's claim was made from its own annotations."""
+    entries = mappings(mapping(obj.get("spec")).get("resourceClaims"))
+    return any(is_turned_template(text(one.get("resourceClaimTemplateName"))) for one in entries)
 
 
 def _judge_new(review: Review, terms: ClusterTerms, checks: CreateTimeChecks) -> ReviewVerdict:
@@ -188,7 +200,7 @@ def _judge_new(review: Review, terms: ClusterTerms, checks: CreateTimeChecks) ->
     faults = (*guarded, *check_pod(pod, terms.unit, terms.minimum_cores), *advice, *ephemeral, *double)
     warnings = (
         *(one for one in claims if one.rule.is_warning),
-        *warn_pod(pod, terms.unit),
+        *(one for one in warn_pod(pod, terms.unit) if not (one.rule in _SAID_BY_CLAIM and _is_turned(obj))),
         *(_detours(pod, terms) if pod.asks else ()),
     )
     if is_mirror(review):

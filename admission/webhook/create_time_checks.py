@@ -10,10 +10,11 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.feasibility import FeasibilityJudge, Fit, Unfit
 from admission.extender.refusal_lines import describe
-from admission.quota.claim_creations import ClaimCreations
+from admission.quota.claim_creations import ClaimCreations, says_protected
 from admission.quota.quota_book import QuotaBook, refuse_at_create
 from admission.webhook.admit import CreateTimeChecks
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.cluster.claims import read_claim
 from gpu_manager.domain.dra.pod_claims import double_uses, requests_of_containers, shared_uses
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak
@@ -68,6 +69,8 @@ def create_time_checks(
         if claims is None:  # a replica of before its cluster had claims, on its way out
             limits = quota.current
             limited = limits is not None and limits.of(namespace or "default") is not None
+            known = read_claim(obj)
+            limited = limited or (known is not None and says_protected(known))
             return (_NOT_HELD, True) if limited else ("", False)
         found = claims.refuse(obj, namespace or "default", dry_run=dry_run)
         return (found.text, found.again) if found else ("", False)

@@ -6,6 +6,7 @@ for anybody nor is waited for, so that protection holds beside best-effort tenan
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from enum import Enum
 
@@ -29,3 +30,10 @@ def unprotected_beside(priority: Priority, others: Collection[Priority]) -> int:
     if Priority.PROTECTED not in others:
         return 0
     return 2 if priority is Priority.NORMAL else -1
+
+
+def meant_priorities(written: str) -> tuple[str, ...]:
+    """Return the one name that differs from what is written in case, blanks and dashes alone, else all."""
+    plain = re.sub(r"[\s_-]+", "-", written.strip()).lower()
+    names = tuple(priority.value for priority in Priority)
+    return (plain,) if plain in names else names

@@ -9,18 +9,22 @@ from typing import Protocol
 from gpu_manager.domain.injection import Injection
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.priority import Priority
 
 
 @dataclass(frozen=True, slots=True)
 class HeldInjection:
     """What a granted container's injection was made from; ``pod`` is None while the API does not show it.
 
-    ``by_claim``: a ResourceClaim holds the shares, and :meth:`Injector.inject_claim` made it.
+    ``by_claim``: a ResourceClaim holds the shares, and :meth:`Injector.inject_claim` made it with that
+    ``priority`` and ``preload``, which a pod says by its annotations.
     """
 
     shares: tuple[Share, ...]
     pod: Pod | None
     by_claim: bool = False
+    priority: Priority = Priority.NORMAL
+    preload: bool = True
 
 
 class Injector(Protocol):
@@ -29,9 +33,17 @@ class Injector(Protocol):
     def inject(self, name: str, shares: Sequence[Share], pod: Pod | None, annotation: str) -> Injection:
         """Return everything the container needs to use its cards; host paths exist when this returns."""
 
-    def inject_claim(self, name: str, shares: Sequence[Share]) -> tuple[str, ...]:
+    def inject_claim(
+        self,
+        name: str,
+        shares: Sequence[Share],
+        priority: Priority = Priority.NORMAL,
+        *,
+        preload: bool = True,
+    ) -> tuple[str, ...]:
         """Make everything on the node that containers need to use what a request of a ResourceClaim holds.
 
+        ``priority`` is that of the shares inside their cards, ``preload`` whether the library is preloaded.
         Returns the CDI devices that the kubelet hands to them: the first stands for everything that the
         shares have in common, each further one for the card of that share. Idempotent.
         """

@@ -37,6 +37,17 @@ def opaque(driver: str, **parameters: object) -> Request:
     return {"devices": {**exactly(asks(30, "4Gi"))["devices"], "config": [config]}}
 
 
+def two(*requests: Request) -> Request:
+    return {"devices": {"requests": [{"name": f"r{n}", "exactly": one} for n, one in enumerate(requests)]}}
+
+
+def ranked(spec: Request, *requests: str, priority: str = "protected") -> Request:
+    """The claim with a priority for the named requests, or for all."""
+    told = {"driver": DRA_DRIVER, "parameters": {**SHARE_PARAMETERS, "priority": priority}}
+    named = {"requests": list(requests)} if requests else {}
+    return {"devices": {**spec["devices"], "config": [{**named, "opaque": told}]}}
+
+
 def other(capacity: dict[str, str]) -> Request:
     """A request of another driver's class."""
     return {"deviceClassName": "net.example", "capacity": {"requests": capacity}, "adminAccess": False}
@@ -65,6 +76,12 @@ LEGAL: dict[str, Request] = {
     "another driver's parameters": opaque("net.example", ceiling=80),
     "an elastic ceiling": opaque(DRA_DRIVER, **SHARE_PARAMETERS, coreLimit=80),
     "parameters that say nothing": opaque(DRA_DRIVER, **SHARE_PARAMETERS),
+    "a priority": opaque(DRA_DRIVER, **SHARE_PARAMETERS, priority="best-effort"),
+    "no preloaded library": opaque(DRA_DRIVER, **SHARE_PARAMETERS, preload=False),
+    "a priority of the alternative that is a part": ranked(first(asks(), asks(20, "4Gi")), "gpu/alt-1"),
+    "a priority of the part beside a whole card": ranked(two(asks(), asks(20, "4Gi")), "r1"),
+    "a priority of a part beside a look at cards": ranked(two(asks(20, "4Gi"), asks(adminAccess=True))),
+    "whole cards of priority normal": ranked(exactly(asks()), priority="normal"),
     "selectors": exactly(asks(30, "4Gi", selectors=[{"cel": {"expression": "true"}}])),
 }
 
@@ -110,7 +127,7 @@ ILLEGAL: dict[str, tuple[Request, str]] = {
     ),
     "an unknown parameter": (
         opaque(DRA_DRIVER, **SHARE_PARAMETERS, ceiling=80),
-        "are no ShareParameters .* which has coreLimit alone",
+        "are no ShareParameters .* which has coreLimit, priority and preload",
     ),
     "a ceiling above a card": (
         opaque(DRA_DRIVER, **SHARE_PARAMETERS, coreLimit=101),
@@ -119,6 +136,26 @@ ILLEGAL: dict[str, tuple[Request, str]] = {
     "a ceiling in words": (
         opaque(DRA_DRIVER, **SHARE_PARAMETERS, coreLimit="most"),
         "coreLimit is most, which is no percentage of a card: use 1 to 100",
+    ),
+    "a priority that nobody knows": (
+        opaque(DRA_DRIVER, **SHARE_PARAMETERS, priority="high"),
+        "priority is high: use protected, normal or best-effort",
+    ),
+    "a priority that is no text": (
+        opaque(DRA_DRIVER, **SHARE_PARAMETERS, priority=5),
+        "priority is no text: use protected, normal or best-effort",
+    ),
+    "a priority of whole cards": (
+        ranked(exactly(asks())),
+        "priority is protected, but .* whole cards, which have no other tenant: leave priority out",
+    ),
+    "a priority of an alternative that is a whole card": (
+        ranked(first(asks(20, "4Gi"), asks()), "gpu", priority="best-effort"),
+        "priority is best-effort, but a request or alternative .* or name the others in requests",
+    ),
+    "a preload in words": (
+        opaque(DRA_DRIVER, **SHARE_PARAMETERS, preload="false"),
+        "preload is neither true nor false: use true or false, without quotes",
     ),
     "a second alternative without memory": (
         first(asks(50, "8Gi"), asks(20)),

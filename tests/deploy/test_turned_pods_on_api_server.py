@@ -212,7 +212,7 @@ def test_a_pod_of_extended_resources_is_allocated_just_that_by_kubernetes_itself
     got = allocated(server, "train")
     given = {one.request: one.amount for one in got.shares}
     assert given == {"c0": Amount(30, 5 * GIB), "c1": Amount(50, 2 * GIB)}
-    assert got.ceilings == {"c0": 80, "c1": 80}
+    assert {request: told.ceiling for request, told in got.terms.items()} == {"c0": 80, "c1": 80}
     spec = stored(server, "pod", "team", "train")["spec"]
     for n, one in enumerate(spec["containers"]):
         assert one["resources"]["limits"] == {"cpu": "100m"}

@@ -13,6 +13,7 @@ from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.domain.injection import DeviceNode, Injection, Mount
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.ports.cards import CardUse, HealthChange, ProcessUse
@@ -225,6 +226,7 @@ class FakeInjector:
     broken: str = ""  # why nothing can be restored
     removed: bool = False  # the directory that it writes into
     claimed: dict[str, tuple[Share, ...]] = field(default_factory=dict)  # what claims were given
+    said: dict[str, tuple[Priority, bool]] = field(default_factory=dict)  # and what they said of it
 
     def inject(self, name: str, shares: Sequence[Share], pod: Pod | None, annotation: str) -> Injection:
         return Injection(
@@ -238,10 +240,18 @@ class FakeInjector:
             annotations={ALLOCATION: annotation},
         )
 
-    def inject_claim(self, name: str, shares: Sequence[Share]) -> tuple[str, ...]:
+    def inject_claim(
+        self,
+        name: str,
+        shares: Sequence[Share],
+        priority: Priority = Priority.NORMAL,
+        *,
+        preload: bool = True,
+    ) -> tuple[str, ...]:
         if self.broken:
             raise NodeUnready(self.broken)
         self.claimed[name] = tuple(shares)
+        self.said[name] = priority, preload
         return tuple(f"tencent.com/vcuda=a-{name}" + (f"-{n}" if n else "") for n in range(len(shares)))
 
     def restore(self, held: Mapping[str, HeldInjection]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,15 +11,17 @@ from gpu_manager.domain.contract import DRA_DRIVER, EVENT_REFUSED
 from gpu_manager.domain.dra.parameters import API_VERSION, KIND
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports.control_pages import TenantUse
 from gpu_manager.services.allocation.books import Books
 from gpu_manager.services.allocation.books_format import decode
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.claims.prepare import ClaimPreparer, PreparedDevice
+from gpu_manager.services.recovery.injection_keeper import InjectionKeeper
 from tests.fakes.claims import FakeClaims, claim_object, result
 from tests.fakes.metrics import service_metrics
-from tests.fakes.ports import FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
+from tests.fakes.ports import FakeClock, FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
 from tests.fakes.state import node_of
 
 STATES = cards(3)
@@ -144,6 +147,49 @@ def test_the_ceiling_of_a_claims_parameters_is_in_its_pages(node: Node) -> None:
     node.claims.add(claim)
     with pytest.raises(RequestInvalid, match="coreLimit is 20, below the 30 cores"):
         node.prepare("b")
+
+
+def with_parameters(*results: dict[str, Any], source: str = "FromClaim", **said: object) -> dict[str, Any]:
+    claim = claim_object("a", *results)
+    opaque = {"driver": DRA_DRIVER, "parameters": {"apiVersion": API_VERSION, "kind": KIND, **said}}
+    claim["status"]["allocation"]["devices"]["config"] = [{"source": source, "opaque": opaque}]
+    return claim
+
+
+@pytest.mark.parametrize("source", ["FromClaim", "FromClass"])
+def test_priority_and_preload_of_parameters_reach_page_and_injection_and_outlive_the_agent(
+    node: Node, source: str
+) -> None:
+    node.claims.add(with_parameters(result(GPU0), source=source, priority="best-effort", preload=False))
+    for _ in range(2):
+        node.prepare("a")
+        [name] = node.directories
+        [limit] = node.pages.limits[name]
+        assert limit.priority is Priority.BEST_EFFORT
+        assert node.injector.said == {name: (Priority.BEST_EFFORT, False)}
+        node.injector.said.clear()
+        node.pages.limits.clear()
+        node.restart()  # from what is stored
+    clock, restarted = FakeClock(), list[str]()
+    keeper = InjectionKeeper(node.state, node.pods, node.injector, clock, lambda: restarted.append("agent"))
+    keeper.look()
+    [held] = node.injector.restored.values()
+    assert (held.by_claim, held.priority, held.preload) == (True, Priority.BEST_EFFORT, False)
+
+
+def test_a_row_of_a_claim_without_parameters_is_as_earlier_agents_wrote_it(node: Node) -> None:
+    node.claims.add(claim_object("a", result(GPU0)))
+    node.prepare("a")
+    assert node.store.state is not None
+    assert b"preload" not in node.store.state
+    assert b"priority" not in node.store.state
+
+
+def test_a_priority_of_whole_cards_is_refused_with_its_field_and_the_way_out(node: Node) -> None:
+    node.claims.add(with_parameters(result(GPU0, **WHOLE), priority="protected"))
+    with pytest.raises(RequestInvalid, match=r"priority is protected, but request .* leave priority out"):
+        node.prepare("a")
+    assert node.directories == []
 
 
 def test_each_request_has_pages_of_its_own_and_each_card_a_device(node: Node) -> None:
@@ -341,3 +387,12 @@ def test_a_claim_that_may_be_there_is_never_released_by_itself(node: Node, there
         node.claims.add(claim_object("a"))
     assert [node.preparer.round() for _ in range(4)] == [()] * 4
     assert node.booked(0) == 30
+
+
+def test_a_look_at_cards_has_neither_ceiling_nor_priority(node: Node) -> None:
+    look = result(GPU0, adminAccess=True, consumedCapacity={})
+    node.claims.add(with_parameters(look, coreLimit=80, priority="protected", preload=False))
+    node.prepare("a")
+    [grant] = node.state.view.grants.values()
+    assert (grant.ceiling, grant.allocation.priority) == (0, Priority.NORMAL)
+    assert node.injector.said == {grant.directory: (Priority.NORMAL, False)}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from admission.cluster.claims import CLAIMS, CLASSES, slim_claim, slim_class
+from admission.cluster.claims import CLAIMS, CLASSES, AdmittedSums, slim_claim, slim_class
 from admission.cluster.snapshot import ClusterState
 from admission.config import ClusterTerms
 from admission.extender.claim_leadership import ClaimLeadership
@@ -344,7 +344,8 @@ def test_a_record_that_no_object_could_hold_is_not_written() -> None:
     many = {f"uid-{n:0>64}": ["team", {"Tesla-T4": [1, 1]}] for n in range(2_200)}
     one.world.cluster.change_claims(
         lambda claims: claims.inherit(
-            [(PodUid(uid), ("team", {"T4": Amount(1, 1)})) for uid in many], one.clock.time + 60
+            [(PodUid(uid), AdmittedSums("team", {"T4": Amount(1, 1)})) for uid in many],
+            one.clock.time + 60,
         )
     )
     assert one.service.create(claim("a", **part(10))).startswith("again: what counts could not be recorded")

@@ -13,7 +13,7 @@ from hypothesis import given
 from admission.config import ClusterTerms
 from admission.webhook.admit import CreateTimeChecks, mutate, validate
 from admission.webhook.claim_translation import turn
-from gpu_manager.domain.contract import CORE, CORE_LIMIT, MEMORY, PRIORITY, TEMPLATE_SIZE
+from gpu_manager.domain.contract import CORE, CORE_LIMIT, MEMORY, TEMPLATE_SIZE
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.rules.legal_values import check_pod
 from tests.fakes.reviews import NODE_GROUPS, ask, container, patched, pod, review
@@ -114,11 +114,12 @@ def test_what_asks_for_no_legal_share_is_left_alone_without_a_word(sent: dict[st
 
 def test_what_a_claim_cannot_say_stays_as_it_is_with_the_reason() -> None:
     templates = Templates()
-    response = turning(review(pod(PART, annotations={PRIORITY: "best-effort"})), templates)
+    graphics = {**PART, "env": [{"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "all"}]}
+    response = turning(review(pod(graphics)), templates)
     assert (response["allowed"], "patch" in response, templates.made) == (True, False, {})
     [warning] = response["warnings"]
     assert warning.startswith("it is not turned into a ResourceClaim, and nodes that give cards by claims")
-    assert "its priority is best-effort" in warning
+    assert "graphics libraries" in warning
     assert response["auditAnnotations"] == {"rules": "not-turned-into-claim"}
 
 

@@ -11,7 +11,7 @@ from admission.cluster.claims import CLAIMS, CLASSES, slim_claim, slim_class
 from gpu_manager.cli.kubectl.defrag import CLAIMS_UNPLANNED
 from gpu_manager.domain.card import Card, CardState
 from gpu_manager.domain.contract import DRA_DRIVER, INVENTORY, Inventory, encode_inventory
-from gpu_manager.domain.dra.parameters import API_VERSION, KIND, claimed_ceilings
+from gpu_manager.domain.dra.parameters import API_VERSION, KIND, read_config, terms_of
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.rules.legal_values import warn_pod
@@ -19,7 +19,7 @@ from gpu_manager.domain.topology import Link, Topology
 from tests.fakes.extender import UNIT, World, node, pod, uuid
 from tests.fakes.feature_tables import feature_rows, sentences_of
 from tests.fakes.written import container, pod_of
-from tests.unit import test_claim_quota, test_pod_claims, test_resize_docs
+from tests.unit import test_claim_priorities, test_claim_quota, test_pod_claims, test_resize_docs
 from tests.unit.test_cluster_claims import CLASS, claim, part
 from tests.unit.test_explained_claims import explained, held, waiting, world
 
@@ -42,13 +42,16 @@ def below_its_cores() -> str:
     told = {"apiVersion": API_VERSION, "kind": KIND, "coreLimit": 20}
     entry = {"source": "FromClaim", "requests": ["gpu"], "opaque": {"driver": DRA_DRIVER, "parameters": told}}
     with pytest.raises(RequestInvalid) as refused:
-        claimed_ceilings([entry], {"gpu": [30]})
+        terms_of(read_config([entry]), "gpu", 30)
     return str(refused.value)
 
 
 def with_a_priority() -> str:
     (warning,) = warn_pod(pod_of(container("c"), vcuda_priority="protected"))
-    return warning.message
+    made = test_claim_priorities.asking("a", test_claim_priorities.PROTECTED, count=1)
+    whole = test_claim_quota.Service(None).create(made)
+    asked = test_claim_priorities.asking("a", test_claim_priorities.PROTECTED)
+    return "\n".join((warning.message, whole, test_claim_quota.Service(None).create(asked)))
 
 
 def in_mig_mode() -> str:

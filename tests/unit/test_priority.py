@@ -83,11 +83,11 @@ def test_whole_cards_have_no_priority(text: str, cores: int, faults: int) -> Non
         assert priority_of(pod) is NORMAL, "one that runs all the same is a normal tenant"
 
 
-def test_a_pod_without_a_share_is_warned_that_its_priority_means_nothing() -> None:
+def test_a_pod_without_a_share_is_warned_that_its_claim_says_the_priority() -> None:
     (warned,) = warn_pod(pod_of(container("a"), vcuda_priority="protected"))
     assert warned.message == (
         f'annotation {PRIORITY} is "protected", but no container asks for tencent.com/vcuda-core: '
-        "a share by a ResourceClaim is a normal tenant of its card"
+        "a share by a ResourceClaim has the priority that the claim's parameters say"
     )
     assert warn_pod(pod_of(container("a"), vcuda_priority="normal")) == ()
     assert warn_pod(pod_of(container("a", 30, 1), vcuda_priority="protected")) == ()

@@ -23,15 +23,21 @@ from gpu_manager.domain.dra.allocation import allocate
 from gpu_manager.domain.dra.claim import parse_claim_spec
 from gpu_manager.domain.dra.published import published_devices
 from gpu_manager.domain.dra.selectors import card_of_model, selected_card, takes
-from gpu_manager.domain.dra.translation import TurnedPod, turned_into_claim, turned_warnings
+from gpu_manager.domain.dra.translation import (
+    TurnedPod,
+    is_turned_template,
+    turned_into_claim,
+    turned_warnings,
+)
 from gpu_manager.domain.dra.written_selectors import model_selector
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger
 from gpu_manager.domain.placement.place import place
 from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, ZERO, Amount
 from gpu_manager.domain.rules.legal_values import check_pod
-from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
+from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of, preload_of
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest, matches_model
 from gpu_manager.domain.rules.rulebook import Rule
@@ -122,9 +128,6 @@ def test_an_init_container_uses_the_request_of_an_equal_app_container() -> None:
             'init container "i" asks',
         ),
         (pod("p", on="n1"), 'spec.nodeName is "n1", and only a scheduler allocates claims'),
-        (pod("p", annotations={PRELOAD: "false"}), "opts out of the preloaded library"),
-        (pod("p", annotations={PRIORITY: "best-effort"}), "priority is best-effort"),
-        (pod("p", annotations={PRIORITY: "protected"}), "priority is protected"),
         (pod("p", annotations={GPU_MODEL: "V100,it's"}), 'can name its models: "it\'s" has a character'),
         (pod("p", 30, 1 << 34), 'container "main" asks for more memory than any card has'),
         (pod("p", 3300), "asks for 33 cards and parts of cards, and Kubernetes gives a claim 32"),
@@ -160,6 +163,26 @@ def test_the_ceiling_is_said_of_parts_of_cards_alone() -> None:
         },
     }
     assert "config" not in turned(pod("p", 100, None, annotations=notes)).spec["devices"]
+
+
+def test_priority_and_preload_are_parameters_too_and_make_another_template() -> None:
+    notes = {PRIORITY: "best-effort", PRELOAD: "false", CORE_LIMIT: "80"}
+    made = turned(pod("p", annotations=notes))
+    [config] = made.spec["devices"]["config"]
+    said = config["opaque"]["parameters"]
+    assert {key: said[key] for key in ("coreLimit", "priority", "preload")} == {
+        "coreLimit": 80,
+        "priority": "best-effort",
+        "preload": False,
+    }
+    plain = turned(pod("p"))
+    assert "config" not in plain.spec["devices"]
+    assert turned(pod("p", annotations={PRIORITY: "normal", PRELOAD: "true"})).template == plain.template
+    others = [{PRIORITY: "protected"}, {PRIORITY: "best-effort"}, {PRELOAD: "false"}, {CORE_LIMIT: "80"}]
+    names = {turned(pod("p", annotations=one)).template for one in others}
+    assert len(names | {made.template, plain.template}) == 6
+    assert all(map(is_turned_template, names))
+    assert not is_turned_template("vcuda-30-cores")
 
 
 def selectors(obj: dict[str, Any]) -> list[str]:
@@ -240,6 +263,10 @@ def pods(draw: st.DrawFn) -> Pod:
         notes[CORE_LIMIT] = str(draw(st.integers(60, 100)))
     if draw(st.booleans()):
         notes[GPU_UUID] = ",".join(STATES[n].card.uuid for n in draw(st.sets(st.integers(0, 7), min_size=3)))
+    if draw(st.booleans()):
+        notes[PRIORITY] = draw(st.sampled_from(["protected", "normal", "best-effort"]))
+    if draw(st.booleans()):
+        notes[PRELOAD] = draw(st.sampled_from(["true", "false"]))
     obj = pod("p", containers=made, init=draw(st.permutations(started + before)), annotations=notes)
     read = parse_pod(obj)
     assume(not check_pod(read))
@@ -259,18 +286,24 @@ def by_extended_resources(read: Pod, request: PodRequest) -> tuple[Limits, Amoun
             read.uid, one.name, one.kind, one.order, shares[one.name], priority=request.priority
         )
         ledger.commit([allocation])
-        limits[one.name] = seen(Grant(allocation, one.name, legal_ceiling_of(read) or 0))
+        limits[one.name] = seen(Grant(allocation, one.name, legal_ceiling_of(read) or 0), preload_of(read))
     return limits, sum((ledger.booked(state.card.uuid) for state in STATES), ZERO)
 
 
-def seen(grant: Grant) -> tuple[tuple[object, ...], ...]:
+def seen(grant: Grant, preload: bool) -> tuple[tuple[object, ...], ...]:
+    """What the pages say of each share, and whether the library is preloaded there."""
     enforced = {limit.card: limit for limit in limits_of(grant)}
     return tuple(
-        (limit.cores, limit.memory, limit.ceiling, limit.priority)
+        (limit.cores, limit.memory, limit.ceiling, limit.priority, preload)
         if (limit := enforced.get(share.card))
         else ("whole", share.amount)
         for share in grant.allocation.shares
     )
+
+
+def preload_by(grant: Grant) -> bool:
+    assert grant.allocation.claim is not None
+    return grant.allocation.claim.preload
 
 
 def by_claim(read: Pod, made: TurnedPod, minor: int) -> tuple[Limits, Amount]:
@@ -299,7 +332,7 @@ def by_claim(read: Pod, made: TurnedPod, minor: int) -> tuple[Limits, Amount]:
     grants = state.prepare(judge.grants(parse_allocated_claim(claim, DEFAULT_UNIT)))
     by_request = {grant.allocation.claim.request: grant for grant in grants if grant.allocation.claim}
     limits = {
-        one.name: seen(by_request[request])
+        one.name: seen(by_request[request], preload_by(by_request[request]))
         for one in read.containers
         if (request := made.request_of(one.name))
     }
@@ -321,12 +354,18 @@ def test_a_claim_gives_every_container_the_limits_that_its_extended_resources_ga
 
 
 def test_the_case_that_is_judged_above_has_what_it_is_about() -> None:
-    notes = {CORE_LIMIT: "70", GPU_UUID: STATES[3].card.uuid}
+    notes = {
+        CORE_LIMIT: "70",
+        GPU_UUID: STATES[3].card.uuid,
+        PRIORITY: "best-effort",
+        PRELOAD: "false",
+    }
     read = parse_pod(
         pod("p", containers=[container("a", 30, 8)], init=[container("i", 30, 8)], annotations=notes)
     )
     request = judged_request(read)
     both = by_claim(read, turned_into_claim(read, request), 36)
-    part = (30, 2 * GIB, 70, request.priority)
+    assert request.priority is Priority.BEST_EFFORT
+    part = (30, 2 * GIB, 70, Priority.BEST_EFFORT, False)
     assert both == ({"i": (part,), "a": (part,)}, Amount(30, 2 * GIB))
     assert both == by_extended_resources(read, request)

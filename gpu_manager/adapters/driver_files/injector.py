@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +40,7 @@ from gpu_manager.domain.injection import DeviceNode, Injection, Mount, RuntimeHo
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.priority import Priority
-from gpu_manager.domain.rules.pod_annotations import priority_of
+from gpu_manager.domain.rules.pod_annotations import preload_of, priority_of
 from gpu_manager.ports.injector import HeldInjection
 
 log = structlog.get_logger(__name__)
@@ -48,6 +48,17 @@ log = structlog.get_logger(__name__)
 _NEEDED: Final = ("nvidiactl", "nvidia-uvm")
 _OPTIONAL: Final = ("nvidia-uvm-tools", "nvidia-modeset")
 _PERMISSIONS: Final = "rw"  # "m" would let the container make more nodes
+
+
+@dataclass(frozen=True, slots=True)
+class _Wishes:
+    """What a pod, or a claim, says of its containers: the library is preloaded, they see the gates of their
+    cards, and have the driver's graphics libraries.
+    """
+
+    preload: bool = True
+    gates: bool = False
+    graphics: bool = False
 
 
 class DriverFiles:
@@ -117,7 +128,10 @@ class DriverFiles:
             self._check_pages(name, fraction=fraction)
             whole = Injection(
                 env=self._env(shares),
-                mounts=(*self._mounts(name, library, pod, shares, fraction=fraction), *hook_mounts),
+                mounts=(
+                    *self._mounts(name, library, self._wishes(pod, fraction), shares, fraction=fraction),
+                    *hook_mounts,
+                ),
                 devices=tuple(self._devices(shares)),
                 annotations=self._annotations(shares, annotation),
                 hooks=hooks,
@@ -138,7 +152,14 @@ class DriverFiles:
                 cdi=(device,),
             )
 
-    def inject_claim(self, name: str, shares: Sequence[Share]) -> tuple[str, ...]:
+    def inject_claim(
+        self,
+        name: str,
+        shares: Sequence[Share],
+        priority: Priority = Priority.NORMAL,
+        *,
+        preload: bool = True,
+    ) -> tuple[str, ...]:
         """See :meth:`gpu_manager.ports.injector.Injector.inject_claim`.
 
         Raises:
@@ -155,17 +176,24 @@ class DriverFiles:
         with self._lock:
             installed = self._installed(fraction=fraction)
             self._check_pages(name, fraction=fraction)
-            whole = self._of_claim(name, shares, installed, fraction=fraction)
+            wishes = _Wishes(preload=preload, gates=priority is Priority.BEST_EFFORT)
+            whole = self._of_claim(name, shares, installed, wishes, fraction=fraction)
             spec = cdi.encode_claim(name, whole, len(shares))
             self._records.put(name, InjectionRecord(installed.sha256 if installed else None, spec))
             self._specs.put(name, spec)
         return cdi.claim_device_names(name, whole, len(shares))
 
     def _of_claim(
-        self, name: str, shares: Sequence[Share], installed: Delivered | None, *, fraction: bool
+        self,
+        name: str,
+        shares: Sequence[Share],
+        installed: Delivered | None,
+        wishes: _Wishes,
+        *,
+        fraction: bool,
     ) -> Injection:
         hooks, hook_mounts = self._hooks(installed)
-        mounts = self._mounts(name, installed if fraction else None, None, shares, fraction=fraction)
+        mounts = self._mounts(name, installed if fraction else None, wishes, shares, fraction=fraction)
         return Injection(
             env=self._env(shares),
             mounts=(*mounts, *hook_mounts),
@@ -229,13 +257,15 @@ class DriverFiles:
         fraction = any(not share.whole for share in held.shares)
         installed = self._installed(fraction=fraction)
         if held.by_claim:
-            whole = self._of_claim(name, held.shares, installed, fraction=fraction)
+            wishes = _Wishes(preload=held.preload, gates=held.priority is Priority.BEST_EFFORT)
+            whole = self._of_claim(name, held.shares, installed, wishes, fraction=fraction)
             specs.put(name, cdi.encode_claim(name, whole, len(held.shares)))
             log.info("injection_rebuilt_from_grant", directory=name)
             return
         hooks, hook_mounts = self._hooks(installed)
         library = installed if fraction else None
-        mounts = tuple(self._mounts(name, library, held.pod, held.shares, fraction=fraction))
+        wishes = self._wishes(held.pod, fraction)
+        mounts = tuple(self._mounts(name, library, wishes, held.shares, fraction=fraction))
         devices = tuple(self._devices(held.shares))
         whole = Injection(mounts=(*mounts, *hook_mounts), devices=devices, hooks=hooks)
         specs.put(name, cdi.encode(name, whole))
@@ -313,35 +343,37 @@ class DriverFiles:
             ALLOCATION: annotation,
         }
 
-    def _preload(self, pod: Pod | None, fraction: bool) -> bool:  # noqa: FBT001  # private, one caller
-        wanted = pod is None or pod.annotations.get(PRELOAD) != "false"
-        if fraction and not wanted and self.strategy is Strategy.NVIDIA:
+    def _wishes(self, pod: Pod | None, fraction: bool) -> _Wishes:  # noqa: FBT001  # private
+        if pod is None:
+            return _Wishes()
+        preload = preload_of(pod)
+        if fraction and not preload and self.strategy is Strategy.NVIDIA:
             raise RequestInvalid(
                 f'annotation {PRELOAD}: "false" would leave no limit in force on this node, where the NVIDIA '
                 "runtime brings the driver: remove it, or ask for whole cards"
             )
-        return wanted
+        gates = priority_of(pod) is Priority.BEST_EFFORT
+        return _Wishes(preload=preload, gates=gates, graphics=pod.graphics)
 
     def _mounts(
         self,
         name: str,
         library: Delivered | None,
-        pod: Pod | None,
+        wishes: _Wishes,
         shares: Sequence[Share],
         *,
         fraction: bool,
     ) -> Iterator[Mount]:
-        preload = self._preload(pod, fraction)
         runtime_brings_driver = self.strategy is Strategy.NVIDIA
         driver: Driver | None = None
         if self._finder is not None and (fraction or not runtime_brings_driver):
             driver = self._finder.find()
         if driver is not None and not runtime_brings_driver:
-            yield from driver_mounts(driver, library, graphics=pod is not None and pod.graphics)
+            yield from driver_mounts(driver, library, graphics=wishes.graphics)
         if not fraction:
             return
-        yield from enforcement_mounts(self._pages / name, library, driver, preload=preload)
-        if pod is not None and priority_of(pod) is Priority.BEST_EFFORT:
+        yield from enforcement_mounts(self._pages / name, library, driver, preload=wishes.preload)
+        if wishes.gates:
             yield from gate_mounts(self._pages, [share.card for share in shares if not share.whole])
 
     def _check_pages(self, name: str, *, fraction: bool) -> None:

@@ -6,6 +6,7 @@ from gpu_manager.cli.kubectl import agents
 from gpu_manager.cli.kubectl.login import Login
 from gpu_manager.domain.cluster.usage_json import longest_beside, read_usage, ungated_beside
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.placement.protection import explain_wait
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.priority import Priority
@@ -17,7 +18,8 @@ def warning(login: Login, pod: Pod) -> str:
     or since they were made before the agent knew priorities. Empty for none, and where the cluster or the
     node's agent cannot be asked.
     """
-    if priority_of(pod) is not Priority.PROTECTED or not pod.node:
+    by_annotation = priority_of(pod) is Priority.PROTECTED
+    if not pod.node or not (by_annotation or any(c.claims for c in pod.containers)):
         return ""
     from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
 
@@ -30,5 +32,12 @@ def warning(login: Login, pod: Pod) -> str:
     usage = told.get(pod.node)
     if books is None or usage is None:
         return ""
-    longest = longest_beside(usage, books.ledger, pod.uid)
-    return explain_wait(longest, ungated_beside(usage, books.ledger, pod.uid))
+    holders = {pod.uid} if by_annotation else set()
+    holders |= {a.pod for a in books.ledger.claims if a.priority is Priority.PROTECTED and _serves(a, pod)}
+    longest = [longest_beside(usage, books.ledger, uid) for uid in holders]
+    ungated = sum(ungated_beside(usage, books.ledger, uid) for uid in holders)
+    return explain_wait(max((one for one in longest if one is not None), default=None), ungated)
+
+
+def _serves(held: Allocation, pod: Pod) -> bool:
+    return held.claim is not None and any(uid == pod.uid for uid, _ in held.claim.pods)

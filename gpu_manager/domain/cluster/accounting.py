@@ -124,10 +124,13 @@ class NodeBooks:
                 yield (held.claim.namespace, model), amount
 
     def protected_usage(self) -> Iterator[tuple[tuple[str, str], Amount]]:
-        """What each pod holds in protected shares, by (namespace, card model)."""
+        """What each pod and each claim holds in protected shares, by (namespace, card model)."""
         for charge in self.charges.values():
             for model, amount in charge.protected:
                 yield (charge.pod.namespace, model), amount
+        for held in self.held_claims.values():
+            for model, amount in held.protected:
+                yield (held.claim.namespace, model), amount
 
 
 def cluster_books(

@@ -7,7 +7,7 @@ card, and one of a card that is not known here counts for the namespace all the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 from typing import Any
@@ -16,10 +16,12 @@ from gpu_manager.domain.cluster.node_report import NodeReport
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.claim import ClaimSpec, parse_claim_spec
 from gpu_manager.domain.dra.device import CORES, MEMORY
+from gpu_manager.domain.dra.parameters import read_config, terms_of
 from gpu_manager.domain.dra.published import device_names
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount, parse_quantity
 from gpu_manager.domain.untrusted import mapping, mappings, text, timestamp
 
@@ -31,6 +33,7 @@ class HeldDevice:
     """A device of ours that a claim was allocated for a request. ``pool`` is the node's name.
 
     ``cores`` and ``memory`` are None where the allocation does not say them: then all of the card.
+    ``priority`` is that of the share inside its card.
     """
 
     request: str
@@ -39,6 +42,7 @@ class HeldDevice:
     share_id: str
     cores: int | None
     memory: int | None
+    priority: Priority = Priority.NORMAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +73,14 @@ class KnownClaim:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClaimCharge:
-    """What one claim holds of a node; ``usage`` is its sum by card model (empty: not known)."""
+    """What one claim holds of a node; ``usage`` is its sum by card model (empty: not known), ``protected``
+    the part of it in protected shares.
+    """
 
     claim: KnownClaim
     allocations: tuple[Allocation, ...]
     usage: tuple[tuple[str, Amount], ...]
+    protected: tuple[tuple[str, Amount], ...] = ()
 
 
 def read_claim(obj: object) -> KnownClaim | None:
@@ -88,8 +95,9 @@ def read_claim(obj: object) -> KnownClaim | None:
     except RequestInvalid:
         spec = None
     allocation = status.get("allocation")
-    results = mappings(mapping(mapping(allocation).get("devices")).get("results"))
-    ours = [one for one in results if one.get("driver") == DRA_DRIVER]
+    given = mapping(mapping(allocation).get("devices"))
+    ours = [one for one in mappings(given.get("results")) if one.get("driver") == DRA_DRIVER]
+    devices = [_device(one) for one in ours if not _is_admin(one)]
     owners = (
         text(one.get("name")) for one in mappings(meta.get("ownerReferences")) if one.get("kind") == _POD
     )
@@ -99,7 +107,7 @@ def read_claim(obj: object) -> KnownClaim | None:
         text(meta.get("name")),
         spec,
         isinstance(allocation, Mapping),
-        tuple(_device(one) for one in ours if not _is_admin(one)),
+        _with_priorities(devices, given.get("config")),
         tuple(
             (PodUid(text(one.get("uid"))), text(one.get("name")))
             for one in mappings(status.get("reservedFor"))
@@ -118,12 +126,32 @@ def _is_admin(result: Mapping[str, Any]) -> bool:
 def _device(result: Mapping[str, Any]) -> HeldDevice:
     consumed = mapping(result.get("consumedCapacity"))
     return HeldDevice(
-        text(result.get("request")).partition("/")[0],
+        text(result.get("request")),
         text(result.get("pool")),
         text(result.get("device")),
         text(result.get("shareID")),
         _consumed(consumed.get(CORES)),
         _consumed(consumed.get(MEMORY)),
+    )
+
+
+def _with_priorities(devices: Sequence[HeldDevice], config: object) -> tuple[HeldDevice, ...]:
+    """The devices by request, with what parameters say of each; of those that no agent prepares nothing."""
+    cores: dict[str, int] = {}  # by the name of the alternative that was chosen
+    for one in devices:
+        cores[one.request] = max(cores.get(one.request, 0), one.cores or CORES_PER_CARD)
+    try:
+        told = read_config(config)
+        priorities = {request: terms_of(told, request, most).priority for request, most in cores.items()}
+    except RequestInvalid:
+        priorities = {}
+    return tuple(
+        replace(
+            one,
+            request=one.request.partition("/")[0],
+            priority=priorities.get(one.request, Priority.NORMAL),
+        )
+        for one in devices
     )
 
 
@@ -153,6 +181,7 @@ def _charge(claim: KnownClaim, node: NodeReport) -> ClaimCharge:
     rooms = {state.card.uuid: state.card.capacity(node.unit) for state in node.cards}
     requests: dict[str, list[tuple[HeldDevice, Share]]] = {}
     usage: dict[str, Amount] = {}
+    protected: dict[str, Amount] = {}
     for one in claim.devices:
         if one.pool != node.name:
             continue
@@ -160,10 +189,12 @@ def _charge(claim: KnownClaim, node: NodeReport) -> ClaimCharge:
         amount = _amount(one, rooms.get(card) if card else None)
         model = node.models.get(card, "") if card else ""
         usage[model] = usage.get(model, ZERO) + amount
+        if one.priority is Priority.PROTECTED:
+            protected[model] = protected.get(model, ZERO) + amount
         if card is not None:
             requests.setdefault(one.request, []).append((one, Share(card, amount)))
     allocations = tuple(_allocation(claim, request, held) for request, held in requests.items())
-    return ClaimCharge(claim, allocations, tuple(sorted(usage.items())))
+    return ClaimCharge(claim, allocations, tuple(sorted(usage.items())), tuple(sorted(protected.items())))
 
 
 def _amount(device: HeldDevice, room: Amount | None) -> Amount:
@@ -186,6 +217,7 @@ def _allocation(claim: KnownClaim, request: str, held: Sequence[tuple[HeldDevice
         claim=HoldingClaim(
             claim.name, request, tuple((one.device, one.share_id) for one, _ in held), claim.pods
         ),
+        priority=held[0][0].priority,
     )
 
 

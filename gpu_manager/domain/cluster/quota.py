@@ -110,10 +110,13 @@ class NamespaceQuota:
         """Why it may not have so much more of the model in protected shares; empty if it may."""
         if self.protected is None:
             return ""
-        if not any(_matches(key, model) for key in self.protected):
+        named = models_of(model)
+        unlisted = [one for one in named if not any(_matches(key, one) for key in self.protected)]
+        if unlisted or not self.protected:
             those = ", ".join(map(printable, sorted(self.protected)))
+            shares = f"protected shares of model {quoted(unlisted[0])}" if unlisted else "protected shares"
             return (
-                f"protected shares of model {quoted(model)} are not granted to it ({those or 'none are'}): "
+                f"{shares} are not granted to it ({those or 'none are'}): "
                 'an operator grants them in its quota, under "protected"'
             )
         for line in self.protected_lines(protected, model):
@@ -125,7 +128,7 @@ class NamespaceQuota:
     def protected_lines(self, protected: Mapping[str, Amount], model: str) -> Iterator[QuotaLine]:
         """One line for each key of its right to protected shares that matches the model."""
         for key, granted in (self.protected or {}).items():
-            if _matches(key, model):
+            if _counts(key, model):
                 yield QuotaLine(key, None, None, ZERO, granted, _sum(protected, key).cores)
 
     def lines(self, used: Mapping[str, Amount], only: str | None = None) -> Iterator[QuotaLine]:

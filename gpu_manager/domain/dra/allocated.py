@@ -13,7 +13,7 @@ from typing import Any
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.allocation import MOST_RESULTS
 from gpu_manager.domain.dra.device import CORES, MEMORY
-from gpu_manager.domain.dra.parameters import claimed_ceilings
+from gpu_manager.domain.dra.parameters import PLAIN, ShareTerms, read_config, terms_of
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount, format_number, parse_quantity
@@ -39,7 +39,7 @@ class ClaimedShare:
 @dataclass(frozen=True, slots=True)
 class AllocatedClaim:
     """A claim with its shares of our devices, in the order of the allocation, and the pods for which it is
-    reserved, by UID and name. ``ceilings``: request → elastic ceiling in percent, of those that have one.
+    reserved, by UID and name. ``terms``: request → what its parameters say, where that is anything.
     """
 
     uid: str
@@ -47,7 +47,11 @@ class AllocatedClaim:
     name: str
     shares: tuple[ClaimedShare, ...]
     pods: tuple[tuple[PodUid, str], ...]
-    ceilings: Mapping[str, int] = field(default_factory=dict)
+    terms: Mapping[str, ShareTerms] = field(default_factory=dict)
+
+    def terms_of(self, request: str) -> ShareTerms:
+        """Return what holds for the shares of a request."""
+        return self.terms.get(request, PLAIN)
 
 
 def parse_allocated_claim(claim: object, unit: int) -> AllocatedClaim:
@@ -71,15 +75,20 @@ def parse_allocated_claim(claim: object, unit: int) -> AllocatedClaim:
         for one in mappings(status.get("reservedFor"))
         if one.get("resource") == "pods"
     )
-    cores: dict[str, list[int]] = {}
-    for share in shares:
-        cores.setdefault(share.request, []).append(share.amount.cores)
+    cores: dict[str, int] = {}  # by the name of the alternative that was chosen
+    for result, share in zip(results, shares, strict=True):
+        chosen = text(result.get("request"))
+        cores[chosen] = max(cores.get(chosen, 0), share.amount.cores)
     try:
-        ceilings = claimed_ceilings(devices.get("config"), cores)
+        config = read_config(devices.get("config"))
+        said = {chosen.partition("/")[0]: terms_of(config, chosen, most) for chosen, most in cores.items()}
+        # Whoever looks at cards computes nothing there, so that neither ceiling nor priority mean anything.
+        said |= {one.request: ShareTerms(preload=said[one.request].preload) for one in shares if one.is_admin}
     except RequestInvalid as error:
         raise RequestInvalid(f"claim {quoted(name)}: {error}") from error
     uid, namespace = text(metadata.get("uid")), text(metadata.get("namespace"))
-    return AllocatedClaim(uid, namespace, text(metadata.get("name")), shares, pods, ceilings)
+    terms = {request: told for request, told in said.items() if told != PLAIN}
+    return AllocatedClaim(uid, namespace, text(metadata.get("name")), shares, pods, terms)
 
 
 def _share(claim: str, result: Mapping[str, Any], unit: int) -> ClaimedShare:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
+from gpu_manager.domain.dra.parameters import Configured, read_config
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.resources import parse_quantity
 from gpu_manager.domain.untrusted import mapping, mappings, text
@@ -80,10 +81,16 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class ClaimSpec:
-    """What a claim asks for: its requests in order, each with its alternatives in order of preference."""
+    """What a claim asks for: its requests in order, each with its alternatives in order of preference.
+
+    ``config`` are its parameters for this driver; ``odd_config`` is why they cannot be read, empty if they
+    can.
+    """
 
     requests: tuple[tuple[DeviceRequest, ...], ...]
     constraints: tuple[Constraint, ...]
+    config: tuple[Configured, ...] = ()
+    odd_config: str = ""
 
 
 def is_claim(obj: Mapping[str, Any]) -> bool:
@@ -101,9 +108,17 @@ def parse_claim_spec(spec: object) -> ClaimSpec:
     requests = mappings(devices.get("requests"))
     if len(requests) > _MOST_REQUESTS:
         raise RequestInvalid(f"the claim has {len(requests)} requests: Kubernetes takes {_MOST_REQUESTS}")
+    config: tuple[Configured, ...] = ()
+    odd = ""
+    try:
+        config = read_config(devices.get("config"))
+    except RequestInvalid as error:  # what it asks for counts all the same
+        odd = str(error)
     return ClaimSpec(
         tuple(_alternatives(request) for request in requests),
         tuple(_constraint(one) for one in mappings(devices.get("constraints"))),
+        config,
+        odd,
     )
 
 

@@ -7,9 +7,10 @@ of it, of alternatives the largest, with count or all cards of the largest node,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
+from types import MappingProxyType
 from typing import Final
 
 from gpu_manager.domain.card import Card, CardState
@@ -17,11 +18,19 @@ from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.allocation import MOST_RESULTS
 from gpu_manager.domain.dra.claim import ClaimSpec, DeviceRequest
 from gpu_manager.domain.dra.device import CORES, MEMORY
+from gpu_manager.domain.dra.parameters import Configured, ShareTerms, terms_of
 from gpu_manager.domain.dra.selectors import SOME_CARD, card_of_model, selected_card, takes
+from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 
 Classes = Mapping[str, tuple[str, ...]]
 """Name of a DeviceClass → its selectors."""
+
+ClassConfig = Mapping[str, tuple[Configured, ...]]
+"""Name of a DeviceClass → its parameters for this driver."""
+
+NO_CONFIG: Final[ClassConfig] = MappingProxyType({})
 
 _LARGEST: Final = 1 << 60  # bytes: as much as no card has
 
@@ -38,11 +47,15 @@ class OfferedCard:
 
 @dataclass(frozen=True, slots=True)
 class ClaimDemand:
-    """What a claim may take of cards of one of ``models`` (none: of any), in nodes of ``pools``."""
+    """What a claim may take of cards of one of ``models`` (none: of any), in nodes of ``pools``.
+
+    ``protected``: the shares may be protected ones.
+    """
 
     models: frozenset[str]
     amount: Amount
     pools: frozenset[str]
+    protected: bool = False
 
 
 class OfferedCards:
@@ -77,16 +90,56 @@ def is_ours(request: DeviceRequest, classes: Classes) -> bool:
     return takes((*classes.get(request.device_class, ()), *request.selectors), SOME_CARD) is not False
 
 
-def demands(spec: ClaimSpec, classes: Classes, cards: OfferedCards, unit: int) -> tuple[ClaimDemand, ...]:
+def demands(
+    spec: ClaimSpec, classes: Classes, cards: OfferedCards, unit: int, told: ClassConfig = NO_CONFIG
+) -> tuple[ClaimDemand, ...]:
     """Return the most that the claim may take of our cards, for each of its requests that may be given any.
 
-    Admin access books nothing. ``unit``: bytes of a unit of memory.
+    Admin access books nothing. ``unit``: bytes of a unit of memory; ``told``: the parameters of classes.
     """
     return tuple(
-        _largest([_demand(one, classes, cards, unit) for one in ours])
+        _largest(
+            [
+                replace(_demand(one, classes, cards, unit), protected=may_be_protected(one, spec, told))
+                for one in ours
+            ]
+        )
         for alternatives in spec.requests
         if (ours := [one for one in alternatives if not one.is_admin and is_ours(one, classes)])
     )
+
+
+def may_be_protected(request: DeviceRequest, spec: ClaimSpec, told: ClassConfig = NO_CONFIG) -> bool:
+    """Return whether shares for the request, of a claim with this spec, would be protected."""
+    try:
+        return judged_terms(request, spec, told).priority is Priority.PROTECTED
+    except RequestInvalid:
+        return False  # nothing of it is prepared
+
+
+def judged_terms(request: DeviceRequest, spec: ClaimSpec, told: ClassConfig = NO_CONFIG) -> ShareTerms:
+    """Return what the parameters of a claim, and of the class, say of a request or an alternative.
+
+    Raises:
+        RequestInvalid: they cannot hold for it.
+    """
+    asked = request.capacities.get(CORES)
+    cores = CORES_PER_CARD if asked is None else _rounded(asked, 1, CORES_PER_CARD)
+    return terms_of((*told.get(request.device_class, ()), *spec.config), request.name, cores)
+
+
+def check_parameters(spec: ClaimSpec, classes: Classes, told: ClassConfig) -> None:
+    """Judge the parameters of a claim for each request, and each alternative, that may be given a card here.
+
+    Raises:
+        RequestInvalid: they cannot be read, or cannot hold.
+    """
+    if spec.odd_config:
+        raise RequestInvalid(spec.odd_config)
+    for alternatives in spec.requests:
+        for one in alternatives:
+            if is_ours(one, classes) and not one.is_admin:
+                judged_terms(one, spec, told)
 
 
 def _demand(request: DeviceRequest, classes: Classes, cards: OfferedCards, unit: int) -> ClaimDemand:
@@ -130,6 +183,7 @@ def _largest(alternatives: Sequence[ClaimDemand]) -> ClaimDemand:
         frozenset() if unknown else frozenset(_each(one.models for one in alternatives)),
         amount,
         frozenset(_each(one.pools for one in alternatives)),
+        any(one.protected for one in alternatives),
     )
 
 

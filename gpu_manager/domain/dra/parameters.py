@@ -1,80 +1,186 @@
 """What a claim says to this driver beside its capacity: opaque parameters of the claim, or of its class.
 
-``{"apiVersion": "vcuda.tencent.com/v1", "kind": "ShareParameters", "coreLimit": 80}``. ``coreLimit`` is the
-elastic ceiling in percent, as annotation ``tencent.com/vcuda-core-limit`` of a pod: what a part may use of a
-card that is idle. An allocation carries the class's parameters before the claim's, and the last ones count.
+::
+
+    {"apiVersion": "vcuda.tencent.com/v1", "kind": "ShareParameters",
+     "coreLimit": 80, "priority": "best-effort", "preload": false}
+
+Each means what the pod annotation of its name means for extended resources: ``coreLimit`` is the elastic
+ceiling in percent (``tencent.com/vcuda-core-limit``), ``priority`` whose work waits on the card
+(``tencent.com/vcuda-priority``), ``preload`` whether the library is preloaded
+(``tencent.com/vcuda-preload``).
+
+An allocation carries the class's parameters before the claim's, and field by field the last word counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.priority import Priority, meant_priorities
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
 API_VERSION: Final = f"{DRA_DRIVER}/v1"
 KIND: Final = "ShareParameters"
-_FIELDS: Final = frozenset({"apiVersion", "kind", "coreLimit"})
+FIELDS: Final = ("coreLimit", "priority", "preload")
+_KNOWN: Final = frozenset({"apiVersion", "kind", *FIELDS})
 _OF_CLASS: Final = "FromClass"
+_WHERE: Final = f"parameters of driver {DRA_DRIVER}"
 
 
-def share_parameters(core_limit: int) -> Mapping[str, Any]:
-    """Return the parameters that give a share this elastic ceiling."""
-    return {"apiVersion": API_VERSION, "kind": KIND, "coreLimit": core_limit}
+@dataclass(frozen=True, slots=True)
+class ShareTerms:
+    """What holds for the shares of a request: the elastic ``ceiling`` in percent (0: none), the ``priority``
+    inside their cards, and whether the library is preloaded.
+    """
+
+    ceiling: int = 0
+    priority: Priority = Priority.NORMAL
+    preload: bool = True
 
 
-def claimed_ceilings(config: object, cores: Mapping[str, Sequence[int]]) -> Mapping[str, int]:
-    """Return the elastic ceiling of each request that has one, in percent.
+PLAIN: Final = ShareTerms()
 
-    A class's ceiling below a request's cores does not count: whoever wrote it did not know the request.
 
-    Args:
-        config: ``devices.config`` of an allocation, as the API server stores it.
-        cores: request → the cores of its shares.
+@dataclass(frozen=True, slots=True)
+class ShareParameters:
+    """Parameters as they are written; None for what they leave out."""
+
+    ceiling: int | None = None
+    priority: Priority | None = None
+    preload: bool | None = None
+
+    def over(self, terms: ShareTerms) -> ShareTerms:
+        """Return the terms with what is written here."""
+        return ShareTerms(
+            terms.ceiling if self.ceiling is None else self.ceiling,
+            terms.priority if self.priority is None else self.priority,
+            terms.preload if self.preload is None else self.preload,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """Parameters for this driver and the requests that they are about, ``request/alternative`` for one of
+    ``firstAvailable``; none for all.
+    """
+
+    requests: frozenset[str]
+    parameters: ShareParameters
+    of_class: bool = False
+
+    def concerns(self, request: str) -> bool:
+        """Return whether they are about the request or alternative of that name."""
+        return not self.requests or request in self.requests or request.partition("/")[0] in self.requests
+
+
+def written_parameters(terms: ShareTerms) -> Mapping[str, Any]:
+    """Return the parameters that give a share these terms; empty if it has them anyway."""
+    said: dict[str, Any] = {}
+    if terms.ceiling:
+        said["coreLimit"] = terms.ceiling
+    if terms.priority is not Priority.NORMAL:
+        said["priority"] = terms.priority.value
+    if not terms.preload:
+        said["preload"] = False
+    return {"apiVersion": API_VERSION, "kind": KIND, **said} if said else {}
+
+
+def read_config(config: object) -> tuple[Configured, ...]:
+    """Read ``config`` of a claim's devices, of its allocation or of a class: what is for this driver.
 
     Raises:
-        RequestInvalid: parameters for this driver cannot be read, or a claim's ceiling is below its cores.
+        RequestInvalid: parameters for this driver cannot be read.
     """
-    found: dict[str, int] = {}
+    return tuple(_configured(config))
+
+
+def _configured(config: object) -> Iterator[Configured]:
     for entry in mappings(config):
         opaque = mapping(entry.get("opaque"))
-        if opaque.get("driver") != DRA_DRIVER:
-            continue
-        ceiling = _read(opaque.get("parameters"))
-        is_of_class = entry.get("source") == _OF_CLASS
-        for request in _named(entry.get("requests"), cores):
-            least = max(cores[request], default=0)
-            if ceiling is not None and ceiling >= least:
-                found[request] = ceiling
-            elif ceiling is not None and not is_of_class:
-                raise RequestInvalid(
-                    f"parameters of driver {DRA_DRIVER}: coreLimit is {ceiling}, below the {least} cores of "
-                    f"request {quoted(request)}: use {least} to {CORES_PER_CARD}"
-                )
-    return found
+        if opaque.get("driver") == DRA_DRIVER:
+            names = entry.get("requests")
+            requests = frozenset(map(text, names)) if isinstance(names, list) else frozenset()
+            yield Configured(requests, _read(opaque.get("parameters")), entry.get("source") == _OF_CLASS)
 
 
-def _named(requests: object, known: Iterable[str]) -> list[str]:
-    """The requests that an entry is about: all, if it names none; an alternative stands for its request."""
-    names = {text(name).partition("/")[0] for name in requests} if isinstance(requests, list) else set()
-    return [request for request in known if not names or request in names]
+def terms_of(config: Sequence[Configured], request: str, cores: int) -> ShareTerms:
+    """Return what holds for a request, or for its alternative, that is given parts of so many cores.
+
+    What a class says and what cannot hold for the request does not count: whoever wrote the class did not
+    know it. ``config`` is in the order of an allocation: of classes first.
+
+    Raises:
+        RequestInvalid: what the claim says cannot hold for the request.
+    """
+    terms = PLAIN
+    for one in config:
+        if one.concerns(request):
+            terms = (_sayable if one.of_class else _judged)(one.parameters, request, cores).over(terms)
+    return terms
 
 
-def _read(parameters: object) -> int | None:
+def _sayable(told: ShareParameters, _request: str, cores: int) -> ShareParameters:
+    whole = cores >= CORES_PER_CARD
+    return ShareParameters(
+        None if told.ceiling is None or told.ceiling < cores else told.ceiling,
+        None if whole else told.priority,
+        told.preload,
+    )
+
+
+def _judged(told: ShareParameters, request: str, cores: int) -> ShareParameters:
+    if told.ceiling is not None and told.ceiling < cores:
+        raise RequestInvalid(
+            f"{_WHERE}: coreLimit is {told.ceiling}, below the {cores} cores of request {quoted(request)}: "
+            f"use {cores} to {CORES_PER_CARD}"
+        )
+    if told.priority not in (None, Priority.NORMAL) and cores >= CORES_PER_CARD:
+        raise RequestInvalid(
+            f"{_WHERE}: priority is {told.priority.value}, but request {quoted(request)} is given whole "
+            "cards, which have no other tenant: leave priority out, or name the other requests in `requests`"
+        )
+    return told
+
+
+def _read(parameters: object) -> ShareParameters:
     told: Mapping[str, Any] = mapping(parameters)
     form = told.get("apiVersion"), told.get("kind")
-    if form != (API_VERSION, KIND) or not _FIELDS.issuperset(told):
-        raise RequestInvalid(
-            f"parameters of driver {DRA_DRIVER} are no {KIND} of {API_VERSION}, which has coreLimit alone"
-        )
-    value = told.get("coreLimit")
+    if form != (API_VERSION, KIND) or not _KNOWN.issuperset(told):
+        raise RequestInvalid(f"{_WHERE} are no {KIND} of {API_VERSION}, which has {_listed(FIELDS, 'and')}")
+    return ShareParameters(
+        _ceiling(told.get("coreLimit")), _priority(told.get("priority")), _preload(told.get("preload"))
+    )
+
+
+def _ceiling(value: object) -> int | None:
     if value is None:
         return None
     if type(value) is not int or not 1 <= value <= CORES_PER_CARD:
-        raise RequestInvalid(
-            f"parameters of driver {DRA_DRIVER}: coreLimit is {quoted(value)}: use 1 to {CORES_PER_CARD}"
-        )
+        raise RequestInvalid(f"{_WHERE}: coreLimit is {quoted(value)}: use 1 to {CORES_PER_CARD}")
     return value
+
+
+def _priority(value: object) -> Priority | None:
+    if value is None:
+        return None
+    found = next((one for one in Priority if one.value == value), None)
+    if found is None:
+        nearest = _listed(meant_priorities(value) if isinstance(value, str) else meant_priorities(""), "or")
+        raise RequestInvalid(f"{_WHERE}: priority is {quoted(value)}: use {nearest}")
+    return found
+
+
+def _preload(value: object) -> bool | None:
+    if value is not None and not isinstance(value, bool):
+        raise RequestInvalid(f"{_WHERE}: preload is {quoted(value)}: use true or false, without quotes")
+    return value
+
+
+def _listed(words: Sequence[str], last: str) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"

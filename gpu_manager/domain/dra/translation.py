@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,11 +17,10 @@ from typing import Any, Final
 from gpu_manager.domain.contract import DRA_DRIVER, PLACEMENT
 from gpu_manager.domain.dra.allocation import MOST_RESULTS
 from gpu_manager.domain.dra.device import CORES, MEMORY
-from gpu_manager.domain.dra.parameters import share_parameters
+from gpu_manager.domain.dra.parameters import ShareTerms, written_parameters
 from gpu_manager.domain.dra.written_selectors import model_selector, uuid_selector
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import ContainerKind, Pod
-from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import memory_quantity
 from gpu_manager.domain.rules.pod_annotations import preload_of
 from gpu_manager.domain.rules.request import ContainerRequest, PlacementPolicy, PodRequest, Request
@@ -33,6 +33,14 @@ MOST_UNLIKE: Final = 4
 """Unlike shares of one pod that the scheduler places, or does not, within 0.1 s a node."""
 
 _MOST_BYTES: Final = 1 << 62  # of one card, by the policies of claims
+
+
+_TEMPLATE: Final = re.compile(r"vcuda-[0-9a-f]{20}")
+
+
+def is_turned_template(name: str) -> bool:
+    """Return whether a ResourceClaimTemplate of that name was made for pods that are turned into claims."""
+    return _TEMPLATE.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +91,7 @@ def turned_into_claim(pod: Pod, request: PodRequest) -> TurnedPod:
             f"it asks for {devices} cards and parts of cards, and Kubernetes gives a claim {MOST_RESULTS}"
         )
     selectors = tuple(_selectors(request))
-    config = tuple(_config(request, requests))
+    config = tuple(_config(pod, request, requests))
     return TurnedPod(
         requests,
         {
@@ -117,12 +125,6 @@ def _check_sayable(pod: Pod, request: PodRequest) -> None:
         )
     if pod.graphics:
         raise RequestInvalid("it asks for the driver's graphics libraries, which do not come with a claim")
-    if not preload_of(pod):
-        raise RequestInvalid("it opts out of the preloaded library, and every share by a claim has it")
-    if request.priority is not Priority.NORMAL:
-        raise RequestInvalid(
-            f"its priority is {request.priority.value}, and every share by a claim is a normal tenant"
-        )
     large = next((one for one in request.containers if one.request.memory >= _MOST_BYTES), None)
     if large is not None:
         raise RequestInvalid(f"container {quoted(large.name)} asks for more memory than any card has")
@@ -163,10 +165,11 @@ def _selectors(request: PodRequest) -> Iterator[str]:
             raise RequestInvalid(f"no selector of a claim can name its models: {error}") from error
 
 
-def _config(request: PodRequest, requests: Sequence[TurnedRequest]) -> Iterator[Mapping[str, Any]]:
+def _config(pod: Pod, request: PodRequest, requests: Sequence[TurnedRequest]) -> Iterator[Mapping[str, Any]]:
+    """What the pod's annotations say of its parts of cards; whole ones have nothing of it."""
     parts = [one.name for one in requests if not one.asks.cards]
-    if request.ceiling is not None and parts:
-        parameters = share_parameters(core_limit=request.ceiling)
+    parameters = written_parameters(ShareTerms(request.ceiling or 0, request.priority, preload_of(pod)))
+    if parameters and parts:
         yield {"requests": parts, "opaque": {"driver": DRA_DRIVER, "parameters": parameters}}
 
 

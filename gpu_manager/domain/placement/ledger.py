@@ -36,12 +36,14 @@ class HoldingClaim:
 
     ``results`` are, for each share, the name of the published device and Kubernetes' id of the share;
     ``pods`` are the UIDs and names of the pods that the claim was reserved for when it was last looked at.
+    ``preload`` is False if it opts out of the preloaded library.
     """
 
     name: str
     request: str
     results: tuple[tuple[str, str], ...]
     pods: tuple[tuple[PodUid, str], ...]
+    preload: bool = True
 
 
 @dataclass(frozen=True, slots=True)

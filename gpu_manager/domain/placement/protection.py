@@ -16,9 +16,12 @@ LONG_KERNEL: Final = 0.05
 
 
 def neighbours(ledger: Ledger, pod: PodUid, cards: Collection[CardUuid]) -> Counter[Priority]:
-    """Return how many other pods and claims hold a share of these cards, by priority."""
-    beside = {a.pod: a.priority for a in ledger if a.pod != pod and not set(cards).isdisjoint(a.cards)}
-    return Counter(beside.values())
+    """Return how many other pods and claims hold a share of these cards, by priority.
+
+    A claim whose requests have several priorities counts under each.
+    """
+    beside = {(a.pod, a.priority) for a in ledger if a.pod != pod and not set(cards).isdisjoint(a.cards)}
+    return Counter(priority for _, priority in beside)
 
 
 def is_protected(beside: Counter[Priority]) -> bool:

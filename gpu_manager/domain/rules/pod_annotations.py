@@ -13,7 +13,7 @@ from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import quoted
 from gpu_manager.domain.pod import Pod
-from gpu_manager.domain.priority import Priority
+from gpu_manager.domain.priority import Priority, meant_priorities
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.request import PlacementPolicy
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
@@ -120,9 +120,8 @@ def _check_preload(_pod: Pod, text: str) -> Iterator[Violation]:
 
 
 def _check_priority(pod: Pod, text: str) -> Iterator[Violation]:
-    names = tuple(priority.value for priority in Priority)
-    if text not in names:
-        nearest = _meant(re.sub(r"[\s_-]+", "-", text.strip()), names)
+    if text not in {priority.value for priority in Priority}:
+        nearest = meant_priorities(text)
         yield violation(Rule.PRIORITY_UNKNOWN, "", contract.PRIORITY, quoted(text), nearest)
         return
     whole = next((c for c in pod.containers if c.core is not None and c.core >= CORES_PER_CARD), None)

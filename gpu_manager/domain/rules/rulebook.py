@@ -201,9 +201,11 @@ class Rule(Enum):
     PRIORITY_WITHOUT_SHARE = RuleText(
         "priority-without-share",
         f"annotation {PRIORITY} is {{value}}, but no container asks for {CORE}: "
-        "a share by a ResourceClaim is a normal tenant of its card",
-        "Priorities are judged and counted for shares by extended resources alone.",
-        f"Ask for `{CORE}` and `{MEMORY}`, or remove the annotation.",
+        "a share by a ResourceClaim has the priority that the claim's parameters say",
+        "A claim may serve several pods, so it says the priority of its shares itself; without a word they "
+        "are normal tenants.",
+        f"Write `priority` into the claim's `ShareParameters`, or ask for `{CORE}` and `{MEMORY}`; else "
+        "remove the annotation.",
         warning=True,
     )
     PRIORITY_CHANGED = RuleText(
@@ -306,6 +308,13 @@ class Rule(Enum):
         "The text has the sums: used, granted, and what would still fit.",
         "Ask for less, free some, allow another model, or ask the operator to raise the namespace's quota.",
         words="ExceedsGPUQuota",
+    )
+    CLAIM_PARAMETERS = RuleText(
+        "claim-parameters",
+        "{reason}",
+        "What a ResourceClaim, or its class, says to this driver beside its capacity cannot be read, or "
+        "cannot hold for one of its requests or alternatives. Its pods would wait for it for ever.",
+        "Write what the text names; [docs/dra.md](dra.md#ask-for-a-part-of-a-card) has the parameters.",
     )
     CLAIMS_IN_ONE_CONTAINER = RuleText(
         "claims-in-one-container",

@@ -69,6 +69,8 @@ def _text(allocation: Allocation, grant: Grant | None) -> str:
         row["priority"] = allocation.priority.value
     if (claim := allocation.claim) is not None:
         row["claim"] = [claim.name, claim.request, claim.results, claim.pods]
+        if not claim.preload:
+            row["preload"] = False
     if grant is not None:
         row |= {
             "dir": grant.directory,
@@ -131,16 +133,17 @@ def _allocation(row: Mapping[str, Any]) -> Allocation:
         namespace=row["ns"],
         pod_name=row["name"],
         granted="dir" in row,
-        claim=_claim(row["claim"]) if "claim" in row else None,
+        claim=_claim(row["claim"], row.get("preload")) if "claim" in row else None,
         priority=Priority(row.get("priority", Priority.NORMAL.value)),
     )
 
 
-def _claim(written: Any) -> HoldingClaim:
+def _claim(written: Any, preload: Any) -> HoldingClaim:
     name, request, results, pods = written
     return HoldingClaim(
         str(name),
         str(request),
         tuple((str(device), str(share)) for device, share in results),
         tuple((PodUid(uid), str(pod)) for uid, pod in pods),
+        preload is not False,
     )

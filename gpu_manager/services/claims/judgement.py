@@ -81,11 +81,16 @@ class ClaimJudge:
                     claim.namespace,
                     name,
                     claim=HoldingClaim(
-                        claim.name, request, tuple((one.device, one.share_id) for one in shares), claim.pods
+                        claim.name,
+                        request,
+                        tuple((one.device, one.share_id) for one in shares),
+                        claim.pods,
+                        claim.terms_of(request).preload,
                     ),
+                    priority=claim.terms_of(request).priority,
                 ),
                 secrets.token_hex(16),
-                0 if shares[0].is_admin else claim.ceilings.get(request, 0),
+                claim.terms_of(request).ceiling,
                 proven=True,
             )
             for request, shares in requests.items()

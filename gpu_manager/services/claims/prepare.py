@@ -198,7 +198,10 @@ class ClaimPreparer:
         """Pages first, then the specs that mount them."""
         self._open(grant)
         holder = _holder(grant.allocation)
-        cdi = self._injector.inject_claim(grant.directory, grant.allocation.shares)
+        allocation = grant.allocation
+        cdi = self._injector.inject_claim(
+            grant.directory, allocation.shares, allocation.priority, preload=holder.preload
+        )
         pool = self._state.node.name
         return tuple(
             PreparedDevice(holder.request, pool, device, share_id, cdi[n : n + 1])

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.placement.ledger import Allocation
+from gpu_manager.domain.pod import Pod
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.injector import HeldInjection, Injector
 from gpu_manager.ports.pods import Pods
@@ -72,11 +74,15 @@ class InjectionKeeper:
         if self._sources[0] is not grants or self._sources[1] is not local:
             pods = {f.pod.uid: f.pod for found in local.values() for f in found}
             self._found = {
-                grant.directory: HeldInjection(
-                    grant.allocation.shares, pods.get(uid), by_claim=grant.allocation.claim is not None
-                )
+                grant.directory: _injection(grant.allocation, pods.get(uid))
                 for (uid, _), grant in grants.items()
                 if grant.directory
             }
             self._sources = grants, local
         return self._found
+
+
+def _injection(held: Allocation, pod: Pod | None) -> HeldInjection:
+    if held.claim is None:
+        return HeldInjection(held.shares, pod)
+    return HeldInjection(held.shares, pod, by_claim=True, priority=held.priority, preload=held.claim.preload)
