@@ -23,8 +23,8 @@ from gpu_manager.domain.dra.capacity import CapacityRange
 from gpu_manager.domain.dra.claim import ClaimSpec, DeviceRequest
 from gpu_manager.domain.dra.demand import Classes, is_ours
 from gpu_manager.domain.dra.device import CORES, MEMORY, SharedDevice
-from gpu_manager.domain.dra.published import device_names, published_devices
-from gpu_manager.domain.dra.selectors import selected_card, takes
+from gpu_manager.domain.dra.published import LONGEST_STRING, device_names, published_devices
+from gpu_manager.domain.dra.selectors import card_of_model, selected_card, takes
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, printable
 from gpu_manager.domain.placement.explain import LINE_LIMIT, with_priority
 from gpu_manager.domain.placement.ledger import Allocation
@@ -247,6 +247,7 @@ class _Case:
     everywhere: bool
     _known_devices: dict[str, Mapping[str, _Device]] = field(default_factory=dict)
     _taken: dict[tuple[int, str], bool] = field(default_factory=dict)
+    _models: dict[tuple[int, str], bool | None] = field(default_factory=dict)
     _empty: dict[Hashable, bool] = field(default_factory=dict)
 
     @property
@@ -302,7 +303,7 @@ class _Case:
         requests = [one for _, one in self._requests()]
         kind = tuple(
             (
-                tuple(sorted(one.device.capacities.items())),
+                tuple(one.device.capacities.items()),
                 one.device.taints,
                 tuple(self._takes(asked, one.state) for asked in requests),
             )
@@ -318,12 +319,10 @@ class _Case:
             return "waits: the cluster has no node with cards"
         if counts[FITS]:
             first = next(one for one in nodes if one.outcome == FITS)
-            return (
-                f"there is room now on {counts[FITS]} of {_nodes(len(nodes))}: on {first.node} it would get "
-                f"{first.line.removeprefix('fits: ')}"
-            )
+            where = f"{counts[FITS]} of {_nodes(counts.total())}: on {first.node}"
+            return f"there is room now on {where} it would get {first.line.removeprefix('fits: ')}"
         parts = ", ".join(f"{counts[word]} {_WORDS[word]}" for word in _WORDS if counts[word])
-        return f"waits: {self.asks()}. Of {_nodes(len(nodes))}: {parts}. {self._largest(snapshot)}"
+        return f"waits: {self.asks()}. Of {_nodes(counts.total())}: {parts}. {self._largest(snapshot)}"
 
     def _largest(self, snapshot: Snapshot) -> str:
         """The largest part of one card that is free for one of the requests, and the rounding there is."""
@@ -350,11 +349,9 @@ class _Case:
         used = {uuid: view.ledger.booked(uuid) for uuid in states}
         plain = [replace(state, held="") for state in states.values()]
         found = published_devices(plain, used, PlacementPolicy.BINPACK, view.node.unit, self.minimum_cores)
-        by_name = {name: uuid for uuid, name in device_names([state.card for state in plain]).items()}
-        return {
-            device.name: _Device(device, states[by_name[device.name]], used[by_name[device.name]])
-            for device in found
-        }
+        by_uuid = {uuid[:LONGEST_STRING]: uuid for uuid in states}
+        shown = ((device, by_uuid[str(device.attributes["uuid"])]) for device in found)
+        return {device.name: _Device(device, states[uuid], used[uuid]) for device, uuid in shown}
 
     def _allocated(
         self, cards: Mapping[str, _Device], used: Mapping[str, Mapping[str, int]]
@@ -369,11 +366,21 @@ class _Case:
         )
 
     def _takes(self, request: DeviceRequest, state: CardState) -> bool:
+        """Whether the selectors leave the card to it; where the model decides, cards are not judged one by
+        one.
+        """
+        of_model = id(request), state.card.model
+        if of_model not in self._models:
+            self._models[of_model] = takes(self._selectors(request), card_of_model(state.card.model))
+        if (known := self._models[of_model]) is not None:
+            return known
         key = id(request), state.card.uuid
         if key not in self._taken:
-            selectors = (*self.classes.get(request.device_class, ()), *request.selectors)
-            self._taken[key] = takes(selectors, selected_card(state.card)) is not False
+            self._taken[key] = takes(self._selectors(request), selected_card(state.card)) is not False
         return self._taken[key]
+
+    def _selectors(self, request: DeviceRequest) -> tuple[str, ...]:
+        return *self.classes.get(request.device_class, ()), *request.selectors
 
     def _lines(self, view: NodeView, cards: Mapping[str, _Device]) -> tuple[CardLine, ...]:
         return tuple(

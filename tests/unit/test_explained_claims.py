@@ -10,7 +10,7 @@ from admission.config import ClusterTerms
 from admission.explain.claiming_pods import ClaimingPods
 from admission.explain.claims import claiming_pod, explain_claims
 from admission.explain.explain_api import ExplainSources
-from admission.explain.explanation import Explanation
+from admission.explain.explanation import SHOWN_NODES, Explanation
 from admission.extender.fragmentation_score import LeastFragmentation
 from gpu_manager.domain.resources import GIB
 from tests.fakes.claims import result
@@ -61,6 +61,28 @@ def test_per_card_what_is_free_and_who_holds_it() -> None:
     ]
     named = explained(made, waiting("w"), everywhere=True)
     assert named.nodes[0].cards[1].reason.endswith("held by claim other/b (70 cores, 4 GiB)")
+
+
+def test_nodes_that_are_not_shown_are_counted() -> None:
+    nodes = [node(f"n{n}", 1, claimed=[0]) for n in range(SHOWN_NODES + 2)]
+    full = [
+        claim(f"h{n}", result(device(f"n{n}", 0, 1), 99, GIB, pool=f"n{n}")) for n in range(SHOWN_NODES + 2)
+    ]
+    found = explained(world(*full, claim("w", asks=part(50, "4Gi")), nodes=nodes), waiting("w"))
+    assert f"Of {SHOWN_NODES + 2} nodes: {SHOWN_NODES + 2} without room now" in found.line
+    assert (len(found.nodes), found.total) == (SHOWN_NODES, SHOWN_NODES + 2)
+    room = explained(world(claim("w", asks=part(50, "4Gi")), nodes=nodes), waiting("w"))
+    assert room.line.startswith(f"there is room now on {SHOWN_NODES + 2} of {SHOWN_NODES + 2} nodes: on n0 ")
+
+
+def test_a_selector_of_one_card_is_judged_card_by_card() -> None:
+    uuid_of = "device.attributes['vcuda.tencent.com'].index == 1"
+    asks = {**part(50, "4Gi"), "selectors": [{"cel": {"expression": uuid_of}}]}
+    made = world(claim("a", held("n1", 1, 60)), claim("w", asks=asks), nodes=[node("n1", claimed=[0, 1])])
+    assert [c.reason for c in explained(made, waiting("w")).nodes[0].cards] == [
+        "selectors leave it out (100 cores, 16 GiB free)",
+        "40 cores, 12 GiB free; held by claim ml/a (60 cores, 4 GiB)",
+    ]
 
 
 def test_where_it_would_go() -> None:

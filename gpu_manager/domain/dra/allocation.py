@@ -71,6 +71,7 @@ class _Search:
         self._used = {device.name: dict(used.get(device.name, {})) for device in devices}
         self._is_eligible = is_eligible
         self._steps, self._most_steps = 0, most_steps
+        self._asked: dict[tuple[int, int], Mapping[str, int | None] | None] = {}
         self._dead_ends: set[Hashable] = set()  # the scheduler tries them again: same answer, later
         self._shares: list[list[AllocatedShare]] = [[] for _ in claims]
         self._constraints = [[_tracked(one, minor) for one in claim.constraints] for claim in claims]
@@ -184,18 +185,29 @@ class _Search:
         """Return what the request takes of the device; None if there is no room. Admin access needs room,
         too.
         """
-        if not request.capacities.keys() <= device.capacities.keys():
+        key = id(request), id(device.capacities)  # cards of a kind share them
+        if key not in self._asked:
+            self._asked[key] = self._asked_of(request, device)
+        consumed = self._asked[key]
+        if consumed is None:
             return None
-        consumed = {
-            name: one.consumed(request.capacities.get(name), self._minor)
-            for name, one in device.capacities.items()
-        }
         fitting = {
             name: amount
             for name, amount in consumed.items()
             if amount is not None and used.get(name, 0) + amount <= device.capacities[name].value
         }
         return fitting if len(fitting) == len(consumed) else None
+
+    def _asked_of(self, request: DeviceRequest, device: SharedDevice) -> Mapping[str, int | None] | None:
+        """Return what the request takes of each capacity, None for more than there is; None if it names one
+        that the device lacks.
+        """
+        if not request.capacities.keys() <= device.capacities.keys():
+            return None
+        return {
+            name: one.consumed(request.capacities.get(name), self._minor)
+            for name, one in device.capacities.items()
+        }
 
     def _count_step(self) -> None:
         self._steps += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -61,16 +62,20 @@ class SharedDevice:
         return shown
 
 
-def capacities_of(card: Card, unit: int, minimum_cores: int) -> dict[str, CapacityRange]:
+def capacities_of(card: Card, unit: int, minimum_cores: int) -> Mapping[str, CapacityRange]:
     """Return what claims may take of a card: cores from the cluster's smallest fraction, and units of memory.
 
     A card without memory of its own is given whole: it has no capacity of memory, and one claim takes all its
     cores. A capacity of 0 is never published: a claim that names none would be allocated nothing.
     """
-    room = card.capacity(unit)
-    smallest = minimum_cores if room.memory else CORES_PER_CARD
+    return _capacities(card.capacity(unit).memory, unit, minimum_cores)
+
+
+@lru_cache(maxsize=256)
+def _capacities(memory: int, unit: int, minimum_cores: int) -> Mapping[str, CapacityRange]:
+    smallest = minimum_cores if memory else CORES_PER_CARD
     cores = {CORES: CapacityRange(smallest, 1, CORES_PER_CARD)}
-    return cores | ({MEMORY: CapacityRange(unit, unit, room.memory)} if room.memory else {})
+    return MappingProxyType(cores | ({MEMORY: CapacityRange(unit, unit, memory)} if memory else {}))
 
 
 def _attribute_json(value: Attribute) -> dict[str, Any]:

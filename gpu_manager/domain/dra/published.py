@@ -18,7 +18,7 @@ from gpu_manager.domain.ids import prefixes
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.request import PlacementPolicy
 
-_LONGEST_STRING: Final = 64  # of an attribute, by the API server
+LONGEST_STRING: Final = 64  # of an attribute, by the API server
 _NUMBERS = re.compile(r"\d{1,9}(?:\.\d{1,9}){0,2}")
 
 
@@ -102,11 +102,11 @@ def _taints(state: CardState) -> tuple[Taint, ...]:
 def attributes_of(card: Card) -> dict[str, Attribute]:
     """Return what is published of the card itself; versions of drivers are the node's."""
     known: dict[str, Attribute | None] = {
-        "uuid": card.uuid[:_LONGEST_STRING],
-        "productName": card.model[:_LONGEST_STRING],
+        "uuid": card.uuid[:LONGEST_STRING],
+        "productName": card.model[:LONGEST_STRING],
         "index": card.index,
         "numa": card.numa,
-        "resource.kubernetes.io/pciBusID": card.pci_bus_id[:_LONGEST_STRING] or None,
+        "resource.kubernetes.io/pciBusID": card.pci_bus_id[:LONGEST_STRING] or None,
     }
     return {name: value for name, value in known.items() if value is not None}
 
