@@ -57,6 +57,23 @@ def answer(text: str, *, start: bool) -> list[dict[str, Any]]:
     ]
 
 
+SHARED = {"one-team": ("a", "b"), "two-teams": ("a", "c"), "unlabelled": ("x",), "half": ("a", "x")}
+TEAMS = {"a": "red", "b": "red", "c": "blue", "own": "green"}
+
+
+def of_claims(text: str, *, start: bool) -> list[dict[str, Any]]:
+    """A pod that has its claim alone is billed under its own name, several that share one under the claim's."""
+    if "kube_pod_labels" in text:
+        told = [{"pod": pod, "label_team": team} for pod, team in TEAMS.items()]
+    elif "vcuda_claim_info" in text:
+        told = [{"claim": claim, "pod": pod} for claim, pods in SHARED.items() for pod in pods]
+    else:
+        value = DAY_BEFORE + (0 if start else hours(CORES, 24))
+        names = (*SHARED, "own")
+        return [series(f"vcuda_pod_{CORES}_total", "ml", value, pod=name, uid=name) for name in names]
+    return [{"metric": {"namespace": "ml", **labels}, "value": [1.5, "1"]} for labels in told]
+
+
 class Standin:
     """Records what is asked; ``status`` and ``body`` replace the answer."""
 
@@ -66,6 +83,7 @@ class Standin:
         self.moments: list[float] = []
         self.status, self.body = 200, b""
         self.url = ""
+        self.answer = answer
 
 
 @contextmanager
@@ -79,7 +97,7 @@ def standing() -> Iterator[Standin]:
         standin.asked.append(parse_qs(parameters)["query"][0])
         start = float(parse_qs(parameters)["time"][0]) < max(standin.moments, default=0.0)
         standin.moments.append(float(parse_qs(parameters)["time"][0]))
-        result = answer(standin.asked[-1], start=start)
+        result = standin.answer(standin.asked[-1], start=start)
         data = {"status": "success", "data": {"resultType": "vector", "result": result}}
         send(handler, standin.body or json.dumps(data).encode(), standin.status)
 
@@ -115,11 +133,23 @@ def test_a_spreadsheet_gets_plain_cells_and_programs_get_numbers(
     assert rows[0]["core_hours_used"] == ""
     assert float(rows[1]["core_hours_wasted"]) == 480
     assert "max by (namespace, pod, label_team)" in standin.asked[0]
-    assert "[5400s]" in standin.asked[1]
-    assert 'namespace="vision"' in standin.asked[1]
+    assert "vcuda_claim_info" in standin.asked[1]
+    assert "[5400s]" in standin.asked[2]
+    assert all('namespace="vision"' in text for text in standin.asked)
     assert run([*arguments, "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [line["core_hours_wasted"] for line in document["lines"]] == [None, 480]
+
+
+def test_a_claim_of_several_pods_is_billed_once_to_whom_they_belong(
+    standin: Standin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    standin.answer = of_claims
+    assert run(["cost", "--prometheus", standin.url, "--by", "label=team", "-o", "json"]) == 0
+    lines = json.loads(capsys.readouterr().out)["lines"]
+    assert {line["team"]: line["core_hours"] for line in lines} == pytest.approx(
+        {"red": 48, "blue + red": 24, "green": 24, "": 24}
+    ), "one-team and half; two-teams; a pod of its own; unlabelled"
 
 
 def test_a_month_is_asked_for_from_its_first_second_to_its_last(

@@ -32,8 +32,7 @@ _LONGEST: Final = 400 * 86400
 _MONTH: Final = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
 _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,252}")
 _SERVICE: Final = re.compile(r"(?:(https?):)?([a-z0-9-]+)/([a-z0-9.-]+?)(?::([a-z0-9-]+))?")
-
-
+_SEVERAL: Final = " + "  # between the values of pods that share a claim and have different ones
 _ELSEWHERE: Final = "where Prometheus is, --prometheus says: NAMESPACE/SERVICE[:PORT], or a URL"
 
 
@@ -209,15 +208,26 @@ def _billed(
 def _pod_labels(
     way: prometheus.Way, label: str, span: Range, namespace: str
 ) -> Mapping[tuple[str, str], str]:
-    """(namespace, pod) → value of the label, of pods that existed in the range."""
+    """(namespace, pod) → value of the label, of pods that existed in the range.
+
+    What several pods hold by one ResourceClaim is billed once, under the claim's name: it has the value of its
+    pods, or all of theirs where they differ.
+    """
     selector = f'{{namespace="{namespace}"}}' if namespace else ""
     text = f"max by (namespace, pod, {label}) (last_over_time(kube_pod_labels{selector}[{span.seconds}s]))"
-    found = prometheus.query(way, text, span.end)
-    return {
-        (p.labels.get("namespace", ""), p.labels.get("pod", "")): p.labels[label]
-        for p in found
-        if label in p.labels
+    labels = {
+        _of(p, "pod"): p.labels[label] for p in prometheus.query(way, text, span.end) if label in p.labels
     }
+    shared = f"max by (namespace, claim, pod) (last_over_time(vcuda_claim_info{selector}[{span.seconds}s]))"
+    values: dict[tuple[str, str], set[str]] = {}
+    for user in prometheus.query(way, shared, span.end):
+        values.setdefault(_of(user, "claim"), set()).add(labels.get(_of(user, "pod"), ""))
+    of_claims = {claim: _SEVERAL.join(sorted(found - {""})) for claim, found in values.items()}
+    return {**of_claims, **labels}
+
+
+def _of(point: prometheus.Point, key: str) -> tuple[str, str]:
+    return point.labels.get("namespace", ""), point.labels.get(key, "")
 
 
 def _known(figures: Mapping[str, float]) -> Mapping[str, float | None]:
