@@ -210,14 +210,13 @@ def _pod_labels(
 ) -> Mapping[tuple[str, str], str]:
     """(namespace, pod) → value of the label, of pods that existed in the range.
 
-    What several pods hold by one ResourceClaim is billed once, under the claim's name: it has the value of its
-    pods, or all of theirs where they differ.
+    What several pods hold by one ResourceClaim is billed once, under the claim's name: it has the value of
+    its pods, or all of theirs where they differ.
     """
     selector = f'{{namespace="{namespace}"}}' if namespace else ""
     text = f"max by (namespace, pod, {label}) (last_over_time(kube_pod_labels{selector}[{span.seconds}s]))"
-    labels = {
-        _of(p, "pod"): p.labels[label] for p in prometheus.query(way, text, span.end) if label in p.labels
-    }
+    pods = prometheus.query(way, text, span.end)
+    labels = {_of(pod, "pod"): pod.labels[label] for pod in pods if label in pod.labels}
     shared = f"max by (namespace, claim, pod) (last_over_time(vcuda_claim_info{selector}[{span.seconds}s]))"
     values: dict[tuple[str, str], set[str]] = {}
     for user in prometheus.query(way, shared, span.end):
