@@ -17,6 +17,7 @@ from random import Random
 from typing import Any, Self
 
 from bench.dra_deaths import Dropped, Fuse, Fused, Killed, KubeletKilled
+from bench.dra_terms import BATCH, BATCH_CLASS, Terms, seen_terms, write_terms
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.kube.claims import KubeClaims, KubeSlices
 from gpu_manager.adapters.kube.connection import Connection, connect
@@ -144,6 +145,7 @@ class ShuffledNode:
         self._names = itertools.count()
         self.api = StandInApi()
         self.counts: Counter[str] = Counter()
+        self._terms: dict[tuple[str, str], Terms] = {}  # by claim and request
         self.wrong = self.overcommit = self.mismatch = 0
         self.kubelet_dies = ""
         self._running: dict[str, RunningPod] = {}
@@ -151,6 +153,7 @@ class ShuffledNode:
     def __enter__(self) -> Self:
         self.api.start()
         self.api.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+        self.api.create(BATCH_CLASS)
         self._connection = connect(url=self.api.url)
         self._processes, self._fuse = FakeProcesses(), Fuse()
         self._scheduler = ClaimScheduler(self.api, seed=1)
@@ -347,18 +350,21 @@ class ShuffledNode:
         self._rng.shuffle(free)
         for name in free or [f"claim-{next(self._names)}-more"]:
             requests = [self._request(f"r{n}") for n in range(self._rng.choice((1, 1, 1, 2)))]
+            written = {one["name"]: write_terms(self._rng, one) for one in requests}
+            self._terms |= {(name, request): terms for request, (_, terms) in written.items()}
+            config = [said for said, _ in written.values() if said is not None]
             self.api.create(
                 {
                     "apiVersion": "resource.k8s.io/v1",
                     "kind": "ResourceClaim",
                     "metadata": {"name": name},
-                    "spec": {"devices": {"requests": requests}},
+                    "spec": {"devices": {"requests": requests, "config": config}},
                 }
             )
             yield name
 
     def _request(self, name: str) -> dict[str, Any]:
-        exactly: dict[str, Any] = {"deviceClassName": DRA_DRIVER}
+        exactly: dict[str, Any] = {"deviceClassName": self._rng.choice((DRA_DRIVER, DRA_DRIVER, BATCH))}
         if self._rng.random() < 0.9:
             cores, units = self._rng.choice((5, 10, 20, 30, 60)), self._rng.randint(1, 16)
             requests = {"cores": str(cores), "memory": f"{units * 256}Mi"}
@@ -429,6 +435,7 @@ class ShuffledNode:
                     if one["request"] == owner[1]
                 }
                 self.wrong += given != wanted
+                self.wrong += bool(page) and seen_terms(edits, page) != self._terms[owner]
                 self.mismatch += owners.setdefault(page or devices[0], owner) != owner
                 held[page or devices[0]] = given
                 self.counts["judged"] += 1

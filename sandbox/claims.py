@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from random import Random
 from typing import Any, Final
 
@@ -44,7 +44,8 @@ class ClaimScheduler:
             return False
         for claim, shares in zip(waiting, found, strict=True):
             results = [self._result(node, share) for share in shares]
-            self._write(claim, {"allocation": {"devices": {"results": results}}})
+            config = self._config(claim, {share.request for share in shares})
+            self._write(claim, {"allocation": {"devices": {"results": results, "config": config}}})
         for name in names:
             self._reserve(namespace, name, pod)
         return True
@@ -90,6 +91,29 @@ class ClaimScheduler:
         meta = claim["metadata"]
         body = {"status": status}
         self._api.patch("resourceclaims", meta["name"], body, meta["namespace"], subresource="status")
+
+    def _config(self, claim: Obj, chosen: Collection[str]) -> list[dict[str, Any]]:
+        """What the classes of the chosen requests and alternatives say, then what the claim says of them: as
+        kube-scheduler 1.36 writes it (``allocator_stable.go`` of k8s.io/dynamic-resource-allocation).
+        """
+        asked = claim["spec"]["devices"]
+        of_class: dict[str, list[str]] = {}
+        for request in asked["requests"]:
+            named = {request["name"]: request.get("exactly")}
+            named |= {f"{request['name']}/{one['name']}": one for one in request.get("firstAvailable") or ()}
+            for name in sorted(named.keys() & set(chosen)):
+                of_class.setdefault((named[name] or {})["deviceClassName"], []).append(name)
+        found = []
+        for name, requests in of_class.items():
+            made = self._api.get("deviceclasses", name) or {"spec": {}}
+            said = made["spec"].get("config") or ()
+            found += [{**one, "source": "FromClass", "requests": requests} for one in said]
+        bases = {name.partition("/")[0] for name in chosen}
+        for one in asked.get("config") or ():
+            about = one.get("requests") or ()
+            if not about or {*chosen, *bases}.intersection(about):
+                found.append({**one, "source": "FromClaim"})
+        return found
 
     def _result(self, node: str, share: AllocatedShare) -> dict[str, Any]:
         return {
