@@ -13,13 +13,13 @@ from admission.cluster.claim_templates import TurnedTemplate, read_turned_templa
 from gpu_manager.domain.cluster.claims import KnownClaim, read_claim
 from gpu_manager.domain.cluster.held_sums import Used, one_of
 from gpu_manager.domain.contract import DRA_DRIVER
-from gpu_manager.domain.dra.claim import ClaimSpec, DeviceRequest, parse_claim_spec
+from gpu_manager.domain.dra.claim import ClaimSpec, parse_claim_spec
 from gpu_manager.domain.dra.demand import (
     ClaimDemand,
+    ClassConfig,
     OfferedCards,
     check_parameters,
     demands,
-    may_be_protected,
 )
 from gpu_manager.domain.dra.parameters import Configured, read_config
 from gpu_manager.domain.errors import RequestInvalid
@@ -245,6 +245,11 @@ class ClusterClaims:
         """DeviceClass → its selectors."""
         return self._classes
 
+    @property
+    def class_config(self) -> ClassConfig:
+        """DeviceClass → its parameters for this driver."""
+        return self._told
+
     def _demand(self, claim: KnownClaim) -> tuple[ClaimDemand, ...]:
         """The most that the claim may take, request by request; nothing if none of it can be ours."""
         cards = self._cards()
@@ -260,10 +265,6 @@ class ClusterClaims:
     def check_parameters(self, spec: ClaimSpec) -> None:
         """Judge what a claim says in parameters, with its classes. Raises RequestInvalid: it cannot hold."""
         check_parameters(spec, self._classes, self._told)
-
-    def may_be_protected(self, request: DeviceRequest, spec: ClaimSpec) -> bool:
-        """Return whether shares for the request of such a claim would be protected."""
-        return may_be_protected(request, spec, self._told)
 
     def used(self) -> Used:
         """What claims that are not allocated may take, by namespace and model."""

@@ -13,15 +13,15 @@ from typing import Any, Final
 
 from admission.cluster.node_view import NodeView
 from admission.cluster.snapshot import ClusterState, Snapshot
+from admission.explain.claim_words import MINOR, asked_words, nodes_words, rounding_words
 from admission.explain.explanation import FITS, SHOWN_NODES, CardLine, Explanation, NodeLine
 from admission.extender.feasibility import Unfit
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.cluster.claims import KnownClaim
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.allocation import AllocatedShare, allocate
-from gpu_manager.domain.dra.capacity import CapacityRange
 from gpu_manager.domain.dra.claim import ClaimSpec, DeviceRequest
-from gpu_manager.domain.dra.demand import Classes, is_ours
+from gpu_manager.domain.dra.demand import ClassConfig, Classes, asked_priority, is_ours
 from gpu_manager.domain.dra.device import CORES, MEMORY, SharedDevice
 from gpu_manager.domain.dra.published import LONGEST_STRING, device_names, published_devices
 from gpu_manager.domain.dra.selectors import card_of_model, selected_card, takes
@@ -29,11 +29,11 @@ from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, printable
 from gpu_manager.domain.placement.explain import LINE_LIMIT, with_priority
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.placement.protection import explain_priority, neighbours
-from gpu_manager.domain.resources import ZERO, Amount, format_bytes, format_number
+from gpu_manager.domain.priority import Priority
+from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.request import PlacementPolicy
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
-_MINOR: Final = 36
 _MOST_STEPS: Final = 2_000  # of the search on one node: a few hundredths of a second
 _SHOWN: Final = 4
 _NOTHING_FREE: Final = "No part of an open card is free now"
@@ -114,6 +114,7 @@ def explain_claims(
     drafts = drafts or {}
     with cluster.lock:
         snapshot, classes = cluster.snapshot(), dict(cluster.claims.classes)
+        told = dict(cluster.claims.class_config)
         known = {
             own: drafts.get(own) or cluster.claims.named(pod.namespace, name)
             for own, name in pod.claims.items()
@@ -132,7 +133,7 @@ def explain_claims(
     waiting = [one for one in ours if not one.allocated and one.spec is not None]
     if not waiting:
         return _plain(pod, snapshot, _held(pod, ours, snapshot))
-    case = _Case(pod, waiting, classes, minimum_cores, everywhere)
+    case = _Case(pod, waiting, classes, minimum_cores, everywhere, told)
     found = sorted(map(case.on, snapshot.nodes.values()), key=lambda one: one.rank)
     counts = Counter(one.outcome for one in found)
     nodes = tuple(map(case.shown, found[:SHOWN_NODES]))
@@ -245,10 +246,12 @@ class _Case:
     classes: Classes
     minimum_cores: int
     everywhere: bool
+    class_config: ClassConfig
     _known_devices: dict[str, Mapping[str, _Device]] = field(default_factory=dict)
     _taken: dict[tuple[int, str], bool] = field(default_factory=dict)
     _models: dict[tuple[int, str], bool | None] = field(default_factory=dict)
     _empty: dict[Hashable, bool] = field(default_factory=dict)
+    _ranks: dict[tuple[str, str], Priority] = field(default_factory=dict)  # by claim and request
 
     @property
     def _specs(self) -> list[ClaimSpec]:
@@ -262,9 +265,18 @@ class _Case:
     def asks(self) -> str:
         """What each request asks for."""
         return "; ".join(
-            f"claim {printable(claim)}, request {printable(one.name)}: {_asked(one)}"
-            for claim, one in list(self._requests())[:_SHOWN]
+            f"claim {printable(claim)}, request {printable(one.name)}: {asked_words(one, priority)}"
+            for claim, one, priority in list(self._ranked())[:_SHOWN]
         )
+
+    def _ranked(self) -> Iterator[tuple[str, DeviceRequest, Priority]]:
+        """Each request and alternative with its claim and its priority."""
+        for claim in self.claims:
+            spec = claim.spec
+            for alternatives in spec.requests if spec else ():
+                for one in alternatives:
+                    told = asked_priority(one, spec, self.class_config) if spec else Priority.NORMAL
+                    yield claim.name, one, told
 
     def on(self, view: NodeView) -> _Found:
         """What Kubernetes would find there."""
@@ -285,7 +297,29 @@ class _Case:
             for shares in found
             for share in shares
         )
-        return _Found(view, FITS, f"fits: {given}")
+        return _Found(view, FITS, f"fits: {given}{self._worth(view, cards, found)}")
+
+    def _worth(
+        self,
+        view: NodeView,
+        cards: Mapping[str, _Device],
+        found: Sequence[Sequence[AllocatedShare]],
+    ) -> str:
+        """Sentences on what priorities would be worth on these cards; empty where they change nothing."""
+        if not self._ranks:
+            self._ranks.update({(claim, one.name): rank for claim, one, rank in self._ranked()})
+        if not view.ledger.prioritised and set(self._ranks.values()) <= {Priority.NORMAL}:
+            return ""
+        said = dict.fromkeys(
+            explain_priority(
+                self._ranks.get((claim.name, share.request), Priority.NORMAL),
+                neighbours(view.ledger, claim.uid, {cards[share.device].state.card.uuid}),
+                gates=view.node.gates,
+            )
+            for claim, shares in zip(self.claims, found, strict=True)
+            for share in shares
+        )
+        return "".join(map(with_priority, said))
 
     def shown(self, found: _Found) -> NodeLine:
         """The same for people, card by card where it does not fit."""
@@ -319,10 +353,10 @@ class _Case:
             return "waits: the cluster has no node with cards"
         if counts[FITS]:
             first = next(one for one in nodes if one.outcome == FITS)
-            where = f"{counts[FITS]} of {_nodes(counts.total())}: on {first.node}"
+            where = f"{counts[FITS]} of {nodes_words(counts.total())}: on {first.node}"
             return f"there is room now on {where} it would get {first.line.removeprefix('fits: ')}"
         parts = ", ".join(f"{counts[word]} {_WORDS[word]}" for word in _WORDS if counts[word])
-        return f"waits: {self.asks()}. Of {_nodes(counts.total())}: {parts}. {self._largest(snapshot)}"
+        return f"waits: {self.asks()}. Of {nodes_words(counts.total())}: {parts}. {self._largest(snapshot)}"
 
     def _largest(self, snapshot: Snapshot) -> str:
         """The largest part of one card that is free for one of the requests, and the rounding there is."""
@@ -334,7 +368,7 @@ class _Case:
                 usable = not one.device.taints and open_to and free.cores and free.memory
                 if usable and (free.cores, free.memory) > (best.cores, best.memory):
                     best, where = free, f"card {one.state.card.index} of {printable(view.name)}"
-        rounded = [text for _, one in self._requests() if (text := _rounded(one, snapshot.unit))]
+        rounded = [text for _, one in self._requests() if (text := rounding_words(one, snapshot.unit))]
         largest = f"The largest part that is free now: {best} on {where}" if where else _NOTHING_FREE
         return ". ".join([largest, *rounded[:_SHOWN]])
 
@@ -360,7 +394,7 @@ class _Case:
             [one.device for one in cards.values()],
             used,
             self._specs,
-            _MINOR,
+            MINOR,
             lambda request, device: self._takes(request, cards[device.name].state),
             _MOST_STEPS,
         )
@@ -425,57 +459,5 @@ def _no_cards(view: NodeView) -> str:
     return "its cards are not given by claims"
 
 
-def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
-
-
 def _consumed(share: AllocatedShare) -> Amount:
     return Amount(share.consumed[CORES], share.consumed.get(MEMORY, 0))
-
-
-def _asked(request: DeviceRequest) -> str:
-    if not request.is_admin:
-        return _part(request)
-    return f"admin access, for which Kubernetes wants as much free, and takes nothing: {_part(request)}"
-
-
-def _part(request: DeviceRequest) -> str:
-    cores, memory = request.capacities.get(CORES), request.capacities.get(MEMORY)
-    parts = []
-    if cores is not None:
-        parts.append(f"{format_number(cores)} cores")
-    if memory is not None:
-        parts.append(format_bytes(int(memory)))
-    if cores is not None and memory is None:
-        parts.append("all the memory")
-    if memory is not None and cores is None:
-        parts.append("all the cores")
-    what = ", ".join(parts)
-    if request.count is None:
-        return f"{what or 'all'} of every card" if what else "every card of a node, whole"
-    cards = "one card" if request.count == 1 else f"each of {request.count} cards"
-    return (
-        f"{what} of {cards}"
-        if what
-        else ("one whole card" if request.count == 1 else f"{request.count} whole cards")
-    )
-
-
-def _rounded(request: DeviceRequest, unit: int) -> str:
-    """What Kubernetes makes of an odd amount; empty if it keeps it."""
-    steps = {CORES: CapacityRange(1, 1, 100), MEMORY: CapacityRange(unit, unit, unit << 40)}
-    words = []
-    for name, span in steps.items():
-        asked = request.capacities.get(name)
-        if asked is None:
-            continue
-        try:
-            taken = span.consumed(asked, _MINOR)
-        except RequestInvalid as error:
-            return str(error)
-        if taken is not None and taken != asked:
-            shown = format_bytes(taken) if name == MEMORY else f"{taken}"
-            words.append(
-                f"Kubernetes rounds {name} {format_number(asked)} of request {request.name} to {shown}"
-            )
-    return "; ".join(words)

@@ -14,7 +14,20 @@ import pytest
 from admission.app import compose
 from admission.config import AdmissionSettings, ExtenderEndpoint, LeaderMode, Leadership
 from gpu_manager.cli.kubectl.main import run
-from gpu_manager.domain.contract import NVIDIA, PRIORITY, TOKEN_HEADER
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.contract import (
+    DRA_DRIVER,
+    INVENTORY,
+    NVIDIA,
+    PRIORITY,
+    TOKEN_HEADER,
+    Inventory,
+    encode_inventory,
+)
+from gpu_manager.domain.dra.parameters import API_VERSION, KIND
+from gpu_manager.domain.dra.published import device_names
+from gpu_manager.domain.resources import GIB
+from gpu_manager.domain.topology import Link, Topology
 from sandbox.api import StandInApi
 from tests.fakes.kubectl import MANIFEST, a_node, a_share, an_agent, said
 from tests.fakes.node import container, pod
@@ -217,6 +230,65 @@ def test_the_real_admission_service_behind_the_proxy_answers_for_what_the_caller
         assert "bound to node n1: 60 cores, 2 GiB of card 0" in said(capsys)[0]
     finally:
         service.stop()
+
+
+def a_claim(api: StandInApi, name: str, uid: str, device: str, priority: str) -> None:
+    told = {"apiVersion": API_VERSION, "kind": KIND, "priority": priority}
+    given = {
+        "request": "gpu",
+        "driver": DRA_DRIVER,
+        "pool": "n1",
+        "device": device,
+        "shareID": uid,
+        "consumedCapacity": {"cores": "30", "memory": "4Gi"},
+    }
+    config = {"source": "FromClaim", "opaque": {"driver": DRA_DRIVER, "parameters": told}}
+    api.create(
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": name, "uid": uid},
+            "spec": {"devices": {}},
+        }
+    )
+    status = {
+        "allocation": {"devices": {"results": [given], "config": [config]}},
+        "reservedFor": [{"resource": "pods", "name": name, "uid": f"pod-{uid}"}],
+    }
+    api.patch("resourceclaims", name, {"status": status}, "default", subresource="status")
+
+
+def test_explain_warns_of_a_long_kernel_beside_a_pod_whose_claim_is_protected(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = Card(0, CardUuid("GPU-0"), "V100", 16 * GIB)
+    inventory = Inventory(
+        256 << 20, (CardState(card, held=DRA_DRIVER),), Topology.uniform(1, Link.parse("SYS"))
+    )
+    meta = {"name": "n1", "annotations": {INVENTORY: encode_inventory(inventory)}}
+    api.create({"apiVersion": "v1", "kind": "Node", "metadata": meta})
+    [device] = device_names([card]).values()
+    uids = {}
+    for name, priority in (("service", "protected"), ("batch", "best-effort")):
+        container = {"name": "c", "image": "i", "resources": {"claims": [{"name": "gpu"}]}}
+        spec = {
+            "nodeName": "n1",
+            "containers": [container],
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
+        }
+        made = api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+        a_claim(api, name, f"claim-{name}", device, priority)
+        claim = api.get("resourceclaims", name)
+        assert claim is not None
+        uids[name] = claim["metadata"]["uid"]
+        users = [{"resource": "pods", "name": name, "uid": made["metadata"]["uid"]}]
+        api.patch("resourceclaims", name, {"status": {"reservedFor": users}}, "default", subresource="status")
+    used = {"dev": [{"uuid": "GPU-0", "longest": 0.3, "priority": "best-effort"}]}
+    an_agent(api, {"usage": {uids["batch"]: {"stat": {"batch/gpu": used}}}})
+    run(["explain", "service", "--admission", "-"])
+    assert "a kernel or graph of 0.3 s, and none is interrupted" in said(capsys)[0]
+    run(["explain", "batch", "--admission", "-"])
+    assert "a kernel" not in said(capsys)[0]
 
 
 def test_explain_warns_of_a_long_kernel_beside_a_protected_pod(

@@ -253,6 +253,21 @@ def test_explain_says_what_a_claims_priority_is_worth() -> None:
     assert "claim a holds 30 cores, 4 GiB of card 0 on n1. Priority protected" in explained(made, asked).line
 
 
+def test_explain_of_a_pod_that_waits_knows_the_priority_of_its_claim_and_of_those_beside_it() -> None:
+    made = books.world(node("n1", 1, claimed=[0]))
+    made.cluster.apply(CLAIMS, "ADDED", slim_claim(allocated("h", books.held("n1", 0), config=[PROTECTED])))
+    for name, config in (("b", [says(priority="best-effort")]), ("n", [])):
+        obj = books.claim(name, asks=part(50))
+        obj["spec"]["devices"]["config"] = config
+        made.cluster.apply(CLAIMS, "ADDED", slim_claim(obj))
+    waits = explained(made, replace_claim(waiting("p"), "b"))
+    assert waits.asks == "claim b, request gpu: 50 cores, 4 GiB of one card, best-effort"
+    assert "on n1 it would get 50 cores, 4 GiB of card 0. Priority best-effort" in waits.line
+    normal = explained(made, replace_claim(waiting("p"), "n"))
+    assert normal.asks == "claim n, request gpu: 50 cores, 4 GiB of one card"
+    assert normal.line.endswith("Priority normal: 1 protected tenant beside it has no protection from it")
+
+
 def test_protected_pods_by_claims_are_counted_and_those_that_nothing_protects() -> None:
     made = books.world()
     two = allocated("a", books.held("n1", 0, 30), config=[PROTECTED], pods=("x", "y"))

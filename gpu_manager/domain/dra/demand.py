@@ -100,7 +100,10 @@ def demands(
     return tuple(
         _largest(
             [
-                replace(_demand(one, classes, cards, unit), protected=may_be_protected(one, spec, told))
+                replace(
+                    _demand(one, classes, cards, unit),
+                    protected=asked_priority(one, spec, told) is Priority.PROTECTED,
+                )
                 for one in ours
             ]
         )
@@ -109,12 +112,12 @@ def demands(
     )
 
 
-def may_be_protected(request: DeviceRequest, spec: ClaimSpec, told: ClassConfig = NO_CONFIG) -> bool:
-    """Return whether shares for the request, of a claim with this spec, would be protected."""
+def asked_priority(request: DeviceRequest, spec: ClaimSpec, told: ClassConfig = NO_CONFIG) -> Priority:
+    """Return the priority that shares for the request, of a claim with this spec, would have."""
     try:
-        return judged_terms(request, spec, told).priority is Priority.PROTECTED
+        return judged_terms(request, spec, told).priority
     except RequestInvalid:
-        return False  # nothing of it is prepared
+        return Priority.NORMAL  # nothing of it is prepared
 
 
 def judged_terms(request: DeviceRequest, spec: ClaimSpec, told: ClassConfig = NO_CONFIG) -> ShareTerms:
