@@ -18,6 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.config import ClusterTerms
+from admission.explain.both_ways import explain_both
 from admission.explain.caller_gate import Answer, CallerGate, documented, said
 from admission.explain.claiming_pods import ClaimingPods
 from admission.explain.claims import claiming_pod, explain_claims
@@ -70,7 +71,8 @@ class ExplainSources:
         )
         if self.claiming is None or not _has_room(own):
             return own
-        return self.claiming.explain(occupant, everywhere=everywhere) or own
+        found = self.claiming.explain(occupant, everywhere=everywhere)
+        return explain_both(own, found) if found else own
 
     def waiting(self, namespace: str | None = None) -> tuple[PodView, ...]:
         """Pods that look for a node, of one namespace or of all."""
@@ -96,7 +98,7 @@ class ExplainSources:
         found = explain_claims(
             draft.claiming, self.cluster, self.terms.minimum_cores, everywhere=everywhere, drafts=claims
         )
-        return own if found is None else self._held_to_quota(found, draft, claims)
+        return own if found is None else self._held_to_quota(explain_both(own, found), draft, claims)
 
     def _held_to_quota(
         self, found: Explanation, draft: DraftedPod, claims: Mapping[str, KnownClaim]
@@ -134,13 +136,25 @@ class ExplainSources:
         """
         known = self.cluster.named(namespace, name)
         if known is not None:
-            return self.explain(known)
+            return self._with_held_claims(self.explain(known), known)
         obj = self.fetch(namespace, name)
         if obj is None:
             return None
         claiming = claiming_pod(obj)
         by_claims = explain_claims(claiming, self.cluster, self.terms.minimum_cores) if claiming else None
         return by_claims or self.explain(pod_view(parse_pod(obj), obj))
+
+    def _with_held_claims(self, own: Explanation, occupant: PodView) -> Explanation:
+        """The explanation of a pod that is on a node, with what it holds by claims, which its view lacks."""
+        if not occupant.pod.node or self.claiming is None:
+            return own
+        try:
+            obj = self.fetch(occupant.pod.namespace, occupant.pod.name)
+        except NodeUnready:
+            return own
+        claiming = claiming_pod(obj) if obj else None
+        found = explain_claims(claiming, self.cluster, self.terms.minimum_cores) if claiming else None
+        return explain_both(own, found) if found else own
 
 
 def _has_room(explanation: Explanation) -> bool:
