@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
 from typing import Any, Final
 
@@ -44,7 +44,8 @@ class ClaimScheduler:
             return False
         for claim, shares in zip(waiting, found, strict=True):
             results = [self._result(node, share) for share in shares]
-            config = self._config(claim, {share.request for share in shares})
+            chosen = {share.request for share in shares}
+            config = allocated_config(claim["spec"], chosen, self._class_config)
             self._write(claim, {"allocation": {"devices": {"results": results, "config": config}}})
         for name in names:
             self._reserve(namespace, name, pod)
@@ -92,28 +93,10 @@ class ClaimScheduler:
         body = {"status": status}
         self._api.patch("resourceclaims", meta["name"], body, meta["namespace"], subresource="status")
 
-    def _config(self, claim: Obj, chosen: Collection[str]) -> list[dict[str, Any]]:
-        """What the classes of the chosen requests and alternatives say, then what the claim says of them: as
-        kube-scheduler 1.36 writes it (``allocator_stable.go`` of k8s.io/dynamic-resource-allocation).
-        """
-        asked = claim["spec"]["devices"]
-        of_class: dict[str, list[str]] = {}
-        for request in asked["requests"]:
-            named = {request["name"]: request.get("exactly")}
-            named |= {f"{request['name']}/{one['name']}": one for one in request.get("firstAvailable") or ()}
-            for name in sorted(named.keys() & set(chosen)):
-                of_class.setdefault((named[name] or {})["deviceClassName"], []).append(name)
-        found = []
-        for name, requests in of_class.items():
-            made = self._api.get("deviceclasses", name) or {"spec": {}}
-            said = made["spec"].get("config") or ()
-            found += [{**one, "source": "FromClass", "requests": requests} for one in said]
-        bases = {name.partition("/")[0] for name in chosen}
-        for one in asked.get("config") or ():
-            about = one.get("requests") or ()
-            if not about or {*chosen, *bases}.intersection(about):
-                found.append({**one, "source": "FromClaim"})
-        return found
+    def _class_config(self, name: str) -> Sequence[Obj]:
+        made = self._api.get("deviceclasses", name) or {"spec": {}}
+        config: Sequence[Obj] = made["spec"].get("config") or ()
+        return config
 
     def _result(self, node: str, share: AllocatedShare) -> dict[str, Any]:
         return {
@@ -125,6 +108,33 @@ class ClaimScheduler:
             "consumedCapacity": {name: str(amount) for name, amount in share.consumed.items()},
             **({"adminAccess": True} if share.is_admin else {}),
         }
+
+
+def allocated_config(
+    spec: Obj, chosen: Collection[str], class_config: Callable[[str], Sequence[Obj]]
+) -> list[dict[str, Any]]:
+    """Return ``config`` of an allocation: what the classes of the chosen requests and alternatives say, then
+    what the claim says of them; as kube-scheduler 1.36 writes it (``allocator_stable.go`` of
+    k8s.io/dynamic-resource-allocation).
+    """
+    asked = spec["devices"]
+    of_class: dict[str, list[str]] = {}
+    for request in asked["requests"]:
+        named = {request["name"]: request.get("exactly")}
+        named |= {f"{request['name']}/{one['name']}": one for one in request.get("firstAvailable") or ()}
+        for name in sorted(named.keys() & set(chosen)):
+            of_class.setdefault((named[name] or {})["deviceClassName"], []).append(name)
+    found = [
+        {**one, "source": "FromClass", "requests": requests}
+        for name, requests in of_class.items()
+        for one in class_config(name)
+    ]
+    bases = {name.partition("/")[0] for name in chosen}
+    for one in asked.get("config") or ():
+        about = one.get("requests") or ()
+        if not about or {*chosen, *bases}.intersection(about):
+            found.append({**one, "source": "FromClaim"})
+    return found
 
 
 def _results(claim: Obj) -> Sequence[Obj]:

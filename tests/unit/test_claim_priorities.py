@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from admission.cluster.claims import CLAIMS, CLASSES, AdmittedSums, slim_claim, slim_class
@@ -12,10 +15,15 @@ from admission.cluster.snapshot import ClusterState
 from admission.quota.claim_creations import ClaimCreations
 from gpu_manager.domain.cluster.claims import read_claim
 from gpu_manager.domain.contract import DRA_DRIVER
-from gpu_manager.domain.dra.parameters import API_VERSION, KIND
+from gpu_manager.domain.dra.allocated import parse_allocated_claim
+from gpu_manager.domain.dra.claim import parse_claim_spec
+from gpu_manager.domain.dra.demand import judged_terms
+from gpu_manager.domain.dra.parameters import API_VERSION, KIND, read_config
+from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.priority import Priority
-from gpu_manager.domain.resources import GIB, Amount
+from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
+from sandbox.claims import allocated_config
 from tests.fakes.extender import UNIT, World, node, pod
 from tests.unit import test_cluster_claims as books
 from tests.unit.test_admission_metrics import shown, watched
@@ -48,7 +56,14 @@ def allocated(name: str, *results: dict[str, Any], config: object = (), **more: 
 
 
 PROTECTED = says(priority="protected")
-OF_CLASS = {**CLASS, "spec": {**CLASS["spec"], "config": [PROTECTED]}}
+
+
+def class_with(config: dict[str, Any]) -> dict[str, Any]:
+    spec: Any = CLASS["spec"]
+    return {**CLASS, "spec": {**spec, "config": [config]}}
+
+
+OF_CLASS = class_with(PROTECTED)
 
 
 # The right to protected shares.
@@ -110,7 +125,7 @@ def test_what_a_class_says_is_judged_and_the_claims_word_counts_over_it() -> Non
     assert "are not granted" in service.create(asking("a"))
     assert service.create(asking("b", says(priority="normal"))) == ""
     assert service.create(asking("c", count=2)) == "", "whole cards have no priority"
-    broken = {**CLASS, "spec": {**CLASS["spec"], "config": [says(priority="high")]}}
+    broken = class_with(says(priority="high"))
     service.world.cluster.apply(CLASSES, "MODIFIED", slim_class(broken))
     assert service.create(asking("d")) == "", "nothing of it is prepared"
     service.world.cluster.apply(CLASSES, "DELETED", slim_class(OF_CLASS))
@@ -187,6 +202,66 @@ def test_a_new_leader_knows_which_part_may_be_protected() -> None:
         PodUid("uid-a"): AdmittedSums("team", share, share),
         PodUid("uid-b"): AdmittedSums("team", share),
     }
+
+
+# What is asked for is what is held.
+
+ranks = st.fixed_dictionaries({}, optional={"priority": st.sampled_from([one.value for one in Priority])})
+named = st.lists(st.sampled_from(["a", "b", "a/x", "a/y"]), max_size=3, unique=True)
+
+
+def class_says(name: str, said: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
+    return [says(**said[name])] if name in said else []
+
+
+@given(
+    st.dictionaries(st.sampled_from(["one", "two"]), ranks),
+    st.lists(st.tuples(named, ranks), max_size=4),
+    st.lists(st.sampled_from(["one", "two"]), min_size=3, max_size=3),
+    st.lists(st.sampled_from([{}, part(20)]), min_size=3, max_size=3),
+    st.sampled_from(["x", "y"]),
+)
+def test_what_is_judged_at_creation_is_the_priority_that_the_allocation_has(
+    said: dict[str, dict[str, str]],
+    config: list[tuple[list[str], dict[str, str]]],
+    classes: list[str],
+    sizes: list[dict[str, Any]],
+    picked: str,
+) -> None:
+    shapes = [{"deviceClassName": cls, **size} for cls, size in zip(classes, sizes, strict=True)]
+    alternatives = [{"name": name, **one} for name, one in zip("xy", shapes, strict=False)]
+    written = {
+        "devices": {
+            "requests": [{"name": "a", "firstAvailable": alternatives}, {"name": "b", "exactly": shapes[2]}],
+            "config": [says(*requests, **told) for requests, told in config],
+        }
+    }
+    spec = parse_claim_spec(written)
+    class_config = {
+        name: tuple(replace(one, of_class=True) for one in read_config(class_says(name, said)))
+        for name in ("one", "two")
+    }
+    chosen = {f"a/{picked}": sizes["xy".index(picked)], "b": sizes[2]}
+    results = [
+        {**books.held("n1", n, 20 if size else 100), "request": name}
+        for n, (name, size) in enumerate(chosen.items())
+    ]
+    allocation = allocated_config(written, chosen, lambda name: class_says(name, said))
+    obj = allocated("c", *results, config=allocation)
+    requests = {one.name: one for alternatives in spec.requests for one in alternatives if one.name in chosen}
+    try:
+        asked = {name: judged_terms(one, spec, class_config).priority for name, one in requests.items()}
+    except RequestInvalid:
+        with pytest.raises(RequestInvalid):
+            parse_allocated_claim(obj, DEFAULT_UNIT)
+        return
+    prepared = parse_allocated_claim(obj, DEFAULT_UNIT)
+    booked = read_claim(obj)
+    assert booked is not None
+    for name, priority in asked.items():
+        base = name.partition("/")[0]
+        assert prepared.terms_of(base).priority is priority
+        assert [one.priority for one in booked.devices if one.request == base] == [priority]
 
 
 # What is held.

@@ -405,6 +405,12 @@ def test_the_webhook_says_no_or_ask_again() -> None:
     refused = validate(_review(claim("b", **part(60))), ClusterTerms(), checks)
     assert (refused.code, refused.reason, refused.rules) == (403, "Forbidden", ("quota-exceeded",))
     assert refused.message.startswith('ExceedsGPUQuota: namespace "team": 1 card of T4, 0.6 used')
+    odd = claim("c", **part(10))
+    told = {"apiVersion": "vcuda.tencent.com/v1", "kind": "ShareParameters", "priority": "best_effort"}
+    odd["spec"]["devices"]["config"] = [{"opaque": {"driver": "vcuda.tencent.com", "parameters": told}}]
+    refused = validate(_review(odd), ClusterTerms(), checks)
+    assert (refused.code, refused.rules) == (422, ("claim-parameters",))
+    assert refused.message.endswith('priority is "best_effort": use best-effort')
     service.leads = False
     again = validate(_review(claim("b", **part(10))), ClusterTerms(), checks)
     assert (again.allowed, again.code, again.reason) == (False, 503, "ServiceUnavailable")

@@ -13,7 +13,7 @@ from hypothesis import given
 from admission.config import ClusterTerms
 from admission.webhook.admit import CreateTimeChecks, mutate, validate
 from admission.webhook.claim_translation import turn
-from gpu_manager.domain.contract import CORE, CORE_LIMIT, MEMORY, TEMPLATE_SIZE
+from gpu_manager.domain.contract import CORE, CORE_LIMIT, MEMORY, PRELOAD, PRIORITY, TEMPLATE_SIZE
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.rules.legal_values import check_pod
 from tests.fakes.reviews import NODE_GROUPS, ask, container, patched, pod, review
@@ -121,6 +121,23 @@ def test_what_a_claim_cannot_say_stays_as_it_is_with_the_reason() -> None:
     assert warning.startswith("it is not turned into a ResourceClaim, and nodes that give cards by claims")
     assert "graphics libraries" in warning
     assert response["auditAnnotations"] == {"rules": "not-turned-into-claim"}
+
+
+def test_a_turned_pod_takes_its_priority_along_and_is_not_warned_of_its_annotation() -> None:
+    templates = Templates()
+    before = pod(PART, annotations={PRIORITY: "best-effort", PRELOAD: "false"})
+    after = patched(before, turning(review(before), templates))
+    [spec] = templates.made.values()
+    [config] = spec["devices"]["config"]
+    said = config["opaque"]["parameters"]
+    assert (said["priority"], said["preload"]) == ("best-effort", False)
+    judged = ask(validate, review(after), TERMS)
+    assert judged["allowed"]
+    assert "warnings" not in judged
+    entry = {**after["spec"]["resourceClaims"][0], "resourceClaimTemplateName": "own"}
+    own = {**after, "spec": {**after["spec"], "resourceClaims": [entry]}}
+    [warning] = ask(validate, review(own), TERMS)["warnings"]
+    assert "has the priority that the claim's parameters say" in warning
 
 
 def test_a_template_that_cannot_be_made_refuses_the_pod_with_the_reason_and_to_ask_again() -> None:

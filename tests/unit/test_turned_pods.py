@@ -165,6 +165,14 @@ def test_the_ceiling_is_said_of_parts_of_cards_alone() -> None:
     assert "config" not in turned(pod("p", 100, None, annotations=notes)).spec["devices"]
 
 
+def test_the_author_is_told_the_parameters() -> None:
+    notes = {PRIORITY: "best-effort", PRELOAD: "false", CORE_LIMIT: "80"}
+    read = parse_pod(pod("p", annotations=notes))
+    request = judged_request(read)
+    [told] = turned_warnings(request, turned_into_claim(read, request))
+    assert told.message.endswith("; parameters coreLimit 80, priority best-effort, preload false")
+
+
 def test_priority_and_preload_are_parameters_too_and_make_another_template() -> None:
     notes = {PRIORITY: "best-effort", PRELOAD: "false", CORE_LIMIT: "80"}
     made = turned(pod("p", annotations=notes))

@@ -17,7 +17,7 @@ from typing import Any, Final
 from gpu_manager.domain.contract import DRA_DRIVER, PLACEMENT
 from gpu_manager.domain.dra.allocation import MOST_RESULTS
 from gpu_manager.domain.dra.device import CORES, MEMORY
-from gpu_manager.domain.dra.parameters import ShareTerms, written_parameters
+from gpu_manager.domain.dra.parameters import FIELDS, ShareTerms, written_parameters
 from gpu_manager.domain.dra.written_selectors import model_selector, uuid_selector
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import ContainerKind, Pod
@@ -108,13 +108,22 @@ def turned_warnings(request: PodRequest, turned: TurnedPod) -> tuple[Violation, 
     slow.
     """
     policy, unlike = request.placement, turned.unlike
-    shares = "; ".join(f"request {one.name}: {one.asks}" for one in turned.requests)
-    found = [violation(Rule.TURNED_INTO_CLAIM, "", "", turned.template, shares=shares)]
+    shares = [f"request {one.name}: {one.asks}" for one in turned.requests]
+    told = "; ".join([*shares, *_parameters(turned)])
+    found = [violation(Rule.TURNED_INTO_CLAIM, "", "", turned.template, shares=told)]
     if policy is not PlacementPolicy.BINPACK:
         found.append(violation(Rule.PLACEMENT_OF_CLAIM, "", PLACEMENT, policy.value))
     if unlike > MOST_UNLIKE:
         found.append(violation(Rule.UNLIKE_SHARES, "", "", str(unlike), (MOST_UNLIKE,)))
     return tuple(found)
+
+
+def _parameters(turned: TurnedPod) -> Iterator[str]:
+    """What the claim says beside its shares, in words."""
+    for entry in turned.spec["devices"].get("config", ()):
+        said = entry["opaque"]["parameters"]
+        words = (f"{name} {json.dumps(said[name])}".replace('"', "") for name in FIELDS if name in said)
+        yield f"parameters {', '.join(words)}"
 
 
 def _check_sayable(pod: Pod, request: PodRequest) -> None:
