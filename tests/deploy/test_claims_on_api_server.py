@@ -21,7 +21,7 @@ from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.allocated import AllocatedClaim
 from gpu_manager.domain.dra.published import published_devices
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
+from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, ZERO
 from gpu_manager.domain.rules.request import PlacementPolicy
 from gpu_manager.services.claims.prepare import ClaimPreparer
 from tests.agreement.claim_cases import ILLEGAL, LEGAL, asks, claim, exactly, template
@@ -93,6 +93,12 @@ def test_every_legal_shape_is_taken_and_every_illegal_one_refused_with_the_neare
         if "FAILED" not in said or not re.search(says, said):
             wrong.append((name, said))
     assert wrong == []
+
+
+def test_kubernetes_takes_admin_access_in_labelled_namespaces_alone(server: Server) -> None:
+    obj = claim(LEGAL["admin access"], "elsewhere")
+    obj["metadata"]["namespace"] = "kube-system"
+    assert "resource.kubernetes.io/admin-access" in create(server, obj)
 
 
 def cards(*states: CardState) -> Any:
@@ -167,7 +173,41 @@ def test_the_real_scheduler_shares_our_cards_and_we_read_what_it_gave(server: Se
         assert (device.device, device.share_id) == (one.shares[0].device, one.shares[0].share_id)
     booked = [state.view.ledger.booked(one.card.uuid).cores for one in states]
     assert sorted(booked) == sorted(held.values())
+    _look_at_cards(server, claims, preparer, held["gpu-00000000"])
+    assert [state.view.ledger.booked(one.card.uuid).cores for one in states] == booked
     connection.close()
+
+
+def _look_at_cards(server: Server, claims: KubeClaims, preparer: ClaimPreparer, held: int) -> None:
+    """Admin access is allocated cards with room for what it names, and what it names is taken by nobody."""
+
+    def run(name: str, spec: dict[str, Any]) -> None:
+        for obj in (claim(spec, name), _pod(name)):
+            said = server.run(KUBECTL, "create", "-f", "-", given=json.dumps(obj))
+            assert "created" in said, said
+
+    least = exactly(asks(5, "256Mi", adminAccess=True, allocationMode="All"))
+    run("watch", least)
+    watch = until(lambda: _allocated(claims, "watch"), 20)
+    assert [(one.device, one.is_admin, one.amount) for one in watch.shares] == [
+        (name, True, ZERO) for name in ("gpu-00000000", "gpu-00000001")
+    ]
+    assert [one.device for one in preparer.prepare("default", watch.uid, "watch")] == [
+        one.device for one in watch.shares
+    ]
+    run("rest", exactly(asks(100 - held, "256Mi")))
+    rest = until(lambda: _allocated(claims, "rest"), 20)
+    assert rest.shares[0].device == "gpu-00000000", "all that was left, watched or not"
+    first = {"selectors": [{"cel": {"expression": f"device.attributes['{DRA_DRIVER}'].index == 0"}}]}
+    run("full", exactly(asks(5, "256Mi", adminAccess=True, **first)))
+    run("whole", exactly(asks(adminAccess=True)))
+    for name in ("full", "whole"):
+        until(lambda name=name: "cannot allocate all claims" in _waits(server, name), 20)
+        assert _allocated(claims, name) is None
+
+
+def _waits(server: Server, name: str) -> str:
+    return server.run(KUBECTL, "get", "pod", name, "-o", "json")
 
 
 def _pod(name: str) -> dict[str, Any]:
