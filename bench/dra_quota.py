@@ -38,10 +38,26 @@ from tests.fakes.ports import FakeClock
 CREATES: Final = 1_000
 _NAMESPACE, _LEASE_SECONDS = "team", 12.0
 _MODELS: Final = {"n1": "Tesla-T4", "n2": "Tesla-V100"}
-_QUOTA: Final = '{"team": {"quota": {"Tesla-T4": 4, "Tesla-V100": 3, "*": 6}, "memory": {"*": 131072}}}'
+_QUOTA: Final = (
+    '{"team": {"quota": {"Tesla-T4": 4, "Tesla-V100": 3, "*": 6}, "memory": {"*": 131072}, '
+    '"protected": {"Tesla-T4": 1, "*": 1.5}}}'
+)
 _LIMITS: Final = {"Tesla-T4": 400, "Tesla-V100": 300, "*": 600}
+_RIGHTS: Final = {"Tesla-T4": 100, "*": 150}  # to protected shares
 _MEMORY: Final = 131072 << 20
 _CARDS = 8
+_PROTECTED: Final = [
+    {
+        "opaque": {
+            "driver": DRA_DRIVER,
+            "parameters": {
+                "apiVersion": f"{DRA_DRIVER}/v1",
+                "kind": "ShareParameters",
+                "priority": "protected",
+            },
+        }
+    }
+]
 _CLASS: Final = {
     "metadata": {"name": "ours"},
     "spec": {"selectors": [{"cel": {"expression": f"device.driver == '{DRA_DRIVER}'"}}]},
@@ -55,9 +71,10 @@ def rows(*, full: bool) -> Iterator[Row]:
     for run in runs:
         counts.update(run)
     note = (
-        f"of {len(runs)} x {CREATES} answers: {counts['let pass']} let pass, {counts['refused']} refused, "
-        f"{counts['again']} more told to ask again, {counts['killed']} leaders killed, {counts['stopped']} "
-        "stopped; requests stored up to a minute late, watches up to 3 s; API server and watches are models"
+        f"of {len(runs)} x {CREATES} answers: {counts['let pass']} let pass, {counts['protected']} of them "
+        f"protected; {counts['refused']} refused, {counts['again']} more told to ask again, "
+        f"{counts['killed']} leaders killed, {counts['stopped']} stopped; requests stored up to a minute "
+        "late, watches up to 3 s; limits and the right to protected shares; API server and watches are models"
     )
     yield Row("dra_quota_over", counts["over"], "instants", "= 0", full=full, note=note)
 
@@ -261,6 +278,7 @@ def _create(replica: _Replica, server: _Server, random: Random, counts: Counter[
         counts["again" if answer.again else "refused"] += 1
         return
     counts["let pass"] += 1
+    counts["protected"] += claim["metadata"]["judged"]["protected"]
     if dry_run or random.random() < 0.1:
         return  # nothing is stored, or another webhook refused it
 
@@ -283,10 +301,16 @@ def _claim(random: Random, name: str) -> dict[str, Any]:
         asked["selectors"] = [{"cel": {"expression": expression}}]
     else:
         model = ""
-    judged = {"cores": cores, "memory": memory * GIB if cores < 100 else 16 * GIB, "model": model}
+    config = _PROTECTED if cores < 100 and random.random() < 0.15 else []
+    judged = {
+        "cores": cores,
+        "memory": memory * GIB if cores < 100 else 16 * GIB,
+        "model": model,
+        "protected": bool(config),
+    }
     return {
         "metadata": {"name": name, "namespace": _NAMESPACE, "uid": f"uid-{name}", "judged": judged},
-        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": asked}]}},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": asked}], "config": config}},
         "status": {},
     }
 
@@ -312,20 +336,29 @@ def _allocate(server: _Server, random: Random) -> None:
             {
                 **claim,
                 "metadata": {**claim["metadata"], "judged": now},
-                "status": {"allocation": {"devices": {"results": [result]}}},
+                "status": {
+                    "allocation": {
+                        "devices": {"results": [result], "config": claim["spec"]["devices"]["config"]}
+                    }
+                },
             }
         )
 
 
 def _over(server: _Server) -> int:
-    """1 if what is stored passes a limit: by model where it is known, in sum in any case."""
+    """1 if what is stored passes a limit or a right: by model where it is known, in sum in any case."""
     sums: Counter[str] = Counter()
+    within: Counter[str] = Counter()
     for claim in server.stored.values():
         judged = claim["metadata"]["judged"]
         sums[judged["model"]] += judged["cores"]
         sums["*"] += judged["cores"]
         sums["memory"] += judged["memory"]
+        if judged["protected"]:
+            within[judged["model"]] += judged["cores"]
+            within["*"] += judged["cores"]
     passed = any(sums[model] > limit for model, limit in _LIMITS.items())
+    passed = passed or any(within[model] > right for model, right in _RIGHTS.items())
     return int(passed or sums["memory"] > _MEMORY)
 
 

@@ -8,17 +8,27 @@ import signal
 import threading
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from gpu_manager.agent import Agent
-from gpu_manager.domain.contract import CORE, DRA_DRIVER, FRONT_LABEL, INVENTORY, decode_inventory
+from gpu_manager.domain.contract import (
+    CORE,
+    DRA_DRIVER,
+    FRONT_LABEL,
+    GATES_DIR,
+    INVENTORY,
+    PRELOAD_PATH,
+    decode_inventory,
+)
 from gpu_manager.domain.dra.front import Front
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from sandbox.api import ADMIN_TOKEN
 from tests.fakes.dra_world import NAMESPACE, NODE, DraWorld
 from tests.fakes.sandbox import short_directory
 from tests.fakes.waiting import until
+from vcuda.page.limits import read_limits
 
 GIB = 1 << 30
 
@@ -195,6 +205,40 @@ def test_people_see_who_holds_a_card(world: DraWorld) -> None:
         assert claim not in strangers
         assert pod["metadata"]["name"] not in strangers
     until(lambda: all(ask(world, "/readyz").values()))
+
+
+def test_priority_and_preload_of_a_claim_are_in_page_mounts_and_pages_for_people(world: DraWorld) -> None:
+    says = {
+        "service": {"priority": "protected"},
+        "batch": {"priority": "best-effort", "preload": False, "coreLimit": 100},
+        "plain": {},
+    }
+    pods = {
+        name: world.run(world.pod(world.claim(name=name, says=told, **part(20, "1Gi"))))
+        for name, told in says.items()
+    }
+    for again in (False, True):
+        if again:
+            world.stop_agent()
+            world.start_agent()
+        edits = {name: world.edits(pod, "c0") for name, pod in pods.items()}
+        [service], [batch], [plain] = (
+            read_limits(Path(edits[name].mounts["/etc/vcuda/limits"]).read_bytes()).cards for name in pods
+        )
+        assert (service.protected, service.best_effort) == (True, False)
+        assert (batch.protected, batch.best_effort, batch.core_ceiling) == (False, True, 100)
+        assert (plain.protected, plain.best_effort) == (False, False)
+        gates = {name: [m for m in one.mounts if m.startswith(GATES_DIR)] for name, one in edits.items()}
+        assert {name: len(found) for name, found in gates.items()} == {"service": 0, "batch": 1, "plain": 0}
+        assert Path(edits["batch"].mounts[gates["batch"][0]]).is_file()
+        preloaded = {name for name, one in edits.items() if PRELOAD_PATH in one.mounts}
+        assert preloaded == {"service", "plain"}
+        holders = [one for card in ask(world, "/graph")["cards"] for one in card["holders"]]
+        assert {one["claim"]: one["priority"] for one in holders} == {
+            "service": "protected",
+            "batch": "best-effort",
+            "plain": "normal",
+        }
 
 
 def test_admin_access_looks_at_all_cards_and_takes_nothing(world: DraWorld) -> None:

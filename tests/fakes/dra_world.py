@@ -98,8 +98,16 @@ class DraWorld:
 
     # What users and the scheduler do.
 
-    def claim(self, *requests: Mapping[str, Any], name: str = "", **exactly: Any) -> str:
-        """Create a ResourceClaim; returns its name. ``exactly`` is of a single request ``gpu``."""
+    def claim(
+        self,
+        *requests: Mapping[str, Any],
+        name: str = "",
+        says: Mapping[str, Any] | None = None,
+        **exactly: Any,
+    ) -> str:
+        """Create a ResourceClaim; returns its name. ``exactly`` is of a single request ``gpu``; ``says`` are
+        its parameters.
+        """
         name = name or f"claim-{next(self._names)}"
         asked = requests or ({"name": "gpu", "exactly": {"deviceClassName": DRA_DRIVER, **exactly}},)
         self.api.create(
@@ -107,7 +115,7 @@ class DraWorld:
                 "apiVersion": "resource.k8s.io/v1",
                 "kind": "ResourceClaim",
                 "metadata": {"name": name, "namespace": NAMESPACE},
-                "spec": {"devices": {"requests": list(asked)}},
+                "spec": {"devices": {"requests": list(asked), "config": _config(says)}},
             }
         )
         return name
@@ -174,3 +182,8 @@ class DraWorld:
             CardUuid(uuid_text(card.uuid)): (int(card.core_limit or 0), int(card.memory_limit or 0))
             for card in page.cards
         }
+
+
+def _config(says: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    told = {"apiVersion": f"{DRA_DRIVER}/v1", "kind": "ShareParameters", **(says or {})}
+    return [{"opaque": {"driver": DRA_DRIVER, "parameters": told}}] if says else []
