@@ -52,7 +52,8 @@ def shuffled(*, full: bool) -> Iterator[Row]:
         f"step of its own, {kills[1]} of the kubelet stand-in, {kills[2]} reboots with an emptied /run, API "
         f"faults, {counts['refused']} pods refused of schedulers that knew nothing of the others, "
         f"{counts['lingering']} claims whose processes lingered; containers judged {counts['judged']} times "
-        "by what they mount (cards, amounts, ceiling, priority, preload, gates); "
+        "by what they mount (cards, amounts, ceiling, priority, preload, gates), "
+        f"{counts['looks']} times ones with admin access; "
         f"{time.monotonic() - started:.0f} s"
     )
     yield Row("dra_wrong", wrong, "containers", "= 0", full=full, note=note)

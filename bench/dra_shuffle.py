@@ -371,6 +371,8 @@ class ShuffledNode:
             exactly["capacity"] = {"requests": requests}
         if self._rng.random() < 0.1:
             exactly["count"] = 2
+        if self._rng.random() < 0.1:
+            exactly["adminAccess"] = True
         return {"name": name, "exactly": exactly}
 
     def _pod(self, names: Sequence[str]) -> Mapping[str, Any]:
@@ -439,6 +441,7 @@ class ShuffledNode:
                 self.mismatch += owners.setdefault(page or devices[0], owner) != owner
                 held[page or devices[0]] = given
                 self.counts["judged"] += 1
+                self.counts["looks"] += ZERO in wanted.values()
         for state in self.agent.cards:
             sums = sum((given.get(state.card.uuid, ZERO) for given in held.values()), ZERO)
             self.overcommit += not sums.fits_in(_room(state))
@@ -465,5 +468,8 @@ def _room(state: CardState) -> Amount:
 
 
 def _amount(result: Mapping[str, Any]) -> Amount:
+    """What the container is to have; admin access is to have a page of nothing."""
+    if result.get("adminAccess"):
+        return ZERO
     consumed = result["consumedCapacity"]
     return Amount(int(parse_quantity(consumed["cores"])), int(parse_quantity(consumed["memory"])))

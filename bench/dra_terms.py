@@ -45,6 +45,8 @@ def write_terms(rng: Random, request: Mapping[str, Any]) -> tuple[dict[str, Any]
         said.get("priority", "best-effort" if of_batch and is_part else "normal"),
         preload=said.get("preload", not of_batch),
     )
+    if exactly.get("adminAccess"):  # it computes nothing
+        terms = Terms(0, "normal", preload=terms.preload)
     return (_config(said, request["name"]) if said else None), terms
 
 
