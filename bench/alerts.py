@@ -1,37 +1,34 @@
 """Each alert of the chart, provoked on a real Prometheus: a fault makes it fire, the cure makes it resolve.
 
-Two agents and admission run as processes beside stand-ins of API server, kubelet and cards. The rules are the
-chart's own; every time in them, ``for`` and windows, is divided by one factor. Thresholds stay as they are.
+Three agents and admission run as processes beside stand-ins of API server, kubelet and cards. The rules are
+the chart's own; every time in them, ``for`` and windows, is divided by one factor. Thresholds stay as they
+are.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import shutil
-import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from bench.alert_claims import SplitNode
+from bench.alert_node import Fault, FaultyNode
 from bench.rows import Row
-from bench.world import NODE, World
-from gpu_manager.adapters.simulated_control import write_control
-from gpu_manager.domain.contract import GPU_MODEL, NAMESPACE, QUOTA_KEY, QUOTA_MAP
-from sandbox.kubelet import AdmissionResult
+from bench.world import World
+from gpu_manager.domain.contract import NAMESPACE, QUOTA_KEY, QUOTA_MAP
 from sandbox.runtime import free_port
 from tests.fakes.admission import Process, blind
 from tests.fakes.certificates import self_signed
-from tests.fakes.pages import put, register
 from tests.fakes.prometheus import Prometheus
 from tests.fakes.reviews import container, pod, review
 from tests.fakes.waiting import until
@@ -42,9 +39,7 @@ INTERVAL: Final = "500ms"
 MOST_SECONDS: Final = 60.0  # for one alert to fire, and for it to resolve
 _LOOK_SECONDS: Final = 0.25
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"  # in which all processes of a node are seen
 _LEASE: Final = "gpu-quota-admission"
-Metadata = Mapping[str, str]
 
 
 def shortened(text: str) -> str:
@@ -64,128 +59,6 @@ def _short(duration: str) -> str:
     if "".join(n + unit for n, unit in parts) != duration:
         raise ValueError(f"{duration!r} is no duration that can be shortened")
     return f"{sum(int(n) * _UNITS[unit] for n, unit in parts) * 1000 // FACTOR}ms"
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What makes alerts fire, and what makes them resolve. ``again`` is repeated until they fire."""
-
-    alerts: tuple[str, ...]
-    provoke: Callable[[], object]
-    cure: Callable[[], object]
-    again: Callable[[], object] = lambda: None
-
-
-class _ProcWorld(World):
-    """A world whose agent sees processes that the test describes in place of the machine's."""
-
-    @property
-    def proc(self) -> Path:
-        """The agent's /proc."""
-        return self.root / "proc"
-
-    def command(self, arguments: Mapping[str, str]) -> list[str]:
-        """This module's own command, which starts the agent with another /proc."""
-        (self.proc / "self/ns").mkdir(parents=True, exist_ok=True)
-        if not (self.proc / "self/ns/pid").is_symlink():
-            (self.proc / "self/ns/pid").symlink_to(_INITIAL_PID_NAMESPACE)
-        return [sys.executable, "-m", "bench.alerts", json.dumps({**arguments, "--proc": str(self.proc)})]
-
-
-class FaultyNode:
-    """A node whose cards, driver, agent and tenants go wrong on request."""
-
-    def __init__(self, directory: Path, stack: ExitStack) -> None:
-        directory.mkdir()
-        self._control = directory / "cards.yaml"
-        self.world = stack.enter_context(_ProcWorld(control=self._control, pages=directory / "pages"))
-        stack.callback(self.world.kill)  # it would wait for the pods that it was never asked about
-        self._cards: dict[str, dict[str, Any]] = {}
-        self._names = itertools.count()
-
-    def order(self, index: int, **order: Any) -> None:
-        """Change a simulated card. What its driver has reported so far is never taken back."""
-        xids = {**self._cards.get(str(index), {}).get("xids", {}), **order.get("xids", {})}
-        self._cards[str(index)] = {**order, "xids": xids}
-        self.driver()
-
-    def driver(self, error: str = "", *, hangs: bool = False) -> None:
-        """Take the driver away, have it hang, or bring it back."""
-        write_control(self._control, self._cards, error, hangs=hangs)
-
-    def run(self, name: str, annotations: Metadata = {}) -> tuple[AdmissionResult, Path]:  # noqa: B006 - read only
-        """A pod that reaches the node past the scheduler; its admission, and its usage page if it got one."""
-        made = self.world.create([("c", 10, 4)], name=name)
-        if annotations:
-            self.world.api.patch("pods", name, {"metadata": {"annotations": dict(annotations)}})
-        result = self.world.kubelet.admit(self.world.bind(made, None))
-        if not result.admitted:
-            return result, Path()
-        self.world.kubelet.start_container(result.uid, "c")
-        mounts = {m.container_path: m.host_path for m in result.containers["c"].mounts}
-        return result, Path(mounts["/etc/vcuda/usage"])
-
-    def fill_memory(self) -> Callable[[], object]:
-        """A tenant uses all that it may; what is returned ends its process."""
-        _, page = self.run("full")
-        handle = register(page, 0, charged=4 * self.world.unit)
-        return lambda: os.close(handle)
-
-    def start_bare(self) -> Callable[[], object]:
-        """A container starts with nothing mounted; what is returned deletes its pod."""
-        result, _ = self.run("bare")
-        status = self.world.kubelet.pod(result.uid)["status"]
-        self.world.api.patch("pods", "bare", {"status": status}, subresource="status")
-        container_id = status["containerStatuses"][0]["containerID"].rpartition("://")[2]
-        process = self.world.proc / "4242"
-        process.mkdir()
-        (process / "mountinfo").write_text("800 700 0:800 / / rw - overlay overlay rw\n")
-        (process / "cgroup").write_text(f"0::/kubepods/pod{result.uid}/{container_id}\n")
-        return lambda: self._delete("bare", result.uid)
-
-    def _delete(self, name: str, uid: str) -> None:
-        self.world.api.delete("pods", name, grace=0)
-        self.world.kubelet.delete(uid)
-
-    def scribble(self) -> Callable[[], object]:
-        """A tenant writes over its page's head; what is returned deletes its pod."""
-        result, page = self.run("scribbler")
-        put(page, 0, b"\xff" * 8)
-        return lambda: self._delete("scribbler", result.uid)
-
-    def leak(self) -> Callable[[], object]:
-        """The kubelet admits a pod that is bound nowhere; what is returned binds and starts it."""
-        made = self.world.create([("c", 10, 4)], name="unseen")
-        made["spec"]["nodeName"] = NODE
-        self.world.kubelet.admit(made)
-
-        def bind() -> None:
-            self.world.api.bind("unseen", NODE)
-            self.world.kubelet.start_container(made["metadata"]["uid"], "c")
-
-        return bind
-
-    def refuse(self) -> None:
-        """A pod for a model that this node has not."""
-        result, _ = self.run(f"elsewhere-{next(self._names)}", {GPU_MODEL: "H100"})
-        if result.admitted:
-            raise RuntimeError("a pod for an H100 was admitted on a node of A100s")
-
-    def remove_pods(self) -> None:
-        """Nobody is there any more."""
-        for found in self.world.api.list("pods"):
-            self.world.api.delete("pods", found["metadata"]["name"], grace=0)
-
-    def restart_alone(self) -> None:
-        """The agent starts anew and finds neither driver nor kubelet."""
-        self.driver("the NVIDIA kernel driver is not loaded")
-        self.world.kubelet.stop()
-        self.world.start_agent(wait=False)
-
-    def join(self) -> None:
-        """Driver and kubelet are back."""
-        self.driver()
-        self.world.kubelet.start()
 
 
 class FaultyAdmission:
@@ -297,10 +170,11 @@ def provoke(directory: Path) -> Told:
     """Provoke every alert. Raises RuntimeError for one that does not fire, or does not resolve."""
     with ExitStack() as stack:
         node, other = (FaultyNode(directory / name, stack) for name in ("node", "other"))
+        split = SplitNode(directory / "split", stack)
         admission = FaultyAdmission(directory, node.world, stack)
         agents = {"job_name": "gpu-manager", "metrics_path": "/metric", "honor_labels": True}
-        ports = {"node": node.world.port, "other": other.world.port}
-        jobs = [
+        ports = {"node": node.world.port, "other": other.world.port, "split": split.world.port}
+        jobs: list[dict[str, Any]] = [
             {**agents, "static_configs": [_target(port, name) for name, port in ports.items()]},
             {
                 "job_name": "gpu-quota-admission",
@@ -311,9 +185,9 @@ def provoke(directory: Path) -> Told:
         ]
         rules = shortened(RULES.read_text(encoding="utf-8"))
         prometheus = stack.enter_context(Prometheus(directory / "prometheus", jobs, rules, INTERVAL))
-        until(lambda: len(prometheus.query("count_over_time(vcuda_registrations_total[10s]) > 1")) == 4)
+        until(lambda: len(prometheus.query("count_over_time(vcuda_registrations_total[10s]) > 1")) == 7)
         told = Told(prometheus)
-        told.run((_cards(node), _tenants(node), _driver(other), _admission(admission)))
+        told.run((_cards(node), _tenants(node), _driver(other), _admission(admission), split.faults()))
         return told
 
 
@@ -417,34 +291,3 @@ def rows(*, full: bool) -> Iterator[Row]:  # noqa: ARG001 - as every group has i
         note=f"of {len(there)}, each fired after its fault and resolved after the cure; times in the rules "
         f"are divided by {FACTOR}; the slowest to resolve, {slowest}, in {told.resolved[slowest]:.0f} s",
     )
-
-
-def _agent(given: Mapping[str, str]) -> None:
-    """The agent with these arguments of ``gpu-manager run``, and ``--proc``."""
-    from gpu_manager.agent import main  # noqa: PLC0415  # the agent's process alone needs it
-    from gpu_manager.cli.run import configure_log  # noqa: PLC0415  # as above
-    from gpu_manager.config import Config  # noqa: PLC0415  # as above
-
-    configure_log(given["--log-level"])
-    kubelet = Path(given["--kubelet-dir"])
-    main(
-        Config(
-            node=given["--node-name"],
-            api_url=given["--api-url"],
-            device_plugins=kubelet / "device-plugins",
-            pod_resources=kubelet / "pod-resources",
-            state=Path(given["--state-dir"]),
-            pages=Path(given["--pages-dir"]),
-            http_address=given["--http-address"],
-            http_port=int(given["--http-port"]),
-            cards=given["--cards"],
-            control=Path(given["--control"]),
-            injection=given["--device-injection"],
-            reclaim_seconds=float(given["--reclaim-seconds"]),
-            proc=Path(given["--proc"]),
-        )
-    )
-
-
-if __name__ == "__main__":
-    _agent(json.loads(sys.argv[1]))

@@ -154,7 +154,7 @@ class Agent:
             self.metrics,
             self._stop,
             lending=config.lending,
-            lost=self._kubelet_lost,
+            lost=lambda: self.inventory.changed(),  # noqa: PLW0108 - it is made below
         )
         self.front, self._keeps_front = config.front, ""  # and why it is not the one in the settings
         self.dra = DraFront(
@@ -278,6 +278,7 @@ class Agent:
             energy=lambda: self.energy.told,
             writes_dropped=lambda: self._kube.writes_dropped,
             sized=lambda: self.sizes.told,
+            front=lambda: self.front,
         )
         guards = GuardMetrics(self.state, self.evasion, self.memory_limits, self.injection)
         for collector in (exporter, guards, GateMetrics(self.state, self.gates)):
@@ -331,6 +332,7 @@ class Agent:
         self._recover(stored)
         view = self.state.view
         self.front, self._keeps_front = self.dra.in_force()
+        self.metrics.expect_registrations(self.front)
         if self.front is Front.SPLIT:
             self.dra.split()
         elif view.sides is not None:
@@ -413,9 +415,6 @@ class Agent:
     def _cgroup_limits(self) -> CgroupMemoryLimit:
         cgroups = self._config.host_root / "sys/fs/cgroup"
         return CgroupMemoryLimit(cgroups, lambda: self.state.node.cards, build_driver_limits(self._config))
-
-    def _kubelet_lost(self) -> None:
-        self.inventory.changed()
 
     def _announce(self) -> None:
         if self.front is not Front.PLUGIN:

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.grafana.boards import BOARDS
+from deploy.grafana.boards import card, cluster, node, pod
 from deploy.grafana.panels import Panel
 
 FILES = Path(__file__).parents[1] / "helm" / "gpu-manager" / "files" / "dashboards"
 SOURCE = {"type": "prometheus", "uid": "$datasource"}
+BOARDS = {"cluster": cluster.BOARD, "node": node.BOARD, "card": card.BOARD, "pod": pod.BOARD}
 WIDTH = 24
 FULL = 0.9  # of a card: there is hardly room from here on
 # Board → labels of a series that choose what it shows, in the order in which they are looked for.

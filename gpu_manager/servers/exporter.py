@@ -22,6 +22,7 @@ from gpu_manager.domain.advice.sized import Sized
 from gpu_manager.domain.billing import Bills
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.dra.front import Front, sides_of_front
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
 from gpu_manager.domain.topology import Topology
@@ -45,7 +46,8 @@ class Exporter(Collector):
 
     ``events`` counts what happened to the cards, ``xids`` the XIDs of each, ``offered_elsewhere`` names those
     that another device plugin offers too, ``energy`` is what was used of each, ``writes_dropped`` counts what
-    the API server was never told, ``sized`` is the advice for containers.
+    the API server was never told, ``sized`` is the advice for containers, ``front`` how
+    the node gives its cards.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Exporter(Collector):
         energy: Callable[[], Mapping[tuple[CardUuid, Holder], float]] = dict,
         writes_dropped: Callable[[], int] = int,
         sized: Callable[[], Sequence[Sized]] = tuple,
+        front: Callable[[], Front] = lambda: Front.PLUGIN,
     ) -> None:
         self._state = state
         self._usage = usage
@@ -74,6 +77,7 @@ class Exporter(Collector):
         self._energy = energy
         self._writes_dropped = writes_dropped
         self._sized = sized
+        self._front = front
 
     def describe(self) -> Iterable[Metric]:
         """Every family without its series, so that the registry refuses a name that is taken."""
@@ -85,7 +89,8 @@ class Exporter(Collector):
         now = self._state.view
         booked = {s.card.uuid: now.ledger.booked(s.card.uuid) for s in now.node.cards}
         part = fragmentation(now.ledger, now.node)
-        view = View(now.node, now.grants, booked, part, sample, now.sides or {})
+        sides = now.sides if now.sides is not None else sides_of_front(self._front(), now.node.cards)
+        view = View(now.node, now.grants, booked, part, sample, sides)
         yield from series.cards(view)
         yield from series.xids(view, self._xids())
         yield from series.containers(view)

@@ -154,7 +154,7 @@ def cards(view: View) -> Iterator[Metric]:
 def _fronts(view: View) -> Metric:
     family = GaugeMetricFamily(
         "vcuda_card_front",
-        "How a card of a split node is given: plugin or dra, or to-dra or to-plugin on its way; always 1",
+        "How a card is given: plugin or dra, or of a split node to-dra or to-plugin on its way; always 1",
         labels=(*CARD, "front"),
     )
     for state in view.node.cards:

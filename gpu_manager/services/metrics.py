@@ -6,16 +6,24 @@ are in :mod:`gpu_manager.servers`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
-from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.contract import CORE, DRA_DRIVER, MEMORY
+from gpu_manager.domain.dra.front import Front
 from gpu_manager.domain.enforcement.library_messages import LibraryMessageKind
+from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
 
 # Upper edges in seconds: an Allocate is one fsync, a GetPreferredAllocation a few round trips.
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 3.0)
 _RESOURCES = (CORE, MEMORY)
+CLAIM_REASONS: Final[Mapping[type[VcudaError], str]] = {
+    RequestInvalid: "invalid",  # there is no such claim, or what it was allocated cannot be given
+    DoesNotFit: "no-room",  # its cards have no room, or take no new work
+    NodeUnready: "not-ready",  # API server, books, pages or specs
+}
 _NOTES = tuple(kind.value for kind in LibraryMessageKind)
 
 
@@ -102,11 +110,22 @@ class ServiceMetrics:
             "kind",
             _NOTES,
         )
-        self.claims = counter(
-            "claims",
-            "Answers to NodePrepareResources and NodeUnprepareResources, a claim each, by result",
-            "result",
-            ("prepared", "refused", "released", "lingering"),
+        self.claims = Counter(
+            "vcuda_claims",
+            "Answers to NodePrepareResources and NodeUnprepareResources, a claim each, by result; reason, of "
+            "refused ones: invalid, no-room or not-ready",
+            ("result", "reason"),
+            registry=registry,
+        )
+        for result in ("prepared", "released", "lingering"):
+            self.claims.labels(result, "")
+        for reason in CLAIM_REASONS.values():
+            self.claims.labels("refused", reason)
+        self.lingering_claims = Gauge(
+            "vcuda_lingering_claims",
+            "Claims that the kubelet is done with and that are held all the same, because processes of their "
+            "pods live",
+            registry=registry,
         )
         self.card_steps = counter(
             "card_front_steps",
@@ -120,8 +139,16 @@ class ServiceMetrics:
         self.slice_failures = counter(
             "slice_failures", "Failed attempts to publish the cards as devices of a ResourceSlice"
         )
+        self.slice_unpublished = Gauge(
+            "vcuda_slice_unpublished",
+            "1 while the ResourceSlice of the node's cards cannot be written",
+            registry=registry,
+        )
         self.registrations = counter(
-            "registrations", "Registrations with the kubelet", "resource", _RESOURCES
+            "registrations",
+            "Registrations with the kubelet, of each resource and of the driver for claims; from 0 for what "
+            "the node's front needs",
+            "resource",
         )
         self.registration_failures = counter(
             "registration_failures", "Failed attempts to serve the device plugin or to register it"
@@ -142,3 +169,9 @@ class ServiceMetrics:
         self.preferred_seconds = seconds(
             "vcuda_preferred_allocation_duration_seconds", "Time to answer GetPreferredAllocation"
         )
+
+    def expect_registrations(self, front: Front) -> None:
+        """Count from 0 what a node of this front registers, so that what never does can be seen."""
+        by_plugin = () if front is Front.DRA else _RESOURCES
+        for name in (*by_plugin, *(() if front is Front.PLUGIN else (DRA_DRIVER,))):
+            self.registrations.labels(name)

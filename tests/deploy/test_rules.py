@@ -50,6 +50,33 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             'vcuda_registrations_total{resource="r"}': "1x30",
             'kube_node_status_allocatable{resource="tencent_com_vcuda_core"}': "800x30",
             'kube_node_status_allocatable{resource="cpu"}': "0x30",
+            # A node that gives its cards by claims alone has none of these, and should not.
+            'kube_node_status_allocatable{node="d",resource="tencent_com_vcuda_core"}': "0x30",
+            'vcuda_card_front{node="d",uuid="u",front="dra"}': "1x30",
+        },
+    ),
+    "VcudaClaimsRefused": (
+        {'vcuda_claims_total{node="n",result="refused",reason="no-room"}': "0+1x30"},
+        {
+            # One that arrived late: refused three times, and freed.
+            'vcuda_claims_total{node="n",result="refused",reason="invalid"}': "0x14 3x16",
+            'vcuda_claims_total{node="n",result="prepared"}': "0+1x30",
+        },
+    ),
+    "VcudaClaimLingering": (
+        {'vcuda_lingering_claims{node="n"}': "1x30"},
+        {'vcuda_lingering_claims{node="n"}': "2x8 0x2 1x8 0x10"},
+    ),
+    "VcudaSliceNotPublished": (
+        {'vcuda_slice_unpublished{node="n"}': "1x30"},
+        {'vcuda_slice_unpublished{node="n"}': "0x23 1 0x6"},
+    ),
+    "VcudaCardBetweenFronts": (
+        {'vcuda_card_front{node="n",uuid="u",card="0",front="to-dra"}': "1x30"},
+        {
+            'vcuda_card_front{node="n",uuid="u",card="0",front="plugin"}': "1x22 stale",
+            'vcuda_card_front{node="n",uuid="u",card="0",front="to-dra"}': "_x22 1x3 stale",
+            'vcuda_card_front{node="n",uuid="u",card="0",front="dra"}': "_x25 1x5",
         },
     ),
     "VcudaAllocationFailures": (

@@ -10,7 +10,7 @@ TESTS = Path(__file__).parents[1]
 
 def feature_rows(page: str) -> dict[str, str]:
     """Feature → what the table under ``## With other features`` says of it."""
-    table = page.partition("## With other features")[2]
+    table = page.partition("## With other features")[2].partition("\n## ")[0]
     found = re.findall(r"^\| (.+?) \| (.+) \|$", table, re.MULTILINE)
     return {feature: says for feature, says in found if feature not in {"feature", "---"}}
 

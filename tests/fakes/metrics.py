@@ -13,10 +13,12 @@ def service_metrics() -> ServiceMetrics:
 
 
 def counts(counter: Counter) -> dict[str, float]:
-    """Label value → count, of those that have counted anything; the value is empty for a counter without."""
+    """Label value → count, of those that have counted anything; the value is empty for a counter without, and
+    of several labels the values that are not empty, with blanks between.
+    """
     (family,) = counter.collect()
     return {
-        next(iter(sample.labels.values()), ""): sample.value
+        " ".join(filter(None, sample.labels.values())): sample.value
         for sample in family.samples
         if sample.name.endswith("_total") and sample.value
     }

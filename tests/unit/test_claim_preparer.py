@@ -20,7 +20,7 @@ from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.claims.prepare import ClaimPreparer, PreparedDevice
 from gpu_manager.services.recovery.injection_keeper import InjectionKeeper
 from tests.fakes.claims import FakeClaims, claim_object, result
-from tests.fakes.metrics import service_metrics
+from tests.fakes.metrics import counts, service_metrics
 from tests.fakes.ports import FakeClock, FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
 from tests.fakes.state import node_of
 
@@ -36,6 +36,7 @@ class Node:
         self.claims, self.pods, self.store = FakeClaims(), FakePods(), FakeStore()
         self.pages, self.injector, self.processes = FakeTenants(), FakeInjector(), FakeProcesses()
         self.states = STATES
+        self.metrics = service_metrics()
         self.restart()
 
     def restart(self) -> None:
@@ -48,7 +49,7 @@ class Node:
             self.pages,
             self.injector,
             self.processes,
-            service_metrics(),
+            self.metrics,
         )
 
     def prepare(self, name: str, uid: str = "") -> tuple[PreparedDevice, ...]:
@@ -56,6 +57,10 @@ class Node:
 
     def unprepare(self, name: str) -> None:
         self.preparer.unprepare("ml", f"claim-{name}", name)
+
+    @property
+    def lingering(self) -> float:
+        return self.metrics.lingering_claims.collect()[0].samples[0].value
 
     @property
     def directories(self) -> list[str]:
@@ -328,6 +333,44 @@ def test_a_claim_is_released_when_its_last_process_has_ended(node: Node) -> None
     assert node.booked(0) == 0
     assert node.pages.limits == {}
     node.unprepare("a")  # and an unknown claim is released already
+
+
+def test_a_claim_that_processes_alone_hold_is_counted_until_they_end_or_a_pod_comes_back(node: Node) -> None:
+    def leave(*names: str) -> None:
+        node.processes.living.add(PodUid("uid-train-0"))
+        for name in names:
+            with pytest.raises(NodeUnready):
+                node.unprepare(name)
+
+    for number, name in enumerate(("a", "b")):
+        node.claims.add(claim_object(name, result((GPU0, GPU1)[number])))
+        node.prepare(name)
+    assert node.lingering == 0
+    leave("a", "b", "a")
+    assert node.lingering == 2
+    node.prepare("b")
+    assert node.lingering == 1
+    leave("b")
+    node.processes.living.clear()
+    node.unprepare("a")
+    node.unprepare("b")
+    assert node.lingering == 0
+    assert counts(node.metrics.claims) == {"prepared": 3, "lingering": 4, "released": 2}
+
+
+def test_a_refused_claim_is_counted_by_its_reason(node: Node) -> None:
+    with pytest.raises(RequestInvalid):
+        node.prepare("a")
+    node.claims.add(claim_object("a", result(GPU0, **WHOLE)))
+    node.claims.add(claim_object("b", result(GPU0)))
+    node.prepare("a")
+    with pytest.raises(DoesNotFit):
+        node.prepare("b")
+    node.injector.broken = "no space is left"
+    with pytest.raises(NodeUnready):
+        node.prepare("a")
+    refused = {"refused invalid": 1, "refused no-room": 1, "refused not-ready": 1}
+    assert counts(node.metrics.claims) == {"prepared": 1, **refused}
 
 
 def test_a_container_that_was_never_started_does_not_hold_its_claim(node: Node) -> None:

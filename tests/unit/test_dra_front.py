@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.dra.front import Front, front_in_force
+from gpu_manager.domain.contract import CORE, DRA_DRIVER, MEMORY
+from gpu_manager.domain.dra.front import Front, front_in_force, sides_of_front
 from gpu_manager.domain.dra.sides import Side
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import GIB, MIB, Amount
 from tests.fakes.claims import claim_grant
+from tests.fakes.metrics import service_metrics
 
 CARD = CardState(Card(0, CardUuid("GPU-0"), "T4", 16 * GIB))
 BY_CLAIM = claim_grant("c", CARD).allocation
@@ -60,3 +62,24 @@ def test_a_node_that_leaves_claims_is_split_until_no_card_may_be_given_by_them()
     some = {CARD.card.uuid: Side.PLUGIN}
     assert front_in_force(Front.PLUGIN, ledger(), some, in_claims=True)[0] is Front.SPLIT
     assert front_in_force(Front.PLUGIN, ledger(), some) == (Front.PLUGIN, "")
+
+
+def test_all_cards_of_a_node_that_is_not_split_are_on_its_side_but_those_in_mig_mode() -> None:
+    mig = CardState(Card(1, CardUuid("GPU-1"), "A100", 40 * GIB, mig=True))
+    assert sides_of_front(Front.PLUGIN, [CARD, mig]) == {CARD.card.uuid: Side.PLUGIN}
+    assert sides_of_front(Front.DRA, [CARD, mig]) == {CARD.card.uuid: Side.DRA}
+
+
+@pytest.mark.parametrize(
+    ("front", "names"),
+    [
+        (Front.PLUGIN, {CORE, MEMORY}),
+        (Front.DRA, {DRA_DRIVER}),
+        (Front.SPLIT, {CORE, MEMORY, DRA_DRIVER}),
+    ],
+)
+def test_what_a_front_never_registers_is_not_missed(front: Front, names: set[str]) -> None:
+    metrics = service_metrics()
+    metrics.expect_registrations(front)
+    samples = [s for family in metrics.registrations.collect() for s in family.samples]
+    assert {s.labels["resource"]: s.value for s in samples} == dict.fromkeys(names, 0)

@@ -20,10 +20,15 @@ STATES = cards(3)
 class Node:
     def __init__(self) -> None:
         self.state, self.slices, self.clock = state_of(STATES), FakeSlices(), FakeClock()
-        self.publisher = SlicePublisher(self.state, self.slices, self.clock, service_metrics(), 5)
+        self.metrics = service_metrics()
+        self.publisher = SlicePublisher(self.state, self.slices, self.clock, self.metrics, 5)
 
     def show(self, *states: CardState) -> None:
         self.state.refit(states, Topology.uniform(len(states), Link(LinkKind.SYS)))
+
+    @property
+    def unpublished(self) -> float:
+        return self.metrics.slice_unpublished.collect()[0].samples[0].value
 
     @property
     def names(self) -> list[str]:
@@ -61,12 +66,12 @@ def test_a_slice_that_cannot_be_published_is_tried_again_and_said(node: Node) ->
     node.slices.error = "the API server is away"
     node.show(*STATES[:2])
     assert not node.publisher.look()
-    assert node.publisher.trouble == "the API server is away"
+    assert (node.publisher.trouble, node.unpublished) == ("the API server is away", 1)
     node.slices.error = ""
     assert not node.publisher.look(), "an API server that refuses is not asked every second"
     node.clock.pass_(RETRY_SECONDS)
     assert node.publisher.look()
-    assert (node.names, node.publisher.trouble) == (["0", "1"], "")
+    assert (node.names, node.publisher.trouble, node.unpublished) == (["0", "1"], "", 0)
 
 
 def test_what_others_may_have_changed_is_looked_at_every_minute(node: Node) -> None:

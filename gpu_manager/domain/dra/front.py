@@ -7,8 +7,10 @@ them for all its cards, and keeps it as long as anything is held by it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
+from gpu_manager.domain.card import CardState
 from gpu_manager.domain.dra.sides import ALL_CARDS, NO_CARDS, ClaimCards, Side, Sides, has_left
 from gpu_manager.domain.placement.ledger import Ledger
 
@@ -70,3 +72,9 @@ def front_in_force(
 def cards_of_front(front: Front) -> ClaimCards:
     """Return the cards that go by claims under a front that is not split."""
     return ALL_CARDS if front is Front.DRA else NO_CARDS
+
+
+def sides_of_front(front: Front, cards: Iterable[CardState]) -> Sides:
+    """Return the sides of the cards under a front that is not split; cards in MIG mode have none."""
+    side = Side.DRA if front is Front.DRA else Side.PLUGIN
+    return {state.card.uuid: side for state in cards if not state.card.mig}

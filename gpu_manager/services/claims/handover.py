@@ -85,7 +85,10 @@ class CardHandover:
                 are.
         """
         self._place_unknown()
-        self.waiting = waiting = self._arrive()
+        waiting = self._arrive()
+        for uuid in waiting.keys() - {uuid for uuid, why in self.waiting.items() if waiting.get(uuid) == why}:
+            log.info("card_waits", card=self._state.node.index(uuid), uuid=uuid, reason=waiting[uuid])
+        self.waiting = waiting
         self._steps = {uuid: step for uuid, step in self._steps.items() if uuid in waiting}
         view = self._state.view
         moves = cards_to_move(

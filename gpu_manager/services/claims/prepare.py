@@ -26,7 +26,7 @@ from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.grant import limits_of
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.claims.judgement import ClaimJudge
-from gpu_manager.services.metrics import ServiceMetrics
+from gpu_manager.services.metrics import CLAIM_REASONS, ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -71,6 +71,7 @@ class ClaimPreparer:
         self._metrics = metrics
         self._lock = threading.Lock()  # of what is made on the node: one claim at a time
         self._absent: dict[PodUid, int] = {}  # rounds in which the API server did not have the claim
+        self._lingering: set[PodUid] = set()  # released by the kubelet, and held by processes
         self._prepared: set[tuple[str, str]] = set()  # namespace and name, since this agent started
 
     def restore(self) -> None:
@@ -100,11 +101,12 @@ class ClaimPreparer:
             with self._lock:
                 made = tuple(device for grant in held for device in self._make_ready(grant))
         except VcudaError as error:
-            self._metrics.claims.labels("refused").inc()
+            self._metrics.claims.labels("refused", _reason(error)).inc()
             log.warning("claim_refused", claim=f"{namespace}/{name}", uid=uid, reason=str(error))
             raise
-        self._metrics.claims.labels("prepared").inc()
+        self._metrics.claims.labels("prepared", "").inc()
         self._prepared.add((namespace, name))
+        self._linger(claim, lingers=False)  # a pod came before its processes had ended
         return made
 
     def is_prepared(self, namespace: str, name: str) -> bool:
@@ -122,7 +124,8 @@ class ClaimPreparer:
         if not held:
             return
         if still := self._living(held, self._reserved(namespace, claim, name)):
-            self._metrics.claims.labels("lingering").inc()
+            self._metrics.claims.labels("lingering", "").inc()
+            self._linger(claim, lingers=True)
             raise NodeUnready(
                 f"processes of {still} still run and use what claim {namespace}/{name} holds: "
                 "it is released once they have ended"
@@ -250,9 +253,16 @@ class ClaimPreparer:
             released = self._state.release([grant.key for grant in held])
             for grant in held:
                 self._pages.remove(grant.directory)
-        self._metrics.claims.labels("released").inc()
+        self._metrics.claims.labels("released", "").inc()
+        self._linger(held[0].allocation.pod, lingers=False)
         for one in released:
             log.info("claim_released", claim=one.pod_key, request=_holder(one).request, reason=why)
+
+    def _linger(self, claim: PodUid, *, lingers: bool) -> None:
+        """Note whether only living processes keep the claim from its release."""
+        with self._lock:
+            (self._lingering.add if lingers else self._lingering.discard)(claim)
+            self._metrics.lingering_claims.set(len(self._lingering))
 
     def _tell(self, claim: AllocatedClaim, text: str) -> None:
         """An Event at each pod that waits for the claim."""
@@ -261,6 +271,10 @@ class ClaimPreparer:
             for one in found:
                 if one.pod.uid in uids and not one.tombstone:
                     self._pods.event(one.pod, EVENT_REFUSED, text, warning=True)
+
+
+def _reason(error: VcudaError) -> str:
+    return next((text for kind, text in CLAIM_REASONS.items() if isinstance(error, kind)), "not-ready")
 
 
 def _holder(allocation: Allocation) -> HoldingClaim:

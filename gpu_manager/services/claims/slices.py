@@ -60,11 +60,13 @@ class SlicePublisher:
             written = self._slices.publish(devices)
         except NodeUnready as error:
             self._metrics.slice_failures.inc()
+            self._metrics.slice_unpublished.set(1)
             if self.trouble != str(error):
                 log.error("slice_not_published", reason=str(error))
             self.trouble, self._failed_at = str(error), now
             return False
         self.trouble = ""
+        self._metrics.slice_unpublished.set(0)
         self._told, self._told_at = devices, now
         if written:
             log.info("slice_published", devices=[device.name for device in devices])
