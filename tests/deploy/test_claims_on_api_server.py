@@ -19,12 +19,25 @@ from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.allocated import AllocatedClaim
+from gpu_manager.domain.dra.parameters import ShareTerms
 from gpu_manager.domain.dra.published import published_devices
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, ZERO
 from gpu_manager.domain.rules.request import PlacementPolicy
 from gpu_manager.services.claims.prepare import ClaimPreparer
-from tests.agreement.claim_cases import ILLEGAL, LEGAL, asks, claim, exactly, template
+from sandbox.claims import allocated_config
+from tests.agreement.claim_cases import (
+    ILLEGAL,
+    LEGAL,
+    SHARE_PARAMETERS,
+    asks,
+    claim,
+    exactly,
+    first,
+    opaque,
+    template,
+)
 from tests.deploy.chart import CHART, HELM, KUBECTL, SETS
 from tests.deploy.test_chart_on_api_server import AGENT, SERVERS, Server
 from tests.fakes.metrics import service_metrics
@@ -175,7 +188,51 @@ def test_the_real_scheduler_shares_our_cards_and_we_read_what_it_gave(server: Se
     assert sorted(booked) == sorted(held.values())
     _look_at_cards(server, claims, preparer, held["gpu-00000000"])
     assert [state.view.ledger.booked(one.card.uuid).cores for one in states] == booked
+    _say_terms(server, claims)
     connection.close()
+
+
+def _say_terms(server: Server, claims: KubeClaims) -> None:
+    """Parameters of classes and of the claim reach the allocation as the stand-in scheduler writes them."""
+    told = opaque(DRA_DRIVER, **SHARE_PARAMETERS, priority="best-effort", preload=False)["devices"]["config"]
+    ours = {"cel": {"expression": f"device.driver == '{DRA_DRIVER}'"}}
+    batch = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": "batch"},
+        "spec": {"selectors": [ours], "config": told},
+    }
+    in_batch = {"deviceClassName": "batch"}
+    alternatives = first({**asks(90, "4Gi"), **in_batch}, asks(10, "256Mi"))["devices"]["requests"]
+    second = {"name": "b", "exactly": {**asks(10, "256Mi"), **in_batch}}
+
+    def says(*requests: str, **said: object) -> dict[str, Any]:
+        entry = opaque(DRA_DRIVER, **SHARE_PARAMETERS, **said)["devices"]["config"][0]
+        return {**entry, **({"requests": list(requests)} if requests else {})}
+
+    config = [
+        says("gpu/alt-0", "b", coreLimit=90),
+        says("gpu", priority="protected"),
+        says("gpu/alt-0", preload=True),
+        says(preload=True),
+    ]
+    spec = {"devices": {"requests": [*alternatives, second], "config": config}}
+    for obj in (batch, claim(spec, "terms"), _pod("terms")):
+        said = server.run(KUBECTL, "create", "-f", "-", given=json.dumps(obj))
+        assert "created" in said, said
+    got = until(lambda: _allocated(claims, "terms"), 20)
+    assert got.terms == {
+        "gpu": ShareTerms(0, Priority.PROTECTED),
+        "b": ShareTerms(90, Priority.BEST_EFFORT),
+    }
+    stored = json.loads(server.run(KUBECTL, "get", "resourceclaim", "terms", "-o", "json"))
+    given = stored["status"]["allocation"]["devices"]
+    chosen = {one["request"] for one in given["results"]}
+    assert chosen == {"gpu/alt-1", "b"}
+    written = allocated_config(spec, chosen, lambda name: told if name == "batch" else ())
+    assert [{**one, "requests": one.get("requests", [])} for one in given["config"]] == [
+        {**one, "requests": one.get("requests", [])} for one in written
+    ]
 
 
 def _look_at_cards(server: Server, claims: KubeClaims, preparer: ClaimPreparer, held: int) -> None:

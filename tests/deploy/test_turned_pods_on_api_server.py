@@ -24,10 +24,20 @@ from gpu_manager.adapters.kube.claim_templates import KubeClaimTemplates
 from gpu_manager.adapters.kube.claims import KubeClaims, KubeSlices
 from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.contract import CORE, CORE_LIMIT, FRONT_LABEL, GPU_MODEL, MEMORY, TEMPLATE_NEEDED
+from gpu_manager.domain.contract import (
+    CORE,
+    CORE_LIMIT,
+    FRONT_LABEL,
+    GPU_MODEL,
+    MEMORY,
+    PRIORITY,
+    TEMPLATE_NEEDED,
+)
 from gpu_manager.domain.dra.allocated import AllocatedClaim
+from gpu_manager.domain.dra.parameters import ShareTerms
 from gpu_manager.domain.dra.published import published_devices
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.rules.request import PlacementPolicy
 from tests.deploy.chart import CHART, HELM, KUBECTL, SETS
@@ -206,13 +216,13 @@ def allocated(server: Server, name: str, where: str = "team") -> AllocatedClaim:
 
 
 def test_a_pod_of_extended_resources_is_allocated_just_that_by_kubernetes_itself(server: Server) -> None:
-    said = create(server, pod("train", (30, 20), (50, 8), **{CORE_LIMIT: "80"}))
+    said = create(server, pod("train", (30, 20), (50, 8), **{CORE_LIMIT: "80", PRIORITY: "best-effort"}))
     assert "pod/train created" in said, said
     assert "its vcuda resources are asked of a ResourceClaim" in said
     got = allocated(server, "train")
     given = {one.request: one.amount for one in got.shares}
     assert given == {"c0": Amount(30, 5 * GIB), "c1": Amount(50, 2 * GIB)}
-    assert {request: told.ceiling for request, told in got.terms.items()} == {"c0": 80, "c1": 80}
+    assert got.terms == dict.fromkeys(("c0", "c1"), ShareTerms(80, Priority.BEST_EFFORT))
     spec = stored(server, "pod", "team", "train")["spec"]
     for n, one in enumerate(spec["containers"]):
         assert one["resources"]["limits"] == {"cpu": "100m"}
