@@ -23,6 +23,7 @@ CLAIMS: Final = f"{API}/namespaces/{NAMESPACE}/resourceclaims"
 TEMPLATES: Final = f"{API}/namespaces/{NAMESPACE}/resourceclaimtemplates"
 BY_CLAIM: Final = {"agent.front": "dra"}  # values of the chart
 REQUEST: Final = "gpu"  # of every claim here
+NOTHING: Final = {"cores": "0", "memory": "0"}  # is what admin access holds of a card
 WHOLE: Final = "tencent.com/vcuda-card"  # in limits: whole cards without a claim of one's own
 
 
@@ -111,7 +112,7 @@ def allocated(cluster: Cluster) -> Mapping[str, Mapping[str, Shares]]:
         requests: defaultdict[str, set[tuple[str, int, int]]] = defaultdict(set)
         for result in devices.get("results", ()):
             if result["driver"] == DRA_DRIVER:
-                taken = result["consumedCapacity"]
+                taken = result["consumedCapacity"] if not result.get("adminAccess") else NOTHING
                 share = (cards[result["device"]], int(taken["cores"]), _bytes(taken["memory"]))
                 requests[result["request"].partition("/")[0]].add(share)
         if requests:

@@ -8,25 +8,30 @@ from typing import Any
 
 import pytest
 
-from tests.agreement.claim_cases import ILLEGAL
+from gpu_manager.domain.contract import GATES_DIR
+from tests.agreement.claim_cases import ILLEGAL, ranked
 from tests.cluster import auditor, claim_churn, claims, images, product
 from tests.cluster.api import ApiError
 from tests.cluster.cdi_off import back_to_simulated
 from tests.cluster.claims import BY_CLAIM, CLAIMS, Claims, part, whole
 from tests.cluster.cluster import Cluster
 from tests.cluster.parts import PRODUCT, minor
-from tests.cluster.pods import container, pod
+from tests.cluster.pods import container, pod, run_client
 from tests.cluster.reboot import reboot
 
 pytestmark = pytest.mark.skipif(
     minor() < 36, reason="claims share a card from Kubernetes 1.36 on (gate DRAConsumableCapacity)"
 )
 
+# A label of namespaces: Kubernetes takes adminAccess in these alone.
+MAY_LOOK = {"resource.kubernetes.io/admin-access": "true"}
+
 
 @pytest.fixture(scope="module")
 def by_claims(cluster: Cluster) -> Iterator[Cluster]:
     """The node has this front for the tests of this module."""
     product.install(cluster, admission=True, **BY_CLAIM, **{"terms.minimumCores": "5"})
+    cluster.api.patch("/api/v1/namespaces/default", {"metadata": {"labels": MAY_LOOK}})
     yield cluster
     back_to_simulated(cluster)
 
@@ -110,11 +115,42 @@ def test_a_pod_beside_with_extended_resources_waits_and_is_told_why(by_claims: C
 
 
 def test_illegal_shapes_are_refused_when_they_are_created(by_claims: Cluster, made: Claims) -> None:
-    shapes = {
-        name: spec for name, spec in ILLEGAL.items() if name != "admin access"
-    }  # Kubernetes' own rule is first
-    assert len(shapes) >= 24
-    assert not {name: text for name, spec in shapes.items() if (text := _taken(by_claims, *spec))}
+    assert len(ILLEGAL) >= 25
+    assert not {name: text for name, spec in ILLEGAL.items() if (text := _taken(by_claims, *spec))}
+
+
+def test_a_look_at_cards_shows_all_of_them_holds_nothing_and_computes_nothing(
+    by_claims: Cluster, made: Claims
+) -> None:
+    """Beside eight pods with a whole card each, which come after it."""
+    every = {"allocationMode": "All", "adminAccess": True, "tolerations": [{"operator": "Exists"}]}
+    made.pods.run(made.by_template("monitor", part(5, 1, **every)))
+    made.pods.run(*(made.by_template(f"whole-{at}", whole()) for at in range(8)), seconds=120)
+    claims.settled(by_claims)
+    said = run_client(made.pods, "monitor", "info")
+    assert "8 cards" in said
+    for card in by_claims.cards:
+        [line] = [line for line in said.splitlines() if line.endswith(str(card.uuid))]
+        assert f"{card.memory >> 20}MiB" in line
+    assert "CUDA error 2" in said, "a context is refused: out of memory"
+    by_claims.wait(
+        lambda: any("admin access" in text for text in made.pods.events("monitor")), 30, "nobody says why"
+    )
+
+
+def test_a_claims_priority_is_that_of_its_container(by_claims: Cluster, made: Claims) -> None:
+    """A best-effort part has the card's gate; nobody granted the namespace protected ones."""
+    made.pods.run(made.by_template("job", ranked(part(30, 10), priority="best-effort")))
+    claims.settled(by_claims)
+    assert made.pods.execute("job", "ls", GATES_DIR).strip(), "no card has a gate"
+    service = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "service"},
+        "spec": ranked(part(30, 10)),
+    }
+    # A new installation has no record of claims that were let pass: for a minute it asks to come again.
+    by_claims.wait(lambda: "are not granted to it" in _refusal(by_claims, service), 90, "it is taken")
 
 
 def _taken(cluster: Cluster, spec: dict[str, Any], says: str) -> str:
@@ -125,11 +161,17 @@ def _taken(cluster: Cluster, spec: dict[str, Any], says: str) -> str:
         "metadata": {"name": "x"},
         "spec": spec,
     }
+    refusal = _refusal(cluster, body)
+    return "" if re.search(says, refusal) else refusal or "it was taken"
+
+
+def _refusal(cluster: Cluster, claim: dict[str, Any]) -> str:
+    """Why the API server would not create it; empty if it would."""
     try:
-        cluster.api.post(f"{CLAIMS}?dryRun=All", body)
+        cluster.api.post(f"{CLAIMS}?dryRun=All", claim)
     except ApiError as error:
-        return "" if re.search(says, str(error).replace('\\"', '"')) else str(error)
-    return "it was taken"
+        return str(error).replace('\\"', '"')
+    return ""
 
 
 def test_a_killed_agent_comes_back_and_keeps_what_runs(by_claims: Cluster, made: Claims) -> None:
