@@ -14,7 +14,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_manager.domain.contract import ADMISSION_NAME, AGENT_NAME, CORE, MEMORY, NAMESPACE, TOKEN_HEADER
+from gpu_manager.domain.contract import (
+    ADMISSION_NAME,
+    AGENT_NAME,
+    CORE,
+    FRONT_LABEL,
+    MEMORY,
+    NAMESPACE,
+    TOKEN_HEADER,
+)
 from gpu_manager.domain.errors import NodeUnready
 from sandbox.api import ApiError, Hook, StandInApi, User, service_account
 from sandbox.http_client import LOOPBACK, LoopbackClient
@@ -49,8 +57,9 @@ def find_program() -> Path | None:
 class AdmissionProcess:
     """One replica on fixed ports, so that one that was killed is found again where it was."""
 
-    def __init__(self, ports: tuple[int, int]) -> None:
-        """``ports``: of the webhooks and people, of schedulers."""
+    def __init__(self, ports: tuple[int, int], *, claims: bool = False) -> None:
+        """``ports``: of the webhooks and people, of schedulers. ``claims``: it is asked about those, too."""
+        self._claims = claims
         self.port, self.extender_port = ports
         self._api: StandInApi | None = None
         name = f"{ADMISSION_NAME}.{NAMESPACE}.svc"
@@ -66,6 +75,7 @@ class AdmissionProcess:
         """What stands before the store: the chart's webhooks, and what each is asked about."""
         return (
             Hook(f"mutate.{_NAME}", self._call("/mutate"), operations=_CREATE, concerns=_asks),
+            *(self._turning() if self._claims else ()),
             Hook(f"create.{_NAME}", self._call("/validate"), operations=_CREATE, concerns=_asks),
             Hook(
                 f"change.{_NAME}",
@@ -89,6 +99,24 @@ class AdmissionProcess:
                 fail_open=True,
                 concerns=_template_asks,
             ),
+            *(self._hooks_of_claims() if self._claims else ()),
+        )
+
+    def _turning(self) -> tuple[Hook, ...]:
+        """Pods of labelled namespaces are turned into claims, after they were mended."""
+        turn = self._call("/mutate/claims")
+        return (Hook(f"claims.{_NAME}", turn, operations=_CREATE, concerns=self._is_turned),)
+
+    def _is_turned(self, request: Obj) -> bool:
+        found = (self._api.get("namespaces", str(request.get("namespace"))) if self._api else None) or {}
+        labels = (found.get("metadata") or {}).get("labels") or {}
+        return labels.get(FRONT_LABEL) == "dra" and _names_cards((request["object"] or {}).get("spec") or {})
+
+    def _hooks_of_claims(self) -> tuple[Hook, ...]:
+        validate = self._call("/validate")
+        return (
+            Hook(f"claim.{_NAME}", validate, frozenset({"resourceclaims"}), _CREATE),
+            Hook(f"uses.{_NAME}", validate, operations=_CREATE, fail_open=True, concerns=_uses_claims),
         )
 
     def start(
@@ -111,7 +139,8 @@ class AdmissionProcess:
             "--leader-mode": "alone",
             "--drain-seconds": 0,
         }
-        argv = [str(program), *(str(word) for pair in arguments.items() for word in pair)]
+        flags = ["--claims"] if self._claims else []
+        argv = [str(program), *(str(word) for pair in arguments.items() for word in pair), *flags]
         log = directory / "admission.log"
         self.process = KeptProcess(processes, "admission", argv, log, directory)
         self.process.start()
@@ -236,6 +265,12 @@ def _names_cards(spec: Obj) -> bool:
         for name in (c.get("resources") or {}).get(where) or ()
     }
     return bool(named & {CORE, MEMORY})
+
+
+def _uses_claims(request: Obj) -> bool:
+    """Only what the webhook of pods that ask is not asked about."""
+    spec = (request["object"] or {}).get("spec") or {}
+    return bool(spec.get("resourceClaims")) and not _asks(request)
 
 
 def _changes(request: Obj) -> bool:

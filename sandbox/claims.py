@@ -10,21 +10,34 @@ from typing import Any, Final
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.allocation import AllocatedShare, allocate
 from gpu_manager.domain.dra.capacity import CapacityRange
-from gpu_manager.domain.dra.claim import Taint, parse_claim_spec
-from gpu_manager.domain.dra.device import SharedDevice
+from gpu_manager.domain.dra.claim import DeviceRequest, Taint, parse_claim_spec
+from gpu_manager.domain.dra.device import SharedDevice, Version
+from gpu_manager.domain.dra.selectors import SelectedDevice, takes
 from gpu_manager.domain.resources import parse_quantity
 from sandbox.api import StandInApi
 from sandbox.kubelet.dra import claim_name
 
 Obj = Mapping[str, Any]
+DEVICE_CLASSES: Final[Sequence[Obj]] = [
+    {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": name},
+        "spec": {"selectors": [{"cel": {"expression": f"device.driver == '{DRA_DRIVER}'"}}]},
+    }
+    for name in (DRA_DRIVER, "vcuda-card")
+]
+"""Those of the chart; of ``vcuda-card`` without the name by which kube-scheduler makes claims by itself."""
 _MINOR: Final = 36  # of the Kubernetes whose rounding is followed
 
 
 class ClaimScheduler:
     """The part of kube-scheduler that claims need; the pods of one node and its slice."""
 
-    def __init__(self, api: StandInApi, seed: int = 0) -> None:
+    def __init__(self, api: StandInApi, seed: int = 0, *, classes: bool = False) -> None:
+        """With ``classes`` a request needs a DeviceClass that is there; without, any name will do."""
         self._api = api
+        self._needs_classes = classes
         self._rng = Random(seed)
 
     def allocate(self, pod: Obj, node: str, used: Mapping[str, Mapping[str, int]] | None = None) -> bool:
@@ -39,7 +52,7 @@ class ClaimScheduler:
             return False
         waiting = [claim for claim in claims if claim and not (claim.get("status") or {}).get("allocation")]
         specs = [parse_claim_spec(claim["spec"]) for claim in waiting]
-        found = allocate(self.devices(node), used or self.used(node), specs, _MINOR)
+        found = allocate(self.devices(node), used or self.used(node), specs, _MINOR, self._is_eligible)
         if found is None:
             return False
         for claim, shares in zip(waiting, found, strict=True):
@@ -50,6 +63,29 @@ class ClaimScheduler:
         for name in names:
             self._reserve(namespace, name, pod)
         return True
+
+    def why_not(self, pod: Obj) -> str:
+        """Why the pod's claims cannot be looked at yet; empty if they are there."""
+        namespace = pod["metadata"]["namespace"]
+        made = {one["name"] for one in (pod.get("status") or {}).get("resourceClaimStatuses") or ()}
+        for one in pod["spec"].get("resourceClaims") or ():
+            if one.get("resourceClaimTemplateName") and one["name"] not in made:
+                return f"pod has claim {one['name']} that has not been created yet"
+            name = claim_name(pod, one["name"])
+            if self._api.get("resourceclaims", name, namespace) is None:
+                return f'resourceclaim "{name}" not found'
+        return ""
+
+    def _is_eligible(self, request: DeviceRequest, device: SharedDevice) -> bool:
+        """True if the request and its class are sure to take the device: CEL that is not read takes none."""
+        made = self._api.get("deviceclasses", request.device_class)
+        if made is None and self._needs_classes:
+            return False
+        selectors = [
+            one["cel"]["expression"] for one in (made or {"spec": {}})["spec"].get("selectors") or ()
+        ]
+        known = {name: value for name, value in device.attributes.items() if not isinstance(value, Version)}
+        return takes([*selectors, *request.selectors], SelectedDevice(known)) is True
 
     def devices(self, node: str) -> list[SharedDevice]:
         """The node's devices, in the order of its slice."""
@@ -150,4 +186,9 @@ def _device(shown: Obj) -> SharedDevice:
         least, step = (int(parse_quantity(span[key])) for key in ("min", "step"))
         capacities[name] = CapacityRange(least, step, int(parse_quantity(one["value"])))
     taints = tuple(Taint(t["key"], t["effect"], t.get("value", "")) for t in shown.get("taints") or ())
-    return SharedDevice(shown["name"], capacities, taints=taints)
+    attributes = {
+        name: value["int"] if "int" in value else value["string"]
+        for name, value in (shown.get("attributes") or {}).items()
+        if "int" in value or "string" in value
+    }
+    return SharedDevice(shown["name"], capacities, attributes, taints)

@@ -12,6 +12,7 @@ import structlog
 
 from gpu_manager.arguments import Option
 from gpu_manager.cli.files import load_objects
+from gpu_manager.domain.dra.front import Front
 from gpu_manager.domain.errors import RequestInvalid, printable
 
 if TYPE_CHECKING:
@@ -58,6 +59,12 @@ def command(
     nvidia_resource: Annotated[  # the way to a flag
         bool, Option("--nvidia-resource", help="Whole cards as nvidia.com/gpu too, as with the agent's flag.")
     ] = False,
+    front: Annotated[
+        str,
+        Option(
+            help="Cards by extended resources (plugin), by ResourceClaims (dra), or half by each (split)."
+        ),
+    ] = "plugin",
     demo: Annotated[bool, Option("--demo", help="Show what it does, check it, and end.")] = False,
 ) -> int:
     """Keep a node with simulated cards up until Ctrl-C: the real agent and admission around stand-ins.
@@ -83,6 +90,8 @@ def command(
         known = ", ".join(policy.value for policy in NumaPolicy)
         raise RequestInvalid(f"--topology-policy {printable(topology_policy)}: one of {known}")
     place = (directory or default_directory()).absolute()
+    if front not in {one.value for one in Front}:
+        raise RequestInvalid(f"--front {printable(front)}: one of {', '.join(one.value for one in Front)}")
     order = SandboxOrder(objects, list(delete or ()), list(fault or ()))
     if order:
         if send(place, order, _tell):
@@ -98,6 +107,7 @@ def command(
         native,
         numa=NumaPolicy(topology_policy),
         nvidia_resource=nvidia_resource,
+        front=Front(front),
     )
     return _keep(settings, order)
 

@@ -19,6 +19,7 @@ from gpu_manager import threads
 from gpu_manager.adapters.kube.reading import is_agent
 from gpu_manager.domain.errors import NodeUnready, VcudaError
 from sandbox.api import ApiError, StandInApi
+from sandbox.claim_kubelet import ClaimKubelet
 from sandbox.events import tell
 from sandbox.kubelet import AdmissionResult, StandInKubelet
 from sandbox.pod_worker import FIRST_PAUSE, PodWorker, WorkerPorts
@@ -44,7 +45,10 @@ class NodeLoop:
         runtime: Runtime,
         *,
         restart_pause: float = FIRST_PAUSE,
+        claims: ClaimKubelet | None = None,
     ) -> None:
+        """``claims``: the kubelet also prepares ResourceClaims, and hands out CDI devices."""
+        self._claims = claims
         self.name = name
         self._api = api
         self._kubelet = kubelet
@@ -100,6 +104,8 @@ class NodeLoop:
         """The kubelet's process ends and begins anew; containers run on."""
         with self._sync:
             self._kubelet.restart()
+            if self._claims is not None:
+                self._claims.restart()
             results = self._kubelet.resume()
         for result in results:
             self._settled(result)
@@ -175,7 +181,7 @@ class NodeLoop:
         worker = PodWorker(
             stored if stored is not None and stored["metadata"]["uid"] == uid else pod,
             WorkerPorts(
-                self._kubelet,
+                self._claims or self._kubelet,
                 self._runtime,
                 publish=lambda status: self._publish(pod, status),
                 tell=lambda reason, message: tell(self._api, COMPONENT, pod, reason, message),

@@ -18,8 +18,9 @@ from typing import Any, Final
 import structlog
 
 from gpu_manager import threads
-from gpu_manager.domain.errors import NodeUnready, RequestInvalid, VcudaError
+from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
 from sandbox.api import ApiError, StandInApi
+from sandbox.claims import ClaimScheduler
 from sandbox.events import tell
 from sandbox.extender import ExtenderClient
 from sandbox.nodes import FilterCandidate, NodeRoom, lesser, pods_by_node, waits
@@ -36,8 +37,15 @@ Obj = Mapping[str, Any]
 class Scheduler:
     """Started and stopped once."""
 
-    def __init__(self, api: StandInApi, extender: ExtenderClient | None = None) -> None:
+    def __init__(
+        self,
+        api: StandInApi,
+        extender: ExtenderClient | None = None,
+        claims: ClaimScheduler | None = None,
+    ) -> None:
+        """Without ``claims`` no node has devices for a ResourceClaim."""
         self._api = api
+        self._claims = claims
         self._extender = extender
         self._lock = threading.Lock()
         self._queue = Queue()
@@ -88,7 +96,7 @@ class Scheduler:
         """Take in what the API has, and whether something happened that may have made room."""
         pods = self._api.list("pods")
         mine = [p for p in pods if waits(p, SCHEDULER)]
-        seen = _news(pods, self._api.list("nodes"))
+        seen = _news(pods, self._api.list("nodes"), self._api.list("resourceclaims"))
         with self._lock:
             for pod in pods:
                 if pod["spec"].get("nodeName"):
@@ -115,6 +123,8 @@ class Scheduler:
             fitting = [c for c in candidates if not c.reason]
             if fitting and self._extender is not None and self._extender.manages(pod):
                 fitting = self._ask(self._extender, pod, fitting)
+            if fitting and pod["spec"].get("resourceClaims"):
+                fitting = self._allocate(pod, fitting)
             if not fitting:
                 self._preempt(pod, candidates)
                 self._refuse(pod, "Unschedulable", _summary(candidates))
@@ -145,6 +155,18 @@ class Scheduler:
                 candidate.reason = lasting or found.failed.get(candidate.name) or "left out by the extender"
                 candidate.lasting = lasting is not None
         return [c for c in fitting if not c.reason]
+
+    def _allocate(self, pod: Obj, fitting: list[FilterCandidate]) -> list[FilterCandidate]:
+        """The first node on which the pod's claims can be allocated; there they are. Nobody is evicted."""
+        why = self._claims.why_not(pod) if self._claims is not None else ""
+        for candidate in fitting:
+            try:
+                if not why and self._claims is not None and self._claims.allocate(pod, candidate.name):
+                    return [candidate]
+            except DoesNotFit as error:
+                why = str(error)
+            candidate.reason, candidate.lasting = why or "cannot allocate all claims", True
+        return []
 
     def _best(self, pod: Obj, names: Sequence[str]) -> str:
         if len(names) == 1 or self._extender is None or not self._extender.manages(pod):
@@ -271,9 +293,10 @@ def _summary(candidates: Sequence[FilterCandidate]) -> str:
     return f"0/{total} nodes are available: {told.removesuffix('.')}."
 
 
-def _news(pods: Sequence[Obj], nodes: Sequence[Obj]) -> object:
-    """What of the cluster can make room: nodes but for their heartbeats, and pods that have one."""
+def _news(pods: Sequence[Obj], nodes: Sequence[Obj], claims: Sequence[Obj]) -> object:
+    """What of the cluster can make room: nodes but for their heartbeats, pods that have one, and claims."""
     return (
+        [(claim["metadata"]["uid"], (claim.get("status") or {}).get("allocation")) for claim in claims],
         [
             (
                 node["metadata"].get("annotations"),

@@ -26,11 +26,15 @@ from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.adapters.simulated_control import read_control, write_control
 from gpu_manager.domain.card import Card
 from gpu_manager.domain.contract import CORE, MEMORY, MEMORY_SOCKET
+from gpu_manager.domain.dra.front import Front
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from sandbox import programs
 from sandbox.admission import ADMISSION_TOKEN, AGENT_TOKEN, TOKENS, AdmissionProcess, find_program
 from sandbox.agent_pod import show_agent
 from sandbox.api import ADMIN_TOKEN, StandInApi
+from sandbox.claim_controller import ClaimController
+from sandbox.claim_kubelet import ClaimKubelet
+from sandbox.claims import DEVICE_CLASSES, ClaimScheduler
 from sandbox.extender import ExtenderClient
 from sandbox.http_client import LoopbackClient
 from sandbox.kept_process import KeptProcess
@@ -57,7 +61,7 @@ _OURS: Final = (
     "control.sock",
     "kubeconfig",
 )
-_OUR_DIRECTORIES: Final = ("bin", "cards", "containers", "kubelet", "logs", "pages", "state")
+_OUR_DIRECTORIES: Final = ("bin", "cards", "cdi", "containers", "kubelet", "logs", "pages", "state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,8 @@ class SandboxSettings:
     """What a sandbox is made of. ``port`` 0 is any free one; ``scheduler`` off waits for another one;
     ``admission`` off leaves its webhooks and extender out, as where it is not installed; ``native`` is a
     build of the library and the stand-in driver, if not the installed one. ``numa`` is the kubelet's topology
-    policy; with ``nvidia_resource`` the agent offers whole cards as ``nvidia.com/gpu`` too.
+    policy; with ``nvidia_resource`` the agent offers whole cards as ``nvidia.com/gpu`` too. ``front`` is the
+    agent's: cards by extended resources, by ResourceClaims, or (split) the half of them by claims.
     """
 
     directory: Path
@@ -78,6 +83,7 @@ class SandboxSettings:
     seed: int | None = None
     numa: NumaPolicy = NumaPolicy.NONE
     nvidia_resource: bool = False
+    front: Front = Front.PLUGIN
 
 
 class Sandbox:
@@ -91,6 +97,8 @@ class Sandbox:
         self.settings = settings
         self.directory = settings.directory
         self.cards = _cards(settings.profile)
+        if settings.front is Front.SPLIT and len(self.cards) < 2:
+            raise RequestInvalid("--front split gives half the cards by claims: take a profile with more")
         self.native = _native(settings.native)
         self._lock = _take(self.directory)
         try:
@@ -110,7 +118,10 @@ class Sandbox:
         self.control = directory / "cards.yaml"
         self.processes = ProcessTable()
         self._program = find_program() if settings.admission else None
-        self.admission = AdmissionProcess(_two_ports(self.port)) if self._program is not None else None
+        by_claims = settings.front is not Front.PLUGIN
+        self.admission = (
+            AdmissionProcess(_two_ports(self.port), claims=by_claims) if self._program is not None else None
+        )
         self.api = StandInApi(tokens=TOKENS, hooks=self.admission.hooks() if self.admission else ())
         seed = settings.seed if settings.seed is not None else int.from_bytes(os.urandom(4))
         self.kubelet = StandInKubelet(directory / "kubelet", seed=seed, numa=settings.numa)
@@ -121,9 +132,26 @@ class Sandbox:
             native=self.native,
             programs=programs.commands(),
         )
-        self.node = NodeLoop(NODE, self.api, self.kubelet, self.runtime, restart_pause=settings.restart_pause)
+        self._claims = ClaimScheduler(self.api, seed, classes=True) if by_claims else None
+        kubelet = (
+            ClaimKubelet(directory / "kubelet", directory / "cdi", self.api, self.kubelet)
+            if by_claims
+            else None
+        )
+        self._claim_kubelet = kubelet
+        self._controller = (
+            ClaimController(self.api, self._claims, kubelet) if self._claims and kubelet else None
+        )
+        self.node = NodeLoop(
+            NODE,
+            self.api,
+            self.kubelet,
+            self.runtime,
+            restart_pause=settings.restart_pause,
+            claims=kubelet,
+        )
         extender = ExtenderClient(self.admission.extender_port) if self.admission else None
-        self.scheduler = Scheduler(self.api, extender) if settings.scheduler else None
+        self.scheduler = Scheduler(self.api, extender, self._claims) if settings.scheduler else None
         agent = [sys.executable, "-c", _AGENT, "run", *self._agent_arguments()]
         self.agent = KeptProcess(self.processes, "agent", agent, self.agent_log, directory)
 
@@ -138,11 +166,15 @@ class Sandbox:
             "--http-port": self.port,
             "--cards": f"simulated:{self.settings.profile}",
             "--control": self.control,
-            "--device-injection": "simulated",
+            "--device-injection": "simulated" if self.settings.front is Front.PLUGIN else "cdi",
+            "--cdi-dir": self.directory / "cdi",
+            "--front": self.settings.front.value,
             "--topology-manager-policy": self.settings.numa.value,
         }
         if self.native.complete:
             pairs |= {"--libraries": self.native.libraries, "--stand-in": self.native.driver}
+        if self.settings.front is Front.SPLIT:
+            pairs |= {"--dra-cards": len(self.cards) // 2}
         flags = ["--nvidia-resource"] if self.settings.nvidia_resource else []
         return [*(str(word) for pair in pairs.items() for word in pair), *flags]
 
@@ -165,6 +197,10 @@ class Sandbox:
         self.api.kubeconfig(self.directory / "agent.kubeconfig", AGENT_TOKEN)
         self.kubelet.start()
         self.node.start()
+        if self._controller is not None:
+            for one in DEVICE_CLASSES:
+                self.api.create(one)
+            self._controller.start()
         show_agent(self.api, NODE, self.port, self._agent_pages)
         if self.admission is not None and self._program is not None:
             config = self.api.kubeconfig(self.directory / "admission.kubeconfig", ADMISSION_TOKEN)
@@ -183,6 +219,10 @@ class Sandbox:
         if self.admission is not None:
             self.admission.stop()
         self.agent.stop()
+        if self._controller is not None:
+            self._controller.stop()
+        if self._claim_kubelet is not None:
+            self._claim_kubelet.close()
         self._agent_pages.close()
         self.processes.close()
         self.kubelet.stop()
@@ -201,6 +241,10 @@ class Sandbox:
 
     def ready(self) -> bool:
         """True once the node can be given pods that ask for cards."""
+        if self._claims is not None and not self._claims.devices(NODE):
+            return False
+        if self.settings.front is Front.DRA:
+            return True
         node = self.api.get("nodes", NODE) or {}
         allocatable = (node.get("status") or {}).get("allocatable") or {}
         return all(int(allocatable.get(resource, 0)) > 0 for resource in (CORE, MEMORY))

@@ -50,7 +50,6 @@ RESOURCES: tuple[Resource, ...] = (
         "policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", subresources=frozenset({"status"})
     ),
     Resource("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", namespaced=False),
-    Resource("resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate"),
     Resource("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", subresources=frozenset({"status"})),
     Resource("resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate"),
     Resource("resource.k8s.io", "v1", "deviceclasses", "DeviceClass", namespaced=False),
