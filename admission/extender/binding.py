@@ -180,6 +180,8 @@ class Binder:
             self._undo(pod.uid, trial)
             raise DoesNotFit(f"the API server refused the binding: {answer.words}")
         self._set(trial, replace(trial, outcome=answer.outcome))
+        if answer.outcome is BindOutcome.BOUND:
+            self.offers.bound(pod.uid, args.node)
         if answer.outcome is BindOutcome.UNKNOWN:
             log.warning("bind_outcome_unknown", pod=pod.key, node=args.node, reason=answer.words)
             raise NodeUnready(
