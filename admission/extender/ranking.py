@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from itertools import compress, count
+from itertools import compress
 from typing import Any, Final, Protocol
 from zlib import crc32
 
@@ -15,6 +16,7 @@ from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
 BEST, SECOND = 10, 8  # scores: the gap is what a scheduler's weight must carry over its other scores
 RANKED: Final = 2  # parts of a cost that count in the scores of all but the best
 MOST_PRICED: Final = 256  # nodes that one question works out: the scheduler waits for the answer
+_BEST_ALONE: Final = bytes(score == BEST for score in range(256))
 _LARGE: Final = 1250  # nodes of a cluster; in a larger one a question works out fewer, for it looks at more
 _LEAST_PRICED: Final = 64
 _MOST = 1 << 16  # costs remembered
@@ -96,17 +98,24 @@ def scores(names: Sequence[str], kinds: Sequence[Hashable], costs: Mapping[Hasha
     the least by the whole cost, then the first by name. Those are alike in all that the policy sees, so
     that the name decides nothing.
     """
-    given = dict.fromkeys(kinds, 0)
     if not costs:
         return [0] * len(kinds)
     parts = {kind: cost[:RANKED] for kind, cost in costs.items()}
     ranked = sorted(set(parts.values()))
     steps = max(1, len(ranked) - 1)
     score = {part: SECOND - SECOND * rank // steps for rank, part in enumerate(ranked)}
-    given.update({kind: score[part] for kind, part in parts.items()})
+    given = defaultdict(int, {kind: score[part] for kind, part in parts.items()})
     least = min(costs[kind] for kind, part in parts.items() if part == ranked[0])
-    best = {kind for kind, part in parts.items() if part == ranked[0] and costs[kind] == least}
-    answer = list(map(given.__getitem__, kinds))
-    among = map(best.__contains__, kinds)
-    answer[min(compress(zip(names, count(), strict=False), among))[1]] = BEST
+    given.update(
+        dict.fromkeys((k for k, part in parts.items() if part == ranked[0] and costs[k] == least), BEST)
+    )
+    # Bytes, so that the few nodes of the best kinds are found among thousands without looking at each.
+    first = bytes(map(given.__getitem__, kinds))
+    among = first.translate(_BEST_ALONE)
+    answer = list(first.replace(bytes((BEST,)), bytes((SECOND,))))
+    name = min(compress(names, among))
+    place = names.index(name)
+    while not among[place]:  # a name may come twice, and once with a node's object
+        place = names.index(name, place + 1)
+    answer[place] = BEST
     return answer
