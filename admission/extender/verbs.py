@@ -23,6 +23,7 @@ from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.binding import Binder
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
+from admission.extender.last_filter import Filtered
 from admission.extender.many_nodes import Verdicts, candidates, judge_nodes
 from admission.extender.preemption import choose
 from admission.extender.ranking import BEST, NodePolicy, most_priced, scores
@@ -52,6 +53,7 @@ from gpu_manager.ports.clock import Clock
 log = structlog.get_logger(__name__)
 
 JUDGE_SECONDS: Final = 0.1  # of one question: the scheduler asks about one pod after the other
+_FEW: Final = 16  # nodes that changed between filter and prioritize, up to which the others stand
 EXPECT_SECONDS: Final = 5.0  # from a scheduler's choice to its bind
 
 
@@ -71,23 +73,6 @@ class Route:
     verb: str
     handle: Callable[[bytes], Reply]
     guarded: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Filtered:
-    """Filter's last answer: a scheduler has its nodes prioritized next, as a rule before anything changes."""
-
-    occupant: PodView
-    snapshot: Snapshot
-    quota: object
-    names: tuple[str, ...]
-    views: Sequence[NodeView | None]
-    verdicts: Verdicts
-
-    def answers(self, occupant: PodView, snapshot: Snapshot, quota: object, names: tuple[str, ...]) -> bool:
-        """True if the same pod is asked about for just these nodes, and nothing has changed."""
-        same = self.occupant is occupant and self.snapshot is snapshot and self.quota is quota
-        return same and self.names == names
 
 
 class Extender:
@@ -119,7 +104,7 @@ class Extender:
         self._clock = clock
         self._minimum_cores = minimum_cores
         self._count = count
-        self._filtered: _Filtered | None = None
+        self._filtered: Filtered | None = None
         self._last: tuple[Obj, PodView, PodRequest | None] | None = None  # what was asked about just now
 
     def routes(self) -> tuple[Route, ...]:
@@ -163,7 +148,7 @@ class Extender:
         if len(fitting) == 1 and taking[0] is not None:  # then kube-scheduler does not ask for priorities
             self._expect(question, occupant, taking[0], question.on(taking[0]))
         elif fitting:  # what it asks next
-            self._filtered = _Filtered(
+            self._filtered = Filtered(
                 occupant, snapshot, self._quota.current, tuple(fitting), taking, verdicts.among(fits)
             )
         self._count("filtered", "fits" if fitting else "refused")
@@ -182,12 +167,7 @@ class Extender:
             return Reply(str(error).encode("utf-8", "replace"), HTTPStatus.BAD_REQUEST)
         if not occupant.pod.asks or self._unready():
             return Reply(priority_answer(args.names, [0] * len(args.names)))
-        filtered = self._filtered
-        if filtered is not None and filtered.answers(occupant, snapshot, self._quota.current, args.names):
-            views, verdicts = filtered.views, filtered.verdicts
-        else:
-            views = self._views(args, snapshot)
-            verdicts = judge_nodes(question, views, self._deadline(question.request))
+        views, verdicts = self._judged(args, question, occupant, snapshot)
         chosen = candidates(question, views, verdicts, most_priced(len(snapshot.nodes)))
         costs = self._policy.costs(question.request, list(chosen.values()))
         by_kind = {k: cost for k, cost in zip(chosen, costs, strict=True) if cost is not None}
@@ -198,6 +178,22 @@ class Extender:
             if taken is not None:
                 self._expect(question, occupant, taken, chosen[verdicts.kinds[best]][1])
         return Reply(priority_answer(args.names, given))
+
+    def _judged(
+        self, args: ExtenderArgs, question: FeasibilityCheck, occupant: PodView, snapshot: Snapshot
+    ) -> tuple[Sequence[NodeView | None], Verdicts]:
+        """The nodes, and what is said of them: as filter has just said, but for those that changed since."""
+        filtered = self._filtered
+        if filtered is not None and filtered.about(occupant, self._quota.current, args.names):
+            if filtered.snapshot is snapshot:
+                return filtered.views, filtered.verdicts
+            newest, changed = self._cluster.news(filtered.snapshot.turn)
+            if newest is snapshot and len(changed) <= _FEW:
+                found = filtered.now(question, snapshot, changed)
+                if found is not None:
+                    return found
+        views = self._views(args, snapshot)
+        return views, judge_nodes(question, views, self._deadline(question.request))
 
     def bind(self, body: bytes) -> Reply:
         """ExtenderBindingArgs → ExtenderBindingResult."""

@@ -1,0 +1,103 @@
+"""What changes between filter and prioritize counts, whether few nodes are judged again or all."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from admission.cluster.snapshot import NODES
+from admission.extender.ranking import scores
+from gpu_manager.domain.contract import PLACEMENT
+from gpu_manager.domain.placement.ledger import Share
+from gpu_manager.domain.resources import Amount
+from tests.fakes.extender import UNIT, World, args, node, pod, uuid
+
+_NAMES = [f"n{at}" for at in range(6)]
+_EVENTS = ("comes", "leaves", "closes", "goes", "is new", "is awaited", "is mine", "is quota")
+_changes = st.lists(
+    st.tuples(st.sampled_from(_EVENTS), st.integers(0, 5), st.sampled_from([20, 60, 100])), max_size=5
+)
+
+
+def _world(quota: bool, spread: bool) -> tuple[World, dict]:
+    limits = {"*": {"quota": {"T4": 1.6}}} if quota else None
+    world = World([node(name, cards=2) for name in _NAMES], quota=limits, expecting=True)
+    asking = pod("asks", 60, 4, annotations={PLACEMENT: "spread"} if spread else None)
+    world.create(asking, *(pod(f"here-{at}", 30, 4, on=f"n{at}") for at in range(3)))
+    return world, asking
+
+
+def _change(world: World, event: str, at: int, core: int) -> None:
+    name = f"n{at}"
+    if event == "comes":
+        world.create(pod(f"more-{at}-{core}", core, 4 if core < 100 else None, on=name))
+    elif event == "leaves":
+        world.delete(pod(f"here-{at}", 30, 4, on=name))
+    elif event == "closes":
+        world.cluster.apply(NODES, "MODIFIED", node(name, cards=2, closed=(0,)))
+    elif event == "goes":
+        world.cluster.apply(NODES, "DELETED", node(name))
+    elif event == "is new":
+        world.cluster.apply(NODES, "ADDED", node(f"new-{at}", cards=2))
+    elif event == "is awaited":
+        world.create(
+            pod(f"preempts-{at}-{core}", core, 4 if core < 100 else None, nominated=name, priority=9)
+        )
+    elif event == "is mine":
+        mine = {"main": (Share(uuid(name, 0), Amount(60, 4 * UNIT)),)}
+        world.cluster.expect("uid-default-asks", name, mine, world.clock.monotonic() + 5)
+    else:
+        world.limit({"*": {"quota": {"T4": core / 50}}})
+
+
+@settings(deadline=None, max_examples=300)
+@example(changes=[("comes", 5, 100)], quota=True, spread=False, names=_NAMES)
+@example(changes=[("is mine", 2, 60), ("comes", 4, 60)], quota=False, spread=False, names=_NAMES)
+@given(
+    changes=_changes,
+    quota=st.booleans(),
+    spread=st.booleans(),
+    names=st.lists(st.sampled_from(_NAMES), min_size=2, max_size=9),
+)
+def test_scores_are_those_of_the_nodes_as_they_are_whatever_filter_saw(changes, quota, spread, names):
+    said = []
+    for filtered_before in (True, False):
+        world, asking = _world(quota, spread)
+        if filtered_before:
+            names_of = world.filter(asking, names)["NodeNames"]
+        for event, at, core in changes:
+            _change(world, event, at, core)
+        reply = world.extender.prioritize(args(asking, names_of))
+        said.append((reply.status, json.loads(reply.body)))
+    assert said[0] == said[1]
+
+
+def test_only_nodes_that_changed_are_judged_again():
+    looked = []
+
+    class Names(dict):
+        def get(self, name, default=None):
+            looked.append(name)
+            return super().get(name, default)
+
+    world, asking = _world(quota=False, spread=False)
+    fitting = world.filter(asking)["NodeNames"]
+    world.create(pod("more", 60, 4, on="n1"), pod("most", 60, 4, on="n1"))
+    snapshot = world.cluster.snapshot()
+    object.__setattr__(snapshot, "nodes", Names(snapshot.nodes))
+    given_scores = world.prioritize(asking, fitting)
+    assert looked == []
+    assert given_scores["n1"] == 0
+    assert 10 in given_scores.values()
+
+
+@pytest.mark.parametrize("names", [["b", "a", "a"], ["a", "b", "a"], ["a", "a", "b"]])
+def test_a_name_that_comes_twice_gets_one_ten_where_its_kind_is_best(names):
+    kinds = [{"a": 1, "b": 2}[name] for name in names]
+    given_scores = scores(names, kinds, {1: (0.0, 0), 2: (1.0, 0)})
+    assert given_scores.count(10) == 1
+    assert given_scores.index(10) == names.index("a")
+    assert scores(["a", "a"], [2, 1], {1: (0.0, 0), 2: (1.0, 0)}) == [0, 10]
