@@ -144,7 +144,7 @@ function troubles_of(node) {
     const where = ["card", card.uuid];
     const name = [card.index, node.node];
     if (!card.healthy) found[0].push(["unhealthy", where, name, card.reason || ""]);
-    else if (card.cordoned && !card.holders.length) found[3].push(["emptied", where, name, ""]);
+    else if (card.cordoned && card.holders.every((holder) => holder.admin)) found[3].push(["emptied", where, name, ""]);
     if (card.holders.some((holder) => typeof holder.gone === "string")) found[2].push(["gone", where, name, ""]);
   }
   return found;

@@ -73,7 +73,7 @@ export function named(holder) {
 // A share's priority inside its card, "" for a normal one.
 const PRIORITIES = { protected: "protected", "best-effort": "best-effort" };
 export const priority_of = (holder) => (PRIORITIES[holder.priority] ? t(PRIORITIES[holder.priority]) : "");
-export const state_of = (holder) => (holder.planned ? t("not started yet") : holder.ended ? t("ended") : "");
+export const state_of = (holder) => (holder.planned ? t("not started yet") : holder.ended ? t("ended") : holder.admin ? t("admin access") : "");
 
 const size = ({ cores, memory }) => t("{0} cores, {1}", cores, gib(memory));
 const STAGES = {

@@ -131,6 +131,7 @@ const ZH = {
   "idle": "空闲",
   "running": "运行中",
   "ended": "已结束",
+  "admin access": "管理访问",
   "not started yet": "尚未启动",
   "name not shown": "名称不显示",
   "all containers": "所有容器",
