@@ -14,7 +14,7 @@ from admission.extender.many_nodes import Verdicts, judge_nodes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Filtered:
+class LastFilter:
     """Filter's last answer: a scheduler has its nodes prioritized next, as a rule before anything changes."""
 
     occupant: PodView

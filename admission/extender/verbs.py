@@ -23,7 +23,7 @@ from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.binding import Binder
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
-from admission.extender.last_filter import Filtered
+from admission.extender.last_filter import LastFilter
 from admission.extender.many_nodes import Verdicts, candidates, judge_nodes
 from admission.extender.preemption import choose
 from admission.extender.ranking import BEST, NodePolicy, most_priced, scores
@@ -104,7 +104,7 @@ class Extender:
         self._clock = clock
         self._minimum_cores = minimum_cores
         self._count = count
-        self._filtered: Filtered | None = None
+        self._filtered: LastFilter | None = None
         self._last: tuple[Obj, PodView, PodRequest | None] | None = None  # what was asked about just now
 
     def routes(self) -> tuple[Route, ...]:
@@ -148,7 +148,7 @@ class Extender:
         if len(fitting) == 1 and taking[0] is not None:  # then kube-scheduler does not ask for priorities
             self._expect(question, occupant, taking[0], question.on(taking[0]))
         elif fitting:  # what it asks next
-            self._filtered = Filtered(
+            self._filtered = LastFilter(
                 occupant, snapshot, self._quota.current, tuple(fitting), taking, verdicts.among(fits)
             )
         self._count("filtered", "fits" if fitting else "refused")
