@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.resources import LARGEST_COUNT, Amount
-from gpu_manager.domain.topology import Link, NumaPolicy, Topology
+from gpu_manager.domain.topology import Link, LinkKind, NumaPolicy, Topology
 
 # Resources (spec: device plugin API; the names are the predecessor's).
 CORE: Final = "tencent.com/vcuda-core"
@@ -299,6 +299,7 @@ def encode_inventory(inventory: Inventory) -> str:
                 for s in inventory.cards
             ],
             "links": [[str(link) for link in row] for row in inventory.topology.links],
+            **_paths(inventory.topology),
             **({"numaPolicy": policy.value} if policy is not NumaPolicy.NONE else {}),
             "refused": [{"cores": a.cores, "memory": a.memory} for a in inventory.refused],
             **({"lingering": [_left(one) for one in inventory.lingering]} if inventory.lingering else {}),
@@ -318,7 +319,7 @@ def decode_inventory(text: str | None) -> Inventory | None:
         return None
     try:
         cards = tuple(_card_state(_map(c)) for c in _list(data["cards"]))
-        links = tuple(tuple(Link.parse(_text(cell)) for cell in _list(row)) for row in _list(data["links"]))
+        links = _links(_list(data["links"]), _list(data.get("paths", [])))
         unit = _count(data["unit"])
         if unit == 0 or len(links) != len(cards) or len({c.card.uuid for c in cards}) != len(cards):
             return None
@@ -339,6 +340,24 @@ def decode_inventory(text: str | None) -> Inventory | None:
         )
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def _paths(topology: Topology) -> dict[str, Any]:
+    """The PCIe paths beside NVLinks, empty where there is none; nothing if none is known."""
+    paths = [[link.path.value if link.path else "" for link in row] for row in topology.links]
+    return {"paths": paths} if any(map(any, paths)) else {}
+
+
+def _links(rows: list[Any], paths: list[Any]) -> tuple[tuple[Link, ...], ...]:
+    links = [[Link.parse(_text(cell)) for cell in _list(row)] for row in rows]
+    if paths:
+        links = [
+            [replace(link, path=LinkKind(path) if _text(path) else None) for link, path in pairs]
+            for pairs in (
+                zip(row, _list(beside), strict=True) for row, beside in zip(links, paths, strict=True)
+            )
+        ]
+    return tuple(map(tuple, links))
 
 
 def _numa_policy(value: object) -> NumaPolicy:

@@ -51,20 +51,28 @@ _WEIGHTS = {
     LinkKind.NODE: 20,
     LinkKind.SYS: 10,
 }
+_RANK = 1 << 17  # more than the paths of all pairs of MAX_CARDS add up to
 _OLD_NAMES = {"SOC": LinkKind.SYS}
 _NVLINK = re.compile(r"NV([1-9][0-9]?)")
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The connection of two cards; ``lanes`` is the number of bonded NVLinks, 0 for any other kind."""
+    """The connection of two cards; ``lanes`` is the number of bonded NVLinks, 0 for any other kind.
+
+    ``path`` is the PCIe path beside the NVLinks where it is known, None where it is not; any other link is
+    its own path and has None. The text forms do not show it.
+    """
 
     kind: LinkKind
     lanes: int = 0
+    path: LinkKind | None = None
 
     def __post_init__(self) -> None:
         if (self.lanes > 0) is not (self.kind is LinkKind.NVLINK) or not 0 <= self.lanes <= 99:
             raise ValueError(f"a link of kind {self.kind.name} cannot have {self.lanes} lanes")
+        if self.path is not None and (not self.lanes or self.path in (LinkKind.SELF, LinkKind.NVLINK)):
+            raise ValueError(f"a link of kind {self.kind.name} has no {self.path.name} path beside it")
 
     @classmethod
     def parse(cls, cell: str) -> Link:
@@ -85,12 +93,15 @@ class Link:
 
     @property
     def weight(self) -> int:
-        """The pair's contribution to a set's score.
-
-        NVn weighs n times 100, whatever PCIe path exists beside the NVLinks: neither the matrix nor the
-        published inventory shows that path, and agent and extender must compute the same score.
-        """
+        """The pair's contribution to a set's score; NVn weighs n times 100, whatever path is beside it."""
         return _WEIGHTS[self.kind] * (self.lanes or 1)
+
+    @property
+    def nearness(self) -> int:
+        """The weight of the pair's PCIe path, which tells pairs of equal weight apart; SYS if unknown."""
+        if self.kind is LinkKind.NVLINK:
+            return _WEIGHTS[self.path or LinkKind.SYS]
+        return _WEIGHTS[self.kind]
 
     def __str__(self) -> str:
         return f"NV{self.lanes}" if self.kind is LinkKind.NVLINK else self.kind.value
@@ -104,12 +115,16 @@ class Topology:
     """The links of every pair of cards, by position in the node's list of cards.
 
     Square and symmetric, ``X`` on the diagonal and nowhere else; ValueError otherwise. ``numa_policy`` is the
-    one of the node's kubelet: which sets of cards it lets a container have.
+    one of the node's kubelet: which sets of cards it lets a container have. ``ranks`` are weights by which
+    sets are compared: of sets with the same sum of ``weights`` the one whose PCIe paths are the shortest has
+    the larger sum of ``ranks``, otherwise both sums have the same order. They are the weights themselves
+    where no PCIe path beside NVLinks is known.
     """
 
     links: tuple[tuple[Link, ...], ...]
     numa_policy: NumaPolicy = NumaPolicy.NONE
     weights: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
+    ranks: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         size = len(self.links)
@@ -123,6 +138,10 @@ class Topology:
                     raise ValueError(f"cards {i} and {j}: {row[j]} one way, {self.links[j][i]} the other")
         weights = tuple(tuple(link.weight for link in row) for row in self.links)
         object.__setattr__(self, "weights", weights)
+        ranks = weights
+        if any(link.path for row in self.links for link in row):
+            ranks = tuple(tuple(_RANK * link.weight + link.nearness for link in row) for row in self.links)
+        object.__setattr__(self, "ranks", ranks)
 
     @classmethod
     def uniform(cls, size: int, link: Link) -> Topology:
@@ -141,6 +160,10 @@ class Topology:
     def sum(self, indices: Iterable[int]) -> int:
         """Return the score of a set of cards: the sum of the weights of its pairs."""
         return sum(self.weights[i][j] for i, j in combinations(indices, 2))
+
+    def rank(self, indices: Iterable[int]) -> int:
+        """Return what sets of as many cards are compared by: the sum of the ranks of its pairs."""
+        return sum(self.ranks[i][j] for i, j in combinations(indices, 2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,10 @@ links = st.one_of(
     st.builds(Link, st.sampled_from([k for k in LinkKind if k not in (LinkKind.SELF, LinkKind.NVLINK)])),
     st.builds(lambda lanes: Link(LinkKind.NVLINK, lanes), st.integers(1, 18)),
 )
+paths = st.sampled_from([kind for kind in LinkKind if kind not in (LinkKind.SELF, LinkKind.NVLINK)])
+over_pcie = st.builds(  # links with the PCIe path beside NVLinks, as a node's own driver tells it
+    lambda lanes, path: Link(LinkKind.NVLINK, lanes, path) if lanes else Link(path), st.integers(0, 2), paths
+)
 
 
 @st.composite
@@ -39,6 +43,15 @@ def tree(size, *levels):
         return Link.parse(next((cell for width, cell in levels if i // width == j // width), "SYS"))
 
     return Topology(tuple(tuple(link(i, j) for j in range(size)) for i in range(size)))
+
+
+def nvswitch(size):
+    """NVLinks of a switch join all; every two cards have a PCIe switch of their own, each half a socket."""
+    pcie = tree(size, (2, "PXB"), (size // 2, "NODE"))
+    joined = [
+        [Link(LinkKind.NVLINK, 18, link.kind) if link != SELF else SELF for link in row] for row in pcie.links
+    ]
+    return Topology(tuple(map(tuple, joined)))
 
 
 # The machines of the worked examples.

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from bench.placement.topology import random_machine
 from gpu_manager.domain.placement.card_sets import PREPARED, best_set, fragment, grown_set
-from gpu_manager.domain.topology import Link, parse_topology
-from tests.fakes.machines import EIGHT, SIX, topologies_with_free, tree
+from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology, parse_topology
+from tests.fakes.machines import EIGHT, SIX, nvswitch, over_pcie, topologies_with_free, tree
 
 quick = settings(deadline=None, max_examples=100, derandomize=True)
 CUBE_MESH = """
@@ -27,13 +27,33 @@ GPU7    SYS   SYS   SYS   NV1   NV2   NV1   NV2    X
 """
 
 
+def worth(topology, cards):
+    """What a set is worth, the best first: by its links, then by how near its cards are over PCIe."""
+    return -topology.sum(cards), -near(topology, combinations(cards, 2))
+
+
+def near(topology, pairs):
+    """0 where no PCIe path beside NVLinks is known: then links alone count."""
+    if not any(link.path for row in topology.links for link in row):
+        return 0
+    step = {"PIX": 50, "PXB": 40, "PHB": 30, "NODE": 20, "SYS": 10, "X": 0}
+    links = (topology.link(one, other) for one, other in pairs)
+    return sum(step[(link.path or link.kind).value] for link in links)
+
+
+def linked(topology, card):
+    """To the whole machine."""
+    return sum(topology.weights[card]), near(topology, ((card, other) for other in range(topology.size)))
+
+
 def rest(topology, free, cards):
     """What stays free, the better linked the less, then what the cards are linked to; it counts on machines
     with NVLinks alone.
     """
     if not has_nvlinks(topology):
-        return 0, 0
-    return -topology.sum(free - set(cards)), sum(sum(topology.weights[card]) for card in cards)
+        return (), ()
+    later = [linked(topology, card) for card in cards]
+    return worth(topology, free - set(cards)), tuple(map(sum, zip(*later, strict=True)))
 
 
 def has_nvlinks(topology):
@@ -42,22 +62,23 @@ def has_nvlinks(topology):
 
 def brute_best(topology, free, k):
     sets = combinations(sorted(free), k)
-    return min(sets, key=lambda s: (-topology.sum(s), rest(topology, free, s), s), default=None)
+    return min(sets, key=lambda s: (worth(topology, s), rest(topology, free, s), s), default=None)
 
 
 def brute_fragment(topology, free):
     def left(card):
         rest = free - {card}
-        return sum(topology.sum(brute_best(topology, rest, k)) for k in range(1, len(rest) + 1))
+        best = [worth(topology, brute_best(topology, rest, k)) for k in range(1, len(rest) + 1)]
+        return tuple(map(sum, zip(*best, strict=True)))
 
     later = has_nvlinks(topology)
     return min(
-        free, key=lambda card: (-left(card), sum(topology.weights[card]) if later else 0, card), default=None
+        free, key=lambda card: (left(card), linked(topology, card) if later else 0, card), default=None
     )
 
 
 @quick
-@given(topologies_with_free())
+@given(st.one_of(topologies_with_free(), topologies_with_free(2, 8, over_pcie)))
 def test_the_best_set_is_the_best_of_all_sets(case):
     topology, free = case
     for k in range(1, topology.size + 1):
@@ -65,7 +86,7 @@ def test_the_best_set_is_the_best_of_all_sets(case):
 
 
 @quick
-@given(topologies_with_free())
+@given(st.one_of(topologies_with_free(), topologies_with_free(1, 8, over_pcie)))
 def test_the_fragment_is_the_card_whose_loss_costs_least(case):
     assert fragment(*case) == brute_fragment(*case)
 
@@ -155,18 +176,19 @@ def test_the_best_sets_of_a_cube_mesh():
     assert fragment(mesh, everything) == brute_fragment(mesh, everything)
 
 
+few_kinds = st.sampled_from([Link.parse("NV2"), Link.parse("PIX")])
 NODES = st.lists(st.sampled_from([0, 1, None]), min_size=8, max_size=8).map(tuple)
 
 
 @quick
-@given(topologies_with_free(2, 8, st.sampled_from([Link.parse("NV2"), Link.parse("PIX")])), NODES)
+@given(st.one_of(topologies_with_free(2, 8, few_kinds), topologies_with_free(2, 8, over_pcie)), NODES)
 def test_of_equal_sets_the_one_on_the_fewest_numa_nodes_is_taken(case, nodes):
     topology, free = case
     numa = nodes[: topology.size]
 
     def rank(cards):
         nodes = len({numa[card] for card in cards})
-        return -topology.sum(cards), nodes, rest(topology, free, cards), cards
+        return worth(topology, cards), nodes, rest(topology, free, cards), cards
 
     for k in range(1, len(free) + 1):
         assert best_set(topology, free, k, numa) == min(combinations(sorted(free), k), key=rank)
@@ -177,6 +199,23 @@ def test_of_equal_sets_the_one_on_the_fewest_numa_nodes_is_taken(case, nodes):
 
 def test_no_pair_crosses_the_sockets_of_an_nvswitch_machine_for_nothing():
     assert best_set(tree(8, (8, "NV18")), frozenset({1, 4, 5}), 2, (0,) * 4 + (1,) * 4) == (4, 5)
+
+
+@pytest.mark.parametrize("size", [8, 20])
+def test_of_sets_that_nvlinks_join_alike_the_one_nearest_over_pcie_is_taken(size):
+    machine, everything = nvswitch(size), frozenset(range(size))
+    half = size // 2
+    assert best_set(machine, everything - {0}, 2) == (2, 3)
+    assert best_set(machine, everything - {0, 3}, 2) == (4, 5)
+    assert best_set(machine, frozenset({1, 3, half, half + 2, half + 3}), 3) == (half, half + 2, half + 3)
+    assert fragment(machine, everything - {2}) == 3, "of a broken pair"
+    assert machine.sum((0, half)) == machine.sum((0, 1)) == 1800, "the score itself says nothing of PCIe"
+
+
+def test_a_better_path_never_outweighs_an_nvlink():
+    near, far = Link(LinkKind.NVLINK, 1, LinkKind.PIX), Link(LinkKind.NVLINK, 2, LinkKind.SYS)
+    rows = ((SELF, near, far), (near, SELF, near), (far, near, SELF))
+    assert best_set(Topology(rows), frozenset(range(3)), 2) == (0, 2)
 
 
 def test_nothing_free_is_nothing_found():

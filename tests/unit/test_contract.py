@@ -36,7 +36,12 @@ names = st.text(st.characters(exclude_categories=("C", "Z")), max_size=20)
 uuids = st.uuids().map(lambda u: CardUuid(f"GPU-{u}"))
 shares = st.lists(st.tuples(uuids, amounts), max_size=3).map(tuple)
 assignments = st.builds(Assignment, names, names, st.dictionaries(names, shares, max_size=4))
-links = st.sampled_from([Link.parse(x) for x in ("NV1", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS")])
+links = st.sampled_from(
+    [
+        *(Link.parse(x) for x in ("NV1", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS")),
+        *(Link(LinkKind.NVLINK, 2, path) for path in (LinkKind.PIX, LinkKind.SYS)),
+    ]
+)
 
 
 @st.composite
@@ -199,6 +204,8 @@ def test_a_malformed_assignment_is_absent(path: tuple[Any, ...], value: object) 
         (("cards", 0, "i"), -1), (("cards", 0, "uuid"), None), (("cards", 0, "model"), "T4\x00"),
         (("cards", 0, "numa"), "0"), (("cards", 0, "healthy"), "false"), (("cards", 0, "mig"), 0),
         (("links",), [["PIX"]]), (("links",), [["X", "X"]]), (("links",), [["GPU"]]), (("links",), [[1]]), (("links",), ["X"]),
+        (("paths",), [["PIX"]]), (("paths",), [["", ""]]), (("paths",), {"a": 1}), (("paths",), [[None]]),
+        (("paths",), [[""], [""]]),
         (("refused",), {}), (("refused",), [{"cores": 1}]), (("refused",), [1]),
         (("lingering",), {}), (("lingering",), [{"uuid": "GPU-a", "cores": 1}]), (("lingering",), [1]),
         (("lingering",), [{"pod": 7, "uuid": "GPU-a", "cores": 1, "memory": 1}]),

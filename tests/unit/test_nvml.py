@@ -14,6 +14,7 @@ from gpu_manager.adapters.nvml.faults import RECOVERY_ACTIONS, XIDS, FaultPolicy
 from gpu_manager.adapters.nvml.links import bus_key
 from gpu_manager.domain.errors import Bug, NodeUnready
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
+from gpu_manager.domain.topology import LinkKind
 from gpu_manager.ports.cards import CardSensors, CardUse, ProcessUse
 from tests.fakes.nvml import GIB, FakeNvml, Gpu
 
@@ -240,6 +241,17 @@ def test_pcie_ancestry_becomes_the_words_of_nvidia_smi():
     levels = {(0, 1): 0, (0, 2): 10, (0, 3): 20, (1, 2): 30, (1, 3): 40, (2, 3): 50}
     nvml = FakeNvml(*(Gpu(i) for i in range(4)), levels=levels)
     assert cells(cards_of(nvml)) == ["X PIX PIX PXB", "PIX X PHB NODE", "PIX PHB X SYS", "PXB NODE SYS X"]
+
+
+def test_the_pcie_path_beside_nvlinks_is_read_too():
+    switch = (pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, "00000000:C5:00.0")
+    gpus = [Gpu(i, links=[switch] * 18) for i in range(3)]
+    machine = cards_of(FakeNvml(*gpus, levels={(0, 1): 20, (0, 2): 40, (1, 2): 50})).topology()
+    assert [machine.link(*pair).path for pair in ((0, 1), (0, 2), (1, 2))] == [
+        LinkKind.PXB,
+        LinkKind.NODE,
+        LinkKind.SYS,
+    ]
 
 
 def test_a_lost_card_has_no_links_and_the_others_keep_theirs():

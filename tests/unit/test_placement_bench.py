@@ -57,6 +57,7 @@ from bench.placement.trace import DEMAND, Node, Pod, Trace, arrivals, kin, permu
 from gpu_manager.domain.placement.card_sets import best_set, fragment
 from gpu_manager.domain.score.request_mix import FreeShape, RequestShape
 from gpu_manager.domain.topology import Link, Topology
+from tests.fakes.machines import SIX, nvswitch
 from tests.fakes.small_trace import NODES, TRACE, allowed, pods_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -372,18 +373,16 @@ def test_the_kept_runs_all_come_from_one_state_of_the_code_or_from_what_it_repea
 
 def test_the_page_s_worked_examples_are_what_the_domain_does():
     page = (ROOT / "docs" / "placement.md").read_text(encoding="utf-8")
-    pix, phb, sys = (Link.parse(kind) for kind in ("PIX", "PHB", "SYS"))
-    kinds = {
-        (i, j): pix if i // 2 == j // 2 else phb if i // 4 == j // 4 else sys
-        for i in range(6)
-        for j in range(6)
-    }
-    topology = Topology(
-        tuple(tuple(Link.parse("X") if i == j else kinds[i, j] for j in range(6)) for i in range(6))
-    )
     for busy in ((), (0,), (0, 2), (0, 2, 4)):
-        free = frozenset(range(6)) - set(busy)
-        sets = [best_set(topology, free, k) for k in (2, 3, 4)]
-        cells = [", ".join(map(str, busy)) or "none", str(fragment(topology, free))]
-        cells += [", ".join(map(str, cards)) if cards else "no room" for cards in sets]
-        assert f"| {' | '.join(cells)} |" in page
+        assert worked(SIX, busy, (2, 3, 4)) in page
+    for busy in ((), (0,), (0, 3), (0, 3, 5)):
+        assert worked(nvswitch(8), busy, (2, 3, 4)) in page
+
+
+def worked(machine, busy, sizes):
+    """A row of the page: the single card and the sets that are chosen beside busy cards."""
+    free = frozenset(range(machine.size)) - set(busy)
+    sets = [best_set(machine, free, k) for k in sizes]
+    cells = [", ".join(map(str, busy)) or "none", str(fragment(machine, free))]
+    cells += [", ".join(map(str, cards)) if cards else "no room" for cards in sets]
+    return f"| {' | '.join(cells)} |"

@@ -52,6 +52,15 @@ def test_only_nvlinks_have_lanes():
         Link(LinkKind.NVLINK)
 
 
+def test_only_nvlinks_have_a_path_beside_them_and_it_weighs_nothing():
+    assert Link(LinkKind.NVLINK, 4, LinkKind.PXB).weight == Link.parse("NV4").weight
+    assert str(Link(LinkKind.NVLINK, 4, LinkKind.PXB)) == "NV4"
+    with pytest.raises(ValueError, match="has no PHB path"):
+        Link(LinkKind.PIX, path=LinkKind.PHB)
+    with pytest.raises(ValueError, match="has no NVLINK path"):
+        Link(LinkKind.NVLINK, 1, LinkKind.NVLINK)
+
+
 @given(links)
 def test_a_link_is_its_cell(link):
     assert Link.parse(str(link)) == link

@@ -25,7 +25,7 @@ from gpu_manager.adapters.nvml.usage import Memory, UsageReader
 from gpu_manager.adapters.nvml.watch import EventWatch, WatchedCard
 from gpu_manager.domain.card import UNREAD_MODEL, Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.topology import Link, Topology
+from gpu_manager.domain.topology import Topology
 from gpu_manager.ports.cards import CardEvent, CardUse, HealthChange, ProcessUse
 
 log = structlog.get_logger(__name__)
@@ -90,7 +90,7 @@ class NvmlCards:
         """Return the links between the cards, in the order of :meth:`list`."""
         slots = self._current()
         cells = read_links(self._nvml, [s.handle for s in slots], [s.card.pci_bus_id for s in slots])
-        return Topology(tuple(tuple(Link.parse(cell) for cell in row) for row in cells))
+        return Topology(tuple(map(tuple, cells)))
 
     def usage(self) -> tuple[Sequence[CardUse], Sequence[ProcessUse]]:
         """Return the usage of each card now.

@@ -7,9 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpu_manager.adapters.nvml.errors import maybe
+from gpu_manager.domain.topology import SELF, Link, LinkKind
 
 # nvmlGpuTopologyLevel_t. INTERNAL is two chips on one board: nvidia-smi prints PIX for it too.
-_LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+_LEVELS = {
+    0: LinkKind.PIX,
+    10: LinkKind.PIX,
+    20: LinkKind.PXB,
+    30: LinkKind.PHB,
+    40: LinkKind.NODE,
+    50: LinkKind.SYS,
+}
+_FAR = Link(LinkKind.SYS)
 _MAX_LINKS = 36  # NVML_NVLINK_MAX_LINKS
 
 
@@ -20,13 +29,13 @@ def bus_key(bus_id: str | bytes) -> str:
     return f"{int(domain, 16):04x}:{rest}" if rest and _is_hex(domain) else text
 
 
-def read_links(nvml: Any, handles: Sequence[Any | None], bus_ids: Sequence[str]) -> list[list[str]]:
-    """Return the matrix of links, ``X`` on the diagonal.
+def read_links(nvml: Any, handles: Sequence[Any | None], bus_ids: Sequence[str]) -> list[list[Link]]:
+    """Return the matrix of links, ``X`` on the diagonal; NVLinks with the PCIe path beside them.
 
     A card that cannot be read counts as SYS to all others, the weakest link.
     """
     size = len(handles)
-    cells = [["X" if a == b else "SYS" for b in range(size)] for a in range(size)]
+    cells = [[SELF if a == b else _FAR for b in range(size)] for a in range(size)]
     places = {bus_key(bus): i for i, bus in enumerate(bus_ids) if bus}
     ends = [_far_ends(nvml, handle, places) if handle is not None else Counter() for handle in handles]
     for a in range(size):
@@ -34,21 +43,22 @@ def read_links(nvml: Any, handles: Sequence[Any | None], bus_ids: Sequence[str])
             direct = max(ends[a][b], ends[b][a])
             # Links to a switch reach every card on it: a pair has as many as the poorer of the two.
             links = direct + min(ends[a][_SWITCH], ends[b][_SWITCH])
-            cells[a][b] = cells[b][a] = f"NV{links}" if links else _pcie(nvml, handles[a], handles[b])
+            path = _pcie(nvml, handles[a], handles[b])
+            cells[a][b] = cells[b][a] = Link(LinkKind.NVLINK, links, path) if links else Link(path)
     return cells
 
 
 _SWITCH = -1
 
 
-def _pcie(nvml: Any, a: Any | None, b: Any | None) -> str:
+def _pcie(nvml: Any, a: Any | None, b: Any | None) -> LinkKind:
     if a is None or b is None:
-        return "SYS"
+        return LinkKind.SYS
     try:
         level = maybe(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, a, b)
     except nvml.NVMLError:
         level = None
-    return _LEVELS.get(level, "SYS")
+    return _LEVELS.get(level, LinkKind.SYS)
 
 
 def _far_ends(nvml: Any, handle: Any, places: dict[str, int]) -> Counter[int]:

@@ -42,8 +42,8 @@ def best_set(topology: Topology, free: frozenset[int], k: int, numa: Numa = ()) 
     if topology.size > PREPARED:
         return grown_set(topology, free, k, numa)
     size = topology.size
-    ranks = _ranked(topology.weights, numa)[k]
-    mask = ranks.sets[_least_linked(ranks, topology.weights, free, ranks.without(size, free))]
+    ranks = _ranked(topology.ranks, numa)[k]
+    mask = ranks.sets[_least_linked(ranks, topology.ranks, free, ranks.without(size, free))]
     return tuple(i for i in range(size) if mask >> (size - 1 - i) & 1)
 
 
@@ -79,7 +79,7 @@ def grown_set(topology: Topology, free: frozenset[int], k: int, numa: Numa = ())
     """Return :func:`best_set` as for a machine of more than :data:`PREPARED` cards; at least ``k`` are
     free.
     """
-    return _Exchange(topology.weights, free, k).best(numa)
+    return _Exchange(topology.ranks, free, k).best(numa)
 
 
 def fragment(topology: Topology, free: frozenset[int], numa: Numa = ()) -> int | None:
@@ -93,10 +93,10 @@ def fragment(topology: Topology, free: frozenset[int], numa: Numa = ()) -> int |
     if not free:
         return None
     if topology.size > PREPARED:
-        return min(free, key=lambda card: (sum(topology.weights[card][other] for other in free), card))
+        return min(free, key=lambda card: (sum(topology.ranks[card][other] for other in free), card))
     scores = _left_prepared(topology, free, numa)
-    linked = _has_nvlinks(topology.weights)
-    return min(scores, key=lambda card: (-scores[card], sum(topology.weights[card]) if linked else 0, card))
+    linked = _has_nvlinks(topology.ranks)
+    return min(scores, key=lambda card: (-scores[card], sum(topology.ranks[card]) if linked else 0, card))
 
 
 def _has_nvlinks(weights: Weights) -> bool:
@@ -105,7 +105,7 @@ def _has_nvlinks(weights: Weights) -> bool:
 
 def _left_prepared(topology: Topology, free: frozenset[int], numa: Numa) -> dict[int, int]:
     scores = dict.fromkeys(free, 0)
-    table = _ranked(topology.weights, numa)
+    table = _ranked(topology.ranks, numa)
     for k in range(2, len(free)):
         ranks = table[k]
         sets = ranks.without(topology.size, free)
@@ -261,31 +261,34 @@ class _Exchange:
         ]
 
     def _from(self, start: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        chosen, gain = list(start), [sum(row[card] for card in start) for row in self._rows]
-        barred = [
-            0 if card in self._free and card not in start else -self._bar for card in range(len(self._rows))
-        ]
+        """What is grown from these cards and then improved, and its sum."""
+        chosen, bar = list(start), self._bar
+        # What each card would add, less the bar where it is taken.
+        worth = [sum(row[card] for card in start) for row in self._rows]
+        for card in range(len(self._rows)):
+            if card not in self._free or card in start:
+                worth[card] -= bar
         while len(chosen) < self._k:
-            worth = list(map(add, gain, barred))
             card = worth.index(max(worth))  # the lowest of equals
             chosen.append(card)
-            barred[card] = -self._bar
-            gain = list(map(add, gain, self._rows[card]))
+            worth[card] -= bar
+            worth = list(map(add, worth, self._rows[card]))
         for _ in range(ROUNDS):
-            gained = [self._exchanged(at, chosen, gain, barred) for at in range(self._k)]
+            gained = [self._exchanged(at, chosen, worth) for at in range(self._k)]
             if not any(gained):
                 break
-        return sum(gain[card] for card in chosen) // 2, tuple(sorted(chosen))
+        return sum(worth[card] + bar for card in chosen) // 2, tuple(sorted(chosen))
 
-    def _exchanged(self, at: int, chosen: list[int], gain: list[int], barred: list[int]) -> bool:
+    def _exchanged(self, at: int, chosen: list[int], worth: list[int]) -> bool:
         """Put a better card in the place of one, or an equal one of a lower index; False if there is none."""
         leaves = chosen[at]
-        row = self._rows[leaves]
-        worth = list(map(add, map(sub, gain, row), barred))
-        most = max(worth)
-        comes = worth.index(most)
-        if (most, -comes) <= (gain[leaves], -leaves):
+        without = list(map(sub, worth, self._rows[leaves]))
+        most = max(without)
+        comes = without.index(most)
+        if (most, -comes) <= (worth[leaves] + self._bar, -leaves):
             return False
-        chosen[at], barred[leaves], barred[comes] = comes, 0, -self._bar
-        gain[:] = map(add, map(sub, gain, row), self._rows[comes])
+        chosen[at] = comes
+        worth[:] = map(add, without, self._rows[comes])
+        worth[leaves] += self._bar
+        worth[comes] -= self._bar
         return True

@@ -33,7 +33,7 @@ def admitted_set(
     found = [best_set(topology, free & group, k, numa) for group in _groups(topology.numa_policy, cards, k)]
     return min(
         (each for each in found if each is not None),
-        key=lambda each: (-topology.sum(each), len({numa[at] for at in each}), each),
+        key=lambda each: (-topology.rank(each), len({numa[at] for at in each}), each),
         default=None,
     )
 

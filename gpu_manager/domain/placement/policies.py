@@ -72,5 +72,5 @@ def _idle(trial: TrialPlacement) -> frozenset[int]:
 
 
 def _joined(trial: TrialPlacement, topology: Topology, at: int) -> int:
-    """Return the sum of link weights between a card and the cards that the pod already uses."""
-    return sum(topology.weights[at][other] for other in range(topology.size) if trial.held(other))
+    """Return how near a card is to those that the pod already uses: the sum of the links' ranks."""
+    return sum(topology.ranks[at][other] for other in range(topology.size) if trial.held(other))
