@@ -35,7 +35,8 @@ from admission.ports import ClusterAccess, WatchRequest
 from admission.serving.authority import SelfSigned
 from admission.serving.certs import Certificates, ClientGuard, FileCertificates, Switch
 from admission.serving.extender_app import build_extender
-from admission.serving.https_server import HttpsServer, Peers
+from admission.serving.http_protocol import Peers
+from admission.serving.https_server import HttpsServer
 from admission.serving.leader_reviews import PASSED_ON, LeaderReviews, ReviewClient
 from admission.serving.metrics import AdmissionMetrics
 from admission.serving.probes import ProbeServer

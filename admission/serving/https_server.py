@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from admission.config import ConnectionBounds
-from admission.serving.connections import Connections, ServerProtocol
+from admission.serving.connections import Connections
+from admission.serving.http_protocol import BoundedHttp, Peers
 from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.listening import bound, spoken
@@ -24,125 +22,6 @@ from gpu_manager.listening import bound, spoken
 _KEEP_ALIVE_SECONDS: Final = 120  # longer than API servers and schedulers keep idle connections
 _START_SECONDS: Final = 10.0
 _STALLED_SECONDS: Final = 30.0
-
-
-class _Peer(NamedTuple):
-    names: frozenset[str]
-    end: Callable[[], None]
-
-
-class Peers:
-    """Which certificates the clients of a listener have shown, by their address as ASGI has it."""
-
-    def __init__(self) -> None:
-        self._peers: dict[tuple[str, int], _Peer] = {}
-
-    def names(self, client: tuple[str, int] | None) -> frozenset[str]:
-        """The common names of the verified certificate behind that connection; empty if there is none."""
-        peer = self._peers.get(client) if client else None
-        return peer.names if peer else frozenset()
-
-    def come(
-        self,
-        client: tuple[str, int],
-        certificate: Mapping[str, Any],
-        end: Callable[[], None] = lambda: None,
-    ) -> None:
-        """A connection was made with this certificate (as :meth:`ssl.SSLSocket.getpeercert` has it).
-
-        ``end`` closes it once the request that is under way is answered.
-        """
-        parts = (part for group in certificate.get("subject", ()) for part in group)
-        self._peers[client] = _Peer(frozenset(value for key, value in parts if key == "commonName"), end)
-
-    def go(self, client: tuple[str, int]) -> None:
-        """It has ended."""
-        self._peers.pop(client, None)
-
-    def end(self) -> None:
-        """Close all of these connections, so that who comes again shows its certificate anew. Thread-safe."""
-        for peer in tuple(self._peers.values()):
-            peer.end()
-
-
-class _BoundedHttp(H11Protocol, ServerProtocol):
-    """HTTP on a connection that is closed if it begins no request, never ends its headers, or does not take
-    its answer.
-    """
-
-    def __init__(
-        self,
-        server: uvicorn.Server,
-        connections: Connections,
-        peers: Peers,
-        patience_seconds: float,
-    ) -> None:
-        super().__init__(server.config, server.server_state, {})
-        self._open = connections
-        self._peers = peers
-        self._patience_seconds = patience_seconds
-        self._unasked: asyncio.TimerHandle | None = None
-        self._unread: asyncio.TimerHandle | None = None
-
-    @property
-    def busy(self) -> bool:
-        """See :class:`ServerProtocol`. A request that is still being sent is none: its sender may stop."""
-        if self.cycle is None or self.cycle.response_complete:
-            return False
-        return self.conn.their_state in (h11.DONE, h11.MUST_CLOSE)
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base
-        super().connection_made(transport)
-        self._wait()
-        certificate = transport.get_extra_info("peercert")  # only of a handshake that verified it
-        if certificate and self.client:
-            self._peers.come(self.client, certificate, self._end)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.conn.their_state is h11.IDLE:
-            self._wait()  # headers have begun and not ended
-        else:
-            self._stop()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop()
-        if self.client:
-            self._peers.go(self.client)
-        self._open.ended(self)
-        super().connection_lost(exc)
-
-    def on_response_complete(self) -> None:
-        self._open.used(self)
-        super().on_response_complete()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._unread = self.loop.call_later(self._patience_seconds, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
-        super().resume_writing()
-
-    def _end(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and this connection with it
-            self.loop.call_soon_threadsafe(self.shutdown)
-
-    def _wait(self) -> None:
-        if self._unasked is None:
-            self._unasked = self.loop.call_later(self._patience_seconds, self._expire)
-
-    def _stop(self) -> None:
-        if self._unasked is not None:
-            self._unasked.cancel()
-            self._unasked = None
-
-    def _expire(self) -> None:
-        self._unasked = None
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self.transport.close()
 
 
 class _Server(uvicorn.Server):
@@ -212,7 +91,7 @@ class HttpsServer:
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
-            http=H11Protocol,
+            http=BoundedHttp,
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -226,7 +105,7 @@ class HttpsServer:
         shown = peers or Peers()
         connections = Connections(
             self._socket,
-            lambda: _BoundedHttp(self._server, connections, shown, patience_seconds),
+            lambda: BoundedHttp(self._server, connections, shown, patience_seconds),
             bounds or ConnectionBounds(),
             context=context,
             handshake_seconds=patience_seconds,

@@ -19,7 +19,8 @@ from cryptography.x509.oid import NameOID
 
 from admission.__main__ import run
 from admission.serving.certs import ClientGuard
-from admission.serving.https_server import HttpsServer, Peers
+from admission.serving.http_protocol import Peers
+from admission.serving.https_server import HttpsServer
 from gpu_manager.domain.errors import NodeUnready
 from tests.fakes.https import Caller, trusting, visit
 from tests.fakes.sandbox import until

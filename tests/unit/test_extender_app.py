@@ -12,7 +12,7 @@ from admission.config import ExtenderEndpoint
 from admission.extender.cluster_metrics import ClusterMetrics
 from admission.extender.verbs import Reply, Route
 from admission.serving.extender_app import build_extender
-from admission.serving.https_server import Peers
+from admission.serving.http_protocol import Peers
 
 SCHEDULER = "system:kube-scheduler"
 

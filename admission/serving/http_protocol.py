@@ -1,0 +1,175 @@
+"""HTTP on one connection: uvicorn over httptools, with the bounds that uvicorn leaves to a proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from admission.serving.connections import Connections, ServerProtocol
+
+# Bytes, beyond one read, that are neither a whole header nor a part of a body: an endless header, trailer or
+# chunk extension. The parser has no bound of its own and keeps what it has of a header.
+_LARGEST_HEAD: Final = 64 << 10
+# Requests that were sent before the answer to the one before; each becomes objects of some KiB at once.
+_MOST_AHEAD: Final = 16
+
+
+class _Peer(NamedTuple):
+    names: frozenset[str]
+    end: Callable[[], None]
+
+
+class Peers:
+    """Which certificates the clients of a listener have shown, by their address as ASGI has it."""
+
+    def __init__(self) -> None:
+        self._peers: dict[tuple[str, int], _Peer] = {}
+
+    def names(self, client: tuple[str, int] | None) -> frozenset[str]:
+        """The common names of the verified certificate behind that connection; empty if there is none."""
+        peer = self._peers.get(client) if client else None
+        return peer.names if peer else frozenset()
+
+    def come(
+        self,
+        client: tuple[str, int],
+        certificate: Mapping[str, Any],
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """A connection was made with this certificate (as :meth:`ssl.SSLSocket.getpeercert` has it).
+
+        ``end`` closes it once the request that is under way is answered.
+        """
+        parts = (part for group in certificate.get("subject", ()) for part in group)
+        self._peers[client] = _Peer(frozenset(value for key, value in parts if key == "commonName"), end)
+
+    def go(self, client: tuple[str, int]) -> None:
+        """It has ended."""
+        self._peers.pop(client, None)
+
+    def end(self) -> None:
+        """Close all of these connections, so that who comes again shows its certificate anew. Thread-safe."""
+        for peer in tuple(self._peers.values()):
+            peer.end()
+
+
+class BoundedHttp(HttpToolsProtocol, ServerProtocol):
+    """A connection that is closed if it begins no request, never ends its headers, sends too much of them or
+    too many requests ahead, or does not take its answer.
+    """
+
+    def __init__(
+        self,
+        server: uvicorn.Server,
+        connections: Connections,
+        peers: Peers,
+        patience_seconds: float,
+    ) -> None:
+        super().__init__(server.config, server.server_state, {})
+        self._open = connections
+        self._peers = peers
+        self._patience_seconds = patience_seconds
+        self._in_head = False
+        self._progress = False  # in what was just received
+        self._unframed = 0  # bytes since the last progress
+        self._unasked: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+
+    @property
+    def busy(self) -> bool:
+        """See :class:`ServerProtocol`. A request that is still being sent is none: its sender may stop."""
+        if self.cycle is None or self.cycle.response_complete:
+            return False
+        return not self.cycle.more_body or bool(self.pipeline)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base
+        super().connection_made(transport)
+        self._wait()
+        certificate = transport.get_extra_info("peercert")  # only of a handshake that verified it
+        if certificate and self.client:
+            self._peers.come(self.client, certificate, self._end)
+
+    def data_received(self, data: bytes) -> None:
+        self._progress = False
+        super().data_received(data)
+        self._unframed = 0 if self._progress else self._unframed + len(data)
+        if self.transport.is_closing():
+            return
+        if self._unframed > _LARGEST_HEAD:
+            self.send_400_response("Too large a header.")
+        elif self._in_head or self.cycle is None or self.cycle.response_complete:
+            self._wait()  # headers have begun and not ended, or what comes belongs to no request
+        else:
+            self._stop()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        if self.client:
+            self._peers.go(self.client)
+        self._open.ended(self)
+        super().connection_lost(exc)
+
+    # What the parser has found.
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # else a trailer, which nobody reads
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._progress = False, True
+        if len(self.pipeline) >= _MOST_AHEAD:
+            raise ValueError("too many requests ahead")  # the parser's callers answer 400 and close
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._progress = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._progress = True
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self._open.used(self)
+        super().on_response_complete()
+
+    # Who takes none of its answer.
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(self._patience_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+        super().resume_writing()
+
+    def _end(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and this connection with it
+            self.loop.call_soon_threadsafe(self.shutdown)
+
+    def _wait(self) -> None:
+        if self._unasked is None:
+            self._unasked = self.loop.call_later(self._patience_seconds, self._expire)
+
+    def _stop(self) -> None:
+        if self._unasked is not None:
+            self._unasked.cancel()
+            self._unasked = None
+
+    def _expire(self) -> None:
+        self._unasked = None
+        if self.flow.read_paused:
+            self._wait()  # what is missing may have been sent: it is not read while answers are due
+        elif not self.transport.is_closing():
+            self.transport.close()
