@@ -46,6 +46,7 @@ class Nodes:
 
     def __init__(self, unit: int, *, by_capacity: bool = False) -> None:
         self.turn = 0
+        self.names_turn = 0  # the last at which a node came or went
         self._unit = unit
         self._read = facts_by_capacity if by_capacity else node_facts
         self._facts: dict[str, NodeFacts] = {}
@@ -64,6 +65,7 @@ class Nodes:
         """
         other = Nodes(self._unit)
         other.turn, other._next_state, other._read = self.turn, self._next_state, self._read
+        other.names_turn = self.names_turn
         other._facts, other._said = self._facts.copy(), self._said.copy()
         other._views, other._built = self._views.copy(), self._built.copy()
         other._used = {namespace: models.copy() for namespace, models in self._used.items()}
@@ -106,10 +108,13 @@ class Nodes:
         """Build these anew."""
         self.turn += 1
         for name, here in changed.items():
-            self._built.pop(name, None)
+            was_there = self._built.pop(name, None) is not None
             self._build(name, here)
-            if name in self._views:
+            is_there = name in self._views
+            if is_there:
                 self._built[name] = self.turn
+            if is_there != was_there:
+                self.names_turn = self.turn
 
     @property
     def views(self) -> Mapping[str, NodeView]:

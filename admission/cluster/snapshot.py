@@ -41,7 +41,7 @@ class Snapshot:
     card, ``protected`` the part of it in protected shares.
 
     ``reserved``: each pod whose Binding is under way or expected, and its node. ``unit``: bytes of one unit.
-    ``turn`` rises whenever nodes are built anew.
+    ``turn`` rises whenever nodes are built anew; ``names_turn`` is the last at which a node came or went.
     """
 
     nodes: Mapping[str, NodeView]
@@ -51,6 +51,7 @@ class Snapshot:
     budgets: tuple[DisruptionBudget, ...]
     unit: int
     turn: int
+    names_turn: int
 
 
 class ClusterState:
@@ -322,6 +323,7 @@ class ClusterState:
                     budgets=tuple(self._budgets.values()),
                     unit=self.unit,
                     turn=self._nodes.turn,
+                    names_turn=self._nodes.names_turn,
                 )
             return self._snapshot
 

@@ -1,56 +1,107 @@
-"""What filter has just said, for prioritize, which asks about the same pod and nodes a moment later."""
+"""What filter has said: for prioritize, which asks about the same pod and nodes a moment later, and for the
+next pod that asks for the same.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
-from admission.cluster.snapshot import Snapshot
-from admission.extender.feasibility import FeasibilityCheck
-from admission.extender.many_nodes import Verdicts, judge_nodes
+from admission.cluster.snapshot import ClusterState, Snapshot
+from admission.extender.feasibility import FeasibilityCheck, Unfit
+from admission.extender.many_nodes import Verdicts
+from admission.extender.node_names import NodeNames
+
+_MOST_NUMBERS: Final = 1024  # of kinds beyond the number of nodes: most are of no node any more
+_MOST_KEPT: Final = 32  # kinds of request
+_FEW: Final = 16  # nodes that changed between filter and prioritize, up to which the others stand
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LastFilter:
-    """Filter's last answer: a scheduler has its nodes prioritized next, as a rule before anything changes."""
+    """One answer of filter: a scheduler has its nodes prioritized next, as a rule before much changes."""
 
     occupant: PodView
     snapshot: Snapshot
     quota: object
-    names: tuple[str, ...]
-    views: Sequence[NodeView | None]
+    names: NodeNames
     verdicts: Verdicts
 
-    def about(self, occupant: PodView, quota: object, names: tuple[str, ...]) -> bool:
+    def about(self, occupant: PodView, quota: object, names: NodeNames) -> bool:
         """True if the same pod is asked about for just these nodes, under the same quotas."""
-        return self.occupant is occupant and self.quota is quota and self.names == names
+        same = self.names is names or self.names == names
+        return same and self.occupant is occupant and self.quota is quota
 
     def now(
         self, question: FeasibilityCheck, snapshot: Snapshot, changed: Sequence[NodeView]
-    ) -> tuple[Sequence[NodeView | None], Verdicts] | None:
-        """The nodes and verdicts in a newer snapshot, in which these nodes were built anew: only they are
-        judged. None if more may have changed: what a namespace with a quota holds, or which nodes there are.
+    ) -> Verdicts | None:
+        """The verdicts in a newer snapshot, in which these nodes were built anew: only they are judged. None
+        if more may have changed: what a namespace with a quota holds, or which nodes there are.
         """
-        if question.quota is not None:
+        if question.quota is not None or self.names.repeated:
             return None
-        known = self.snapshot.nodes.keys()
-        if len(known) != len(snapshot.nodes) or not all(view.name in known for view in changed):
+        if (
+            snapshot.names_turn > self.snapshot.turn
+            or len(self.verdicts.said) > len(self.names) + _MOST_NUMBERS
+        ):
             return None
-        at = [(place, view) for view in changed for place in _places(self.names, view.name)]
-        views, kinds, answers = list(self.views), list(self.verdicts.kinds), list(self.verdicts.answers)
-        found = judge_nodes(question, [view for _, view in at])
-        for (place, view), kind, answer in zip(at, found.kinds, found.answers, strict=True):
-            views[place], kinds[place], answers[place] = view, kind, answer
-        return views, Verdicts(kinds, answers)
+        place = self.names.places.get
+        here = [(at, view) for view in changed if (at := place(view.name)) is not None]
+        return self.verdicts.with_changed(question, here) if here else self.verdicts
 
 
-def _places(names: tuple[str, ...], name: str) -> Iterator[int]:
-    """Where the name stands."""
-    place = -1
-    with contextlib.suppress(ValueError):
-        while True:
-            place = names.index(name, place + 1)
-            yield place
+class LastAnswers:
+    """Filter's last answers: for the pod that was asked about last, and by kind of request, for pods of which
+    no node knows anything. The answer for the next such pod differs only on nodes that changed. Thread-safe.
+    """
+
+    def __init__(self, cluster: ClusterState) -> None:
+        self._cluster = cluster
+        self._offered: LastFilter | None = None
+        self._alike: dict[Hashable, LastFilter] = {}
+
+    def offered(self, answer: LastFilter) -> None:
+        """Remember the nodes that fit: what a scheduler asks about next."""
+        self._offered = answer
+
+    def judged(self, question: FeasibilityCheck, answer: LastFilter) -> None:
+        """Remember it for the next pod that asks for the same, unless it depends on more than that."""
+        verdicts, alike = answer.verdicts, self._alike
+        of_all = not any(view is not None and view.nominated for view in verdicts.views)
+        if not _is_like_others(question) or Unfit.LATE in verdicts.said or not of_all:
+            return
+        alike[question.shape.request] = answer
+        if len(alike) > _MOST_KEPT:
+            alike.pop(next(iter(alike)), None)
+
+    def for_same_pod(
+        self, question: FeasibilityCheck, occupant: PodView, quota: object, names: NodeNames, now: Snapshot
+    ) -> Verdicts | None:
+        """What is said of the nodes that were offered for the pod; None if that is not known."""
+        last = self._offered
+        if last is None or not last.about(occupant, quota, names):
+            return None
+        return last.verdicts if last.snapshot is now else self._changed(last, question, now, _FEW)
+
+    def for_same_request(
+        self, question: FeasibilityCheck, names: NodeNames, now: Snapshot
+    ) -> Verdicts | None:
+        """What is said of these nodes for a pod that asks for this; None if that is not known."""
+        last = self._alike.get(question.shape.request) if _is_like_others(question) else None
+        if last is None or not (last.names is names or last.names == names):
+            return None
+        return self._changed(last, question, now, len(names) // 4)
+
+    def _changed(
+        self, last: LastFilter, question: FeasibilityCheck, now: Snapshot, most: int
+    ) -> Verdicts | None:
+        """The verdicts in this snapshot; None if much has changed since, or something has changed again."""
+        newest, changed = self._cluster.news(last.snapshot.turn)
+        return last.now(question, now, changed) if newest is now and len(changed) <= most else None
+
+
+def _is_like_others(question: FeasibilityCheck) -> bool:
+    return question.alike and question.quota is None and question.own is None

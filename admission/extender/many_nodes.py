@@ -5,31 +5,105 @@ all nodes together.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from itertools import compress
-from typing import Final, NamedTuple
+from copy import copy
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from admission.cluster.node_view import NodeView
 from admission.extender.feasibility import SOMEWHERE, FeasibilityCheck, Fit, Unfit
 
 SEVERAL: Final = 32  # nodes of which nothing is remembered, above which they are judged in one go
+FITS: Final = 0
+CODES: Final = dict(enumerate(Unfit, 1))
+_CODE_OF: Final = {no: code for code, no in CODES.items()}
+
+Numbers = npt.NDArray[np.int32]
+Codes = npt.NDArray[np.uint8]
 
 
-class Verdicts(NamedTuple):
-    """What was said of many nodes, node by node: its kind, and the answer, one for all nodes of a kind.
+class Verdicts:
+    """What was said of many nodes: of each kind of node once, by its number.
 
-    The answer is :data:`SOMEWHERE` where the pod fits and it was not worked out where.
+    ``numbers`` has the number of each node, ``number`` that of each kind. ``views`` (one of the nodes of that
+    kind, or as one was) and ``said`` are by number. Some numbers may be of no node any more. What was said is
+    :data:`SOMEWHERE` where the pod fits and it was not worked out where.
     """
 
-    kinds: Sequence[Hashable]
-    answers: Sequence[Fit | Unfit]
+    def __init__(
+        self,
+        numbers: Numbers,
+        number: Mapping[Hashable, int],
+        views: Sequence[NodeView | None],
+        said: Sequence[Fit | Unfit],
+        codes: Codes | None = None,
+    ) -> None:
+        self.numbers = numbers
+        self.views = views
+        self.said = said
+        self._number = number
+        self._codes = _codes(said) if codes is None else codes
 
-    def fitting(self) -> list[bool]:
-        """Node by node, True if the pod fits."""
-        return [type(answer) is Fit for answer in self.answers]
+    @cached_property
+    def kinds(self) -> Sequence[Hashable]:
+        """The kinds by number."""
+        return list(self._number)
 
-    def among(self, chosen: Sequence[bool]) -> Verdicts:
-        """The same of the chosen nodes alone."""
-        return Verdicts(list(compress(self.kinds, chosen)), list(compress(self.answers, chosen)))
+    @cached_property
+    def codes(self) -> bytes:
+        """Node by node, :data:`FITS` or the code of why it does not."""
+        return self._codes[self.numbers].tobytes()
+
+    @property
+    def answers(self) -> list[Fit | Unfit]:
+        """Node by node, what was said."""
+        return list(map(self.said.__getitem__, self.numbers.tolist()))
+
+    def fitting(self) -> bytes:
+        """Node by node, 1 if the pod fits, else 0."""
+        return chosen(self.codes, FITS)
+
+    def among(self, fits: bytes) -> Verdicts:
+        """The same of the nodes alone of which the byte is not 0."""
+        other = copy(self)
+        other.__dict__.pop("codes", None)
+        if 0 in fits:
+            other.numbers = self.numbers[np.frombuffer(fits, np.bool_)]
+        return other
+
+    def present(self) -> list[int]:
+        """The numbers of which there is a node, in the order of the first of each."""
+        first = np.full(len(self.said), len(self.numbers))
+        first[self.numbers[::-1]] = np.arange(len(self.numbers) - 1, -1, -1)
+        order = first.argsort(kind="stable")
+        found: list[int] = order[: np.count_nonzero(first < len(self.numbers))].tolist()
+        return found
+
+    def with_changed(self, check: FeasibilityCheck, changed: Sequence[tuple[int, NodeView]]) -> Verdicts:
+        """The same, but for the nodes in these places, which are judged anew."""
+        now = judge_nodes(check, [view for _, view in changed])
+        numbers, number = self.numbers.copy(), dict(self._number)
+        views, said = list(self.views), list(self.said)
+        for (place, view), at in zip(changed, now.numbers.tolist(), strict=True):
+            kind = now.kinds[at]
+            if kind not in number:
+                number[kind] = len(number)
+                views.append(view)
+                said.append(now.said[at])
+            numbers[place] = number[kind]
+        codes = np.concatenate((self._codes, _codes(said[len(self.said) :])))
+        return Verdicts(numbers, number, views, said, codes)
+
+
+def _codes(said: Sequence[Fit | Unfit]) -> Codes:
+    return np.array([_CODE_OF[answer] if isinstance(answer, Unfit) else FITS for answer in said], np.uint8)
+
+
+def chosen(codes: bytes, *these: int) -> bytes:
+    """1 for each byte that is one of these, else 0."""
+    return codes.translate(bytes(code in these for code in range(256)))
 
 
 def judge_nodes(
@@ -44,16 +118,18 @@ def judge_nodes(
     kinds: list[Hashable] = [view and (view.kind or view) for view in views] if check.alike else list(views)
     if own is not None and own in views:
         kinds = [own if view is own else kind for view, kind in zip(views, kinds, strict=True)]
+    distinct = dict(zip(kinds, views, strict=True))
+    number = dict(zip(distinct, range(len(distinct)), strict=True))
+    numbers = np.fromiter(map(number.__getitem__, kinds), np.int32, len(kinds))
     # A number says already that the node is like all of its state.
-    states = [
-        view.state if view is not None and (type(kind) is int or like_others(view)) else None
-        for view, kind in zip(views, kinds, strict=True)
-    ]
     known_on = check.on_state.get
-    answers = [None if state is None else known_on(state) for state in states]
-    new = {kinds[at]: views[at] for at, answer in enumerate(answers) if answer is None}
-    found = _judged(check, new, late)
-    return Verdicts(kinds, [answer or found[kind] for answer, kind in zip(answers, kinds, strict=True)])
+    said = {
+        kind: known_on(view.state) if view is not None and (type(kind) is int or like_others(view)) else None
+        for kind, view in distinct.items()
+    }
+    found = _judged(check, {kind: distinct[kind] for kind, answer in said.items() if answer is None}, late)
+    answers = [answer or found[kind] for kind, answer in said.items()]
+    return Verdicts(numbers, number, list(distinct.values()), answers)
 
 
 def _judged(
@@ -92,30 +168,28 @@ def _at_once(check: FeasibilityCheck, new: Mapping[Hashable, NodeView]) -> dict[
     return found
 
 
-def candidates(
-    check: FeasibilityCheck, views: Sequence[NodeView | None], verdicts: Verdicts, most: int
-) -> Mapping[Hashable, tuple[NodeView, Fit]]:
-    """The nodes that fit, by kind, and where the pod would lie there, the most promising first.
+def candidates(check: FeasibilityCheck, verdicts: Verdicts, most: int) -> Mapping[int, tuple[NodeView, Fit]]:
+    """The kinds of nodes that fit, by number, and where the pod would lie there, the most promising first.
 
     Where that was not worked out before it is now, for ``most`` of them: the others are left out.
     """
-    answers = dict(zip(verdicts.kinds, verdicts.answers, strict=True))
-    fits = {
-        kind: view
-        for kind, view in dict(zip(verdicts.kinds, views, strict=True)).items()
-        if view is not None and type(answers[kind]) is Fit
-    }
-    kinds = list(fits)
-    if len(kinds) > most and not check.request.uuids:
-        order = check.free.promising(check.request, list(fits.values()))
-        kinds = list(map(kinds.__getitem__, order.tolist()))
-    chosen: dict[Hashable, tuple[NodeView, Fit]] = {}
-    for kind in kinds:
-        view, fit = fits[kind], answers[kind]
+    fits = [
+        (number, view, answer)
+        for number in verdicts.present()
+        if type(answer := verdicts.said[number]) is Fit and (view := verdicts.views[number]) is not None
+    ]
+    if len(fits) > most and not check.request.uuids:
+        order = check.free.promising(check.request, [view for _, view, _ in fits])
+        fits = list(map(fits.__getitem__, order.tolist()))
+    found: dict[int, tuple[NodeView, Fit]] = {}
+    for number, view, answer in fits:
+        fit: Fit | Unfit = answer
+        if fit is SOMEWHERE:
+            fit = check.on_state.get(view.state, fit)  # it may have been worked out since that was said
         if fit is SOMEWHERE:
             if most <= 0:
                 continue
             fit, most = check.on(view), most - 1
         if isinstance(fit, Fit):
-            chosen[kind] = view, fit
-    return chosen
+            found[number] = view, fit
+    return found

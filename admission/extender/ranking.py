@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
-from itertools import compress
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 from zlib import crc32
 
+import numpy as np
+import numpy.typing as npt
+
 from admission.cluster.node_view import NodeView
 from admission.extender.feasibility import Fit
+from admission.extender.node_names import NodeNames
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
 
 BEST, SECOND = 10, 8  # scores: the gap is what a scheduler's weight must carry over its other scores
 RANKED: Final = 2  # parts of a cost that count in the scores of all but the best
 MOST_PRICED: Final = 256  # nodes that one question works out: the scheduler waits for the answer
-_BEST_ALONE: Final = bytes(score == BEST for score in range(256))
 _LARGE: Final = 1250  # nodes of a cluster; in a larger one a question works out fewer, for it looks at more
 _LEAST_PRICED: Final = 64
 _MOST = 1 << 16  # costs remembered
 
 Cost = tuple[Any, ...]  # compared with those of the same call alone
+Scores = npt.NDArray[np.uint8]
 
 
 RankedNode = tuple[NodeView, Fit]
@@ -90,32 +92,26 @@ def _cost(request: PodRequest, view: NodeView, fit: Fit) -> Cost:
     return (fill, len(node.cards), *content)
 
 
-def scores(names: Sequence[str], kinds: Sequence[Hashable], costs: Mapping[Hashable, Cost]) -> list[int]:
+def scores(names: NodeNames, numbers: npt.NDArray[np.int32], costs: Mapping[int, Cost]) -> Scores:
     """What each node gets: exactly one 10, the others 0 to 8 by rank, 0 where the pod does not fit.
 
-    ``costs`` are those of each of the ``kinds`` on which it fits. The rank goes by the first :data:`RANKED`
-    parts of the cost, so that nodes of equal cost get equal scores, but for the one chosen among the best:
-    the least by the whole cost, then the first by name. Those are alike in all that the policy sees, so
-    that the name decides nothing.
+    ``numbers`` has the kind of each node, ``costs`` those of the kinds on which it fits; each is of a node.
+    The rank goes by the first :data:`RANKED` parts of the cost, so that nodes of equal cost get equal scores,
+    but for the one chosen among the best: the least by the whole cost, then the first by name. Those are
+    alike in all that the policy sees, so that the name decides nothing.
     """
     if not costs:
-        return [0] * len(kinds)
-    parts = {kind: cost[:RANKED] for kind, cost in costs.items()}
+        return np.zeros(len(numbers), np.uint8)
+    parts = {number: cost[:RANKED] for number, cost in costs.items()}
     ranked = sorted(set(parts.values()))
     steps = max(1, len(ranked) - 1)
     score = {part: SECOND - SECOND * rank // steps for rank, part in enumerate(ranked)}
-    given = defaultdict(int, {kind: score[part] for kind, part in parts.items()})
-    least = min(costs[kind] for kind, part in parts.items() if part == ranked[0])
-    given.update(
-        dict.fromkeys((k for k, part in parts.items() if part == ranked[0] and costs[k] == least), BEST)
-    )
-    # Bytes, so that the few nodes of the best kinds are found among thousands without looking at each.
-    first = bytes(map(given.__getitem__, kinds))
-    among = first.translate(_BEST_ALONE)
-    answer = list(first.replace(bytes((BEST,)), bytes((SECOND,))))
-    name = min(compress(names, among))
-    place = names.index(name)
-    while not among[place]:  # a name may come twice, and once with a node's object
-        place = names.index(name, place + 1)
-    answer[place] = BEST
+    least = min(costs[number] for number, part in parts.items() if part == ranked[0])
+    given = np.zeros(int(numbers.max()) + 1, np.uint8)
+    for number, part in parts.items():
+        given[number] = BEST if part == ranked[0] and costs[number] == least else score[part]
+    answer: Scores = given[numbers]
+    best = np.flatnonzero(answer == BEST)
+    answer[best] = SECOND
+    answer[names.least(best)] = BEST
     return answer

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import compress, islice
 from typing import Final
 
 from admission.cluster.node_view import NodeView
 from admission.extender.feasibility import FeasibilityCheck, Unfit
-from admission.extender.many_nodes import Verdicts
+from admission.extender.many_nodes import CODES, Verdicts, chosen
 from admission.extender.refusal_lines import brief, of_any_node, why
 
 FULL_LINES: Final = 8  # nodes told of card by card where none takes the pod; kube-scheduler joins them all
@@ -20,38 +20,35 @@ _UNKNOWN: Final = "no GPU device: this node is not known here yet"
 def reasons(
     question: FeasibilityCheck,
     names: Sequence[str],
-    views: Sequence[NodeView | None],
+    view_at: Callable[[int], NodeView | None],
     verdicts: Verdicts,
     full: int,
 ) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Why each node fails: ``full`` of them card by card, the rest in words that a scheduler can count.
 
-    The second map has the nodes on which no preemption would help.
+    ``view_at`` gives the node of a place in ``names``. The second map has the nodes on which no preemption
+    would help.
     """
     failed: dict[str, str] = {}
     lasting: dict[str, str] = {}
-    refused = [answer for answer in verdicts.answers if type(answer) is Unfit]
-    for no in Unfit:
-        if no not in refused:
+    codes = verdicts.codes
+    for code, no in CODES.items():
+        if code not in codes:
             continue
-        fails = [answer is no for answer in verdicts.answers]
-        these = list(compress(names, fails))
+        fails = chosen(codes, code)
         if no in (Unfit.NODE, Unfit.QUOTA):
-            briefs, nodes = (
-                _Briefs(question),
-                zip(these, compress(views, fails), compress(verdicts.kinds, fails), strict=True),
-            )
-            for name, view, kind in nodes:
-                (lasting if view else failed)[name] = briefs.of(kind, view, no)
+            briefs = _Briefs(question)
+            for name, number in compress(zip(names, verdicts.numbers.tolist(), strict=True), fails):
+                view = verdicts.views[number]
+                (lasting if view else failed)[name] = briefs.of(verdicts.kinds[number], view, no)
         else:
             text = of_any_node(question.request, no)[:_BRIEF_LIMIT]
-            (lasting if no.lasting else failed).update(dict.fromkeys(these, text))
-    if Unfit.ROOM not in refused and Unfit.NEVER not in refused:
-        return failed, lasting
-    roomless = (answer is Unfit.ROOM or answer is Unfit.NEVER for answer in verdicts.answers)
-    for name, view in islice(compress(zip(names, views, strict=True), roomless), full):
+            (lasting if no.lasting else failed).update(dict.fromkeys(compress(names, fails), text))
+    roomless = chosen(codes, *(code for code, no in CODES.items() if no in (Unfit.ROOM, Unfit.NEVER)))
+    for place in islice(compress(range(len(names)), roomless), full):
+        view = view_at(place)
         if view is not None:
-            (failed if name in failed else lasting)[name] = why(question, view)
+            (failed if names[place] in failed else lasting)[names[place]] = why(question, view)
     return failed, lasting
 
 

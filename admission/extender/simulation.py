@@ -10,7 +10,8 @@ from admission.cluster.snapshot import Snapshot
 from admission.extender.feasibility import FeasibilityJudge
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.many_nodes import candidates, judge_nodes
-from admission.extender.ranking import BEST, most_priced, scores
+from admission.extender.node_names import NodeNames
+from admission.extender.ranking import most_priced, scores
 from gpu_manager.domain.cluster.quota import Quota
 from gpu_manager.domain.rules.pod_request import judged_request
 
@@ -50,16 +51,16 @@ class ExtenderSimulation:
         snapshot = self._cluster.snapshot()
         quota = self._quota.of(pod.pod.namespace, request.priority) if self._quota else None
         check = self._judge.ask(pod, request, snapshot, quota)
-        names = sorted(snapshot.nodes.keys() & set(nodes))
+        names = NodeNames(sorted(snapshot.nodes.keys() & set(nodes)))
         views = [snapshot.nodes[name] for name in names]
         verdicts = judge_nodes(check, views)
-        fitting = candidates(check, views, verdicts, most_priced(len(snapshot.nodes)))
+        fitting = candidates(check, verdicts, most_priced(len(snapshot.nodes)))
         costs = self._policy.costs(request, list(fitting.values()))
-        priced = {kind: cost for kind, cost in zip(fitting, costs, strict=True) if cost is not None}
+        priced = {number: cost for number, cost in zip(fitting, costs, strict=True) if cost is not None}
         if not priced:
             return None
-        chosen = scores(names, verdicts.kinds, priced).index(BEST)
-        view, fit = snapshot.nodes[names[chosen]], fitting[verdicts.kinds[chosen]][1]
+        chosen = int(scores(names, verdicts.numbers, priced).argmax())
+        view, fit = snapshot.nodes[names[chosen]], fitting[int(verdicts.numbers[chosen])][1]
         self._cluster.reserve(pod.pod, view.name, check.placement(view, fit))
         taken = {at for at, _ in fit.taken}
         return SimulatedPlace(view.name, tuple(view.node.cards[at].card.index for at in sorted(taken)))

@@ -10,10 +10,10 @@ bind comes: without that, a burst of pods would be sent to the same card and mos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from http import HTTPStatus
-from itertools import compress
 from typing import Final
 
 import structlog
@@ -23,10 +23,11 @@ from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.binding import Binder
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
-from admission.extender.last_filter import LastFilter
+from admission.extender.last_filter import LastAnswers, LastFilter
 from admission.extender.many_nodes import Verdicts, candidates, judge_nodes
+from admission.extender.node_names import NodeNames, RecentNames
 from admission.extender.preemption import choose
-from admission.extender.ranking import BEST, NodePolicy, most_priced, scores
+from admission.extender.ranking import NodePolicy, most_priced, scores
 from admission.extender.reasons import FULL_LINES, reasons
 from admission.extender.refusal_lines import LATE
 from admission.extender.wire import (
@@ -53,7 +54,6 @@ from gpu_manager.ports.clock import Clock
 log = structlog.get_logger(__name__)
 
 JUDGE_SECONDS: Final = 0.1  # of one question: the scheduler asks about one pod after the other
-_FEW: Final = 16  # nodes that changed between filter and prioritize, up to which the others stand
 EXPECT_SECONDS: Final = 5.0  # from a scheduler's choice to its bind
 
 
@@ -104,7 +104,8 @@ class Extender:
         self._clock = clock
         self._minimum_cores = minimum_cores
         self._count = count
-        self._filtered: LastFilter | None = None
+        self._names = RecentNames()
+        self._answers = LastAnswers(cluster)
         self._last: tuple[Obj, PodView, PodRequest | None] | None = None  # what was asked about just now
 
     def routes(self) -> tuple[Route, ...]:
@@ -121,7 +122,7 @@ class Extender:
     def filter(self, body: bytes) -> Reply:
         """ExtenderArgs → ExtenderFilterResult. What keeps the whole pod out is its Error."""
         try:
-            args = read_args(body)
+            args = read_args(body, self._names)
             occupant = self._read(args.pod)
         except RequestInvalid as error:
             return self._filter_error(str(error))
@@ -134,23 +135,32 @@ class Extender:
         except RequestInvalid as error:
             # A pod that no node can ever take: said for each, so that nobody is evicted for it.
             self._refused(occupant.uid, self._cluster.snapshot().turn)
-            return Reply(filter_answer(args, (), {}, dict.fromkeys(args.names, str(error)[:LINE_LIMIT])))
-        views = self._views(args, snapshot)
-        verdicts = judge_nodes(question, views, self._deadline(question.request))
+            return Reply(
+                filter_answer(args, NodeNames(), {}, dict.fromkeys(args.names, str(error)[:LINE_LIMIT]))
+            )
+        verdicts = (
+            self._answers.for_same_request(question, args.names, snapshot) if args.nodes is None else None
+        )
+        if verdicts is None:
+            verdicts = self._judged(args, question, snapshot)
+        answer = LastFilter(occupant, snapshot, self._quota.current, args.names, verdicts)
+        if args.nodes is None:
+            self._answers.judged(question, answer)
         fits = verdicts.fitting()
-        fitting = list(compress(args.names, fits))
-        if not fitting and Unfit.LATE in verdicts.answers:
+        fitting = args.names.among(fits)
+        if not fitting and Unfit.LATE in verdicts.said:
             return self._filter_error(LATE)  # an error is tried again soon, and what was judged is remembered
         # Where a node takes the pod kube-scheduler drops the reasons: one in full shows what they are.
-        failed, lasting = reasons(question, args.names, views, verdicts, full=1 if fitting else FULL_LINES)
+        view_at = partial(self._view, args, snapshot)
+        failed, lasting = reasons(question, args.names, view_at, verdicts, full=1 if fitting else FULL_LINES)
         self._binder.offers.remember(occupant.uid, fitting)
-        taking = list(compress(views, fits))
-        if len(fitting) == 1 and taking[0] is not None:  # then kube-scheduler does not ask for priorities
-            self._expect(question, occupant, taking[0], question.on(taking[0]))
+        if len(fitting) == 1:  # then kube-scheduler does not ask for priorities
+            if (taken := view_at(fits.index(1))) is not None:
+                self._expect(question, occupant, taken, question.on(taken))
         elif fitting:  # what it asks next
-            self._filtered = LastFilter(
-                occupant, snapshot, self._quota.current, tuple(fitting), taking, verdicts.among(fits)
-            )
+            if args.nodes is None:
+                self._names.keep(fitting)
+            self._answers.offered(replace(answer, names=fitting, verdicts=verdicts.among(fits)))
         self._count("filtered", "fits" if fitting else "refused")
         if not fitting:
             self._refused(occupant.uid, snapshot.turn)
@@ -160,40 +170,26 @@ class Extender:
     def prioritize(self, body: bytes) -> Reply:
         """ExtenderArgs → HostPriorityList: one 10, the others 0 to 8; all 0 for a pod that is not ours."""
         try:
-            args = read_args(body)
+            args = read_args(body, self._names)
             occupant = self._read(args.pod)
             question, snapshot = self._ask(occupant)
         except RequestInvalid as error:
             return Reply(str(error).encode("utf-8", "replace"), HTTPStatus.BAD_REQUEST)
         if not occupant.pod.asks or self._unready():
             return Reply(priority_answer(args.names, [0] * len(args.names)))
-        views, verdicts = self._judged(args, question, occupant, snapshot)
-        chosen = candidates(question, views, verdicts, most_priced(len(snapshot.nodes)))
+        verdicts = self._answers.for_same_pod(question, occupant, self._quota.current, args.names, snapshot)
+        if verdicts is None:
+            verdicts = self._judged(args, question, snapshot)
+        chosen = candidates(question, verdicts, most_priced(len(snapshot.nodes)))
         costs = self._policy.costs(question.request, list(chosen.values()))
-        by_kind = {k: cost for k, cost in zip(chosen, costs, strict=True) if cost is not None}
-        given = scores(args.names, verdicts.kinds, by_kind)
-        if by_kind:
-            best = given.index(BEST)
-            taken = views[best]
+        by_number = {number: cost for number, cost in zip(chosen, costs, strict=True) if cost is not None}
+        given = scores(args.names, verdicts.numbers, by_number)
+        if by_number:
+            best = int(given.argmax())
+            taken = self._view(args, snapshot, best)
             if taken is not None:
-                self._expect(question, occupant, taken, chosen[verdicts.kinds[best]][1])
+                self._expect(question, occupant, taken, chosen[int(verdicts.numbers[best])][1])
         return Reply(priority_answer(args.names, given))
-
-    def _judged(
-        self, args: ExtenderArgs, question: FeasibilityCheck, occupant: PodView, snapshot: Snapshot
-    ) -> tuple[Sequence[NodeView | None], Verdicts]:
-        """The nodes, and what is said of them: as filter has just said, but for those that changed since."""
-        filtered = self._filtered
-        if filtered is not None and filtered.about(occupant, self._quota.current, args.names):
-            if filtered.snapshot is snapshot:
-                return filtered.views, filtered.verdicts
-            newest, changed = self._cluster.news(filtered.snapshot.turn)
-            if newest is snapshot and len(changed) <= _FEW:
-                found = filtered.now(question, snapshot, changed)
-                if found is not None:
-                    return found
-        views = self._views(args, snapshot)
-        return views, judge_nodes(question, views, self._deadline(question.request))
 
     def bind(self, body: bytes) -> Reply:
         """ExtenderBindingArgs → ExtenderBindingResult."""
@@ -294,6 +290,13 @@ class Extender:
         if known.pod.containers == occupant.pod.containers and self._binder.binds(known.pod):
             until = self._clock.monotonic() + EXPECT_SECONDS
             self._cluster.expect(occupant.uid, view.name, question.placement(view, fit), until)
+
+    def _view(self, args: ExtenderArgs, snapshot: Snapshot, place: int) -> NodeView | None:
+        known = snapshot.nodes.get(args.names[place])
+        return known if known is not None or args.nodes is None else self._cluster.view_of(args.nodes[place])
+
+    def _judged(self, args: ExtenderArgs, question: FeasibilityCheck, snapshot: Snapshot) -> Verdicts:
+        return judge_nodes(question, self._views(args, snapshot), self._deadline(question.request))
 
     def _views(self, args: ExtenderArgs, snapshot: Snapshot) -> list[NodeView | None]:
         if args.nodes is not None:

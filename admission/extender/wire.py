@@ -12,10 +12,17 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
+from admission.extender.node_names import NodeNames, RecentNames, json_names
+from admission.extender.ranking import BEST
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import PodUid
 
 Obj = Mapping[str, Any]
+_NAMES_LAST: Final = b',"NodeNames":['
+_ZERO: Final = ord("0")
 LARGEST_BODY: Final = 64 << 20  # bytes: 5,000 full Node objects are some 50 MB
 
 
@@ -27,7 +34,7 @@ class ExtenderArgs:
     """
 
     pod: Obj
-    names: tuple[str, ...]
+    names: NodeNames
     nodes: tuple[Obj, ...] | None = None
     listed: Obj | None = None
 
@@ -58,21 +65,46 @@ class PreemptionArgs:
     victims: Mapping[str, Victims]
 
 
-def read_args(body: bytes) -> ExtenderArgs:
-    """Filter's and prioritize's question. Raises RequestInvalid: it is none."""
+def read_args(body: bytes, recent: RecentNames | None = None) -> ExtenderArgs:
+    """Filter's and prioritize's question. Raises RequestInvalid: it is none.
+
+    Names that are ``recent`` are not read again where they come last, as kube-scheduler writes them.
+    """
+    if recent is not None and (found := _with_recent(body, recent)) is not None:
+        return found
     data = _object(body, "ExtenderArgs")
     pod = _map(data.get("pod"), "Pod")
     names, listed = data.get("nodenames"), data.get("nodes")
     if names is not None:
-        return ExtenderArgs(pod, _names(names))
+        return ExtenderArgs(pod, NodeNames(_names(names)))
     if listed is None:
-        return ExtenderArgs(pod, ())
+        return ExtenderArgs(pod, NodeNames())
     items = _map(listed, "Nodes").get("items")
     nodes = tuple(_map(item, "a node") for item in _list(items, "Nodes.items"))
-    offered = tuple(
+    offered = NodeNames(
         _text(_map(node.get("metadata"), "metadata").get("name"), "a node's name") for node in nodes
     )
     return ExtenderArgs(pod, offered, nodes, listed)
+
+
+def _with_recent(body: bytes, recent: RecentNames) -> ExtenderArgs | None:
+    """The question, read in two parts; None if it is not written so, or is none."""
+    # A comma, a quotation mark and a letter: in JSON the mark begins a text, here a key of the object that
+    # ends with the body.
+    at = body.rfind(_NAMES_LAST)
+    if at < 0 or not body.endswith(b"]}") or len(body) > LARGEST_BODY:
+        return None
+    text = body[at + len(_NAMES_LAST) - 1 : -1]
+    names = recent.find(text)
+    try:
+        data = json.loads(body[:at] + b"}")
+        if names is None:
+            names = recent.read(text, _names(json.loads(text)))
+    except (ValueError, RecursionError, RequestInvalid):
+        return None  # the whole of it says what is wrong
+    if not isinstance(data, dict) or "nodenames" in (lowered := _lower(data)) or not data:
+        return None
+    return ExtenderArgs(_map(lowered.get("pod"), "Pod"), names)
 
 
 def read_binding(body: bytes) -> BindingArgs:
@@ -115,7 +147,9 @@ def filter_answer(
         fits = frozenset(fitting)
         items = [node for node, name in zip(args.nodes, args.names, strict=True) if name in fits]
         nodes = {**(args.listed or {}), "items": items}
-    names = _json_list(fitting) if args.nodes is None else b"null"
+    names = b"null"
+    if args.nodes is None:
+        names = fitting.json if isinstance(fitting, NodeNames) else json_names(fitting)
     left_out = b'"FailedNodes":%b,"FailedAndUnresolvableNodes":%b' % (
         _json_reasons(failed),
         _json_reasons(lasting),
@@ -136,17 +170,17 @@ def filter_error(error: str) -> bytes:
     )
 
 
-def priority_answer(names: Sequence[str], scores: Sequence[int]) -> bytes:
+def priority_answer(names: NodeNames, scores: Sequence[int] | npt.NDArray[np.uint8]) -> bytes:
     """HostPriorityList: a bare list."""
-    # Put together by hand: a dict a node would cost more than all the rest of the answer.
-    if not names:
-        return b"[]"
-    ends = [f'","Score":{score}}},{{"Host":"' for score in range(max(scores) + 1)]
-    parts = [""] * (2 * len(names))
-    parts[::2] = names if _plain(names) else [encode_basestring(name)[1:-1] for name in names]
-    parts[1::2] = map(ends.__getitem__, scores)
-    parts[-1] = f'","Score":{scores[-1]}}}'
-    return f'[{{"Host":"{"".join(parts)}]'.encode("utf-8", "replace")
+    given = np.asarray(scores, np.uint8)
+    text, digits = names.scored
+    answer = text.copy()
+    answer[digits] = given + _ZERO
+    pieces, begin = [], 0
+    for digit in digits[given == BEST].tolist():  # it has two
+        pieces += [answer[begin:digit].tobytes(), b"%d" % BEST]
+        begin = digit + 1
+    return b"".join((*pieces, answer[begin:].tobytes()))
 
 
 def binding_answer(error: str) -> bytes:
@@ -161,20 +195,6 @@ def preemption_answer(victims: Mapping[str, Victims]) -> bytes:
         for name, v in victims.items()
     }
     return _json({"NodeNameToMetaVictims": nodes})
-
-
-def _json_list(texts: Sequence[str]) -> bytes:
-    """As :func:`_json`; where no text needs an escape, as names do not, at a third of the cost."""
-    if texts and _plain(texts):
-        joined = '","'.join(texts)
-        return f'["{joined}"]'.encode()
-    return _json(list(texts))
-
-
-def _plain(texts: Sequence[str]) -> bool:
-    """True if JSON has all of them as they are."""
-    joined = "".join(texts)
-    return joined.isprintable() and "\\" not in joined and '"' not in joined
 
 
 def _json_reasons(reasons: Mapping[str, str]) -> bytes:
@@ -218,11 +238,11 @@ def _list(value: object, what: str) -> Sequence[Any]:
     return value
 
 
-def _names(value: object) -> tuple[str, ...]:
+def _names(value: object) -> Sequence[str]:
     names = _list(value, "NodeNames")
     if set(map(type, names)) - {str}:
         raise RequestInvalid("NodeNames holds something that is no name")
-    return tuple(names)
+    return names
 
 
 def _text(value: object, what: str) -> str:

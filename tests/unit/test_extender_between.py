@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from admission.cluster.snapshot import NODES
+from admission.extender.node_names import NodeNames
 from admission.extender.ranking import scores
 from gpu_manager.domain.contract import PLACEMENT
 from gpu_manager.domain.placement.ledger import Share
@@ -75,6 +77,29 @@ def test_scores_are_those_of_the_nodes_as_they_are_whatever_filter_saw(changes, 
     assert said[0] == said[1]
 
 
+@settings(deadline=None, max_examples=200, derandomize=True)
+@given(
+    rounds=st.lists(st.tuples(_changes, st.sampled_from([20, 60, 100])), min_size=1, max_size=4),
+    quota=st.booleans(),
+    names=st.lists(st.sampled_from(_NAMES), min_size=2, max_size=9),
+)
+def test_pods_alike_are_told_of_the_nodes_as_they_are_whatever_was_said_of_the_last(rounds, quota, names):
+    said = []
+    for afresh in (False, True):
+        world, _ = _world(quota, spread=False)
+        said.append([])
+        for at, (changes, core) in enumerate(rounds):
+            for event, node_at, size in changes:
+                _change(world, event, node_at, size)
+            asking = pod(f"next-{at}", core, 4 if core < 100 else None)
+            world.create(asking)
+            if afresh:  # the last answer is about other nodes
+                world.filter(pod("between", core, 4 if core < 100 else None), names[:1])
+            found = world.filter(asking, names)
+            said[-1].append((found, found["NodeNames"] and world.prioritize(asking, found["NodeNames"])))
+    assert said[0] == said[1]
+
+
 def test_only_nodes_that_changed_are_judged_again():
     looked = []
 
@@ -89,7 +114,7 @@ def test_only_nodes_that_changed_are_judged_again():
     snapshot = world.cluster.snapshot()
     object.__setattr__(snapshot, "nodes", Names(snapshot.nodes))
     given_scores = world.prioritize(asking, fitting)
-    assert looked == []
+    assert looked == [name for name, score in given_scores.items() if score == 10]
     assert given_scores["n1"] == 0
     assert 10 in given_scores.values()
 
@@ -97,7 +122,8 @@ def test_only_nodes_that_changed_are_judged_again():
 @pytest.mark.parametrize("names", [["b", "a", "a"], ["a", "b", "a"], ["a", "a", "b"]])
 def test_a_name_that_comes_twice_gets_one_ten_where_its_kind_is_best(names):
     kinds = [{"a": 1, "b": 2}[name] for name in names]
-    given_scores = scores(names, kinds, {1: (0.0, 0), 2: (1.0, 0)})
+    given_scores = scores(NodeNames(names), np.array(kinds), {1: (0.0, 0), 2: (1.0, 0)}).tolist()
     assert given_scores.count(10) == 1
     assert given_scores.index(10) == names.index("a")
-    assert scores(["a", "a"], [2, 1], {1: (0.0, 0), 2: (1.0, 0)}) == [0, 10]
+    twice = scores(NodeNames(["a", "a"]), np.array([2, 1]), {1: (0.0, 0), 2: (1.0, 0)})
+    assert twice.tolist() == [0, 10]

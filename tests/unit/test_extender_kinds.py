@@ -15,6 +15,7 @@ from admission.extender.feasibility import SOMEWHERE, FeasibilityCheck, Feasibil
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.free_cards import FreeCards
 from admission.extender.many_nodes import SEVERAL, candidates, judge_nodes
+from admission.extender.node_names import NodeNames
 from admission.extender.ranking import MOST_PRICED, most_priced
 from admission.extender.wire import ExtenderArgs, filter_answer, priority_answer
 from gpu_manager.domain.contract import GPU_MODEL, PLACEMENT
@@ -34,7 +35,7 @@ def test_priorities_written_by_hand_are_the_json_of_the_list() -> None:
         scores = [(10, 0, 8, 3)[at] for at in range(len(names))]
         said = [{"Host": name, "Score": score} for name, score in zip(names, scores, strict=True)]
         text = json.dumps(said, separators=(",", ":"), ensure_ascii=False)
-        assert priority_answer(names, scores) == text.encode("utf-8", "replace")
+        assert priority_answer(NodeNames(names), scores) == text.encode("utf-8", "replace")
 
 
 def test_reasons_written_by_hand_are_the_json_of_the_map() -> None:
@@ -43,7 +44,7 @@ def test_reasons_written_by_hand_are_the_json_of_the_map() -> None:
         said = {"Nodes": None, "NodeNames": ["x"], "FailedNodes": failed}
         said |= {"FailedAndUnresolvableNodes": lasting, "Error": ""}
         text = json.dumps(said, separators=(",", ":"), ensure_ascii=False)
-        assert filter_answer(ExtenderArgs({}, ("x",)), ["x"], failed, lasting) == text.encode(
+        assert filter_answer(ExtenderArgs({}, NodeNames(("x",))), ["x"], failed, lasting) == text.encode(
             "utf-8", "replace"
         )
 
@@ -151,8 +152,8 @@ def test_many_new_nodes_are_judged_in_one_go_as_each_alone() -> None:
             question, _ = asked(cluster, core, memory, **wishes)
             alone, _ = asked(cluster, core, memory, **wishes)
             verdicts = judge_nodes(question, views)
-            chosen = candidates(question, views, verdicts, 1 << 20)
-            for view, kind, said in zip(views, *verdicts, strict=True):
+            chosen = candidates(question, verdicts, 1 << 20)
+            for view, kind, said in zip(views, verdicts.numbers, verdicts.answers, strict=True):
                 here = alone.on(view)
                 if isinstance(here, Fit):
                     fits += 1
@@ -189,7 +190,7 @@ def test_of_a_new_kind_of_request_so_many_nodes_are_priced_at_once_and_all_in_th
     question, request = asked(cluster, 17, 3)
 
     def costs() -> list[object]:
-        found = candidates(question, views, judge_nodes(question, views), MOST_PRICED).values()
+        found = candidates(question, judge_nodes(question, views), MOST_PRICED).values()
         return list(policy.costs(request, list(found)))
 
     first = costs()

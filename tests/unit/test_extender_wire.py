@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from admission.extender.node_names import NodeNames, RecentNames
 from admission.extender.wire import (
     ExtenderArgs,
     Victims,
@@ -127,11 +128,63 @@ def test_whatever_the_names_filter_answers_what_json_would_write(names, failed):
         "Error": "",
     }
     written = json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
-    assert filter_answer(ExtenderArgs({}, tuple(names)), names, failed, {}) == written
+    for fitting in (names, NodeNames(names)):
+        assert filter_answer(ExtenderArgs({}, NodeNames(names)), fitting, failed, {}) == written
 
 
 @given(st.lists(st.tuples(st.text(max_size=5), st.integers(0, 10))))
 def test_whatever_the_names_prioritize_answers_what_json_would_write(scored):
     whole = [{"Host": name, "Score": score} for name, score in scored]
     written = json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
-    assert priority_answer([name for name, _ in scored], [score for _, score in scored]) == written
+    assert priority_answer(NodeNames(name for name, _ in scored), [score for _, score in scored]) == written
+
+
+_WORDS = st.sampled_from(["Pod", "NodeNames", "nodenames", "Nodes", "a", ',"NodeNames":["x"]}', '"', "\\"])
+_values = st.recursive(
+    st.none() | st.integers(0, 3) | _WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=3),
+    max_leaves=8,
+)
+_bodies = st.dictionaries(_WORDS, _values, max_size=4) | st.fixed_dictionaries(
+    {"Pod": st.dictionaries(_WORDS, _values, max_size=3), "Nodes": st.none(), "NodeNames": st.lists(_WORDS)}
+)
+
+
+def _read(body: bytes, recent: RecentNames | None) -> object:
+    try:
+        found = read_args(body, recent)
+    except RequestInvalid as error:
+        return str(error)
+    return found.pod, found.names, found.nodes
+
+
+@given(
+    st.lists(_bodies, min_size=1, max_size=4), st.sampled_from(["", "]}", "}", " ", ',"NodeNames":["x"]}'])
+)
+def test_names_that_were_read_before_are_read_as_anew(bodies, end):
+    recent = RecentNames()
+    for body in bodies:
+        for text in (json.dumps(body, separators=(",", ":")), json.dumps(body)):
+            for whole in (text.encode(), text.encode() + end.encode(), text[:-2].encode() + end.encode()):
+                assert _read(whole, recent) == _read(whole, None)
+                assert _read(whole, recent) == _read(whole, None)
+
+
+def test_the_names_of_equal_questions_are_one_object():
+    recent, body = RecentNames(), b'{"Pod":{"a":%d},"Nodes":null,"NodeNames":["n1","n2"]}'
+    first, second = read_args(body % 1, recent), read_args(body % 2, recent)
+    assert first.names is second.names
+    assert (first.pod, second.pod) == ({"a": 1}, {"a": 2})
+    chosen = first.names.among(bytes([0, 1]))
+    recent.keep(chosen)
+    assert read_args(b'{"Pod":{"a":3},"NodeNames":["n2"]}', recent).names is chosen
+
+
+def test_only_so_much_of_names_is_remembered():
+    recent = RecentNames()
+    texts = [json.dumps([f"{n}-{'x' * 40_000}"]).encode() for n in range(100)]
+    for text in texts:
+        recent.read(text, json.loads(text))
+    known = [recent.find(text) is not None for text in texts]
+    assert known == [n >= 100 - sum(known) for n in range(100)]
+    assert sum(known) == (2 << 20) // len(texts[-1])

@@ -1,0 +1,132 @@
+"""The node names of a question, numbered: a scheduler asks about the same nodes again and again.
+
+What can be worked out of names alone is worked out once: their JSON, where each stands, which come first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import compress
+from json.encoder import encode_basestring
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+_MOST_BYTES: Final = 2 << 20  # of arrays of names remembered; 5,000 names are some 80 KiB
+_MOST_CHOICES: Final = 16  # of one array
+
+_Ints = npt.NDArray[np.int64]
+
+
+class NodeNames(tuple[str, ...]):  # noqa: SLOT001 - what is worked out lies in its __dict__
+    """Names in the order of a question. What is worked out of them is kept with them."""
+
+    _json: bytes | None = None
+    _asked = False
+
+    @cached_property
+    def _choices(self) -> dict[bytes, NodeNames]:
+        return {}
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Where each name stands: the first of its places."""
+        return dict(zip(reversed(self), range(len(self) - 1, -1, -1), strict=True))
+
+    @property
+    def repeated(self) -> bool:
+        """True if a name stands in two places."""
+        return len(self.places) < len(self)
+
+    @cached_property
+    def json(self) -> bytes:
+        """The names as a JSON array."""
+        return json_names(self) if self._json is None else self._json
+
+    @cached_property
+    def _rank(self) -> _Ints:
+        """For each name, how many places have a lesser one or, further ahead, the same."""
+        rank = np.empty(len(self), np.int64)
+        rank[sorted(range(len(self)), key=self.__getitem__)] = np.arange(len(self))
+        return rank
+
+    def least(self, places: _Ints) -> int:
+        """Of these places, at least one, the first that has the least name."""
+        if not self._asked:  # all names are put in order only for who asks again
+            self._asked = True
+            return int(min(places.tolist(), key=self.__getitem__))
+        return int(places[self._rank[places].argmin()])
+
+    @cached_property
+    def scored(self) -> tuple[npt.NDArray[np.uint8], _Ints]:
+        """A HostPriorityList with 0 for each, and where those digits stand in it."""
+        names = self if _plain(self) else [encode_basestring(name)[1:-1] for name in self]
+        parts = [f'{{"Host":"{name}","Score":0}}'.encode("utf-8", "replace") for name in names]
+        ends = np.fromiter(map(len, parts), np.int64, len(parts)) + 1  # a comma, or the bracket, after each
+        text = b"[%b]" % b",".join(parts)
+        return np.frombuffer(text, np.uint8), ends.cumsum() - 2
+
+    def among(self, chosen: bytes) -> NodeNames:
+        """The names of which the byte is not 0."""
+        if 0 not in chosen:
+            return self
+        known = self._choices.get(chosen)
+        if known is None:
+            if len(self._choices) >= _MOST_CHOICES:
+                self._choices.clear()
+            known = self._choices[chosen] = NodeNames(compress(self, chosen))
+        return known
+
+
+class RecentNames:
+    """The last arrays of names by their JSON, so that none is read twice. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[bytes, NodeNames] = {}  # what was used last is last
+        self._bytes = 0
+
+    def find(self, text: bytes) -> NodeNames | None:
+        """The names that this JSON array has, if it was seen of late."""
+        with self._lock:
+            known = self._known.pop(text, None)
+            if known is not None:
+                self._known[text] = known
+            return known
+
+    def read(self, text: bytes, names: Iterable[str]) -> NodeNames:
+        """The names that this JSON array was found to have."""
+        found = NodeNames(names)
+        found._json = text  # noqa: SLF001 - same file
+        self.keep(found)
+        return found
+
+    def keep(self, names: NodeNames) -> None:
+        """These will be asked about next, in this order."""
+        text = names.json
+        with self._lock:
+            if len(text) > _MOST_BYTES // 4 or text in self._known:
+                return
+            self._known[text] = names
+            self._bytes += len(text)
+            while self._bytes > _MOST_BYTES:
+                oldest = next(iter(self._known))
+                del self._known[oldest]
+                self._bytes -= len(oldest)
+
+
+def json_names(names: Sequence[str]) -> bytes:
+    """Texts as a JSON array; where none needs an escape, as names do not, at a third of the cost."""
+    if names and _plain(names):
+        joined = '","'.join(names)
+        return f'["{joined}"]'.encode()
+    return f"[{','.join(map(encode_basestring, names))}]".encode("utf-8", "replace")
+
+
+def _plain(texts: Sequence[str]) -> bool:
+    """True if JSON has all of them as they are."""
+    joined = "".join(texts)
+    return joined.isprintable() and "\\" not in joined and '"' not in joined
