@@ -25,6 +25,7 @@ from bench.placement.policies import (
 )
 from bench.placement.replay import replay, stock_of
 from bench.placement.trace import Trace, arrivals, kin, permuted
+from gpu_manager.domain.score.fragmentation import BAG, SPREAD
 from gpu_manager.domain.score.multi_gpu_slots import ALWAYS
 from gpu_manager.domain.score.scorer import FILL_UP, ROLL_OUT, Scorer
 
@@ -50,6 +51,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "places at a fixed price": {"places": (ALWAYS, 0.0)},
     "without price": {"price": 0.0},
     "without CPU term": {"cpu_left": 0.0},
+    "one length of bags": {"alone": (BAG, SPREAD, 1.0)},
 }
 _COMPILED: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     **{name: (name, {}) for name in compiled.POLICIES[1:]},

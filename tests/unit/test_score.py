@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_manager.domain.score.fragmentation import BAG, BAGS, SPREAD, Fragmentation, _draw
+from gpu_manager.domain.score.fragmentation import (
+    ALONE,
+    BAG,
+    BAGS,
+    SPREAD,
+    Fragmentation,
+    _draw,
+    _lengths,
+    fractions_alone,
+)
 from gpu_manager.domain.score.multi_gpu_slots import MultiGpuSlots, _more_than
 from gpu_manager.domain.score.request_mix import (
     GROWTH,
@@ -106,7 +115,9 @@ def offered(room: FreeShape, bag: list[RequestShape]) -> tuple[tuple[int, int], 
 def test_the_roll_out_is_what_offering_each_bag_by_hand_leaves(counts, room):
     mix = mix_of(counts)
     singles = [(shape, n) for shape, n in mix.counts if 0 < shape.cores <= 100]
-    drawn = _draw([n for _, n in singles], mix.number, BAGS)
+    near = fractions_alone(mix, sum(each.cards for each in STOCK.values()))
+    lengths = _lengths(BAG * (ALONE[0] / BAG) ** near, SPREAD * (ALONE[1] / SPREAD) ** near, BAGS)
+    drawn = _draw([n for _, n in singles], mix.number, lengths)
     weight = round(mix.memory_weight(STOCK) * 256) / 256
     left = []
     for bag in drawn.T:
@@ -137,7 +148,7 @@ def test_the_fill_up_is_what_copies_of_each_shape_alone_leave(counts, room):
             shape.cores if shape.cards else (1 - weight) * shape.cores + weight * 100 * shape.memory / UNITS
         )
         expected += share * n / spread * (value(room, weight) - copies * size)
-    (found,) = Fragmentation(mix, STOCK, (1.0, 0.0)).of([room])
+    (found,) = Fragmentation(mix, STOCK, (1.0, 0.0), alone=(*ALONE[:2], 1.0)).of([room])
     assert abs(found - expected) < 0.05
 
 
@@ -170,16 +181,51 @@ def test_scoring_only_what_changed_is_scoring_all_from_scratch(counts, nodes, co
 
 def test_bags_are_drawn_alike_from_the_same_arrivals_and_differ_between_refreshes():
     counts = [5, 3, 2]
-    assert (_draw(counts, 4, BAGS) == _draw(counts, 4, BAGS)).all()
-    assert (_draw(counts, 4, BAGS) != _draw(counts, 5, BAGS)).any()
+    lengths = _lengths(BAG, SPREAD, BAGS)
+    assert (_draw(counts, 4, lengths) == _draw(counts, 4, lengths)).all()
+    assert (_draw(counts, 4, lengths) != _draw(counts, 5, lengths)).any()
 
 
-def test_a_bag_is_a_fair_sample_of_the_mix():
-    drawn = _draw([60, 30, 10], 0, BAGS)
+@pytest.mark.parametrize(("middle", "spread"), [(BAG, SPREAD), ALONE[:2]])
+def test_a_bag_is_a_fair_sample_of_the_mix(middle, spread):
+    drawn = _draw([60, 30, 10], 0, _lengths(middle, spread, BAGS))
     lengths = (drawn < 3).sum(0)
-    assert BAG / SPREAD <= lengths.min() <= lengths.max() <= BAG * SPREAD
+    assert middle / spread <= lengths.min() < middle < lengths.max() <= middle * spread
     for bag, length in zip(drawn.T, lengths, strict=True):
         assert abs((bag == 0).sum() - 0.6 * length) <= 1
+
+
+def test_bags_and_fill_up_follow_the_fractions_part_of_the_demand():
+    half, whole = RequestShape(50), RequestShape(100)
+
+    def near(counts, cards, turnover=0.0):
+        return fractions_alone(replace(mix_of(counts), turnover=turnover), cards)
+
+    assert near({half: 200, whole: 100}, 100) == 0, "half of the demand"
+    assert near({half: 140, whole: 30}, 100) == pytest.approx((0.7 - 0.5) / 0.4), (
+        "all cards have been asked for"
+    )
+    assert (
+        near({half: 200}, 100) == near({half: 140}, 100) == near({half: 180, RequestShape(200): 5}, 100) == 1
+    )
+    assert near({half: 110}, 100) == pytest.approx((0.55 - 0.4) / 0.3)
+    assert (
+        near({half: 80}, 100)
+        == near({}, 100)
+        == near({half: 5}, 0)
+        == near({RequestShape(0, cpu=1): 9}, 1)
+        == 0
+    )
+    assert near({half: 200}, 100, turnover=0.6) == 0, "what has left asks for nothing"
+    room, stock, counts = (
+        FreeShape("M", 16, None, ((30, 16), (40, 16))),
+        {"M": Stock(100, 16)},
+        mix_of({half: 110}),
+    )
+    (filled,) = Fragmentation(counts, stock, (0.4, 0.0), alone=(20, 2, 0.1)).of([room])
+    assert filled == pytest.approx(0.4 * (1 - 0.9 * 0.5) * 70), (
+        "half way to a tenth; nothing fits, all is idle"
+    )
 
 
 def test_a_card_that_many_may_only_use_costs_more_than_one_that_any_may():

@@ -8,6 +8,10 @@ It is the weighted sum of two estimates:
             fits; the idle rest, averaged over bags. All nodes get the same bags, so that nodes differ only
             by what they hold.
 
+Where more than half of the demand is for fractions and the cluster fills up, bags are shorter and the fill-up
+counts less, down to less than half and to nothing: bags say then what the next few requests leave behind on a
+card, and longer ones would fill it whatever it is like.
+
 All sums are of integers: a value never depends on the other nodes in the same call.
 """
 
@@ -25,6 +29,15 @@ from gpu_manager.domain.score.request_mix import FreeShape, Mix, RequestShape, S
 BAGS: Final = 128
 BAG: Final = 48  # requests in the middle bag
 SPREAD: Final = 1.5  # the longest bag is this many times longer than the middle one, the shortest shorter
+ALONE: Final = (20, 2.0, 0.0)  # both where fractions alone are asked for, and what the fill-up counts there
+MOSTLY: Final = (
+    0.5,
+    0.9,
+)  # fractions' part of the demand: up to the one as usual, from the other on as alone
+FILLING: Final = (
+    0.4,
+    0.7,
+)  # the part of the cluster's cards that pods which have not left asked for: the same
 _SEED: Final = 20_241
 _BATCH: Final = 256  # rooms computed at a time, so that they fit a processor's cache
 _ENDLESS: Final = 1 << 30  # host CPU if it is unknown
@@ -49,18 +62,32 @@ _Cards = npt.NDArray[np.unsignedinteger]  # card, room, bag
 
 
 class Fragmentation:
-    """Fragmentation of rooms under one mix. ``parts`` are the weights of fill-up and roll-out."""
+    """Fragmentation of rooms under one mix. ``parts``: the weights of fill-up, where fractions are half of
+    the demand or less, and of roll-out.
+    """
 
     def __init__(
-        self, mix: Mix, stock: Mapping[str, Stock], parts: tuple[float, float] = (0.03, 1.0), bags: int = BAGS
+        self,
+        mix: Mix,
+        stock: Mapping[str, Stock],
+        parts: tuple[float, float] = (0.03, 1.0),
+        bags: int = BAGS,
+        alone: tuple[float, float, float] = ALONE,
     ) -> None:
-        self._weights = parts
+        """``alone``: where fractions alone are asked for, the requests in the middle bag, how many times
+        longer the longest is, and by how much the weight of the fill-up is multiplied.
+        """
+        near = fractions_alone(mix, sum(each.cards for each in stock.values()))
+        (fill, roll), (bag, spread, kept) = parts, alone
+        self._weights = fill * (1 - near * (1 - kept)), roll
         self._models = {model: at for at, model in enumerate(sorted(stock))}
         self._memory_weight = round(mix.memory_weight(stock) * _PARTS)
         self._with_memory = any(shape.memory for shape, _ in mix.counts)
         self._known: dict[FreeShape, float] = {}
         self._fill = _FillUp(mix, tuple(self._models))
-        self._roll = _RollOut(mix, tuple(self._models), bags, with_memory=self._with_memory)
+        middle, longer = BAG * (bag / BAG) ** near, SPREAD * (spread / SPREAD) ** near
+        lengths = _lengths(middle, longer, bags)
+        self._roll = _RollOut(mix, tuple(self._models), lengths, with_memory=self._with_memory)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -139,11 +166,12 @@ class _FillUp:
 class _RollOut:
     """The roll-out estimate: bags of requests for a fraction or for one whole card."""
 
-    def __init__(self, mix: Mix, models: Sequence[str], bags: int, *, with_memory: bool) -> None:
-        self.bags = bags
+    def __init__(self, mix: Mix, models: Sequence[str], lengths: Sequence[int], *, with_memory: bool) -> None:
+        """``lengths``: of the bags, in rising order."""
+        self.bags = len(lengths)
         self._with_memory = with_memory
         singles = [(shape, n) for shape, n in mix.counts if 0 < shape.cores <= CORES_PER_CARD]
-        drawn = _draw([n for _, n in singles], mix.number, bags)
+        drawn = _draw([n for _, n in singles], mix.number, lengths)
         shapes = [shape for shape, _ in singles]
         # One more shape stands for "no request": it fits nowhere.
         never = RequestShape(CORES_PER_CARD + 1, cpu=0)
@@ -155,8 +183,8 @@ class _RollOut:
                     table[row, at] = asked[-1]
         self._asked = np.ascontiguousarray(np.moveaxis(table[:, drawn], 1, 0))  # step, model, bag
         self._cpu = np.array([*(s.cpu for s in shapes), 0], np.int32)[drawn]  # step, bag
-        lengths = (drawn != len(shapes)).sum(0)
-        self._first = [int((lengths <= step).sum()) for step in range(len(drawn))]  # bags are in rising order
+        held = (drawn != len(shapes)).sum(0)
+        self._first = [int((held <= step).sum()) for step in range(len(drawn))]  # bags are in rising order
         self._cores_at = _CORES_AT if with_memory else _PLACE_BITS
         self._least = min((s.cores for s in shapes), default=CORES_PER_CARD) << self._cores_at
         self._most_cpu = int(self._cpu.sum(0, np.int64).max())
@@ -215,7 +243,7 @@ class _RollOut:
     ) -> None:
         """Place one request of each bag on the card with the least room that fits, if any.
 
-        ``rest`` and ``spare`` are scratch arrays: this is called 72 times for each new node.
+        ``rest`` and ``spare`` are scratch arrays: this is called up to 72 times for each new node.
         """
         np.subtract(free, asked, rest)  # wraps round, past the limit, for a card with too few cores
         judged = rest
@@ -233,14 +261,40 @@ class _RollOut:
         np.copyto(free, rest, where=rest == best)
 
 
-def _draw(counts: Sequence[int], number: int, bags: int) -> npt.NDArray[np.intp]:
-    """Return the shape of each bag at each step; the last index + 1 where the bag has ended.
+def fractions_alone(mix: Mix, cards: int) -> float:
+    """Return how far bags follow fractions: 1 where nine tenths of the demand are for fractions and seven of
+    what ``cards``, those of the cluster, have been asked for; 0 up to half of the demand, or four tenths of
+    the cards.
+
+    While much is idle longer bags keep pods on the nodes in use. Pods that have left ask for nothing.
+    """
+    parts = sum(n * shape.cores for shape, n in mix.counts if shape.cores < CORES_PER_CARD)
+    if not parts or not cards:
+        return 0.0
+    asked = sum(n * shape.cores for shape, n in mix.counts)
+    return _between(parts / asked, MOSTLY) * _between(
+        asked * (1 - mix.turnover) / (CORES_PER_CARD * cards), FILLING
+    )
+
+
+def _between(value: float, bounds: tuple[float, float]) -> float:
+    """Return how far the value lies from the first bound to the second: 0 to 1."""
+    first, last = bounds
+    return min(1.0, max(0.0, (value - first) / (last - first)))
+
+
+def _lengths(middle: float, spread: float, bags: int) -> list[int]:
+    """Return the requests in each bag, in rising order."""
+    return [round(middle * spread ** (2 * (k + 0.5) / bags - 1)) for k in range(bags)]
+
+
+def _draw(counts: Sequence[int], number: int, lengths: Sequence[int]) -> npt.NDArray[np.intp]:
+    """Return the shape of each bag of these lengths at each step; the last index + 1 where the bag has ended.
 
     Bags are stratified: a bag of n has one request from each n-th of the mix, in random order. So every bag
     is a fair sample, and their mean varies little between draws.
     """
-    lengths = [round(BAG * SPREAD ** (2 * (k + 0.5) / bags - 1)) for k in range(bags)]
-    drawn = np.full((max(lengths), bags), len(counts), np.intp)
+    drawn = np.full((max(lengths), len(lengths)), len(counts), np.intp)
     if not counts:
         return drawn
     random = np.random.default_rng((_SEED, number))

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.domain.score.fragmentation import Fragmentation
+from gpu_manager.domain.score.fragmentation import ALONE, Fragmentation
 from gpu_manager.domain.score.multi_gpu_slots import ALWAYS, MISSED, Loss, MultiGpuSlots, Rooms
 from gpu_manager.domain.score.request_mix import Mix, Stock
 
@@ -71,13 +71,15 @@ class Scorer:
         places: tuple[float, float] = (ALWAYS, MISSED),
         leaving: tuple[float, float] = (PACK, OPEN),
         assumed: float = ASSUMED,
+        alone: tuple[float, float, float] = ALONE,
     ) -> None:
         """``stock``: the cluster's cards by model; rooms of other models cannot be scored. ``leaving``: the
         weights of what counts where pods leave; ``assumed``: departures by which the second counts before.
+        ``alone``: as for :class:`~gpu_manager.domain.score.fragmentation.Fragmentation`.
         """
         self.mix = mix
         self.stock = dict(stock)
-        self.waste = Fragmentation(mix, stock, parts)
+        self.waste = Fragmentation(mix, stock, parts, alone=alone)
         self.places = MultiGpuSlots(mix, sum(each.cards for each in stock.values()), places)
         self._prices = {model: price * each for model, each in prices(mix, stock).items()}
         self._cpu_left = cpu_left
