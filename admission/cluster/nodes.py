@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
@@ -11,7 +11,8 @@ from admission.cluster.node_facts import NodeFacts, facts_by_capacity, node_fact
 from admission.cluster.node_view import NodeView, build_view
 from admission.cluster.pod_view import PodView
 from gpu_manager.domain.card import CardState
-from gpu_manager.domain.cluster.claims import KnownClaim
+from gpu_manager.domain.cluster.accounting import Charge
+from gpu_manager.domain.cluster.claims import ClaimCharge, KnownClaim
 from gpu_manager.domain.cluster.held_sums import Used
 from gpu_manager.domain.cluster.node_report import NodeReport
 from gpu_manager.domain.contract import TerminatingShare
@@ -148,10 +149,9 @@ class Nodes:
     def _build(self, name: str, on_node: OnNode) -> None:
         here, others_cpu, deleted, claims = on_node
         before, facts = self._views.pop(name, None), self._facts.get(name)
-        if before is not None:
-            self._count(before, -1)
         if facts is None:
             if not claims and not any(o.occupies for o in here):
+                self._count(before, None)
                 return
             # What its cards were says of which model's quota its pods hold.
             report = NodeReport(name, self._unit) if before is None else before.node
@@ -164,11 +164,14 @@ class Nodes:
         cpu = None if facts.cpu is None else facts.cpu - others_cpu - sum(o.cpu for o in bound)
         view = build_view(facts, bound, nominated, self._intern, before, cpu, claims)
         self._views[name] = view
-        self._count(view, 1)
+        self._count(before, view)
 
-    def _count(self, view: NodeView, sign: int) -> None:
-        _add(self._used, view.usage(), sign)
-        _add(self._protected, view.protected_usage(), sign)
+    def _count(self, before: NodeView | None, view: NodeView | None) -> None:
+        """Count what a node's pods and claims hold now, and not what they held; most hold what they held."""
+        for one, other, sign in ((before, view, -1), (view, before, 1)):
+            for namespace, held in _changed(one, other):
+                _add(self._used, namespace, held.usage, sign)
+                _add(self._protected, namespace, held.protected, sign)
 
     def _intern(self, key: Hashable) -> int:
         number = self._states.get(key)
@@ -180,11 +183,23 @@ class Nodes:
         return number
 
 
+def _changed(one: NodeView | None, other: NodeView | None) -> Iterator[tuple[str, Charge | ClaimCharge]]:
+    """Namespace and charge of all that is on the node in one view and not, or not the same, in the other."""
+    if one is None:
+        return
+    for uid, charge in one.charges.items():
+        if other is None or other.charges.get(uid) is not charge:
+            yield charge.pod.namespace, charge
+    for uid, held in one.held_claims.items():
+        if other is None or other.held_claims.get(uid) is not held:
+            yield held.claim.namespace, held
+
+
 def _add(
-    sums: dict[str, dict[str, Amount]], held: Iterable[tuple[tuple[str, str], Amount]], sign: int
+    sums: dict[str, dict[str, Amount]], namespace: str, held: Iterable[tuple[str, Amount]], sign: int
 ) -> None:
-    """Add what a node's pods hold to the sums by namespace and model, or take it off."""
-    for (namespace, model), amount in held:
+    """Add what is held of each model to the sums by namespace and model, or take it off."""
+    for model, amount in held:
         models = sums.setdefault(namespace, {})
         before = models.get(model, ZERO)
         models[model] = before + amount if sign > 0 else before - amount

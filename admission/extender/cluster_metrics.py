@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -77,17 +78,19 @@ class ClusterMetrics:
             "Contents of the quota ConfigMap that could not be used",
             registry=registry,
         )
-        for verb in VERBS:
-            self._seconds.labels(verb)
+        # Looking up a child costs more than counting does, and each pod is counted ten times.
+        self._step = cache(lambda name, label: self._steps.labels(_STEPS.get(name, name), label))
+        self._answer = cache(lambda verb, code: self._answers.labels(verb, str(code)))
+        self._took = {verb: self._seconds.labels(verb) for verb in VERBS}
 
     def count(self, name: str, label: str) -> None:
         """One decision of the extender or the binder."""
-        self._steps.labels(_STEPS.get(name, name), label).inc()
+        self._step(name, label).inc()
 
     def asked(self, verb: str, code: int, seconds: float) -> None:
         """One call was answered."""
-        self._answers.labels(verb, str(code)).inc()
-        self._seconds.labels(verb).observe(seconds)
+        self._answer(verb, code).inc()
+        self._took[verb].observe(seconds)
 
     def bypassed(self, reason: str) -> None:
         """One pod was seen where it should not be."""

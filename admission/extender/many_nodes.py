@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Final
 
 import numpy as np
@@ -103,7 +103,12 @@ def _codes(said: Sequence[Fit | Unfit]) -> Codes:
 
 def chosen(codes: bytes, *these: int) -> bytes:
     """1 for each byte that is one of these, else 0."""
-    return codes.translate(bytes(code in these for code in range(256)))
+    return codes.translate(_table(these))
+
+
+@cache
+def _table(these: tuple[int, ...]) -> bytes:
+    return bytes(code in these for code in range(256))
 
 
 def judge_nodes(

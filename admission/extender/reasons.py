@@ -14,6 +14,7 @@ from admission.extender.refusal_lines import brief, of_any_node, why
 FULL_LINES: Final = 8  # nodes told of card by card where none takes the pod; kube-scheduler joins them all
 _BRIEF_LIMIT: Final = 300  # characters of any other
 _MOST_BRIEFS: Final = 64  # distinct ones in one answer
+_ROOMLESS: Final = tuple(code for code, no in CODES.items() if no in (Unfit.ROOM, Unfit.NEVER))
 _UNKNOWN: Final = "no GPU device: this node is not known here yet"
 
 
@@ -44,7 +45,7 @@ def reasons(
         else:
             text = of_any_node(question.request, no)[:_BRIEF_LIMIT]
             (lasting if no.lasting else failed).update(dict.fromkeys(compress(names, fails), text))
-    roomless = chosen(codes, *(code for code, no in CODES.items() if no in (Unfit.ROOM, Unfit.NEVER)))
+    roomless = chosen(codes, *_ROOMLESS)
     for place in islice(compress(range(len(names)), roomless), full):
         view = view_at(place)
         if view is not None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from admission.serving.connections import Connections, ServerProtocol
+from admission.serving.inflight_limit import WHOLE_BODY
 
 # Bytes, beyond one read, that are neither a whole header nor a part of a body: an endless header, trailer or
 # chunk extension. The parser has no bound of its own and keeps what it has of a header.
 _LARGEST_HEAD: Final = 64 << 10
 # Requests that were sent before the answer to the one before; each becomes objects of some KiB at once.
 _MOST_AHEAD: Final = 16
+_CONTINUE: Final = b"HTTP/1.1 100 "
+_WHOLE: Final = {WHOLE_BODY: dict[str, str]()}
 
 
 class _Peer(NamedTuple):
@@ -56,6 +60,32 @@ class Peers:
         """Close all of these connections, so that who comes again shows its certificate anew. Thread-safe."""
         for peer in tuple(self._peers.values()):
             peer.end()
+
+
+class _OneAnswer:
+    """The transport of one answer: its head goes out with the first piece of its body, in one packet."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head: bytes | None = None
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if self._head is None and not data.startswith(_CONTINUE):
+            self._head = data
+        else:
+            self._transport.write(self._head + data if self._head else data)
+            self._head = self._head and b""
+
+    def flush(self) -> None:
+        """Send a head whose answer has no body."""
+        if self._head:
+            self._transport.write(self._head)
+            self._head = b""
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
 
 
 class BoundedHttp(HttpToolsProtocol, ServerProtocol):
@@ -129,6 +159,9 @@ class BoundedHttp(HttpToolsProtocol, ServerProtocol):
         if len(self.pipeline) >= _MOST_AHEAD:
             raise ValueError("too many requests ahead")  # the parser's callers answer 400 and close
         super().on_headers_complete()
+        answer = _OneAnswer(self.transport)
+        self.cycle.transport = answer  # type: ignore[assignment]  # it has all that is called
+        self.cycle.on_response = partial(self._answered, answer)
 
     def on_body(self, body: bytes) -> None:
         self._progress = True
@@ -137,10 +170,15 @@ class BoundedHttp(HttpToolsProtocol, ServerProtocol):
     def on_message_complete(self) -> None:
         self._progress = True
         super().on_message_complete()
+        self.scope["extensions"] = _WHOLE  # type: ignore[typeddict-item]  # of ours
 
     def on_response_complete(self) -> None:
         self._open.used(self)
         super().on_response_complete()
+
+    def _answered(self, answer: _OneAnswer) -> None:
+        answer.flush()
+        self.on_response_complete()
 
     # Who takes none of its answer.
 

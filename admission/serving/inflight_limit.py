@@ -23,6 +23,8 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 _MOST_BUFFERED: Final = 64 << 20  # bytes of all bodies in memory at one time
 _MOST_SWALLOWED: Final = 8  # times the bound: read and dropped, so that the sender gets to hear why
 _GONE: Final = "http.disconnect"
+WHOLE_BODY: Final = "vcuda.whole-body"
+"""The ASGI extension of a request whose body is there: reading it needs no time limit."""
 
 
 class _Refused(Exception):  # noqa: N818  # it is an answer, not a fault
@@ -113,28 +115,31 @@ class InflightLimit:
         return self._at_work
 
     async def _body(self, scope: MutableMapping[str, Any], receive: Receive, held: list[int]) -> bytes:
-        pieces: list[bytes] = []
-        too_large, total = self._is_announced_too_large(scope), 0
+        if WHOLE_BODY in scope.get("extensions", ()):
+            return await self._read(scope, receive, held)
         try:
             async with asyncio.timeout(self._bounds.seconds):
-                while True:
-                    message = await receive()
-                    if message["type"] == _GONE:
-                        raise ConnectionError
-                    piece = message.get("body", b"")
-                    total += len(piece)
-                    too_large = too_large or total > self._bounds.body
-                    if not too_large:
-                        self._hold(piece, pieces, held)
-                    if total > _MOST_SWALLOWED * self._bounds.body:
-                        break
-                    if not message.get("more_body"):
-                        break
+                return await self._read(scope, receive, held)
         except TimeoutError:
             seconds = self._bounds.seconds
             raise _Refused(
                 HTTPStatus.REQUEST_TIMEOUT, f"the body was not sent within {seconds:g} seconds"
             ) from None
+
+    async def _read(self, scope: MutableMapping[str, Any], receive: Receive, held: list[int]) -> bytes:
+        pieces: list[bytes] = []
+        too_large, total = self._is_announced_too_large(scope), 0
+        while True:
+            message = await receive()
+            if message["type"] == _GONE:
+                raise ConnectionError
+            piece = message.get("body", b"")
+            total += len(piece)
+            too_large = too_large or total > self._bounds.body
+            if not too_large:
+                self._hold(piece, pieces, held)
+            if total > _MOST_SWALLOWED * self._bounds.body or not message.get("more_body"):
+                break
         if too_large:
             # Only now: whoever is still sending would see a broken connection and not the reason.
             raise self._too_large()

@@ -139,3 +139,24 @@ def test_what_is_not_http_is_refused() -> None:
             line = connect()
             line.sendall(nonsense + b"\r\n\r\n")
             assert said(line).startswith(b"HTTP/1.1 400 ")
+
+
+def test_an_answer_has_its_head_whether_or_not_a_body_follows() -> None:
+    with listening() as connect:
+        line = connect()
+        line.sendall(b"HEAD / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        head = said(line)
+        assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert head.endswith(b"\r\n\r\n")
+        line = connect()
+        line.sendall(ASK.replace(b"GET", b"HEAD") + ASK)
+        assert answered(line)
+
+
+def test_who_asks_whether_to_go_on_is_told() -> None:
+    with listening() as connect:
+        line = connect()
+        line.sendall(_POST + b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: 2\r\n\r\n")
+        assert line.recv(65_536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        line.sendall(b"{}")
+        assert said(line).endswith(b"\r\n\r\nok\n")
