@@ -70,6 +70,7 @@ class RequestAnswers:
     ever: dict[int, bool] = field(default_factory=dict)
     said: dict[int, Fit | Unfit] = field(default_factory=dict)  # by state, where there is no quota
     told: tuple[object, str] | None = None  # the last line of arithmetic, and what it was about
+    counted: int = 0  # its size when it was last counted
 
     @property
     def size(self) -> int:
@@ -92,6 +93,8 @@ class FeasibilityJudge:
         self._most_shapes, self._most_answers = most_shapes, most_answers
         self._lock = threading.Lock()
         self._shapes: dict[PodRequest, RequestAnswers] = {}
+        self._answers = 0  # counted, of all shapes
+        self._latest: RequestAnswers | None = None  # what was asked about last has grown since it was counted
         self._free = FreeCards()
 
     def ask(
@@ -101,22 +104,31 @@ class FeasibilityJudge:
         containers = (replace(c, name=str(i)) for i, c in enumerate(request.containers))
         plain = replace(request, uid=PodUid(""), containers=tuple(containers), ceiling=None)
         with self._lock:
+            self._count(self._latest)
             shape = self._shapes.pop(plain, None) or RequestAnswers(plain, PodPlacer(plain))
+            self._answers -= shape.counted
+            shape.counted = 0
             self._make_room()
             if shape.size > self._most_answers // 2:
                 shape.clear()
-            self._shapes[plain] = shape  # the newest last
+            self._shapes[plain] = self._latest = shape  # the newest last
+            self._count(shape)
         return FeasibilityCheck(occupant, request, shape, snapshot, quota, self._free)
 
     def prepare(self, snapshot: Snapshot) -> None:
         """Read what is free on each node, beside the questions: else the next one does it."""
         self._free.read(list(snapshot.nodes.values()))
 
+    def _count(self, shape: RequestAnswers | None) -> None:
+        if shape is not None:
+            before, shape.counted = shape.counted, shape.size
+            self._answers += shape.counted - before
+
     def _make_room(self) -> None:
         """Forget the requests asked longest ago."""
-        answers = sum(shape.size for shape in self._shapes.values())
-        while self._shapes and (len(self._shapes) >= self._most_shapes or answers > self._most_answers):
-            answers -= self._shapes.pop(next(iter(self._shapes))).size
+        shapes = self._shapes
+        while shapes and (len(shapes) >= self._most_shapes or self._answers > self._most_answers):
+            self._answers -= shapes.pop(next(iter(shapes))).counted
 
 
 class FeasibilityCheck:

@@ -5,8 +5,10 @@ next pod that asks for the same.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
+
+import numpy as np
 
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
@@ -17,7 +19,7 @@ from admission.extender.node_names import NodeNames
 
 _MOST_NUMBERS: Final = 1024  # of kinds beyond the number of nodes: most are of no node any more
 _MOST_KEPT: Final = 32  # kinds of request
-_FEW: Final = 16  # nodes that changed between filter and prioritize, up to which the others stand
+_FEW: Final = 16  # nodes that changed, up to which the others stand in any case
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,13 +71,10 @@ class LastAnswers:
 
     def judged(self, question: FeasibilityCheck, answer: LastFilter) -> None:
         """Remember it for the next pod that asks for the same, unless it depends on more than that."""
-        verdicts, alike = answer.verdicts, self._alike
+        verdicts = answer.verdicts
         of_all = not any(view is not None and view.nominated for view in verdicts.views)
-        if not _is_like_others(question) or Unfit.LATE in verdicts.said or not of_all:
-            return
-        alike[question.shape.request] = answer
-        if len(alike) > _MOST_KEPT:
-            alike.pop(next(iter(alike)), None)
+        if _is_like_others(question) and of_all and Unfit.LATE not in verdicts.said:
+            self._keep(question, answer)
 
     def for_same_pod(
         self, question: FeasibilityCheck, occupant: PodView, quota: object, names: NodeNames, now: Snapshot
@@ -91,9 +90,27 @@ class LastAnswers:
     ) -> Verdicts | None:
         """What is said of these nodes for a pod that asks for this; None if that is not known."""
         last = self._alike.get(question.shape.request) if _is_like_others(question) else None
-        if last is None or not (last.names is names or last.names == names):
+        verdicts = (
+            None if last is None else self._changed(last, question, now, max(_FEW, len(last.names) // 4))
+        )
+        if last is None or verdicts is None:
             return None
-        return self._changed(last, question, now, len(names) // 4)
+        # kube-scheduler looks at nodes side by side, so that their order differs each time; and in a large
+        # cluster it asks about some of them.
+        same = last.names is names or last.names == names
+        try:
+            at = (
+                None if same else np.fromiter(map(last.names.places.__getitem__, names), np.int64, len(names))
+            )
+        except KeyError:
+            return None
+        self._keep(question, replace(last, snapshot=now, verdicts=verdicts))
+        return verdicts if at is None else verdicts.at(at)
+
+    def _keep(self, question: FeasibilityCheck, answer: LastFilter) -> None:
+        self._alike[question.shape.request] = answer
+        if len(self._alike) > _MOST_KEPT:
+            self._alike.pop(next(iter(self._alike)), None)
 
     def _changed(
         self, last: LastFilter, question: FeasibilityCheck, now: Snapshot, most: int

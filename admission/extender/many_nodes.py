@@ -67,10 +67,13 @@ class Verdicts:
 
     def among(self, fits: bytes) -> Verdicts:
         """The same of the nodes alone of which the byte is not 0."""
+        return self if 0 not in fits else self.at(np.flatnonzero(np.frombuffer(fits, np.bool_)))
+
+    def at(self, places: npt.NDArray[np.int64]) -> Verdicts:
+        """The same of the nodes in these places, in this order."""
         other = copy(self)
         other.__dict__.pop("codes", None)
-        if 0 in fits:
-            other.numbers = self.numbers[np.frombuffer(fits, np.bool_)]
+        other.numbers = self.numbers[places]
         return other
 
     def present(self) -> list[int]:

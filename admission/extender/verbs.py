@@ -138,13 +138,12 @@ class Extender:
             return Reply(
                 filter_answer(args, NodeNames(), {}, dict.fromkeys(args.names, str(error)[:LINE_LIMIT]))
             )
-        verdicts = (
-            self._answers.for_same_request(question, args.names, snapshot) if args.nodes is None else None
-        )
-        if verdicts is None:
-            verdicts = self._judged(args, question, snapshot)
-        answer = LastFilter(occupant, snapshot, self._quota.current, args.names, verdicts)
+        known = None
         if args.nodes is None:
+            known = self._answers.for_same_request(question, args.names, snapshot)
+        verdicts = known or self._judged(args, question, snapshot)
+        answer = LastFilter(occupant, snapshot, self._quota.current, args.names, verdicts)
+        if known is None and args.nodes is None:
             self._answers.judged(question, answer)
         fits = verdicts.fitting()
         fitting = args.names.among(fits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Final
 
+_YOUNG: Final = 5_000  # new objects before they are looked at: most of a call's are gone by then
 _NEVER: Final = 1 << 30  # collections of the middle generation before the oldest is collected too
 
 
@@ -15,7 +16,6 @@ def spare_pauses() -> None:
     in since the last call alone costs 25 ms. They hold no cycles: reference counting frees them when their
     time comes, seen by the collector or not. So the collector looks at the young objects alone.
     """
-    first, second, _ = gc.get_threshold()
-    gc.set_threshold(first, second, _NEVER)
+    gc.set_threshold(_YOUNG, gc.get_threshold()[1], _NEVER)
     gc.collect(1)
     gc.freeze()

@@ -77,24 +77,30 @@ def test_scores_are_those_of_the_nodes_as_they_are_whatever_filter_saw(changes, 
     assert said[0] == said[1]
 
 
+_some = st.permutations(_NAMES).flatmap(lambda names: st.integers(2, 6).map(lambda most: names[:most]))
+
+
 @settings(deadline=None, max_examples=200, derandomize=True)
 @given(
-    rounds=st.lists(st.tuples(_changes, st.sampled_from([20, 60, 100])), min_size=1, max_size=4),
+    rounds=st.lists(
+        st.tuples(_changes, st.sampled_from([20, 60, 100]), st.just(_NAMES) | _some | st.just(["n1", "n1"])),
+        min_size=1,
+        max_size=5,
+    ),
     quota=st.booleans(),
-    names=st.lists(st.sampled_from(_NAMES), min_size=2, max_size=9),
 )
-def test_pods_alike_are_told_of_the_nodes_as_they_are_whatever_was_said_of_the_last(rounds, quota, names):
+def test_pods_alike_are_told_of_the_nodes_as_they_are_whatever_was_said_of_the_last(rounds, quota):
     said = []
     for afresh in (False, True):
         world, _ = _world(quota, spread=False)
         said.append([])
-        for at, (changes, core) in enumerate(rounds):
+        for at, (changes, core, names) in enumerate(rounds):
             for event, node_at, size in changes:
                 _change(world, event, node_at, size)
             asking = pod(f"next-{at}", core, 4 if core < 100 else None)
             world.create(asking)
             if afresh:  # the last answer is about other nodes
-                world.filter(pod("between", core, 4 if core < 100 else None), names[:1])
+                world.filter(pod("between", core, 4 if core < 100 else None), ["elsewhere"])
             found = world.filter(asking, names)
             said[-1].append((found, found["NodeNames"] and world.prioritize(asking, found["NodeNames"])))
     assert said[0] == said[1]

@@ -18,7 +18,7 @@ All sums are of integers: a value never depends on the other nodes in the same c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -189,6 +189,12 @@ class _RollOut:
         self._least = min((s.cores for s in shapes), default=CORES_PER_CARD) << self._cores_at
         self._most_cpu = int(self._cpu.sum(0, np.int64).max())
         self._limit = np.uint32(1 << 31) if with_memory else np.uint16(1 << 15)  # more than any card has
+        # Cores and units of memory of the shape that asks for the most memory beside its cores.
+        self._steepest = max(
+            ((shape.cores, min(shape.memory, _MOST_MEMORY)) for shape in shapes),
+            key=lambda asks: asks[1] / asks[0],
+            default=(1, 0),
+        )
 
     @property
     def _type(self) -> type[np.uint16 | np.uint32]:
@@ -210,6 +216,7 @@ class _RollOut:
         # Host CPU is ignored if every node has enough for the largest bag.
         host = None if cpu.min() >= self._most_cpu else np.repeat(cpu.astype(np.int32)[:, None], self.bags, 1)
         asked = self._asked[:, model]
+        guarded = self._with_memory and self._memory_decides(cores, memory)
         full: list[_Cards] = []
         for step, first in enumerate(self._first):
             if step % _LOOK == 0:
@@ -220,11 +227,15 @@ class _RollOut:
                     free = free[open_]
                 if not len(free):
                     break
-                rest, spare = np.empty_like(free), np.empty_like(free)
-            # Only bags that are long enough; with few rooms all bags, since then the calls dominate the cost.
-            at = slice(first if rooms > _FEW else 0, None)
-            one = (free, rest, spare, asked[step], host, self._cpu[step])
-            self._take(*(one if at.start == 0 else (part if part is None else part[..., at] for part in one)))
+                scratch = _Scratch.of(free, self._limit, guarded=guarded)
+            if rooms <= _FEW or not first:  # all bags: with few rooms the calls dominate the cost
+                self._take(free, scratch, asked[step], host, self._cpu[step])
+            else:
+                some = slice(first, None)  # only bags that are long enough
+                rest = None if host is None else host[:, some]
+                self._take(
+                    free[..., some], scratch.some(some), asked[step, :, some], rest, self._cpu[step, some]
+                )
         free = np.concatenate([*full, free])
         cores_left = free >> self._cores_at
         units_left = np.zeros(rooms, np.int64)
@@ -232,33 +243,73 @@ class _RollOut:
             units_left = np.where(cores_left, free >> _PLACE_BITS & _MOST_MEMORY, 0).sum((0, 2), np.int64)
         return cores_left.sum((0, 2), np.int64), units_left
 
+    def _memory_decides(self, cores: _Ints, memory: _Ints) -> bool:
+        """False if on no card a request can lack memory where it has the cores: beside its free cores each
+        card has as much free memory as the shape that asks for the most, and so it stays whatever is placed.
+        """
+        a_core, units = self._steepest
+        return bool((np.minimum(memory, _MOST_MEMORY) * a_core < cores * units).any())
+
     def _take(
         self,
         free: _Cards,
-        rest: _Cards,
-        spare: _Cards,
+        scratch: _Scratch,
         asked: _Cards,
         host: npt.NDArray[np.int32] | None,
         cpu: npt.NDArray[np.int32],
     ) -> None:
         """Place one request of each bag on the card with the least room that fits, if any.
 
-        ``rest`` and ``spare`` are scratch arrays: this is called up to 72 times for each new node.
+        It is called up to 72 times for each new node, and each call of numpy counts.
         """
+        rest, rest_and_none, spare, spare_and_none, best, taken = scratch
         np.subtract(free, asked, rest)  # wraps round, past the limit, for a card with too few cores
-        judged = rest
-        if self._with_memory:
+        judged = rest_and_none
+        if spare is not None and spare_and_none is not None:
             # A card with too little memory borrows the guard bit, which puts it past the limit too.
-            judged = np.bitwise_and(rest, _GUARD, spare)
-            np.left_shift(judged, _GUARD_TO_TOP, judged)
-            np.bitwise_or(judged, rest, judged)
-        best = np.minimum.reduce(judged, 0)
-        short = best >= self._limit
+            np.bitwise_and(rest, _GUARD, spare)
+            np.left_shift(spare, _GUARD_TO_TOP, spare)
+            np.bitwise_or(spare, rest, spare)
+            judged = spare_and_none
+        np.minimum.reduce(judged, axis=0, out=best)
         if host is not None:
+            short = best >= self._limit
             short |= host < cpu
             np.subtract(host, cpu, host, where=~short)
-        np.copyto(best, self._limit, where=short)
-        np.copyto(free, rest, where=rest == best)
+            np.copyto(best, self._limit, where=short)
+        np.equal(rest, best, taken)
+        if free.flags.c_contiguous:
+            np.putmask(free, taken, rest)
+        else:
+            np.copyto(free, rest, where=taken)
+
+
+class _Scratch(NamedTuple):
+    """Arrays for one step: what is left of each card, with and without one more that has just the limit, as
+    no card has; the same for the judgement, where memory decides anything; the least; where it is taken.
+    """
+
+    rest: _Cards
+    rest_and_none: _Cards
+    spare: _Cards | None
+    spare_and_none: _Cards | None
+    best: _Cards
+    taken: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, free: _Cards, limit: np.unsignedinteger, *, guarded: bool) -> _Scratch:
+        cards, *others = free.shape
+        rest = np.full((cards + 1, *others), limit, free.dtype)
+        spare = rest.copy() if guarded else None
+        best, taken = np.empty(others, free.dtype), np.empty(free.shape, np.bool_)
+        return cls(rest[:-1], rest, None if spare is None else spare[:-1], spare, best, taken)
+
+    def some(self, bags: slice) -> _Scratch:
+        """The same of some bags."""
+        spare = None if self.spare is None else self.spare[..., bags]
+        spare_and_none = None if self.spare_and_none is None else self.spare_and_none[..., bags]
+        rests = self.rest[..., bags], self.rest_and_none[..., bags]
+        return _Scratch(*rests, spare, spare_and_none, self.best[..., bags], self.taken[..., bags])
 
 
 def fractions_alone(mix: Mix, cards: int) -> float:
