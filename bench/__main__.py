@@ -18,6 +18,7 @@ from bench.rows import MACHINE, OUTPUT, Row, machine
 # Group → module with rows(full: bool) -> Iterable[Row].
 GROUPS = (
     "association",
+    "numa",
     "allocate",
     "agent",
     "alerts",

@@ -14,6 +14,7 @@ from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
+from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
 from sandbox.kubelet import NumaPolicy, Step
 from tests.fakes.metrics import counts
@@ -252,3 +253,67 @@ def test_without_own_books_and_checkpoint_the_agents_own_word_tells_cards_that_i
     rig.start_agent()
     assert rig.cards_of(one, "c") == (3,)
     assert {s.card.uuid: booked_of(rig, s.card.uuid) for s in rig.states} == before
+
+
+@pytest.mark.parametrize("order", [core_first, memory_first])
+def test_the_second_container_of_a_pod_follows_its_ids_where_the_first_has_other_cards(
+    rig: NodeRig, order: Any
+) -> None:
+    """Node 0 has 40 ids left, too few for both containers; the kubelet aligns each by itself."""
+    rig.kubelet.hooks.order = order
+    fill(rig, (0, 100, 4), (1, 60, 4))
+    both = pod(
+        "both",
+        container("a", 60, 8),
+        container("b", 30, 8),
+        on={"a": [(rig.states[2], 60, 8 << 28)], "b": [(rig.states[2], 30, 8 << 28)]},
+    )
+    assert rig.admit(both).admitted
+    rig.start(both)
+    assert (rig.cards_of(both, "a"), rig.cards_of(both, "b")) == ((2,), (1,))
+
+
+@pytest.mark.parametrize("order", [core_first, memory_first])
+def test_a_container_follows_ids_of_another_node_where_its_own_card_has_none_left(
+    tmp_path: Path, order: Any
+) -> None:
+    """A share on node 1 whose ids are of node 0 leaves room on node 0 that the kubelet does not see."""
+    links = Topology.uniform(4, Link(LinkKind.SYS))
+    told = replace(links, numa_policy=NumaPolicy.SINGLE)
+    with NodeRig(tmp_path, on_nodes(4, 2), topology=told, numa=NumaPolicy.SINGLE) as rig:
+        _follows_ids_of_another_node(rig, order)
+
+
+def _follows_ids_of_another_node(rig: NodeRig, order: Any) -> None:
+    rig.kubelet.hooks.order = order
+    fill(rig, (0, 30, 4), (1, 30, 4))
+    token = pod("token", container("c", 90, 8), on={"c": [(rig.states[2], 90, 8 << 28)]})
+    assert rig.admit(token).admitted
+    rig.start(token)
+    assert rig.cards_of(token, "c") == (2,), "90 ids of node 0, and no card there has the room"
+    one = pod("one", container("c", 60, 8), on={"c": [(rig.states[0], 60, 8 << 28)]})
+    assert rig.admit(one).admitted
+    rig.start(one)
+    assert rig.cards_of(one, "c") == (3,), "where its ids are"
+
+
+def test_a_pod_that_finds_no_room_on_the_offered_cards_keeps_its_plan_and_so_do_the_others(
+    rig: NodeRig,
+) -> None:
+    fill(rig, (0, 70, 4), (1, 70, 4))
+    plans = [
+        pod(f"planned{card}", container("c", 25, 4), on={"c": [(rig.states[card], 25, 4 << 28)]})
+        for card in (0, 1)
+    ]
+    one = pod("one", container("a", 40, 8), container("b", 5, 8), on={
+        "a": [(rig.states[2], 40, 8 << 28)], "b": [(rig.states[2], 5, 8 << 28)],
+    })  # fmt: skip
+    for obj in (*plans, one):
+        rig.pods.bind(rig.parsed(obj))
+        rig.state.introduce(rig.parsed(obj))
+    assert rig.admit(one).admitted
+    rig.start(one)
+    assert rig.cards_of(one, "a") == (2,), "60 ids of node 0, and no card there has room for 40"
+    assert [rig.cards_of(obj, "c") for obj in plans] == [(0,), (1,)]
+    for obj in plans:
+        assert rig.admit(obj).admitted

@@ -17,6 +17,7 @@ from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, VcudaError
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
+from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.ports.control_pages import Limit
 from gpu_manager.ports.pods import KnownPod
 from gpu_manager.services.allocation import planner, unidentified_grants
@@ -77,11 +78,17 @@ def decide(
         if (
             elsewhere
             and not choice.must
-            and not books.ledger.granted(pod.uid)
-            and (choice.resource == NVIDIA or books.free_ids(choice.resource, allocation.cards))
+            and not allocation.granted
+            and not planner.tied(books, pod, container)
+            and (
+                choice.resource == NVIDIA
+                or books.free_ids(choice.resource, allocation.cards)
+                or _aligned(books, choice)
+            )
         ):
             # Only cards of another NUMA node are offered: the kubelet's topology policy decides. Where the
-            # card has no free id left, because of resized containers, those of any card stand for it.
+            # card has no free id left, because of resized containers, those of any card stand for it, unless
+            # the kubelet holds ids of other nodes back.
             moved = planner.plan_within(books, pod, container, offered_cards)
             if moved is not None:
                 ids = planner.pick(books.node, choice, moved.cards)
@@ -98,6 +105,14 @@ def decide(
     except (RequestInvalid, DoesNotFit) as error:
         log.info("pod_will_be_refused", pod=pod.key, container=container.name, reason=str(error))
         return planner.best_ids(books, choice), Decision(candidate, refusal=error)
+
+
+def _aligned(books: Books, choice: IdChoice) -> bool:
+    """True if the kubelet has a topology policy and offers less than what is free."""
+    if books.node.topology.numa_policy is NumaPolicy.NONE:
+        return False
+    there = (state.card.uuid for state in books.node.cards if state.open)
+    return not books.free_ids(choice.resource, there) <= {*choice.free}
 
 
 def _retract(books: Books, candidate: ContainerCandidate, listed: Mapping[str, frozenset[str]]) -> None:
@@ -229,12 +244,15 @@ def _yield_to(
 ) -> Allocation:
     """Use the cards that the ids name if they fit; otherwise the ids are tokens for the decided cards.
 
-    They are tokens too where the decided cards have too few free ids: the kubelet could not name these.
+    They are tokens too where the decided cards have too few free ids: the kubelet could not name these. Under
+    a topology policy it names a NUMA node, whatever ids are left there.
     """
     pod, container = candidate.pod, candidate.container
     enough = len(books.free_ids(resource, allocation.cards)) >= container.wants(resource)
-    chosen = enough or resource == NVIDIA
-    if chosen and not books.ledger.granted(pod.uid) and len(named) == len(allocation.cards):
+    chosen = (enough or resource == NVIDIA) and len(named) == len(allocation.cards)
+    if books.node.topology.numa_policy is not NumaPolicy.NONE and not named.intersection(allocation.cards):
+        chosen = True
+    if chosen and not allocation.granted and not planner.tied(books, pod, container):
         moved = planner.plan_within(books, pod, container, named)
         if moved is not None:
             return moved

@@ -123,27 +123,56 @@ def _plan_free(books: Books, pod: Pod, request: PodRequest, *, free_choice: bool
 
 
 def plan_within(books: Books, pod: Pod, container: Container, cards: Iterable[CardUuid]) -> Allocation | None:
-    """Plan the pod anew on these cards only; returns None and keeps the old plan if it does not fit there.
+    """Plan the container anew on these cards only, with the rest of the pod there if it fits, else anywhere;
+    returns None and keeps the old plans if it does not fit.
 
     Pods that are planned there and not admitted yet are planned elsewhere, if all of them fit: the kubelet
-    has chosen these cards for this pod, and nothing yet for the others.
+    has chosen these cards for this container, and nothing yet for the others.
     """
     allowed = frozenset(cards)
-    before = tuple(books.ledger.of_pod(pod.uid).values())
+    before, planned = [a for a in books.ledger if not a.granted], books.planned
     books.drop_plan(pod.uid)
-    moved: Sequence[Pod] = ()
     try:
         request = _open_part(books, pod)
-        states = only(books.node, allowed)
-        if find(request, states, books.node.topology, books.ledger) is None:
-            moved = set_aside(books, allowed, request)
-        _book(books, pod, place(request, states, books.node.topology, books.ledger))
-    except (RequestInvalid, DoesNotFit):
+    except RequestInvalid:
         books.plan(before)
         return None
-    for other in moved:
-        plan_again(books, other)
-    return books.ledger.get(pod.uid, container.name)
+    tied = _tied(books, pod)
+    free = tuple(c for c in request.containers if c.name not in tied)
+    units = units_of(replace(request, containers=free)) or ()
+    alone = next((unit.members for unit in units if container.name in {c.name for c in unit.members}), ())
+    for some in dict.fromkeys((free, alone)):
+        if some and _laid(books, pod, replace(request, containers=some), allowed):
+            return books.ledger.get(pod.uid, container.name)
+        for one in {a.pod for a in before} | {pod.uid}:
+            books.drop_plan(one)
+        books.plan(before)
+        books.planned = planned
+        books.drop_plan(pod.uid)
+    books.plan(before)
+    return None
+
+
+def _laid(books: Books, pod: Pod, request: PodRequest, cards: Collection[CardUuid]) -> bool:
+    """Plan this part of the pod on these cards, then the rest of it, then whoever made room for it. False if
+    that does not go for all; the plans are in no good order then.
+    """
+    states, topology = only(books.node, cards), books.node.topology
+    moved: Sequence[Pod] = ()
+    if find(request, states, topology, books.ledger) is None:
+        moved = set_aside(books, cards, request)
+    try:
+        _book(books, pod, place(request, states, topology, books.ledger))
+        for one in (pod, *moved):
+            plan(books, one, free_choice=True)
+    except (RequestInvalid, DoesNotFit):
+        return False
+    return True
+
+
+def tied(books: Books, pod: Pod, container: Container) -> bool:
+    """True if a granted container determines the cards of this one."""
+    return container.name in _tied(books, pod)
 
 
 def only(node: NodeCards, cards: Collection[CardUuid]) -> tuple[CardState, ...]:
