@@ -317,3 +317,29 @@ def test_a_pod_that_finds_no_room_on_the_offered_cards_keeps_its_plan_and_so_do_
     assert [rig.cards_of(obj, "c") for obj in plans] == [(0,), (1,)]
     for obj in plans:
         assert rig.admit(obj).admitted
+
+
+def test_ids_that_nobody_asked_about_lead_to_a_card_of_their_node_whatever_was_planned(
+    tmp_path: Path,
+) -> None:
+    """Node 0 has exactly 100 ids left, 80 are a token for a share on node 1: one of its cards is idle."""
+    told = replace(Topology.uniform(4, Link(LinkKind.SYS)), numa_policy=NumaPolicy.SINGLE)
+    with NodeRig(tmp_path, on_nodes(4, 2), topology=told, numa=NumaPolicy.SINGLE) as rig:
+        gone = [
+            pod(f"gone{card}", container("c", 30, 4), on={"c": [(rig.states[card], 30, 4 << 28)]})
+            for card in (0, 1)
+        ]
+        token = pod("token", container("c", 80, 8), on={"c": [(rig.states[2], 80, 8 << 28)]})
+        for obj in (*gone, token):
+            assert rig.admit(obj).admitted
+            rig.start(obj)
+        assert rig.cards_of(token, "c") == (2,)
+        for obj in gone:
+            rig.delete(obj, force=True)
+            rig.state.forget_pod(PodUid(obj["metadata"]["uid"]))
+        fill(rig, (0, 20, 4))
+        one = pod("one", container("c", 100, 0), on={"c": [(rig.states[3], 100, 64 << 28)]})
+        assert rig.admit(one).admitted
+        rig.start(one)
+        assert "GetPreferredAllocation" not in calls(rig, one, CORE), "the kubelet did not ask"
+        assert rig.cards_of(one, "c") == (1,)

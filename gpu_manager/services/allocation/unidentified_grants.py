@@ -24,6 +24,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of, priority_of
 from gpu_manager.domain.rules.pod_request import container_request
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
+from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.services.allocation import planner
 from gpu_manager.services.allocation.books import Books, Grant, Key
 
@@ -97,8 +98,12 @@ def _set_aside(
         asked = container_request(likely.container, node.unit)
     except RequestInvalid:
         return ()
-    if asked is None or len(named) != (asked.cards or 1):
+    if asked is None:
         return ()
+    if len(named) != (asked.cards or 1):
+        if not _aligns(books):
+            return ()
+        named = _near(books, named)
     request = PodRequest(likely.pod.uid, (ContainerRequest("", ContainerKind.APP, 0, asked),))
     if find(request, planner.only(node, named), node.topology, books.ledger) is not None:
         return ()
@@ -241,10 +246,23 @@ def _circles(
 ) -> Iterator[frozenset[CardUuid]]:
     if len(named) == count:  # otherwise the ids are not tied to cards
         yield named
+    near = _near(books, named)
+    if _aligns(books) and not near.issuperset(planned):
+        yield near
     yield frozenset(planned)
+    yield near
+
+
+def _aligns(books: Books) -> bool:
+    """True if the kubelet has a topology policy: it has chosen the NUMA node, if not the card."""
+    return books.node.topology.numa_policy is not NumaPolicy.NONE
+
+
+def _near(books: Books, named: frozenset[CardUuid]) -> frozenset[CardUuid]:
+    """The cards of the NUMA nodes of these."""
     cards = [s.card for s in books.node.cards]
-    near = {card.numa for card in cards if card.uuid in named and card.numa is not None}
-    yield frozenset(card.uuid for card in cards if card.numa in near)
+    nodes = {card.numa for card in cards if card.uuid in named and card.numa is not None}
+    return frozenset(card.uuid for card in cards if card.numa in nodes)
 
 
 def _shares(books: Books, cards: Iterable[CardUuid], request: Request | None) -> tuple[Share, ...]:
