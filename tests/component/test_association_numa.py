@@ -343,3 +343,23 @@ def test_ids_that_nobody_asked_about_lead_to_a_card_of_their_node_whatever_was_p
         rig.start(one)
         assert "GetPreferredAllocation" not in calls(rig, one, CORE), "the kubelet did not ask"
         assert rig.cards_of(one, "c") == (1,)
+
+
+@pytest.mark.parametrize("order", [core_first, memory_first])
+def test_the_ids_of_an_init_container_are_passed_on_with_all_that_is_left_of_its_node(
+    rig: NodeRig, order: Any
+) -> None:
+    """Node 0 has 40 ids left: 20 go to the init container, and come again with the other 20, unasked."""
+    rig.kubelet.hooks.order = order
+    fill(rig, (0, 100, 4), (1, 60, 4))
+    staged = pod(
+        "staged",
+        container("app", 40, 8),
+        init=[container("init", 20, 8)],
+        on={name: [(rig.states[1], cores, 8 << 28)] for name, cores in (("init", 20), ("app", 40))},
+    )
+    result = rig.admit(staged)
+    assert result.admitted, result.message
+    rig.start(staged)
+    assert rig.cards_of(staged, "app") == (1,)
+    assert unnamed(rig) == 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import structlog
@@ -151,9 +152,11 @@ def whose(
     if answered is not None and answered[0] == ids:
         return answered[1]
     owners = books.owners(ids)
-    if len(owners) == 1 and all(books.owners((device,)) for device in ids):
+    if len(owners) == 1:
         pod = _there(local, next(iter(owners)))
-        container = reuser(pod, ids, resource, books.holds) if pod else None
+        held = books.taken(ids)
+        reused = pod is not None and (held == ids or _passed_on(books, pod, resource, held))
+        container = reuser(pod, ids, resource, books.holds) if pod is not None and reused else None
         if pod is not None and container is not None:
             return Decision(ContainerCandidate(pod, container))
     if answered is None:
@@ -161,6 +164,14 @@ def whose(
     told, decision = answered
     fits = decision.candidate is not None and decision.candidate.container.wants(resource) == len(ids)
     return decision if fits and (not told or told & ids) else None
+
+
+def _passed_on(books: Books, pod: Pod, resource: str, ids: AbstractSet[str]) -> bool:
+    """True if an ordinary init container of the pod holds these ids: the next container gets them, and more
+    if it asks for more.
+    """
+    inits = (c.name for c in pod.containers if c.kind is ContainerKind.INIT)
+    return any(ids <= books.holds(pod.uid, name, resource) for name in inits)
 
 
 def _there(local: Mapping[str, Sequence[KnownPod]], uid: PodUid) -> Pod | None:
