@@ -123,6 +123,11 @@ class Nodes:
         return self._views.copy()
 
     @property
+    def live(self) -> Mapping[str, NodeView]:
+        """The same, not copied: it changes with the next :meth:`build`."""
+        return self._views
+
+    @property
     def used(self) -> Used:
         """What pods hold, by namespace and model; a copy."""
         return {namespace: models.copy() for namespace, models in self._used.items()}

@@ -307,25 +307,29 @@ class ClusterState:
     def snapshot(self) -> Snapshot:
         """Everything, now. The same object until something changes."""
         with self._lock:
-            if self._dirty:
-                self._nodes.build({name: self._on_node(name) for name in self._dirty})
-                self._dirty.clear()
-                self._snapshot = None
-            if self._snapshot is None:
-                self._snapshot = Snapshot(
-                    nodes=self._nodes.views,
-                    used=added(self._nodes.used, self.claims.used()),
-                    protected=added(self._nodes.protected, self.claims.protected()),
-                    reserved={
-                        **{uid: occupant.pod.node for uid, (_, occupant) in self._expected.items()},
-                        **{uid: occupant.pod.node for uid, occupant in self._reserved.items()},
-                    },
-                    budgets=tuple(self._budgets.values()),
-                    unit=self.unit,
-                    turn=self._nodes.turn,
-                    names_turn=self._nodes.names_turn,
-                )
+            if self._snapshot is None or self._dirty:
+                self._snapshot = replace(self.glance(), nodes=self._nodes.views)
             return self._snapshot
+
+    def glance(self) -> Snapshot:
+        """The same for who holds :attr:`lock` and keeps nothing of it: thousands of nodes are not copied."""
+        if self._dirty:
+            self._nodes.build({name: self._on_node(name) for name in self._dirty})
+            self._dirty.clear()
+            self._snapshot = None
+        return self._snapshot or Snapshot(
+            nodes=self._nodes.live,
+            used=added(self._nodes.used, self.claims.used()),
+            protected=added(self._nodes.protected, self.claims.protected()),
+            reserved={
+                **{uid: occupant.pod.node for uid, (_, occupant) in self._expected.items()},
+                **{uid: occupant.pod.node for uid, occupant in self._reserved.items()},
+            },
+            budgets=tuple(self._budgets.values()),
+            unit=self.unit,
+            turn=self._nodes.turn,
+            names_turn=self._nodes.names_turn,
+        )
 
     def news(self, turn: int) -> tuple[Snapshot, list[NodeView]]:
         """The snapshot, and those of its nodes that were built anew after that turn."""

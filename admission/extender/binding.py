@@ -264,7 +264,7 @@ class Binder:
                 _must_wait(
                     known.pod
                 )  # bound since it was looked up: its cards are not to be moved in the books
-            snapshot = self._cluster.snapshot()
+            snapshot = self._cluster.glance()
             view = snapshot.nodes.get(node)
             if view is None:
                 raise DoesNotFit(f"node {quoted(node)} is not known here")
