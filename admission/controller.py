@@ -191,6 +191,8 @@ class SchedulingController:
         self.binder.settle()
         now = self._clock.monotonic()
         self.cluster.expire(now)
+        if self.cluster.synced:
+            self.policy.close(now)
         self.wake()
         if self.cluster.synced:
             self.judge.prepare(self.cluster.snapshot())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from admission.cluster.kept_node import KeptFor
 from admission.cluster.node_facts import Intern, NodeFacts
 from admission.cluster.pod_view import PodView
 from gpu_manager.domain.cluster.accounting import (
@@ -31,8 +32,9 @@ class NodeView(NodeBooks):
     means equal cards, equal ``state`` equal to placement, both but for the UUIDs of the cards. ``cpu`` is the
     host CPU that no pod has asked for, in thousandths; None if the node does not say what it has. Equal
     ``kind`` means equal to every pod that is not on the node and may use every pool; 0 marks a node with
-    something of its own: a problem, a refusal, a pod nominated to it. ``constraints``, which kube-scheduler
-    judges before it asks an extender, are no part of it. ``ids``: the kubelet's count, where pods shrank.
+    something of its own: a problem, a refusal, a pod nominated to it, one that it is kept for.
+    ``constraints``, which kube-scheduler judges before it asks an extender, are no part of it. ``ids``: the
+    kubelet's count, where pods shrank. ``kept``: for whom it is closed to smaller pods.
     """
 
     problem: str
@@ -44,6 +46,7 @@ class NodeView(NodeBooks):
     kind: int = 0
     constraints: NodeConstraints = OPEN
     ids: KubeletIds | None = None
+    kept: KeptFor | None = None
 
     def awaits(self, pod: PodUid, priority: int) -> tuple[PodView, ...]:
         """Pods nominated here that ``pod`` must leave room for."""
@@ -80,6 +83,7 @@ def build_view(
     before: NodeView | None = None,
     cpu: int | None = None,
     claims: Iterable[KnownClaim] = (),
+    kept: KeptFor | None = None,
 ) -> NodeView:
     """The node with these pods and claims on it.
 
@@ -96,7 +100,7 @@ def build_view(
     cards = [state.card.uuid for state in node.cards]
     priorities = tuple(map(ledger.priorities, cards)) if ledger.prioritised else None
     state = intern((facts.hardware, tuple(map(ledger.booked, cards)), left, priorities))
-    plain = not (facts.problem or node.refused or node.lingering or awaited)
+    plain = not (facts.problem or node.refused or node.lingering or awaited or kept)
     kind = (state if cpu is None else intern((state, cpu))) if plain else 0
     return NodeView(
         node,
@@ -112,4 +116,5 @@ def build_view(
         kind,
         facts.constraints,
         ids,
+        kept,
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
+from admission.cluster.kept_node import KeptFor
 from admission.cluster.node_facts import NodeFacts, facts_by_capacity, node_facts, node_fingerprint
 from admission.cluster.node_view import NodeView, build_view
 from admission.cluster.pod_view import PodView
@@ -33,13 +34,15 @@ def name_of(obj: Mapping[str, Any]) -> str:
 
 class OnNode(NamedTuple):
     """Pods of ours that are bound, awaited or nominated on a node, the host CPU of all others, in
-    thousandths, what pods hold there that were deleted by force, and claims that hold something there.
+    thousandths, what pods hold there that were deleted by force, claims that hold something there, and for
+    whom the node is closed to smaller pods.
     """
 
     pods: Sequence[PodView]
     others_cpu: int
     deleted: tuple[TerminatingShare, ...] = ()
     claims: tuple[KnownClaim, ...] = ()
+    kept: KeptFor | None = None
 
 
 class Nodes:
@@ -152,7 +155,7 @@ class Nodes:
         return None if facts is None else facts.report
 
     def _build(self, name: str, on_node: OnNode) -> None:
-        here, others_cpu, deleted, claims = on_node
+        here, others_cpu, deleted, claims, kept = on_node
         before, facts = self._views.pop(name, None), self._facts.get(name)
         if facts is None:
             if not claims and not any(o.occupies for o in here):
@@ -167,7 +170,7 @@ class Nodes:
         bound = [o for o in here if o.occupies and o.pod.node == name]
         nominated = [o for o in here if o.waits and o.nominated == name]
         cpu = None if facts.cpu is None else facts.cpu - others_cpu - sum(o.cpu for o in bound)
-        view = build_view(facts, bound, nominated, self._intern, before, cpu, claims)
+        view = build_view(facts, bound, nominated, self._intern, before, cpu, claims, kept)
         self._views[name] = view
         self._count(before, view)
 

@@ -14,8 +14,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from admission.cluster.budgets import KnownBudgets
 from admission.cluster.claims import CLAIMS, CLASSES, OF_CLAIMS, ClusterClaims
 from admission.cluster.deleted_pods import DeletedPods
+from admission.cluster.kept_node import KeptFor, KeptNode
 from admission.cluster.node_view import NodeView
 from admission.cluster.nodes import Nodes, OnNode, name_of
 from admission.cluster.other_pods import OtherPods
@@ -27,7 +29,7 @@ from gpu_manager.domain.contract import RESIZED
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import MIRROR, Pod, PodUid
 from gpu_manager.domain.untrusted import mapping, timestamp
-from gpu_manager.domain.whatif.disruption_budgets import DisruptionBudget, read_budget
+from gpu_manager.domain.whatif.disruption_budgets import DisruptionBudget
 
 NODES: Final = "nodes"
 PODS: Final = "pods"
@@ -78,7 +80,8 @@ class ClusterState:
         self._fresh: deque[PodView] = deque(maxlen=_MOST_FRESH)
         self._gone: deque[PodView] = deque(maxlen=_MOST_FRESH)
         self._at: dict[str, set[PodUid]] = {}  # node → pods bound, reserved or nominated there
-        self._budgets: dict[tuple[str, str], DisruptionBudget] = {}
+        self._budgets = KnownBudgets()
+        self._kept = KeptNode()
         self._dirty: set[str] = set()
         self._since = math.inf
         self._synced: set[str] = set()
@@ -110,6 +113,7 @@ class ClusterState:
             other._pods, other._names = self._pods.copy(), self._names.copy()
             other._reserved, other._expected = self._reserved.copy(), self._expected.copy()
             other._deleted, other._budgets = self._deleted.copy(), self._budgets.copy()
+            other._kept = replace(self._kept)
             other._fresh, other._gone = self._fresh.copy(), self._gone.copy()
             other._at = {node: uids.copy() for node, uids in self._at.items()}
             other._since, other._synced = self._since, self._synced.copy()
@@ -131,7 +135,8 @@ class ClusterState:
             elif kind == NODES:
                 self._apply_node(obj, gone=gone)
             elif kind == BUDGETS:
-                self._apply_budget(obj, gone=gone)
+                self._budgets.apply(obj, gone=gone)
+                self._snapshot = None
             elif kind in OF_CLAIMS:
                 self._dirty |= self.claims.apply(kind, obj, gone=gone)
                 self._snapshot = None
@@ -220,6 +225,11 @@ class ClusterState:
         """End the wait for claims that were let pass and not created; only while the watch is up."""
         with self._lock:
             self._snapshot = None if self.claims.expire(now) else self._snapshot
+
+    def keep(self, node: str, kept: KeptFor | None) -> None:
+        """Close the node to smaller pods, and open the one that was; without ``kept`` none is closed."""
+        with self._lock:
+            self._dirty |= self._kept.change(node, kept)
 
     def release(self, uid: PodUid) -> bool:
         """Undo a reservation; False if there is none any more."""
@@ -325,7 +335,7 @@ class ClusterState:
                 **{uid: occupant.pod.node for uid, (_, occupant) in self._expected.items()},
                 **{uid: occupant.pod.node for uid, occupant in self._reserved.items()},
             },
-            budgets=tuple(self._budgets.values()),
+            budgets=self._budgets.all(),
             unit=self.unit,
             turn=self._nodes.turn,
             names_turn=self._nodes.names_turn,
@@ -465,7 +475,8 @@ class ClusterState:
 
     def _on_node(self, node: str) -> OnNode:
         pods = [self._coming(uid) or self._pods[uid] for uid in self._at.get(node, ())]
-        return OnNode(pods, self._others.cpu(node), self._deleted.on(node), self.claims.on(node))
+        others, deleted = self._others.cpu(node), self._deleted.on(node)
+        return OnNode(pods, others, deleted, self.claims.on(node), self._kept.on(node))
 
     # Nodes.
 
@@ -483,17 +494,6 @@ class ClusterState:
         self._deleted.forget(name)
         if self._nodes.drop(name):
             self._dirty.add(name)
-
-    def _apply_budget(self, obj: Mapping[str, Any], *, gone: bool) -> None:
-        budget = read_budget(obj)
-        if budget is None:
-            return
-        key = budget.namespace, budget.name
-        if gone:
-            self._budgets.pop(key, None)
-        else:
-            self._budgets[key] = budget
-        self._snapshot = None
 
 
 def _uid(obj: Mapping[str, Any]) -> PodUid:

@@ -194,7 +194,7 @@ class _Scope:
 
 _GROUPS: Final = (
     FITS,
-    *(u.value for u in (Unfit.ROOM, Unfit.REFUSED, Unfit.QUOTA)),
+    *(u.value for u in (Unfit.ROOM, Unfit.REFUSED, Unfit.KEPT, Unfit.QUOTA)),
     BARRED,
     Unfit.NEVER.value,
 )

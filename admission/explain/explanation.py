@@ -18,7 +18,7 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from admission.explain.remedies import JudgedNode, Remedy, WaitingPod, cheapest_remedy
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
-from admission.extender.refusal_lines import describe, refusal, why
+from admission.extender.refusal_lines import LATEST, describe, refusal, why
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.quota import Quota
 from gpu_manager.domain.errors import RequestInvalid, printable
@@ -44,6 +44,7 @@ _WORDS: Final = {
     Unfit.ROOM.value: ("has no room now", "have no room now"),
     BARRED: ("keeps it off", "keep it off"),
     Unfit.NEVER.value: ("could not hold it even if empty", "could not hold it even if empty"),
+    Unfit.KEPT.value: ("is kept for a larger pod", "are kept for a larger pod"),
     Unfit.QUOTA.value: ("is closed to it by quota", "are closed to it by quota"),
     Unfit.REFUSED.value: ("refused this amount a moment ago", "refused this amount a moment ago"),
     Unfit.NODE.value: ("has no cards for it", "have no cards for it"),
@@ -140,7 +141,7 @@ def explain(
     return Explanation(
         pod=pod.key,
         asks=describe(request),
-        line=_line(pod, counts, total, change, nodes, barred),
+        line=_line(pod, counts, total, change, nodes, barred, _own(pod, snapshot)),
         change=change.text if change else "",
         counts=dict(counts),
         total=total,
@@ -154,6 +155,7 @@ _ORDER = [
     FITS,
     Unfit.ROOM.value,
     Unfit.REFUSED.value,
+    Unfit.KEPT.value,
     Unfit.QUOTA.value,
     BARRED,
     Unfit.NEVER.value,
@@ -263,6 +265,7 @@ def _line(
     change: Remedy | None,
     nodes: Sequence[NodeLine],
     barred: Mapping[str, str],
+    own: str,
 ) -> str:
     if not total:
         return "waits: the cluster has no node with cards"
@@ -275,12 +278,26 @@ def _line(
     parts = [
         f"{counts[word]} {_WORDS[word][counts[word] > 1]}"
         + (f" ({shown_bars(barred)})" if word == BARRED else "")
+        + (f" ({_kept_for(nodes)})" if word == Unfit.KEPT.value else "")
         + (f" ({BY_CLAIMS})" if word == Unfit.NODE.value and _by_claims(nodes) else "")
         for word in _ORDER
         if counts[word]
     ]
     cure = f". Smallest change: {change.text}" if change else ". No change of its amounts helps"
-    return f"waits: of {_nodes(total)}, {', '.join(parts)}{cure}"[:LINE_LIMIT]
+    return f"waits: of {_nodes(total)}, {', '.join(parts)}{own}{cure}"[:LINE_LIMIT]
+
+
+def _kept_for(nodes: Sequence[NodeLine]) -> str:
+    return next((one.line for one in nodes if one.outcome == Unfit.KEPT.value), "")
+
+
+def _own(pod: Pod, snapshot: Snapshot) -> str:
+    """Which node is closed to smaller pods for this one."""
+    for view in snapshot.nodes.values():
+        if view.kept is not None and view.kept.pod.uid == pod.uid:
+            where = f". Node {printable(view.name)} is closed to smaller pods for it"
+            return f"{where} ({LATEST}: {view.kept.left})"
+    return ""
 
 
 def _by_claims(nodes: Sequence[NodeLine]) -> bool:

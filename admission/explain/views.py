@@ -33,6 +33,7 @@ _WORDS_ONE: Final = {
     FITS: "room now",
     Unfit.ROOM.value: "no room now",
     Unfit.NEVER.value: "no room, even if it were empty",
+    Unfit.KEPT.value: "kept for a larger pod",
     Unfit.QUOTA.value: "closed by quota",
     Unfit.REFUSED.value: "refused this amount a moment ago",
     Unfit.NODE.value: "no cards for it",

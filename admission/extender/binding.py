@@ -269,7 +269,7 @@ class Binder:
             if view is None:
                 raise DoesNotFit(f"node {quoted(node)} is not known here")
             mine = quota.of(pod.namespace, request.priority) if quota else None
-            question = self._judge.ask(occupant, request, snapshot, mine)
+            question = self._judge.ask(occupant, request, snapshot, mine, chosen=True)
             fit = question.on(view)
             if isinstance(fit, Unfit):
                 self._count("bind_conflicts", fit.value)

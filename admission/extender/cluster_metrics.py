@@ -150,6 +150,7 @@ class _Cluster(Collector):
         yield _gauge("reservations", "Pods whose place is kept until they are bound", len(snapshot.reserved))
         yield _gauge("waiting_pods", "GPU pods that look for a node", len(seen.cluster.waiting()))
         yield _gauge("nodes", "Nodes known here, with cards or without", len(snapshot.nodes))
+        yield from _kept(snapshot.nodes.values())
         yield from _stranded(snapshot.nodes.values())
         yield from _protected(snapshot.nodes.values())
         quota = seen.quota.current
@@ -163,6 +164,14 @@ class _Cluster(Collector):
         lines = list(quota.usage(snapshot.used, snapshot.protected))
         for part, words in (("used", "held, or being bound"), ("limit", "granted")):
             yield from _amounts(part, words, lines)
+
+
+def _kept(nodes: Iterable[NodeView]) -> Iterator[Metric]:
+    left = [view.kept.left for view in nodes if view.kept is not None]
+    text = "Nodes closed to smaller pods, kept for a pod of several cards that has waited for long"
+    yield _gauge("kept_nodes", text, len(left))
+    text = "Pods of the cluster that may leave their nodes before the kept node is open to smaller pods again"
+    yield _gauge("kept_departures_left", text, max(left, default=0))
 
 
 def _stranded(nodes: Iterable[NodeView]) -> Iterator[Metric]:

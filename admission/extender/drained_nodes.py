@@ -1,4 +1,8 @@
-"""Nodes kept for pods of several cards for which their scheduler found none: kept up by what changed."""
+"""Nodes kept for pods of several cards for which their scheduler found none: kept up by what changed.
+
+At most two are a preference; one of them is closed to smaller pods once the pod has waited for long
+(:mod:`gpu_manager.domain.score.closing`).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,15 @@ from heapq import nsmallest
 from itertools import islice
 from typing import Final
 
+from admission.cluster.kept_node import KeptFor
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
-from admission.cluster.snapshot import ClusterState
+from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.node_rooms import NodeRooms
 from gpu_manager.domain.cluster.quota import NamespaceQuota, Quota
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import Amount
+from gpu_manager.domain.score.closing import NodeClosing
 from gpu_manager.domain.score.draining import MOST, drained, left_to_end
 from gpu_manager.domain.score.request_mix import RequestShape, Stock
 from gpu_manager.domain.whatif.scheduling_constraints import PodConstraints
@@ -23,6 +29,7 @@ NodeContent = tuple[int, int | None]
 """State and free host CPU: nodes that are equal in both are kept together."""
 
 _LOOKED: Final = 16  # pods that wait, at each question
+_MOST_NEAREST: Final = 64  # requests for which a node may be closed, of which the nodes are kept in order
 _MOST_KNOWN: Final = 4096  # pods; the oldest go
 
 
@@ -55,6 +62,11 @@ class _Pod:
     shapes: tuple[RequestShape, ...]  # of its parts
     constraints: PodConstraints
 
+    @property
+    def cards(self) -> int:
+        """Of its largest part."""
+        return max(shape.cards for shape in self.shapes)
+
     def asked(self, quota: NamespaceQuota | None, used: Mapping[str, Amount], bounds: QuotaBounds) -> _Asked:
         """What it may have under a quota of its namespace, which uses so much."""
         largest = max(self.shapes, key=lambda shape: shape.cards)
@@ -84,13 +96,22 @@ class _Nearest:
 
     def of(self, cluster: ClusterState) -> list[NodeContent]:
         """Return as many as can be kept, those with the least to end first."""
+        self._look(cluster)
+        return [content for *_, content in nsmallest(MOST, self._able.values())]
+
+    def first(self, cluster: ClusterState) -> tuple[str, int] | None:
+        """The node with the least to end, and how many cores; None if none is large enough."""
+        self._look(cluster)
+        left, _, name, _ = min(self._able.values(), default=(0, 0, "", None))
+        return (name, left) if name else None
+
+    def _look(self, cluster: ClusterState) -> None:
         snapshot, changed = cluster.news(self._turn)
         self._turn = snapshot.turn
         for view in changed:
             self._put(view)
         for name in self._able.keys() - snapshot.nodes.keys():
             del self._able[name]
-        return [content for *_, content in nsmallest(MOST, self._able.values())]
 
     def _put(self, view: NodeView) -> None:
         self._able.pop(view.name, None)
@@ -113,9 +134,11 @@ class DrainedNodes:
         self._rooms = rooms
         self._came: dict[PodUid, _Pod] = {}  # pods of several cards, the first come first
         self._nearest: dict[_Asked, _Nearest] = {}
+        self._closing = NodeClosing[PodUid, str]()
+        self._to_close: dict[_Asked, _Nearest] = {}  # the one asked for longest ago first
 
     def copy(self, rooms: NodeRooms) -> DrainedNodes:
-        """The same pods, over other bounds."""
+        """The same pods, over other bounds; what is closed stands in the books of the cluster."""
         other = DrainedNodes(rooms)
         other._came = self._came.copy()
         return other
@@ -127,11 +150,57 @@ class DrainedNodes:
             if len(self._came) > _MOST_KNOWN:
                 del self._came[next(iter(self._came))]
 
+    def left(self, count: int) -> None:
+        """So many pods have left their nodes."""
+        self._closing.left(count)
+
+    def close(self, cluster: ClusterState, bounds: QuotaBounds, now: float) -> None:
+        """Close the node whose turn it is to smaller pods, and open the one whose time is over; ``now`` in
+        seconds.
+        """
+        snapshot = cluster.snapshot()
+        unschedulable = {uid: each.cards for uid, each, pod in self._known(cluster) if pod.unschedulable}
+        before = self._closing.closed
+        if before is not None and before.pod in snapshot.reserved:
+            return  # it is about to come
+        if before is None and not unschedulable:
+            self._to_close.clear()
+            cluster.keep("", None)
+            return
+        new = [True]  # one a look, as for those that are kept
+
+        def nearest(uid: PodUid) -> tuple[str, int] | None:
+            asked = self._may_have(uid, snapshot, bounds)
+            if asked is None:
+                return None
+            known = self._to_close.pop(asked, None)
+            if known is None and not new:
+                return None
+            if known is None:
+                new.clear()
+                known = _Nearest(asked, self._rooms)
+            self._to_close[asked] = known
+            if len(self._to_close) > _MOST_NEAREST:
+                del self._to_close[next(iter(self._to_close))]
+            return known.first(cluster)
+
+        running = sum(len(view.bound) for view in snapshot.nodes.values())
+        closed = self._closing.look(unschedulable, running, nearest, now)
+        waits = None if closed is None else cluster.pod(closed.pod)
+        if closed is None or waits is None:
+            cluster.keep("", None)
+        else:
+            cluster.keep(closed.node, KeptFor(waits.pod, closed.cards, closed.left))
+
     def kept(self, cluster: ClusterState, bounds: QuotaBounds) -> Mapping[NodeContent, int]:
         """Return which nodes are kept, and for how many cards."""
         if not self._came:
             return {}
-        waiting = list(islice(self._waiting(cluster, bounds), _LOOKED))
+        snapshot = cluster.snapshot()
+        could = (
+            self._may_have(uid, snapshot, bounds) for uid, _, pod in self._known(cluster) if pod.unschedulable
+        )
+        waiting = list(islice((asked for asked in could if asked is not None), _LOOKED))
         known = self._nearest
         self._nearest = {asked: known[asked] for asked in waiting if asked in known}
         # A new one looks at every node: one a question, so that no scheduler waits for several.
@@ -144,15 +213,22 @@ class DrainedNodes:
             if asked in self._nearest
         )
 
-    def _waiting(self, cluster: ClusterState, bounds: QuotaBounds) -> Iterator[_Asked]:
-        """Those that wait still, found no node, and could have one under their namespace's quota."""
-        snapshot = cluster.snapshot()
+    def _known(self, cluster: ClusterState) -> Iterator[tuple[PodUid, _Pod, PodView]]:
+        """Those that wait still; the others are forgotten."""
         for uid, each in list(self._came.items()):
             pod = cluster.pod(uid)
-            if pod is None or not pod.waits:
-                del self._came[uid]
-            elif pod.unschedulable and uid not in snapshot.reserved:
-                quota = bounds.quota.of(each.namespace) if bounds.quota else None
-                asked = each.asked(quota, snapshot.used.get(each.namespace, {}), bounds)
-                if not asked.closed.issuperset(bounds.stock):
-                    yield asked
+            if pod is not None and pod.waits:
+                yield uid, each, pod
+                continue
+            del self._came[uid]
+            if pod is not None and pod.occupies:
+                self._closing.started(uid, each.cards, pod.pod.node)
+
+    def _may_have(self, uid: PodUid, snapshot: Snapshot, bounds: QuotaBounds) -> _Asked | None:
+        """What it asks for; None if it is about to get it, or its namespace's quota would refuse it."""
+        each = self._came[uid]
+        if uid in snapshot.reserved:
+            return None
+        quota = bounds.quota.of(each.namespace) if bounds.quota else None
+        asked = each.asked(quota, snapshot.used.get(each.namespace, {}), bounds)
+        return None if asked.closed.issuperset(bounds.stock) else asked

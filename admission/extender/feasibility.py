@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
+from admission.cluster.kept_node import KeptFor
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
@@ -35,13 +36,14 @@ class Unfit(Enum):
     REFUSED = "refused"  # the agent there refused this very amount a moment ago
     QUOTA = "quota"
     NEVER = "never"  # not even if it were empty
+    KEPT = "kept"  # closed to smaller pods, for one that waits
     ROOM = "room"
     LATE = "late"  # not judged: the question took too long
 
     @property
     def lasting(self) -> bool:
         """True if no preemption on the node can change it."""
-        return self in (Unfit.NODE, Unfit.QUOTA, Unfit.NEVER)
+        return self in (Unfit.NODE, Unfit.QUOTA, Unfit.NEVER, Unfit.KEPT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,9 +100,18 @@ class FeasibilityJudge:
         self._free = FreeCards()
 
     def ask(
-        self, occupant: PodView, request: PodRequest, snapshot: Snapshot, quota: NamespaceQuota | None
+        self,
+        occupant: PodView,
+        request: PodRequest,
+        snapshot: Snapshot,
+        quota: NamespaceQuota | None,
+        *,
+        chosen: bool = False,
     ) -> FeasibilityCheck:
-        """One pod, and the cluster as it is. ``quota`` is that of its namespace, None if it has none."""
+        """One pod, and the cluster as it is. ``quota`` is that of its namespace, None if it has none.
+
+        ``chosen``: its scheduler has taken a node that was offered; that it is closed since counts no more.
+        """
         containers = (replace(c, name=str(i)) for i, c in enumerate(request.containers))
         plain = replace(request, uid=PodUid(""), containers=tuple(containers), ceiling=None)
         with self._lock:
@@ -113,7 +124,7 @@ class FeasibilityJudge:
                 shape.clear()
             self._shapes[plain] = self._latest = shape  # the newest last
             self._count(shape)
-        return FeasibilityCheck(occupant, request, shape, snapshot, quota, self._free)
+        return FeasibilityCheck(occupant, request, shape, snapshot, quota, self._free, chosen=chosen)
 
     def prepare(self, snapshot: Snapshot) -> None:
         """Read what is free on each node, beside the questions: else the next one does it."""
@@ -148,12 +159,15 @@ class FeasibilityCheck:
         snapshot: Snapshot,
         quota: NamespaceQuota | None,
         free: FreeCards,
+        *,
+        chosen: bool = False,
     ) -> None:
         self.request = request
         self.free = free
         self.pod = occupant.pod
         self.shape = shape
         self.quota = quota
+        self._chosen, self._nominated = chosen, occupant.nominated
         self._amounts = frozenset(c.request.amount for c in request.containers)
         self._own_node = snapshot.reserved.get(request.uid, "")
         self.used = dict(snapshot.used.get(occupant.pod.namespace, {}))
@@ -179,7 +193,7 @@ class FeasibilityCheck:
         """True if the answer for the node is that for all nodes of its state."""
         if not self.alike or (self._own_node and view.name == self._own_node):
             return False
-        return bool(view.kind) or not (view.problem or view.node.refused or view.nominated)
+        return bool(view.kind) or not (view.problem or view.node.refused or view.nominated or view.kept)
 
     def _judge(self, view: NodeView) -> Fit | Unfit:
         no = self.before_cards(view)
@@ -248,7 +262,15 @@ class FeasibilityCheck:
             return Unfit.NODE
         if self.quota is not None and not self.quota.allows_pool(view.node.pool):
             return Unfit.QUOTA
+        if view.kept is not None and self._is_kept_out(view, view.kept):
+            return Unfit.KEPT
         return Unfit.REFUSED if view.node.refused and self._amounts & view.node.refused else None
+
+    def _is_kept_out(self, view: NodeView, kept: KeptFor) -> bool:
+        """A pod that was sent there already, or that others make room for there, may still come."""
+        if self._chosen or view.name in (self._own_node, self._nominated):
+            return False
+        return kept.refuses(self.pod, max(c.request.cards for c in self.request.containers))
 
     def fit(self, view: NodeView, ledger: Ledger, closed: frozenset[str]) -> Fit | None:
         """Where the pod would lie if the node's books were these; cards of the ``closed`` models are left

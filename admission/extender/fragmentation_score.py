@@ -164,8 +164,7 @@ class LeastFragmentation:
         self._remember(request, [key for key, each in zip(keys, found, strict=True) if each])
         prices = self._prices(epoch)
         costs = [each and (in_all(each[0], each[2], prices) if each[2] else each[0]) for each in found]
-        quota = self._quota.current if self._quota else None
-        bounds = QuotaBounds(quota, epoch.scorer.stock, self._cluster.unit)
+        bounds = self._bounds(epoch.scorer.stock)
         with self._lock:
             kept = self._drained.kept(self._cluster, bounds)
         if kept:
@@ -180,6 +179,21 @@ class LeastFragmentation:
             # The better joined first: the second of a cost is the joined cards' sum, negative.
             return [cost and (cost[1], *cost) for cost in costs]
         return costs
+
+    def close(self, now: float) -> None:
+        """Close a node to smaller pods where one has waited for long, and open it in time.
+
+        ``now`` in seconds. To be called each second. Arrivals are counted, but no epoch begins: those go by
+        questions alone.
+        """
+        with self._lock:
+            self._count()
+            epoch = self._epoch
+            stock = epoch.scorer.stock if epoch else stock_of(self._cluster.snapshot().nodes.values())
+            self._drained.close(self._cluster, self._bounds(stock), now)
+
+    def _bounds(self, stock: Mapping[str, Stock]) -> QuotaBounds:
+        return QuotaBounds(self._quota.current if self._quota else None, stock, self._cluster.unit)
 
     def _work_out(
         self, epoch: _Epoch, uid: PodUid, cpu: int, keys: Sequence[_Key], candidates: Sequence[RankedNode]
@@ -235,7 +249,9 @@ class LeastFragmentation:
         if begins:  # this program has just started: others may have come and left before
             created = (timestamp(occupant.pod.created) for occupant in fresh if occupant.occupies)
             self._arrivals.began([at for at in created if at is not None], self._cluster.since)
-        for occupant in self._cluster.gone():
+        gone = self._cluster.gone()
+        self._drained.left(len(gone))
+        for occupant in gone:
             self._arrivals.leave(len(shapes_of(occupant, self._cluster.unit)))
 
     def _prepare(self, epoch: _Epoch) -> _NextEpoch:

@@ -89,7 +89,7 @@ class LastAnswers:
         self, question: FeasibilityCheck, names: NodeNames, now: Snapshot
     ) -> Verdicts | None:
         """What is said of these nodes for a pod that asks for this; None if that is not known."""
-        last = self._alike.get(question.shape.request) if _is_like_others(question) else None
+        last = self._alike.get(_kind(question)) if _is_like_others(question) else None
         verdicts = (
             None if last is None else self._changed(last, question, now, max(_FEW, len(last.names) // 4))
         )
@@ -108,7 +108,7 @@ class LastAnswers:
         return verdicts if at is None else verdicts.at(at)
 
     def _keep(self, question: FeasibilityCheck, answer: LastFilter) -> None:
-        self._alike[question.shape.request] = answer
+        self._alike[_kind(question)] = answer
         if len(self._alike) > _MOST_KEPT:
             self._alike.pop(next(iter(self._alike)), None)
 
@@ -118,6 +118,11 @@ class LastAnswers:
         """The verdicts in this snapshot; None if much has changed since, or something has changed again."""
         newest, changed = self._cluster.news(last.snapshot.turn)
         return last.now(question, now, changed) if newest is now and len(changed) <= most else None
+
+
+def _kind(question: FeasibilityCheck) -> Hashable:
+    """Pods of equal kinds get the same verdicts; a node that is kept for a pod is open to higher priority."""
+    return question.shape.request, question.pod.priority
 
 
 def _is_like_others(question: FeasibilityCheck) -> bool:

@@ -37,7 +37,7 @@ def reasons(
         if code not in codes:
             continue
         fails = chosen(codes, code)
-        if no in (Unfit.NODE, Unfit.QUOTA):
+        if no in (Unfit.NODE, Unfit.QUOTA, Unfit.KEPT):
             briefs = _Briefs(question)
             for name, number in compress(zip(names, verdicts.numbers.tolist(), strict=True), fails):
                 view = verdicts.views[number]

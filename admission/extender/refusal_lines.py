@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from admission.cluster.kept_node import KeptFor
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import named
 from admission.extender.feasibility import FeasibilityCheck, Unfit, by_model, with_closed
@@ -18,6 +19,7 @@ from gpu_manager.domain.placement.place import Placement, judge
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.rules.request import PodRequest
 
+LATEST: Final = "departures of pods until it opens at the latest"
 LATE: Final = (
     "not judged in time: the pod has many containers, and the nodes differ much; it is asked about again"
 )
@@ -73,17 +75,31 @@ def brief(check: FeasibilityCheck, view: NodeView, no: Unfit) -> str:
         return view.problem or _pool(check, view)
     if no is Unfit.QUOTA:
         return _over_quota(check, view)
+    if no is Unfit.KEPT and view.kept is not None:
+        return kept_for(view.kept, check.pod.namespace)
     return of_any_node(check.request, no)
 
 
 def of_any_node(request: PodRequest, no: Unfit) -> str:
-    """:func:`brief` where the node does not matter: neither :attr:`Unfit.NODE` nor :attr:`Unfit.QUOTA`."""
+    """:func:`brief` where the node does not matter: not :attr:`Unfit.NODE`, :attr:`Unfit.QUOTA` or
+    :attr:`Unfit.KEPT`.
+    """
     if no is Unfit.REFUSED:
         return "its agent refused this amount less than a minute ago: its books are ahead of what is seen"
     if no is Unfit.LATE:
         return LATE
     never = " even on the empty node" if no is Unfit.NEVER else ""
     return f"no room on its cards{never} for {describe(request)}"
+
+
+def kept_for(kept: KeptFor, namespace: str | None) -> str:
+    """Who a node is kept for and for how long, for people of one namespace; None: of all."""
+    who = named([kept.pod], namespace)[0]
+    since = printable(kept.pod.created) or "its creation"
+    return (
+        f"kept for {who}, which asks for {kept.cards} cards and waits since {since}: closed to pods that ask"
+        f" for fewer; {LATEST}: {kept.left}"
+    )
 
 
 def describe(request: PodRequest) -> str:

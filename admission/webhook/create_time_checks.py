@@ -122,7 +122,7 @@ def _never(
     kinds = [view for view in views if not view.problem]
     if not kinds or len(kinds) > _MOST_KINDS:
         return ()
-    question = judge.ask(PodView(pod), request, snapshot, None)
+    question = judge.ask(PodView(pod), request, snapshot, None, chosen=True)  # who is kept out now may wait
     for view in kinds:
         found = question.on(view)
         if isinstance(found, Fit) or found is not Unfit.NEVER:

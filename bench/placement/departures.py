@@ -109,8 +109,8 @@ class _Cards:
         self._world = world
         self._free = [[cores for cores, _ in world.room(at).free] for at in range(nodes)]
 
-    def put(self, pod: Pod, at: int, after: FreeShape) -> list[int]:
-        """The cards it takes."""
+    def put(self, pod: Pod, at: int, after: FreeShape, number: int) -> list[int]:
+        """The cards it takes; ``number`` is that of the arrival."""
         cards = self._free[at]
         touched = Counter(cards) - Counter(cores for cores, _ in after.free)
         taken: list[int] = []
@@ -118,7 +118,7 @@ class _Cards:
             taken.append(next(i for i, free in enumerate(cards) if free == cores and i not in taken))
         for card in taken:
             cards[card] -= min(pod.cores, CORES_PER_CARD)
-        self._world.put(pod, at, after)
+        self._world.put(pod, at, after, number)
         return taken
 
     def leave(self, pod: Pod, at: int, taken: Sequence[int]) -> None:
@@ -154,7 +154,7 @@ def run(
     """One run. ``halfway`` gets the pods that run when the measured half begins; ``patience`` in seconds."""
     world = World(nodes, policy)
     cards = _Cards(world, len(nodes))
-    waiting: list[Coming] = []
+    waiting: dict[int, Coming] = {}  # by their places among those that come
     leaving: list[tuple[float, int, Coming, int, list[int]]] = []
     number, demand, area = count(), 0, 0.0
     later = coming[len(coming) // 2 :]
@@ -167,11 +167,11 @@ def run(
             area += demand * (now - last)
             last = now
 
-    def start(each: Coming, now: float) -> bool:
+    def start(place: int, each: Coming, now: float) -> bool:
         choice = world.choose(each.pod)
         if choice is None:
             return False
-        taken = cards.put(each.pod, *choice)
+        taken = cards.put(each.pod, *choice, place)
         heapq.heappush(leaving, (now + each.runs, next(number), each, choice[0], taken))
         return True
 
@@ -180,28 +180,28 @@ def run(
         now, _, gone, at, taken = heapq.heappop(leaving)
         advance(now)
         cards.leave(gone.pod, at, taken)
-        still: list[Coming] = []
-        for each in waiting:  # only this node has changed, so only what fits here can start
+        still: dict[int, Coming] = {}
+        for place, each in waiting.items():  # only this node has changed, so only what fits here can start
             patient = now - each.at <= patience
-            if not patient or (fits(each.pod.shape, world.room(at)) and start(each, now)):
+            if not patient or (fits(each.pod.shape, world.room(at)) and start(place, each, now)):
                 demand -= each.pod.cores
                 gave_up += 0 if patient or each.at < begin else each.pod.cores
             else:
-                still.append(each)
+                still[place] = each
         if len(still) < len(waiting):
             waiting = still
-            world.wait([each.pod.shape for each in waiting])
+            world.wait({place: each.pod.shape for place, each in waiting.items()})
 
-    for each in coming:
+    for place, each in enumerate(coming):
         while leaving and leaving[0][0] <= each.at:
             depart()
         advance(each.at)
         if each is later[0]:
             halfway([running for _, _, running, _, _ in leaving])
         world.arrived(each.pod.shape)
-        if not start(each, each.at):
-            waiting.append(each)
-            world.wait([each.pod.shape for each in waiting])
+        if not start(place, each, each.at):
+            waiting[place] = each
+            world.wait({place: each.pod.shape for place, each in waiting.items()})
             demand += each.pod.cores
     asked = sum(each.pod.cores for each in later)
     return Outcome(

@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.placement.policies import Offer, ways
 from bench.placement.trace import Pod
+from gpu_manager.domain.score.closing import ClosedNode, NodeClosing
 from gpu_manager.domain.score.draining import drained, left_to_end
 from gpu_manager.domain.score.request_mix import Arrivals, FreeShape, RequestShape, Stock
 from gpu_manager.domain.score.scorer import Scorer
@@ -19,7 +20,7 @@ class Ours:
 
     ``every_card``: the scorer chooses the card of a fraction too, as the roll-out knows it; the product
     takes the best fit, which one node's own judgement is. Without ``draining`` no node is kept for who
-    waits. ``options`` go to the scorer.
+    waits, nor closed. ``options`` go to the scorer.
     """
 
     by_name = False
@@ -46,6 +47,7 @@ class Ours:
         self.evaluated = 0
         self.refresh_seconds = 0.0
         self._left: dict[RequestShape, dict[int, int | None]] = {}
+        self._closing = NodeClosing[int, int]()
 
     def _new(self) -> Scorer:
         return Scorer(self.arrivals.mix(), self._stock, **self._options)
@@ -72,8 +74,12 @@ class Ours:
             self.arrivals.add(shape)
         self.arrivals.began(created, 0.0)
 
-    def left(self) -> None:
+    def left(self, shape: RequestShape) -> None:
         self.arrivals.leave()
+        self._closing.left(shape.cores > 0)
+
+    def started(self, number: int, cards: int, node: int) -> None:
+        self._closing.started(number, cards, node)
 
     def tagged(self, shape: RequestShape, tag: Hashable) -> Hashable:
         return tag
@@ -92,13 +98,36 @@ class Ours:
         nearest = cache(partial(self._nearest, list(nodes)))
         return drained((shape.cards, nearest(shape)) for shape in waiting)
 
+    def closed(
+        self,
+        waiting: Mapping[int, RequestShape],
+        running: int,
+        nodes: Sequence[tuple[int, FreeShape, int, int]],
+    ) -> ClosedNode[int, int] | None:
+        if not self._draining:
+            return None
+
+        def nearest(pod: int) -> tuple[int, int] | None:
+            able = (
+                (left, at)
+                for at, room, cpu, kind in nodes
+                if (left := self._to_end(waiting[pod], kind, room, cpu)) is not None
+            )
+            left, at = min(able, default=(0, None))
+            return None if at is None else (at, left)
+
+        cards = {pod: shape.cards for pod, shape in waiting.items()}
+        return self._closing.look(cards, running, nearest)
+
     def _nearest(self, nodes: Sequence[tuple[int, FreeShape, int]], shape: RequestShape) -> list[int]:
+        each = ((self._to_end(shape, *node), node[0]) for node in nodes)
+        return [number for _, number in sorted((left, number) for left, number in each if left is not None)]
+
+    def _to_end(self, shape: RequestShape, kind: int, room: FreeShape, cpu: int) -> int | None:
         known = self._left.setdefault(shape, {})
-        for number, room, cpu in nodes:
-            if number not in known:
-                known[number] = left_to_end(shape, (room,), cpu)
-        able = [(left, number) for number, _, _ in nodes if (left := known[number]) is not None]
-        return [number for _, number in sorted(able)]
+        if kind not in known:
+            known[kind] = left_to_end(shape, (room,), cpu)
+        return known[kind]
 
     def offers(
         self, shape: RequestShape, rooms: Sequence[FreeShape], tags: Sequence[Hashable]

@@ -13,6 +13,7 @@ import numpy as np
 
 from bench.placement.trace import Pod, typical
 from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.score.closing import ClosedNode
 from gpu_manager.domain.score.multi_gpu_slots import Loss
 from gpu_manager.domain.score.request_mix import FreeShape, RequestShape
 
@@ -31,8 +32,11 @@ class Policy(Protocol):
     def arrived(self, shape: RequestShape) -> bool:
         """One more; True if all prices changed."""
 
-    def left(self) -> None:
+    def left(self, shape: RequestShape) -> None:
         """One of those that came is gone."""
+
+    def started(self, number: int, cards: int, node: int) -> None:
+        """A pod that asks for so many whole cards lies on the node."""
 
     def offers(
         self, shape: RequestShape, rooms: Sequence[FreeShape], tags: Sequence[Hashable]
@@ -53,6 +57,16 @@ class Policy(Protocol):
     ) -> Mapping[int, int]:
         """The nodes kept for requests for several cards that wait, and for how many cards each. ``nodes``:
         each kind of node, what is free there, and its host CPU, used or not.
+        """
+
+    def closed(
+        self,
+        waiting: Mapping[int, RequestShape],
+        running: int,
+        nodes: Sequence[tuple[int, FreeShape, int, int]],
+    ) -> ClosedNode[int, int] | None:
+        """The node that is closed to smaller requests. ``running``: pods with cards that run; ``nodes``: the
+        first of each kind, what is free there, its host CPU, used or not, and the kind.
         """
 
 
@@ -87,7 +101,10 @@ class Plain:
     def arrived(self, shape: RequestShape) -> bool:
         return False
 
-    def left(self) -> None:
+    def left(self, shape: RequestShape) -> None:
+        return
+
+    def started(self, number: int, cards: int, node: int) -> None:
         return
 
     def tagged(self, shape: RequestShape, tag: Hashable) -> Hashable:
@@ -103,6 +120,14 @@ class Plain:
         self, waiting: Sequence[RequestShape], nodes: Iterable[tuple[int, FreeShape, int]]
     ) -> Mapping[int, int]:
         return {}
+
+    def closed(
+        self,
+        waiting: Mapping[int, RequestShape],
+        running: int,
+        nodes: Sequence[tuple[int, FreeShape, int, int]],
+    ) -> ClosedNode[int, int] | None:
+        return None
 
     def offers(
         self, shape: RequestShape, rooms: Sequence[FreeShape], tags: Sequence[Hashable]

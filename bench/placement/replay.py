@@ -11,6 +11,7 @@ from typing import Final
 from bench.placement.policies import Fragments, Offer, Policy
 from bench.placement.trace import MOST_PODS, Node, Pod
 from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.score.closing import ClosedNode
 from gpu_manager.domain.score.draining import with_kept
 from gpu_manager.domain.score.request_mix import FreeShape, RequestShape, Stock
 from gpu_manager.domain.score.scorer import in_all
@@ -56,8 +57,10 @@ class World:
         self._places: list[int] = []  # what the policy counts, over all nodes …
         self._each: dict[int, Sequence[int]] = {}  # … and of each kind of node
         self._cpu: dict[int, int] = {}  # of each kind of node, used or not
-        self._waiting: Sequence[RequestShape] = ()
+        self._waiting: Mapping[int, RequestShape] = {}
         self._kept: Mapping[int, int] | None = {}
+        self._closed: ClosedNode[int, int] | None = None
+        self._running = 0  # pods with cards
         for at, node in enumerate(nodes):
             number = self._intern((FreeShape(node.model, 0, node.cpu, (EMPTY_CARD,) * node.cards), None))
             self.state.append(number)
@@ -83,10 +86,13 @@ class World:
                 self._row(each)
             self.refresh_seconds.append(time.perf_counter() - began)
 
-    def wait(self, shapes: Sequence[RequestShape]) -> None:
-        """So much waits now, the first come first."""
-        self._waiting = [shape for shape in shapes if shape.cards > 1]
-        self._kept = None if self._waiting else {}
+    def wait(self, shapes: Mapping[int, RequestShape]) -> None:
+        """So much waits now, by the number of the pod, the first come first."""
+        self._waiting = {number: shape for number, shape in shapes.items() if shape.cards > 1}
+        self._changed()
+
+    def _changed(self) -> None:
+        self._kept = None if self._waiting or self._closed else {}
 
     def choose(self, pod: Pod) -> tuple[int, FreeShape] | None:
         """The node that takes the pod, and how that leaves it; None if it fits nowhere."""
@@ -101,7 +107,9 @@ class World:
         ]
         if self._kept is None:
             nodes = ((number, self.states[number][0], self._cpu[number]) for number in self.live)
-            self._kept = self.policy.kept(self._waiting, nodes)
+            self._kept = self.policy.kept(list(self._waiting.values()), nodes)
+            firsts = [(min(at), self.states[n][0], self._cpu[n], n) for n, at in self.live.items()]
+            self._closed = self.policy.closed(self._waiting, self._running, firsts)
         if kept := self._kept:
             cards = pod.shape.cards
             offers = [(with_kept(key, cards, kept.get(number, 0)), number) for key, number in offers]
@@ -122,13 +130,14 @@ class World:
 
     def _best(self, pod: Pod, offers: Sequence[tuple[object, int]], key: object) -> int | None:
         """Of the nodes of that key the first by free host memory (unless names go first) and name."""
-        memory, need = self.host_memory, pod.host_memory
+        memory, need, closed = self.host_memory, pod.host_memory, self._closed
+        barred = closed.node if closed and pod.shape.cores and pod.shape.cards < closed.cards else None
         able = (
             (0 if self.policy.by_name else memory[at], at)
             for each, number in offers
             if each == key
             for at in self.live[number]
-            if memory[at] >= need and self.pods[at] < MOST_PODS
+            if memory[at] >= need and self.pods[at] < MOST_PODS and at != barred
         )
         first = min(able, default=None)
         return None if first is None else first[1]
@@ -157,15 +166,18 @@ class World:
         offer = row[self.state[at]]
         return (at, offer[1]) if offer else None
 
-    def put(self, pod: Pod, at: int, after: FreeShape) -> None:
-        """The pod lies on the node."""
+    def put(self, pod: Pod, at: int, after: FreeShape, number: int = -1) -> None:
+        """The pod lies on the node; ``number``: as which it waited."""
         self.host_memory[at] -= pod.host_memory
         self.pods[at] += 1
+        self._running += pod.cores > 0
+        self.policy.started(number, pod.shape.cards, at)
         self._move(at, (after, self.policy.tagged(pod.shape, self.states[self.state[at]][1])))
 
     def leave(self, pod: Pod, at: int, free: tuple[tuple[int, int], ...]) -> None:
         """The pod is gone; ``free`` is what the node's cards then have."""
-        self.policy.left()
+        self.policy.left(pod.shape)
+        self._running -= pod.cores > 0
         room, tag = self.states[self.state[at]]
         self.host_memory[at] += pod.host_memory
         self.pods[at] -= 1
@@ -180,7 +192,7 @@ class World:
         self.state[at] = new
         self._cpu[new] = self._cpu[old]
         self.live.setdefault(new, set()).add(at)
-        self._kept = None if self._waiting else {}
+        self._changed()
         self._free += state[0].cores - self.states[old][0].cores
         pairs = zip(self._places, self._counted(old), self._counted(new), strict=True)
         self._places = [total - was + now for total, was, now in pairs]

@@ -6,6 +6,7 @@ const GROUPS = {
   fits: "Fits now: waits for the scheduler",
   room: "No room now",
   refused: "Refused by a node a moment ago",
+  kept: "Kept for a larger pod that waits",
   quota: "Closed by quota",
   barred: "Kept off by nodes: a cordon, a taint or a label",
   never: "Too large for every node, or not legal",

@@ -97,6 +97,7 @@ const ZH = {
   "No room now": "现在没有空间",
   "Kept off by nodes: a cordon, a taint or a label": "被节点拒绝：停止调度、污点或标签",
   "Refused by a node a moment ago": "刚被某个节点拒绝",
+  "Kept for a larger pod that waits": "节点留给正在等待的更大的 Pod",
   "Closed by quota": "受配额限制",
   "Too large for every node, or not legal": "对所有节点都太大，或不合法",
   "No node has cards for it": "没有节点有适合它的卡",

@@ -173,7 +173,7 @@ def test_the_replay_keeps_nodes_as_the_extender_does(draining):
     world.arrived(small.shape)
     world.put(small, 0, world.room(0).less(small.shape, (100, 0)))
     assert world.choose(small)[0] == 0
-    world.wait([RequestShape(50), FOUR])
+    world.wait({3: RequestShape(50), 4: FOUR})
     assert world.choose(small)[0] == (1 if draining else 0)
-    world.wait([RequestShape(50)])
+    world.wait({3: RequestShape(50)})
     assert world.choose(small)[0] == 0

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from admission.cluster.kept_node import KeptFor
 from admission.extender.reasons import FULL_LINES
 from gpu_manager.domain.contract import GPU_UUID, POOL_LABEL
+from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import Amount
 from tests.fakes.extender import UNIT, World, args, node, pod
 from tools.docs.errors import errors_page
@@ -45,6 +47,10 @@ def from_filter() -> Iterator[str]:
     yield from failed(World(many), pod("a", 30, 1000))
     kept = [pod("first", 90, 4, nominated="n1", priority=5), pod("b", 90, 4, on="n1")]
     yield from failed(World([node("n1")], kept), pod("a", 30))
+    closed = World([node("n1", cards=4), node("n2", cards=4)])
+    for left, at in (1, "2026-07-01T12:00:00Z"), (90, ""):
+        closed.cluster.keep("n1", KeptFor(parse_pod(pod("big", 400, None, created=at)), 4, left))
+        yield from failed(closed, pod("a"))
     yield from failed(World([node("n1", inventory=False)]), pod("a"))
     yield from failed(World([node("n1", cards=0)]), pod("a"))
     yield from failed(World([node("n1", serving=False)]), pod("a"))

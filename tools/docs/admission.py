@@ -49,7 +49,7 @@ def described() -> list[Any]:
     metrics.watch_expiry(lambda: 0.0)
     figures = ClusterMetrics(metrics.registry)
     figures.count("", "")
-    figures.asked("", 200, 0.0)
+    figures.asked("filter", 200, 0.0)
     figures.bypassed("")
     figures.quota_rejected()
     figures.show_writes_dropped(int)

@@ -108,6 +108,14 @@ SAYINGS: Final = (
                 "Nothing to do for half a minute; if it comes back, the agent's log names the card.",
             ),
             RefusalText(
+                "node-kept",
+                "kept for <pod>, which asks for <n> cards and waits since <time>: closed to pods that ask for"
+                " fewer; departures of pods until it opens at the latest: <count>",
+                "The larger pod has waited for longer than pods run, and smaller ones took each card that got free.",
+                "Wait: the node opens once that pod has come or is gone, and after that many departures at the"
+                " latest. A pod of higher priority may come at once.",
+            ),
+            RefusalText(
                 "left-out",
                 "left out (<reason>)",
                 "An answer has room for 64 different reasons; this node has a further one.",

@@ -63,9 +63,9 @@ class Run {
     }
 
     void tell() {
-        std::vector<int> shapes;
-        for (int i : waiting_) shapes.push_back(coming_[i].shape);
-        world_.wait(shapes);
+        std::vector<std::pair<int, int>> pods;
+        for (int i : waiting_) pods.emplace_back(i, coming_[i].shape);
+        world_.wait(pods);
     }
 
     bool start(int which, double now) {
@@ -86,7 +86,7 @@ class Run {
         for (int c = 0; c < int(cards.size()) && run.cards < (s.cores ? std::max(1, s.cards) : 0); c++)
             if (cards[c] == value) run.taken[run.cards++] = c;
         for (int i = 0; i < run.cards; i++) cards[run.taken[i]] -= std::min(s.cores, kWhole);
-        world_.put(each.memory, at, after);
+        world_.put(which, each.shape, each.memory, at, after);
         leaving_.push(run);
         return true;
     }
@@ -153,7 +153,7 @@ bool arrive(World &world, const std::vector<Shape> &shapes, int nodes, const Arr
         if (at >= 0) {
             double old = world.fragments(world.room(at));
             pieces += world.fragments(after) - old;
-            world.put(each.memory, at, after);
+            world.put(i, each.shape, each.memory, at, after);
             held += shapes[each.shape].cores;
         }
         course.placed[i] = at >= 0;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "closing.h"
 #include "room.h"
 
 namespace departures {
@@ -59,10 +60,11 @@ class World {
         }
     }
 
-    void wait(const std::vector<int> &shapes) {
+    // Who waits now: pods and their shapes, the first come first.
+    void wait(const std::vector<std::pair<int, int>> &pods) {
         waiting_.clear();
-        for (int shape : shapes)
-            if (shapes_[shape].cards > 1) waiting_.push_back(shape);
+        for (auto [pod, shape] : pods)
+            if (shapes_[shape].cards > 1) waiting_.emplace_back(pod, shape);
         changed();
     }
 
@@ -103,24 +105,28 @@ class World {
         if (offered_.empty()) return -1;
         auto less = [this](const auto &a, const auto &b) { return before(a, b); };
         auto best = *std::min_element(offered_.begin(), offered_.end(), less);
-        int at = among(best, memory);
+        int at = among(best, shape, memory);
         if (at < 0) {
             std::sort(offered_.begin(), offered_.end(), less);
-            for (size_t i = 0; i < offered_.size() && at < 0; i++) at = among(offered_[i], memory);
+            for (size_t i = 0; i < offered_.size() && at < 0; i++) at = among(offered_[i], shape, memory);
         }
         if (at >= 0) *after = offer_of(shape, state_[at]).after;
         return at;
     }
 
-    void put(int memory, int at, const Room &after) {
+    void put(int pod, int shape, int memory, int at, const Room &after) {
         memory_[at] -= memory;
         pods_[at]++;
+        running_ += shapes_[shape].cores > 0;
+        closing_.started(pod, shapes_[shape].cards, at);
         move(at, after);
     }
 
     void leave(int shape, int memory, int at, uint64_t free) {
         memory_[at] += memory;
         pods_[at]--;
+        running_ -= shapes_[shape].cores > 0;
+        closing_.left(shapes_[shape].cores > 0);
         Room room = rooms_[state_[at]];
         room.cpu += shapes_[shape].cpu;
         room.free = free;
@@ -158,12 +164,14 @@ class World {
         return std::make_tuple(x.cpu, x.free, x.cards, x.model) < std::make_tuple(y.cpu, y.free, y.cards, y.model);
     }
 
-    int among(const Found &best, int need) const {
+    int among(const Found &best, int shape, int need) const {
+        const Shape &s = shapes_[shape];
+        int closed = s.cores && s.cards < closing_.cards() ? closing_.node() : -1;
         std::pair<int, int> first{0, -1};
         for (const Found &each : offered_) {
             if (each.first != best.first || (policy_ == kOurs && each.second != best.second)) continue;
             for (int at : nodes_[each.second]) {
-                if (memory_[at] < need || pods_[at] >= kMostPods) continue;
+                if (memory_[at] < need || pods_[at] >= kMostPods || at == closed) continue;
                 std::pair<int, int> found{policy_ == kOurs ? memory_[at] : 0, at};
                 if (first.second < 0 || found < first) first = found;
             }
@@ -217,12 +225,12 @@ class World {
 
     void changed() {
         kept_.clear();
-        kept_known_ = waiting_.empty();
+        kept_known_ = waiting_.empty() && closing_.node() < 0;
     }
 
     void find_kept() {
         std::unordered_map<int, std::vector<std::pair<int, int>>> nearest;
-        for (int shape : waiting_) {
+        for (auto [pod, shape] : waiting_) {
             auto [found, added] = nearest.try_emplace(shape);
             if (added) {
                 auto &known = left_[shape];
@@ -243,6 +251,22 @@ class World {
             if (kept_.size() == kMostKept) break;
         }
         kept_known_ = true;
+        closing_.look(
+            waiting_, running_, [this](int shape) { return this->nearest(shape); },
+            [this](int shape) { return shapes_[shape].cards; });
+    }
+
+    // The node with the least to end before the shape fits, and how much; -1 if none is large enough.
+    std::pair<int, int> nearest(int shape) {
+        std::pair<int, int> best{0, -1};
+        auto &known = left_[shape];
+        for (int number : live_) {
+            auto [left, fresh] = known.try_emplace(number, 0);
+            if (fresh) left->second = left_to_end(shape, number);
+            std::pair<int, int> found{left->second, *nodes_[number].begin()};
+            if (left->second >= 0 && (best.second < 0 || found < best)) best = found;
+        }
+        return {best.second, best.first};
     }
 
     int left_to_end(int shape, int number) const {
@@ -412,7 +436,9 @@ class World {
     std::unordered_map<Room, double, RoomHash> waste_, pieces_;
     std::unordered_map<int, std::unordered_map<int, int>> left_;
     std::vector<int64_t> places_;
-    std::vector<int> waiting_;
+    std::vector<std::pair<int, int>> waiting_;  // pods, and their shapes
+    Closing closing_;
+    int running_ = 0;
     std::vector<std::pair<int, int>> kept_;
     std::vector<Found> offered_;
     bool kept_known_ = true;

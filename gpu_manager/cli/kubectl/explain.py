@@ -36,6 +36,7 @@ _OUTCOMES = {  # names used by the admission service
     "never": "no room, even if it were empty",
     "quota": "closed by quota",
     "refused": "refused this amount a moment ago",
+    "kept": "kept for a larger pod",
 }
 
 

@@ -1,0 +1,40 @@
+"""PodDisruptionBudgets as the watch shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpu_manager.domain.whatif.disruption_budgets import DisruptionBudget, read_budget
+
+
+class KnownBudgets:
+    """Not thread-safe. One that cannot be read changes nothing."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], DisruptionBudget] = {}
+
+    def copy(self) -> KnownBudgets:
+        """The same, changed apart from this."""
+        other = KnownBudgets()
+        other._known = self._known.copy()
+        return other
+
+    def apply(self, obj: Mapping[str, Any], *, gone: bool) -> None:
+        """One as it is now, or as it was when it was deleted."""
+        budget = read_budget(obj)
+        if budget is None:
+            return
+        key = budget.namespace, budget.name
+        if gone:
+            self._known.pop(key, None)
+        else:
+            self._known[key] = budget
+
+    def clear(self) -> None:
+        """Forget all: a full list follows."""
+        self._known.clear()
+
+    def all(self) -> tuple[DisruptionBudget, ...]:
+        """Every one."""
+        return tuple(self._known.values())

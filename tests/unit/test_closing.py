@@ -1,0 +1,217 @@
+"""A node closed to smaller requests for one that waits: who, for how long at most, and that nobody closes one for good."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_manager.domain.score.closing import (
+    CLOSED_FOR,
+    COMES_WITHIN,
+    LONGEST,
+    MOST_DOUBLED,
+    WAITED,
+    ClosedNode,
+    NodeClosing,
+)
+
+RUNNING = 40
+CARDS = {"a": 8, "b": 4, "c": 8, "d": 2, "e": 4}
+
+
+def closes(closing=None, waiting=None, at=("n1", 300), running=RUNNING, now=0.0):
+    closing = closing or NodeClosing()
+    closing.look(waiting or {"a": 8}, running, lambda _pod: at, now)
+    closing.left(int(WAITED * running))
+    return closing, closing.look(waiting or {"a": 8}, running, lambda _pod: at, now)
+
+
+def test_a_node_is_closed_once_the_pod_has_waited_for_a_quarter_more_departures_than_pods_run():
+    closing = NodeClosing()
+    assert closing.look({"a": 8}, RUNNING, lambda _pod: ("n1", 300)) is None
+    closing.left(int(WAITED * RUNNING) - 1)
+    assert closing.look({"a": 8}, RUNNING, lambda _pod: ("n1", 300)) is None
+    closing.left()
+    assert closing.look({"a": 8}, RUNNING, lambda _pod: ("n1", 300)) == ClosedNode(
+        "n1", "a", 8, CLOSED_FOR * RUNNING
+    )
+    closing.left(7)
+    assert closing.closed == ClosedNode("n1", "a", 8, CLOSED_FOR * RUNNING - 7)
+
+
+def test_it_follows_the_node_with_the_least_to_end_and_its_time_goes_on():
+    closing, _ = closes()
+    closing.left(50)
+    found = closing.look({"a": 8}, RUNNING, lambda _pod: ("n2", 100))
+    assert found == ClosedNode("n2", "a", 8, CLOSED_FOR * RUNNING - 50)
+
+
+@pytest.mark.parametrize(
+    ("pod", "cards", "node", "opens"),
+    [
+        ("a", 8, "n1", True),
+        ("a", 8, "elsewhere", True),
+        ("b", 8, "n1", True),
+        ("b", 8, "elsewhere", False),
+        ("b", 4, "n1", False),
+    ],
+)
+def test_it_opens_once_the_pod_or_one_as_large_has_come_and_what_failed_is_forgotten(pod, cards, node, opens):
+    closing, _ = closes()
+    closing.left(100)
+    closing.started(pod, cards, node)
+    assert (closing.closed is None) is opens
+    if opens:
+        closing.left(int(WAITED * RUNNING))
+        assert closing.look({"c": 8}, RUNNING, lambda _pod: ("n1", 5)) is None, "c has just begun to wait"
+        closing.left(int(WAITED * RUNNING))
+        assert closing.look({"c": 8}, RUNNING, lambda _pod: ("n1", 5)) is not None
+
+
+@pytest.mark.parametrize(
+    ("waiting", "at"),
+    [({}, ("n1", 300)), ({"b": 8}, ("n1", 300)), ({"a": 8}, None)],
+    ids=["gone", "another", "no node"],
+)
+def test_it_opens_where_the_pod_is_gone_or_no_node_could_hold_it_and_pauses_for_as_long(waiting, at):
+    closing, _ = closes()
+    closing.left(30)
+    assert closing.look(waiting, RUNNING, lambda _pod: at) is None
+    closing.left(29)
+    closing.look({"late": 8}, 1, lambda _pod: ("n1", 300))
+    assert closing.closed is None
+    closing.left(2)
+    assert closing.look({"late": 8}, 1, lambda _pod: ("n1", 300)) is not None
+
+
+def test_where_the_cards_are_free_and_the_pod_does_not_come_it_opens_soon():
+    closing, _ = closes(at=("n1", 100))
+    assert closing.look({"a": 8}, RUNNING, lambda _pod: ("n1", 0)) is not None
+    closing.left(RUNNING // COMES_WITHIN - 1)
+    assert closing.look({"a": 8}, RUNNING, lambda _pod: ("n1", 0)) is not None
+    closing.left()
+    assert closing.look({"a": 8}, RUNNING, lambda _pod: ("n1", 0)) is None
+
+
+def test_a_pod_for_which_nodes_were_closed_in_vain_stands_back_behind_one_that_came_later():
+    waiting = {"never": 8, "later": 4}
+    closing, found = closes(waiting=waiting)
+    assert found.pod == "never"
+    closing.left(CLOSED_FOR * RUNNING)
+    assert closing.look(waiting, RUNNING, lambda _pod: ("n1", 300)) is None
+    closing.left(CLOSED_FOR * RUNNING)
+    assert closing.look(waiting, RUNNING, lambda _pod: ("n1", 300)).pod == "later"
+
+
+def test_a_pod_that_no_node_could_hold_stands_in_nobodys_way():
+    nearest = {"nowhere": None, "a": ("n1", 300)}.get
+    closing = NodeClosing()
+    closing.look({"nowhere": 8, "a": 8}, RUNNING, nearest)
+    closing.left(int(WAITED * RUNNING))
+    assert closing.look({"nowhere": 8, "a": 8}, RUNNING, nearest).pod == "a"
+
+
+def test_without_departures_the_clock_opens_it_after_a_day_and_keeps_it_open_for_one_then_for_two():
+    closing, found = closes(now=1000.0)
+    assert found
+    look = lambda now: closing.look({"a": 8}, RUNNING, lambda _pod: ("n1", 300), now)  # noqa: E731
+    assert look(1000.0 + LONGEST - 1)
+    assert look(1000.0 + LONGEST) is None
+    closing.left(1)
+    assert look(1000.0 + 2 * LONGEST - 1) is None
+    assert look(1000.0 + 2 * LONGEST)
+    assert look(1000.0 + 3 * LONGEST) is None
+    closing.left(2)
+    assert look(1000.0 + 5 * LONGEST - 1) is None
+    assert look(1000.0 + 5 * LONGEST)
+
+
+def test_pods_that_never_run_close_nodes_for_a_vanishing_part_of_the_time():
+    """A tenant makes a hundred of them, deletes and makes them again whenever a node is open."""
+    closing, closed, made = NodeClosing(), 0, 0
+    waiting = dict.fromkeys(range(100), 8)
+    shares = []
+    for step in range(200 * RUNNING):
+        was = closing.closed
+        if closing.look(waiting, RUNNING, lambda _pod: ("n1", 300)) is None and was is not None:
+            made += 1
+            waiting = {number + 1000 * made: 8 for number in range(100)}
+        closed += closing.closed is not None
+        closing.left()
+        if step % (50 * RUNNING) == 50 * RUNNING - 1:
+            shares.append(closed / (step + 1))
+    assert shares == sorted(shares, reverse=True)
+    assert 0 < shares[-1] < 0.1
+
+
+events = st.one_of(
+    st.tuples(st.just("left"), st.integers(1, 60)),
+    st.tuples(st.just("started"), st.sampled_from("abcde"), st.sampled_from(["n1", "n2"])),
+    st.tuples(
+        st.just("look"),
+        st.lists(st.sampled_from("abcde"), max_size=4, unique=True),
+        st.integers(0, 30),
+        st.sampled_from([None, ("n1", 0), ("n1", 200), ("n2", 50)]),
+        st.integers(0, 40_000),
+    ),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(events, max_size=120))
+def test_whatever_the_order_of_events_no_node_is_closed_beyond_its_bound_and_the_pause_after_it_holds(
+    happens,
+):
+    closing, departures, now = NodeClosing(), 0, 0.0
+    began = None  # departures, seconds, bound of the node that is closed
+    opened, pause = 0, 0
+    largest = 1
+    for what, *rest in happens:
+        if what == "left":
+            departures += rest[0]
+            closing.left(rest[0])
+        elif what == "started":
+            pod, where = rest
+            was = closing.closed
+            closing.started(pod, CARDS[pod], where)
+            if was is not None and closing.closed is None:
+                assert pod == was.pod or (where == was.node and CARDS[pod] >= was.cards)
+                began, pause, opened = None, 0, departures
+        else:
+            pods, running, at, seconds = rest
+            waiting = {pod: CARDS[pod] for pod in pods}
+            now += seconds
+            largest = max(largest, running)
+            was = closing.closed
+            found = closing.look(waiting, running, lambda _pod, at=at: at, now)
+            if was is not None and (
+                found is None or found.pod != was.pod or (began[0] < departures and found.left > was.left)
+            ):
+                pause = max(1, departures - began[0])
+                opened, began = departures, None
+            if found is not None and began is None:
+                assert departures - opened >= pause, "the pause is at least as long as it was closed in vain"
+                assert found.left == CLOSED_FOR * max(1, running)
+                began = departures, now, found.left
+            if found is not None:
+                assert waiting[found.pod] == found.cards
+                assert departures - began[0] < began[2] <= CLOSED_FOR * largest
+                assert now - began[1] < LONGEST
+                assert found.node == at[0]
+
+
+def test_the_pause_doubles_so_many_times_only():
+    closing, pauses = NodeClosing(), []
+    waiting = {"a": 8}
+    opened = None
+    for step in range(3 * CLOSED_FOR * 2 ** (MOST_DOUBLED + 2)):
+        found = closing.look(waiting, 1, lambda _pod: ("n1", 300))
+        if found is None and opened is None:
+            opened = step
+        elif found is not None and opened is not None:
+            pauses.append(step - opened)
+            opened = None
+        closing.left()
+    assert [pause // CLOSED_FOR for pause in pauses[1:]] == [
+        min(2**n, 2**MOST_DOUBLED) for n in range(len(pauses) - 1)
+    ]
+    assert len(pauses) > MOST_DOUBLED + 1
