@@ -80,8 +80,7 @@ class Verdicts:
         """The numbers of which there is a node, in the order of the first of each."""
         first = np.full(len(self.said), len(self.numbers))
         first[self.numbers[::-1]] = np.arange(len(self.numbers) - 1, -1, -1)
-        order = first.argsort(kind="stable")
-        found: list[int] = order[: np.count_nonzero(first < len(self.numbers))].tolist()
+        found: list[int] = self.numbers[np.sort(first[first < len(self.numbers)])].tolist()
         return found
 
     def with_changed(self, check: FeasibilityCheck, changed: Sequence[tuple[int, NodeView]]) -> Verdicts:

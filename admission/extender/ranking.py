@@ -107,10 +107,10 @@ def scores(names: NodeNames, numbers: npt.NDArray[np.int32], costs: Mapping[int,
     steps = max(1, len(ranked) - 1)
     score = {part: SECOND - SECOND * rank // steps for rank, part in enumerate(ranked)}
     least = min(costs[number] for number, part in parts.items() if part == ranked[0])
-    given = np.zeros(int(numbers.max()) + 1, np.uint8)
+    given = bytearray(int(numbers.max()) + 1)
     for number, part in parts.items():
         given[number] = BEST if part == ranked[0] and costs[number] == least else score[part]
-    answer: Scores = given[numbers]
+    answer: Scores = np.frombuffer(given, np.uint8)[numbers]
     best = np.flatnonzero(answer == BEST)
     answer[best] = SECOND
     answer[names.least(best)] = BEST
