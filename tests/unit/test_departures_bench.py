@@ -14,6 +14,7 @@ from bench import placement as group
 from bench.placement import compiled, waits
 from bench.placement.bars import Rows
 from bench.placement.departures import LAWS, OBSERVED, lifetime, observed_lifetimes, run, stream
+from bench.placement.ours import Ours
 from bench.placement.replay import stock_of
 from bench.placement.study import Job, Study, compiled_key, compiled_stands
 from bench.placement.trace import Node, Trace
@@ -117,6 +118,26 @@ def test_the_compiled_replay_of_departures_is_the_one_in_python_to_the_last_digi
     coming = coming[:300]
     python = run(nodes, coming, Study(trace).policy(Job("default", policy, seed)), patience=patience)
     assert compiled.run(nodes, coming, policy, patience, pods, stock_of(nodes)) == python
+
+
+class Watched(Ours):
+    """Remembers for which pods a node was closed."""
+
+    def closed(self, waiting, running, nodes):
+        found = super().closed(waiting, running, nodes)
+        self.closed_for = getattr(self, "closed_for", set()) | ({found.pod} if found else set())
+        return found
+
+
+@needs_compiler
+def test_both_replays_close_nodes_for_the_same_pods_or_their_figures_would_differ():
+    pods = tuple(replace(pod, born=0, gone=600) for pod in pods_of(400, 3))
+    nodes, coming = stream(Trace(NODES, pods), 3, 1.3, "exponential", 1)
+    watched, without = Watched(stock_of(NODES)), Ours(stock_of(NODES), draining=False)
+    found = run(nodes, coming[:500], watched, patience=math.inf)
+    assert compiled.run(nodes, coming[:500], "ours", math.inf, pods, stock_of(nodes)) == found
+    assert len(watched.closed_for) > 1
+    assert run(nodes, coming[:500], without, patience=math.inf) != found
 
 
 def test_observed_lifetimes_are_those_whose_both_ends_were_seen_and_keep_the_load(tmp_path):

@@ -290,3 +290,30 @@ def test_what_the_api_server_has_not_told_for_a_while_is_stale_and_a_quiet_watch
         down.error, down.last = "the API server does not answer", clock.monotonic()
         clock.pass_(41)
         assert one.stale_seconds() == 41.0
+
+
+def test_who_was_refused_by_a_node_closed_for_a_larger_pod_is_woken_once_that_is_gone():
+    """The service closes and opens nodes by itself, each second."""
+    big = pod("big", 400, None)
+    big["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+    with running([node("n1", cards=4)], [pod("held", 30, on="n1"), big], chores=False) as (
+        one,
+        clock,
+        _,
+        writer,
+    ):
+        one._chores()
+        for number in range(2):
+            passing = pod(f"passing{number}", 1, 0, on="n1")
+            one.cluster.apply(PODS, "ADDED", passing)
+            delete(one, passing)
+            one._chores()
+        waiting = pod("waiting", 30)
+        one.cluster.apply(PODS, "ADDED", waiting)
+        refused = answer(one.extender.filter(args(waiting, ["n1"])))["FailedAndUnresolvableNodes"]
+        assert refused["n1"].startswith("kept for default/big, which asks for 4 cards")
+        assert touches(one, clock, writer, "waiting", LONGEST_PAUSE) == 0
+        delete(one, big)
+        one._chores()
+        assert touches(one, clock, writer, "waiting", LONGEST_PAUSE) == 1
+        assert filtered(one, waiting) == ["n1"]
