@@ -8,7 +8,6 @@ fonts-wqy-zenhei). A person looks at the result; tests/unit/test_pictures.py fai
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import threading
 from pathlib import Path
@@ -18,6 +17,7 @@ from deploy.grafana.preview import pictures
 from sandbox import commands
 from sandbox.api import ADMIN_TOKEN
 from sandbox.simulated_cluster import NODE, Sandbox, SandboxSettings
+from tests.deploy.picture_sources import ASSETS, DRAWN_FROM, sources
 from tests.deploy.test_dashboards import (
     RULES,
     ask,
@@ -32,18 +32,6 @@ from tests.fakes.browser import CHROMIUM, Page, browsing
 from tests.fakes.prometheus import Prometheus
 from tests.fakes.sandbox import short_directory
 from tests.fakes.web import send, serving
-
-ROOT = Path(__file__).parents[2]
-ASSETS = ROOT / "docs" / "assets"
-DRAWN_FROM = ASSETS / "drawn-from.txt"
-
-
-def sources() -> str:
-    """A line with the digest of each file that the pictures show."""
-    rooms = (ROOT / "gpu_manager" / "ui").glob("*.*"), (ROOT / "deploy" / "grafana").rglob("*.py")
-    files = sorted(file for room in rooms for file in room)
-    digests = ((hashlib.sha256(file.read_bytes()).hexdigest()[:16], file) for file in files)
-    return "".join(f"{digest} {file.relative_to(ROOT)}\n" for digest, file in digests)
 
 
 def main(seconds: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.deploy.pictures import DRAWN_FROM, sources
+from tests.deploy.picture_sources import DRAWN_FROM, sources
 
 
 def test_no_picture_is_older_than_what_it_shows() -> None:
