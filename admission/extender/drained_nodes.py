@@ -161,8 +161,8 @@ class DrainedNodes:
         snapshot = cluster.snapshot()
         unschedulable = {uid: each.cards for uid, each, pod in self._known(cluster) if pod.unschedulable}
         before = self._closing.closed
-        if before is not None and before.pod in snapshot.reserved:
-            return  # it is about to come
+        if before is not None and before.left and before.pod in snapshot.reserved:
+            return  # it is about to come, or its scheduler tries in vain: within the bound either is well
         if before is None and not unschedulable:
             self._to_close.clear()
             cluster.keep("", None)

@@ -178,8 +178,14 @@ def compiled_stands(run: Result, again: Repeated) -> bool:
     """True of a run in Python, or by the compiled replay as it is now, or by one whose runs it repeated."""
     if "compiled" not in run:
         return True
-    policy, now = run["policy"], compiled.digest()
-    return compiled_key(policy, run["compiled"]) in standing(compiled_key(policy, now), again)
+    now, names = compiled.digest(), [run["policy"]]
+    if "trace" in run:  # that those who stay came out the same says nothing of those who leave
+        names.append(_staying(run["policy"]))
+    return any(compiled_key(n, run["compiled"]) in standing(compiled_key(n, now), again) for n in names)
+
+
+def _staying(policy: str) -> str:
+    return f"{policy}, pods that stay"
 
 
 def standing(now: str, again: Repeated) -> set[str]:
@@ -210,8 +216,13 @@ def repeats(study: Study, runs: Sequence[Result], again: Repeated) -> tuple[Repe
         if any(new[what] != run[what] for what in new if what not in ("code", "compiled")):
             differ.append(run)
             continue
-        found.setdefault(new["code"], {}).setdefault(run["code"], []).append(" ".join(map(str, job.key)))
+        words = " ".join(map(str, job.key))
+        found.setdefault(new["code"], {}).setdefault(run["code"], []).append(words)
+        if "compiled" in new and run.get("compiled", new["compiled"]) != new["compiled"]:
+            key, before = (compiled_key(_staying(job.policy), each["compiled"]) for each in (new, run))
+            found.setdefault(key, {}).setdefault(before, []).append(words)
     old = {run["code"] for run in differ}
+    old |= {compiled_key(_staying(run["policy"]), run["compiled"]) for run in differ if "compiled" in run}
     return {now: {c: keys for c, keys in each.items() if c not in old} for now, each in found.items()}, differ
 
 
@@ -267,6 +278,7 @@ def fingerprint(policy: str = "ours", *more: str) -> str:
         files += [
             score / "multi_gpu_slots.py",
             score / "draining.py",
+            score / "closing.py",
             score / "scorer.py",
             score / "fragmentation.py",
             bench / "ours.py",

@@ -198,6 +198,15 @@ def test_where_its_cards_are_free_and_it_does_not_come_the_node_opens_soon():
     assert made.kept == [], "a volume, a taint of which nobody here knows"
 
 
+def test_a_pod_that_its_scheduler_is_about_to_bind_keeps_the_node_but_not_beyond_the_bound(busy):
+    busy.world.cluster.expect(BIG["metadata"]["uid"], "n1", {}, until=float("inf"))
+    busy.leave(CLOSED_FOR * 10 - 1)
+    assert busy.kept[0][:2] == ("n1", "big")
+    assert busy.world.filter(pod("small", 30, 4))["NodeNames"] == ["n2"]
+    busy.leave(1)
+    assert busy.kept == []
+
+
 @pytest.mark.parametrize(
     "never",
     [

@@ -28,6 +28,7 @@ from bench.placement.study import (
     SECOND,
     Job,
     Study,
+    compiled_stands,
     fingerprint,
     full_plan,
     load,
@@ -327,6 +328,23 @@ def test_the_second_trace_is_run_only_where_it_was_given():
     other = Trace(NODES, pods_of(10, seed=2))
     assert Study(TRACE, {SECOND: other}).trace(SECOND) is other
     assert Study(TRACE, {SECOND: other}).run(Job(SECOND, "BestFit", 42))["trace"] == SECOND
+
+
+@pytest.mark.skipif(not compiled.available(), reason="the compiled replay needs g++")
+def test_runs_of_another_compiled_replay_stand_once_a_sample_came_out_the_same_but_none_of_pods_that_leave():
+    study = Study(TRACE)
+    runs = [
+        {**study.run(Job("default", "ours", seed)), "code": "x", "compiled": "older"} for seed in (42, 43)
+    ]
+    assert valid(runs, {}) == []
+    known, differ = repeats(study, sample(runs), {})
+    assert not differ
+    assert valid(runs, known) == runs
+    assert not compiled_stands({"policy": "ours", "compiled": "older"}, known)
+    wrong = {**runs[0], "rejected": -1}
+    known, differ = repeats(study, [wrong], known)
+    assert differ == [wrong]
+    assert valid(runs, known) == []
 
 
 def test_runs_of_other_code_stand_only_where_a_sample_of_them_came_out_the_same(tmp_path):
