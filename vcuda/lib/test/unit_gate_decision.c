@@ -31,24 +31,42 @@ static void pending_work_closes_the_gate_for_a_bounded_time(void) {
     CHECK(decision_until(&tenant, BEGIN + MS) == BEGIN + MS + DECISION_DEADLINE_NS);
     CHECK(DECISION_DEADLINE_NS <= 100 * MS, "who dies leaves no gate closed for longer");
     observe(&tenant, false, true, 0, BEGIN + 2 * MS);
-    CHECK(!wants(&tenant, BEGIN + 2 * MS));
+    CHECK(!wants(&tenant, BEGIN + 2 * MS + DECISION_HOLD_NS));
 }
 
-/* Pauses of a tenth of a millisecond, over and over: the gate stays closed over the next. Then one of a second each. */
-static void short_pauses_are_waited_for_once_they_are_the_rule(void) {
+/* Works for a millisecond, so often, and pauses for so long each time. */
+static uint64_t pauses(struct decision_tenant *tenant, unsigned times, uint64_t pause, uint64_t now) {
+    for (unsigned i = 0; i < times; i++) {
+        observe(tenant, true, true, 0, now += pause);
+        observe(tenant, false, true, 0, now += MS);
+    }
+    return now;
+}
+
+static bool is_held_for(const struct decision_tenant *tenant, uint64_t least, uint64_t most, uint64_t now) {
+    return wants(tenant, now + least - 1) && !wants(tenant, now + most);
+}
+
+static void a_gate_is_held_over_short_pauses_once_they_are_the_rule(void) {
+    struct decision_tenant tenant = begun();
+    uint64_t now = pauses(&tenant, 100, MS, BEGIN);
+    CHECK(is_held_for(&tenant, DECISION_HOLD_NS, DECISION_HOLD_NS, now));
+    now = pauses(&tenant, 100, SECOND, now);
+    CHECK(!wants(&tenant, now));
+}
+
+/* One request in five follows the one before it at once. */
+static void it_is_held_for_as_long_as_that_takes_if_work_sometimes_follows_at_once(void) {
     struct decision_tenant tenant = begun();
     uint64_t now = BEGIN;
-    for (int i = 0; i < 20; i++) {
-        observe(&tenant, true, true, 0, now += MS / 10);
-        observe(&tenant, false, true, 0, now += MS / 10);
-    }
-    CHECK(wants(&tenant, now));
-    CHECK(wants(&tenant, now + DECISION_HOLD_NS - 1) && !wants(&tenant, now + DECISION_HOLD_NS));
-    for (int i = 0; i < 20; i++) {
-        observe(&tenant, true, false, 0, now += SECOND);
-        observe(&tenant, false, true, 0, now += MS);
-    }
-    CHECK(!wants(&tenant, now));
+    for (int i = 0; i < 40; i++)
+        now = pauses(&tenant, 4, 20 * MS, pauses(&tenant, 1, MS / 20, now));
+    CHECK(is_held_for(&tenant, MS / 10, MS / 3, now));
+    for (int i = 0; i < 40; i++)
+        now = pauses(&tenant, 4, 20 * MS, pauses(&tenant, 1, MS / 100, now));
+    CHECK(is_held_for(&tenant, MS / 10, MS / 9, now), "no less than it takes to see it");
+    now = pauses(&tenant, 60, 20 * MS, now);
+    CHECK(!wants(&tenant, now), "and not if none does");
 }
 
 /* Says for ever that work is pending: percent of the time for which the gate is closed. `beside` percent of the closed
@@ -100,7 +118,8 @@ static void who_rings_without_end_is_looked_at_so_often_and_no_more(void) {
 
 int main(void) {
     pending_work_closes_the_gate_for_a_bounded_time();
-    short_pauses_are_waited_for_once_they_are_the_rule();
+    a_gate_is_held_over_short_pauses_once_they_are_the_rule();
+    it_is_held_for_as_long_as_that_takes_if_work_sometimes_follows_at_once();
     a_tenant_that_lies_closes_the_gate_for_its_share_and_no_longer();
     a_tenant_that_waits_for_others_work_is_not_charged_for_it();
     two_that_are_pending_share_the_charge();

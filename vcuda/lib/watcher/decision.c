@@ -2,8 +2,14 @@
 
 #define WHOLE_Q8 (100 * 256)
 #define MORE_THAN_SHARE 11 / 10 /* work is pending a little longer than it runs */
-#define RETURNS_IN 8            /* the average is over about so many pauses */
-#define RETURNS_OFTEN_Q8 64
+#define PAUSES 16               /* averages are over about so many */
+#define MOSTLY_Q8 128
+#define SOMETIMES_Q8 16
+#define SOON_NS (DECISION_HOLD_NS / 4)
+#define SOON_TIMES 3
+#define SOON_FIRST_Q8 64 /* until it has shown what it does */
+#define SOON_FIRST_NS 100000
+#define HOLD_LEAST_NS UINT64_C(100000)
 
 static int64_t income(const struct decision_tenant *tenant, uint64_t ns) {
     uint32_t share = tenant->cores_q8 > WHOLE_Q8 ? WHOLE_Q8 : tenant->cores_q8;
@@ -12,7 +18,8 @@ static int64_t income(const struct decision_tenant *tenant, uint64_t ns) {
 }
 
 void decision_begin(struct decision_tenant *tenant, uint32_t cores_q8, uint64_t now) {
-    *tenant = (struct decision_tenant){.cores_q8 = cores_q8, .returns_q8 = RETURNS_OFTEN_Q8, .seen_at = now};
+    *tenant = (struct decision_tenant){
+        .cores_q8 = cores_q8, .seen_at = now, .soon_q8 = SOON_FIRST_Q8, .soon_ns = SOON_FIRST_NS};
     tenant->credit_ns = income(tenant, DECISION_WINDOW_NS);
 }
 
@@ -32,12 +39,30 @@ static void account(struct decision_tenant *tenant, const struct decision_card *
         tenant->is_spent = false;
 }
 
+static int32_t averaged(int32_t q8, bool is_so) {
+    return q8 + ((is_so ? 256 : 0) - q8) / PAUSES;
+}
+
+static void note_pause(struct decision_tenant *tenant, uint64_t ns) {
+    tenant->returns_q8 = averaged(tenant->returns_q8, ns < DECISION_HOLD_NS);
+    tenant->soon_q8 = averaged(tenant->soon_q8, ns < SOON_NS);
+    if (ns < SOON_NS)
+        tenant->soon_ns += ((int64_t)ns - tenant->soon_ns) / PAUSES;
+}
+
+static uint64_t hold_ns(const struct decision_tenant *tenant) {
+    uint64_t ns = (uint64_t)tenant->soon_ns * SOON_TIMES;
+    if (tenant->returns_q8 > MOSTLY_Q8)
+        return DECISION_HOLD_NS;
+    if (tenant->soon_q8 < SOMETIMES_Q8)
+        return 0;
+    return ns < HOLD_LEAST_NS ? HOLD_LEAST_NS : ns;
+}
+
 void decision_observe(struct decision_tenant *tenant, bool pending, const struct decision_card *card, uint64_t now) {
     account(tenant, card, now);
-    if (pending && !tenant->pending && tenant->quiet_since) {
-        int32_t sample = now - tenant->quiet_since < DECISION_HOLD_NS ? 256 : 0;
-        tenant->returns_q8 += (sample - tenant->returns_q8) / RETURNS_IN;
-    }
+    if (pending && !tenant->pending && tenant->quiet_since)
+        note_pause(tenant, now - tenant->quiet_since);
     if (!pending && tenant->pending)
         tenant->quiet_since = now;
     tenant->pending = pending;
@@ -48,7 +73,7 @@ uint64_t decision_until(const struct decision_tenant *tenant, uint64_t now) {
         return 0;
     if (tenant->pending)
         return now + DECISION_DEADLINE_NS;
-    return tenant->quiet_since && tenant->returns_q8 > RETURNS_OFTEN_Q8 ? tenant->quiet_since + DECISION_HOLD_NS : 0;
+    return tenant->quiet_since ? tenant->quiet_since + hold_ns(tenant) : 0;
 }
 
 uint64_t decision_pause_ns(struct decision_budget *budget, uint64_t now) {

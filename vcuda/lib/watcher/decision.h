@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #define DECISION_DEADLINE_NS UINT64_C(60000000) /* a gate opens by itself so long after the watcher was last seen */
-#define DECISION_HOLD_NS UINT64_C(2000000)      /* a pause that short is none, for tenants that often make such ones */
+#define DECISION_HOLD_NS UINT64_C(2000000)      /* of a pause: no gate is held closed for longer */
 #define DECISION_WINDOW_NS UINT64_C(1000000000)
 
 /* A protected tenant on a card. */
@@ -19,7 +19,9 @@ struct decision_tenant {
     uint32_t cores_q8;    /* its guaranteed share, percent x 256 */
     bool pending;         /* has work in flight */
     bool is_spent;        /* has closed the gate for all of its share of the last time */
-    int32_t returns_q8;   /* of its pauses, how many were shorter than the hold, x 256 */
+    int32_t returns_q8;   /* of its pauses, how many were shorter than the longest hold, x 256 */
+    int32_t soon_q8;      /* the same of a quarter of it: one piece of work follows another */
+    int64_t soon_ns;      /* how long those were */
     int64_t credit_ns;    /* for how long it may yet close the gate */
     uint64_t seen_at;     /* when credit was last brought up to date */
     uint64_t quiet_since; /* when its work was seen to have ended */
@@ -37,7 +39,9 @@ struct decision_card {
 /* What its page says now. */
 void decision_observe(struct decision_tenant *tenant, bool pending, const struct decision_card *card, uint64_t now);
 
-/* Until when this tenant wants the gate closed, if nothing more is seen of it; 0 or past: it does not. */
+/* Until when this tenant wants the gate closed, if nothing more is seen of it; 0 or past: it does not. One that mostly
+ * comes back within the longest hold is waited for so long; one whose work sometimes follows at once, as one request
+ * does another, is waited for some times as long as that takes. */
 uint64_t decision_until(const struct decision_tenant *tenant, uint64_t now);
 
 /* How many times the watcher may look in a while, whoever rings: a tenant that rings without end costs no more. */

@@ -78,24 +78,35 @@ static uint64_t now_ns(void) {
 
 /* ---- gates ----------------------------------------------------------------------------------------------------- */
 
+/* It has opened by its word. */
+static void note_lapse(struct gate *gate, uint64_t now) {
+    struct vcuda_gate *map = gate->map;
+    if (!gate->until || gate->until > now)
+        return;
+    __atomic_store_n(&map->closed_ns, map->closed_ns + (gate->until - map->closed_at_ns), __ATOMIC_RELAXED);
+    __atomic_store_n(&map->opened_at_ns, gate->until, __ATOMIC_RELAXED);
+    gate->until = 0;
+}
+
 static void put(struct gate *gate, uint64_t until, uint64_t now) {
     struct vcuda_gate *map = gate->map;
-    bool was_closed = gate->until > now, is_closed = until > now;
-    if (!map || (!is_closed && !gate->until))
+    if (!map)
         return;
+    note_lapse(gate, now);
+    bool was_closed = gate->until, is_closed = until > now, is_sooner = was_closed && until < gate->until;
     if (is_closed && !was_closed) {
         __atomic_store_n(&map->closed_at_ns, now, __ATOMIC_RELAXED);
         __atomic_store_n(&map->closings, map->closings + 1, __ATOMIC_RELAXED);
     }
-    if (!is_closed) {
+    if (!is_closed && was_closed) {
         __atomic_store_n(&map->closed_ns, map->closed_ns + (now - map->closed_at_ns), __ATOMIC_RELAXED);
         __atomic_store_n(&map->opened_at_ns, now, __ATOMIC_RELAXED);
     }
     gate->until = is_closed ? until : 0;
     __atomic_store_n(&map->closed_until_ns, gate->until, __ATOMIC_RELEASE);
-    if (is_closed)
+    if (!is_sooner)
         return;
-    __atomic_fetch_add(&map->openings, 1, __ATOMIC_RELEASE);
+    __atomic_fetch_add(&map->openings, 1, __ATOMIC_RELEASE); /* those who wait sleep until it opens, at the latest */
     syscall(SYS_futex, &map->openings, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
@@ -330,16 +341,12 @@ static void move_gates(uint64_t now) {
     }
 }
 
-/* When to look again if nobody rings: a gate that is held for a short pause opens by its word, and is then put right.
- */
-static uint64_t next_look_ns(uint64_t now) {
+/* When to look again if nobody rings. A gate that is held for a short pause opens by its word, without a look. */
+static uint64_t next_look_ns(void) {
     uint64_t pause = tenant_count ? SELDOM_NS : UINT64_MAX;
     for (int k = 0; k < gate_count; k++)
-        if (gates[k].until) {
-            uint64_t left = gates[k].until > now ? gates[k].until - now : 1;
-            pause = left < pause ? left : pause;
-            pause = pause < OFTEN_NS ? pause : OFTEN_NS;
-        }
+        if (gates[k].until)
+            pause = OFTEN_NS;
     for (int i = 0; i < tenant_count; i++)
         if (tenants[i].mute == MUTE_TIMES && pause > MUTE_NS)
             pause = MUTE_NS;
@@ -389,7 +396,7 @@ int main(void) {
             hear();
         look_at_tenants(now);
         move_gates(now);
-        uint64_t next = next_look_ns(now);
+        uint64_t next = next_look_ns();
         due = next == UINT64_MAX ? next : now + next;
     }
     open_all();
