@@ -158,6 +158,29 @@ def test_work_behind_a_host_function_waits_for_it(tmp_path: Path) -> None:
     assert standin.said(program) == ["600 []", "0 ['first', 'second']"]
 
 
+def test_a_host_function_that_waits_keeps_other_host_functions_alone(tmp_path: Path) -> None:
+    """Kernels of other streams run; host functions are called one at a time, as the driver may do."""
+    program = standin.python(
+        """
+        import threading
+        driver = Driver()
+        stream, other = driver.stream(), driver.stream()
+        go, called = threading.Event(), threading.Event()
+        first = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: go.wait(30))
+        second = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: called.set())
+        driver.cuLaunchHostFunc(stream, first, None)
+        driver.launch(driver.kernel("spin_1ms"), other)
+        driver.cuStreamSynchronize(other)
+        driver.cuLaunchHostFunc(other, second, None)
+        print(called.wait(0.05))
+        go.set()
+        print(called.wait(30))
+        """,
+        standin.environment(tmp_path),
+    )
+    assert standin.said(program) == ["False", "True"]
+
+
 def test_a_captured_graph_runs_its_branches_side_by_side_each_time_it_is_launched(tmp_path: Path) -> None:
     program = standin.python(
         """

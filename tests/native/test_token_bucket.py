@@ -20,6 +20,8 @@ from tests.native.tools import build_tests
         "unit_sharers",
         "unit_gate",
         "unit_gate_decision",
+        "unit_gate_deferred",
+        "unit_gate_tickets",
         "unit_turn",
     ],
 )

@@ -60,7 +60,52 @@ static void launch_queue(void) {
     answer("launches_until_one_waits", launched);
 }
 
+/* Does a host function that waits keep another stream's kernels, and its host functions? */
+static atomic_int was_called;
+static void mark(void *unused) {
+    (void)unused;
+    was_called = 1;
+}
+static int comes(int (*is_there)(void *), void *argument) {
+    for (double begin = seconds(); seconds() - begin < 0.3;)
+        if (is_there(argument))
+            return 1;
+    return 0;
+}
+static int was_marked(void *unused) {
+    (void)unused;
+    return was_called;
+}
+static int has_ended(void *other) {
+    FIND(cuStreamQuery, 2000, (void *));
+    return cuStreamQuery(other) == 0;
+}
+static void host_function(void) {
+    FIND(cuModuleLoadData, 2000, (void **, const void *));
+    FIND(cuModuleGetFunction, 2000, (void **, void *, const char *));
+    FIND(cuStreamCreate, 2000, (void **, unsigned int));
+    FIND(cuLaunchHostFunc, 10000, (void *, void (*)(void *), void *));
+    FIND(cuLaunchKernel, 4000,
+         (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **));
+    void *module, *function, *other;
+    must(cuModuleLoadData(&module, nothing_ptx), "cuModuleLoadData");
+    must(cuModuleGetFunction(&function, module, "nothing"), "cuModuleGetFunction");
+    must(cuStreamCreate(&other, 1), "cuStreamCreate");
+    must(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, other, NULL, NULL), "cuLaunchKernel");
+    synchronise();
+    must(cuLaunchHostFunc(stream, block, NULL), "cuLaunchHostFunc");
+    must(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
+    must(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, other, NULL, NULL), "cuLaunchKernel");
+    answer("anothers_kernel_runs", comes(has_ended, other));
+    answer("what_is_behind_it_runs", comes(has_ended, stream));
+    must(cuLaunchHostFunc(other, mark, NULL), "cuLaunchHostFunc");
+    answer("anothers_host_function_is_called", comes(was_marked, NULL));
+    let_go = 1;
+    synchronise();
+}
+
 static const struct question questions[] = {
+    {"host_function", host_function},
     {"event_steps", event_steps},
     {"launch_queue", launch_queue},
 };

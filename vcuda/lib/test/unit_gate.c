@@ -36,7 +36,8 @@ static void short_work_is_launched_while_little_is_in_flight(void) {
 static void long_work_follows_as_the_one_before_ends(void) {
     CHECK(room(10 * MS, BEGIN - 5 * MS, 10 * MS, true) == GATE_NAP_MOST_NS);
     CHECK(room(10 * MS, BEGIN - 10 * MS + GATE_AHEAD_NS, 10 * MS, true) == 0);
-    CHECK(room(10 * MS, BEGIN - 10 * MS + GATE_AHEAD_NS, 10 * MS, false) == GATE_NAP_MOST_NS);
+    CHECK(room(10 * MS, BEGIN - 10 * MS + GATE_AHEAD_NS, 10 * MS, false) == GATE_NAP_LATE_NS);
+    CHECK(room(10 * MS, BEGIN - 5 * MS, 10 * MS, false) == GATE_NAP_MOST_NS, "it cannot end so soon");
     CHECK(room(20 * MS, BEGIN - SECOND, 10 * MS, true) == GATE_NAP_MOST_NS, "no more than its head is behind it");
     CHECK(room(10 * MS, BEGIN + MS, 10 * MS, true) == GATE_NAP_MOST_NS, "a clock that ran back");
 }

@@ -34,12 +34,18 @@ static void who_has_waited_longest_is_next(void) {
 static void a_turn_is_over_some_time_after_its_first_launch_if_another_one_waits(void) {
     struct turn holder = {0}, other = {0};
     turn_take(&holder, gate, BEGIN);
-    CHECK(!turn_is_over(&holder, BEGIN + 10 * TURN_NS), "it has launched nothing");
+    CHECK(!turn_is_over(&holder, 0, BEGIN + 10 * TURN_NS), "it has launched nothing");
     turn_use(&holder, BEGIN);
-    CHECK(!turn_is_over(&holder, BEGIN + TURN_NS), "nobody waits: it begins anew");
+    CHECK(!turn_is_over(&holder, 0, BEGIN + TURN_NS), "nobody waits: it begins anew");
     turn_take(&other, gate, BEGIN + TURN_NS);
-    CHECK(!turn_is_over(&holder, BEGIN + 2 * TURN_NS - 1));
-    CHECK(turn_is_over(&holder, BEGIN + 2 * TURN_NS));
+    CHECK(!turn_is_over(&holder, 0, BEGIN + 2 * TURN_NS - 1));
+    CHECK(turn_is_over(&holder, 0, BEGIN + 2 * TURN_NS));
+    CHECK(!turn_is_over(&holder, TURN_NS, BEGIN + 3 * TURN_NS / 2 - 1), "most of what comes next lies within it");
+    CHECK(turn_is_over(&holder, TURN_NS, BEGIN + 3 * TURN_NS / 2), "or beyond it");
+    turn_extend(&holder, BEGIN + TURN_NS, BEGIN + 2 * TURN_NS);
+    turn_extend(&holder, BEGIN + TURN_NS, BEGIN + 2 * TURN_NS); /* another thread saw the same */
+    CHECK(!turn_is_over(&holder, 0, BEGIN + 3 * TURN_NS - 1), "the gate was closed for a while of it");
+    CHECK(turn_is_over(&holder, 0, BEGIN + 3 * TURN_NS));
     turn_give(&other);
     turn_give(&holder);
 }
@@ -101,7 +107,7 @@ static void a_program_that_closes_our_descriptor_keeps_what_it_opens_there(void)
     CHECK(dup2(STDERR_FILENO, number) == number);
     CHECK(turn_take(&next, gate, BEGIN + 1), "the lock went with the descriptor");
     turn_use(&held, BEGIN);
-    CHECK(turn_is_over(&held, BEGIN + TURN_NS));
+    CHECK(turn_is_over(&held, 0, BEGIN + TURN_NS));
     turn_give(&held);
     CHECK(fcntl(number, F_GETFD) >= 0, "it is the program's now");
     close(number);

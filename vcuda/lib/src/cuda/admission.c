@@ -8,7 +8,7 @@ static uint64_t longest(const struct admission *a) {
 }
 
 uint64_t admission_room_ns(const struct admission *a) {
-    uint64_t most = bucket_ahead(longest(a));
+    uint64_t most = bucket_ahead(longest(a)) + a->gated_ns;
     if (a->ahead_ns <= most)
         return 0;
     return a->ahead_ns - most > ROOM_NAP_NS ? a->ahead_ns - most : ROOM_NAP_NS;

@@ -15,6 +15,7 @@ struct admission {
     struct window_cap *cap;
     int card;
     uint64_t ahead_ns; /* paid for by this process, and not yet measured */
+    uint64_t gated_ns; /* of it, what waits at a gate by itself */
     uint64_t now;
     uint64_t waited_ns;
 };

@@ -4,6 +4,8 @@
 #include "cuda/throttle.h"
 #include "interposer.h"
 
+#include <string.h>
+
 #define CU_MEMORYTYPE_HOST 1
 #define CU_MEMORYTYPE_UNIFIED 4
 #define CU_POINTER_ATTRIBUTE_MEMORY_TYPE 2
@@ -46,6 +48,11 @@ static size_t solid_v1(const CUDA_MEMCPY3D_v1 *shape) {
 #define copy_bytes_2d(shape) _Generic((shape), const CUDA_MEMCPY2D *: flat, const CUDA_MEMCPY2D_v1 *: flat_v1)(shape)
 #define copy_bytes_3d(shape) _Generic((shape), const CUDA_MEMCPY3D *: solid, const CUDA_MEMCPY3D_v1 *: solid_v1)(shape)
 
+/* An asynchronous call returns before its work has run. */
+static inline bool (*begin_of(const char *name))(struct throttled_work *, CUstream, bool, const void *, uint64_t) {
+    return strstr(name, "Async") ? throttle_begin : throttle_begin_blocking;
+}
+
 /* Kinds of work are told apart by what they do and by how many bytes, in powers of two. */
 #define CARD(name, per_thread, parameters, arguments, amount, on)                                                      \
     CUresult hook_##name parameters {                                                                                  \
@@ -53,7 +60,7 @@ static size_t solid_v1(const CUDA_MEMCPY3D_v1 *shape) {
         size_t how_many = amount;                                                                                      \
         if (!how_many)                                                                                                 \
             stream_meter_flush(on, per_thread);                                                                        \
-        if (!how_many || !throttle_may_wait() || !throttle_begin(&work, on, per_thread, hook_##name, how_many))        \
+        if (!how_many || !throttle_may_wait() || !begin_of(#name)(&work, on, per_thread, hook_##name, how_many))       \
             return real.name arguments;                                                                                \
         CUresult result = real.name arguments;                                                                         \
         throttle_end(&work, result);                                                                                   \

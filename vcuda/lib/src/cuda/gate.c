@@ -10,15 +10,15 @@ static uint64_t clamped(uint64_t value, uint64_t least, uint64_t most) {
 }
 
 uint64_t gate_room_wait_ns(const struct gate_flight *flight, bool undisturbed, uint64_t now) {
-    uint64_t left = flight->ahead_ns, ran = 0;
-    if (undisturbed && flight->since && now > flight->since)
-        ran = now - flight->since;
+    uint64_t ran = flight->since && now > flight->since ? now - flight->since : 0;
     if (ran > flight->head_ns)
         ran = flight->head_ns;
-    left = left > ran ? left - ran : 0;
-    if (left <= GATE_AHEAD_NS)
+    uint64_t soonest = flight->ahead_ns > ran ? flight->ahead_ns - ran : 0;
+    if ((undisturbed ? soonest : flight->ahead_ns) <= GATE_AHEAD_NS)
         return 0;
-    return clamped(left - GATE_AHEAD_NS, GATE_NAP_LEAST_NS, GATE_NAP_MOST_NS);
+    if (soonest <= GATE_AHEAD_NS) /* it is late, and ends at any moment */
+        return GATE_NAP_LATE_NS;
+    return clamped(soonest - GATE_AHEAD_NS, GATE_NAP_LEAST_NS, GATE_NAP_MOST_NS);
 }
 
 /* ---- the container's own share

@@ -3,9 +3,9 @@
  *
  * While protected containers are on its card, a best-effort one has at most GATE_AHEAD_NS of measured work in flight
  * when it launches, so that what is launched elsewhere then waits for that and one kernel; of several such containers
- * one launches at a time (turn.h). While the gate is closed it launches nothing, unless it would fall behind its own
- * share of the window (gate_floor), and for GATE_HOLD_MOST_NS in one call at most: the program may hold locks that
- * others wait for.
+ * one launches at a time (turn.h). While the gate is closed it puts nothing there, unless it would fall behind its own
+ * share of the window (gate_floor). A call is held for GATE_HOLD_MOST_NS at most, for the program may hold locks that
+ * others wait for; then what it launches waits by itself (gate_deferred.h).
  */
 #ifndef VCUDA_GATE_H
 #define VCUDA_GATE_H
@@ -18,6 +18,7 @@
 #define GATE_HOLD_MOST_NS UINT64_C(50000000)
 #define GATE_FUTURE_MOST_NS UINT64_C(200000000) /* no host closes a gate for longer */
 #define GATE_NAP_LEAST_NS UINT64_C(50000)
+#define GATE_NAP_LATE_NS UINT64_C(150000)
 #define GATE_NAP_MOST_NS UINT64_C(1000000)
 
 /* Is a gate with this word closed? A deadline too far away is none that a host has written. */

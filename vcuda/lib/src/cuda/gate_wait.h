@@ -11,9 +11,16 @@
  */
 void gate_wanted(const struct stream_meter *meter);
 
-/* Wait until the work may be put on its card. `launch_ns`: what it is expected to cost; `unknown`: that is a guess. The
- * thread holds none of the library's locks and is not capturing; errno is kept. */
-void gate_wait(struct stream_meter *meter, uint64_t launch_ns, bool unknown);
+/* What comes to be launched. */
+struct gated_launch {
+    uint64_t expected_ns; /* what it is expected to cost */
+    bool is_unknown;      /* ... which is a guess */
+    bool may_defer;       /* the call returns before the work has run: the work may wait by itself */
+};
+
+/* Wait until the work may be put on its card, or may be put there to wait by itself. The thread holds none of the
+ * library's locks and is not capturing; errno is kept. */
+void gate_wait(struct stream_meter *meter, const struct gated_launch *launch);
 
 /* Give turns back that the process does not use any more, or has had. The helper thread calls this between two looks.
  */

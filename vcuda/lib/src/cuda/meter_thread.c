@@ -1,5 +1,6 @@
 #define _GNU_SOURCE
 #include "cuda/meter_thread.h"
+#include "cuda/gate_deferred.h"
 #include "cuda/gate_wait.h"
 #include "cuda/settle.h"
 #include "fork.h"
@@ -47,6 +48,7 @@ static void *help(void *unused) {
     for (;;) {
         uint64_t next = settle_pass(), now = vcuda_now_ns();
         gate_tend();
+        gate_deferred_tend();
         if (next)
             last_seen_busy = now;
         if (next)

@@ -2,6 +2,7 @@
 #include "cuda/admission.h"
 #include "cuda/context_registry.h"
 #include "cuda/gate.h"
+#include "cuda/gate_passage.h"
 #include "cuda/gate_wait.h"
 #include "cuda/held_idle.h"
 #include "cuda/meter_thread.h"
@@ -20,6 +21,7 @@
 #define END_ONE_IN_MASK 31 /* a measured span ends early now and then: nothing hides behind an old average */
 #define UNKNOWN_MOST 8     /* spans in flight on a stream while more work of unknown cost arrives */
 #define ROOM_NAP_NS 250000u
+#define PAUSE_NS 15000000u /* while best-effort work waits for this container's to pause */
 
 __thread struct throttle_view throttle_view __attribute__((tls_model("initial-exec")));
 
@@ -32,6 +34,7 @@ static __thread struct thread_state {
     uint64_t epoch;
     struct measuring_budget budget;
     bool per_thread;
+    bool is_blocking;
 } thread_state __attribute__((tls_model("initial-exec")));
 
 /* ---- without a limit
@@ -159,6 +162,7 @@ static struct stream_meter *find(CUstream stream, bool per_thread) {
 
 struct wait {
     uint64_t since, now;
+    uint64_t resumes;      /* a pause that others are to use lasts until then */
     uint64_t throttled_ns; /* of it, for want of credit */
 };
 
@@ -172,6 +176,23 @@ static void rest(struct wait *wait, uint64_t left_ns) {
     struct timespec time = {.tv_nsec = (long)bucket_nap(left_ns)};
     nanosleep(&time, NULL);
     wait->now = vcuda_now_ns();
+}
+
+/* How long until there is credit for the work; 0: it is paid. A protected container that has to wait does so for a
+ * while at once: best-effort work can use a pause of that length, and none of those between kernels. */
+static uint64_t credit_left_ns(struct wait *wait, const struct admission *admission, uint64_t ns) {
+    uint64_t left, taken = 0;
+    if (wait->resumes > wait->now)
+        return wait->resumes - wait->now;
+    if (pocket_take(admission->card, ns))
+        return 0;
+    if ((left = admission_credit_ns(admission, ns, &taken)) == 0) {
+        pocket_put(admission->card, taken - ns);
+        return 0;
+    }
+    if (__atomic_load_n(&meter_tells, __ATOMIC_RELAXED) >> admission->card & 1)
+        wait->resumes = wait->now + PAUSE_NS;
+    return left;
 }
 
 /* May the work go ahead? If not, this has slept for a while. */
@@ -188,14 +209,13 @@ static bool proceed(struct vcuda_card_usage *usage, struct stream_meter *meter, 
                                   .cap = &caps[meter->card],
                                   .card = meter->card,
                                   .ahead_ns = __atomic_load_n(&meter_ahead_ns[meter->card], __ATOMIC_RELAXED),
+                                  .gated_ns = gate_deferred_ns(meter->card),
                                   .now = wait->now,
                                   .waited_ns = wait->now - wait->since};
-    uint64_t room = admission_room_ns(&admission), taken = 0;
+    uint64_t room = admission_room_ns(&admission);
     if (!room && unknown && __atomic_load_n(&meter->unsettled, __ATOMIC_RELAXED) > UNKNOWN_MOST)
         room = ROOM_NAP_NS;
-    uint64_t left = room;
-    if (!room && !pocket_take(meter->card, ns) && !(left = admission_credit_ns(&admission, ns, &taken)))
-        pocket_put(meter->card, taken - ns);
+    uint64_t left = room ? room : credit_left_ns(wait, &admission, ns);
     if (!left)
         return true;
     if (admission_is_overdue(&admission)) {
@@ -251,7 +271,9 @@ static void __attribute__((noinline)) begin_classed(struct stream_meter *meter) 
 }
 
 static void __attribute__((noinline)) wait_at_gate(struct stream_meter *meter, const struct cost *cost, uint64_t ns) {
-    gate_wait(meter, ns, !cost_seen(cost));
+    struct gated_launch launch = {
+        .expected_ns = ns, .is_unknown = !cost_seen(cost), .may_defer = !thread_state.is_blocking};
+    gate_wait(meter, &launch);
     measuring_is_free(&thread_state.budget);
 }
 
@@ -280,6 +302,14 @@ bool throttle_begin(struct throttled_work *work, CUstream stream, bool per_threa
     work->expected_ns = cost_ns(cost);
     timing_span_add(work->span, cost, work->expected_ns, work->paid_ns);
     return true;
+}
+
+bool throttle_begin_blocking(struct throttled_work *work, CUstream stream, bool per_thread, const void *what,
+                             uint64_t size) {
+    thread_state.is_blocking = true;
+    bool ours = throttle_begin(work, stream, per_thread, what, size);
+    thread_state.is_blocking = false;
+    return ours;
 }
 
 /* xorshift: which launches end a span early, programs cannot foretell. */

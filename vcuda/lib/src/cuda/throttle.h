@@ -34,6 +34,10 @@ static inline bool throttle_may_wait(void) {
  * kinds of work apart. */
 bool throttle_begin(struct throttled_work *work, CUstream stream, bool per_thread, const void *what, uint64_t size);
 
+/* The same of what may have to be over when its call returns. */
+bool throttle_begin_blocking(struct throttled_work *work, CUstream stream, bool per_thread, const void *what,
+                             uint64_t size);
+
 /* After the driver's answer. */
 void throttle_end(struct throttled_work *work, CUresult result);
 

@@ -64,15 +64,27 @@ bool turn_take(struct turn *turn, const char *path, uint64_t now) {
     return has;
 }
 
-bool turn_is_over(struct turn *turn, uint64_t now) {
+bool turn_is_over(struct turn *turn, uint64_t next_ns, uint64_t now) {
     uint64_t from = __atomic_load_n(&turn->from, __ATOMIC_RELAXED);
-    if (!from || now < from + TURN_NS || !spin_try(&turn->busy))
+    if (!from || now + next_ns / 2 < from + TURN_NS || !spin_try(&turn->busy))
         return false;
     bool over = turn_is_held(turn) && (!descriptor_is(turn->fd, &turn->file) || others_wait(turn, 0));
     if (!over)
         __atomic_store_n(&turn->from, now, __ATOMIC_RELAXED);
     spin_unlock(&turn->busy);
     return over;
+}
+
+void turn_extend(struct turn *turn, uint64_t since, uint64_t until) {
+    uint64_t stood = __atomic_load_n(&turn->stood_until, __ATOMIC_RELAXED), begin;
+    do {
+        begin = stood > since ? stood : since;
+        if (begin >= until)
+            return;
+    } while (
+        !__atomic_compare_exchange_n(&turn->stood_until, &stood, until, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    if (turn_is_held(turn) && __atomic_load_n(&turn->from, __ATOMIC_RELAXED))
+        __atomic_fetch_add(&turn->from, until - begin, __ATOMIC_RELAXED);
 }
 
 bool turn_give(struct turn *turn) {

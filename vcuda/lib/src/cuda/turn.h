@@ -24,9 +24,10 @@ struct turn {
     bool is_none; /* there are no turns: the gate cannot be opened or locked */
     bool is_open; /* `fd` is this process's, of `file` */
     int fd;
-    uint64_t since;  /* when it began to wait; 0: it does not */
-    uint64_t from;   /* when its turn began, with the first launch; 0: not yet */
-    uint32_t asking; /* threads that wait */
+    uint64_t since;       /* when it began to wait; 0: it does not */
+    uint64_t from;        /* when its turn began, with the first launch; 0: not yet */
+    uint64_t stood_until; /* what its time has been extended by lies before this */
+    uint32_t asking;      /* threads that wait */
     struct descriptor_file file;
 };
 
@@ -43,8 +44,12 @@ static inline void turn_use(struct turn *turn, uint64_t now) {
         __atomic_store_n(&turn->from, now, __ATOMIC_RELAXED);
 }
 
-/* Has the process had its turn, and does another one wait? Called now and then by who holds it. */
-bool turn_is_over(struct turn *turn, uint64_t now);
+/* The gate was closed then: that was nobody's time. Several threads may say so of the same time. */
+void turn_extend(struct turn *turn, uint64_t since, uint64_t until);
+
+/* Has the process had its turn, or would it have for most of what comes next, and does another one wait? Called now and
+ * then by who holds it. `next_ns`: what it is about to launch, 0: nothing. */
+bool turn_is_over(struct turn *turn, uint64_t next_ns, uint64_t now);
 
 /* Give the turn, or the place among those who wait, back. True: others may be waiting for it. */
 bool turn_give(struct turn *turn);
