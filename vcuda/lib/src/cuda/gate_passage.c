@@ -4,7 +4,6 @@
 #include "attachment.h"
 #include "cuda/gate.h"
 #include "cuda/gate_view.h"
-#include "cuda/gate_wait.h"
 #include "fork.h"
 #include "lock.h"
 #include "paths.h"

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "cuda/stream_meter.h"
 #include "cuda/turn.h"
 #include "page.h"
 
@@ -44,6 +45,14 @@ void gate_look_is_stuck(struct gate_look *look);
  * process keeps its turn, or its place among those who wait for one. */
 void gate_launch_comes(struct gate_look *look);
 void gate_launch_goes(const struct gate_look *look);
+
+/* A thread has come to launch: what it waits for from here on, its own limit included, is no pause of the container's.
+ */
+void gate_wanted(const struct stream_meter *meter);
+
+/* Give turns back that the process does not use any more, or has had. The helper thread calls this between two looks.
+ */
+void gate_tend(void);
 
 /* The gate was closed then: it was no time of this process's turn. */
 void gate_turn_stood_still(int card, uint64_t since, uint64_t until);

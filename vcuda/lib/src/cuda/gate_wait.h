@@ -7,10 +7,6 @@
 
 #include "cuda/stream_meter.h"
 
-/* A thread has come to launch: what it waits for from here on, its own limit included, is no pause of the container's.
- */
-void gate_wanted(const struct stream_meter *meter);
-
 /* What comes to be launched. */
 struct gated_launch {
     uint64_t expected_ns; /* what it is expected to cost */
@@ -21,9 +17,5 @@ struct gated_launch {
 /* Wait until the work may be put on its card, or may be put there to wait by itself. The thread holds none of the
  * library's locks and is not capturing; errno is kept. */
 void gate_wait(struct stream_meter *meter, const struct gated_launch *launch);
-
-/* Give turns back that the process does not use any more, or has had. The helper thread calls this between two looks.
- */
-void gate_tend(void);
 
 #endif

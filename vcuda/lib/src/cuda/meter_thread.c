@@ -1,7 +1,7 @@
 #define _GNU_SOURCE
 #include "cuda/meter_thread.h"
 #include "cuda/gate_deferred.h"
-#include "cuda/gate_wait.h"
+#include "cuda/gate_passage.h"
 #include "cuda/settle.h"
 #include "fork.h"
 #include "interposer.h"
