@@ -234,10 +234,17 @@ def test_a_copy_is_changed_apart() -> None:
 def test_the_cluster_read_by_commands_has_the_same_books() -> None:
     made = world()
     claims = [claim("c", held("n1", 0)), claim("d", held("n1", 1), held("n1", 0))]
+    told = {"apiVersion": f"{DRA_DRIVER}/v1", "kind": "ShareParameters", "priority": "protected"}
+    config = {"source": "FromClaim", "requests": [], "opaque": {"driver": DRA_DRIVER, "parameters": told}}
+    claims[0]["status"]["allocation"]["devices"]["config"] = [config]
     show(made, *claims)
     known = [one for obj in claims if (one := read_claim(obj))]
-    (books,) = cluster_of([node("n1", claimed=[0, 1])], [], known).with_cards
-    view = made.cluster.snapshot().nodes["n1"]
+    reader = cluster_of([node("n1", claimed=[0, 1])], [], known)
+    (books,) = reader.with_cards
+    snapshot = made.cluster.snapshot()
+    assert reader.used == snapshot.used == {"ml": {T4: Amount(90, 12 * GIB)}}
+    assert reader.protected == snapshot.protected == {"ml": {T4: Amount(30, 4 * GIB)}}
+    view = snapshot.nodes["n1"]
     assert [books.ledger.booked(uuid("n1", n)) for n in (0, 1)] == [
         view.ledger.booked(uuid("n1", n)) for n in (0, 1)
     ]
