@@ -53,19 +53,12 @@ class Aligned:
     told: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    """The books as the kubelet turned to a container."""
-
-    ledger: Ledger
-
-
 class _Run:
     """One policy on one node."""
 
     def __init__(self, rig: NodeRig, seed: int, found: Aligned) -> None:
         self._rig, self._dice, self._found = rig, random.Random(seed), found
-        self._moments: dict[tuple[str, str], _Moment] = {}
+        self._moments: dict[tuple[str, str], Ledger] = {}  # the books as the kubelet turned to a container
         self._node = {state.card.uuid: state.card.numa for state in rig.states}
         self._alive: dict[str, tuple[dict[str, Any], int]] = {}
         self._number = 0
@@ -164,7 +157,7 @@ class _Run:
 
     def _before(self, step: Step) -> None:
         if (step.pod, step.container) not in self._moments:
-            self._moments[step.pod, step.container] = _Moment(self._rig.state.view.ledger.copy())
+            self._moments[step.pod, step.container] = self._rig.state.view.ledger.copy()
 
     def _reached(self, obj: dict[str, Any], name: str, nodes: set[int | None]) -> bool:
         """Could the container have got cards of these nodes when the kubelet turned to it?
@@ -173,7 +166,7 @@ class _Run:
         """
         uid = PodUid(obj["metadata"]["uid"])
         group = [*_inits(obj), name]
-        ledger = self._moments[uid, group[0]].ledger.copy()
+        ledger = self._moments[uid, group[0]].copy()
         now = self._rig.state.view.ledger
         own = [held for each in group if (held := now.get(uid, each)) is not None]
         rest = [a for a in ledger if not a.granted and a.key not in {one.key for one in own}]

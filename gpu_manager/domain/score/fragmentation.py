@@ -30,14 +30,10 @@ BAGS: Final = 128
 BAG: Final = 48  # requests in the middle bag
 SPREAD: Final = 1.5  # the longest bag is this many times longer than the middle one, the shortest shorter
 ALONE: Final = (20, 2.0, 0.0)  # both where fractions alone are asked for, and what the fill-up counts there
-MOSTLY: Final = (
-    0.5,
-    0.9,
-)  # fractions' part of the demand: up to the one as usual, from the other on as alone
-FILLING: Final = (
-    0.4,
-    0.7,
-)  # the part of the cluster's cards that pods which have not left asked for: the same
+# Up to the one as usual, from the other on as where fractions alone are asked for: their part of the demand,
+# and the part of the cluster's cards that pods which have not left asked for.
+MOSTLY: Final = (0.5, 0.9)
+FILLING: Final = (0.4, 0.7)
 _SEED: Final = 20_241
 _BATCH: Final = 256  # rooms computed at a time, so that they fit a processor's cache
 _ENDLESS: Final = 1 << 30  # host CPU if it is unknown

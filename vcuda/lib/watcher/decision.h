@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #define DECISION_DEADLINE_NS UINT64_C(60000000) /* a gate opens by itself so long after the watcher was last seen */
-#define DECISION_HOLD_NS UINT64_C(2000000)      /* of a pause: no gate is held closed for longer */
+#define DECISION_HOLD_NS UINT64_C(2000000)      /* no gate is held over a longer pause */
 #define DECISION_WINDOW_NS UINT64_C(1000000000)
 
 /* A protected tenant on a card. */

@@ -18,7 +18,7 @@
 #define GATE_HOLD_MOST_NS UINT64_C(50000000)
 #define GATE_FUTURE_MOST_NS UINT64_C(200000000) /* no host closes a gate for longer */
 #define GATE_NAP_LEAST_NS UINT64_C(50000)
-#define GATE_NAP_LATE_NS UINT64_C(150000)
+#define GATE_NAP_LATE_NS UINT64_C(150000) /* between looks at work that should have ended */
 #define GATE_NAP_MOST_NS UINT64_C(1000000)
 
 /* Is a gate with this word closed? A deadline too far away is none that a host has written. */

@@ -11,11 +11,10 @@
 #include "cuda/gate_tickets.h"
 #include "cuda/stream_meter.h"
 
-#define GATE_DEFERRED_MOST_NS                                                                                          \
-    UINT64_C(1000000000)                         /* then one a second of a process goes ahead: the driver may have     \
-                                                  */
-                                                 /* other host functions to call */
-#define GATE_DEFERRED_ROOM_NS UINT64_C(50000000) /* what is in flight may wait for what comes behind this */
+/* After so long one a second of a process goes ahead: the driver may have other host functions to call. */
+#define GATE_DEFERRED_MOST_NS UINT64_C(1000000000)
+/* What is in flight may wait for what comes behind this. */
+#define GATE_DEFERRED_ROOM_NS UINT64_C(50000000)
 
 /* May a host function be put on this stream now? */
 bool gate_may_defer(const struct stream_meter *meter);

@@ -25,8 +25,9 @@ struct gate_look {
     bool may_defer;                /* it may */
     bool is_unknown;               /* it was never measured: it may be long, and goes alone */
     uint64_t now;
-    bool is_closed, others_deferred; /* launches of this process wait by themselves */
-    uint64_t room_ns;                /* how long to wait for what is in flight; 0: not at all */
+    bool is_closed;       /* the gate is */
+    bool others_deferred; /* launches of this process wait by themselves */
+    uint64_t room_ns;     /* how long to wait for what is in flight; 0: not at all */
 };
 
 /* Look again, now. False: nothing is to be waited for any more, the card is none with both classes. */

@@ -21,7 +21,7 @@
 #define END_ONE_IN_MASK 31 /* a measured span ends early now and then: nothing hides behind an old average */
 #define UNKNOWN_MOST 8     /* spans in flight on a stream while more work of unknown cost arrives */
 #define ROOM_NAP_NS 250000u
-#define PAUSE_NS 15000000u /* while best-effort work waits for this container's to pause */
+#define PAUSE_NS 15000000u /* of a protected container that waits for credit: best-effort work runs meanwhile */
 
 __thread struct throttle_view throttle_view __attribute__((tls_model("initial-exec")));
 
