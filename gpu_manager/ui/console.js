@@ -40,7 +40,7 @@ function Header({ view, params }) {
 function Login({ params }) {
   return html`<form class="login" onSubmit=${login}>
     <label>${t("Token")} <input name="token" type="password" autocomplete="off" /></label>
-    <label>${t("Namespace")} <input name="namespace" autocomplete="off" spellcheck=${false} value=${params.get("namespace") || ""} placeholder=${t("all")} /></label>
+    <label>${t("Namespace")} <input name="namespace" autocomplete="off" spellcheck=${false} defaultValue=${params.get("namespace") || ""} placeholder=${t("all")} /></label>
     <button>${t("Show")}</button>
     ${model.rest?.named === false ? html`<p>${t("Whose cards these are is told to who may get pods.")}</p>` : null}
     <p>${t("Who may get pods in a namespace sees that one; who may get them in all, everything. A token is kept in this tab only:")} <code>kubectl create token ACCOUNT</code></p></form>`;
@@ -94,8 +94,11 @@ function search(event) {
 // Enter opens the first match.
 function first(event) {
   event.preventDefault();
-  const found = matches(model, document.getElementById("search").value);
-  if (found.length) location.hash = link(found[0][1]);
+  const field = document.getElementById("search");
+  const [best] = model.rest ? matches(model, field.value) : [];
+  if (!best) return;
+  field.blur(); // left, so that the heading of what it opens gets the focus
+  location.hash = link(best[1]);
 }
 
 function login(event) {
@@ -116,9 +119,11 @@ function go() {
   draw();
 }
 
+// The browser tells of a new address after keys that were pressed meanwhile: a field that has the focus by then keeps
+// it, or what is written into it would be lost.
 addEventListener("hashchange", () => {
   go();
-  document.querySelector("main h1")?.focus();
+  if (!document.activeElement.matches("input, textarea")) document.querySelector("main h1")?.focus();
   scrollTo(0, 0);
 });
 addEventListener("keydown", (event) => {
