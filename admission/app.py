@@ -34,7 +34,7 @@ from admission.extender.leader_election import HeldLease, LeaseSource, SingleRep
 from admission.ports import ClusterAccess, WatchRequest
 from admission.serving.authority import SelfSigned
 from admission.serving.certs import Certificates, ClientGuard, FileCertificates, Switch
-from admission.serving.extender_app import build_extender
+from admission.serving.extender_app import build_extender, scheduler_questions
 from admission.serving.http_protocol import Peers
 from admission.serving.https_server import HttpsServer
 from admission.serving.leader_reviews import PASSED_ON, LeaderReviews, ReviewClient
@@ -434,5 +434,11 @@ def _open_extender(
         context = guarded.context
     app = build_extender(endpoint, scheduling.extender, peers, cluster_metrics, number, draining)
     scheduling.listener = HttpsServer(
-        app, endpoint.address, endpoint.port, context, patience_seconds=InflightBounds().seconds, peers=peers
+        app,
+        endpoint.address,
+        endpoint.port,
+        context,
+        patience_seconds=InflightBounds().seconds,
+        peers=peers,
+        questions=scheduler_questions(scheduling.extender, cluster_metrics, draining),
     )

@@ -25,14 +25,12 @@ from admission.extender.cluster_metrics import ClusterMetrics
 from admission.extender.verbs import Extender, Reply, Route
 from admission.serving.http_protocol import Peers
 from admission.serving.inflight_limit import InflightLimit
+from admission.serving.questions import Answer, Questions
 
 # Not all of 127/8: a mesh's proxy in this pod calls from 127.0.0.6 for whoever called it.
 _HERE: Final = (ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1"))
-_JSON: Final = (b"content-type", b"application/json")
-_TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
-# Bytes of a question that is answered in the event loop. Names of 10,000 nodes are well below; whole Node
-# objects, which take long to read, are above.
-_LARGEST_AT_ONCE: Final = 1 << 20
+_JSON: Final = b"application/json"
+_TEXT: Final = b"text/plain; charset=utf-8"
 _FORBIDDEN: Final = (
     "bind and preempt are open to 127.0.0.1 and ::1, and over TLS to clients that show a certificate: run the"
     " scheduler in this pod, or give it one (tlsConfig) and this service --extender-client-ca-file"
@@ -64,11 +62,30 @@ def build_extender(
     )
 
 
+def scheduler_questions(
+    extender: Extender, metrics: ClusterMetrics, draining: Callable[[], bool]
+) -> Questions:
+    """What any scheduler may ask, answered in the event loop: it waits for nothing but the interpreter, so
+    that a thread for it only adds two changes of threads.
+    """
+
+    def answers(route: Route) -> Callable[[bytes], Answer]:
+        return lambda body: _answer(route, metrics, time.perf_counter(), route.handle(body))
+
+    return Questions({r.path.encode(): answers(r) for r in extender.routes() if not r.guarded}, draining)
+
+
+def _answer(route: Route, metrics: ClusterMetrics, begun: float, reply: Reply) -> Answer:
+    metrics.asked(route.verb, int(reply.status), time.perf_counter() - begun)
+    return Answer(int(reply.status), _JSON if reply.status is HTTPStatus.OK else _TEXT, reply.body)
+
+
 class _Doors:
-    """A scheduler's question goes to its verb at once, all else by the routes.
+    """What a scheduler posts goes to its verb, all else by the routes.
 
     Frameworks and their ways into a thread were a fifth of what a pod costs, and the extender reads bytes by
-    itself: hence plain ASGI from here to the answer.
+    itself: hence plain ASGI from here to the answer. Most questions do not even come here
+    (:func:`scheduler_questions`).
     """
 
     def __init__(self, verbs: Mapping[str, _Verb], rest: Router) -> None:
@@ -122,17 +139,11 @@ class _Verb:
             return
         body = (await receive()).get("body", b"")
         begun = time.perf_counter()
-        # A question waits for nothing but the interpreter, so that a thread for it only adds two changes of
-        # threads: a quarter of what a pod cost. Bind and preempt may wait for others.
-        if route.guarded or len(body) > _LARGEST_AT_ONCE:
-            reply = await self._workers.run(route.handle, body)
-        else:
-            reply = route.handle(body)
-        self._metrics.asked(route.verb, int(reply.status), time.perf_counter() - begun)
-        kind = _JSON if reply.status is HTTPStatus.OK else _TEXT
-        size = b"content-length", b"%d" % len(reply.body)
-        await send({"type": "http.response.start", "status": int(reply.status), "headers": [kind, size]})
-        await send({"type": "http.response.body", "body": reply.body})
+        reply = await self._workers.run(route.handle, body)
+        answer = _answer(route, self._metrics, begun, reply)
+        headers = [(b"content-type", answer.kind), (b"content-length", b"%d" % len(answer.body))]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
 
 
 def _may_write(client: tuple[str, int] | None, endpoint: ExtenderEndpoint, peers: Peers) -> bool:

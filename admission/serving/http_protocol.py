@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from admission.serving.connections import Connections, ServerProtocol
 from admission.serving.inflight_limit import WHOLE_BODY
+from admission.serving.questions import Answer, Question, Questions
 
 # Bytes, beyond one read, that are neither a whole header nor a part of a body: an endless header, trailer or
 # chunk extension. The parser has no bound of its own and keeps what it has of a header.
@@ -21,6 +22,7 @@ _LARGEST_HEAD: Final = 64 << 10
 _MOST_AHEAD: Final = 16
 _CONTINUE: Final = b"HTTP/1.1 100 "
 _WHOLE: Final = {WHOLE_BODY: dict[str, str]()}
+_FAILED: Final = Answer(500, b"text/plain; charset=utf-8", b"Internal Server Error")
 
 
 class _Peer(NamedTuple):
@@ -98,11 +100,16 @@ class BoundedHttp(HttpToolsProtocol, ServerProtocol):
         server: uvicorn.Server,
         connections: Connections,
         peers: Peers,
+        questions: Questions,
         patience_seconds: float,
     ) -> None:
         super().__init__(server.config, server.server_state, {})
         self._open = connections
         self._peers = peers
+        self._questions = questions
+        self._question: Question | None = None  # of which the body is being read
+        self._asked: Question | None = None  # that is to be answered now
+        self._ends = False  # after the answer to the question that is being read
         self._patience_seconds = patience_seconds
         self._in_head = False
         self._progress = False  # in what was just received
@@ -132,6 +139,9 @@ class BoundedHttp(HttpToolsProtocol, ServerProtocol):
             return
         if self._unframed > _LARGEST_HEAD:
             self.send_400_response("Too large a header.")
+        elif self._asked is not None:
+            self._stop()
+            self._answer(self._asked)
         elif self._in_head or self.cycle is None or self.cycle.response_complete:
             self._wait()  # headers have begun and not ended, or what comes belongs to no request
         else:
@@ -139,6 +149,9 @@ class BoundedHttp(HttpToolsProtocol, ServerProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
+        if self._question is not None:
+            self._questions.end(self._question)
+            self._question = None
         if self.client:
             self._peers.go(self.client)
         self._open.ended(self)
@@ -156,6 +169,10 @@ class BoundedHttp(HttpToolsProtocol, ServerProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head, self._progress = False, True
+        if self._is_free():
+            self._question = self._questions.begin(self.url, self.headers)
+            if self._question is not None:
+                return
         if len(self.pipeline) >= _MOST_AHEAD:
             raise ValueError("too many requests ahead")  # the parser's callers answer 400 and close
         super().on_headers_complete()
@@ -165,10 +182,17 @@ class BoundedHttp(HttpToolsProtocol, ServerProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._progress = True
-        super().on_body(body)
+        if self._question is not None:
+            self._question.pieces.append(body)
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._progress = True
+        if self._question is not None:
+            self._questions.end(self._question)
+            self._asked, self._question = self._question, None
+            return
         super().on_message_complete()
         self.scope["extensions"] = _WHOLE  # type: ignore[typeddict-item]  # of ours
 
@@ -179,6 +203,42 @@ class BoundedHttp(HttpToolsProtocol, ServerProtocol):
     def _answered(self, answer: _OneAnswer) -> None:
         answer.flush()
         self.on_response_complete()
+
+    # What is answered at once.
+
+    def _is_free(self) -> bool:
+        """True if the request whose headers have ended may be answered as soon as it is read."""
+        return (
+            (self.cycle is None or self.cycle.response_complete)
+            and self._asked is None
+            and not (self.expect_100_continue or self.flow.write_paused)
+            and self.parser.get_method() == b"POST"
+            and self.parser.should_keep_alive()
+            and not self.parser.should_upgrade()
+        )
+
+    def _answer(self, question: Question) -> None:
+        self._asked = None
+        try:
+            answer = question.answer(b"".join(question.pieces))
+        except BaseException:
+            self._say(_FAILED, last=True)
+            raise
+        self._say(answer, last=self._ends or self._questions.ending())
+
+    def _say(self, answer: Answer, *, last: bool) -> None:
+        self.transport.write(answer.written(self.server_state.default_headers, last=last))
+        if last:
+            self.transport.close()
+        if self.cycle is None or self.cycle.response_complete:  # else one that was sent ahead goes on
+            self.on_response_complete()
+
+    def shutdown(self) -> None:
+        """Close the connection; a question that is being read is answered before."""
+        if self._question is not None:
+            self._ends = True
+        else:
+            super().shutdown()
 
     # Who takes none of its answer.
 

@@ -15,6 +15,7 @@ import uvicorn
 from admission.config import ConnectionBounds
 from admission.serving.connections import Connections
 from admission.serving.http_protocol import BoundedHttp, Peers
+from admission.serving.questions import Questions
 from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.listening import bound, spoken
@@ -68,6 +69,7 @@ class HttpsServer:
         patience_seconds: float = 10.0,
         grace_seconds: int = 10,
         peers: Peers | None = None,
+        questions: Questions | None = None,
         evicted: Callable[[], None] = lambda: None,
     ) -> None:
         """Bind. An empty ``address`` is every address of the host, of IPv6 and IPv4; ``port`` 0 takes a free
@@ -102,10 +104,10 @@ class HttpsServer:
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=grace_seconds,
         )
-        shown = peers or Peers()
+        shown, asked = peers or Peers(), questions or Questions({})
         connections = Connections(
             self._socket,
-            lambda: BoundedHttp(self._server, connections, shown, patience_seconds),
+            lambda: BoundedHttp(self._server, connections, shown, asked, patience_seconds),
             bounds or ConnectionBounds(),
             context=context,
             handshake_seconds=patience_seconds,

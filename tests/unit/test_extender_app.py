@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from admission.config import ExtenderEndpoint
 from admission.extender.cluster_metrics import ClusterMetrics
 from admission.extender.verbs import Reply, Route
-from admission.serving.extender_app import build_extender
+from admission.serving.extender_app import build_extender, scheduler_questions
 from admission.serving.http_protocol import Peers
 
 SCHEDULER = "system:kube-scheduler"
@@ -85,3 +85,16 @@ def test_a_certificate_of_the_right_name_binds_from_anywhere() -> None:
         assert call(made, "/scheduler/bind", ("10.0.0.7", 10))[0] == 403
         peers.go(("10.0.0.7", 9))
         assert call(made, "/scheduler/bind", ("10.0.0.7", 9))[0] == 403
+
+
+def test_what_anybody_may_ask_is_answered_at_once_and_counted() -> None:
+    registry = CollectorRegistry()
+    asked = scheduler_questions(Table(), ClusterMetrics(registry), lambda: True)  # type: ignore[arg-type]
+    head = ((b"content-length", b"2"),)
+    question = asked.begin(b"/scheduler/filter", head)
+    assert question is not None
+    assert question.answer(b"{}") == (200, b"application/json", b'"filter"')
+    assert asked.begin(b"/scheduler/bind", head) is None
+    assert asked.ending()
+    labels = {"verb": "filter", "code": "200"}
+    assert registry.get_sample_value("vcuda_admission_extender_responses_total", labels) == 1

@@ -1,0 +1,79 @@
+"""Requests that are answered in the step in which their last byte is read: no task, no thread, no ASGI.
+
+A scheduler asks about one pod after the other and waits for each answer, so what HTTP itself takes of a
+question delays every pod. :class:`~admission.serving.http_protocol.BoundedHttp` reads and answers those that
+:meth:`Questions.begin` takes up; all others go the ordinary way, through the ASGI application.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Final, NamedTuple
+
+LARGEST: Final = 1 << 20
+"""Bytes of a question. Names of 10,000 nodes are well below; whole Node objects, which take long to read, are
+above.
+"""
+_MOST_HELD: Final = 16 << 20  # bytes announced by all questions that are being sent
+_STATUS_LINES: Final = {int(s): f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+
+Header = tuple[bytes, bytes]
+
+
+class Answer(NamedTuple):
+    """What goes back."""
+
+    status: int
+    kind: bytes  # the content type
+    body: bytes
+
+    def written(self, headers: Iterable[Header], *, last: bool) -> bytes:
+        """The whole HTTP answer; after the ``last`` one the connection is closed."""
+        parts = [_STATUS_LINES[self.status]]
+        parts += [b"%b: %b\r\n" % header for header in headers]
+        parts.append(b"content-type: %b\r\ncontent-length: %d\r\n" % (self.kind, len(self.body)))
+        parts += [b"connection: close\r\n\r\n" if last else b"\r\n", self.body]
+        return b"".join(parts)
+
+
+@dataclass(slots=True)
+class Question:
+    """One of which the head was read: ``size`` bytes are announced."""
+
+    answer: Callable[[bytes], Answer]
+    size: int
+    pieces: list[bytes] = field(default_factory=list)
+
+
+class Questions:
+    """Which paths are answered at once, and how. Used in one event loop.
+
+    While ``ending`` says so, connections are closed after their answer, so that callers go elsewhere.
+    """
+
+    def __init__(
+        self, answers: Mapping[bytes, Callable[[bytes], Answer]], ending: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._answers = answers
+        self.ending = ending
+        self._held = 0
+
+    def begin(self, path: bytes, headers: Sequence[Header]) -> Question | None:
+        """Take up a POST with these headers, names in lower case; None if it goes the ordinary way."""
+        answer = self._answers.get(path)
+        if answer is None:
+            return None
+        length = dict(headers).get(b"content-length", b"")
+        if not length.isdigit() or len(length) > len(str(LARGEST)):
+            return None
+        size = int(length)
+        if size > LARGEST or self._held + size > _MOST_HELD:
+            return None
+        self._held += size
+        return Question(answer, size)
+
+    def end(self, question: Question) -> None:
+        """Its body is there, or will never be."""
+        self._held -= question.size

@@ -1,0 +1,195 @@
+"""Questions that are answered in the step in which they are read, on connections that carry other requests too."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from admission.serving.https_server import HttpsServer
+from admission.serving.questions import LARGEST, Answer, Questions
+
+PATH = b"/ask"
+CLOSE = b"Connection: close\r\n"
+
+
+def post(body: bytes, more: bytes = b"", path: bytes = PATH) -> bytes:
+    return b"POST %b HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n%b" % (path, more, len(body), body)
+
+
+async def ordinary(_scope: Any, receive: Any, send: Any) -> None:
+    """The application behind: says how many bytes it was sent."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    body = b"<app:%d>" % size
+    head = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": head})
+    await send({"type": "http.response.body", "body": body})
+
+
+def echo(body: bytes) -> Answer:
+    return Answer(200, b"text/plain", b"<at once:%b>" % body)
+
+
+@contextmanager
+def listening(
+    answer: Callable[[bytes], Answer] = echo,
+    ending: Callable[[], bool] = lambda: False,
+    patience_seconds: float = 10.0,
+) -> Iterator[Callable[[], socket.socket]]:
+    questions = Questions({PATH: answer}, ending)
+    server = HttpsServer(ordinary, "127.0.0.1", 0, patience_seconds=patience_seconds, questions=questions)
+    server.start()
+    with ExitStack() as lines:
+        try:
+            yield lambda: lines.enter_context(
+                socket.create_connection(("127.0.0.1", server.port), timeout=10)
+            )
+        finally:
+            server.stop()
+
+
+def until(line: socket.socket, end: bytes) -> bytes:
+    """What comes up to these bytes, or until the server closes."""
+    got = b""
+    try:
+        while not got.endswith(end) and (piece := line.recv(65_536)):
+            got += piece
+    except ConnectionResetError:
+        pass
+    return got
+
+
+def test_a_question_is_answered_whatever_pieces_it_comes_in() -> None:
+    with listening() as connect:
+        line = connect()
+        for _ in range(2):  # the connection is kept
+            for piece in (
+                b"POST /as",
+                b"k HTTP/1.1\r\nHost: x\r\nContent-",
+                b"Length: 4\r\n\r\n",
+                b"ab",
+                b"cd",
+            ):
+                line.sendall(piece)
+            got = until(line, b"<at once:abcd>")
+            assert got.startswith(b"HTTP/1.1 200 OK\r\ndate: ")
+            assert b"\r\ncontent-type: text/plain\r\ncontent-length: 14\r\n\r\n" in got
+        line.sendall(post(b""))
+        assert until(line, b"<at once:>").endswith(b"content-length: 10\r\n\r\n<at once:>")
+
+
+def test_what_is_no_plain_question_goes_to_the_application() -> None:
+    chunked = b"POST /ask HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"
+    with listening() as connect:
+        line = connect()
+        for request in (post(b"ab", path=b"/other"), post(b"ab", path=b"/ask?x"), chunked):
+            line.sendall(request)
+            assert until(line, b"<app:2>").endswith(b"<app:2>")
+        line.sendall(b"PUT" + post(b"ab")[4:])
+        assert until(line, b"<app:2>").endswith(b"<app:2>")
+        line.sendall(b"GET /ask HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert until(line, b"<app:0>").endswith(b"<app:0>")
+        line.sendall(post(b"x" * (LARGEST + 1)))
+        assert until(line, b">").endswith(b"<app:%d>" % (LARGEST + 1))
+        line.sendall(post(b"x" * LARGEST))
+        assert until(line, b">").endswith(b"<at once:%b>" % (b"x" * LARGEST))
+        line.sendall(post(b"ab", b"Expect: 100-continue\r\n"))
+        assert until(line, b"<app:2>").startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+        line.sendall(post(b"ab", CLOSE))
+        assert until(line, b"no end").endswith(b"<app:2>")
+
+
+def test_requests_that_are_sent_ahead_are_answered_in_their_order() -> None:
+    with listening() as connect:
+        line = connect()
+        line.sendall(post(b"1") + post(b"22", path=b"/") + post(b"333") + post(b"4", path=b"/") + post(b"5"))
+        got, order = until(line, b"<app:1>"), (b"<at once:1>", b"<app:2>", b"<app:3>")
+        assert sorted(map(got.index, order)) == [got.index(one) for one in order]
+        line.sendall(post(b"6"))
+        assert until(line, b"<at once:6>").endswith(b"<at once:6>")
+        line = connect()
+        line.sendall(post(b"1") * 1000)
+        assert b"<at once" not in until(line, b"no end")
+
+
+def test_after_the_last_answer_the_connection_is_closed() -> None:
+    with listening(ending=lambda: True) as connect:
+        line = connect()
+        line.sendall(post(b"1"))
+        got = until(line, b"no end")
+        assert got.endswith(b"connection: close\r\n\r\n<at once:1>")
+
+
+def test_a_fault_is_said_and_ends_the_connection() -> None:
+    def fault(_body: bytes) -> Answer:
+        raise ZeroDivisionError
+
+    with listening(fault) as connect:
+        line = connect()
+        line.sendall(post(b"1"))
+        got = until(line, b"no end")
+        assert got.startswith(b"HTTP/1.1 500 ")
+        assert got.endswith(b"Internal Server Error")
+        line = connect()
+        line.sendall(post(b"1", path=b"/"))
+        assert until(line, b"<app:1>").endswith(b"<app:1>")
+
+
+def test_who_never_ends_a_question_is_cut_off() -> None:
+    with listening(patience_seconds=0.2) as connect:
+        line = connect()
+        line.sendall(post(b"1234")[:-2])
+        assert until(line, b"no end") == b""
+
+
+def test_questions_that_are_being_sent_hold_so_much_and_no_more() -> None:
+    with listening() as connect:
+        senders = [connect() for _ in range(16)]
+        for line in senders:
+            line.sendall(post(b"x" * LARGEST)[: -LARGEST + 1])
+        asks = connect()
+        while True:  # until all of them were read
+            asks.sendall(post(b"1"))
+            if until(asks, b">").endswith(b"<app:1>"):
+                break
+        for line in senders:
+            line.close()
+        while True:
+            asks.sendall(post(b"1"))
+            if until(asks, b">").endswith(b"<at once:1>"):
+                break
+
+
+def test_a_connection_that_is_to_end_answers_the_question_that_is_being_sent() -> None:
+    read = threading.Event()
+
+    class Watched(Questions):
+        """Says when the head of a question was read."""
+
+        def begin(self, *args: Any) -> Any:
+            read.set()
+            return super().begin(*args)
+
+    server = HttpsServer(ordinary, "127.0.0.1", 0, questions=Watched({PATH: echo}))
+    server.start()
+    ended = threading.Thread(target=server.stop)
+    with ExitStack() as lines:
+        asks, idle = (
+            lines.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+            for _ in range(2)
+        )
+        idle.sendall(post(b"1", path=b"/"))
+        assert until(idle, b"<app:1>")
+        asks.sendall(post(b"1234")[:-2])
+        assert read.wait(10)
+        ended.start()
+        assert idle.recv(1) == b""  # all connections have been told
+        asks.sendall(b"34")
+        assert until(asks, b"no end").endswith(b"connection: close\r\n\r\n<at once:1234>")
+    ended.join()
