@@ -25,7 +25,7 @@ from admission.extender.cluster_metrics import ClusterMetrics
 from admission.extender.verbs import Extender, Reply, Route
 from admission.serving.http_protocol import Peers
 from admission.serving.inflight_limit import InflightLimit
-from admission.serving.questions import Answer, Questions
+from admission.serving.questions import Questions, WholeAnswer
 
 # Not all of 127/8: a mesh's proxy in this pod calls from 127.0.0.6 for whoever called it.
 _HERE: Final = (ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1"))
@@ -69,15 +69,15 @@ def scheduler_questions(
     that a thread for it only adds two changes of threads.
     """
 
-    def answers(route: Route) -> Callable[[bytes], Answer]:
+    def answers(route: Route) -> Callable[[bytes], WholeAnswer]:
         return lambda body: _answer(route, metrics, time.perf_counter(), route.handle(body))
 
     return Questions({r.path.encode(): answers(r) for r in extender.routes() if not r.guarded}, draining)
 
 
-def _answer(route: Route, metrics: ClusterMetrics, begun: float, reply: Reply) -> Answer:
+def _answer(route: Route, metrics: ClusterMetrics, begun: float, reply: Reply) -> WholeAnswer:
     metrics.asked(route.verb, int(reply.status), time.perf_counter() - begun)
-    return Answer(int(reply.status), _JSON if reply.status is HTTPStatus.OK else _TEXT, reply.body)
+    return WholeAnswer(int(reply.status), _JSON if reply.status is HTTPStatus.OK else _TEXT, reply.body)
 
 
 class _Doors:

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from admission.serving.connections import Connections, ServerProtocol
 from admission.serving.inflight_limit import WHOLE_BODY
-from admission.serving.questions import Answer, Question, Questions
+from admission.serving.questions import Question, Questions, WholeAnswer
 
 # Bytes, beyond one read, that are neither a whole header nor a part of a body: an endless header, trailer or
 # chunk extension. The parser has no bound of its own and keeps what it has of a header.
@@ -22,7 +22,7 @@ _LARGEST_HEAD: Final = 64 << 10
 _MOST_AHEAD: Final = 16
 _CONTINUE: Final = b"HTTP/1.1 100 "
 _WHOLE: Final = {WHOLE_BODY: dict[str, str]()}
-_FAILED: Final = Answer(500, b"text/plain; charset=utf-8", b"Internal Server Error")
+_FAILED: Final = WholeAnswer(500, b"text/plain; charset=utf-8", b"Internal Server Error")
 
 
 class _Peer(NamedTuple):
@@ -226,7 +226,7 @@ class BoundedHttp(HttpToolsProtocol, ServerProtocol):
             raise
         self._say(answer, last=self._ends or self._questions.ending())
 
-    def _say(self, answer: Answer, *, last: bool) -> None:
+    def _say(self, answer: WholeAnswer, *, last: bool) -> None:
         self.transport.write(answer.written(self.server_state.default_headers, last=last))
         if last:
             self.transport.close()

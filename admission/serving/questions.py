@@ -22,7 +22,7 @@ _STATUS_LINES: Final = {int(s): f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() fo
 Header = tuple[bytes, bytes]
 
 
-class Answer(NamedTuple):
+class WholeAnswer(NamedTuple):
     """What goes back."""
 
     status: int
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 class Question:
     """One of which the head was read: ``size`` bytes are announced."""
 
-    answer: Callable[[bytes], Answer]
+    answer: Callable[[bytes], WholeAnswer]
     size: int
     pieces: list[bytes] = field(default_factory=list)
 
@@ -54,7 +54,9 @@ class Questions:
     """
 
     def __init__(
-        self, answers: Mapping[bytes, Callable[[bytes], Answer]], ending: Callable[[], bool] = lambda: False
+        self,
+        answers: Mapping[bytes, Callable[[bytes], WholeAnswer]],
+        ending: Callable[[], bool] = lambda: False,
     ) -> None:
         self._answers = answers
         self.ending = ending

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from admission.serving.https_server import HttpsServer
-from admission.serving.questions import LARGEST, Answer, Questions
+from admission.serving.questions import LARGEST, Questions, WholeAnswer
 
 PATH = b"/ask"
 CLOSE = b"Connection: close\r\n"
@@ -32,13 +32,13 @@ async def ordinary(_scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def echo(body: bytes) -> Answer:
-    return Answer(200, b"text/plain", b"<at once:%b>" % body)
+def echo(body: bytes) -> WholeAnswer:
+    return WholeAnswer(200, b"text/plain", b"<at once:%b>" % body)
 
 
 @contextmanager
 def listening(
-    answer: Callable[[bytes], Answer] = echo,
+    answer: Callable[[bytes], WholeAnswer] = echo,
     ending: Callable[[], bool] = lambda: False,
     patience_seconds: float = 10.0,
 ) -> Iterator[Callable[[], socket.socket]]:
@@ -127,7 +127,7 @@ def test_after_the_last_answer_the_connection_is_closed() -> None:
 
 
 def test_a_fault_is_said_and_ends_the_connection() -> None:
-    def fault(_body: bytes) -> Answer:
+    def fault(_body: bytes) -> WholeAnswer:
         raise ZeroDivisionError
 
     with listening(fault) as connect:
