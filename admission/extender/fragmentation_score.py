@@ -38,6 +38,7 @@ from gpu_manager.domain.untrusted import timestamp
 
 _MOST = 1 << 16  # costs remembered
 _WARMED = 32  # kinds of request whose costs a new scorer knows from the start
+_PREPARED = 16  # costs worked out before they are asked for: they take about a millisecond
 _LEAD = 0.07  # questions to the old scorer, a counted arrival, while the new one is made
 _CARD = CardUuid("")
 
@@ -57,6 +58,10 @@ class _Epoch:
         for (key, move), (cost, *content) in zip(moves.items(), costs, strict=True):
             loss = self.scorer.places.lost(move.before, move.after)
             self.known[key] = (cost, -move.joined, *content), move, loss
+
+    def knows(self, move: NodeChange) -> bool:
+        """True if it can say what that costs: the cluster had such cards when it was made."""
+        return all(room.model in self.scorer.stock for room in move.before)
 
 
 class _NextEpoch:
@@ -85,7 +90,7 @@ class _NextEpoch:
                     key: self._known[key][1] for keys in self._recent for key in keys if key in self._known
                 }
                 epoch = _Epoch(Scorer(self._mix, stock), rooms)
-                epoch.add({k: m for k, m in moves.items() if all(room.model in stock for room in m.before)})
+                epoch.add({key: move for key, move in moves.items() if epoch.knows(move)})
                 self.epoch = epoch
 
     def copy(self) -> _NextEpoch:
@@ -180,6 +185,22 @@ class LeastFragmentation:
             return [cost and (cost[1], *cost) for cost in costs]
         return costs
 
+    def prepare(self, request: PodRequest, candidates: Sequence[RankedNode]) -> None:
+        """See :class:`~admission.extender.ranking.NodePolicy`: nodes that changed since this was asked."""
+        epoch = self._epoch
+        if epoch is None or request.placement is PlacementPolicy.SPREAD:
+            return
+        own = self._cluster.pod(request.uid)
+        cpu = own.cpu if own else 0
+        new = {
+            key: place
+            for place, (view, fit) in enumerate(candidates)
+            if (key := (fit, view.cpu, cpu)) not in epoch.known
+        }
+        if 0 < len(new) <= _PREPARED:
+            moves = {key: self._rooms.change(request.uid, *candidates[at], cpu) for key, at in new.items()}
+            epoch.add({key: move for key, move in moves.items() if epoch.knows(move)})
+
     def close(self, now: float) -> None:
         """Close a node to smaller pods where one has waited for long, and open it in time.
 
@@ -206,7 +227,7 @@ class LeastFragmentation:
         moves = {
             key: self._rooms.change(uid, *candidates[place], cpu) for key, place in islice(new.items(), most)
         }
-        if any(room.model not in epoch.scorer.stock for move in moves.values() for room in move.before):
+        if not all(map(epoch.knows, moves.values())):
             epoch = self._start()
         epoch.add(moves)
         return epoch

@@ -175,7 +175,10 @@ def _at_once(check: FeasibilityCheck, new: Mapping[Hashable, NodeView]) -> dict[
     return found
 
 
-def candidates(check: FeasibilityCheck, verdicts: Verdicts, most: int) -> Mapping[int, tuple[NodeView, Fit]]:
+Candidates = Mapping[int, tuple[NodeView, Fit]]
+
+
+def candidates(check: FeasibilityCheck, verdicts: Verdicts, most: int) -> Candidates:
     """The kinds of nodes that fit, by number, and where the pod would lie there, the most promising first.
 
     Where that was not worked out before it is now, for ``most`` of them: the others are left out.

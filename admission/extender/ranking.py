@@ -48,6 +48,9 @@ class NodePolicy(Protocol):
         get None, and their turn when the kind of request is asked about again.
         """
 
+    def prepare(self, request: PodRequest, candidates: Sequence[RankedNode]) -> None:
+        """Work out a few of the costs that will be asked for next. Changes no answer."""
+
 
 class BestFit:
     """Least left in pieces: no idle card is broken while a broken one has room; of those, the fullest.
@@ -68,6 +71,9 @@ class BestFit:
         return [
             known.get(fit) or known.setdefault(fit, _cost(request, view, fit)) for view, fit in candidates
         ]
+
+    def prepare(self, request: PodRequest, candidates: Sequence[RankedNode]) -> None:
+        """See :class:`NodePolicy`: a cost is worked out in no time."""
 
 
 def _cost(request: PodRequest, view: NodeView, fit: Fit) -> Cost:

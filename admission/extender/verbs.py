@@ -22,9 +22,9 @@ from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.binding import Binder
-from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
+from admission.extender.feasibility import SOMEWHERE, FeasibilityCheck, FeasibilityJudge, Fit, Unfit
 from admission.extender.last_filter import LastAnswers, LastFilter
-from admission.extender.many_nodes import Verdicts, candidates, judge_nodes
+from admission.extender.many_nodes import Candidates, Verdicts, candidates, judge_nodes
 from admission.extender.node_names import NodeNames, RecentNames
 from admission.extender.preemption import choose
 from admission.extender.ranking import NodePolicy, most_priced, scores
@@ -59,10 +59,15 @@ EXPECT_SECONDS: Final = 5.0  # from a scheduler's choice to its bind
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What goes over HTTP; the body is JSON unless the status is an error."""
+    """What goes over HTTP; the body is JSON unless the status is an error.
+
+    ``after`` is work for the next question, to be done while the scheduler reads this answer. Whether it was
+    done changes no answer.
+    """
 
     body: bytes
     status: HTTPStatus = HTTPStatus.OK
+    after: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,7 @@ class Extender:
         self._names = RecentNames()
         self._answers = LastAnswers(cluster)
         self._last: tuple[Obj, PodView, PodRequest | None] | None = None  # what was asked about just now
+        self._chosen: tuple[Verdicts, Candidates] | None = None  # where the pod may go, by filter's verdicts
 
     def routes(self) -> tuple[Route, ...]:
         """Every path that a scheduler may be configured with."""
@@ -153,18 +159,22 @@ class Extender:
         view_at = partial(self._view, args, snapshot)
         failed, lasting = reasons(question, args.names, view_at, verdicts, full=1 if fitting else FULL_LINES)
         self._binder.offers.remember(occupant.uid, fitting)
+        after: Callable[[], object] | None = None
         if len(fitting) == 1:  # then kube-scheduler does not ask for priorities
             if (taken := view_at(fits.index(1))) is not None:
                 self._expect(question, occupant, taken, question.on(taken))
         elif fitting:  # what it asks next
             if args.nodes is None:
                 self._names.keep(fitting)
-            self._answers.offered(replace(answer, names=fitting, verdicts=verdicts.among(fits)))
+            offered = verdicts.among(fits)
+            self._answers.offered(replace(answer, names=fitting, verdicts=offered))
+            if known is not None and SOMEWHERE not in offered.said:
+                after = partial(self._choose, question, offered, snapshot)
         self._count("filtered", "fits" if fitting else "refused")
         if not fitting:
             self._refused(occupant.uid, snapshot.turn)
         log.debug("filtered", pod=occupant.pod.key, fitting=len(fitting), failed=len(failed) + len(lasting))
-        return Reply(filter_answer(args, fitting, failed, lasting))
+        return Reply(filter_answer(args, fitting, failed, lasting), after=after)
 
     def prioritize(self, body: bytes) -> Reply:
         """ExtenderArgs → HostPriorityList: one 10, the others 0 to 8; all 0 for a pod that is not ours."""
@@ -179,7 +189,11 @@ class Extender:
         verdicts = self._answers.for_same_pod(question, occupant, self._quota.current, args.names, snapshot)
         if verdicts is None:
             verdicts = self._judged(args, question, snapshot)
-        chosen = candidates(question, verdicts, most_priced(len(snapshot.nodes)))
+        before = self._chosen
+        if before is not None and before[0] is verdicts:
+            chosen = before[1]
+        else:
+            chosen = candidates(question, verdicts, most_priced(len(snapshot.nodes)))
         costs = self._policy.costs(question.request, list(chosen.values()))
         by_number = {number: cost for number, cost in zip(chosen, costs, strict=True) if cost is not None}
         given = scores(args.names, verdicts.numbers, by_number)
@@ -188,7 +202,7 @@ class Extender:
             taken = self._view(args, snapshot, best)
             if taken is not None:
                 self._expect(question, occupant, taken, chosen[int(verdicts.numbers[best])][1])
-        return Reply(priority_answer(args.names, given))
+        return Reply(priority_answer(args.names, given), after=self._cluster.snapshot)
 
     def bind(self, body: bytes) -> Reply:
         """ExtenderBindingArgs → ExtenderBindingResult."""
@@ -243,6 +257,12 @@ class Extender:
         views = [view for view in views if not view.constraints.bars(occupant.constraints)]
         verdicts = judge_nodes(self._judge.ask(occupant, request, snapshot, namespace), views)
         return any(verdicts.fitting())
+
+    def _choose(self, question: FeasibilityCheck, offered: Verdicts, snapshot: Snapshot) -> None:
+        """What prioritize begins with, for the pod of which filter has just said so."""
+        chosen = candidates(question, offered, most_priced(len(snapshot.nodes)))
+        self._chosen = offered, chosen
+        self._policy.prepare(question.request, list(chosen.values()))
 
     def _deadline(self, request: PodRequest) -> Callable[[], bool]:
         """Whether the question that begins now has taken too long; one container never does."""

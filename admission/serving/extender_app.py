@@ -77,7 +77,8 @@ def scheduler_questions(
 
 def _answer(route: Route, metrics: ClusterMetrics, begun: float, reply: Reply) -> WholeAnswer:
     metrics.asked(route.verb, int(reply.status), time.perf_counter() - begun)
-    return WholeAnswer(int(reply.status), _JSON if reply.status is HTTPStatus.OK else _TEXT, reply.body)
+    kind = _JSON if reply.status is HTTPStatus.OK else _TEXT
+    return WholeAnswer(int(reply.status), kind, reply.body, reply.after)
 
 
 class _Doors:

@@ -232,6 +232,8 @@ class BoundedHttp(HttpToolsProtocol, ServerProtocol):
             self.transport.close()
         if self.cycle is None or self.cycle.response_complete:  # else one that was sent ahead goes on
             self.on_response_complete()
+        if answer.after is not None:
+            self.loop.call_soon(answer.after)
 
     def shutdown(self) -> None:
         """Close the connection; a question that is being read is answered before."""

@@ -23,11 +23,12 @@ Header = tuple[bytes, bytes]
 
 
 class WholeAnswer(NamedTuple):
-    """What goes back."""
+    """What goes back, and what is done once it is on its way."""
 
     status: int
     kind: bytes  # the content type
     body: bytes
+    after: Callable[[], object] | None = None
 
     def written(self, headers: Iterable[Header], *, last: bool) -> bytes:
         """The whole HTTP answer; after the ``last`` one the connection is closed."""

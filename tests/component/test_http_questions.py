@@ -193,3 +193,29 @@ def test_a_connection_that_is_to_end_answers_the_question_that_is_being_sent() -
         asks.sendall(b"34")
         assert until(asks, b"no end").endswith(b"connection: close\r\n\r\n<at once:1234>")
     ended.join()
+
+
+def test_what_is_left_to_do_is_done_once_the_answer_is_on_its_way() -> None:
+    done: list[bytes] = []
+
+    def answer(body: bytes) -> WholeAnswer:
+        return WholeAnswer(
+            200, b"text/plain", b"<%b after %d>" % (body, len(done)), lambda: done.append(body)
+        )
+
+    with listening(answer) as connect:
+        line = connect()
+        for at, body in enumerate((b"one", b"two", b"three")):
+            line.sendall(post(body))
+            assert until(line, b">").endswith(b"<%b after %d>" % (body, at))
+
+
+def test_a_fault_after_an_answer_leaves_the_connection_as_it_is() -> None:
+    def fault() -> None:
+        raise ZeroDivisionError
+
+    with listening(lambda body: WholeAnswer(200, b"text/plain", b"<%b>" % body, fault)) as connect:
+        line = connect()
+        for body in (b"one", b"two"):
+            line.sendall(post(body))
+            assert until(line, b">").endswith(b"<%b>" % body)

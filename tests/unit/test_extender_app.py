@@ -93,7 +93,7 @@ def test_what_anybody_may_ask_is_answered_at_once_and_counted() -> None:
     head = ((b"content-length", b"2"),)
     question = asked.begin(b"/scheduler/filter", head)
     assert question is not None
-    assert question.answer(b"{}") == (200, b"application/json", b'"filter"')
+    assert question.answer(b"{}") == (200, b"application/json", b'"filter"', None)
     assert asked.begin(b"/scheduler/bind", head) is None
     assert asked.ending()
     labels = {"verb": "filter", "code": "200"}
