@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from admission.cluster.assumed_pods import AssumedPods
 from admission.cluster.budgets import KnownBudgets
 from admission.cluster.claims import CLAIMS, CLASSES, OF_CLAIMS, ClusterClaims
 from admission.cluster.deleted_pods import DeletedPods
@@ -21,11 +21,12 @@ from admission.cluster.kept_node import KeptFor, KeptNode
 from admission.cluster.node_view import NodeView
 from admission.cluster.nodes import Nodes, OnNode, name_of
 from admission.cluster.other_pods import OtherPods
-from admission.cluster.pod_view import PodView, answered, pod_view, read_pod_view
+from admission.cluster.pod_view import PodView, pod_view, read_pod_view
+from admission.cluster.turnover import Turnover
+from admission.cluster.unshown_answers import UnshownAnswers
 from admission.cluster.workload_sizes import WorkloadSizes
 from gpu_manager.domain.cluster.held_sums import Used, added
 from gpu_manager.domain.cluster.terminating import terminating_shares
-from gpu_manager.domain.contract import RESIZED
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import MIRROR, Pod, PodUid
 from gpu_manager.domain.untrusted import mapping, timestamp
@@ -34,7 +35,6 @@ from gpu_manager.domain.whatif.disruption_budgets import DisruptionBudget
 NODES: Final = "nodes"
 PODS: Final = "pods"
 BUDGETS: Final = "poddisruptionbudgets"
-_MOST_FRESH = 1 << 16  # pods that nobody has counted yet; the oldest go
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,16 +69,14 @@ class ClusterState:
         self._nodes = Nodes(unit, by_capacity=by_capacity)
         self._pods: dict[PodUid, PodView] = {}
         self._names: dict[str, PodUid] = {}
-        self._reserved: dict[PodUid, PodView] = {}
-        self._expected: dict[PodUid, tuple[float, PodView]] = {}  # until when; the oldest first
-        self._answers: dict[PodUid, tuple[str, PodView]] = {}  # not shown by the watch yet; the pod without
+        self._assumed = AssumedPods()
+        self._answers = UnshownAnswers()
         self._resizing: set[PodUid] = set()
         self.workloads = WorkloadSizes()
         self.claims = ClusterClaims(unit, self._nodes.offered)
         self._others = OtherPods()
         self._deleted = DeletedPods()
-        self._fresh: deque[PodView] = deque(maxlen=_MOST_FRESH)
-        self._gone: deque[PodView] = deque(maxlen=_MOST_FRESH)
+        self._turnover = Turnover()
         self._at: dict[str, set[PodUid]] = {}  # node → pods bound, reserved or nominated there
         self._budgets = KnownBudgets()
         self._kept = KeptNode()
@@ -111,10 +109,9 @@ class ClusterState:
             other._nodes, other._others = self._nodes.copy(), self._others.copy()
             other.claims = self.claims.copy(other._nodes.offered)
             other._pods, other._names = self._pods.copy(), self._names.copy()
-            other._reserved, other._expected = self._reserved.copy(), self._expected.copy()
+            other._assumed, other._turnover = self._assumed.copy(), self._turnover.copy()
             other._deleted, other._budgets = self._deleted.copy(), self._budgets.copy()
             other._kept = replace(self._kept)
-            other._fresh, other._gone = self._fresh.copy(), self._gone.copy()
             other._at = {node: uids.copy() for node, uids in self._at.items()}
             other._since, other._synced = self._since, self._synced.copy()
             return other
@@ -171,11 +168,11 @@ class ClusterState:
         """Count the pod as lying there, until the watch shows it bound or gone, or :meth:`release`."""
         with self._lock:
             occupant = (self._pods.get(pod.uid) or pod_view(pod)).on(node, placement)
-            if self._expected.get(pod.uid, (0.0, None))[1] == occupant:
-                self._reserved[pod.uid] = self._expected.pop(pod.uid)[1]
+            if (expected := self._assumed.expected(pod.uid)) == occupant:
+                self._assumed.reserve(expected)
                 return  # just as it is counted already
             self._release(pod.uid)
-            self._reserved[pod.uid] = occupant
+            self._assumed.reserve(occupant)
             self._touch(node, pod.uid)
             self._snapshot = None
 
@@ -189,12 +186,12 @@ class ClusterState:
         """
         with self._lock:
             known = self._pods.get(uid)
-            if known is None or not known.waits or uid in self._reserved:
+            if known is None or not known.waits or self._assumed.reserved(uid):
                 return
-            before = self._expected.get(uid)
-            self.lapsed += before is not None and before[1].pod.node != node
+            before = self._assumed.expected(uid)
+            self.lapsed += before is not None and before.pod.node != node
             self._unexpect(uid)
-            self._expected[uid] = until, known.on(node, placement)
+            self._assumed.expect(known.on(node, placement), until)
             self._touch(node, uid)
             self._snapshot = None
 
@@ -209,9 +206,7 @@ class ClusterState:
             silent = self._deleted.expire(now)
             self._dirty |= silent
             self.lapsed += len(silent)
-            for uid, (until, _) in list(self._expected.items()):
-                if until > now:
-                    return
+            for uid in self._assumed.expired(now):
                 self._unexpect(uid)
                 self.lapsed += 1
 
@@ -247,16 +242,14 @@ class ClusterState:
     def answer(self, uid: PodUid, text: str | None) -> None:
         """Count the pod as if this answer were written, until the watch shows it; None: it was not."""
         with self._lock:
-            _, shown = self._answers.pop(uid, ("", self._pods.get(uid)))
-            if shown is not None and text is not None:
-                self._answers[uid] = text, shown
+            shown = self._answers.give(uid, text, self._pods.get(uid))
             if shown is not None:
                 self._take(shown)
 
     def reserved_on(self, uid: PodUid) -> str:
         """The node that the pod is reserved on, empty if on none."""
         with self._lock:
-            occupant = self._reserved.get(uid)
+            occupant = self._assumed.reserved(uid)
             return occupant.pod.node if occupant else ""
 
     def learn(self, pod: Pod) -> bool:
@@ -271,7 +264,7 @@ class ClusterState:
                 self._take(replace(pod_view(pod), cpu=known.cpu))
                 return True
             self._release(pod.uid)
-            self._reserved[pod.uid] = replace(pod_view(pod), reserved=True)
+            self._assumed.reserve(replace(pod_view(pod), reserved=True))
             self._touch(pod.node, pod.uid)
             self._snapshot = None
             return False
@@ -297,16 +290,12 @@ class ClusterState:
     def fresh(self) -> list[PodView]:
         """The pods that came up since this was last asked, each once: for the one who counts them."""
         with self._lock:
-            fresh = list(self._fresh)
-            self._fresh.clear()
-            return fresh
+            return self._turnover.take_came()
 
     def gone(self) -> list[PodView]:
         """The same of pods that have left a node, or have ended there."""
         with self._lock:
-            gone = list(self._gone)
-            self._gone.clear()
-            return gone
+            return self._turnover.take_left()
 
     def waiting(self, namespace: str | None = None) -> tuple[PodView, ...]:
         """Pods that look for a node, of one namespace or of all."""
@@ -331,10 +320,7 @@ class ClusterState:
             nodes=self._nodes.live,
             used=added(self._nodes.used, self.claims.used()),
             protected=added(self._nodes.protected, self.claims.protected()),
-            reserved={
-                **{uid: occupant.pod.node for uid, (_, occupant) in self._expected.items()},
-                **{uid: occupant.pod.node for uid, occupant in self._reserved.items()},
-            },
+            reserved=self._assumed.nodes(),
             budgets=self._budgets.all(),
             unit=self.unit,
             turn=self._nodes.turn,
@@ -379,21 +365,15 @@ class ClusterState:
         uid, before = occupant.uid, self._pods.get(occupant.uid)
         if before is not None and before.pod.node and not occupant.pod.node:
             return  # a UID is bound once for all: this is an older picture of it
-        text, shown = self._answers.get(uid, ("", occupant))
-        written = occupant.pod.annotations.get(RESIZED)
-        if text and (written == text or written != shown.pod.annotations.get(RESIZED)):
-            del self._answers[uid]  # it is written, or another replica's is
-        elif text:
-            self._answers[uid] = text, occupant
-            occupant = answered(occupant, text)
+        occupant = self._answers.shown(occupant)
         if before == occupant:
             return
         if before is not None:
             self._untouch(before)
         if before is None:
-            self._fresh.append(occupant)
+            self._turnover.came(occupant)
         if occupant.pod.terminal and not (before and before.pod.terminal):
-            self._gone.append(occupant)
+            self._turnover.left(occupant)
         self._pods[uid] = occupant
         self.workloads.take(occupant.pod)
         (self._resizing.add if occupant.resizes else self._resizing.discard)(uid)
@@ -402,7 +382,7 @@ class ClusterState:
             self._release(uid)
         for node in occupant.places:
             self._touch(node, uid)
-        coming = self._coming(uid)
+        coming = self._assumed.of(uid)
         if coming is not None:
             self._touch(coming.pod.node, uid)
 
@@ -427,25 +407,25 @@ class ClusterState:
     def _forget(self, uid: PodUid) -> None:
         occupant = self._pods.pop(uid, None)
         self._resizing.discard(uid)
-        self._answers.pop(uid, None)
+        self._answers.forget(uid)
         if occupant is not None:
             self.workloads.forget(occupant.pod)
             if self._names.get(occupant.pod.key) == uid:
                 del self._names[occupant.pod.key]
             if occupant.pod.node and not occupant.pod.terminal:
-                self._gone.append(occupant)
+                self._turnover.left(occupant)
             self._untouch(occupant)
         self._release(uid)
 
     def _release(self, uid: PodUid) -> bool:
         self._unexpect(uid)
-        occupant = self._reserved.pop(uid, None)
+        occupant = self._assumed.release(uid)
         if occupant is not None:
             self._leave(occupant)
         return occupant is not None
 
     def _unexpect(self, uid: PodUid) -> None:
-        _, occupant = self._expected.pop(uid, (0.0, None))
+        occupant = self._assumed.unexpect(uid)
         if occupant is not None:
             self._leave(occupant)
 
@@ -456,10 +436,6 @@ class ClusterState:
             for node in self._pods[occupant.uid].places:
                 self._touch(node, occupant.uid)
         self._snapshot = None
-
-    def _coming(self, uid: PodUid) -> PodView | None:
-        """The pod as it will be once bound, while that is under way or expected."""
-        return self._reserved.get(uid) or self._expected.get(uid, (0.0, None))[1]
 
     def _touch(self, node: str, uid: PodUid) -> None:
         self._at.setdefault(node, set()).add(uid)
@@ -474,7 +450,7 @@ class ClusterState:
             self._dirty.add(node)
 
     def _on_node(self, node: str) -> OnNode:
-        pods = [self._coming(uid) or self._pods[uid] for uid in self._at.get(node, ())]
+        pods = [self._assumed.of(uid) or self._pods[uid] for uid in self._at.get(node, ())]
         others, deleted = self._others.cpu(node), self._deleted.on(node)
         return OnNode(pods, others, deleted, self.claims.on(node), self._kept.on(node))
 
