@@ -210,9 +210,14 @@ def _restart(row: Rows, _figures: _Figures, trace: Trace) -> Iterator[Row]:
         for name, found in added.items():
             ours = Ours(stock_of(nodes))
 
-            def halfway(running: Sequence[departures.Coming], name: str = name, ours: Ours = ours) -> None:
+            def halfway(
+                running: Sequence[departures.Coming],
+                waiting: Sequence[departures.Coming],
+                name: str = name,
+                ours: Ours = ours,
+            ) -> None:
                 created = [each.at for each in running] if name == "estimated" else []
-                ours.restart([each.pod.shape for each in running], created)
+                ours.restart([each.pod.shape for each in (*running, *waiting)], created)
 
             found.append(departures.run(nodes, coming, ours, halfway).rejected - without)
     note = (

@@ -148,10 +148,12 @@ def run(
     nodes: Sequence[Node],
     coming: Sequence[Coming],
     policy: Policy,
-    halfway: Callable[[Sequence[Coming]], None] = lambda _running: None,
+    halfway: Callable[[Sequence[Coming], Sequence[Coming]], None] | None = None,
     patience: float = PATIENCE,
 ) -> Outcome:
-    """One run. ``halfway`` gets the pods that run when the measured half begins; ``patience`` in seconds."""
+    """One run. ``halfway`` gets the pods that run when the measured half begins, and those that wait;
+    ``patience`` in seconds.
+    """
     world = World(nodes, policy)
     cards = _Cards(world, len(nodes))
     waiting: dict[int, Coming] = {}  # by their places among those that come
@@ -196,8 +198,9 @@ def run(
         while leaving and leaving[0][0] <= each.at:
             depart()
         advance(each.at)
-        if each is later[0]:
-            halfway([running for _, _, running, _, _ in leaving])
+        if each is later[0] and halfway is not None:
+            halfway([running for _, _, running, _, _ in leaving], list(waiting.values()))
+            world.wait({at: those.pod.shape for at, those in waiting.items()})  # looked at anew
         world.arrived(each.pod.shape)
         if not start(place, each, each.at):
             waiting[place] = each

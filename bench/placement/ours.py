@@ -67,8 +67,9 @@ class Ours:
 
     def restart(self, shapes: Sequence[RequestShape], created: Sequence[float]) -> None:
         """Forget all that was counted, as an extender that starts anew beside pods created at these times, in
-        seconds from when the nodes were.
+        seconds from when the nodes were: no node is closed any more, and waits begin anew.
         """
+        self._closing = NodeClosing()
         self.arrivals = Arrivals()
         for shape in shapes:
             self.arrivals.add(shape)

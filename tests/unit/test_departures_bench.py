@@ -140,6 +140,34 @@ def test_both_replays_close_nodes_for_the_same_pods_or_their_figures_would_diffe
     assert run(nodes, coming[:500], without, patience=math.inf) != found
 
 
+def test_after_a_restart_no_node_is_closed_and_waits_begin_anew():
+    pods = tuple(replace(pod, born=0, gone=600) for pod in pods_of(400, 3))
+    nodes, coming = stream(Trace(NODES, pods), 3, 1.3, "exponential", 1)
+    coming, looks = coming[:500], []
+
+    class Looked(Ours):
+        def closed(self, waiting, running, nodes):
+            found = super().closed(waiting, running, nodes)
+            looks.append(found)
+            return found
+
+    ours, known = Looked(stock_of(NODES)), []
+
+    def halfway(running, waiting):
+        known.append(looks[-1])
+        looks.clear()
+        ours.restart([each.pod.shape for each in (*running, *waiting)], [])
+        known.append(len(ours.arrivals) - len(running) - len(waiting))
+        assert any(each.pod.shape.cards > 1 for each in waiting)
+
+    run(nodes, coming, ours, halfway, patience=math.inf)
+    closed_before, counted_besides = known
+    assert closed_before is not None
+    assert counted_besides == 0
+    assert looks[0] is None
+    assert any(looks), "closed again once one has waited for long enough"
+
+
 def test_observed_lifetimes_are_those_whose_both_ends_were_seen_and_keep_the_load(tmp_path):
     lines = ["instance_sn,creation_time,deletion_time", "a,10,40", "b,,50", "c,20,", "d,0,90", "e,7,7"]
     with gzip.open(tmp_path / "instances.csv.gz", "wt", encoding="utf-8") as file:

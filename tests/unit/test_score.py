@@ -236,6 +236,31 @@ def test_a_card_that_many_may_only_use_costs_more_than_one_that_any_may():
     assert prices(mix_of({RequestShape(50, 1): 1}), STOCK) == {"A": 1.0, "B": 1.0}
 
 
+def test_memory_decides_a_price_only_among_the_models_that_a_request_names():
+    stock = {"A": Stock(60, 16), "B": Stock(20, 32), "C": Stock(20, 32)}
+    large, small, whole = RequestShape(50, 22), RequestShape(20, 2), RequestShape(100)
+    unnamed = {large: 50, small: 30, whole: 20}
+    assert prices(mix_of(unnamed), stock) == {"A": 1.0, "B": 1.0, "C": 1.0}
+    by_names = [{**unnamed, large._replace(models=models): 30} for models in (("A", "B"), ("B",))]
+    either, only = (prices(mix_of(counts), stock) for counts in by_names)
+    assert either == only, "of the two that it names only one has the memory"
+    assert either["B"] > 1 > either["A"] == either["C"]
+    none = {**unnamed, large._replace(models=("A",)): 30}
+    assert prices(mix_of(none), stock) == {"A": 1.0, "B": 1.0, "C": 1.0}, "it fits on none that it names"
+
+
+def test_a_request_for_more_memory_than_a_card_has_is_no_demand_on_it():
+    stock = {"A": Stock(60, 16), "B": Stock(40, 32)}
+    for parts in ((1.0, 0.0), (0.0, 1.0)):
+        with_large, without = (
+            Fragmentation(mix_of(counts), stock, parts)
+            for counts in ({RequestShape(50, 22): 1}, {RequestShape(50, 22, 0, ("none",)): 1})
+        )
+        a, b = (FreeShape(model, stock[model].memory, None, ((100, stock[model].memory),)) for model in stock)
+        assert with_large.of([a]) == without.of([a]), "all of it stays idle"
+        assert with_large.of([b]) < without.of([b])
+
+
 def test_a_request_goes_where_it_fills_what_is_open_rather_than_to_an_empty_card():
     scorer = Scorer(mix_of({RequestShape(50, 20, 1000): 60, RequestShape(100, 0, 1000): 40}), STOCK)
     half = FreeShape("A", UNITS, 64_000, ((50, 20), (100, UNITS)))

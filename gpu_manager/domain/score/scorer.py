@@ -40,16 +40,20 @@ Cost = tuple[float, int, tuple[tuple[tuple[int, int], ...], ...], Rooms, Rooms]
 def prices(mix: Mix, stock: Mapping[str, Stock]) -> dict[str, float]:
     """Return the relative demand for each model: 1 on average over the cards; 1 for all if no pod names one.
 
-    Each shape's demand is spread over the models it allows and whose cards have the memory, in proportion to
-    their cards.
+    The demand of a shape that names models is spread over those whose cards have the memory, in proportion to
+    their cards. One that names none tells no cards apart, whatever its memory: it adds the same to all.
     """
     loads = dict.fromkeys(stock, 0.0)
     for shape, count in mix.counts:
-        allowed = [
-            model for model, each in stock.items() if shape.allows(model) and shape.memory <= each.memory
+        # What a large card is worth to a request for memory is in V. Counted here too, whole cards, which are
+        # as well off on any, would leave large ones to fractions that strand most of their cores.
+        named = [
+            model
+            for model, each in stock.items()
+            if not shape.models or (shape.allows(model) and shape.memory <= each.memory)
         ]
-        cards = sum(stock[model].cards for model in allowed)
-        for model in allowed:
+        cards = sum(stock[model].cards for model in named)
+        for model in named:
             loads[model] += count * shape.cores * stock[model].cards / cards if cards else 0.0
     total, cards = sum(loads.values()), sum(s.cards for s in stock.values())
     if not total:
