@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NamedTuple
 
+from admission.cluster.node_facts import BY_CLAIMS
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
@@ -209,8 +210,10 @@ def graph(view: NodeView, namespace: str = "", usage: NodeUsage = NOT_KNOWN) -> 
     """One node in the shape of the agent's ``/graph``.
 
     ``namespace``: the only one whose holders are named and whose use is told, empty for all; others are
-    ``hidden``. ``usage`` is what the node's agent said.
+    ``hidden``. ``usage`` is what the node's agent said. Cards of a node that takes no pods are not open, with
+    its reason; those that are given by ResourceClaims say it themselves.
     """
+    problem = "" if view.problem == BY_CLAIMS else view.problem
 
     def more(holder: Allocation, card: CardUuid) -> Mapping[str, Any]:
         used = used_share(usage, holder.pod, holder.container, card)
@@ -218,7 +221,7 @@ def graph(view: NodeView, namespace: str = "", usage: NodeUsage = NOT_KNOWN) -> 
         fields = {
             "planned": pod is not None and pod.reserved,
             "ended": pod is not None and holder.container in pod.pod.ended_inits,
-            "gone": None if pod is not None else str(holder.pod),
+            "gone": None if pod is not None or holder.claim is not None else str(holder.pod),
             "memory_used": used.memory,
             "core_used": None if used.cores is None else used.cores / CORES_PER_CARD,
             "refusals": used.refusals,
@@ -229,9 +232,12 @@ def graph(view: NodeView, namespace: str = "", usage: NodeUsage = NOT_KNOWN) -> 
         blank = dict.fromkeys(("gone", "memory_used", "core_used", "refusals", "resize"))
         return {**fields, **blank, **hidden(holder)}
 
-    cards = [replace(state, reason=state.reason or view.problem) for state in view.node.cards]
+    cards = [replace(state, reason=state.reason or problem) for state in view.node.cards]
     stranded = ZERO if view.ids is None else view.ids.stranded
-    return node_json(view.name, cards, view.node.topology, view.ledger, more, stranded)
+    found = node_json(view.name, cards, view.node.topology, view.ledger, more, stranded)
+    if problem:
+        found["cards"] = [{**card, "open": False} for card in found["cards"]]
+    return found
 
 
 def _resize(pod: Pod, holder: Allocation, unit: int) -> Mapping[str, Any] | None:

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from gpu_manager.arguments import Option
 from gpu_manager.cli.output import Form, Output, coloured, columns, emit
-from gpu_manager.domain.contract import HTTP_PORT
+from gpu_manager.domain.cluster.node_json import held_words
+from gpu_manager.domain.contract import DRA_DRIVER, HTTP_PORT
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
 from gpu_manager.domain.resources import format_bytes
 
@@ -76,7 +77,7 @@ def _show_cards(cards: list[dict[str, Any]]) -> None:
         first, *others = [_holder(h) for h in card["holders"]] or ["idle"]
         rows.append((str(card["index"]), card["model"], _free(card), _state(card), first))
         rows += [("", "", "", "", holder) for holder in others]
-        colours += ["" if _state(card) == "open" else "red"] * (1 + len(others))
+        colours += ["red" if _state(card) not in ("open", held_words(DRA_DRIVER)) else ""] * (1 + len(others))
     table = columns(("card", "model", "free", "state", "who holds it"), rows)
     for line, colour in zip(table.splitlines(), colours, strict=True):
         print(coloured(line, colour) if colour else line)
@@ -85,11 +86,15 @@ def _show_cards(cards: list[dict[str, Any]]) -> None:
 def _state(card: dict[str, Any]) -> str:
     if card["mig"]:
         return "MIG, left alone"
-    return ("cordoned" if card["cordoned"] else "open") if card["healthy"] else f"unhealthy: {card['reason']}"
+    if not card["healthy"]:
+        return f"unhealthy: {card['reason']}"
+    if card["cordoned"]:
+        return "cordoned"
+    return held_words(card["held"]) if card.get("held") else "open"
 
 
 def _free(card: dict[str, Any]) -> str:
-    if not card.get("open", True):
+    if not card.get("open", True) and _state(card) != held_words(DRA_DRIVER):
         return "0 cores, 0 B"
     return f"{card['cores_free']} cores, {format_bytes(card['memory_free'])}"
 

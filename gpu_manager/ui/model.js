@@ -45,9 +45,10 @@ export class Model {
         for (const card of node.cards)
           for (const holder of card.holders) {
             if (holder.hidden || typeof holder.gone === "string") continue;
-            const key = `${holder.namespace}/${holder.pod}`;
-            if (!this.found.has(key)) this.found.set(key, []);
-            this.found.get(key).push({ node, card, holder });
+            for (const key of pods_of(holder)) {
+              if (!this.found.has(key)) this.found.set(key, []);
+              this.found.get(key).push({ node, card, holder });
+            }
           }
     }
     return this.found;
@@ -60,13 +61,21 @@ export class Model {
   }
 }
 
-// Why nothing new is placed on the card, as a word; "" if it is open.
+const CLAIMS = "vcuda.tencent.com"; // who gives a card away by ResourceClaims
+
+export const by_claims = (card) => card.held === CLAIMS;
+
+// Why nothing new is placed on the card, as a word; "" if it is open, to pods or to claims.
 export function closed(card) {
   if (!card.healthy) return "unhealthy";
   if (card.mig) return "mig";
   if (card.cordoned) return "cordoned";
-  return card.open === false ? "closed" : "";
+  if (card.reason || !card.held) return card.open === false ? "closed" : "";
+  return by_claims(card) ? "" : "lent";
 }
+
+// The pods that hold it, as namespace/name: one, or all that share a claim, or none while nobody has taken the claim.
+export const pods_of = (holder) => (holder.claim ? holder.pods : [holder.pod]).map((pod) => `${holder.namespace}/${pod}`);
 
 // Containers that hold time and memory of the card now: an init container that has ended holds its pod's peak on.
 export const running = (card) => card.holders.filter((holder) => !holder.ended);
@@ -126,7 +135,7 @@ export function totals(node) {
       containers: holders.length,
       measured: measured.reduce((total, holder) => total + holder.cores, 0),
       used: measured.reduce((total, holder) => total + 100 * holder.core_used, 0),
-      pods: holders.some((holder) => holder.hidden) ? null : new Set(holders.map((holder) => `${holder.namespace}/${holder.pod}`)).size,
+      pods: holders.some((holder) => holder.hidden) ? null : new Set(holders.flatMap(pods_of)).size,
       troubles: troubles_of(node),
       idle: idle_pods(node),
     };
@@ -165,7 +174,8 @@ function idle_pods(node) {
   for (const card of node.cards)
     for (const holder of running(card)) {
       if (holder.core_used === null || holder.hidden || typeof holder.gone === "string") continue;
-      const key = `${holder.namespace}/${holder.pod}`;
+      const [key] = pods_of(holder);
+      if (!key) continue;
       const [, idle, booked] = found.get(key) || [key, 0, 0];
       found.set(key, [key, idle + holder.cores - 100 * holder.core_used, booked + holder.cores]);
     }

@@ -1,7 +1,7 @@
 // Nodes × cards as a heat map, totals, what needs a person first, which node to drain, who wastes most.
 import { Component, Pairs, gib, html, link, percent } from "./parts.js";
 import { History } from "./history.js";
-import { figures, totals, troubles, wasters } from "./model.js";
+import { by_claims, figures, totals, troubles, wasters } from "./model.js";
 import { t } from "./words.js";
 
 const MEASURES = {
@@ -13,7 +13,7 @@ const MEASURES = {
   fragmentation: ["Fragmentation", (card) => figures(card).stranded],
 };
 const ORDERS = { name: "Name", fullest: "Fullest first", emptiest: "Emptiest first" };
-const MARKS = { unhealthy: "✕", cordoned: "‖", mig: "M", closed: "–" };
+const MARKS = { unhealthy: "✕", cordoned: "‖", mig: "M", closed: "–", lent: "=" };
 const SHOWN = 6;
 
 export function Overview({ model, params, source }) {
@@ -79,7 +79,7 @@ function Switch({ name, label, choices, chosen, others }) {
 }
 
 function Legend({ by }) {
-  if (by === "health") return html`<p class="legend">${[["unhealthy", "unhealthy"], ["cordoned", "cordoned"], ["mig", "in MIG mode"], ["closed", "takes no pods"]].map(([kind, text]) =>
+  if (by === "health") return html`<p class="legend">${[["unhealthy", "unhealthy"], ["cordoned", "cordoned"], ["mig", "in MIG mode"], ["closed", "takes no pods"], ["lent", "given away whole"]].map(([kind, text]) =>
     html`<span key=${kind}><b class="cell ${kind}">${MARKS[kind]}</b> ${t(text)}</span>`)}</p>`;
   return html`<p class="legend">${[0, 1, 2, 3, 4, 5].map((level) => html`<b key=${level} class="cell l${level}">${level * 20}</b>`)}<span>%</span>
     <span><b class="cell blank"></b> ${t("not known")}</span><span><b class="cell unhealthy">✕</b> ${t("not usable")}</span></p>`;
@@ -99,14 +99,15 @@ class HeatRow extends Component {
       const level = value === null ? "blank" : `l${Math.min(5, Math.ceil(value * 5 - 1e-9))}`;
       const shown = by === "health" ? MARKS[state] || "" : value === null ? "" : Math.round(value * 100);
       const said = by === "health" ? "" : `, ${t(text)} ${percent(value)}`;
-      const label = `${t("card {0} of {1}", card.index, node.node)}, ${card.model}${said}${state ? `, ${t(WORDS[state])}` : ""}`;
+      const away = state ? `, ${t(WORDS[state])}` : by_claims(card) ? `, ${t("given by ResourceClaims")}` : "";
+      const label = `${t("card {0} of {1}", card.index, node.node)}, ${card.model}${said}${away}`;
       return html`<a key=${card.uuid} class=${`cell ${by === "health" ? state || "l0" : level}${state ? ` shut ${state}` : ""}`} href=${link(["card", card.uuid])}
         tabindex=${first && at === 0 ? "0" : "-1"} aria-label=${label} title=${label}>${state && by !== "health" ? `${MARKS[state]}` : shown}</a>`;
     })}</span></li>`;
   }
 }
 
-export const WORDS = { unhealthy: "unhealthy", cordoned: "cordoned", mig: "in MIG mode", closed: "takes no pods" };
+export const WORDS = { unhealthy: "unhealthy", cordoned: "cordoned", mig: "in MIG mode", closed: "takes no pods", lent: "given away whole" };
 
 // One stop for the Tab key in the whole map; arrows go on from there.
 function rove(event) {

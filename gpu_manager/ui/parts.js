@@ -1,6 +1,7 @@
 // What several views draw with: templates, addresses, figures as text, bars, tables.
 import { h, Component } from "./preact.mjs";
 import htm from "./htm.module.js";
+import { pods_of } from "./model.js";
 import { t } from "./words.js";
 
 export { Component };
@@ -92,7 +93,9 @@ export function resize(holder) {
 
 export function PodLink({ holder }) {
   if (holder.hidden || typeof holder.gone === "string") return html`<span>${named(holder)}</span>`;
-  return html`<a href=${link(["pod", holder.namespace, holder.pod])}>${holder.namespace}/${holder.pod}</a> ${holder.container}`;
+  const pods = pods_of(holder);
+  if (!pods.length) return html`<span>${named(holder)}</span>`;
+  return html`${pods.map((pod, at) => html`${at ? ", " : ""}<a key=${pod} href=${link(["pod", ...pod.split("/")])}>${pod}</a>`)} ${holder.container}`;
 }
 
 export function Pairs({ rows }) {

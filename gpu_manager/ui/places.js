@@ -1,7 +1,7 @@
 // One node, one card, one pod.
 import { Asked, asked } from "./asked.js";
 import { Bar, Component, Pairs, PodLink, Table, age, colours, cores, gib, html, link, named, percent, priority_of, resize, state_of } from "./parts.js";
-import { figures, running, totals } from "./model.js";
+import { by_claims, figures, running, totals } from "./model.js";
 import { History } from "./history.js";
 import { WORDS } from "./overview.js";
 import { t } from "./words.js";
@@ -66,8 +66,8 @@ const memory = (holder) => (holder.memory_used === null ? "–" : gib(holder.mem
 
 function State({ card }) {
   const { closed } = figures(card);
-  if (!closed) return null;
-  const text = { unhealthy: t("unhealthy: {0}", card.reason || t("no reason given")), mig: t("in MIG mode: left alone"), cordoned: t("cordoned: nothing new is placed here"), closed: card.reason || t(WORDS.closed) };
+  if (!closed) return by_claims(card) ? html`<p class="facts">${t("given by ResourceClaims")}</p>` : null;
+  const text = { lent: t("given away whole as {0}", card.held), unhealthy: t("unhealthy: {0}", card.reason || t("no reason given")), mig: t("in MIG mode: left alone"), cordoned: t("cordoned: nothing new is placed here"), closed: card.reason || t(WORDS.closed) };
   return html`<p class=${closed === "unhealthy" ? "state" : "state closed"}>${text[closed]}</p>`;
 }
 

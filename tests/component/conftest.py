@@ -16,6 +16,9 @@ import structlog
 
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from sandbox.api import ADMIN_TOKEN, StandInApi
+from tests.fakes.browser import Page, browsing
+from tests.fakes.served_console import Served
+from tests.fakes.web import serving
 
 
 @pytest.fixture
@@ -78,3 +81,25 @@ def tenants(root: Path) -> Iterator[FileControlPages]:
     pages = FileControlPages(root)
     yield pages
     pages.close()
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    running = Served()
+    with serving(running.respond) as running.url:
+        yield running
+        running.ended.set()
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browsing(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@pytest.fixture
+def page(tab: Page) -> Page:
+    tab.call("Page.navigate", url="about:blank")
+    tab.complaints.clear()
+    tab.requested.clear()
+    return tab

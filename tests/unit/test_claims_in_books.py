@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from gpu_manager.domain.cluster.node_json import node_json, node_text
+from gpu_manager.domain.contract import DRA_DRIVER, NVIDIA
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid
@@ -129,6 +131,22 @@ def test_the_graph_names_the_claim_and_its_pods() -> None:
     assert holder["cores"] == 30
     holder["ended"] = False
     assert "ml/a a/gpu: 30 cores, 4 GiB" in node_text(shown)
+
+
+def test_the_graph_says_who_gives_away_a_card_that_pods_get_no_shares_of() -> None:
+    by_claims, whole = (
+        replace(state, held=held) for state, held in zip(STATES, (DRA_DRIVER, NVIDIA), strict=True)
+    )
+    view = state_of((by_claims, whole), claim_grant("a", by_claims)).view
+    more = {"planned": False, "ended": False}
+    shown = node_json("n1", (by_claims, whole), view.node.topology, view.ledger, lambda *_: more)
+    assert [card["held"] for card in shown["cards"]] == [DRA_DRIVER, NVIDIA]
+    _, first, _, second = node_text(shown).splitlines()
+    assert first.endswith("70 of 100 cores free, 12 GiB of 16 GiB free, given by ResourceClaims"), first
+    assert second.endswith(
+        "closed, 0 of 100 cores and 0 B of 16 GiB booked, given away whole as nvidia.com/gpu"
+    )
+    assert "held" not in node_json("n1", STATES, view.node.topology, view.ledger, lambda *_: more)["cards"][0]
 
 
 def test_a_metric_names_each_pod_of_a_claim() -> None:

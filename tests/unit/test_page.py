@@ -3,6 +3,7 @@
 import gzip
 import json
 
+from admission.cluster.node_facts import AWAY
 from admission.console.agents_usage import AgentAnswer
 from admission.console.cluster_page import (
     KEPT_SECONDS,
@@ -15,8 +16,10 @@ from admission.console.cluster_page import (
 )
 from admission.explain.explanation import explain
 from gpu_manager.domain.cluster.usage_json import UsedShare
-from gpu_manager.domain.contract import RESIZE
+from gpu_manager.domain.contract import DRA_DRIVER, RESIZE
 from tests.fakes.extender import UNIT, World, node, pod
+from tests.unit.test_cluster_claims import claim, held, show
+from tests.unit.test_cluster_claims import world as claims_world
 
 
 class Clock:
@@ -256,3 +259,21 @@ def test_usage_is_what_the_agents_say_and_blank_for_agents_that_are_silent_and_o
     assert used == {"mine": (0.125, 7), "": (None, None)}
     clock.time += KEPT_SECONDS
     assert data(shown, "", found["generation"])["nodes"] == [], "equal figures are not sent again"
+
+
+def test_what_a_claim_holds_is_its_pods_and_not_a_pod_that_is_gone():
+    cluster = claims_world(node("n1", claimed=[0, 1]))
+    show(cluster, claim("shared", held("n1", 1), pods=("a", "b")))
+    first, second = graph(cluster.cluster.snapshot().nodes["n1"])["cards"]
+    (holder,) = second["holders"]
+    assert (holder["claim"], holder["pods"], holder["gone"]) == ("shared", ["a", "b"], None)
+    assert [(c["held"], c["reason"], c["open"]) for c in (first, second)] == [(DRA_DRIVER, "", False)] * 2
+    (hidden,) = graph(cluster.cluster.snapshot().nodes["n1"], "other")["cards"][1]["holders"]
+    assert (hidden["hidden"], hidden["claim"], hidden["pods"], hidden["gone"]) == (True, "", [], None)
+
+
+def test_cards_of_a_node_that_takes_no_pods_are_not_open_and_say_why():
+    world = World([node("n1", cards=2, serving=False), node("n2", cards=1)], [pod("a", 30, 4, on="n1")])
+    away, well = (graph(world.cluster.snapshot().nodes[name])["cards"] for name in ("n1", "n2"))
+    assert [(c["open"], c["reason"]) for c in away] == [(False, AWAY)] * 2
+    assert [(c["open"], c["reason"]) for c in well] == [(True, "")]

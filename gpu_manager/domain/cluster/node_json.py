@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.priority import Priority
@@ -25,7 +26,9 @@ def node_json(
     """A node as JSON. Cores are hundredths of a card, memory is bytes.
 
     ``more`` gives further fields of a holder: at least ``planned``, and ``ended`` for an init container that
-    has ended. ``stranded`` is room on the cards for which the kubelet has no device ids left.
+    has ended. ``held`` of a card is who else gives it away: the driver of ResourceClaims, or the name under
+    which a pod holds it whole; it is left out where nobody does.
+    ``stranded`` is room on the cards for which the kubelet has no device ids left.
     """
     held: dict[CardUuid, list[tuple[Allocation, Share]]] = {}
     for allocation in ledger:
@@ -46,6 +49,7 @@ def node_json(
                 "mig": state.card.mig,
                 "reason": state.reason,
                 "open": state.open,
+                **({"held": state.held} if state.held else {}),
                 "cores_free": ledger.free(state.card.uuid).cores,
                 "memory": state.card.capacity(ledger.unit).memory,
                 "memory_free": ledger.free(state.card.uuid).memory,
@@ -84,6 +88,11 @@ def hidden(allocation: Allocation) -> Mapping[str, Any]:
     return names if allocation.claim is None else {**names, "claim": "", "request": "", "pods": []}
 
 
+def held_words(held: str) -> str:
+    """How a card is given away that pods get no shares of, from ``held`` of its JSON."""
+    return "given by ResourceClaims" if held == DRA_DRIVER else f"given away whole as {held}"
+
+
 def _stranded(graph: Mapping[str, Any]) -> str:
     room = graph.get("stranded")
     return f"; {Amount(**room)} free without device ids: pods that shrank keep theirs" if room else ""
@@ -97,10 +106,13 @@ def node_text(graph: Mapping[str, Any]) -> str:
         state = "" if card["healthy"] else f", unhealthy{reason}"
         state += ", cordoned" if card["cordoned"] else ""
         state += ", MIG (left alone)" if card["mig"] else ""
+        held = card.get("held", "")
+        by_claims = held == DRA_DRIVER and card["healthy"] and not card["cordoned"] and not card["mig"]
+        state += f", {held_words(held)}" if held else ""
         free = (
             f"{card['cores_free']} of {CORES_PER_CARD} cores free, "
             f"{format_bytes(card['memory_free'])} of {format_bytes(card['memory'])} free"
-            if card["open"]
+            if card["open"] or by_claims
             else f"closed, {CORES_PER_CARD - card['cores_free']} of {CORES_PER_CARD} cores and "
             f"{format_bytes(card['memory'] - card['memory_free'])} of {format_bytes(card['memory'])} booked"
         )

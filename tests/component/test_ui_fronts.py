@@ -1,0 +1,58 @@
+"""The console in a real browser: cards that are not given by the device plugin's shares, and nodes that take no pods."""
+
+from __future__ import annotations
+
+from tests.fakes.browser import NEEDS_A_BROWSER, Page
+from tests.fakes.console import card, cluster, holder, node
+from tests.fakes.served_console import Served
+
+SHOWN = "document.querySelector('main h1')"
+SHARED = holder(
+    "shared", 30, container="shared/gpu", claim="shared", request="gpu", pods=["a", "b"], gone=None
+)
+UNUSED = holder("kept", 20, container="kept/gpu", claim="kept", request="gpu", pods=[], gone=None)
+CLAIMS = {"open": False, "held": "vcuda.tencent.com"}
+NODES = cluster(
+    node(
+        "n1",
+        card(0, SHARED, UNUSED, uuid="GPU-claims", **CLAIMS),
+        card(1, uuid="GPU-lent", open=False, held="nvidia.com/gpu"),
+    ),
+    node("n2", card(0, uuid="GPU-c", open=False, reason="its agent is starting or has left")),
+)
+
+
+@NEEDS_A_BROWSER
+def test_cards_given_by_claims_are_usable_and_name_the_pods_of_their_claims(
+    served: Served, page: Page
+) -> None:
+    served.data = NODES
+    page.open(f"{served.url}/ui#/node/n1", SHOWN)
+    boxes = page.look("[...document.querySelectorAll('article.card')].map((box) => box.innerText)")
+    assert "given by ResourceClaims" in boxes[0]
+    assert "team-a/a, team-a/b shared/gpu" in boxes[0]
+    assert "team-a/kept kept/gpu" in boxes[0]  # nobody has taken the claim: there is no pod to go to
+    assert "gone" not in boxes[0]
+    assert "given away whole as nvidia.com/gpu" in boxes[1]
+    assert "Not usable\n1" in page.text()
+    page.click("article.card li a:nth-of-type(2)")
+    page.wait("location.hash == '#/pod/team-a/b' && document.querySelector('main td')")
+    assert "shared/gpu" in page.text()
+
+
+@NEEDS_A_BROWSER
+def test_a_node_is_said_to_take_no_pods_where_it_takes_none_and_not_where_claims_have_its_cards(
+    served: Served, page: Page
+) -> None:
+    served.data = NODES
+    page.open(f"{served.url}/ui", SHOWN)
+    troubles = page.look("[...document.querySelectorAll('.troubles li')].map((one) => one.innerText)")
+    assert troubles == ["Node n2 takes no pods\nits agent is starting or has left"]
+    cells = page.look(
+        "[...document.querySelectorAll('.heat .cell')].map((one) => [one.innerText, one.title])"
+    )
+    assert cells == [
+        ["50", "card 0 of n1, A100, Cores booked 50 %, given by ResourceClaims"],
+        ["=", "card 1 of n1, A100, Cores booked 0 %, given away whole"],
+        ["\u2013", "card 0 of n2, A100, Cores booked 0 %, takes no pods"],
+    ]
