@@ -18,7 +18,7 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from admission.explain.remedies import JudgedNode, Remedy, WaitingPod, cheapest_remedy
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
-from admission.extender.refusal_lines import LATEST, describe, refusal, why
+from admission.extender.refusal_lines import describe, kept_for, refusal, until_open, why
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.quota import Quota
 from gpu_manager.domain.errors import RequestInvalid, printable
@@ -132,7 +132,8 @@ def explain(
         return _placed(occupant, request, snapshot, lines)
     case = WaitingPod(occupant, request, snapshot, mine, judge, None if everywhere else pod.namespace)
     question = case.ask(request)
-    found = [_judged(view, question.on(view), occupant) for view in snapshot.nodes.values()]
+    views = (_opened(question, view) for view in snapshot.nodes.values())
+    found = [_judged(view, question.on(view), occupant) for view in views]
     found.sort(key=lambda one: (_ORDER.index(one.outcome), one.view.name))
     counts = Counter(one.outcome for one in found)
     nodes = tuple(_node(case, question, one) for one in found[:SHOWN_NODES])
@@ -161,6 +162,14 @@ _ORDER = [
     Unfit.NEVER.value,
     Unfit.NODE.value,
 ]
+
+
+def _opened(question: FeasibilityCheck, view: NodeView) -> NodeView:
+    """The node as if it were kept for nobody, where even so the pod could not come: that is the reason."""
+    if view.kept is None or question.on(view) is not Unfit.KEPT:
+        return view
+    opened = replace(view, kept=None)
+    return opened if question.on(opened) in (Unfit.NEVER, Unfit.QUOTA) else view
 
 
 def _judged(view: NodeView, fit: Fit | Unfit, occupant: PodView) -> JudgedNode:
@@ -255,7 +264,9 @@ def _node(case: WaitingPod, question: FeasibilityCheck, one: JudgedNode) -> Node
         for seen, reason in (refused.cards if refused else ())
     )
     victims = case.names(view, case.leaving(question, view)) if fit is Unfit.ROOM else ()
-    return NodeLine(printable(view.name), fit.value, why(question, view), lines, victims, bars)
+    kept = view.kept if fit is Unfit.KEPT else None
+    text = kept_for(kept, case.reader) if kept is not None else why(question, view)
+    return NodeLine(printable(view.name), fit.value, text, lines, victims, bars)
 
 
 def _line(
@@ -296,7 +307,7 @@ def _own(pod: Pod, snapshot: Snapshot) -> str:
     for view in snapshot.nodes.values():
         if view.kept is not None and view.kept.pod.uid == pod.uid:
             where = f". Node {printable(view.name)} is closed to smaller pods for it"
-            return f"{where} ({LATEST}: {view.kept.left})"
+            return f"{where} until {until_open(view.kept)}"
     return ""
 
 

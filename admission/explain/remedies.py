@@ -31,6 +31,7 @@ _ALLOW_MORE: Final = Fraction(
 )  # giving up a wish for a model or a card weighs as a quarter of the amount
 _LET_IN: Final = Fraction(1, 2)  # so does a word of whoever runs the nodes
 _OTHERS: Final = Fraction(1)  # others' loss: said only where nothing of the pod's own helps
+_LEFT_TO_WAIT_FOR: Final = {Unfit.ROOM: "taken", Unfit.KEPT: "kept for a larger pod"}
 _MOST_KINDS: Final = 500  # unlike nodes for which a change is sought
 
 
@@ -126,8 +127,9 @@ def _by_others(case: WaitingPod, question: FeasibilityCheck, found: Found) -> Re
         if no is Unfit.QUOTA:
             text = f"let the quota grow, or pods of the namespace end: {why(question, view)}"
             return Remedy(_OTHERS, text[:LINE_LIMIT])
-    if any(no is Unfit.ROOM for _, no in found):
-        return Remedy(_OTHERS, "wait for pods to end: every node that could hold it is taken")
+    whys = [text for unfit, text in _LEFT_TO_WAIT_FOR.items() if any(no is unfit for _, no in found)]
+    if whys:
+        return Remedy(_OTHERS, f"wait for pods to end: every node that could hold it is {' or '.join(whys)}")
     return None
 
 

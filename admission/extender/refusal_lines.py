@@ -19,7 +19,7 @@ from gpu_manager.domain.placement.place import Placement, judge
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.rules.request import PodRequest
 
-LATEST: Final = "departures of pods until it opens at the latest"
+_LONGEST_NAME: Final = 80  # characters of a pod's name where words of use follow
 LATE: Final = (
     "not judged in time: the pod has many containers, and the nodes differ much; it is asked about again"
 )
@@ -94,12 +94,23 @@ def of_any_node(request: PodRequest, no: Unfit) -> str:
 
 def kept_for(kept: KeptFor, namespace: str | None) -> str:
     """Who a node is kept for and for how long, for people of one namespace; None: of all."""
-    who = named([kept.pod], namespace)[0]
+    who = "a pod of another namespace"
+    if namespace in (None, kept.pod.namespace):
+        name = printable(kept.pod.key)
+        who = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
     since = printable(kept.pod.created) or "its creation"
     return (
-        f"kept for {who}, which asks for {kept.cards} cards and waits since {since}: closed to pods that ask"
-        f" for fewer; {LATEST}: {kept.left}"
+        f"kept for {who}, which asks for {kept.cards} cards and has waited since {since}: closed to pods that"
+        f" ask for fewer and have no higher priority until {until_open(kept)}"
     )
+
+
+def until_open(kept: KeptFor) -> str:
+    """When the node is open again at the latest."""
+    left = "1 more pod with cards has left its node"
+    if kept.left != 1:
+        left = f"{kept.left} more pods with cards have left their nodes"
+    return f"it has its place, or {left}"
 
 
 def describe(request: PodRequest) -> str:

@@ -21,10 +21,19 @@ export function Node({ model, args, source, params }) {
       [t("Containers"), sum.containers],
       [t("Pods"), sum.pods === null ? "–" : sum.pods],
     ]} />
+    <${Kept} kept=${node.kept} />
     <p class="legend"><span><b class="key used"></b> ${t("used now")}</span><span><b class="key booked"></b> ${t("booked")}</span><span><b class="key free"></b> ${t("free")}</span></p>
     <div class="cards">${node.cards.map((card) => html`<${CardBox} key=${card.uuid} card=${card} words=${t("Cards")} />`)}</div>
     <${History} ...${{ model, source, params }} subject="node" name=${node.node} most=${1} names=${(one) => cardName(node.cards, one.uuid)} />
     <${Links} node=${node} />`;
+}
+
+// For whom the node is closed to smaller pods, and until when.
+function Kept({ kept }) {
+  if (!kept) return null;
+  const who = kept.pod ? html`<a href=${link(["pod", ...kept.pod.split("/")])}>${kept.pod}</a>` : t("a pod of another namespace");
+  return html`<p class="state closed">${t("Closed to pods that ask for fewer than {0} cards and have no higher priority, for", kept.cards)} ${who}.
+    <small>${t("It has waited for {0}. The node is open again when it has its place, or when {1} more pods with cards have left their nodes.", age(kept.since), kept.left)}</small></p>`;
 }
 
 // Address and name of one of these cards; a card that is not among them any more has its UUID alone.

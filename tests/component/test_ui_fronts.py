@@ -56,3 +56,17 @@ def test_a_node_is_said_to_take_no_pods_where_it_takes_none_and_not_where_claims
         ["=", "card 1 of n1, A100, Cores booked 0 %, given away whole"],
         ["\u2013", "card 0 of n2, A100, Cores booked 0 %, takes no pods"],
     ]
+
+
+@NEEDS_A_BROWSER
+def test_a_node_that_is_closed_to_smaller_pods_says_for_whom_and_until_when(
+    served: Served, page: Page
+) -> None:
+    kept = {"pod": "team-a/train-0", "since": "2026-01-01T00:00:00Z", "cards": 8, "left": 57}
+    served.data = cluster({**node("n1", card(0)), "kept": kept}, {**node("n2"), "kept": {**kept, "pod": ""}})
+    page.open(f"{served.url}/ui#/node/n2", SHOWN)
+    assert "fewer than 8 cards and have no higher priority, for a pod of another namespace." in page.text()
+    page.open(f"{served.url}/ui#/node/n1", "document.querySelector('main .state a')")
+    assert "or when 57 more pods with cards have left their nodes" in page.text()
+    page.click("main .state a")
+    page.wait("location.hash == '#/pod/team-a/train-0'")

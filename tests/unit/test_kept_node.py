@@ -5,6 +5,7 @@ from prometheus_client import CollectorRegistry
 
 from admission.cluster.pod_view import read_pod_view
 from admission.cluster.snapshot import NODES, PODS
+from admission.console.cluster_page import graph
 from admission.explain.explanation import explain
 from admission.explain.views import as_text
 from admission.extender.cluster_metrics import ClusterFigures, ClusterMetrics
@@ -91,16 +92,20 @@ def test_smaller_pods_are_refused_where_a_larger_one_has_waited_for_long_and_tol
     found = busy.world.filter(small)
     assert found["NodeNames"] == ["n2"]
     assert found["FailedAndUnresolvableNodes"] == {
-        "n1": f"kept for default/big, which asks for 4 cards and waits since {SINCE}: closed to pods that ask"
-        " for fewer; departures of pods until it opens at the latest: 30"
+        "n1": f"kept for default/big, which asks for 4 cards and has waited since {SINCE}: closed to pods that"
+        " ask for fewer and have no higher priority until it has its place, or 30 more pods with cards have left"
+        " their nodes"
     }
     assert not found["FailedNodes"], "no preemption there would help"
     other = pod("other", 30, 4, namespace="team")
     assert (
-        "kept for 1 pod of another namespace," in busy.world.filter(other)["FailedAndUnresolvableNodes"]["n1"]
+        "kept for a pod of another namespace," in busy.world.filter(other)["FailedAndUnresolvableNodes"]["n1"]
     )
     busy.leave(29)
-    assert "at the latest: 1" in busy.world.filter(small)["FailedAndUnresolvableNodes"]["n1"]
+    assert (
+        "or 1 more pod with cards has left its node"
+        in busy.world.filter(small)["FailedAndUnresolvableNodes"]["n1"]
+    )
 
 
 @pytest.mark.parametrize(("cards", "refused"), [(100, True), (200, True), (300, True), (400, False)])
@@ -274,7 +279,7 @@ def test_explain_counts_the_node_and_says_for_whom_it_is_kept():
     found = explained(made, small)
     assert found.counts.get("kept") == 1
     assert (
-        "1 is kept for a larger pod (kept for default/big, which asks for 4 cards and waits since"
+        "1 is kept for a larger pod (kept for default/big, which asks for 4 cards and has waited since"
         in found.line
     )
     assert [one.outcome for one in found.nodes if one.node == "n1"] == ["kept"]
@@ -283,9 +288,71 @@ def test_explain_counts_the_node_and_says_for_whom_it_is_kept():
 
 def test_explain_tells_the_pod_that_waits_which_node_is_kept_for_it(busy):
     assert (
-        "Node n1 is closed to smaller pods for it (departures of pods until it opens at the latest: 30)"
+        "Node n1 is closed to smaller pods for it until it has its place, or 30 more pods with cards have left"
         in explained(busy, BIG).line
     )
+
+
+def test_a_pod_that_could_never_come_is_not_told_that_the_node_is_kept_for_another():
+    made = Busy()
+    made.wait_for_long(BIG)
+    made.world.cluster.apply(NODES, "DELETED", node("n2", cards=4))
+    never = pod("never", 30, 4000)
+    made.world.create(never)
+    found = explained(made, never)
+    assert (found.counts["never"], found.counts.get("kept")) == (1, None)
+    assert "kept" not in found.line
+    assert next(one.cards for one in found.nodes if one.node == "n1"), "the cards say why"
+
+
+def test_who_waits_for_a_kept_node_is_told_to_wait(busy):
+    small = pod("small", 30, 4)
+    busy.world.create(small)
+    for_all = explained(busy, small)
+    busy.world.cluster.apply(NODES, "DELETED", node("n2", cards=4))
+    assert explained(busy, small).change == (
+        "wait for pods to end: every node that could hold it is kept for a larger pod"
+    )
+    assert for_all.counts["fits"] == 1
+
+
+def test_who_may_get_pods_everywhere_is_told_whom_a_node_is_kept_for(busy):
+    small = pod("small", 30, 4, namespace="team")
+    busy.world.create(small)
+    world = busy.world
+    lines = [
+        next(one.line for one in found.nodes if one.node == "n1")
+        for found in (
+            explain(
+                world.cluster.named("team", "small"),
+                world.cluster.snapshot(),
+                None,
+                world.judge,
+                everywhere=all_of_them,
+            )
+            for all_of_them in (False, True)
+        )
+    ]
+    assert [line.split(",")[0] for line in lines] == [
+        "kept for a pod of another namespace",
+        "kept for default/big",
+    ]
+
+
+def test_a_long_name_leaves_room_for_when_the_node_is_open_again():
+    made = Busy()
+    made.wait_for_long(unschedulable(pod("x" * 253, 400, None, created=SINCE)))
+    small = pod("small", 30, 4)
+    made.world.create(small)
+    (told,) = made.world.filter(small)["FailedAndUnresolvableNodes"].values()
+    assert told.endswith("or 30 more pods with cards have left their nodes")
+
+
+def test_the_console_says_for_whom_a_node_is_closed(busy):
+    view = busy.world.cluster.snapshot().nodes["n1"]
+    assert graph(view)["kept"] == {"pod": "default/big", "since": SINCE, "cards": 4, "left": 30}
+    assert graph(view, "team")["kept"]["pod"] == ""
+    assert "kept" not in graph(busy.world.cluster.snapshot().nodes["n2"])
 
 
 def test_what_if_answers_as_filter_does(busy):
