@@ -1,12 +1,13 @@
 """Nodes kept for pods of several cards for which their scheduler found none: kept up by what changed.
 
 At most two are a preference; one of them is closed to smaller pods once the pod has waited for long
-(:mod:`gpu_manager.domain.score.closing`).
+(:mod:`gpu_manager.domain.score.closing`). Pods that no node could take are set aside, so that they stand in
+nobody's way, and looked at again one by one: nodes come and change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
@@ -89,7 +90,7 @@ class _Nearest:
     """The nodes that are large enough for a request, by what must end there first."""
 
     def __init__(self, asked: _Asked, rooms: NodeRooms) -> None:
-        self._asked = asked
+        self.asked = asked
         self._rooms = rooms
         self._turn = 0
         self._able: dict[str, tuple[int, int, str, NodeContent]] = {}  # cores and pods that must end, name
@@ -115,7 +116,7 @@ class _Nearest:
 
     def _put(self, view: NodeView) -> None:
         self._able.pop(view.name, None)
-        asked = self._asked
+        asked = self.asked
         if view.problem or view.constraints.bars(asked.constraints):
             return
         if asked.pools and view.node.pool not in asked.pools:
@@ -136,6 +137,7 @@ class DrainedNodes:
         self._nearest: dict[_Asked, _Nearest] = {}
         self._closing = NodeClosing[PodUid, str]()
         self._to_close: dict[_Asked, _Nearest] = {}  # the one asked for longest ago first
+        self._nowhere: dict[PodUid, _Nearest] = {}  # no node could take these; looked at longest ago first
 
     def copy(self, rooms: NodeRooms) -> DrainedNodes:
         """The same pods, over other bounds; what is closed stands in the books of the cluster."""
@@ -159,6 +161,7 @@ class DrainedNodes:
         seconds.
         """
         snapshot = cluster.snapshot()
+        self._look_again(cluster, snapshot, bounds)
         unschedulable = {uid: each.cards for uid, each, pod in self._known(cluster) if pod.unschedulable}
         before = self._closing.closed
         if before is not None and before.left and before.pod in snapshot.reserved:
@@ -170,6 +173,8 @@ class DrainedNodes:
         new = [True]  # one a look, as for those that are kept
 
         def nearest(uid: PodUid) -> tuple[str, int] | None:
+            if uid in self._nowhere and (before is None or uid != before.pod):
+                return None
             asked = self._may_have(uid, snapshot, bounds)
             if asked is None:
                 return None
@@ -179,10 +184,16 @@ class DrainedNodes:
             if known is None:
                 new.clear()
                 known = _Nearest(asked, self._rooms)
-            self._to_close[asked] = known
+            found = known.first(cluster)
+            if found is None:
+                self._nowhere[uid] = known
+                self._to_close = {asked: known, **self._to_close}
+            else:
+                self._nowhere.pop(uid, None)
+                self._to_close[asked] = known
             if len(self._to_close) > _MOST_NEAREST:
                 del self._to_close[next(iter(self._to_close))]
-            return known.first(cluster)
+            return found
 
         running = sum(len(view.bound) for view in snapshot.nodes.values())
         closed = self._closing.look(unschedulable, running, nearest, now)
@@ -197,25 +208,50 @@ class DrainedNodes:
         if not self._came:
             return {}
         snapshot = cluster.snapshot()
+        self._look_again(cluster, snapshot, bounds)
         could = (
-            self._may_have(uid, snapshot, bounds) for uid, _, pod in self._known(cluster) if pod.unschedulable
+            (uid, self._may_have(uid, snapshot, bounds))
+            for uid, _, pod in self._known(cluster, without=self._nowhere)
+            if pod.unschedulable
         )
-        waiting = list(islice((asked for asked in could if asked is not None), _LOOKED))
+        waiting = list(islice(((uid, asked) for uid, asked in could if asked is not None), _LOOKED))
         known = self._nearest
-        self._nearest = {asked: known[asked] for asked in waiting if asked in known}
+        self._nearest = {asked: known[asked] for _, asked in waiting if asked in known}
         # A new one looks at every node: one a question, so that no scheduler waits for several.
-        new = next((asked for asked in waiting if asked not in known), None)
+        new = next((asked for _, asked in waiting if asked not in known), None)
         if new is not None:
             self._nearest[new] = _Nearest(new, self._rooms)
         return drained(
-            (asked.shape.cards, self._nearest[asked].of(cluster))
-            for asked in waiting
+            (asked.shape.cards, self._nearest_to(uid, asked, cluster))
+            for uid, asked in waiting
             if asked in self._nearest
         )
 
-    def _known(self, cluster: ClusterState) -> Iterator[tuple[PodUid, _Pod, PodView]]:
+    def _nearest_to(self, uid: PodUid, asked: _Asked, cluster: ClusterState) -> list[NodeContent]:
+        """Where the least has to end for a pod; it is set aside if no node could take it."""
+        nearest = self._nearest[asked]
+        found = nearest.of(cluster)
+        if not found:
+            self._nowhere[uid] = nearest
+        return found
+
+    def _look_again(self, cluster: ClusterState, snapshot: Snapshot, bounds: QuotaBounds) -> None:
+        """At one of the pods that were set aside: it is one of those that wait again if that is over."""
+        uid = next(iter(self._nowhere), None)
+        if uid is None:
+            return
+        nearest = self._nowhere.pop(uid)
+        same = uid in self._came and self._may_have(uid, snapshot, bounds) == nearest.asked
+        if same and nearest.first(cluster) is None:
+            self._nowhere[uid] = nearest
+
+    def _known(
+        self, cluster: ClusterState, without: Container[PodUid] = ()
+    ) -> Iterator[tuple[PodUid, _Pod, PodView]]:
         """Those that wait still; the others are forgotten."""
         for uid, each in list(self._came.items()):
+            if uid in without:
+                continue
             pod = cluster.pod(uid)
             if pod is not None and pod.waits:
                 yield uid, each, pod

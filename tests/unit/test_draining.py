@@ -149,6 +149,56 @@ def test_a_node_is_kept_again_once_the_quota_has_room_for_who_waits():
     assert kept(world)
 
 
+def for_nobody(count, alike):
+    """Pods for which no node of four cards is large enough, nor would any other be, and where their label is
+    asked for none is; alike or each of its own kind.
+    """
+    for at in range(count):
+        obj = pod(f"never-{at}", 400 if at % 2 else 800 + 100 * (not alike and at), None)
+        if at % 2:
+            obj["spec"]["nodeSelector"] = {"no-node-has": "x" if alike else f"x{at}"}
+        yield unschedulable(obj)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_any_number_of_pods_that_no_node_could_take_keep_nobody_from_a_node(alike):
+    world = two_nodes()
+    never = list(for_nobody(40, alike))
+    world.create(*never, small := pod("a", 40, 4), unschedulable(pod("big", 400, None)))
+    for _ in range(60):  # one kind a question
+        chosen = best(world, small)
+    assert chosen == "n2"
+    found = kept(world)
+    n1 = world.cluster.snapshot().nodes["n1"]
+    assert found == {(n1.state, n1.cpu): 4}
+    world.cluster.apply("nodes", "ADDED", node("n8", cards=8))
+    for _ in range(60):
+        found = kept(world)
+    n8 = world.cluster.snapshot().nodes["n8"]
+    assert found[n8.state, n8.cpu] == 8, "the first of them has come first"
+    world.cluster.apply("nodes", "DELETED", node("n8", cards=8))
+    for _ in range(60):
+        found = kept(world)
+    assert found == {(n1.state, n1.cpu): 4}
+    for obj in never:
+        world.delete(obj)
+    world.policy.close(0.0)
+    for _ in range(60):
+        found = kept(world)
+    assert found == {(n1.state, n1.cpu): 4}
+    assert not world.policy._drained._nowhere
+
+
+def test_a_pod_is_set_aside_for_no_longer_than_its_quota_leaves_it_no_pool_with_a_node():
+    quota = {"team": {"quota": {"*": 8}, "pool": ["elsewhere"]}}
+    world = two_nodes(quota)
+    world.create(small := pod("a", 40, 4), unschedulable(pod("big", 400, None, namespace="team")))
+    best(world, small)
+    assert kept(world) == {}
+    world.limit({"team": {"quota": {"*": 8}}})
+    assert kept(world)
+
+
 @pytest.mark.parametrize("reason", ["Unschedulable", "SchedulingGated", ""])
 def test_only_a_pod_that_its_scheduler_found_no_node_for_counts(reason):
     obj = unschedulable(pod("big", 400, None), reason)

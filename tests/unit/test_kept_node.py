@@ -236,6 +236,29 @@ def test_nothing_is_closed_for_pods_that_could_not_come(never):
     assert made.kept == []
 
 
+def test_any_number_of_pods_that_no_node_could_take_keep_no_node_from_being_closed_for_another():
+    made = Busy()
+    never = [unschedulable(pod(f"never-{at}", 500 + 100 * at, None, created=SINCE)) for at in range(100)]
+    made.wait_for_long(*never, BIG)
+    for _ in range(len(never)):  # one kind a second
+        made.tick()
+    assert made.kept == [("n1", "big", 4, CLOSED_FOR * 10)]
+
+
+def test_the_node_stays_closed_though_none_could_take_the_pod_for_a_moment_between_two_looks(busy):
+    cluster, small = busy.world.cluster, pod("small", 30, 4)
+    busy.world.create(small, unschedulable(pod("never", 800, None)))
+    for _ in range(2):
+        busy.world.prioritize(small)
+    for cards in (2, 4):
+        for name in ("n1", "n2"):
+            cluster.apply(NODES, "MODIFIED", node(name, cards=cards))
+        if cards == 2:
+            busy.world.prioritize(small)
+    busy.tick()
+    assert [name for name, *_ in busy.kept] == ["n1"]
+
+
 def test_a_hundred_pods_that_never_come_made_again_and_again_close_nodes_for_less_and_less():
     made, closed, seen = Busy(), [], 0
     for round_ in range(40):
