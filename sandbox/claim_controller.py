@@ -13,10 +13,12 @@ from gpu_manager.domain.errors import VcudaError
 from sandbox.api import ApiError, StandInApi
 from sandbox.claim_kubelet import ClaimKubelet
 from sandbox.claims import ClaimScheduler
+from sandbox.events import tell
 
 log = structlog.get_logger(__name__)
 
 _SECONDS: Final = 0.25
+_COMPONENT: Final = "resource_claim"  # as Kubernetes' controller calls itself in Events
 _ENDED: Final = ("Succeeded", "Failed")
 Obj = Mapping[str, Any]
 
@@ -26,6 +28,7 @@ class ClaimController:
 
     def __init__(self, api: StandInApi, scheduler: ClaimScheduler, kubelet: ClaimKubelet) -> None:
         self._api, self._scheduler, self._kubelet = api, scheduler, kubelet
+        self._refused: dict[tuple[str, str], str] = {}  # pod's UID, entry of its claims → what its Event says
         self._stop = threading.Event()
         self._thread = threads.every(_SECONDS, "claims", self._round, self._stop)
 
@@ -43,6 +46,7 @@ class ClaimController:
         try:
             self._kubelet.find_drivers()
             pods = {str(pod["metadata"]["uid"]): pod for pod in self._api.list("pods")}
+            self._refused = {key: said for key, said in self._refused.items() if key[0] in pods}
             for pod in pods.values():
                 self._make_claims(pod)
             living = {uid for uid, pod in pods.items() if _lives(pod)}
@@ -108,7 +112,17 @@ class ClaimController:
             return str(self._api.create(claim, meta["namespace"])["metadata"]["name"])
         except ApiError as error:
             log.info("claim_not_created", pod=meta["name"], reason=error.message)
+            self._tell(pod, str(entry["name"]), error.message)
             return ""
+
+    def _tell(self, pod: Obj, entry: str, reason: str) -> None:
+        """An Event of a pod whose claim is refused, once for each reason: four times a second it is tried."""
+        key = str(pod["metadata"]["uid"]), entry
+        if self._refused.get(key) == reason:
+            return
+        self._refused[key] = reason
+        message = f"PodResourceClaim {entry}: failed to create ResourceClaim: {reason}"
+        tell(self._api, _COMPONENT, pod, "FailedResourceClaimCreation", message, warning=True)
 
     def _free(self, claim: Obj, pods: Mapping[str, Obj], living: set[str]) -> None:
         meta = claim["metadata"]

@@ -127,6 +127,24 @@ def test_a_pod_with_a_template_runs_within_its_share_and_its_claim_goes_with_it(
     until(lambda: not sandbox.api.list("resourceclaims"))
 
 
+def test_a_pod_whose_claim_is_refused_has_the_reason_as_an_event(sandbox: Sandbox) -> None:
+    template = request_of(template=True, name="first", **PART)
+    parameters = {"apiVersion": f"{DRA_DRIVER}/v1", "kind": "ShareParameters", "priority": "protected"}
+    devices = template["spec"]["spec"]["devices"]
+    devices["config"] = [{"opaque": {"driver": DRA_DRIVER, "parameters": parameters}}]
+    commands.apply(sandbox.api, [template, pod("service", template)])
+
+    def told() -> list[str]:
+        events = (one for one in sandbox.api.list("events") if one["involvedObject"]["name"] == "service")
+        return [one["message"] for one in events if one["reason"] == "FailedResourceClaimCreation"]
+
+    until(told)
+    assert told()[0].startswith("PodResourceClaim gpu: failed to create ResourceClaim: admission webhook ")
+    log = sandbox.directory / "admission.log"
+    until(lambda: log.read_text().count('"name": "service-gpu-') >= 3)
+    assert len(told()) == len(set(told())), "once for each reason, however often it is tried"
+
+
 def used(sandbox: Sandbox) -> float:
     line = "vcuda_container_core_usage_ratio{"
     return sum(float(x.rpartition(" ")[2]) for x in sandbox.ask("/metric").splitlines() if x.startswith(line))
