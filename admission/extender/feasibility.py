@@ -97,6 +97,7 @@ class FeasibilityJudge:
         self._shapes: dict[PodRequest, RequestAnswers] = {}
         self._answers = 0  # counted, of all shapes
         self._latest: RequestAnswers | None = None  # what was asked about last has grown since it was counted
+        self._plain: tuple[PodRequest, PodRequest] | None = None  # of the last question
         self._free = FreeCards()
 
     def ask(
@@ -112,8 +113,9 @@ class FeasibilityJudge:
 
         ``chosen``: its scheduler has taken a node that was offered; that it is closed since counts no more.
         """
-        containers = (replace(c, name=str(i)) for i, c in enumerate(request.containers))
-        plain = replace(request, uid=PodUid(""), containers=tuple(containers), ceiling=None)
+        before = self._plain
+        plain = before[1] if before is not None and before[0] is request else _plain(request)
+        self._plain = request, plain
         with self._lock:
             self._count(self._latest)
             shape = self._shapes.pop(plain, None) or RequestAnswers(plain, PodPlacer(plain))
@@ -328,6 +330,12 @@ class FeasibilityCheck:
         if fit.charge not in self._passed:
             self._passed[fit.charge] = self.quota.passed(self.used, dict(fit.charge), self.protected)
         return self._passed[fit.charge]
+
+
+def _plain(request: PodRequest) -> PodRequest:
+    """What pods that ask for the same have in common."""
+    containers = (replace(c, name=str(i)) for i, c in enumerate(request.containers))
+    return replace(request, uid=PodUid(""), containers=tuple(containers), ceiling=None)
 
 
 def with_closed(cards: Sequence[CardState], models: Mapping[str, str]) -> Sequence[CardState]:

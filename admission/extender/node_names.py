@@ -6,11 +6,11 @@ What can be worked out of names alone is worked out once: their JSON, where each
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import compress
 from json.encoder import encode_basestring
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -82,9 +82,14 @@ class NodeNames(tuple[str, ...]):  # noqa: SLOT001 - what is worked out lies in 
 
 
 class RecentNames:
-    """The last arrays of names by their JSON, so that none is read twice. Thread-safe."""
+    """The last arrays of names by their JSON, so that none is read twice. Thread-safe.
+
+    ``last_head`` is what stood before the names in the last question, and the object that it is of: a
+    scheduler asks twice about each pod.
+    """
 
     def __init__(self) -> None:
+        self.last_head: tuple[bytes, Mapping[str, Any]] | None = None
         self._lock = threading.Lock()
         self._known: dict[bytes, NodeNames] = {}  # what was used last is last
         self._bytes = 0

@@ -275,7 +275,7 @@ class Extender:
     def _read(self, pod: Obj) -> PodView:
         """The pod of a question. Prioritize asks about the one that filter has just read."""
         last = self._last
-        if last is not None and last[0] == pod:
+        if last is not None and (last[0] is pod or last[0] == pod):
             return last[1]
         occupant = pod_view(parse_pod(pod), pod)
         self._last = pod, occupant, None

@@ -68,7 +68,8 @@ class PreemptionArgs:
 def read_args(body: bytes, recent: RecentNames | None = None) -> ExtenderArgs:
     """Filter's and prioritize's question. Raises RequestInvalid: it is none.
 
-    Names that are ``recent`` are not read again where they come last, as kube-scheduler writes them.
+    Names that are ``recent`` are not read again where they come last, as kube-scheduler writes them, nor is
+    the pod that was asked about last.
     """
     if recent is not None and (found := _with_recent(body, recent)) is not None:
         return found
@@ -95,15 +96,16 @@ def _with_recent(body: bytes, recent: RecentNames) -> ExtenderArgs | None:
     if at < 0 or not body.endswith(b"]}") or len(body) > LARGEST_BODY:
         return None
     text = body[at + len(_NAMES_LAST) - 1 : -1]
-    names = recent.find(text)
+    names, head, last = recent.find(text), body[:at], recent.last_head
     try:
-        data = json.loads(body[:at] + b"}")
+        data = last[1] if last is not None and last[0] == head else json.loads(head + b"}")
         if names is None:
             names = recent.read(text, _names(json.loads(text)))
     except (ValueError, RecursionError, RequestInvalid):
         return None  # the whole of it says what is wrong
     if not isinstance(data, dict) or "nodenames" in (lowered := _lower(data)) or not data:
         return None
+    recent.last_head = head, data
     return ExtenderArgs(_map(lowered.get("pod"), "Pod"), names)
 
 

@@ -170,6 +170,14 @@ def test_names_that_were_read_before_are_read_as_anew(bodies, end):
                 assert _read(whole, recent) == _read(whole, None)
 
 
+def test_a_pod_that_is_asked_about_again_is_not_read_again():
+    recent, body = RecentNames(), b'{"Pod":{"a":%d},"Nodes":null,"NodeNames":["n%d"]}'
+    first, again, other = (read_args(body % about, recent) for about in ((1, 1), (1, 2), (2, 2)))
+    assert first.pod is again.pod
+    assert (again.names, other.pod) == (("n2",), {"a": 2})
+    assert read_args(body % (1, 2), recent).pod is not first.pod  # of the last question alone
+
+
 def test_the_names_of_equal_questions_are_one_object():
     recent, body = RecentNames(), b'{"Pod":{"a":%d},"Nodes":null,"NodeNames":["n1","n2"]}'
     first, second = read_args(body % 1, recent), read_args(body % 2, recent)
