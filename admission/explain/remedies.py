@@ -19,16 +19,18 @@ from admission.extender.preemption import choose, names
 from admission.extender.refusal_lines import refusal, why
 from admission.extender.wire import Victims
 from gpu_manager.domain.cluster.quota import NamespaceQuota
-from gpu_manager.domain.contract import GPU_MODEL, GPU_UUID
+from gpu_manager.domain.contract import GPU_MODEL, GPU_UUID, PRIORITY
 from gpu_manager.domain.errors import printable, quoted
 from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_placement
 from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.request import PodRequest, Request
 
 _ALLOW_MORE: Final = Fraction(
     1, 4
 )  # giving up a wish for a model or a card weighs as a quarter of the amount
+_UNPROTECTED: Final = Fraction(1, 2)  # giving up protection
 _LET_IN: Final = Fraction(1, 2)  # so does a word of whoever runs the nodes
 _OTHERS: Final = Fraction(1)  # others' loss: said only where nothing of the pod's own helps
 _LEFT_TO_WAIT_FOR: Final = {Unfit.ROOM: "taken", Unfit.KEPT: "kept for a larger pod"}
@@ -94,7 +96,12 @@ def cheapest_remedy(
 ) -> Remedy | None:
     """The cheapest change of the pod that lets it run now, proved by judging it; else who must go."""
     found = _unlike([(one.view, one.fit) for one in judged if not one.bars])
-    own = [*_allow_more(case, found), *_ask_less(case, question, found), *_let_in(judged)]
+    own = [
+        *_allow_more(case, found),
+        *_ask_less(case, question, found),
+        *_unprotected(case, found),
+        *_let_in(judged),
+    ]
     if own:
         return min(own, key=lambda cure: (cure.cost, cure.text))
     return _by_others(case, question, found) or _fewer_cards(case, found)
@@ -125,8 +132,9 @@ def _by_others(case: WaitingPod, question: FeasibilityCheck, found: Found) -> Re
             return Remedy(_OTHERS, f"node {printable(view.name)} takes it once {shown} {left}")
     for view, no in found:
         if no is Unfit.QUOTA:
-            text = f"let the quota grow, or pods of the namespace end: {why(question, view)}"
-            return Remedy(_OTHERS, text[:LINE_LIMIT])
+            none = case.quota is not None and case.quota.protected == {}
+            wait = "have the right granted" if none else "let the quota grow, or pods of the namespace end"
+            return Remedy(_OTHERS, f"{wait}: {why(question, view)}"[:LINE_LIMIT])
     whys = [text for unfit, text in _LEFT_TO_WAIT_FOR.items() if any(no is unfit for _, no in found)]
     if whys:
         return Remedy(_OTHERS, f"wait for pods to end: every node that could hold it is {' or '.join(whys)}")
@@ -163,6 +171,20 @@ def _allow_more(case: WaitingPod, found: Found) -> Iterator[Remedy]:
                 text = f"widen annotation {key}{named} (then node {printable(view.name)} takes it: {where})"
                 yield Remedy(_ALLOW_MORE, text[:LINE_LIMIT], wider)
                 break
+
+
+def _unprotected(case: WaitingPod, found: Found) -> Iterator[Remedy]:
+    """Without protection, where its namespace has no right to protected shares, or none left."""
+    if case.request.priority is not Priority.PROTECTED or case.quota is None:
+        return
+    plain = replace(case.request, priority=Priority.NORMAL)
+    question = replace(case, quota=replace(case.quota, protected=None)).ask(plain)
+    for view, no in found:
+        if no is Unfit.QUOTA and isinstance(fit := question.on(view), Fit):
+            where = explain_placement(question.placement(view, fit), view.node.cards)
+            text = f"leave out annotation {PRIORITY} (then node {printable(view.name)} takes it: {where})"
+            yield Remedy(_UNPROTECTED, text[:LINE_LIMIT], plain)
+            return
 
 
 def _ask_less(case: WaitingPod, question: FeasibilityCheck, found: Found) -> Iterator[Remedy]:

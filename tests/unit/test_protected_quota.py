@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from admission.cluster.pod_view import read_pod_view
+from admission.explain.explanation import explain
 from admission.explain.views import quota_text
 from admission.quota.quota_book import QuotaBook, refuse_at_create
 from gpu_manager.adapters.kube.reading import cluster_of
@@ -188,3 +190,28 @@ def test_no_order_of_pods_passes_a_right(steps: list[tuple[str, int, Priority, b
         assert sum(a.cores for a in held.values()) <= limit
         assert held.get(V100, Amount(0, 0)).cores <= 50
     assert world.cluster.copy().snapshot().protected == world.cluster.snapshot().protected
+
+
+def change(world: World, obj: dict[str, Any]) -> str:
+    return explain(read_pod_view(obj), world.cluster.snapshot(), world.quota.current, world.judge).change
+
+
+def test_who_has_no_right_is_told_what_would_help() -> None:
+    world = World([node("n1", cards=1)], [pod("x", 60, 4, on="n1")], quota={"a": {"quota": {"T4": 4}}})
+    assert change(world, protected("p")) == (
+        f"leave out annotation {PRIORITY} (then node n1 takes it: 30 cores, 1 GiB of card 0)"
+    )
+    some = World([node("n1", cards=1)], [pod("x", 60, 4, on="n1")], quota={"a": {"protected": {"T4": 0.2}}})
+    assert change(some, protected("p")).startswith("ask 20 cores, 1 GiB instead of 30 cores"), "a third less"
+    little = World([node("n1")], quota={"a": {"protected": {"T4": 0.1}}})
+    assert change(little, protected("p")).startswith(f"leave out annotation {PRIORITY}"), "two thirds less"
+
+
+def test_pods_that_end_help_only_who_has_a_right() -> None:
+    full = {"quota": {"T4": 0.1}}
+    without = World([node("n1")], [pod("x", 10, 4, on="n1", namespace="a")], quota={"a": full})
+    assert change(without, protected("p")).startswith("have the right granted: ExceedsGPUQuota: ")
+    right = World(
+        [node("n1")], [protected("x", 10, on="n1")], quota={"a": {**full, "protected": {"T4": 0.1}}}
+    )
+    assert change(right, protected("p")).startswith("let the quota grow, or pods of the namespace end: ")
