@@ -144,6 +144,11 @@ def test_people_hear_about_namespaces_in_which_they_may_get_pods(api: StandInApi
         assert service.get(path, TENANT)[0] == 403, path
     for token in ("unknown", None):
         assert service.get("/explain/team-a/p", token)[0] == 401
+    for dots in ("..", "."):  # not what lies elsewhere in the API
+        assert service.get(f"/explain/team-a/{dots}", TENANT) == (
+            400,
+            f'{{"error":"\\"{dots}\\" is no name"}}',
+        )
     status, text = service.get("/quota?namespace=team-a&o=json", TENANT)
     assert (status, [row["namespace"] for row in json.loads(text)["quota"]]) == (200, ["team-a"])
     assert "team-b" in service.get("/quota", ADMIN_TOKEN)[1]

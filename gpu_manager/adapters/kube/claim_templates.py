@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any, Final
-from urllib.parse import quote
 
 from gpu_manager.adapters.kube.connection import JSON_BODY, MERGE_PATCH, Connection, Refused
+from gpu_manager.adapters.kube.path_segment import segment
 from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
@@ -49,7 +49,7 @@ class KubeClaimTemplates:
 
     def named_by_pods(self, namespace: str) -> Collection[str]:
         """See ``TemplateApi.named_by_pods``."""
-        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
+        path = f"/api/v1/namespaces/{segment(namespace)}/pods"
         pods = list_all(self._connection, f"list the pods of {namespace}", path, {"fieldSelector": _LIVING})
         return {
             text(one.get("resourceClaimTemplateName"))
@@ -70,8 +70,8 @@ class KubeClaimTemplates:
 
 
 def _templates(namespace: str) -> str:
-    return f"{_API}/namespaces/{quote(namespace, safe='')}/resourceclaimtemplates"
+    return f"{_API}/namespaces/{segment(namespace)}/resourceclaimtemplates"
 
 
 def _template(namespace: str, name: str) -> str:
-    return f"{_templates(namespace)}/{quote(name, safe='')}"
+    return f"{_templates(namespace)}/{segment(name)}"

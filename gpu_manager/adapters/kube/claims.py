@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import quote
 
 from gpu_manager.adapters.kube.connection import Connection, Refused
+from gpu_manager.adapters.kube.path_segment import segment
 from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.allocated import AllocatedClaim, parse_allocated_claim
@@ -29,7 +29,7 @@ class KubeClaims:
 
     def read(self, namespace: str, name: str) -> AllocatedClaim | None:
         """See :meth:`gpu_manager.ports.claims.Claims.read`."""
-        path = f"{_API}/namespaces/{quote(namespace, safe='')}/resourceclaims/{quote(name, safe='')}"
+        path = f"{_API}/namespaces/{segment(namespace)}/resourceclaims/{segment(name)}"
         try:
             found = self._connection.request(f"read the claim {namespace}/{name}", "GET", path)
         except Refused as refusal:
@@ -101,7 +101,7 @@ class KubeSlices:
         if there is None:
             meta = {"name": self._name, "ownerReferences": [self._owner()]}
             return self._connection.request(what, "POST", _SLICES, body={**body, "metadata": meta})
-        path = f"{_SLICES}/{quote(self._name, safe='')}"
+        path = f"{_SLICES}/{segment(self._name)}"
         return self._connection.request(
             what, "PUT", path, body={**body, "metadata": dict(mapping(there.get("metadata")))}
         )
@@ -109,7 +109,7 @@ class KubeSlices:
     def _owner(self) -> Mapping[str, Any]:
         """The Node: its slice goes with it."""
         if not self._uid:
-            path = f"/api/v1/nodes/{quote(self._node, safe='')}"
+            path = f"/api/v1/nodes/{segment(self._node)}"
             node = self._connection.request(f"read the node {self._node}", "GET", path)
             self._uid = text(mapping(node.get("metadata")).get("uid"))
         return {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._uid, "controller": True}
@@ -117,7 +117,7 @@ class KubeSlices:
     def _delete(self, name: str) -> None:
         try:
             self._connection.request(
-                f"delete the resourceslice {name}", "DELETE", f"{_SLICES}/{quote(name, safe='')}"
+                f"delete the resourceslice {name}", "DELETE", f"{_SLICES}/{segment(name)}"
             )
         except Refused as refusal:
             if refusal.code != 404:

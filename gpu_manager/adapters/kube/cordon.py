@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from urllib.parse import quote
 
 from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
+from gpu_manager.adapters.kube.path_segment import segment
 from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
@@ -60,7 +60,7 @@ def _change(
     change: Callable[[frozenset[CardUuid], contract.Inventory | None], frozenset[CardUuid]],
 ) -> frozenset[CardUuid]:
     """Change a list of cards in an annotation of the node; again if somebody else did so meanwhile."""
-    path = f"/api/v1/nodes/{quote(node, safe='')}"
+    path = f"/api/v1/nodes/{segment(node)}"
     for left in reversed(range(_TRIES)):
         meta = connection.request(f"read the node {node}", "GET", path).get("metadata") or {}
         annotations = meta.get("annotations") or {}

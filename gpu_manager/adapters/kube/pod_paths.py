@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
+from gpu_manager.adapters.kube.path_segment import segment
 from gpu_manager.domain.pod import Pod
 
 
@@ -14,14 +13,14 @@ def pod_path(pod: Pod) -> str:
 
 def named_path(namespace: str, name: str) -> str:
     """Path of the pod of that name; quoted, so that no name can point elsewhere."""
-    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
+    return f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(name)}"
 
 
 def pods_path(namespace: str) -> str:
     """Path of a namespace's pods in the API."""
-    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
+    return f"/api/v1/namespaces/{segment(namespace)}/pods"
 
 
 def events_path(namespace: str) -> str:
     """Path of a namespace's Events in the API."""
-    return f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
+    return f"/api/v1/namespaces/{segment(namespace)}/events"

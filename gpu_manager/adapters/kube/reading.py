@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote
 
 from gpu_manager.adapters.kube.connection import Connection, Refused
+from gpu_manager.adapters.kube.path_segment import segment
 from gpu_manager.domain.cluster.accounting import (
     NodeBooks,
     cluster_books,
@@ -42,16 +42,12 @@ def list_all(
 
 def pod_path(namespace: str, name: str, port: int, page: str) -> str:
     """Path of a pod's page through the API server (needs get on pods/proxy)."""
-    return f"/api/v1/namespaces/{_safe(namespace)}/pods/{_safe(name)}:{port}/proxy{page}"
+    return f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(name)}:{port}/proxy{page}"
 
 
 def service_path(namespace: str, name: str, port: int | str, page: str, scheme: str = "https") -> str:
     """Path of a service's page through the API server (needs get on services/proxy)."""
-    return f"/api/v1/namespaces/{_safe(namespace)}/services/{scheme}:{_safe(name)}:{port}/proxy{page}"
-
-
-def _safe(part: str) -> str:
-    return quote(part, safe="")
+    return f"/api/v1/namespaces/{segment(namespace)}/services/{scheme}:{segment(name)}:{port}/proxy{page}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
-from urllib.parse import quote
 
 from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
+from gpu_manager.adapters.kube.path_segment import segment
 from gpu_manager.adapters.kube.pod_paths import named_path, pods_path
 from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
@@ -145,5 +145,5 @@ def _patch(
 def _path(kind: str, namespace: str, name: str) -> str:
     if kind == "Pod":
         return named_path(namespace, name)
-    place = f"/apis/apps/v1/namespaces/{quote(namespace, safe='')}/{KINDS[kind]}"
-    return f"{place}/{quote(name, safe='')}"
+    place = f"/apis/apps/v1/namespaces/{segment(namespace)}/{KINDS[kind]}"
+    return f"{place}/{segment(name)}"
