@@ -75,6 +75,14 @@ def test_a_best_effort_container_at_a_closed_gate_has_its_own_share_and_little_m
 
 
 @pytest.mark.timed
+@pytest.mark.parametrize(("kind", "us"), [("threads", 200), ("sync", 50)])
+def test_what_is_measured_at_a_closed_gate_is_what_the_card_did(kind: str, us: int) -> None:
+    """Streams that wait for each other, and a thread that is stopped between two calls, make no work cheaper."""
+    with world() as made, closed(made):
+        assert 22 <= share(made, job(made), kind, us) <= 38
+
+
+@pytest.mark.timed
 @pytest.mark.parametrize("kind", ["stream", "sync", "threads", "graph"])
 def test_at_an_open_gate_it_may_have_what_it_is_granted(kind: str) -> None:
     with world() as made:

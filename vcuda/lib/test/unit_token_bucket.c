@@ -417,6 +417,13 @@ static void costs_follow_what_is_measured(void) {
     CHECK(cost_lately_ns(cost) == 5 * MS, "then by how long ago the last one was");
     cost_remember(cost, MS, SECOND + 2 * (uint64_t)COST_LATELY_NS);
     CHECK(cost_lately_ns(cost) == MS, "what is long ago is forgotten");
+    cost_was(cost, MS / 8);
+    for (int i = 0; i < COST_RUNS_LESS - 1; i++)
+        cost_was(cost, i ? 2 * MS : MS / 2);
+    CHECK(cost_lately_ns(cost) == MS, "less now and then changes nothing: %" PRIu64, cost_lately_ns(cost));
+    for (int i = 0; i < COST_RUNS_LESS; i++)
+        cost_was(cost, i == 1 ? MS / 2 : MS / 4);
+    CHECK(cost_lately_ns(cost) == MS / 2, "in a row the most of it counts: %" PRIu64, cost_lately_ns(cost));
     cost_corrected(cost, 8 * MS, 8 * MS, 4 * MS);
     CHECK(cost_ns(cost) > 4 * MS && cost_ns(cost) < 6 * MS, "several at once: %" PRIu64, cost_ns(cost));
     cost_measured(cost, 0, 0);

@@ -9,6 +9,8 @@ _Alignas(64) struct cost cost_table[COST_ENTRIES];
 static struct {
     uint64_t key, at;
     double ns;
+    double less; /* the most of the last `runs_less` runs, which all took less than `ns` */
+    uint32_t runs_less;
 } lately[COST_ENTRIES];
 
 /* Threads that race for an entry may both reset it; that costs a measurement. */
@@ -70,12 +72,25 @@ void cost_remember(struct cost *cost, uint64_t ns, uint64_t now) {
     lately[at].key = key;
     lately[at].at = now;
     lately[at].ns += weight * ((double)ns - lately[at].ns);
+    if (weight == 1)
+        lately[at].runs_less = 0;
 }
 
-void cost_was_less(struct cost *cost, uint64_t ns) {
+/* One alone may be a thread's that was stopped between two calls: it would stand for a minute. */
+void cost_was(struct cost *cost, uint64_t ns) {
     const size_t at = (size_t)(cost - cost_table);
-    if (lately[at].key == __atomic_load_n(&cost->key, __ATOMIC_ACQUIRE) && (double)ns < lately[at].ns)
-        lately[at].ns += ((double)ns - lately[at].ns) / 2;
+    if (lately[at].key != __atomic_load_n(&cost->key, __ATOMIC_ACQUIRE))
+        return;
+    if ((double)ns >= lately[at].ns) {
+        lately[at].runs_less = 0;
+        return;
+    }
+    if (!lately[at].runs_less++ || (double)ns > lately[at].less)
+        lately[at].less = (double)ns;
+    if (lately[at].runs_less < COST_RUNS_LESS)
+        return;
+    lately[at].ns = lately[at].less;
+    lately[at].runs_less = 0;
 }
 
 static uint64_t scaled(uint64_t ns, uint64_t used, uint64_t expected) {

@@ -52,8 +52,10 @@ void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns);
 uint64_t cost_lately_ns(const struct cost *cost);
 void cost_remember(struct cost *cost, uint64_t ns, uint64_t now);
 
-/* Where others' work may come between: what it cost with less of that is nearer to the truth. */
-void cost_was_less(struct cost *cost, uint64_t ns);
+/* It took so long where others' work may have come between. What several runs in a row took less than what is known is
+ * nearer to the truth: the most of them is known from then on. */
+#define COST_RUNS_LESS 4
+void cost_was(struct cost *cost, uint64_t ns);
 
 /* Several runs of several kinds took `used` together and added `charged`, where `expected` had been expected. */
 void cost_corrected(struct cost *cost, uint64_t used, uint64_t charged, uint64_t expected);

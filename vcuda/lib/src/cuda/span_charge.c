@@ -114,19 +114,22 @@ uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *v
     measured = measured && read_events(span, divided, &ran);
     if (!measured)
         ran = gpu_time_expected(&span->facts, meter->settled_to, divided, &context_meter->clock);
-    uint64_t took = (uint64_t)(ran.to - ran.from), known = measured ? known_ns(span) : 0;
+    uint64_t took = (uint64_t)(ran.to - ran.from), known = measured ? known_ns(span) : 0, most = UINT64_MAX;
     bool crossed = is_crossed(span, view, now);
     if (crossed && measured && span->kinds == 1)
-        cost_was_less(span->kind[0].cost, took / span->launches);
-    if (known && crossed)
-        divided =
-            bucket_stretch(took, known + known / (alone ? CROSSED_ALONE_MORE_IN : CROSSED_MORE_IN), CROSSED_MOST_Q8);
-    else if (known && !alone)
+        cost_was(span->kind[0].cost, took / span->launches);
+    if (known && crossed) {
+        most = known + known / (alone ? CROSSED_ALONE_MORE_IN : CROSSED_MORE_IN);
+        divided = bucket_stretch(took, most, CROSSED_MOST_Q8);
+    } else if (known && !alone)
         divided = sharers_during(view, context_meter->card, now, took, known);
     if (measured && !bucket_is_silent(view, now))
         remember(span, bucket_used(took, divided, 256), now);
     int64_t fresh = busy_intervals_add(&context_meter->busy, ran.from, ran.to);
-    uint64_t used = bucket_used((uint64_t)fresh, divided, gain);
+    /* What is known it is charged for as known. It is not divided by how long it took: that may be the container's own
+     * other streams', which are charged for that. */
+    uint64_t used = most == UINT64_MAX ? bucket_used((uint64_t)fresh, divided, gain)
+                                       : bucket_used((uint64_t)fresh < most ? (uint64_t)fresh : most, 256, gain);
     tell_host(context_meter, ran.to, fresh);
     if (ran.to > meter->settled_to)
         meter->settled_to = ran.to;
