@@ -411,8 +411,11 @@ static void costs_follow_what_is_measured(void) {
     CHECK(cost_ns(cost) < 4 * MS + 1000, "and later ones move it: %" PRIu64, cost_ns(cost));
     CHECK(cost_find(cost_key(&failures, 100)) == cost && cost_find(cost_key(&failures, 128)) != cost, "powers of two");
     CHECK(cost_lately_ns(cost) == 0, "nothing was remembered");
-    cost_remember(cost, 2 * MS, SECOND);
-    CHECK(cost_lately_ns(cost) == 2 * MS, "the first counts whole");
+    cost_remember(cost, MS / 8, SECOND);
+    CHECK(cost_lately_ns(cost) == MS / 8, "the first counts whole");
+    for (int i = 0; i < COST_RUNS_LESS - 1; i++)
+        cost_remember(cost, i == 1 ? 2 * MS : MS, SECOND);
+    CHECK(cost_lately_ns(cost) == 2 * MS, "and of the first few the most");
     cost_remember(cost, 8 * MS, SECOND + COST_LATELY_NS / 2);
     CHECK(cost_lately_ns(cost) == 5 * MS, "then by how long ago the last one was");
     cost_remember(cost, MS, SECOND + 2 * (uint64_t)COST_LATELY_NS);

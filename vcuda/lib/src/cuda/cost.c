@@ -10,7 +10,7 @@ static struct {
     uint64_t key, at;
     double ns;
     double less; /* the most of the last `runs_less` runs, which all took less than `ns` */
-    uint32_t runs_less;
+    uint32_t runs_less, told;
 } lately[COST_ENTRIES];
 
 /* Threads that race for an entry may both reset it; that costs a measurement. */
@@ -64,6 +64,11 @@ uint64_t cost_lately_ns(const struct cost *cost) {
     return lately[at].key == __atomic_load_n(&cost->key, __ATOMIC_ACQUIRE) ? (uint64_t)lately[at].ns : 0;
 }
 
+static void know(size_t at, double ns) {
+    lately[at].ns = ns;
+    lately[at].runs_less = 0;
+}
+
 void cost_remember(struct cost *cost, uint64_t ns, uint64_t now) {
     const size_t at = (size_t)(cost - cost_table);
     uint64_t key = __atomic_load_n(&cost->key, __ATOMIC_ACQUIRE);
@@ -71,12 +76,16 @@ void cost_remember(struct cost *cost, uint64_t ns, uint64_t now) {
     double weight = lately[at].key != key || age > COST_LATELY_NS ? 1 : (double)age / COST_LATELY_NS;
     lately[at].key = key;
     lately[at].at = now;
-    lately[at].ns += weight * ((double)ns - lately[at].ns);
     if (weight == 1)
-        lately[at].runs_less = 0;
+        lately[at].told = 0;
+    if (!lately[at].told || (lately[at].told < COST_RUNS_LESS && (double)ns > lately[at].ns))
+        know(at, (double)ns);
+    else
+        lately[at].ns += weight * ((double)ns - lately[at].ns);
+    lately[at].told += lately[at].told < COST_RUNS_LESS;
 }
 
-/* One alone may be a thread's that was stopped between two calls: it would stand for a minute. */
+/* One alone may be of a thread that was stopped between two calls, and would stand for a minute. */
 void cost_was(struct cost *cost, uint64_t ns) {
     const size_t at = (size_t)(cost - cost_table);
     if (lately[at].key != __atomic_load_n(&cost->key, __ATOMIC_ACQUIRE))
@@ -87,10 +96,8 @@ void cost_was(struct cost *cost, uint64_t ns) {
     }
     if (!lately[at].runs_less++ || (double)ns > lately[at].less)
         lately[at].less = (double)ns;
-    if (lately[at].runs_less < COST_RUNS_LESS)
-        return;
-    lately[at].ns = lately[at].less;
-    lately[at].runs_less = 0;
+    if (lately[at].runs_less == COST_RUNS_LESS)
+        know(at, lately[at].less);
 }
 
 static uint64_t scaled(uint64_t ns, uint64_t used, uint64_t expected) {

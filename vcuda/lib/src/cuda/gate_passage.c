@@ -158,12 +158,14 @@ static bool has_turn(const struct gate_look *look) {
     return turn_take(turn, path, look->now);
 }
 
-void gate_tend(void) {
+bool gate_tend(void) {
+    bool goes_on = false;
     uint32_t cards = __atomic_load_n(&with_turns, __ATOMIC_RELAXED);
     uint64_t now = cards ? vcuda_now_ns() : 0;
     struct vcuda_slot *slot = vcuda_slot();
     for (int card = 0; cards >> card; card++) {
         struct card_gate *here = &gates[card];
+        goes_on |= turn_tend(&here->turn, now);
         if (!turn_is_held(&here->turn) || __atomic_load_n(&here->turn.asking, __ATOMIC_RELAXED))
             continue;
         bool idle = !(slot && __atomic_load_n(&slot->inflight[card], __ATOMIC_RELAXED)) &&
@@ -171,6 +173,7 @@ void gate_tend(void) {
         if (idle || (ahead_of(card) <= GATE_AHEAD_NS && turn_is_over(&here->turn, 0, now)))
             give_turn(card, gate_mapped(card));
     }
+    return goes_on;
 }
 
 void gate_turn_stood_still(int card, uint64_t since, uint64_t until) {
@@ -196,8 +199,13 @@ void gate_launch_goes(const struct gate_look *look) {
     struct card_gate *here = &gates[look->card];
     turn_use(&here->turn, look->now);
     __atomic_store_n(&here->wanted_at, look->now, __ATOMIC_RELAXED);
-    if (__atomic_fetch_sub(&here->turn.asking, 1, __ATOMIC_ACQ_REL) == 1 && !turn_is_held(&here->turn))
-        turn_give(&here->turn); /* it went ahead without: it waits no more */
+    bool waits_on = __atomic_fetch_sub(&here->turn.asking, 1, __ATOMIC_ACQ_REL) > 1;
+    if (!turn_is_held(&here->turn))
+        turn_went_ahead(&here->turn, waits_on, look->now);
+}
+
+bool gate_others_ran(int card, uint64_t since) {
+    return turn_others_ran(&gates[card].turn, since);
 }
 
 /* ---- what is in flight

@@ -52,11 +52,14 @@ void gate_launch_goes(const struct gate_look *look);
 void gate_wanted(const struct stream_meter *meter);
 
 /* Give turns back that the process does not use any more, or has had. The helper thread calls this between two looks.
- */
-void gate_tend(void);
+ * True: it has to again, soon. */
+bool gate_tend(void);
 
 /* The gate was closed then: it was no time of this process's turn. */
 void gate_turn_stood_still(int card, uint64_t since, uint64_t until);
+
+/* May what this process launched at `since` have waited for another best-effort container's work? */
+bool gate_others_ran(int card, uint64_t since);
 
 /* So much of what was launched waits at the gate by itself (gate_deferred.h): it is not in flight. */
 void gate_defers(int card, uint64_t ns);

@@ -47,13 +47,13 @@ static void *help(void *unused) {
     vcuda_depth = 1; /* whatever the driver calls from here on, it does not mean us */
     for (;;) {
         uint64_t next = settle_pass(), now = vcuda_now_ns();
-        gate_tend();
+        bool tends = gate_tend();
         gate_deferred_tend();
         if (next)
             last_seen_busy = now;
         if (next)
             nap(next);
-        else if (now - last_seen_busy < AWAKE_NS)
+        else if (tends || now - last_seen_busy < AWAKE_NS)
             nap(LOOK_MOST_NS);
         else
             sleep_until_woken();

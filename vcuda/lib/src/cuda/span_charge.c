@@ -1,5 +1,6 @@
 #include "cuda/span_charge.h"
 #include "attachment.h"
+#include "cuda/gate_passage.h"
 #include "cuda/gate_view.h"
 #include "cuda/gpu_time.h"
 #include "cuda/held_idle.h"
@@ -8,6 +9,7 @@
 #include "interposer.h"
 #include "token_bucket.h"
 
+#define STOPPED_NS 3000u             /* by so much a span may seem shorter than it was, for a thread's short stops */
 #define REFERENCE_MOST_NS 4000000000 /* a float of milliseconds is then exact to half a microsecond */
 
 static int64_t time_of(struct context_meter *context_meter, CUevent event, bool *failed) {
@@ -83,10 +85,11 @@ static void remember(struct timing_span *span, uint64_t own, uint64_t now) {
                 (uint64_t)((double)cost_ns(span->kind[i].cost) * (double)own / (double)span->facts.expected_ns), now);
 }
 
-/* Did work of the other class come between this span's? Protected work meets what of best-effort work is in flight as
- * it begins, and best-effort work runs out while the gate is closed: neither is the card's time in turns, and known
- * work is charged as known; where it truly takes longer than it did, an eighth more at a time. Of best-effort work much
- * is not crossed and tells the truth at once: there a thirty-second, so that little is charged that others had. */
+/* Did others' work come between this span's? Protected work meets what of best-effort work is in flight as it begins,
+ * best-effort work runs out while the gate is closed, and of best-effort containers one may pass another that has the
+ * turn: none of it is the card's time in turns, and known work is charged as known. Where it truly takes longer than it
+ * did, that becomes known by an eighth at a time. Of best-effort work much is not crossed and tells the truth at once:
+ * there by a thirty-second. */
 #define CROSSED_MORE_IN 8
 #define CROSSED_ALONE_MORE_IN 32
 #define CROSSED_MOST_Q8 (1024 * 256)
@@ -95,7 +98,8 @@ static bool is_crossed(const struct timing_span *span, const struct vcuda_limits
     int card = span->context_meter->card;
     if (__builtin_expect(!view->card[card].granted_q8, 1) || !bucket_is_granted(view, card, now))
         return false;
-    return view->card[card].mode & VCUDA_MODE_PROTECTED || gate_was_moved(card, span->facts.launched_at);
+    uint64_t since = span->facts.launched_at;
+    return view->card[card].mode & VCUDA_MODE_PROTECTED || gate_was_moved(card, since) || gate_others_ran(card, since);
 }
 
 /* Best-effort containers that are gated take turns: while one runs no other does, whatever the host sees them wait
@@ -114,23 +118,22 @@ uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *v
     measured = measured && read_events(span, divided, &ran);
     if (!measured)
         ran = gpu_time_expected(&span->facts, meter->settled_to, divided, &context_meter->clock);
-    uint64_t took = (uint64_t)(ran.to - ran.from), known = measured ? known_ns(span) : 0, most = UINT64_MAX;
-    bool crossed = is_crossed(span, view, now);
-    if (crossed && measured && span->kinds == 1)
-        cost_was(span->kind[0].cost, took / span->launches);
-    if (known && crossed) {
-        most = known + known / (alone ? CROSSED_ALONE_MORE_IN : CROSSED_MORE_IN);
-        divided = bucket_stretch(took, most, CROSSED_MOST_Q8);
-    } else if (known && !alone)
+    uint64_t took = (uint64_t)(ran.to - ran.from), known = measured ? known_ns(span) : 0;
+    uint64_t fresh = (uint64_t)busy_intervals_add(&context_meter->busy, ran.from, ran.to);
+    bool crossed = is_crossed(span, view, now), by_itself = fresh >= took;
+    if (crossed && measured && by_itself && span->kinds == 1)
+        cost_was(span->kind[0].cost, (took + STOPPED_NS) / span->launches);
+    if (known && crossed)
+        divided =
+            bucket_stretch(took, known + known / (alone ? CROSSED_ALONE_MORE_IN : CROSSED_MORE_IN), CROSSED_MOST_Q8);
+    else if (known && !alone)
         divided = sharers_during(view, context_meter->card, now, took, known);
-    if (measured && !bucket_is_silent(view, now))
+    if (measured && !bucket_is_silent(view, now) && (by_itself || !known || !crossed))
         remember(span, bucket_used(took, divided, 256), now);
-    int64_t fresh = busy_intervals_add(&context_meter->busy, ran.from, ran.to);
-    /* What is known it is charged for as known. It is not divided by how long it took: that may be the container's own
-     * other streams', which are charged for that. */
-    uint64_t used = most == UINT64_MAX ? bucket_used((uint64_t)fresh, divided, gain)
-                                       : bucket_used((uint64_t)fresh < most ? (uint64_t)fresh : most, 256, gain);
-    tell_host(context_meter, ran.to, fresh);
+    /* It is not divided by how long it took: that may be the container's own other streams', charged for that. */
+    uint64_t used =
+        known && crossed ? bucket_used(fresh < known ? fresh : known, 256, gain) : bucket_used(fresh, divided, gain);
+    tell_host(context_meter, ran.to, (int64_t)fresh);
     if (ran.to > meter->settled_to)
         meter->settled_to = ran.to;
     if (measured) {

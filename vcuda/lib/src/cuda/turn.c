@@ -7,15 +7,21 @@
 
 #include "lock.h"
 
+#define AHEAD_AT (UINT64_C(1) << 62) /* behind any time: the byte of those who went ahead without the turn */
+
 static bool place(const struct turn *turn, short type, uint64_t at) {
     struct flock range = {.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)at, .l_len = 1};
     return fcntl(turn->fd, F_OFD_SETLK, &range) == 0;
 }
 
-/* Does another process wait, since before `until`? 0: at all. */
-static bool others_wait(const struct turn *turn, uint64_t until) {
-    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = (off_t)until};
+static bool others_hold(const struct turn *turn, uint64_t from, uint64_t length) {
+    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)from, .l_len = (off_t)length};
     return fcntl(turn->fd, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
+}
+
+/* Does another process wait, since before `until`? */
+static bool others_wait(const struct turn *turn, uint64_t until) {
+    return others_hold(turn, 0, until);
 }
 
 static void close_own(struct turn *turn) {
@@ -23,6 +29,7 @@ static void close_own(struct turn *turn) {
         descriptor_close(turn->fd, &turn->file);
     turn->is_open = false;
     turn->since = 0;
+    __atomic_store_n(&turn->ahead_at, 0, __ATOMIC_RELAXED);
 }
 
 /* The program may have closed our descriptor: the lock went with it. */
@@ -49,6 +56,7 @@ static bool take(struct turn *turn, const char *path, uint64_t now) {
         return false;
     place(turn, F_UNLCK, turn->since);
     turn->since = 0;
+    __atomic_store_n(&turn->taken_at, now, __ATOMIC_RELAXED);
     __atomic_store_n(&turn->from, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&turn->is_held, true, __ATOMIC_RELEASE);
     return true;
@@ -68,7 +76,7 @@ bool turn_is_over(struct turn *turn, uint64_t next_ns, uint64_t now) {
     uint64_t from = __atomic_load_n(&turn->from, __ATOMIC_RELAXED);
     if (!from || now + next_ns / 2 < from + TURN_NS || !spin_try(&turn->busy))
         return false;
-    bool over = turn_is_held(turn) && (!descriptor_is(turn->fd, &turn->file) || others_wait(turn, 0));
+    bool over = turn_is_held(turn) && (!descriptor_is(turn->fd, &turn->file) || others_wait(turn, AHEAD_AT));
     if (!over)
         __atomic_store_n(&turn->from, now, __ATOMIC_RELAXED);
     spin_unlock(&turn->busy);
@@ -95,6 +103,44 @@ bool turn_give(struct turn *turn) {
     close_own(turn);
     spin_unlock(&turn->busy);
     return gave;
+}
+
+void turn_went_ahead(struct turn *turn, bool waits_on, uint64_t now) {
+    if (!spin_try(&turn->busy))
+        return;
+    if (turn->is_open && !turn_is_held(turn) && descriptor_is(turn->fd, &turn->file)) {
+        if (!waits_on && turn->since) {
+            place(turn, F_UNLCK, turn->since);
+            turn->since = 0;
+        }
+        if (turn->ahead_at || place(turn, F_RDLCK, AHEAD_AT))
+            __atomic_store_n(&turn->ahead_at, now, __ATOMIC_RELAXED);
+    }
+    spin_unlock(&turn->busy);
+}
+
+bool turn_tend(struct turn *turn, uint64_t now) {
+    uint64_t ahead = __atomic_load_n(&turn->ahead_at, __ATOMIC_RELAXED);
+    if (!ahead || now < ahead + TURN_AHEAD_NS || !spin_try(&turn->busy))
+        return ahead != 0;
+    if (turn->is_open && descriptor_is(turn->fd, &turn->file))
+        place(turn, F_UNLCK, AHEAD_AT);
+    __atomic_store_n(&turn->ahead_at, 0, __ATOMIC_RELAXED);
+    if (!turn_is_held(turn) && !turn->since)
+        close_own(turn);
+    spin_unlock(&turn->busy);
+    return false;
+}
+
+bool turn_others_ran(struct turn *turn, uint64_t since) {
+    uint64_t ahead = __atomic_load_n(&turn->ahead_at, __ATOMIC_RELAXED);
+    if (ahead >= since || __atomic_load_n(&turn->taken_at, __ATOMIC_RELAXED) + TURN_LEFT_NS > since)
+        return true;
+    if (!spin_try(&turn->busy))
+        return true;
+    bool ran = turn->is_open && descriptor_is(turn->fd, &turn->file) && others_hold(turn, AHEAD_AT, 1);
+    spin_unlock(&turn->busy);
+    return ran;
 }
 
 void turn_forget(struct turn *turn) {

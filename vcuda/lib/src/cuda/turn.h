@@ -5,7 +5,8 @@
  * waits for it holds a read lock on the byte that is the time since when. So nobody writes what another one reads, the
  * turn of a process that is killed is free at once, and who has waited longest is next.
  * A container that keeps the turn takes no more by it than the card's idle time: the others pass without once they
- * would fall behind their own shares.
+ * would fall behind their own shares. Who does so holds a read lock on one byte for a while, so that whoever has the
+ * turn knows that its own work may have waited for another's.
  */
 #ifndef VCUDA_TURN_H
 #define VCUDA_TURN_H
@@ -15,7 +16,9 @@
 
 #include "descriptor.h"
 
-#define TURN_NS UINT64_C(10000000) /* a turn is over after so long, where others wait for one */
+#define TURN_NS UINT64_C(10000000)       /* a turn is over after so long, where others wait for one */
+#define TURN_LEFT_NS UINT64_C(1000000)   /* of the one before something may be in flight for so long, as a rule */
+#define TURN_AHEAD_NS UINT64_C(20000000) /* who has gone ahead without says so for so long */
 
 /* A card as this process knows it. */
 struct turn {
@@ -25,6 +28,8 @@ struct turn {
     bool is_open; /* `fd` is this process's, of `file` */
     int fd;
     uint64_t since;       /* when it began to wait; 0: it does not */
+    uint64_t taken_at;    /* when it got its turn */
+    uint64_t ahead_at;    /* when it last went ahead without; 0: long ago */
     uint64_t from;        /* when its turn began, with the first launch; 0: not yet */
     uint64_t stood_until; /* what its time has been extended by lies before this */
     uint32_t asking;      /* threads that wait */
@@ -53,6 +58,15 @@ bool turn_is_over(struct turn *turn, uint64_t next_ns, uint64_t now);
 
 /* Give the turn, or the place among those who wait, back. True: others may be waiting for it. */
 bool turn_give(struct turn *turn);
+
+/* The process went ahead without the turn, now. `waits_on`: others of its threads wait for it still. */
+void turn_went_ahead(struct turn *turn, bool waits_on, uint64_t now);
+
+/* What was said of going ahead is taken back in time. True: not yet. */
+bool turn_tend(struct turn *turn, uint64_t now);
+
+/* May what this process launched at `since` have waited for work of another one? */
+bool turn_others_ran(struct turn *turn, uint64_t since);
 
 /* In the child of a fork: the turn is the parent's. */
 void turn_forget(struct turn *turn);
