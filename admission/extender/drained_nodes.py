@@ -29,6 +29,9 @@ from gpu_manager.domain.whatif.scheduling_constraints import PodConstraints
 NodeContent = tuple[int, int | None]
 """State and free host CPU: nodes that are equal in both are kept together."""
 
+_Able = tuple[int, int, str, NodeContent]
+"""A node that is large enough: cores and pods that must end there first, its name and content."""
+
 _LOOKED: Final = 16  # pods that wait, at each question
 _MOST_NEAREST: Final = 64  # requests for which a node may be closed, of which the nodes are kept in order
 _MOST_KNOWN: Final = 4096  # pods; the oldest go
@@ -93,29 +96,38 @@ class _Nearest:
         self.asked = asked
         self._rooms = rooms
         self._turn = 0
-        self._able: dict[str, tuple[int, int, str, NodeContent]] = {}  # cores and pods that must end, name
+        self._able: dict[str, _Able] = {}
+        self._least: list[_Able] | None = []  # as many as can be kept; None: to be found again
 
     def of(self, cluster: ClusterState) -> list[NodeContent]:
         """Return as many as can be kept, those with the least to end first."""
-        self._look(cluster)
-        return [content for *_, content in nsmallest(MOST, self._able.values())]
+        return [content for *_, content in self._look(cluster)]
 
     def first(self, cluster: ClusterState) -> tuple[str, int] | None:
         """The node with the least to end, and how many cores; None if none is large enough."""
-        self._look(cluster)
-        left, _, name, _ = min(self._able.values(), default=(0, 0, "", None))
-        return (name, left) if name else None
+        least = self._look(cluster)
+        return (least[0][2], least[0][0]) if least else None
 
-    def _look(self, cluster: ClusterState) -> None:
-        snapshot, changed = cluster.news(self._turn)
+    def _look(self, cluster: ClusterState) -> list[_Able]:
+        before = self._turn
+        snapshot, changed = cluster.news(before)
         self._turn = snapshot.turn
         for view in changed:
             self._put(view)
-        for name in self._able.keys() - snapshot.nodes.keys():
-            del self._able[name]
+        if snapshot.names_turn > before:
+            for name in self._able.keys() - snapshot.nodes.keys():
+                self._drop(name)
+        if self._least is None:
+            self._least = nsmallest(MOST, self._able.values())
+        return self._least
+
+    def _drop(self, name: str) -> None:
+        known = self._able.pop(name, None)
+        if self._least is not None and known in self._least:
+            self._least = None
 
     def _put(self, view: NodeView) -> None:
-        self._able.pop(view.name, None)
+        self._drop(view.name)
         asked = self.asked
         if view.problem or view.constraints.bars(asked.constraints):
             return
@@ -124,8 +136,11 @@ class _Nearest:
         cpu = None if view.cpu is None else view.cpu + sum(pod.cpu for pod in view.bound.values())
         rooms = tuple(room for room in self._rooms.of(view) if room.model not in asked.closed)
         left = left_to_end(asked.shape, rooms, cpu)
-        if left is not None:
-            self._able[view.name] = left, len(view.bound), view.name, (view.state, view.cpu)
+        if left is None:
+            return
+        able = self._able[view.name] = left, len(view.bound), view.name, (view.state, view.cpu)
+        if self._least is not None and (len(self._least) < MOST or able < self._least[-1]):
+            self._least = None
 
 
 class DrainedNodes:

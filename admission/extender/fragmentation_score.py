@@ -172,12 +172,12 @@ class LeastFragmentation:
         bounds = self._bounds(epoch.scorer.stock)
         with self._lock:
             kept = self._drained.kept(self._cluster, bounds)
-        if kept:
-            most = max(c.request.cards for c in request.containers)
-            costs = [
-                cost and with_kept(cost, most, kept.get((view.state, view.cpu), 0))
-                for cost, (view, _) in zip(costs, candidates, strict=True)
-            ]
+        most = max(c.request.cards for c in request.containers)
+        if most < max(kept.values(), default=0):
+            states = {state for state, _ in kept}  # few of the candidates are looked at closely
+            for at, (view, _) in enumerate(candidates):
+                if view.state in states and (cost := costs[at]):
+                    costs[at] = with_kept(cost, most, kept.get((view.state, view.cpu), 0))
         if neighbours:
             costs = [cost and with_neighbours(cost, n) for cost, n in zip(costs, neighbours, strict=True)]
         if request.placement is PlacementPolicy.TOPOLOGY:

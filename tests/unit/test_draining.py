@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from admission.cluster.pod_view import read_pod_view
 from admission.cluster.snapshot import PODS
 from admission.cluster.trim import slim_pod
-from admission.extender.drained_nodes import QuotaBounds
+from admission.extender.drained_nodes import QuotaBounds, _Asked, _Nearest
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.fragmentation_score import stock_of as stock_of_views
+from admission.extender.node_rooms import NodeRooms
 from admission.extender.verbs import Extender
 from bench.placement.ours import Ours
 from bench.placement.replay import World as Replay
@@ -19,6 +20,7 @@ from bench.placement.replay import stock_of
 from bench.placement.trace import Node, Pod
 from gpu_manager.domain.score.draining import KEPT, MOST, drained, left_to_end, with_kept
 from gpu_manager.domain.score.request_mix import FreeShape, RequestShape
+from gpu_manager.domain.whatif.scheduling_constraints import PodConstraints
 from tests.fakes.extender import World, node, pod
 
 FOUR = RequestShape(400, 0, 32_000)
@@ -147,6 +149,33 @@ def test_a_node_is_kept_again_once_the_quota_has_room_for_who_waits():
     assert kept(world) == {}
     world.cluster.apply(PODS, "DELETED", holds)
     assert kept(world)
+
+
+events = st.lists(
+    st.tuples(st.sampled_from("abcd"), st.sampled_from([0, 0, 4, 4, 8]), st.integers(0, 3)), max_size=12
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(events)
+def test_the_nearest_nodes_are_those_that_a_look_at_all_of_them_would_find_whatever_changes(changes):
+    world, there = World([node("a", cards=4)]), {"a"}
+    asked = _Asked(RequestShape(400), PodConstraints())
+    nearest = _Nearest(asked, NodeRooms())
+    nearest.of(world.cluster)
+    for number, (name, size, pods) in enumerate(changes):
+        if size:
+            there.add(name)
+            world.cluster.apply("nodes", "MODIFIED", node(name, cards=size))
+            for at in range(pods):
+                world.cluster.apply(PODS, "ADDED", pod(f"{number}-{at}", 90, 1, on=name))
+        elif name in there:
+            there.remove(name)
+            world.cluster.apply("nodes", "DELETED", node(name))
+        if number % 2 or pods:  # some changes are seen together
+            anew = _Nearest(asked, NodeRooms())
+            assert nearest.of(world.cluster) == anew.of(world.cluster)
+            assert nearest.first(world.cluster) == anew.first(world.cluster)
 
 
 def for_nobody(count, alike):
