@@ -22,10 +22,12 @@ from gpu_manager.domain.cluster.quota import NamespaceQuota
 from gpu_manager.domain.contract import GPU_MODEL, GPU_UUID, PRIORITY
 from gpu_manager.domain.errors import printable, quoted
 from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_placement
+from gpu_manager.domain.placement.numa import most_together
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.request import PodRequest, Request
+from gpu_manager.domain.topology import NumaPolicy
 
 _ALLOW_MORE: Final = Fraction(
     1, 4
@@ -143,12 +145,16 @@ def _by_others(case: WaitingPod, question: FeasibilityCheck, found: Found) -> Re
 
 def _fewer_cards(case: WaitingPod, found: Found) -> Remedy | None:
     """For a pod of more cards than any node has."""
-    most = max((sum(state.open for state in view.node.cards) for view, _ in found), default=0)
+    nodes = [view.node for view, _ in found]
+    most = max((most_together(node.topology, node.cards) for node in nodes), default=0)
+    apart = any(sum(state.open for state in node.cards) > most for node in nodes)
+    policy = f"gives one container more (the kubelet's policy {NumaPolicy.SINGLE.value})"
+    more = policy if apart else "has more"
     for one in case.request.containers:
         if 0 < most < one.request.cards:
             less = Request(most * CORES_PER_CARD, 0)
             change = f"ask {less} instead of {one.request} for {quoted(one.name)}"
-            text = f"{change}, as no node that it may go to has more, and wait for them"
+            text = f"{change}, as no node that it may go to {more}, and wait for them"
             return Remedy(1 - Fraction(most, one.request.cards), text[:LINE_LIMIT])
     return None
 

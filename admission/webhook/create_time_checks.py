@@ -18,11 +18,13 @@ from gpu_manager.domain.cluster.claims import read_claim
 from gpu_manager.domain.dra.pod_claims import double_uses, requests_of_containers, shared_uses
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak
+from gpu_manager.domain.placement.numa import most_together
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import Amount, format_bytes
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
+from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.domain.untrusted import mapping
 from gpu_manager.ports.clock import Clock
 
@@ -130,10 +132,14 @@ def _never(
     size, model = max(
         (s.card.capacity(v.node.unit).memory, s.card.model) for v in kinds for s in v.node.cards
     )
+    most = max(len(v.node.cards) for v in kinds)
+    together = max(most_together(v.node.topology, v.node.cards) for v in kinds)
+    single = f"one container gets {together} of them at most (the kubelet's policy {NumaPolicy.SINGLE.value})"
     models = sorted({printable(s.card.model) for v in kinds for s in v.node.cards})
     parts = [
         f"the largest card has {format_bytes(size)} ({printable(model)})",
-        f"a node has {max(len(v.node.cards) for v in kinds)} cards at most",
+        f"a node has {most} cards at most",
+        *([single] if all(v.node.topology.numa_policy is NumaPolicy.SINGLE for v in kinds) else []),
         *([f"models are {', '.join(models[:8])}"] if request.models else []),
     ]
     return (f"no node of this cluster can hold {describe(request)}, even if empty: {'; '.join(parts)}",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from admission.cluster.snapshot import BUDGETS, NODES, PODS, ClusterState
@@ -24,12 +25,13 @@ from gpu_manager.domain.contract import (
     QUOTA_MAP,
     Inventory,
     TerminatingShare,
+    decode_inventory,
     encode_inventory,
 )
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
-from gpu_manager.domain.topology import Link, Topology
+from gpu_manager.domain.topology import Link, NumaPolicy, Topology
 from tests.fakes.ports import FakeClock
 
 Obj = dict[str, Any]
@@ -97,6 +99,20 @@ def node(
         },
         "status": {"capacity": counts, "allocatable": counts},
     }
+
+
+def on_numa_nodes(obj: Obj, policy: NumaPolicy, *numbers: int) -> Obj:
+    """The node, its cards on these NUMA nodes, under the kubelet's policy."""
+    annotations = obj["metadata"]["annotations"]
+    found = decode_inventory(annotations[INVENTORY])
+    assert found is not None
+    cards = tuple(
+        replace(state, card=replace(state.card, numa=number))
+        for state, number in zip(found.cards, numbers, strict=True)
+    )
+    found = replace(found, cards=cards, topology=replace(found.topology, numa_policy=policy))
+    annotations[INVENTORY] = encode_inventory(found)
+    return obj
 
 
 def container(name: str, core: object = None, memory: object = None, **extra: Any) -> Obj:

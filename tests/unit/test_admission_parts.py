@@ -30,7 +30,8 @@ from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
 from gpu_manager.domain.rules.pod_request import judged_request
-from tests.fakes.extender import World, container, node, pod, uuid
+from gpu_manager.domain.topology import NumaPolicy
+from tests.fakes.extender import World, container, node, on_numa_nodes, pod, uuid
 from tests.fakes.ports import FakeClock
 
 # Who may ask.
@@ -123,6 +124,17 @@ def test_a_pod_that_no_card_can_ever_hold_is_warned_with_the_largest_there_is() 
     assert words(world, pod("a", 30, 80)) == ((), ())
     assert "a node has 4 cards at most" in words(world, pod("a", 500, None))[1][0]
     assert words(world, pod("a", 400, None)) == ((), ())
+
+
+def test_a_pod_of_more_cards_than_the_kubelet_lets_one_container_have_is_warned_with_how_many_that_is() -> (
+    None
+):
+    world = World([on_numa_nodes(node("n1", 4), NumaPolicy.SINGLE, 0, 0, 1, 1)])
+    (warned,) = words(world, pod("a", 300, None))[1]
+    assert warned.endswith(
+        "a node has 4 cards at most; one container gets 2 of them at most (the kubelet's policy single-numa-node)"
+    )
+    assert words(world, pod("a", 200, None)) == ((), ())
 
 
 def test_wishes_that_nothing_meets_are_warned_of() -> None:

@@ -12,7 +12,7 @@ from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import Inventory, decode_inventory, encode_inventory
 from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.placement.numa import MOST_NODES, admitted_set, aligned
+from gpu_manager.domain.placement.numa import MOST_NODES, admitted_set, aligned, most_together
 from gpu_manager.domain.placement.place import find, judge
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
@@ -102,6 +102,21 @@ def test_a_pod_that_the_kubelet_would_fail_is_refused_with_the_reason_and_what_w
     short = judge(pod(300), cards, under(NumaPolicy.RESTRICTED, two_sockets), ledger)
     assert isinstance(short, Refusal)
     assert "NUMA" not in short.line()
+
+
+def test_more_cards_than_a_numa_node_has_are_refused_with_the_most_that_one_container_may_have() -> None:
+    cards, two_sockets = cards_on(0, 0, 0, 1), tree(4, (2, "NV4"))
+    most = {policy: most_together(under(policy, two_sockets), cards) for policy in NumaPolicy}
+    assert most == {**dict.fromkeys(NumaPolicy, 4), NumaPolicy.SINGLE: 3}
+    closed = (replace(cards[0], cordoned=True), *cards[1:])
+    assert most_together(under(NumaPolicy.SINGLE, two_sockets), closed) == 2
+    assert most_together(under(NumaPolicy.SINGLE, two_sockets), cards_on(None, 0, 0, 1)) == 4
+    refusal = judge(pod(400), cards, under(NumaPolicy.SINGLE, two_sockets), books(cards))
+    assert isinstance(refusal, Refusal)
+    assert refusal.line().startswith(
+        'container "c0": 4 whole cards asked, 4 of 4 idle and open; the kubelet\'s NUMA policy single-numa-node'
+        " lets it have 3 here at most: "
+    )
 
 
 def test_each_container_is_aligned_by_itself_and_the_search_for_another_way_ends_without_one() -> None:

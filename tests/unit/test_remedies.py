@@ -12,7 +12,8 @@ from admission.extender.feasibility import Fit
 from gpu_manager.domain.contract import GPU_MODEL
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.rules.pod_request import judged_request
-from tests.fakes.extender import UNIT, World, node, pod
+from gpu_manager.domain.topology import NumaPolicy
+from tests.fakes.extender import UNIT, World, node, on_numa_nodes, pod
 
 
 def cure(world: World, obj: dict[str, Any]) -> Remedy | None:
@@ -38,6 +39,17 @@ def test_a_wish_for_a_model_weighs_as_a_quarter_of_the_amount(free: int, change:
     found = cure(world, pod("a", 30, 1, annotations={GPU_MODEL: "T4"}))
     assert found is not None
     assert found.text.startswith(change)
+
+
+def test_under_a_numa_policy_a_pod_of_more_cards_than_a_numa_node_has_is_told_how_many_it_may_have() -> None:
+    parts = [pod(f"x{at}", 60, 4, on="n1") for at in range(4)]
+    world = World([on_numa_nodes(node("n1", cards=4), NumaPolicy.SINGLE, 0, 0, 0, 1)], parts)
+    found = cure(world, pod("many", 400, None))
+    assert found is not None
+    assert found.text.startswith(
+        'ask 3 whole cards instead of 4 whole cards for "main", as no node that it may go to gives one container'
+        " more (the kubelet's policy single-numa-node), and wait for them"
+    )
 
 
 def test_what_is_given_up_of_memory_counts_like_cores() -> None:

@@ -114,14 +114,17 @@ def refuse(
     nearest: PodRequest | None = None,
     *,
     policy: str = "",
+    together: int = 0,
 ) -> Refusal:
     """Build a refusal. ``who`` names the container, or those that must share cards; ``policy`` the kubelet's
-    NUMA policy where it is strict.
+    NUMA policy where it is strict, which lets one container have ``together`` whole cards at most.
     """
     if whole:
         idle = sum(view.idle and not view.closed for view in views)
         headline = f"{who}: {whole} whole card{'s'[: whole - 1]} asked, {idle} of {len(views)} idle and open"
-        if policy and idle >= whole > 1:
+        if policy and together < whole:
+            headline += f"; the kubelet's NUMA policy {policy} lets it have {together} here at most"
+        elif policy and idle >= whole > 1:
             headline += f", but not on NUMA nodes that the kubelet's policy {policy} lets it have together"
     else:
         headline = f"{who}: no card has room for {ask}"

@@ -38,6 +38,13 @@ def admitted_set(
     )
 
 
+def most_together(topology: Topology, cards: Sequence[CardState]) -> int:
+    """Return how many whole cards one container could have at most, were all open ones idle."""
+    one = topology.numa_policy is NumaPolicy.SINGLE
+    groups = _groups(NumaPolicy.SINGLE, cards, 1) if one else [range(len(cards))]
+    return max((sum(cards[at].open for at in group) for group in groups), default=0)
+
+
 def aligned(
     topology: Topology,
     cards: Sequence[CardState],

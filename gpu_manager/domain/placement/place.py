@@ -22,13 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.errors import Bug, DoesNotFit, quoted
 from gpu_manager.domain.placement.explain import Refusal, advise, advise_none, nearest_request, refuse
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
-from gpu_manager.domain.placement.numa import admitted_set, aligned
+from gpu_manager.domain.placement.numa import admitted_set, aligned, most_together
 from gpu_manager.domain.placement.policies import POLICIES
 from gpu_manager.domain.placement.trial_placement import LeastNeed, TrialPlacement, Unit, units_of
 from gpu_manager.domain.pod import PodUid
@@ -300,11 +301,15 @@ def _refusal(
     nearest = _nearest(request, units, TrialPlacement(request, trial.cards, ledger), topology)
     found = None if nearest is None else find(nearest, trial.cards, topology, ledger)
     policy = topology.numa_policy.value if topology.numa_policy.strict else ""
+    together = most_together(topology, trial.cards)
+    refused = partial(
+        refuse, _who(failed), _ask(failed), failed.cards, views, policy=policy, together=together
+    )
     if nearest is None or found is None:
-        return refuse(_who(failed), _ask(failed), failed.cards, views, advise_none(views), policy=policy)
+        return refused(advise_none(views))
     less = {c.name: c.request for c in nearest.containers if c not in request.containers}
     advice = advise(less, found, trial.cards)
-    return refuse(_who(failed), _ask(failed), failed.cards, views, advice, nearest, policy=policy)
+    return refused(advice, nearest)
 
 
 def _nearest(
