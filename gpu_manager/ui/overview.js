@@ -93,7 +93,7 @@ class HeatRow extends Component {
 
   render({ node, by, first }) {
     const [text, measure] = MEASURES[by];
-    return html`<li><a class="name" href=${link(["node", node.node])}>${node.node}</a><span class="cells">${node.cards.map((card, at) => {
+    return html`<li><a class="name" href=${link(["node", node.node])} title=${node.node}>${node.node}</a><span class="cells">${node.cards.map((card, at) => {
       const value = measure(card);
       const state = figures(card).closed;
       const level = value === null ? "blank" : `l${Math.min(5, Math.ceil(value * 5 - 1e-9))}`;

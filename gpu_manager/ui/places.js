@@ -8,7 +8,7 @@ import { t } from "./words.js";
 
 export function Node({ model, args, source, params }) {
   const node = model.nodes.get(args[0]);
-  if (!node) return html`<${Missing} what=${t("Node {0}", args[0])} />`;
+  if (!node) return html`<${Missing} what=${t("Node {0}", args[0] || "")} />`;
   const sum = totals(node);
   return html`<h1 tabindex="-1">${t("Node {0}", node.node)}</h1>
     <${Pairs} rows=${[
@@ -92,7 +92,7 @@ function Bars({ card }) {
 
 export function Card({ model, args, source, params }) {
   const found = model.card(args[0]);
-  if (!found) return html`<${Missing} what=${t("Card {0}", args[0])} />`;
+  if (!found) return html`<${Missing} what=${t("Card {0}", args[0] || "")} />`;
   const { node, card } = found;
   const now = figures(card);
   return html`<h1 tabindex="-1">${t("Card {0}", card.index)} <small><a href=${link(["node", node.node])}>${node.node}</a></small></h1>
