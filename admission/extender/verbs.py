@@ -202,7 +202,7 @@ class Extender:
             taken = self._view(args, snapshot, best)
             if taken is not None:
                 self._expect(question, occupant, taken, chosen[int(verdicts.numbers[best])][1])
-        return Reply(priority_answer(args.names, given), after=self._cluster.snapshot)
+        return Reply(priority_answer(args.names, given), after=self._cluster.build)
 
     def bind(self, body: bytes) -> Reply:
         """ExtenderBindingArgs → ExtenderBindingResult."""
