@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpu_manager.cli.ask import status
 from gpu_manager.cli.files import load_objects
 from gpu_manager.domain.contract import CORE, DRA_DRIVER, FRONT_LABEL, MEMORY
 from gpu_manager.domain.dra.front import Front
@@ -125,6 +126,21 @@ def test_a_pod_with_a_template_runs_within_its_share_and_its_claim_goes_with_it(
         until(lambda: 0.2 < used(sandbox) < 0.4)
     sandbox.api.delete("pods", "train", grace=0)
     until(lambda: not sandbox.api.list("resourceclaims"))
+
+
+def test_status_says_which_cards_are_given_by_claims_and_what_is_free_of_them(
+    sandbox: Sandbox, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claim = request_of(**PART)
+    commands.apply(sandbox.api, [claim, pod("a", claim)])
+    runs(sandbox, "a")
+    assert status(sandbox.metrics_url.removesuffix("/metric")) == 0
+    shown = capsys.readouterr().out.splitlines()
+    by_claims = [line for line in shown if "given by ResourceClaims" in line]
+    assert len(by_claims) == sum(bool(card.get("held")) for card in sandbox.graph()["cards"])
+    ours = by_claims or shown  # a node of claims alone has no other cards to tell them from
+    assert [line for line in ours if "70 cores, 10.5 GiB" in line], shown
+    assert [line for line in ours if "100 cores, 14.5 GiB" in line], shown
 
 
 def test_a_pod_whose_claim_is_refused_has_the_reason_as_an_event(sandbox: Sandbox) -> None:
