@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from admission.extender.feasibility import FeasibilityJudge
@@ -55,11 +57,16 @@ class ExtenderSimulation:
         views = [snapshot.nodes[name] for name in names]
         verdicts = judge_nodes(check, views)
         fitting = candidates(check, verdicts, most_priced(len(snapshot.nodes)))
-        costs = self._policy.costs(request, list(fitting.values()))
-        priced = {number: cost for number, cost in zip(fitting, costs, strict=True) if cost is not None}
-        if not priced:
+        able = np.flatnonzero(np.isin(verdicts.numbers, list(fitting)))
+        if not len(able):
             return None
-        chosen = int(scores(names, verdicts.numbers, priced).argmax())
+        chosen = int(able[0])
+        if len(able) > 1:  # of one node, or none, no scheduler asks which is the best: no question is counted
+            costs = self._policy.costs(request, list(fitting.values()))
+            priced = {number: cost for number, cost in zip(fitting, costs, strict=True) if cost is not None}
+            if not priced:
+                return None
+            chosen = int(scores(names, verdicts.numbers, priced).argmax())
         view, fit = snapshot.nodes[names[chosen]], fitting[int(verdicts.numbers[chosen])][1]
         self._cluster.reserve(pod.pod, view.name, check.placement(view, fit))
         taken = {at for at, _ in fit.taken}

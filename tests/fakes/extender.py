@@ -325,8 +325,8 @@ class World:
         fitting = self.filter(obj)["NodeNames"]
         if not fitting:
             return ""
-        given = self.prioritize(obj, fitting)
-        where = max(fitting, key=lambda name: given[name])
+        given = self.prioritize(obj, fitting) if len(fitting) > 1 else {}
+        where = max(fitting, key=lambda name: given.get(name, 0))
         return "" if self.bind(obj, where) else str(where)
 
     def booked(self, name: str) -> list[tuple[int, int]]:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from admission.cluster.pod_view import read_pod_view
 from admission.config import ClusterTerms
 from admission.explain.simulation import simulate
 from admission.extender.fragmentation_score import LeastFragmentation
+from admission.extender.simulation import ExtenderSimulation
 from bench.simulated_pods import agreement
 from gpu_manager.domain.contract import PRIORITY
 from gpu_manager.domain.errors import RequestInvalid
@@ -40,9 +42,26 @@ def places(answer: dict[str, Any]) -> list[tuple[str, str, list[int]]]:
 
 
 def test_pods_go_where_the_service_had_said() -> None:
-    found = agreement(range(4))
-    assert found.same_node == found.pods > 50
-    assert found.same_count == 4
+    found = agreement([*range(4), 49, 103, 128])
+    assert found.same_node == found.pods > 100
+    assert found.same_count == 7
+
+
+def test_no_question_is_counted_for_a_pod_that_no_node_or_one_takes_since_no_scheduler_asks_which_is_best() -> (
+    None
+):
+    world = World([node("n1", 1), node("n2", 4)])
+    trial = ExtenderSimulation(LeastFragmentation(world.cluster), None, 1)
+    asked = []
+    for number, (cores, where) in enumerate(((500, None), (400, "n2"), (30, "n1"))):
+        found = trial.place(read_pod_view(pod(f"p{number}", cores, 4 if cores < 100 else None)), world.nodes)
+        assert (found and found.node) == where
+        asked.append(trial._policy._asked)
+    assert asked == [0, 0, 0]
+    world = World([node("n1", 2), node("n2", 2)])
+    trial = ExtenderSimulation(LeastFragmentation(world.cluster), None, 1)
+    assert trial.place(read_pod_view(pod("p", 30, 4)), world.nodes)
+    assert trial._policy._asked == 1
 
 
 def test_each_pod_stays_for_those_after_it_and_the_live_books_do_not_change() -> None:
