@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from bench.protected_accounts import accounts
 from bench.protected_cells import BEST_EFFORT_CORES, PROTECTED_CORES, Cell, Outcome, measure
 from bench.protected_kept import KEPT, digest, kept
 from bench.protected_raising import raising
@@ -128,7 +129,7 @@ def three(*, full: bool) -> Iterable[Row]:
     return latency(3, full=full)
 
 
-PARTS: Final = {"raising": raising, "one": one, "three": three}
+PARTS: Final = {"raising": raising, "one": one, "three": three, "accounts": accounts}
 
 
 def rows(*, full: bool, only: str = "") -> list[Row]:
