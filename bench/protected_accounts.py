@@ -37,9 +37,7 @@ class Shape:
 
     def __str__(self) -> str:
         jobs = ", ".join(f"{kind} of {us} us" for kind, us in self.jobs)
-        return (
-            f"requests of {self.size_ms} ms of {self.kernel_us} us at {self.load}, beside {jobs}; {self.model}s"
-        )
+        return f"requests of {self.size_ms} ms of {self.kernel_us} us at {self.load}, beside {jobs}; {self.model}s"
 
 
 def drawn(seed: int) -> Shape:
@@ -106,4 +104,6 @@ def accounts(*, full: bool) -> Iterable[Row]:
         f"charged less what the card served, {len(found)} containers in {len(shapes)} shapes drawn by chance; "
         f"mean {mean:.2f}, {beyond} beyond 2; worst: {'more' if error > 0 else 'less'} than it had, {shape}"
     )
-    yield Row("protected_accounted_error_points", round(abs(error), 1), "of the card", "≤ 2", None, full, note)
+    yield Row(
+        "protected_accounted_error_points", round(abs(error), 1), "of the card", "≤ 2", None, full, note
+    )
