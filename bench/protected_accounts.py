@@ -1,7 +1,7 @@
-"""What containers of both classes are charged, beside what the card says that they had: shapes drawn by chance.
+"""What containers of both classes are charged, beside what the card served them: shapes drawn by chance.
 
-A service of any request and kernel length and load beside one to three jobs, each launching in a way of its own
-(one stream, a wait after each kernel, four threads, graphs, bursts) kernels of 20 us to 10 ms.
+A service of any request and kernel length and load beside one to three jobs, each launching in a way of its
+own (one stream, a wait after each kernel, four threads, graphs, bursts) kernels of 20 us to 10 ms.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Shape:
 
     def __str__(self) -> str:
         jobs = ", ".join(f"{kind} of {us} us" for kind, us in self.jobs)
-        return f"requests of {self.size_ms} ms of {self.kernel_us} us at {self.load}, beside {jobs}; {self.model}s"
+        requests = f"requests of {self.size_ms} ms of {self.kernel_us} us at {self.load}"
+        return f"{requests}, beside {jobs}; {self.model}s"
 
 
 def drawn(seed: int) -> Shape:
@@ -101,8 +102,8 @@ def accounts(*, full: bool) -> Iterable[Row]:
     beyond = sum(abs(each[0]) > 2 for each in found)
     mean = sum(abs(each[0]) for each in found) / len(found)
     note = (
-        f"charged less what the card served, {len(found)} containers in {len(shapes)} shapes drawn by chance; "
-        f"mean {mean:.2f}, {beyond} beyond 2; worst: {'more' if error > 0 else 'less'} than it had, {shape}"
+        f"charged less what the card served, {len(found)} containers in {len(shapes)} shapes drawn by chance;"
+        f" mean {mean:.2f}, {beyond} beyond 2; worst: {'more' if error > 0 else 'less'} than it had, {shape}"
     )
     yield Row(
         "protected_accounted_error_points", round(abs(error), 1), "of the card", "≤ 2", None, full, note
