@@ -7,17 +7,16 @@ own (one stream, a wait after each kernel, four threads, graphs, bursts) kernels
 from __future__ import annotations
 
 import random
-import subprocess
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bench.protected_cells import BEST_EFFORT_CORES, PROTECTED_CORES, SETTLE_SECONDS, gated
+from bench.protected_cells import BEST_EFFORT_CORES, PROTECTED_CORES, SETTLE_SECONDS, gated, said, serve
 from bench.rows import Row
 from gpu_manager.domain.priority import Priority
-from tests.native.core_world import Tenant, World, compiled, one_machine, world
+from tests.native.core_world import one_machine, world
 
 SECONDS: Final = 4.0
 SHAPES: Final = (12, 60)
@@ -69,29 +68,18 @@ def errors(shape: Shape) -> list[float]:
             for load in loads:
                 load.wait_running()
             threading.Event().wait(SETTLE_SECONDS)
-            process = _service(made, service, shape)
+            process = serve(made, service, shape.size_ms, SECONDS, kernel_us=shape.kernel_us, load=shape.load)
             threading.Event().wait(0.5)
             tenants = [service, *jobs]
             began, before = time.monotonic_ns(), [made.usage(each).busy_ns for each in tenants]
             threading.Event().wait(SECONDS - 1)
             ended, after = time.monotonic_ns(), [made.usage(each).busy_ns for each in tenants]
-            process.wait()
+            said(process, SECONDS)
             for load in loads:
                 load.finish()
             had = watch.shares_until([process.pid, *(load.process.pid for load in loads)], began, ended)
     charged = [(b - a) / (ended - began) * 100 for a, b in zip(before, after, strict=True)]
     return [ours - card for ours, card in zip(charged, had, strict=True)]
-
-
-def _service(made: World, tenant: Tenant, shape: Shape) -> subprocess.Popen[bytes]:
-    program = compiled("core_service.c", "-Wl,--no-as-needed", "-lm")
-    rate = PROTECTED_CORES / 100 * shape.load / (shape.size_ms / 1000)
-    words = [shape.kernel_us, max(1, shape.size_ms * 1000 // shape.kernel_us), rate, SECONDS, 1]
-    process = subprocess.Popen(
-        [str(program), *map(str, words)], env=made.environment(tenant), stdout=subprocess.DEVNULL
-    )
-    made.pids.setdefault(tenant.name, []).append(process.pid)
-    return process
 
 
 def accounts(*, full: bool) -> Iterable[Row]:

@@ -76,13 +76,14 @@ def measure(cell: Cell, seconds: float, *, protected: bool, alone: bool = False)
                 load.wait_running()
             threading.Event().wait(SETTLE_SECONDS)
             before, began = host.cpu_ns(), time.monotonic_ns()
-            out, pid = _serve(made, service, cell.size_ms, seconds, host.gate if protected else None)
+            process = serve(made, service, cell.size_ms, seconds, gate=host.gate if protected else None)
+            out = said(process, seconds)
             ended = time.monotonic_ns()
             used = (host.cpu_ns() - before) / (ended - began) * 100
             for load in loads:
                 load.finish()
             ended = min(ended, began + int(seconds * 1e9))  # requests may outlast the jobs
-            pids = [pid, *(load.process.pid for load in loads)]
+            pids = [process.pid, *(load.process.pid for load in loads)]
             shares = watch.shares_until(pids, began, ended)
             least = [_least(watch, each, began, ended) for each in pids[1:]]
     found: dict[str, list[float]] = {"request": [], "raised": []}
@@ -95,18 +96,34 @@ def measure(cell: Cell, seconds: float, *, protected: bool, alone: bool = False)
     )
 
 
-def _serve(made: World, tenant: Tenant, size_ms: int, seconds: float, gate: Path | None) -> tuple[str, int]:
-    rate = PROTECTED_CORES / 100 / 2 / (size_ms / 1000)
+def serve(
+    made: World,
+    tenant: Tenant,
+    size_ms: int,
+    seconds: float,
+    *,
+    kernel_us: int = KERNEL_US,
+    load: float = 0.5,
+    gate: Path | None = None,
+) -> subprocess.Popen[str]:
+    """Begin a service whose requests arrive at random and ask for ``load`` of its cores; it writes on stdout
+    when each was answered, and with a ``gate`` how soon that was closed.
+    """
+    rate = PROTECTED_CORES / 100 * load / (size_ms / 1000)
     program = compiled("core_service.c", "-Wl,--no-as-needed", "-lm")
-    arguments = [KERNEL_US, size_ms * 1000 // KERNEL_US, rate, seconds, 1, *([gate] if gate else [])]
-    process = subprocess.Popen(
-        [str(program), *map(str, arguments)], env=made.environment(tenant), stdout=subprocess.PIPE, text=True
-    )
+    requests = [kernel_us, max(1, size_ms * 1000 // kernel_us), rate, seconds, 1]
+    command = [str(program), *map(str, requests), *([str(gate)] if gate else [])]
+    process = subprocess.Popen(command, env=made.environment(tenant), stdout=subprocess.PIPE, text=True)
     made.pids.setdefault(tenant.name, []).append(process.pid)
+    return process
+
+
+def said(process: subprocess.Popen[str], seconds: float) -> str:
+    """What a service that was to run for so long has written, once it has ended."""
     out, _ = process.communicate(timeout=seconds * 20 + 60)
     if process.returncode:
         raise RuntimeError(f"the service ended with {process.returncode}")
-    return out, process.pid
+    return out
 
 
 def _least(watch: Watch, pid: int, begin: int, end: int) -> float:

@@ -21,7 +21,7 @@ class AssumedPods:
 
     def of(self, uid: PodUid) -> PodView | None:
         """The pod as it will be; None if nothing is assumed of it."""
-        return self._reserved.get(uid) or self._expected.get(uid, (0.0, None))[1]
+        return self._reserved.get(uid) or self.expected(uid)
 
     def nodes(self) -> Mapping[PodUid, str]:
         """The node of each."""

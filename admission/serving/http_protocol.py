@@ -183,7 +183,7 @@ class BoundedHttp(HttpToolsProtocol, ServerProtocol):
     def on_body(self, body: bytes) -> None:
         self._progress = True
         if self._question is not None:
-            self._question.pieces.append(body)
+            self._question.body += body
         else:
             super().on_body(body)
 
@@ -220,7 +220,7 @@ class BoundedHttp(HttpToolsProtocol, ServerProtocol):
     def _answer(self, question: Question) -> None:
         self._asked = None
         try:
-            answer = question.answer(b"".join(question.pieces))
+            answer = question.answer(bytes(question.body))
         except BaseException:
             self._say(_FAILED, last=True)
             raise

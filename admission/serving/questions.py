@@ -45,7 +45,7 @@ class Question:
 
     answer: Callable[[bytes], WholeAnswer]
     size: int
-    pieces: list[bytes] = field(default_factory=list)
+    body: bytearray = field(default_factory=bytearray)  # what has come of them
 
 
 class Questions:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from admission.serving.https_server import HttpsServer
+from tests.fakes.http_lines import lines_to
 
 ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -24,15 +24,8 @@ async def pong(_scope: Any, receive: Any, send: Any) -> None:
 @contextmanager
 def listening(app: Any = pong, patience_seconds: float = 10.0) -> Iterator[Callable[[], socket.socket]]:
     """Connections to a server in the clear."""
-    server = HttpsServer(app, "127.0.0.1", 0, patience_seconds=patience_seconds)
-    server.start()
-    with ExitStack() as lines:
-        try:
-            yield lambda: lines.enter_context(
-                socket.create_connection(("127.0.0.1", server.port), timeout=10)
-            )
-        finally:
-            server.stop()
+    with lines_to(app, patience_seconds=patience_seconds) as connect:
+        yield connect
 
 
 def said(line: socket.socket) -> bytes:

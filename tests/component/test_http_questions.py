@@ -10,6 +10,7 @@ from typing import Any
 
 from admission.serving.https_server import HttpsServer
 from admission.serving.questions import LARGEST, Questions, WholeAnswer
+from tests.fakes.http_lines import lines_to
 
 PATH = b"/ask"
 CLOSE = b"Connection: close\r\n"
@@ -43,15 +44,8 @@ def listening(
     patience_seconds: float = 10.0,
 ) -> Iterator[Callable[[], socket.socket]]:
     questions = Questions({PATH: answer}, ending)
-    server = HttpsServer(ordinary, "127.0.0.1", 0, patience_seconds=patience_seconds, questions=questions)
-    server.start()
-    with ExitStack() as lines:
-        try:
-            yield lambda: lines.enter_context(
-                socket.create_connection(("127.0.0.1", server.port), timeout=10)
-            )
-        finally:
-            server.stop()
+    with lines_to(ordinary, patience_seconds=patience_seconds, questions=questions) as connect:
+        yield connect
 
 
 def until(line: socket.socket, end: bytes) -> bytes:

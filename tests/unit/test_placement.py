@@ -466,3 +466,10 @@ def test_more_fractions_than_are_searched_are_placed_one_after_the_other():
     assert node.place(pod((1, 1), (1, 1), (94, 1), placement=spread)) == {"a": (0,), "b": (1,), "c": (1,)}
     with pytest.raises(DoesNotFit, match="no card has room for 94 cores"):
         node.place(pod(*[(1, 1)] * SEARCHED, (94, 1), placement=spread))
+
+
+def test_a_refusal_names_no_container_by_an_empty_name():
+    """Allocate without a preference says which ids, and not for whom."""
+    unnamed = PodRequest(PodUid("p"), (ask("", 200),))
+    with pytest.raises(DoesNotFit, match=r"^a container whose name the kubelet has not told yet: 2 whole"):
+        Node(tree(1)).place(unnamed)

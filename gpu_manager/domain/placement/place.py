@@ -163,6 +163,8 @@ def _torn(request: PodRequest) -> str:
 
 
 def _who(unit: Unit) -> str:
+    if not any(c.name for c in unit.members):  # Allocate says which ids, and not for whom
+        return "a container whose name the kubelet has not told yet"
     names = ", ".join(quoted(c.name) for c in unit.members)
     return f"container {names}" if len(unit.members) == 1 else f"containers {names} together"
 
