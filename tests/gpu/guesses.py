@@ -43,7 +43,8 @@ def _asked(subject: str, question: str, machine: Machine) -> Iterable[Row]:
     here = _answers(machine.bare(program, question))
     if why := here.get("not_asked"):
         return [Row(f"gpu_guess_{question}_right", None, "yes", AGREE, note=why)]
-    there = _answers(machine.start((program, question), {k: v for k, v in modelled.items() if k != STAND_IN}))
+    env = {name: value for name, value in modelled.items() if name != STAND_IN}
+    there = _answers(machine.start((program, question), env, sees="0"))
     different = [
         f"{what}: {here.get(what)}, modelled {there.get(what)}"
         for what in {**here, **there}

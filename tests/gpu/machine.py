@@ -135,12 +135,17 @@ class Machine:
         """A process with the driver alone: the baseline."""
         return self.start(command, {**os.environ, **settings})
 
-    def start(self, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
-        """A process that sees this card alone, as card 0, whatever this machine or its environment has beside it."""
+    def start(
+        self, command: Sequence[str], env: Mapping[str, str], *, sees: str | None = None
+    ) -> subprocess.Popen[str]:
+        """A process that sees one card alone, as card 0, whatever this machine or its environment has beside it.
+
+        ``sees``: the card, in the words of CUDA_VISIBLE_DEVICES; the card under test if it is None.
+        """
         self._started = [process for process in self._started if process.poll() is None]
         process = subprocess.Popen(
             command,
-            env={**env, "CUDA_VISIBLE_DEVICES": self.card.uuid},
+            env={**env, "CUDA_VISIBLE_DEVICES": sees or self.card.uuid},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
