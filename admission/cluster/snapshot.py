@@ -167,14 +167,14 @@ class ClusterState:
     def reserve(self, pod: Pod, node: str, placement: Mapping[str, tuple[Share, ...]]) -> None:
         """Count the pod as lying there, until the watch shows it bound or gone, or :meth:`release`."""
         with self._lock:
-            occupant = (self._pods.get(pod.uid) or pod_view(pod)).on(node, placement)
+            known = self._pods.get(pod.uid) or pod_view(pod)
+            occupant = known.on(node, placement)
             if (expected := self._assumed.expected(pod.uid)) == occupant:
                 self._assumed.reserve(expected)
                 return  # just as it is counted already
             self._release(pod.uid)
             self._assumed.reserve(occupant)
-            self._touch(node, pod.uid)
-            self._snapshot = None
+            self._go(known, node)
 
     def expect(
         self, uid: PodUid, node: str, placement: Mapping[str, tuple[Share, ...]], until: float
@@ -192,8 +192,7 @@ class ClusterState:
             self.lapsed += before is not None and before.pod.node != node
             self._unexpect(uid)
             self._assumed.expect(known.on(node, placement), until)
-            self._touch(node, uid)
-            self._snapshot = None
+            self._go(known, node)
 
     def unexpect(self, uid: PodUid) -> None:
         """Its scheduler has decided otherwise."""
@@ -382,6 +381,8 @@ class ClusterState:
         self._names[occupant.pod.key] = uid
         if occupant.pod.node or occupant.pod.terminal:
             self._release(uid)
+        elif occupant.pod.deleting:
+            self._unexpect(uid)  # no scheduler binds it any more
         for node in occupant.places:
             self._touch(node, uid)
         coming = self._assumed.of(uid)
@@ -430,6 +431,12 @@ class ClusterState:
         occupant = self._assumed.unexpect(uid)
         if occupant is not None:
             self._leave(occupant)
+
+    def _go(self, known: PodView, node: str) -> None:
+        """It is coming to that node: where others made room for it, none is kept any more."""
+        self._dirty.update(known.places)
+        self._touch(node, known.uid)
+        self._snapshot = None
 
     def _leave(self, occupant: PodView) -> None:
         """It is not coming after all, or has come: back to what the watch shows of it."""

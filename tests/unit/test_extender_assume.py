@@ -38,17 +38,30 @@ def test_it_ends_by_itself_after_a_few_seconds():
 
 
 def test_it_ends_when_the_pod_goes_or_is_bound_elsewhere_or_its_bind_is_refused():
-    for end in ("gone", "bound", "refused"):
+    for end in ("gone", "deleting", "bound", "refused"):
         world = small()
         world.filter(pod("a", 80, 4), ["n1"])
         if end == "gone":
             world.delete(pod("a", 80, 4))
+        elif end == "deleting":
+            world.show(pod("a", 80, 4, deleting=True))
         elif end == "bound":
             world.show(bound(pod("a", 80, 4), "n2", {}))
         else:
             world.api.plan = ["refuse"]
             assert world.bind(pod("a", 80, 4), "n1")
         assert world.filter(pod("b", 80, 4), ["n1"])["NodeNames"] == ["n1"]
+
+
+def test_where_others_made_room_for_a_pod_none_is_kept_once_it_is_expected_elsewhere():
+    world = small()
+    other, awaited = pod("not-created", 80, 4), pod("a", 80, 4, nominated="n1")
+    world.show(awaited)
+    assert world.filter(other)["NodeNames"] == ["n2"]
+    world.filter(awaited, ["n2"])
+    assert world.filter(other)["NodeNames"] == ["n1"]
+    world.clock.time += EXPECT_SECONDS
+    assert world.filter(other)["NodeNames"] == ["n2"], "it did not go there after all"
 
 
 def test_a_pod_whose_place_is_kept_does_not_use_up_its_own_quota():
