@@ -161,9 +161,8 @@ class Nodes:
             if not claims and not any(o.occupies for o in here):
                 self._count(before, None)
                 return
-            # What its cards were says of which model's quota its pods hold.
-            report = NodeReport(name, self._unit) if before is None else before.node
-            facts = NodeFacts(report, "this node is not known here")
+            # What its cards were is forgotten: a service that starts now cannot know it, and is to count alike.
+            facts = NodeFacts(NodeReport(name, self._unit), "this node is not known here")
         if deleted:
             held = (*facts.report.lingering, *deleted)
             facts = replace(facts, report=replace(facts.report, lingering=held))

@@ -131,15 +131,10 @@ class History:
         self.world.cluster.apply(NODES, event, self._nodes[name])
 
     def _node_goes(self) -> None:
+        """Its pods and claims are still there."""
         if len(self._nodes) <= 2:
             return
         name = self._dice.choice(sorted(self._nodes))
-        for one in list(self.world.api.pods.values()):
-            if one["spec"].get("nodeName") == name:
-                self.world.delete(one)
-        for known, one in list(self._claims.items()):
-            if f'"{name}"' in json.dumps(one["status"]):
-                self.world.cluster.apply(CLAIMS, "DELETED", self._claims.pop(known))
         self.world.cluster.apply(NODES, "DELETED", self._nodes.pop(name))
 
     def _quota_changes(self) -> None:

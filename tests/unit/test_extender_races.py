@@ -6,7 +6,8 @@ import pytest
 
 from admission.cluster.snapshot import NODES, PODS
 from gpu_manager.domain.contract import CORE_LIMIT
-from tests.fakes.extender import World, bound, node, pod
+from gpu_manager.domain.resources import GIB
+from tests.fakes.extender import World, bound, container, node, pod
 
 
 @pytest.fixture
@@ -168,7 +169,7 @@ def test_a_bind_that_stood_still_until_its_place_went_sends_nothing_and_leaves_n
     assert world.booked("n1") == [(0, 0)]
 
 
-def test_pods_on_a_node_that_vanished_count_for_the_quota_of_their_model():
+def test_pods_on_a_node_that_vanished_count_for_the_quota_until_they_are_gone():
     """Its object may be deleted and made anew while they run (a cloud that takes it for dead)."""
     world = World([node("n1", cards=1), node("n2", cards=1)], quota={"default": {"quota": {"T4": 1}}})
     first, second = pod("a", 80, 4), pod("b", 80, 4)
@@ -176,7 +177,6 @@ def test_pods_on_a_node_that_vanished_count_for_the_quota_of_their_model():
     world.filter(first)
     assert world.bind(first, "n1") == ""
     world.cluster.apply(NODES, "DELETED", node("n1", cards=1))
-    assert world.cluster.snapshot().used["default"]["Tesla-T4"].cores == 80
     assert world.filter(second, ["n1", "n2"])["NodeNames"] == []
     world.cluster.apply(NODES, "ADDED", node("n1", cards=1))
     assert world.booked("n1") == [(80, 4)]
@@ -184,6 +184,38 @@ def test_pods_on_a_node_that_vanished_count_for_the_quota_of_their_model():
     world.delete(world.api.pods["default", "a"])
     assert "n1" not in world.cluster.snapshot().nodes
     assert world.filter(second, ["n1", "n2"])["NodeNames"] == ["n2"]
+
+
+def test_they_count_under_every_model_whether_the_service_knew_the_node_or_began_later():
+    """Else two replicas would answer differently."""
+    quota = {"default": {"quota": {"T4": 1, "V100": 1}}}
+    nodes = [node("n1", cards=1), node("n2", cards=1, model="V100")]
+    knew = World(nodes, quota=quota)
+    left, other = pod("a", 80, 4), pod("b", 80, 4)
+    knew.create(left, other)
+    assert knew.filter(left, ["n1"])["NodeNames"] == ["n1"]
+    assert knew.bind(left, "n1") == ""
+    assert knew.filter(other, ["n2"])["NodeNames"] == ["n2"]
+    knew.cluster.apply(NODES, "DELETED", nodes[0])
+    later = World(nodes[1:], list(knew.api.pods.values()), quota=quota)
+    said = knew.filter(other, ["n2"])
+    assert said["NodeNames"] == []
+    assert "1 card of V100, 0.8 used or being bound, 0.8 asked: 0.2 would still fit" in str(said)
+    assert said == later.filter(other, ["n2"])
+
+
+def test_of_a_deleted_node_a_pod_is_charged_no_less_than_before():
+    """Whole cards with their memory, and each card on which a phase of the pod has lain."""
+    once = {"initContainers": [container("once", 100, None)], "containers": [container("main", 30, 4)]}
+    whole, phases = pod("whole", 200, None), pod("phases")
+    phases["spec"] |= once
+    world = World([node("n1", cards=4)])
+    world.create(whole, phases)
+    assert (world.schedule(whole), world.schedule(phases)) == ("n1", "n1")
+    before = dict(world.cluster.snapshot().used["default"])
+    world.cluster.apply(NODES, "DELETED", node("n1", cards=4))
+    assert world.cluster.snapshot().used["default"] == {"": before["Tesla-T4"]}
+    assert before["Tesla-T4"].memory >= 32 * GIB
 
 
 def test_pods_on_a_node_that_vanished_before_we_came_count_for_the_quota_of_every_model():

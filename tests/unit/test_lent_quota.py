@@ -8,6 +8,7 @@ import pytest
 
 from admission.cluster.bypass import Bypasses, BypassFinding
 from admission.cluster.pod_view import pod_view, read_pod_view
+from admission.cluster.snapshot import NODES
 from admission.cluster.trim import slim_pod
 from admission.explain.explanation import Explanation, explain
 from gpu_manager.domain.cluster.lent_cards import gpus_of
@@ -69,6 +70,16 @@ def test_its_memory_counts_too() -> None:
     part = pod("part", 30, 5 * GIB // UNIT, namespace="team-a")
     world.create(part)
     assert "4 GiB would still fit" in str(world.filter(part))
+
+
+def test_once_its_node_is_deleted_it_counts_where_the_agent_has_named_its_card() -> None:
+    """Without that nobody can tell it from a pod of another vendor's plugin."""
+    world = World([node("n1", 4, lends=True)], quota=QUOTA)
+    world.create(shown(granted(lent("named", namespace="team-a"), 2)), shown(lent("new", namespace="team-a")))
+    assert used(world) == {"team-a": {"Tesla-T4": 200}}
+    world.cluster.apply(NODES, "DELETED", node("n1"))
+    assert used(world) == {"team-a": {"": 100}}
+    assert world.cluster.snapshot().used["team-a"][""].memory == 16 * GIB
 
 
 def test_a_card_is_kept_for_it_from_its_binding_on_before_the_agent_has_said_which() -> None:

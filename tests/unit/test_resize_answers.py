@@ -438,3 +438,11 @@ def test_a_request_that_the_watch_shows_is_answered_at_once(world: Cluster) -> N
     world.answers.look(occupant)
     answering.join(10)
     assert not answering.is_alive()
+
+
+def test_of_a_deleted_node_a_pod_is_charged_what_its_agent_booked_last(world: Cluster) -> None:
+    world.run("one", 30, 4)
+    world.ask("one", cores=10, memory="512Mi")
+    world.agent("one", 10, 2)
+    world.cluster.apply(NODES, "DELETED", node("n1", cards=1))
+    assert world.cluster.snapshot().used["default"] == {"": Amount(10, 2 * UNIT)}

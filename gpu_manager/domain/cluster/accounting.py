@@ -9,7 +9,7 @@ cards with the most left: no amount is ever left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpu_manager.domain import contract
@@ -254,7 +254,7 @@ def charge_all(
         if request is None:
             charges[placed.uid] = _granted_all_the_same(placed, node)
         elif not node.cards:
-            charges[placed.uid] = Charge(placed, (), _usage_by_label(request, node))
+            charges[placed.uid] = Charge(placed, (), _usage_without_cards(placed, request, node))
         else:
             certain = tuple(_certain(placed, request, node))
             if len(certain) < len(request.containers):
@@ -304,8 +304,8 @@ def _followed(pod: Pod) -> str | None:
 
 
 def _is_ours(placed: PlacedPod, node: NodeReport) -> bool:
-    """False for a pod whose cards come from another vendor's device plugin."""
-    return not placed.pod.lent or (bool(node.cards) and (node.lends or placed.assigned is not None))
+    """False for a pod whose cards come from another vendor's device plugin: our agent has named none."""
+    return not placed.pod.lent or placed.assigned is not None or (bool(node.cards) and node.lends)
 
 
 def _granted_all_the_same(placed: PlacedPod, node: NodeReport) -> Charge:
@@ -324,14 +324,13 @@ def _granted_all_the_same(placed: PlacedPod, node: NodeReport) -> Charge:
 def _certain(placed: PlacedPod, request: PodRequest, node: NodeReport) -> Iterator[Allocation]:
     """Allocations of the containers whose annotation names as many cards of this node as they ask for."""
     capacity = {state.card.uuid: state.card.capacity(node.unit) for state in node.cards}
-    answer = answer_of(placed.pod) if _followed(placed.pod) else None
+    resized = _resized(placed.pod)
     for container in request.containers:
         named = (placed.assigned or {}).get(container.name, ())
         wanted = container.request.cards or 1
         if len(named) != wanted or len({uuid for uuid, _ in named} & capacity.keys()) != wanted:
             continue
-        resized = answer is not None and container.name in answer.sizes
-        asked = ZERO if resized else container.request.amount
+        asked = ZERO if container.name in resized else container.request.amount
         shares = tuple(
             # An annotation may raise the charge, which costs its own pod's card at most. Only the agent's, of
             # a pod that was resized, may lower it.
@@ -342,6 +341,12 @@ def _certain(placed: PlacedPod, request: PodRequest, node: NodeReport) -> Iterat
             for uuid, said in named
         )
         yield _allocation(placed.pod, container, shares, request.priority)
+
+
+def _resized(pod: Pod) -> Container[str]:
+    """The containers of which the agent has booked another size than the spec's."""
+    answer = answer_of(pod) if _followed(pod) else None
+    return answer.sizes if answer else ()
 
 
 def _at_most(said: Amount, card: Amount) -> Amount:
@@ -443,11 +448,18 @@ def _usage(allocations: Sequence[Allocation], node: NodeReport) -> tuple[tuple[s
     return usage_by_model(allocations, node.models) if allocations else ()
 
 
-def _usage_by_label(request: PodRequest, node: NodeReport) -> tuple[tuple[str, Amount], ...]:
-    """A pod's request under the model that the node's label names, for a node without an inventory."""
-    card = CardUuid("")
-    held = [
-        Allocation(request.uid, c.name, c.kind, c.order, (Share(card, c.request.amount),))
-        for c in request.containers
-    ]
-    return ((node.model, peak(held, card)),)
+def _usage_without_cards(
+    placed: PlacedPod, request: PodRequest, node: NodeReport
+) -> tuple[tuple[str, Amount], ...]:
+    """What a pod holds of a node whose cards are not known, under the model that the node's label names; of a
+    node that is gone, under every model. Its annotation still says on how many cards, and of whole ones the
+    memory.
+    """
+    resized, held = _resized(placed.pod), []
+    for c in request.containers:
+        shares = [Share(card, amount) for card, amount in (placed.assigned or {}).get(c.name, ())]
+        if not shares or c.name not in resized:  # an annotation may raise the charge and not lower it
+            said = sum((share.amount for share in shares), ZERO)
+            shares.append(Share(CardUuid(""), c.request.amount.peak(said) - said))
+        held.append(Allocation(request.uid, c.name, c.kind, c.order, tuple(shares)))
+    return usage_by_model(held, {card: node.model for one in held for card in one.cards})
