@@ -44,7 +44,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python3 -m tests.gpu", description=__doc__)
     parser.add_argument("--minutes", type=float, default=25.0, help="how long it may take (default 25)")
     parser.add_argument("--groups", default="".join(GROUPS), help="some of abcdefghij")
-    parser.add_argument("--cases", default="", help="those whose name (GROUP/CASE) has this in it; several with commas between")
+    parser.add_argument(
+        "--cases",
+        default="",
+        help="those whose name (GROUP/CASE) has this in it; several with commas between",
+    )
     parser.add_argument("--seconds", type=float, default=4.0, help="length of a timed run (default 4)")
     parser.add_argument("--quick", action="store_true", help="without the long cases, which come last")
     parser.add_argument("--stand-in", action="store_true", help="on the stand-in driver: a dry run")
