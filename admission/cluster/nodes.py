@@ -161,7 +161,7 @@ class Nodes:
             if not claims and not any(o.occupies for o in here):
                 self._count(before, None)
                 return
-            # What its cards were is forgotten: a service that starts now cannot know it, and is to count alike.
+            # What its cards were is forgotten: a service that starts now cannot know, and is to count alike.
             facts = NodeFacts(NodeReport(name, self._unit), "this node is not known here")
         if deleted:
             held = (*facts.report.lingering, *deleted)
