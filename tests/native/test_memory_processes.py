@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import select
 import signal
 import struct
 import subprocess
@@ -255,6 +256,33 @@ def test_a_child_of_fork_neither_counts_nor_harms_what_its_parent_holds(containe
     assert container.charged() == guest.card_used() == CONTEXT + 100 * MIB
     assert guest("cuMemFree_v2", at).result == SUCCESS
     assert container.charged() == CONTEXT
+
+
+@pytest.mark.parametrize("ends_by", [".exit", ".exec", ".closefds"])
+def test_what_a_killed_process_held_stays_charged_until_its_last_child_lets_go_of_the_driver(
+    container: Container, ends_by: str
+) -> None:
+    """As the card keeps it: the child has the driver's descriptors, until it ends, executes or closes them."""
+    guest = container.program().start()
+    assert guest("cuMemAlloc_v2", OUT, 600 * MIB).result == SUCCESS
+    assert guest.tell(".fork") == "child"
+    assert guest("cuInit", 0).result != SUCCESS
+    guest.process.kill()
+    guest.process.wait()
+    other = container.program().start()
+    assert other("cuMemAlloc_v2", OUT, 600 * MIB).result == OUT_OF_MEMORY
+    assert container.charged() == other.card_used() == 2 * CONTEXT + 600 * MIB
+    child = os.pidfd_open(int(guest.tell(".pid")))
+    assert guest.tell(ends_by)
+    if ends_by == ".exit":
+        select.select([child], [], [])
+    else:
+        assert guest.tell(".pid")  # answered once it is done
+    os.close(child)
+    assert other("cuMemAlloc_v2", OUT, 600 * MIB).result == SUCCESS
+    assert container.charged() == other.card_used() == CONTEXT + 600 * MIB
+    if ends_by != ".exit":
+        guest.tell(".exit")
 
 
 def test_a_child_forked_before_cuda_has_an_account_of_its_own(container: Container) -> None:

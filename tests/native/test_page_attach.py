@@ -29,6 +29,7 @@ from vcuda.page.limits import (
 from vcuda.page.usage import MAX_SLOTS, SLOT_SIZE, USAGE_HEAD_SIZE, USAGE_SIZE, build_usage
 
 ATTACHED, UNLIMITED, REFUSED = "1", "2", "3"
+INFLIGHT_OFFSET, CHARGED_OFFSET = 64, 128  # in a slot
 Start = Callable[..., Guest]
 
 
@@ -280,6 +281,26 @@ def test_a_reused_pid_is_another_process(guests: Start, root: Path) -> None:
     struct.pack_into("<IIQQ", slot, 0, 1, os.getpid(), namespace, 12345)  # our pid, another start
     write(root / "etc/vcuda/usage", USAGE_HEAD_SIZE + SLOT_SIZE, bytes(slot))
     write(root / "etc/vcuda/usage", 32, struct.pack("<I", 2))
+    assert guest("reap") == "1"
+
+
+def test_a_dead_process_whose_child_lives_stays_charged_and_has_no_work_in_flight(
+    guests: Start, root: Path
+) -> None:
+    slot = bytearray(SLOT_SIZE)
+    namespace = Path("/proc/self/ns/pid").stat().st_ino
+    struct.pack_into("<IIQQ", slot, 0, 1, os.getpid(), namespace, 12345)  # our pid, another start: it is gone
+    struct.pack_into("<I", slot, INFLIGHT_OFFSET, 2)
+    struct.pack_into("<Q", slot, CHARGED_OFFSET, 4096)
+    write(root / "etc/vcuda/usage", USAGE_HEAD_SIZE, bytes(slot))
+    write(root / "etc/vcuda/usage", 32, struct.pack("<I", 1))
+    with (root / "etc/vcuda/usage").open("r+b") as inherited:
+        fcntl.fcntl(inherited, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+        guest = guests()
+        guest("attach")
+        assert guest("reap") == "0"
+        before = usage_of(root).slots[0]
+        assert (before.charged[0], before.inflight[0]) == (4096, 0)
     assert guest("reap") == "1"
 
 

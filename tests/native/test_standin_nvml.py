@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,37 @@ def test_the_host_sees_host_pids_and_a_container_sees_none(tmp_path: Path) -> No
     assert done.stdout == "[]\n"
     standin.end(inside)
     standin.end(outside)
+
+
+def test_what_a_killed_process_held_is_listed_under_its_id_until_its_child_is_gone(tmp_path: Path) -> None:
+    """Seen so on an H100 (driver 580): the child is not listed, and the card is as full as before."""
+    env = standin.environment(tmp_path)
+    code = """
+    import os, sys, time
+    driver = Driver()
+    driver.out(c_uint64, "cuMemAlloc", 256 * MIB)
+    child = os.fork()
+    print(child or os.getpid(), flush=True)
+    sys.stdin.read()
+    """
+    parent = subprocess.Popen(
+        [standin.sys.executable, "-c", "from tests.native.standin_driver import *\n" + textwrap.dedent(code)],
+        env=env, cwd=standin.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert parent.stdout
+    assert parent.stdin
+    child = os.pidfd_open(int(parent.stdout.readline()))
+    parent.stdout.readline()
+    look = "print([(p.pid, p.usedGpuMemory // MIB) for p in nv.nvmlDeviceGetComputeRunningProcesses(card)])"
+    look += "; print(nv.nvmlDeviceGetMemoryInfo(card).used // MIB)"
+    parent.kill()
+    parent.wait()
+    assert ask(env, look) == [f"[({parent.pid}, 320)]", "320"]
+    parent.stdin.close()
+    select.select([child], [], [])
+    os.close(child)
+    parent.stdout.close()
+    assert ask(env, look) == ["[]", "0"]
 
 
 @pytest.mark.timed

@@ -70,3 +70,34 @@ def test_a_rest_ends_with_a_process_that_the_driver_sees(seconds: Seconds) -> No
     assert seconds.sample().pids == (42,)
     seconds.cards.processes = []
     assert [seconds.sample().pids for _ in range(2)] == [(), ()]
+
+
+def test_what_a_dead_process_holds_is_its_containers_while_the_card_lists_it(seconds: Seconds) -> None:
+    """A driver keeps it while a forked child has its descriptors, and lists the dead process's pid."""
+    listed = [ProcessUse(seconds.card, 42, 700, 0.0)]
+    seconds.cards.uses, seconds.cards.processes = [CardUse(seconds.card)], listed
+    (owner,) = seconds.node.processes.containers.values()
+    seconds.sample()
+    seconds.node.processes.containers = {}
+    assert [(use.pids, use.beyond) for use in (seconds.sample() for _ in range(3))][-1] == ((42,), 700)
+    seconds.node.processes.containers = {42: (PodUid("another"), "d" * 64)}  # the number is given again
+    assert seconds.sample().pids == (42,)
+    seconds.cards.uses, seconds.cards.processes = [], []  # a card that says nothing
+    seconds.sample()
+    seconds.cards.uses, seconds.cards.processes = [CardUse(seconds.card)], listed
+    assert seconds.sample().pids == (42,)
+    seconds.cards.processes = []
+    assert seconds.sample().pids == ()
+    seconds.cards.processes = listed
+    assert seconds.sample().pids == (), "another's by now"
+    seconds.node.processes.containers = {42: owner}
+    assert seconds.sample().pids == (42,)
+
+
+def test_a_dead_process_that_no_card_counts_any_more_is_nobodys(seconds: Seconds) -> None:
+    seconds.cards.uses = [CardUse(seconds.card)]
+    seconds.cards.processes = [ProcessUse(seconds.card, 42, 700, 0.0)]
+    assert seconds.sample().pids == (42,)
+    seconds.node.processes.containers = {}
+    seconds.cards.processes = [ProcessUse(seconds.card, 42, None, 50.0)]  # a sample of its last second
+    assert seconds.sample().pids == ()

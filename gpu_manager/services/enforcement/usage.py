@@ -27,6 +27,7 @@ from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.container_grants import ContainerGrants
 from gpu_manager.services.enforcement.ended_containers import EndedContainers
 from gpu_manager.services.enforcement.page_slots import PageSlots
+from gpu_manager.services.enforcement.process_owners import ProcessOwners
 from gpu_manager.services.enforcement.time_sharing import CardTenant
 from gpu_manager.services.metrics import ServiceMetrics
 
@@ -128,7 +129,7 @@ class UsageSampler:
         self._cards = cards
         self._pods = pods
         self._tenants = tenants
-        self._processes = processes
+        self._owners = ProcessOwners(processes)
         self._clock = clock
         self._metrics = metrics
         self.ended = EndedContainers(pods, processes, clock)
@@ -145,7 +146,7 @@ class UsageSampler:
         grants = self._state.view.grants
         card_uses, processes = self._card_figures()
         containers = self._containers.of(self._pods.local(), grants)
-        by_share = self._by_share(containers, processes, grants) if processes else {}
+        by_share = self._by_share(containers, processes, grants, card_uses)
         seen = {key for key, _ in by_share}
         shares: list[ShareUse] = []
         unchanged = self._tenants.unchanged(resting.grant.directory for resting in self._resting.values())
@@ -361,14 +362,15 @@ class UsageSampler:
     def _by_share(
         self,
         containers: Mapping[tuple[PodUid, str], Sequence[Key]],
-        processes: Iterable[ProcessUse],
+        processes: Sequence[ProcessUse],
         grants: Mapping[Key, Grant],
+        cards: Mapping[CardUuid, CardUse],
     ) -> dict[tuple[Key, CardUuid], list[ProcessUse]]:
-        """NVML's processes by the container in whose cgroup they are."""
+        """NVML's processes by the container in whose cgroup they are, or were."""
         by_share: dict[tuple[Key, CardUuid], list[ProcessUse]] = {}
-        for process in processes:
-            owner = self._processes.container_of(process.pid)
-            keys = containers.get(owner) if owner else None
+        told = {uuid for uuid, use in cards.items() if use.lists_processes}
+        for process, owner in self._owners.of(processes, told):
+            keys = containers.get(owner)
             if keys:
                 held = (key for key in keys if key in grants and process.uuid in grants[key].allocation.cards)
                 key = next(held, keys[0])

@@ -2,7 +2,8 @@
  *
  * An attachment is built whole, then published with one compare-and-swap; a thread that loses takes its own down and
  * uses the winner's. So nobody waits for anybody, and a fork at any instant leaves nothing half locked.
- * A child of fork has no attachment: its handler drops the parent's, and cuInit in the child makes a new one.
+ * A child of fork has no attachment: its handler drops the parent's, and cuInit in the child makes a new one. What the
+ * child keeps is the parent's descriptor, and with it the lock: slots.c tells why.
  */
 #define _GNU_SOURCE
 #include "attachment.h"
@@ -157,12 +158,9 @@ void vcuda_count_routed_by_name(const char *name) {
 
 /* In the child of a fork: the slot is the parent's. The mappings stay, since a caller up the stack may look at them. */
 static void forget_in_child(void) {
-    struct attachment *a = here();
     vcuda_page_view = NULL;
     verdict = VCUDA_DETACHED;
     ledger_forget();
-    if (a)
-        slots_abandon(&a->claim);
 }
 
 /* The newest copy; while the host is writing, for some 10 ms, both may look torn to a slow reader. */

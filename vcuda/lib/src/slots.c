@@ -1,8 +1,11 @@
-/* Slots: one a process, alive while its open-file-description lock on byte [index] of the usage file is held.
+/* Slots: one a process, in force while its open-file-description lock on byte [index] of the usage file is held.
  *
  * The kernel drops that lock at death, kill -9 included, and it works across PID namespaces and PID reuse. Whoever
  * changes a slot's owner holds the byte's lock while doing so, through a descriptor of its own, so two never do; one
  * that is killed in the middle leaves a slot that the next treats the same way.
+ * A child of fork inherits the descriptor and with it the lock, as it inherits the driver's descriptors: a driver keeps
+ * what a killed process had on the card until the last process with a copy of them is gone, and so long it stays
+ * charged. All are closed on exec, and by a child that closes what it does not know.
  * A free lock alone does not condemn: a program may have closed our descriptor. In the same PID namespace the slot's
  * process must be gone as well.
  */
@@ -179,8 +182,15 @@ void slots_release(struct vcuda_usage *usage, const struct slots_claim *claim) {
     descriptor_close(claim->fd, &claim->file);
 }
 
-void slots_abandon(const struct slots_claim *claim) {
-    descriptor_close(claim->fd, &claim->file);
+/* Of a slot that somebody has locked: if that is a child of a process that is gone, none of its work runs any more. */
+static void stop_orphan(struct vcuda_slot *slot, uint64_t pid_namespace) {
+    for (int i = 0; i < VCUDA_MAX_CARDS; i++)
+        if (__atomic_load_n(&slot->inflight[i], __ATOMIC_RELAXED)) {
+            if (__atomic_load_n(&slot->pid_namespace, __ATOMIC_RELAXED) != pid_namespace ||
+                is_running(slot, pid_namespace))
+                return;
+            __atomic_store_n(&slot->inflight[i], 0, __ATOMIC_RELAXED);
+        }
 }
 
 unsigned slots_reap(struct vcuda_usage *usage, const char *path, unsigned own) {
@@ -191,8 +201,12 @@ unsigned slots_reap(struct vcuda_usage *usage, const char *path, unsigned own) {
     uint64_t pid_namespace = own_namespace();
     for (unsigned i = 0; i < slots_high(usage); i++) {
         struct vcuda_slot *slot = &usage->slot[i];
-        if (i == own || !is_live(slot) || !lock(fd, i, F_WRLCK))
+        if (i == own || !is_live(slot))
             continue;
+        if (!lock(fd, i, F_WRLCK)) {
+            stop_orphan(slot, pid_namespace);
+            continue;
+        }
         if (is_live(slot) && is_over(slot, pid_namespace)) {
             clear(slot);
             reaped++;

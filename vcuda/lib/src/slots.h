@@ -29,10 +29,8 @@ void slots_touch(const struct slots_claim *claim);
 /* Give it back. */
 void slots_release(struct vcuda_usage *usage, const struct slots_claim *claim);
 
-/* In the child of a fork: close the inherited descriptor, which leaves the lock with the parent. */
-void slots_abandon(const struct slots_claim *claim);
-
-/* Free the slots of dead processes, but for slot `own`. Returns how many there were. */
+/* Free the slots of dead processes, but for slot `own`. Returns how many there were. One that is dead and whose memory
+ * a child keeps stays charged, with no work in flight. */
 unsigned slots_reap(struct vcuda_usage *usage, const char *path, unsigned own);
 
 /* Does slot `index`, of which `slot` is a copy, belong to a living process? `fd` is the usage file, open for reading.

@@ -16,6 +16,7 @@
 #define MAGIC 0x31304452414356ULL
 /* Record locks on a slot's byte lie far behind the content. */
 #define LOCK_BASE (1LL << 40)
+#define LIFE_BASE (1LL << 41)
 
 int64_t now_ns(void) {
     struct timespec now;
@@ -52,10 +53,11 @@ static void refresh(struct hold *hold) {
 static bool map_file(struct hold *hold, const char *path) {
     struct stat status;
     hold->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    hold->life = hold->fd < 0 ? -1 : open(path, O_RDWR | O_CLOEXEC);
     if (hold->fd < 0)
         return false;
     bool mapped = false;
-    if (flock(hold->fd, LOCK_EX) == 0 && fstat(hold->fd, &status) == 0) {
+    if (hold->life >= 0 && flock(hold->fd, LOCK_EX) == 0 && fstat(hold->fd, &status) == 0) {
         bool fresh = status.st_size == 0;
         if (fresh) {
             fchmod(hold->fd, 0666); /* containers' users differ */
@@ -73,9 +75,11 @@ static bool map_file(struct hold *hold, const char *path) {
     }
 out:
     flock(hold->fd, LOCK_UN);
-    /* The descriptor is never closed once mapped: that would drop the process's record locks. */
-    if (!mapped)
+    /* The descriptors are never closed once mapped: that would drop the process's record locks. */
+    if (!mapped) {
         close(hold->fd);
+        close(hold->life);
+    }
     return mapped;
 }
 
@@ -115,6 +119,17 @@ static bool slot_lock(const struct hold *hold, uint32_t index, short kind) {
     return fcntl(hold->fd, F_SETLK, &lock) == 0;
 }
 
+/* The lock of a description: children of fork have it too. */
+static void life_lock(const struct hold *hold, uint32_t index, short kind) {
+    struct flock lock = {.l_type = kind, .l_whence = SEEK_SET, .l_start = LIFE_BASE + index, .l_len = 1};
+    fcntl(hold->life, F_OFD_SETLK, &lock);
+}
+
+static bool life_held(const struct hold *hold, uint32_t index) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LIFE_BASE + index, .l_len = 1};
+    return fcntl(hold->life, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
 static uint64_t pid_namespace(void) {
     struct stat status;
     return stat("/proc/self/ns/pid", &status) == 0 ? (uint64_t)status.st_ino : 0;
@@ -139,15 +154,29 @@ static uint64_t process_start(void) {
 int card_owner(const struct hold *hold, uint32_t index) {
     if ((int)index == hold->mine)
         return (int)getpid();
-    const struct slot *slot = &hold->card->slot[index];
+    struct slot *slot = &hold->card->slot[index];
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_BASE + index, .l_len = 1};
     if (fcntl(hold->fd, F_GETLK, &lock) != 0)
         return 0;
-    if (lock.l_type != F_UNLCK)
+    if (lock.l_type != F_UNLCK) {
+        if (lock.l_pid > 0 && lock.l_pid != slot->pid) {
+            slot->outer_pid = lock.l_pid;
+            slot->outer_namespace = pid_namespace();
+        }
         return lock.l_pid > 0 ? lock.l_pid : 0;
+    }
     /* A process is not shown its own locks, nor those of another copy of this library in it. */
     bool own = slot->pid == getpid() && slot->pid_namespace == pid_namespace() && slot->started == process_start();
     return own ? slot->pid : -1;
+}
+
+int card_holder(const struct hold *hold, uint32_t index) {
+    int owner = card_owner(hold, index);
+    if (owner >= 0 || !life_held(hold, index))
+        return owner;
+    const struct slot *slot = &hold->card->slot[index];
+    uint64_t here = pid_namespace();
+    return slot->pid_namespace == here ? slot->pid : slot->outer_namespace == here ? slot->outer_pid : 0;
 }
 
 /* The dead owner's shared files go with it. */
@@ -167,7 +196,7 @@ static void clear(struct hold *hold, struct slot *slot) {
 
 void card_reap(struct hold *hold) {
     for (uint32_t index = hold->card->highest; index-- > 0;)
-        if (hold->card->slot[index].live && card_owner(hold, index) < 0)
+        if (hold->card->slot[index].live && card_holder(hold, index) < 0)
             clear(hold, &hold->card->slot[index]);
 }
 
@@ -179,6 +208,7 @@ bool card_join(struct hold *hold) {
         struct slot *slot = &hold->card->slot[index];
         if (slot->live || !slot_lock(hold, index, F_WRLCK))
             continue;
+        life_lock(hold, index, F_WRLCK);
         memset(slot, 0, sizeof *slot);
         slot->pid = getpid();
         slot->pid_namespace = pid_namespace();
@@ -198,6 +228,7 @@ void card_leave(struct hold *hold) {
         return;
     clear(hold, &hold->card->slot[hold->mine]);
     slot_lock(hold, (uint32_t)hold->mine, F_UNLCK);
+    life_lock(hold, (uint32_t)hold->mine, F_UNLCK);
     hold->mine = -1;
 }
 

@@ -17,6 +17,9 @@
  * Death. A process holds a POSIX record lock on its slot's byte; the kernel drops it when the process ends, in
  * whatever way. Such locks also carry the owner's process id as the *reader's* PID namespace sees it, which is
  * how NVML's process lists get host ids on the host and nothing inside containers, as with the real driver.
+ * What it holds stays on the card longer, until the last process is gone that has the driver's descriptors: a child of
+ * fork that neither executes nor closes them. A second lock, on a description that such children share, is held until
+ * then, and NVML goes on listing the owner's id (seen so on an H100 with driver 580).
  * The lock over the state is a robust mutex: a holder that died is noticed by the next.
  */
 #ifndef STANDIN_CARD_H
@@ -49,6 +52,8 @@ struct slot {
     uint32_t live;
     int32_t pid;
     uint64_t pid_namespace, started, nonce;
+    int32_t outer_pid; /* as NVML's last reader of another PID namespace knew it, and which namespace that was */
+    uint64_t outer_namespace;
     int64_t used_bytes;
     int64_t served, asked;
     uint32_t stretches, shared_files;
@@ -75,6 +80,7 @@ struct hold {
     const struct card_config *config;
     struct card *card;
     int fd, mine;
+    int life; /* another description of the file, which children of fork keep */
 };
 
 int64_t now_ns(void);
@@ -94,6 +100,8 @@ int64_t card_used(const struct hold *hold);
 bool card_charge(struct hold *hold, int64_t bytes);
 /* Is the slot's owner alive, and under which id does this process know it? 0: alive but out of sight; -1: dead. */
 int card_owner(const struct hold *hold, uint32_t index);
+/* Under which id does this process know whose memory it is? As above, but dead only where no child keeps the memory. */
+int card_holder(const struct hold *hold, uint32_t index);
 
 /* A kernel of this process was placed: it ends at p. */
 void card_note_end(struct hold *hold, int64_t p);

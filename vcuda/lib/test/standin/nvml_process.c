@@ -10,12 +10,12 @@ struct user {
     const struct slot *slot;
 };
 
-/* Processes that this one may see: with a lock on their slot and an id in this PID namespace. Looked at, locked. */
+/* Processes that this one may see: whose slot is held and whose id is of this PID namespace. Looked at, locked. */
 static unsigned int users(nvmlDevice_t device, struct user list[CARD_SLOTS]) {
     unsigned int count = 0;
     for (uint32_t index = 0; index < device->hold.card->highest; index++) {
         const struct slot *slot = &device->hold.card->slot[index];
-        int pid = slot->live ? card_owner(&device->hold, index) : -1;
+        int pid = slot->live ? card_holder(&device->hold, index) : -1;
         if (pid > 0 && slot->used_bytes > 0)
             list[count++] = (struct user){(unsigned int)pid, slot};
     }

@@ -101,6 +101,7 @@ void card_advance(struct hold *hold, int64_t now) {
                 break;
             /* Work queued by the dead goes with them. */
             if (next != card->turn && card_owner(hold, next) < 0) {
+                card->slot[next].asked = card->slot[next].served;
                 card_reap(hold);
                 continue;
             }
