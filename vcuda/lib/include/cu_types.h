@@ -147,7 +147,12 @@ typedef struct {
     CUdeviceptr pointer;
 } CUDA_MEM_ALLOC_NODE_PARAMS;
 
-enum { CU_GRAPH_NODE_TYPE_GRAPH = 4, CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10, CU_GRAPH_NODE_TYPE_MEM_FREE = 11 };
+enum {
+    CU_GRAPH_NODE_TYPE_KERNEL = 0,
+    CU_GRAPH_NODE_TYPE_GRAPH = 4,
+    CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10,
+    CU_GRAPH_NODE_TYPE_MEM_FREE = 11
+};
 enum { CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH = 1, CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD = 2 };
 
 /* cuCtxSetLimit: bytes of stack a thread, of the printf buffer, of the heap for malloc in kernels. */
@@ -156,6 +161,26 @@ enum { CU_LIMIT_STACK_SIZE = 0, CU_LIMIT_PRINTF_FIFO_SIZE = 1, CU_LIMIT_MALLOC_H
 enum { CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR = 39 };
 
 typedef struct CUfunc_st *CUfunction;
+typedef struct CUkern_st *CUkernel;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUlib_st *CUlibrary;
+
+enum { CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES = 3 };
+
+/* The first form ends before `kernel`. */
+typedef struct {
+    CUfunction function;
+    unsigned int grid[3], block[3], shared;
+    void **params, **extra;
+    CUkernel kernel;
+    CUcontext context;
+} CUDA_KERNEL_NODE_PARAMS;
+
+/* Of a node of any kind; read where it is a kernel. */
+typedef struct {
+    int type, reserved[3];
+    CUDA_KERNEL_NODE_PARAMS kernel;
+} CUgraphNodeParams;
 
 /* What a launch says of itself; attributes are passed on unread. */
 typedef struct {

@@ -9,6 +9,7 @@
 
 #include "interposer.h"
 #ifdef VCUDA_INTERPOSER_CUDA
+#include "cuda/local_memory.h"
 #include "cuda/throttle.h"
 #endif
 
@@ -34,6 +35,13 @@ void *vcuda_bind(unsigned id);
         bool inner = IS_INNER(outer);                                                                                  \
         struct throttled_work work;                                                                                    \
         vcuda_depth = outer + 1;                                                                                       \
+        if (!inner && local_may_grow(what)) {                                                                          \
+            result denied = local_launch(what, stream, per_thread);                                                    \
+            if (denied) {                                                                                              \
+                vcuda_depth = outer;                                                                                   \
+                return denied;                                                                                         \
+            }                                                                                                          \
+        }                                                                                                              \
         bool held = !inner && throttle_may_wait() && throttle_begin(&work, stream, per_thread, what, size);            \
         result answer = real.name arguments;                                                                           \
         if (held)                                                                                                      \

@@ -25,6 +25,7 @@ enum allocation_kind {
     ALLOCATION_SETTING,    /* id of a context and number of a limit: what the setting takes; owner is the context */
     ALLOCATION_EXTERNAL,   /* memory imported from another interface */
     ALLOCATION_EXEC,       /* executable graph: owner is its profile, count its device, bytes its flags */
+    ALLOCATION_FUNCTION,   /* function not launched yet, or large kernel: bytes is its local memory a thread */
 };
 
 struct allocation {

@@ -15,6 +15,7 @@
 #include "cuda/context_registry.h"
 #include "cuda/device_map.h"
 #include "cuda/graph_profile.h"
+#include "cuda/local_memory.h"
 #include "cuda/pool_account.h"
 #include "interposer.h"
 #include "page.h"
@@ -76,15 +77,20 @@ static CUresult made(CUresult result, CUgraphExec *out, CUgraph graph, uint64_t 
 }
 
 CUresult hook_cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNode *error, char *log, size_t size) {
-    return made(real.cuGraphInstantiate(out, graph, error, log, size), out, graph, 0);
+    CUresult denied = local_graph(graph);
+    return denied != CUDA_SUCCESS ? denied : made(real.cuGraphInstantiate(out, graph, error, log, size), out, graph, 0);
 }
 
 CUresult hook_cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *error, char *log, size_t size) {
-    return made(real.cuGraphInstantiate_v2(out, graph, error, log, size), out, graph, 0);
+    CUresult denied = local_graph(graph);
+    return denied != CUDA_SUCCESS ? denied
+                                  : made(real.cuGraphInstantiate_v2(out, graph, error, log, size), out, graph, 0);
 }
 
 CUresult hook_cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags) {
-    return made(real.cuGraphInstantiateWithFlags(out, graph, flags), out, graph, flags);
+    CUresult denied = local_graph(graph);
+    return denied != CUDA_SUCCESS ? denied
+                                  : made(real.cuGraphInstantiateWithFlags(out, graph, flags), out, graph, flags);
 }
 
 /* An update is charged at the next launch, as what the graph then does. */
@@ -103,11 +109,13 @@ static CUresult updated(CUresult result, CUgraphExec exec, CUgraph graph) {
 }
 
 CUresult hook_cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error, int *why) {
-    return updated(real.cuGraphExecUpdate(exec, graph, error, why), exec, graph);
+    CUresult denied = local_graph(graph);
+    return denied != CUDA_SUCCESS ? denied : updated(real.cuGraphExecUpdate(exec, graph, error, why), exec, graph);
 }
 
 CUresult hook_cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *info) {
-    return updated(real.cuGraphExecUpdate_v2(exec, graph, info), exec, graph);
+    CUresult denied = local_graph(graph);
+    return denied != CUDA_SUCCESS ? denied : updated(real.cuGraphExecUpdate_v2(exec, graph, info), exec, graph);
 }
 
 CUresult hook_cuGraphExecDestroy(CUgraphExec exec) {
@@ -276,11 +284,11 @@ static CUresult with_params(CUresult (*make)(CUgraphExec *, CUgraph, void *), CU
     struct current_context where;
     struct graph_profile *profile = NULL, pages = {0};
     struct graph_launch launch = {.pool = NULL};
-    CUresult result = CUDA_SUCCESS;
+    CUresult result = local_graph(graph);
     if (params)
         memcpy(&how, params, sizeof how);
-    if ((how.flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) && vcuda_attached() == VCUDA_ATTACHED &&
-        (profile = read_profile(graph)) && context_current(&where)) {
+    if (result == CUDA_SUCCESS && (how.flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) &&
+        vcuda_attached() == VCUDA_ATTACHED && (profile = read_profile(graph)) && context_current(&where)) {
         pages.peak = profile->peak;
         struct allocation item = {
             .owner = (uint64_t)(uintptr_t)&pages, .count = (uint32_t)where.device, .card = (int8_t)where.card};

@@ -1,4 +1,5 @@
 /* One launch of kernels on several cards: each pays its own. Other launches are in hooks.def. */
+#include "cuda/local_memory.h"
 #include "cuda/throttle.h"
 #include "interposer.h"
 
@@ -7,6 +8,12 @@ CUresult hook_cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, uns
     struct throttled_work work[MOST];
     bool ours[MOST] = {false};
     unsigned int known = !list ? 0 : count < MOST ? count : MOST;
+    CUresult denied = CUDA_SUCCESS;
+    for (unsigned int i = 0; list && i < count && denied == CUDA_SUCCESS; i++)
+        if (local_may_grow(list[i].function))
+            denied = local_launch(list[i].function, list[i].stream, false);
+    if (denied != CUDA_SUCCESS)
+        return denied;
     for (unsigned int i = 0; i < known; i++)
         ours[i] = throttle_may_wait() && throttle_begin(&work[i], list[i].stream, false, list[i].function,
                                                         (uint64_t)list[i].grid[0] * list[i].grid[1] * list[i].grid[2]);

@@ -7,6 +7,8 @@
 
 #include "process.h"
 
+enum { LOCAL_BYTES = 3 }; /* among attributes of functions */
+
 /* `spin_5ms`, `gemm_40us`, `tick_800ns`: the length. Ending in `_us`, or `spin`: -1, the first parameter says. */
 static int64_t length_of(const char *name) {
     size_t end = strlen(name);
@@ -22,6 +24,22 @@ static int64_t length_of(const char *name) {
     if (strcmp(unit, "us") == 0)
         return value * 1000;
     return strcmp(unit, "ns") == 0 ? value : config_read()->kernel_ns;
+}
+
+/* `spin_local4096_5ms`: so much local memory a thread. In PTX, what the arrays in its body have. */
+static int64_t local_of(const struct module *module, const char *name) {
+    const char *digits = strstr(name, "_local");
+    int64_t bytes = digits ? strtoll(digits + strlen("_local"), NULL, 10) : 0;
+    char entry[256];
+    snprintf(entry, sizeof entry, ".entry %s", name);
+    const char *at = module->ptx ? strstr(module->ptx, entry) : NULL;
+    const char *end = at ? strstr(at + 1, ".entry") : NULL;
+    while (at && (at = strstr(at, ".local ")) && (!end || at < end)) {
+        const char *room = at + strcspn(at, "[;");
+        bytes += *room == '[' ? strtoll(room + 1, NULL, 10) : 0;
+        at = room;
+    }
+    return bytes;
 }
 
 int64_t kernel_ns(const struct function *function, void **params) {
@@ -139,6 +157,11 @@ void module_free(struct module *module) {
     free(module);
 }
 
+bool function_local(struct context *context, const struct function *function) {
+    int64_t bytes = function->attributes[LOCAL_BYTES];
+    return bytes <= context->local_bytes || context_threads(context, context->limit[0], bytes);
+}
+
 bool function_load(struct function *function) {
     if (function->loaded)
         return true;
@@ -163,6 +186,7 @@ static CUresult find(struct module *module, const char *name, struct function **
         function->fixed_ns = length_of(name);
         function->block[0] = function->block[1] = function->block[2] = 1;
         function->attributes[0] = 1024;
+        function->attributes[LOCAL_BYTES] = (int)local_of(module, name);
         function->attributes[4] = 32;
         function->attributes[5] = function->attributes[6] = 90;
         function->next = module->functions;
@@ -171,6 +195,35 @@ static CUresult find(struct module *module, const char *name, struct function **
     process_unlock();
     *out = function;
     return function ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* The entries of PTX, in its order; a binary image has none that the model knows of. NULL: count them. */
+static CUresult enumerate(struct module *module, struct function **list, unsigned int room, unsigned int *count) {
+    char name[256];
+    *count = 0;
+    if (!module)
+        return CUDA_ERROR_INVALID_HANDLE;
+    for (const char *at = module->ptx; at && (at = strstr(at, ".entry ")); at++)
+        if (sscanf(at, ".entry %255[A-Za-z0-9_$]", name) == 1) {
+            CUresult result = list && *count < room ? find(module, name, &list[*count]) : CUDA_SUCCESS;
+            if (result != CUDA_SUCCESS)
+                return result;
+            ++*count;
+        }
+    return CUDA_SUCCESS;
+}
+CUresult model_cuModuleGetFunctionCount(unsigned int *count, CUmodule module) {
+    return count ? enumerate(module, NULL, 0, count) : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult model_cuModuleEnumerateFunctions(CUfunction *list, unsigned int room, CUmodule module) {
+    unsigned int count;
+    return list ? enumerate(module, list, room, &count) : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult model_cuLibraryGetKernelCount(unsigned int *count, CUlibrary library) {
+    return model_cuModuleGetFunctionCount(count, library);
+}
+CUresult model_cuLibraryEnumerateKernels(CUkernel *list, unsigned int room, CUlibrary library) {
+    return model_cuModuleEnumerateFunctions(list, room, library);
 }
 
 CUresult model_cuModuleLoadData(CUmodule *out, const void *image) {

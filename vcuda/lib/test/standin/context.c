@@ -64,7 +64,8 @@ CUresult model_cuCtxSetLimit(int limit, size_t value) {
     if (!context_lock(context))
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     int64_t grown = limit == 2 ? granules((int64_t)value) - granules(context->limit[2]) : 0;
-    bool fits = device_charge(context->device, grown);
+    bool fits = limit == 0 ? context_threads(context, (int64_t)value, context->local_bytes)
+                           : device_charge(context->device, grown);
     if (fits)
         context->limit[limit] = (int64_t)value;
     process_unlock();

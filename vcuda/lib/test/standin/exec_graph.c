@@ -181,6 +181,17 @@ static void run(struct graph_exec *exec, struct stream *stream) {
             exec_record(exec->steps[at].params.event, stream);
 }
 
+/* The local memory of its kernels. That it comes with the launch, as theirs does outside graphs, is a guess. */
+static CUresult take_local(const struct graph_exec *exec, struct context *context) {
+    bool fits = true;
+    for (int at = 0; at < exec->count && fits; at++) {
+        const CUDA_KERNEL_NODE_PARAMS *kernel = &exec->steps[at].params.kernel;
+        if (exec->steps[at].params.type == NODE_KERNEL && (kernel->function || kernel->kernel))
+            fits = function_local(context, kernel->function ? kernel->function : kernel->kernel);
+    }
+    return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 CUresult model_cuGraphLaunch(CUgraphExec exec, CUstream handle) {
     NEED_CONTEXT(context);
     if (!exec)
@@ -189,6 +200,8 @@ CUresult model_cuGraphLaunch(CUgraphExec exec, CUstream handle) {
     process_lock();
     struct stream *stream = stream_of(context, handle);
     CUresult result = capture_check(stream);
+    if (result == CUDA_SUCCESS)
+        result = take_local(exec, stream->context);
     if (result == CUDA_SUCCESS)
         result = graph_memory_take(exec, stream);
     if (result == CUDA_SUCCESS && (exec->has_host || stream->held))
@@ -226,6 +239,7 @@ static CUresult set_kernel(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL
     struct node changed = *node;
     node_set_kernel(&changed, params, short_form);
     exec->steps[at].length = changed.length;
+    exec->steps[at].params.kernel = changed.params.kernel;
     exec->steps[at].alone = changed.alone;
     process_unlock();
     return CUDA_SUCCESS;

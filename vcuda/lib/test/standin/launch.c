@@ -30,8 +30,12 @@ static CUresult launch_on(struct context *context, CUfunction function, const un
     if (oldest)
         exec_queue_wait(device);
     process_lock();
-    exec_work(stream, kernel_ns(function, params), kernel_alone(context, grid));
+    bool fits = function_local(stream->context, function);
+    if (fits)
+        exec_work(stream, kernel_ns(function, params), kernel_alone(context, grid));
     process_unlock();
+    if (!fits)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     while (until && now_ns() < until)
         ;
     return result;

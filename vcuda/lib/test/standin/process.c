@@ -247,6 +247,22 @@ struct context *context_primary(struct device *device) {
     return device->primary;
 }
 
+enum { STACK = 1024, THREADS_OF_A_SM = 2048 };
+
+static int64_t threads_bytes(const struct context *context, int64_t stack, int64_t local) {
+    int64_t most = stack > local ? stack : local;
+    return granules((most > STACK ? most : STACK) * context->device->hold.config->sms * THREADS_OF_A_SM);
+}
+
+bool context_threads(struct context *context, int64_t stack, int64_t local) {
+    int64_t now = threads_bytes(context, context->limit[0], context->local_bytes);
+    if (!device_charge(context->device, threads_bytes(context, stack, local) - now))
+        return false;
+    context->limit[0] = stack;
+    context->local_bytes = local;
+    return true;
+}
+
 /* The malloc heap of kernels that a context has from the start. */
 enum { HEAP = 8 << 20 };
 
@@ -261,7 +277,7 @@ static bool context_begin(struct context *context, unsigned int flags, unsigned 
     context->id = ++process.next_id;
     context->legacy.context = context;
     context->legacy.held_end = &context->legacy.held;
-    context->limit[0] = 1024;
+    context->limit[0] = STACK;
     context->limit[1] = 1 << 20;
     context->limit[2] = HEAP;
     context->limit[4] = 2048;
@@ -313,6 +329,7 @@ void context_destroy(struct context *context) {
     while (context->modules)
         (context->modules->is_library ? module_detach : module_free)(context->modules);
     free_streams(context);
+    context_threads(context, STACK, 0);
     for (struct context **at = &device->contexts; *at; at = &(*at)->next)
         if (*at == context) {
             *at = context->next;

@@ -99,6 +99,7 @@ struct context {
     struct module *modules;
     int64_t blocking_tail; /* last operation of any stream that the legacy stream waits for */
     int64_t limit[16];
+    int64_t local_bytes; /* the most a thread that a kernel has needed */
     uint32_t peers;
     int cache_config;
     struct context *primary;   /* of a green context: where everything that it is used for lies */
@@ -177,6 +178,9 @@ bool context_lock(const struct context *context);
 struct device *device_of(CUdevice ordinal);
 struct context *context_primary(struct device *device);
 void context_destroy(struct context *context);
+/* Stacks or local memory a thread, whichever is larger, for every thread that can be resident: at the setting of the
+ * one, at the first launch of a kernel that needs more of the other. False: the card has not that much. */
+bool context_threads(struct context *context, int64_t stack, int64_t local);
 /* Charge and give back; the process lock must be held. */
 bool device_charge(struct device *device, int64_t bytes);
 int64_t granules(int64_t bytes);
@@ -204,6 +208,8 @@ bool exec_event_wait(struct event *event);        /* unlocked */
 int64_t kernel_ns(const struct function *function, void **params);
 bool kernel_alone(const struct context *context, const unsigned int grid[3]);
 bool function_load(struct function *function);
+/* What its launch in this context takes, with the process lock held; false if the card has not that much. */
+bool function_local(struct context *context, const struct function *function);
 void module_free(struct module *module);
 void module_detach(struct module *module);
 
