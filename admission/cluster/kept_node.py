@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gpu_manager.domain.pod import Pod
 
@@ -20,6 +22,13 @@ class KeptFor:
     def refuses(self, pod: Pod, cards: int) -> bool:
         """True if a pod whose largest part asks for so many whole cards may not come."""
         return cards < self.cards and pod.priority <= self.pod.priority and pod.uid != self.pod.uid
+
+    def as_json(self, namespace: str = "") -> Mapping[str, Any]:
+        """Who waits since when, for how many cards, and how many pods may leave. ``namespace``: the only one
+        whose pods are named, empty for all; else ``pod`` is empty.
+        """
+        name = self.pod.key if namespace in ("", self.pod.namespace) else ""
+        return {"pod": name, "since": self.pod.created, "cards": self.cards, "left": self.left}
 
 
 @dataclass(slots=True)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from admission.cluster.kept_node import KeptFor
 from admission.cluster.node_facts import BY_CLAIMS
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
@@ -237,16 +236,10 @@ def graph(view: NodeView, namespace: str = "", usage: NodeUsage = NOT_KNOWN) -> 
     stranded = ZERO if view.ids is None else view.ids.stranded
     found = node_json(view.name, cards, view.node.topology, view.ledger, more, stranded)
     if view.kept is not None:
-        found["kept"] = _kept(view.kept, namespace)
+        found["kept"] = view.kept.as_json(namespace)
     if problem:
         found["cards"] = [{**card, "open": False} for card in found["cards"]]
     return found
-
-
-def _kept(kept: KeptFor, namespace: str) -> Mapping[str, Any]:
-    """For whom the node is closed to smaller pods; ``pod`` is empty where it may not be named."""
-    name = kept.pod.key if namespace in ("", kept.pod.namespace) else ""
-    return {"pod": name, "since": kept.pod.created, "cards": kept.cards, "left": kept.left}
 
 
 def _resize(pod: Pod, holder: Allocation, unit: int) -> Mapping[str, Any] | None:

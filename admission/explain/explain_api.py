@@ -25,7 +25,7 @@ from admission.explain.claims import claiming_pod, explain_claims
 from admission.explain.drafts import DraftedPod, claims_to_come, read_draft
 from admission.explain.explanation import FITS, Explanation, explain
 from admission.explain.simulation import simulate
-from admission.explain.views import as_json, as_text, quota_text
+from admission.explain.views import as_json, as_text, closed_nodes, quota_text
 from admission.extender.feasibility import FeasibilityJudge, Unfit
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.quota.claim_creations import limits_of_claims, quota_reasons
@@ -227,6 +227,19 @@ def explain_routes(knowledge: ExplainSources, gate: CallerGate) -> APIRouter:
             return PlainTextResponse(f"{quota_text(limits, snapshot)}{note}\n")
 
         return gate.answered(request, namespace, work)
+
+    @router.get(
+        "/closed",
+        **documented(
+            "Nodes that are closed to smaller pods, for whom and for how long; ?namespace= for who may get "
+            "pods there alone: a pod of another is not named. kubectl vcuda graph asks it."
+        ),
+    )
+    def closed(request: Request, namespace: str = "") -> Response:
+        def work() -> Response:
+            return JSONResponse({"closed": closed_nodes(knowledge.snapshot(), namespace)})
+
+        return gate.answered(request, namespace, work, heavy=False)
 
     return router
 

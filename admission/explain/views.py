@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from admission.cluster.snapshot import Snapshot
@@ -96,3 +97,9 @@ def quota_text(quota: Quota, snapshot: Snapshot) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row[:shown], widths, strict=True)).rstrip()
         for row in rows
     )
+
+
+def closed_nodes(snapshot: Snapshot, namespace: str = "") -> list[Mapping[str, Any]]:
+    """The nodes that are closed to smaller pods, and for whom; pods of another namespace are not named."""
+    views = snapshot.nodes.values()
+    return [{"node": view.name, **view.kept.as_json(namespace)} for view in views if view.kept is not None]

@@ -140,7 +140,7 @@ def test_people_hear_about_namespaces_in_which_they_may_get_pods(api: StandInApi
         create(api, "p", core=200, memory=None, namespace=team)
     until(lambda: service.get("/explain/team-b/p")[0] == 200)
     assert service.get("/explain/team-a/p", TENANT)[0] == 200
-    for path in ("/explain/team-b/p", "/explain/team-b/none", "/quota", "/quota?namespace=team-b"):
+    for path in ("/explain/team-b/p", "/explain/team-b/none", "/quota", "/quota?namespace=team-b", "/closed"):
         assert service.get(path, TENANT)[0] == 403, path
     for token in ("unknown", None):
         assert service.get("/explain/team-a/p", token)[0] == 401
@@ -152,6 +152,7 @@ def test_people_hear_about_namespaces_in_which_they_may_get_pods(api: StandInApi
     status, text = service.get("/quota?namespace=team-a&o=json", TENANT)
     assert (status, [row["namespace"] for row in json.loads(text)["quota"]]) == (200, ["team-a"])
     assert "team-b" in service.get("/quota", ADMIN_TOKEN)[1]
+    assert service.get("/closed?namespace=team-a", TENANT) == (200, '{"closed":[]}')
     own = {TOKEN_HEADER: f"Bearer {TENANT}"}  # through a proxy that has an identity of its own
     assert service.get("/explain/team-b/p", ADMIN_TOKEN, **own)[0] == 403
     assert service.get("/explain/team-b/p", TENANT, **{TOKEN_HEADER: f"Bearer {ADMIN_TOKEN}"})[0] == 200

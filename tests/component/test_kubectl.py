@@ -100,6 +100,36 @@ def test_a_pod_that_was_squeezed_in_is_charged_and_named(
     assert "where no card has room for it" in said(capsys)[0]
 
 
+def test_graph_shows_the_node_that_is_closed_to_smaller_pods(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("n1", "n2"):
+        a_node(api, name, cards=1)
+    kept = {"pod": "default/big\x1b", "since": "2026-01-01T00:00:00Z", "cards": 4, "left": 30}
+    api.serve_behind(
+        "/api/v1/namespaces/kube-system/services/https:gpu-quota-admission:443/proxy",
+        lambda *_: (
+            200,
+            json.dumps({"closed": [{"node": "n1", **kept}, {"node": "n2", "cards": "x"}]}).encode(),
+        ),
+    )
+    assert run(["graph"]) == 0
+    out, err = said(capsys)
+    first, second = out.split("n2: ")
+    assert first.splitlines()[1] == (
+        "|---closed to pods that ask for fewer than 4 cards and have no higher priority: kept for default/big\\x1b "
+        "until it is here, or 30 more pods with cards have left their nodes"
+    )
+    assert "\n|---closed to" not in second
+    assert err == ""
+    assert run(["graph", "-o", "json"]) == 0
+    assert [node.get("kept") for node in json.loads(said(capsys)[0])["nodes"]] == [kept, None]
+    assert run(["graph", "--admission", "-"]) == 0
+    out, err = said(capsys)
+    assert "closed to pods" not in out
+    assert err == "a node that is closed to smaller pods is not shown as such: --admission is -\n"
+
+
 @pytest.mark.parametrize("odd", [{"tencent.com/vcuda-core-limit": "150"}, {"tencent.com/placement": "foo"}])
 def test_a_running_pod_with_an_odd_annotation_holds_what_it_holds(
     api: StandInApi, capsys: pytest.CaptureFixture[str], tmp_path: Path, odd: dict[str, str]

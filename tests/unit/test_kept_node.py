@@ -7,7 +7,7 @@ from admission.cluster.pod_view import read_pod_view
 from admission.cluster.snapshot import NODES, PODS
 from admission.console.cluster_page import graph
 from admission.explain.explanation import explain
-from admission.explain.views import as_text
+from admission.explain.views import as_text, closed_nodes
 from admission.extender.cluster_metrics import ClusterFigures, ClusterMetrics
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.simulation import ExtenderSimulation
@@ -376,6 +376,9 @@ def test_the_console_says_for_whom_a_node_is_closed(busy):
     assert graph(view)["kept"] == {"pod": "default/big", "since": SINCE, "cards": 4, "left": 30}
     assert graph(view, "team")["kept"]["pod"] == ""
     assert "kept" not in graph(busy.world.cluster.snapshot().nodes["n2"])
+    told = {"node": "n1", "pod": "default/big", "since": SINCE, "cards": 4, "left": 30}
+    assert closed_nodes(busy.world.cluster.snapshot()) == [told], "and to kubectl vcuda graph"
+    assert closed_nodes(busy.world.cluster.snapshot(), "team") == [{**told, "pod": ""}]
 
 
 def test_what_if_answers_as_filter_does(busy):

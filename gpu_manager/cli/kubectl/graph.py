@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from gpu_manager.arguments import Argument
-from gpu_manager.cli.kubectl import agents
-from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in
+from gpu_manager.cli.kubectl import agents, service
+from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, log_in
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.accounting import NodeBooks
@@ -16,6 +17,7 @@ from gpu_manager.domain.cluster.node_json import node_json, node_text
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.resources import ZERO
+from gpu_manager.domain.untrusted import mappings, text
 
 
 def command(
@@ -23,19 +25,22 @@ def command(
         list[str] | None, Argument(metavar="[NODE]...", help="Default: every node with cards.")
     ] = None,
     output: Form = Output.TABLE,
+    admission: service.Admission = service.USUAL,
     kubeconfig: Kubeconfig = "",
     context: Context = "",
 ) -> int:
     """Show the cards of the cluster and who holds what of them, from annotations and ResourceClaims.
 
+    The admission service says which node is closed to smaller pods, for one that waits for several cards.
     Exit code: 0, 1 if no node has cards, 2 for bad input.
     """
     from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
 
     with log_in(kubeconfig, context) as login:
         cluster = read_cluster(login.connection)
+        closed = _closed(login, admission)
     books = chosen(cluster.with_cards, nodes or ())
-    pictures = [_graph(one) for one in books]
+    pictures = [{**_graph(one), **closed.get(one.name, {})} for one in books]
     if for_program(output):
         emit({"nodes": pictures}, output)
     for one, drawn in zip(books, pictures, strict=True) if not for_program(output) else ():
@@ -46,6 +51,30 @@ def command(
     if not books and not for_program(output):
         print("no node publishes cards: kubectl vcuda doctor says why")
     return 0 if books else 1
+
+
+def _closed(login: Login, admission: str) -> Mapping[str, Mapping[str, Any]]:
+    """Node → what its picture has beside its cards: for whom it is closed to smaller pods."""
+    try:
+        said = service.ask(login, admission, "/closed").get("closed")
+    except service.Silent as why:
+        print(
+            f"a node that is closed to smaller pods is not shown as such: {printable(str(why))}",
+            file=sys.stderr,
+        )
+        return {}
+    found = {}
+    for one in mappings(said):
+        cards, left = one.get("cards"), one.get("left")
+        if isinstance(cards, int) and isinstance(left, int):
+            kept = {
+                "pod": text(one.get("pod")),
+                "since": text(one.get("since")),
+                "cards": cards,
+                "left": left,
+            }
+            found[text(one.get("node"))] = {"kept": kept}
+    return found
 
 
 def chosen(books: tuple[NodeBooks, ...], names: tuple[str, ...] | list[str]) -> list[NodeBooks]:

@@ -99,8 +99,19 @@ def _stranded(graph: Mapping[str, Any]) -> str:
 
 
 def node_text(graph: Mapping[str, Any]) -> str:
-    """The result of :func:`node_json` as text, a line for each card and holder, no control characters."""
+    """The result of :func:`node_json` as text, a line for each card and holder, no control characters.
+
+    ``kept`` in it says for whom the node is closed to smaller pods, as the admission service tells.
+    """
     lines = [f"{printable(graph['node'])}: {len(graph['cards'])} cards{_stranded(graph)}"]
+    if kept := graph.get("kept"):
+        lines.append(
+            printable(
+                f"|---closed to pods that ask for fewer than {kept['cards']} cards and have no higher "
+                f"priority: kept for {kept['pod'] or 'a pod of another namespace'} until it is here, or "
+                f"{kept['left']} more pods with cards have left their nodes"
+            )
+        )
     for card in graph["cards"]:
         reason = f": {card['reason']}" if card["reason"] else ""
         state = "" if card["healthy"] else f", unhealthy{reason}"
