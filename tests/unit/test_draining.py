@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from admission.cluster.pod_view import read_pod_view
 from admission.cluster.snapshot import PODS
 from admission.cluster.trim import slim_pod
-from admission.extender.drained_nodes import QuotaBounds, _Asked, _Nearest
+from admission.extender.drained_nodes import DrainedNodes, QuotaBounds
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.fragmentation_score import stock_of as stock_of_views
+from admission.extender.nearest_nodes import LargestPart, NearestNodes
 from admission.extender.node_rooms import NodeRooms
 from admission.extender.verbs import Extender
 from bench.placement.ours import Ours
@@ -160,8 +161,8 @@ events = st.lists(
 @given(events)
 def test_the_nearest_nodes_are_those_that_a_look_at_all_of_them_would_find_whatever_changes(changes):
     world, there = World([node("a", cards=4)]), {"a"}
-    asked = _Asked(RequestShape(400), PodConstraints())
-    nearest = _Nearest(asked, NodeRooms())
+    asked = LargestPart(RequestShape(400), PodConstraints())
+    nearest = NearestNodes(asked, NodeRooms())
     nearest.of(world.cluster)
     for number, (name, size, pods) in enumerate(changes):
         if size:
@@ -173,7 +174,7 @@ def test_the_nearest_nodes_are_those_that_a_look_at_all_of_them_would_find_whate
             there.remove(name)
             world.cluster.apply("nodes", "DELETED", node(name))
         if number % 2 or pods:  # some changes are seen together
-            anew = _Nearest(asked, NodeRooms())
+            anew = NearestNodes(asked, NodeRooms())
             assert nearest.of(world.cluster) == anew.of(world.cluster)
             assert nearest.first(world.cluster) == anew.first(world.cluster)
 
@@ -216,6 +217,59 @@ def test_any_number_of_pods_that_no_node_could_take_keep_nobody_from_a_node(alik
         found = kept(world)
     assert found == {(n1.state, n1.cpu): 4}
     assert not world.policy._drained._nowhere
+
+
+class CountedRooms(NodeRooms):
+    """Counts the nodes that were read."""
+
+    def __init__(self):
+        super().__init__()
+        self.read = 0
+
+    def of(self, view):
+        self.read += 1
+        return super().of(view)
+
+
+def with_counted_rooms(world):
+    rooms = CountedRooms()
+    world.policy._drained = DrainedNodes(rooms)
+    return rooms
+
+
+def test_what_comes_and_goes_on_the_nodes_is_not_read_for_pods_that_are_set_aside():
+    world = two_nodes()
+    rooms = with_counted_rooms(world)
+    for obj in for_nobody(40, alike=False):
+        world.create(obj)
+        world.policy._drained.came(read_pod_view(obj), [RequestShape(800)])
+    for _ in range(60):
+        assert kept(world) == {}
+    rooms.read = 0
+    for at in range(100):
+        world.create(pod(f"small-{at}", 1, 0, on="n1"))
+        assert kept(world) == {}
+    assert rooms.read == 0
+    world.cluster.apply("nodes", "ADDED", node("n8", cards=8))
+    for _ in range(60):
+        found = kept(world)
+    assert set(found.values()) == {8}
+
+
+def test_the_nodes_for_a_request_are_sought_once_for_the_preference_and_for_the_node_to_close():
+    world = two_nodes()
+    rooms = with_counted_rooms(world)
+    for name in ("one", "two"):
+        world.create(unschedulable(pod(name, 400, None)))
+        world.policy._drained.came(read_pod_view(world.api.pods["default", name]), [RequestShape(400)])
+    assert kept(world)
+    assert rooms.read == 2
+    bounds, drained_nodes = QuotaBounds(None, stock(world), world.cluster.unit), world.policy._drained
+    drained_nodes.close(world.cluster, bounds, 1.0)
+    drained_nodes.left(100)
+    drained_nodes.close(world.cluster, bounds, 2.0)
+    assert [view.name for view in world.cluster.snapshot().nodes.values() if view.kept] == ["n1"]
+    assert rooms.read == 2
 
 
 def test_a_pod_is_set_aside_for_no_longer_than_its_quota_leaves_it_no_pool_with_a_node():
