@@ -24,7 +24,7 @@ from admission.explain.claiming_pods import ClaimingPods
 from admission.explain.claims import claiming_pod, explain_claims
 from admission.explain.drafts import DraftedPod, claims_to_come, read_draft
 from admission.explain.explanation import FITS, Explanation, explain
-from admission.explain.simulation import simulate
+from admission.explain.simulation import refused_at_create, simulate
 from admission.explain.views import as_json, as_text, closed_nodes, quota_text
 from admission.extender.feasibility import FeasibilityJudge, Unfit
 from admission.extender.fragmentation_score import LeastFragmentation
@@ -85,6 +85,8 @@ class ExplainSources:
         ``everywhere`` as in :meth:`explain`.
         """
         own = self.explain(draft.view, everywhere=everywhere)
+        if refused := refused_at_create(draft.view, self.snapshot(), self.quota.current, self.terms):
+            return replace(own, line=refused, counts={Unfit.QUOTA.value: own.total}, nodes=())
         if draft.claiming is None or not _has_room(own):
             return own
         claims, unknown = claims_to_come(draft, self.cluster)

@@ -14,16 +14,21 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from admission.cluster.pod_view import PodView, pod_view
+from admission.cluster.snapshot import Snapshot
 from admission.config import ClusterTerms
 from admission.explain.explanation import explain
 from admission.extender.feasibility import FeasibilityJudge
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.simulation import ExtenderSimulation
+from admission.quota.pod_creations import quota_refusal
 from admission.quota.quota_book import QuotaBook
 from admission.webhook.draft import draft_pod
+from gpu_manager.domain.cluster.quota import Quota
 from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.placement.explain import LINE_LIMIT
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import ZERO
+from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.whatif.host_resources import HostResources
 from gpu_manager.domain.whatif.simulation import MOST_ASKED
 
@@ -85,11 +90,27 @@ def _why(
     trial: ExtenderSimulation, pod: PodView, nodes: list[str], quota: QuotaBook, terms: ClusterTerms
 ) -> str:
     snapshot = trial.snapshot
+    if refused := refused_at_create(pod, snapshot, quota.current, terms):
+        return refused
     those = {name: snapshot.nodes[name] for name in nodes if name in snapshot.nodes}
     if not those:
         return "no node that it may go to has cards, and the host CPU, memory and pod slots left"
     asked = replace(snapshot, nodes=those)
     return explain(pod, asked, quota.current, FeasibilityJudge(), terms.minimum_cores, everywhere=True).line
+
+
+def refused_at_create(pod: PodView, snapshot: Snapshot, quota: Quota | None, terms: ClusterTerms) -> str:
+    """That and why a pod that is not there yet would be refused by its namespace's quota when it is created,
+    in place of waiting; empty if it would not, or is illegal anyway.
+    """
+    if quota is None:
+        return ""
+    try:
+        request = judged_request(pod.pod, snapshot.unit, terms.minimum_cores)
+    except RequestInvalid:
+        return ""
+    reason = quota_refusal(quota, snapshot, pod.pod, request, snapshot.nodes.values())
+    return f"would not be created: {reason}"[:LINE_LIMIT] if reason else ""
 
 
 def _read(body: bytes, terms: ClusterTerms) -> tuple[list[_Group], dict[str, HostResources]]:

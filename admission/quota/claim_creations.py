@@ -23,6 +23,7 @@ from gpu_manager.domain.cluster.quota import NamespaceQuota, Quota, refusal
 from gpu_manager.domain.dra.demand import ClaimDemand
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.priority import Priority
+from gpu_manager.domain.resources import Amount
 from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
@@ -82,9 +83,11 @@ class ClaimCreations:
             limits = limits_of_claims(quota, namespace, demanded)
             if limits is None:
                 return None
-            if not self._leads():
-                return NoClaim(_NOT_LEADER, again=True)
             snapshot = self._cluster.snapshot()
+            if not self._leads():
+                if _asks_more_than_is_granted(limits, demanded):  # then no leader would let it pass either
+                    return NoClaim(quota_reasons(limits, snapshot, namespace, demanded))
+                return NoClaim(_NOT_LEADER, again=True)
             if reasons := quota_reasons(limits, snapshot, namespace, demanded):
                 return NoClaim(reasons)
             if dry_run:
@@ -118,14 +121,22 @@ def quota_reasons(
     limits: NamespaceQuota, snapshot: Snapshot, namespace: str, demanded: Sequence[ClaimDemand]
 ) -> str:
     """Say why the namespace's quota does not let claims pass that may take so much; empty if it does."""
-    reasons = tuple(dict.fromkeys(_reasons(limits, snapshot, namespace, demanded)))
+    used, protected = (sums.get(namespace, {}) for sums in (snapshot.used, snapshot.protected))
+    reasons = tuple(dict.fromkeys(_reasons(limits, used, protected, demanded)))
     return f"{refusal(namespace, reasons)}{_hint(demanded)}" if reasons else ""
 
 
+def _asks_more_than_is_granted(limits: NamespaceQuota, demanded: Sequence[ClaimDemand]) -> bool:
+    """Return whether the claim would be refused even if its namespace held nothing."""
+    return any(_reasons(limits, {}, {}, demanded))
+
+
 def _reasons(
-    limits: NamespaceQuota, snapshot: Snapshot, namespace: str, demanded: Sequence[ClaimDemand]
+    limits: NamespaceQuota,
+    used: Mapping[str, Amount],
+    protected: Mapping[str, Amount],
+    demanded: Sequence[ClaimDemand],
 ) -> Iterator[str]:
-    used, protected = (sums.get(namespace, {}) for sums in (snapshot.used, snapshot.protected))
     right = replace(limits, limited=False)  # is of the protected ones alone
     yield from right.passed({}, add_demands({}, protected_demands(demanded)), protected).values()
     if not limits.limited:
@@ -154,7 +165,8 @@ def _hint(demanded: Iterable[ClaimDemand]) -> str:
 
 
 _NOT_LEADER: Final = (
-    "this replica does not lead, or does not know yet what the one before let pass: create the claim again"
+    "this replica does not lead, or does not know yet what the one before let pass, which takes a minute at "
+    "most: create the claim again"
 )
 _NOT_RECORDED: Final = (
     "what counts could not be recorded for the replica that leads next: create the claim again"

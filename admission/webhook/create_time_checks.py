@@ -11,17 +11,15 @@ from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.feasibility import FeasibilityJudge, Fit, Unfit
 from admission.extender.refusal_lines import describe
 from admission.quota.claim_creations import ClaimCreations, says_protected
-from admission.quota.quota_book import QuotaBook, refuse_at_create
+from admission.quota.pod_creations import quota_refusal
+from admission.quota.quota_book import QuotaBook
 from admission.webhook.admit import CreateTimeChecks
-from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.claims import read_claim
 from gpu_manager.domain.dra.pod_claims import double_uses, requests_of_containers, shared_uses
 from gpu_manager.domain.errors import printable
-from gpu_manager.domain.placement.ledger import Allocation, Share, peak
 from gpu_manager.domain.placement.numa import most_together
 from gpu_manager.domain.pod import Pod
-from gpu_manager.domain.priority import Priority
-from gpu_manager.domain.resources import Amount, format_bytes
+from gpu_manager.domain.resources import format_bytes
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 from gpu_manager.domain.topology import NumaPolicy
@@ -47,19 +45,9 @@ def create_time_checks(
     kinds = _Recent(cluster, clock)
 
     def refuse(pod: Pod, request: PodRequest) -> Sequence[str]:
-        limits = quota.current
-        if limits is None or not cluster.synced or limits.of(pod.namespace, request.priority) is None:
+        if quota.current is None or not cluster.synced:
             return ()
-        snapshot = cluster.snapshot()
-        models = {
-            state.card.model
-            for view in kinds.now()
-            for state in view.node.cards
-            if not request.models or request.allows(state.card) or request.uuids
-        }
-        asked = _least(request)
-        protected = snapshot.protected if request.priority is Priority.PROTECTED else None
-        reason = refuse_at_create(limits, snapshot.used, pod.namespace, asked, models, protected)
+        reason = quota_refusal(quota.current, cluster.snapshot(), pod, request, kinds.now())
         return (reason,) if reason else ()
 
     def warn(pod: Pod, request: PodRequest) -> Sequence[str]:
@@ -148,16 +136,3 @@ def _never(
 def _kinds(views: Iterable[NodeView]) -> tuple[NodeView, ...]:
     """One node of each kind: what its cards are like does not depend on their names."""
     return tuple({(view.hardware, view.problem): view for view in views}.values())
-
-
-def _least(request: PodRequest) -> Amount:
-    """What the pod takes at least at its worst moment, were all of it of one model.
-
-    Of whole cards the memory is not known before the card is, and counts as none.
-    """
-    card = CardUuid("")
-    held = [
-        Allocation(request.uid, c.name, c.kind, c.order, (Share(card, c.request.amount),))
-        for c in request.containers
-    ]
-    return peak(held, card)

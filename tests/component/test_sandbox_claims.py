@@ -154,7 +154,7 @@ def test_a_pod_whose_claim_is_refused_has_the_reason_as_an_event(sandbox: Sandbo
         events = (one for one in sandbox.api.list("events") if one["involvedObject"]["name"] == "service")
         return [one["message"] for one in events if one["reason"] == "FailedResourceClaimCreation"]
 
-    until(told)
+    until(lambda: any("protected shares" in one and "are not granted to it" in one for one in told()))
     assert told()[0].startswith("PodResourceClaim gpu: failed to create ResourceClaim: admission webhook ")
     log = sandbox.directory / "admission.log"
     until(lambda: log.read_text().count('"name": "service-gpu-') >= 3)

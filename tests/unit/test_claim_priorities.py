@@ -73,7 +73,7 @@ def test_a_protected_claim_needs_the_right_also_where_nothing_else_is_limited() 
     service = Service({"other": {"quota": {"T4": 1}}})
     assert service.create(asking("a", PROTECTED)) == (
         'ExceedsGPUQuota: namespace "team": protected shares of model "Tesla-T4" are not granted to it (none '
-        'are): an operator grants them in its quota, under "protected". A claim counts from its creation, at the '
+        'are): an operator grants them in its quota (ConfigMap kube-system/gpuquota), under "protected". A claim counts from its creation, at the '
         "most that it may take"
     )
     assert service.create(asking("b", says(priority="best-effort"))) == ""

@@ -22,7 +22,8 @@ from admission.webhook.admission_review import Review
 from admission.webhook.admit import CreateTimeChecks, validate
 from admission.webhook.create_time_checks import create_time_checks
 from bench.dra_quota import race
-from gpu_manager.domain.contract import POOL_LABEL
+from gpu_manager.domain.contract import DRA_DRIVER, POOL_LABEL
+from gpu_manager.domain.dra.parameters import API_VERSION, KIND
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import Amount
@@ -136,10 +137,26 @@ def test_claims_of_other_drivers_and_admin_access_pass_even_without_a_leader(obj
 
 
 def test_a_namespace_without_a_quota_needs_no_leader() -> None:
-    service = Service({"team": {"quota": {"T4": 0}}})
+    service = Service({"team": {"quota": {"T4": 9}}})
     service.leads = False
     assert service.create(claim("a", count=9), namespace="other") == ""
     assert service.create(claim("a", count=9)).startswith("again: this replica does not lead")
+
+
+def test_a_claim_of_more_than_is_granted_is_refused_for_good_without_a_leader() -> None:
+    """As in a cluster that has just been installed: nobody has to wait a minute to hear what is missing."""
+    service = Service({"team": {"quota": {"T4": 1}, "protected": {"T4": 0}}})
+    service.leads = False
+    assert service.create(claim("a", count=2)).startswith('ExceedsGPUQuota: namespace "team": 1 card of T4')
+    assert service.create(claim("b", **part(60))).startswith("again: this replica does not lead")
+    protected = claim("c", **part(60))
+    parameters = {"apiVersion": API_VERSION, "kind": KIND, "priority": "protected"}
+    protected["spec"]["devices"]["config"] = [{"opaque": {"driver": DRA_DRIVER, "parameters": parameters}}]
+    assert "0 cards of T4 protected, 0 used or being bound, 0.6 asked" in service.create(protected)
+    service.world.limit({"team": {"quota": {"T4": 1}}})
+    assert 'protected shares of model "Tesla-T4" are not granted to it (none are)' in service.create(
+        protected
+    )
 
 
 def test_a_replica_that_holds_no_claims_to_quotas_lets_none_pass_where_there_is_one() -> None:

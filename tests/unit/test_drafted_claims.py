@@ -17,6 +17,7 @@ from admission.explain.drafts import read_draft
 from admission.explain.explain_api import ExplainSources
 from admission.explain.explanation import Explanation
 from admission.extender.fragmentation_score import LeastFragmentation
+from gpu_manager.domain.contract import PRIORITY
 from gpu_manager.domain.errors import RequestInvalid
 from tests.fakes.extender import World, node, pod
 from tests.unit.test_cluster_claims import claim, part
@@ -167,3 +168,14 @@ def test_the_console_lists_pods_that_wait_for_claims_of_ours_with_the_reason() -
     knowledge.claiming.look(pending("by-w", "w"), gone=True, tells=True)
     made.clock.pass_(3)
     assert "ml/by-w" not in {row["pod"] for row in json.loads(page.data())["waiting"]}
+
+
+def test_a_pod_of_a_file_that_would_not_be_created_is_not_said_to_wait() -> None:
+    obj = {"kind": "Pod", **pod("service", namespace="ml", annotations={PRIORITY: "protected"})}
+    found = answered(sources(World([node("n1")], quota={})), obj)
+    assert found.line.startswith("would not be created: ExceedsGPUQuota: ")
+    assert (
+        'an operator grants them in its quota (ConfigMap kube-system/gpuquota), under "protected"'
+        in found.line
+    )
+    assert found.counts == {"quota": 1}

@@ -24,7 +24,7 @@ PROTECTED = Priority.PROTECTED
 T4, V100 = "Tesla-T4", "Tesla-V100-SXM2-32GB"
 NO_RIGHT = (
     'protected shares of model "Tesla-T4" are not granted to it (none are): '
-    'an operator grants them in its quota, under "protected"'
+    'an operator grants them in its quota (ConfigMap kube-system/gpuquota), under "protected"'
 )
 
 

@@ -140,3 +140,18 @@ def test_simulated_pods_are_placed_by_priority() -> None:
         ("default/n-0", "n1", [1]),  # not beside the protected one, which would be the fuller card
         ("default/q-0", "n1", [1]),  # the other card has no room for it
     ]
+
+
+def test_a_pod_that_would_not_be_created_is_said_to_be_refused_and_not_to_wait() -> None:
+    world = World([node("n1", 2)], quota={"*": {"quota": {"T4": 1}}})
+    asked, large = group("service", "n1", cores=30), group("large", "n1", cores=200)
+    asked["manifest"]["metadata"]["annotations"] = {PRIORITY: "protected"}
+    waits = [group("first", "n1", cores=80), group("second", "n1", cores=80)]
+    answer = ask(world, asked, large, *waits)
+    said = {one["pod"]: one["reason"] for one in answer["refused"]}
+    assert said["default/service-0"] == (
+        'would not be created: ExceedsGPUQuota: namespace "default": protected shares of model "Tesla-T4" are not granted to it (none are): '
+        'an operator grants them in its quota (ConfigMap kube-system/gpuquota), under "protected"'
+    )
+    assert said["default/large-0"].startswith("would not be created: ")
+    assert said["default/second-0"].startswith("waits: "), "its turn may come"

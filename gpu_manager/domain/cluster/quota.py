@@ -117,7 +117,7 @@ class NamespaceQuota:
             shares = f"protected shares of model {quoted(unlisted[0])}" if unlisted else "protected shares"
             return (
                 f"{shares} are not granted to it ({those or 'none are'}): "
-                'an operator grants them in its quota, under "protected"'
+                f'an operator grants them in its quota (ConfigMap {"/".join(QUOTA_PLACE)}), under "protected"'
             )
         for line in self.protected_lines(protected, model):
             if (more := _sum(asked, line.key).cores) > line.protected_room:
