@@ -9,31 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import nsmallest
 from itertools import islice
 from typing import Final
 
 from admission.cluster.kept_node import KeptFor
-from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState, Snapshot
+from admission.extender.nearest_nodes import LargestPart, NearestNodes, NodeContent, NodeSizes
 from admission.extender.node_rooms import NodeRooms
 from gpu_manager.domain.cluster.quota import NamespaceQuota, Quota
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.score.closing import NodeClosing
-from gpu_manager.domain.score.draining import MOST, drained, left_to_end
+from gpu_manager.domain.score.draining import drained
 from gpu_manager.domain.score.request_mix import RequestShape, Stock
 from gpu_manager.domain.whatif.scheduling_constraints import PodConstraints
 
-NodeContent = tuple[int, int | None]
-"""State and free host CPU: nodes that are equal in both are kept together."""
-
-_Able = tuple[int, int, str, NodeContent]
-"""A node that is large enough: cores and pods that must end there first, its name and content."""
-
 _LOOKED: Final = 16  # pods that wait, at each question
-_MOST_NEAREST: Final = 64  # requests for which a node may be closed, of which the nodes are kept in order
+_MOST_NEAREST: Final = 64  # requests of which the nodes are kept in order
 _MOST_KNOWN: Final = 4096  # pods; the oldest go
 
 
@@ -49,18 +42,6 @@ class QuotaBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A pod's largest part, and where it may lie: not on cards of the ``closed`` models, and on nodes of the
-    ``pools`` only, unless that is empty.
-    """
-
-    shape: RequestShape
-    constraints: PodConstraints
-    closed: frozenset[str] = frozenset()
-    pools: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class _Pod:
     namespace: str
     shapes: tuple[RequestShape, ...]  # of its parts
@@ -71,14 +52,16 @@ class _Pod:
         """Of its largest part."""
         return max(shape.cards for shape in self.shapes)
 
-    def asked(self, quota: NamespaceQuota | None, used: Mapping[str, Amount], bounds: QuotaBounds) -> _Asked:
+    def asked(
+        self, quota: NamespaceQuota | None, used: Mapping[str, Amount], bounds: QuotaBounds
+    ) -> LargestPart:
         """What it may have under a quota of its namespace, which uses so much."""
         largest = max(self.shapes, key=lambda shape: shape.cards)
         if quota is None:
-            return _Asked(largest, self.constraints)
+            return LargestPart(largest, self.constraints)
         whole = {model: _charge(self.shapes, stock, bounds.unit) for model, stock in bounds.stock.items()}
         closed = frozenset(model for model, amount in whole.items() if quota.passed(used, {model: amount}))
-        return _Asked(largest, self.constraints, closed, quota.pools)
+        return LargestPart(largest, self.constraints, closed, quota.pools)
 
 
 def _charge(shapes: Sequence[RequestShape], stock: Stock, unit: int) -> Amount:
@@ -89,70 +72,16 @@ def _charge(shapes: Sequence[RequestShape], stock: Stock, unit: int) -> Amount:
     )
 
 
-class _Nearest:
-    """The nodes that are large enough for a request, by what must end there first."""
-
-    def __init__(self, asked: _Asked, rooms: NodeRooms) -> None:
-        self.asked = asked
-        self._rooms = rooms
-        self._turn = 0
-        self._able: dict[str, _Able] = {}
-        self._least: list[_Able] | None = []  # as many as can be kept; None: to be found again
-
-    def of(self, cluster: ClusterState) -> list[NodeContent]:
-        """Return as many as can be kept, those with the least to end first."""
-        return [content for *_, content in self._look(cluster)]
-
-    def first(self, cluster: ClusterState) -> tuple[str, int] | None:
-        """The node with the least to end, and how many cores; None if none is large enough."""
-        least = self._look(cluster)
-        return (least[0][2], least[0][0]) if least else None
-
-    def _look(self, cluster: ClusterState) -> list[_Able]:
-        before = self._turn
-        snapshot, changed = cluster.news(before)
-        self._turn = snapshot.turn
-        for view in changed:
-            self._put(view)
-        if snapshot.names_turn > before:
-            for name in self._able.keys() - snapshot.nodes.keys():
-                self._drop(name)
-        if self._least is None:
-            self._least = nsmallest(MOST, self._able.values())
-        return self._least
-
-    def _drop(self, name: str) -> None:
-        known = self._able.pop(name, None)
-        if self._least is not None and known in self._least:
-            self._least = None
-
-    def _put(self, view: NodeView) -> None:
-        self._drop(view.name)
-        asked = self.asked
-        if view.problem or view.constraints.bars(asked.constraints):
-            return
-        if asked.pools and view.node.pool not in asked.pools:
-            return
-        cpu = None if view.cpu is None else view.cpu + sum(pod.cpu for pod in view.bound.values())
-        rooms = tuple(room for room in self._rooms.of(view) if room.model not in asked.closed)
-        left = left_to_end(asked.shape, rooms, cpu)
-        if left is None:
-            return
-        able = self._able[view.name] = left, len(view.bound), view.name, (view.state, view.cpu)
-        if self._least is not None and (len(self._least) < MOST or able < self._least[-1]):
-            self._least = None
-
-
 class DrainedNodes:
     """Not thread-safe."""
 
     def __init__(self, rooms: NodeRooms) -> None:
         self._rooms = rooms
         self._came: dict[PodUid, _Pod] = {}  # pods of several cards, the first come first
-        self._nearest: dict[_Asked, _Nearest] = {}
+        self._nearest: dict[LargestPart, NearestNodes] = {}  # the one asked for longest ago first
         self._closing = NodeClosing[PodUid, str]()
-        self._to_close: dict[_Asked, _Nearest] = {}  # the one asked for longest ago first
-        self._nowhere: dict[PodUid, _Nearest] = {}  # no node could take these; looked at longest ago first
+        self._nowhere: dict[PodUid, NearestNodes] = {}  # no node could; looked at longest ago first
+        self._sizes = NodeSizes()
 
     def copy(self, rooms: NodeRooms) -> DrainedNodes:
         """The same pods, over other bounds; what is closed stands in the books of the cluster."""
@@ -182,7 +111,7 @@ class DrainedNodes:
         if before is not None and before.left and before.pod in snapshot.reserved:
             return  # it is about to come, or its scheduler tries in vain: within the bound either is well
         if before is None and not unschedulable:
-            self._to_close.clear()
+            self._nearest.clear()
             cluster.keep("", None)
             return
         new = [True]  # one a look, as for those that are kept
@@ -191,23 +120,14 @@ class DrainedNodes:
             if uid in self._nowhere and (before is None or uid != before.pod):
                 return None
             asked = self._may_have(uid, snapshot, bounds)
-            if asked is None:
-                return None
-            known = self._to_close.pop(asked, None)
-            if known is None and not new:
-                return None
+            known = None if asked is None else self._nearest_of(asked, new)
             if known is None:
-                new.clear()
-                known = _Nearest(asked, self._rooms)
+                return None
             found = known.first(cluster)
             if found is None:
-                self._nowhere[uid] = known
-                self._to_close = {asked: known, **self._to_close}
+                self._set_aside(uid, known)
             else:
                 self._nowhere.pop(uid, None)
-                self._to_close[asked] = known
-            if len(self._to_close) > _MOST_NEAREST:
-                del self._to_close[next(iter(self._to_close))]
             return found
 
         running = sum(len(view.bound) for view in snapshot.nodes.values())
@@ -230,25 +150,39 @@ class DrainedNodes:
             if pod.unschedulable
         )
         waiting = list(islice(((uid, asked) for uid, asked in could if asked is not None), _LOOKED))
-        known = self._nearest
-        self._nearest = {asked: known[asked] for _, asked in waiting if asked in known}
-        # A new one looks at every node: one a question, so that no scheduler waits for several.
-        new = next((asked for _, asked in waiting if asked not in known), None)
-        if new is not None:
-            self._nearest[new] = _Nearest(new, self._rooms)
+        new = [True]
+        known = [(uid, asked, self._nearest_of(asked, new)) for uid, asked in waiting]
         return drained(
-            (asked.shape.cards, self._nearest_to(uid, asked, cluster))
-            for uid, asked in waiting
-            if asked in self._nearest
+            (asked.shape.cards, self._nearest_to(uid, nearest, cluster))
+            for uid, asked, nearest in known
+            if nearest is not None
         )
 
-    def _nearest_to(self, uid: PodUid, asked: _Asked, cluster: ClusterState) -> list[NodeContent]:
+    def _nearest_of(self, asked: LargestPart, new: list[bool]) -> NearestNodes | None:
+        """The nodes for a request, for all pods that ask for it. A new one looks at every node, and no
+        scheduler is to wait for several: only the first is answered, which empties ``new``.
+        """
+        known = self._nearest.pop(asked, None)
+        if known is None and not new:
+            return None
+        if known is None:
+            new.clear()
+            known = NearestNodes(asked, self._rooms)
+        self._nearest[asked] = known
+        if len(self._nearest) > _MOST_NEAREST:
+            del self._nearest[next(iter(self._nearest))]
+        return known
+
+    def _nearest_to(self, uid: PodUid, nearest: NearestNodes, cluster: ClusterState) -> list[NodeContent]:
         """Where the least has to end for a pod; it is set aside if no node could take it."""
-        nearest = self._nearest[asked]
         found = nearest.of(cluster)
         if not found:
-            self._nowhere[uid] = nearest
+            self._set_aside(uid, nearest)
         return found
+
+    def _set_aside(self, uid: PodUid, nearest: NearestNodes) -> None:
+        self._nowhere[uid] = nearest
+        self._nearest = {nearest.asked: nearest, **self._nearest}  # the first to be forgotten
 
     def _look_again(self, cluster: ClusterState, snapshot: Snapshot, bounds: QuotaBounds) -> None:
         """At one of the pods that were set aside: it is one of those that wait again if that is over."""
@@ -256,8 +190,10 @@ class DrainedNodes:
         if uid is None:
             return
         nearest = self._nowhere.pop(uid)
-        same = uid in self._came and self._may_have(uid, snapshot, bounds) == nearest.asked
-        if same and nearest.first(cluster) is None:
+        if uid not in self._came or self._may_have(uid, snapshot, bounds) != nearest.asked:
+            return
+        looked = nearest.turn >= self._sizes.changed(cluster)
+        if looked or nearest.first(cluster) is None:
             self._nowhere[uid] = nearest
 
     def _known(
@@ -275,7 +211,7 @@ class DrainedNodes:
             if pod is not None and pod.occupies:
                 self._closing.started(uid, each.cards, pod.pod.node)
 
-    def _may_have(self, uid: PodUid, snapshot: Snapshot, bounds: QuotaBounds) -> _Asked | None:
+    def _may_have(self, uid: PodUid, snapshot: Snapshot, bounds: QuotaBounds) -> LargestPart | None:
         """What it asks for; None if it is about to get it, or its namespace's quota would refuse it."""
         each = self._came[uid]
         if uid in snapshot.reserved:

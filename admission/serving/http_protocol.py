@@ -110,6 +110,7 @@ class BoundedHttp(HttpToolsProtocol, ServerProtocol):
         self._question: Question | None = None  # of which the body is being read
         self._asked: Question | None = None  # that is to be answered now
         self._ends = False  # after the answer to the question that is being read
+        self._refusal = ""  # of what came last; said once all that came before is answered
         self._patience_seconds = patience_seconds
         self._in_head = False
         self._progress = False  # in what was just received
@@ -132,6 +133,8 @@ class BoundedHttp(HttpToolsProtocol, ServerProtocol):
             self._peers.come(self.client, certificate, self._end)
 
     def data_received(self, data: bytes) -> None:
+        if self._refusal:
+            return
         self._progress = False
         super().data_received(data)
         self._unframed = 0 if self._progress else self._unframed + len(data)
@@ -198,7 +201,33 @@ class BoundedHttp(HttpToolsProtocol, ServerProtocol):
 
     def on_response_complete(self) -> None:
         self._open.used(self)
+        last = not self.pipeline
         super().on_response_complete()
+        if self._refusal and last and not self.transport.is_closing():
+            super().send_400_response(self._refusal)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what was received last and close; requests that came whole before it are answered first."""
+        if len(self.pipeline) >= _MOST_AHEAD:  # then nobody waits for the answers
+            self._asked = None
+        if self._asked is not None:
+            self._answer(self._asked)
+        if self.transport.is_closing():
+            return
+        if len(self.pipeline) < _MOST_AHEAD and self._owes_answers():
+            self._stop()
+            self._refusal = msg
+        else:
+            super().send_400_response(msg)
+
+    def _owes_answers(self) -> bool:
+        """True if requests have come whole and are not answered; one that came in part is dropped."""
+        if self.cycle is None or self.cycle.response_complete:
+            return False
+        if self.cycle.more_body and self.pipeline:
+            self.pipeline.popleft()
+            self.cycle.more_body = False  # it counts as the one before it, which is under way
+        return not self.cycle.more_body
 
     def _answered(self, answer: _OneAnswer) -> None:
         answer.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -110,6 +111,53 @@ def test_requests_that_are_sent_ahead_are_answered_in_their_order() -> None:
         line = connect()
         line.sendall(post(b"1") * 1000)
         assert b"<at once" not in until(line, b"no end")
+
+
+GARBAGE = b"\x00\x01garbage\r\n\r\n"
+
+
+def test_what_came_whole_is_answered_before_the_garbage_behind_it_is_refused() -> None:
+    other = post(b"22", path=b"/")
+    part = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno size"
+    for sent, answers in (
+        (post(b"1") + GARBAGE, (b"<at once:1>",)),
+        (other + GARBAGE, (b"<app:2>",)),
+        (post(b"1") + other + post(b"333") + GARBAGE, (b"<at once:1>", b"<app:2>", b"<app:3>")),
+        (other + part, (b"<app:2>",)),
+        (post(b"1") + other + part, (b"<at once:1>", b"<app:2>")),
+        (post(b"1") + part, (b"<at once:1>",)),
+        (GARBAGE, ()),
+        (part, ()),
+    ):
+        with listening() as connect:
+            line = connect()
+            line.sendall(sent)
+            got = until(line, b"no end")
+        order = [*answers, b"HTTP/1.1 400 Bad Request\r\n"]
+        assert sorted(map(got.index, order)) == [got.index(one) for one in order], sent
+        assert got.count(b"HTTP/1.1 ") == len(order), sent
+        assert got.endswith(b"Invalid HTTP request received."), sent
+
+
+def test_what_comes_behind_garbage_is_not_read() -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/slow":
+            asked.set()
+            await asyncio.to_thread(answer.wait)
+        await ordinary(scope, receive, send)
+
+    with lines_to(slow) as connect:
+        line, other = connect(), connect()
+        line.sendall(post(b"22", path=b"/slow") + GARBAGE)
+        assert asked.wait(10)
+        line.sendall(post(b"333") + GARBAGE)
+        other.sendall(post(b"1"))
+        assert until(other, b"<app:1>")  # by then what came before it is received
+        answer.set()
+        got = until(line, b"no end")
+    assert (got.count(b"HTTP/1.1 200 "), got.count(b"HTTP/1.1 400 ")) == (1, 1)
 
 
 def test_after_the_last_answer_the_connection_is_closed() -> None:
