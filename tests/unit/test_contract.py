@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_manager import ui
 from gpu_manager.domain import contract
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.cluster.node_json import node_json, node_text
@@ -268,3 +270,9 @@ def test_the_label_is_the_model_where_all_cards_are_alike_and_is_removed_where_n
     states = [CardState(Card(i, CardUuid(f"GPU-{i}"), model, 1 << 34)) for i, model in enumerate(models)]
     assert model_labels(states) == {MODEL_LABEL: label, MODEL_LABEL_GAIA: label}
     assert model_labels(()) == {}, "nothing is said before the cards have been listed"
+
+
+def test_the_console_knows_the_driver_of_claims_by_the_contracts_name() -> None:
+    scripts = {path.name: path.read_text("utf-8") for path in Path(ui.__file__).parent.glob("*.js")}
+    assert f'const CLAIMS = "{contract.DRA_DRIVER}";' in scripts["model.js"]
+    assert [name for name, text in scripts.items() if contract.DRA_DRIVER in text] == ["model.js"], "once"
