@@ -10,9 +10,9 @@ import pytest
 
 from tests.fakes.browser import NEEDS_A_BROWSER, Page, browsing
 from tests.fakes.console import QUOTA, cluster, console, nodes, waiting
+from tests.fakes.served_console import SHOWN
 
 DATA = cluster(*nodes(8, 8, 100), waiting=waiting(16), quota=QUOTA, silent=["gpu-node-0003"])
-SHOWN = "document.querySelector('main h1')"
 GO = """new Promise((drawn) => {
   addEventListener("hashchange", () => requestAnimationFrame(() => drawn()), { once: true });
   location.hash = %s; })"""

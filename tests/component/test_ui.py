@@ -13,11 +13,10 @@ import pytest
 from gpu_manager import ui
 from tests.fakes.browser import NEEDS_A_BROWSER, Page
 from tests.fakes.console import GIB, card, cluster, holder, node, past, row
-from tests.fakes.served_console import EVIL, Served
+from tests.fakes.served_console import EVIL, SHOWN, Served
 from tests.fakes.waiting import until
 
 FOLDER = Path(ui.__file__).parent
-SHOWN = "document.querySelector('main h1')"
 USED = holder("notebook", 30, core_used=0.21, memory_used=2 * GIB)
 TWO_NODES = cluster(
     node("n1", card(0, USED), card(1, healthy=False, open=False, reason="XID 79", uuid="GPU-sick")),
@@ -40,8 +39,7 @@ TWO_NODES = cluster(
 def test_the_overview_says_who_needs_a_person_and_leads_to_the_card_in_one_click(
     served: Served, page: Page
 ) -> None:
-    served.data = TWO_NODES
-    page.open(f"{served.url}/ui", SHOWN)
+    served.show(page, TWO_NODES)
     text = page.text()
     assert "Card 1 of n1 is unhealthy" in text
     assert "Pod team-b/huge can never run as it is" in text
@@ -65,14 +63,14 @@ def test_each_view_has_an_address_and_says_what_the_cards_hold_and_what_waits(
         "nodes": [],
         "quota": [],
     }
-    page.open(f"{served.url}/ui#/node/n1", SHOWN)
+    served.open(page, "node/n1")
     assert "21 of 30 cores, 2 GiB of 5 GiB" in page.text()
-    page.open(f"{served.url}/ui#/node/n2", "document.querySelector('main h1')?.innerText == 'Node n2'")
+    served.open(page, "node/n2", "document.querySelector('main h1')?.innerText == 'Node n2'")
     assert "cordoned: nothing new is placed here" in page.text()
     assert "team-a/next main (not started yet)" in page.text()
-    page.open(f"{served.url}/ui#/waiting", "document.querySelector('main h1')?.innerText == 'Waiting'")
+    served.open(page, "waiting", "document.querySelector('main h1')?.innerText == 'Waiting'")
     assert re.search(r"No room now \(1\).*team-b/big.*ask 50 cores", page.text(), re.DOTALL)
-    page.open(f"{served.url}/ui#/quota", "document.querySelector('main h1')?.innerText == 'Quota'")
+    served.open(page, "quota", "document.querySelector('main h1')?.innerText == 'Quota'")
     assert "1.3 of 1 over the quota" in page.text()
     growing = {
         "spec": {"cores": 30, "memory": 5 * GIB},
@@ -84,18 +82,16 @@ def test_each_view_has_an_address_and_says_what_the_cards_hold_and_what_waits(
     served.data = cluster(
         node("n1", card(0, holder("train", 30, resize=growing, refusals=3))), generation="x-9"
     )
-    page.open(f"{served.url}/ui#/card/GPU-0", "document.querySelector('[aria-label=\"Who holds it\"] td')")
+    served.open(page, "card/GPU-0", "document.querySelector('[aria-label=\"Who holds it\"] td')")
     page.wait(
         "document.body.innerText.includes('asks for 90 cores, 5 GiB, refused: the card has 20 cores free')"
     )
-    page.open(
-        f"{served.url}/ui#/pod/team-a/train", "document.querySelector('[aria-label=\"What it holds\"] td')"
-    )
+    served.open(page, "pod/team-a/train", "document.querySelector('[aria-label=\"What it holds\"] td')")
     assert "asks for 90 cores, 5 GiB, refused" in page.text()
     assert "3 times" in page.text()
     served.data = TWO_NODES
     page.open("about:blank", "true")
-    page.open(f"{served.url}/ui#/pod/team-b/big", "document.querySelector('.line')")
+    served.open(page, "pod/team-b/big", "document.querySelector('.line')")
     assert "waits: of 2 nodes, 2 have no room" in page.text()
     assert page.complaints == []
 
@@ -137,7 +133,7 @@ def test_a_server_that_accepts_and_says_nothing_is_not_called_live(served: Serve
     served.data = cluster(node("n1", card(0)))
     hasty = "const wait = AbortSignal.timeout; AbortSignal.timeout = () => wait.call(AbortSignal, 300);"
     script = page.call("Page.addScriptToEvaluateOnNewDocument", source=hasty)["identifier"]
-    page.open(f"{served.url}/ui", SHOWN)
+    served.open(page)
     served.silent = True
     page.wait("document.getElementById('status').className == 'bad'")
     page.call("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
@@ -151,8 +147,7 @@ def test_a_server_that_accepts_and_says_nothing_is_not_called_live(served: Serve
 def test_a_cluster_that_the_api_server_tells_nothing_of_is_not_called_live(
     served: Served, page: Page, age: float, said: str
 ) -> None:
-    served.data = cluster(node("n1", card(0)), age=age)
-    page.open(f"{served.url}/ui", SHOWN)
+    served.show(page, cluster(node("n1", card(0)), age=age))
     assert said in page.text()
     shown = re.search(r"Figures of (\d+) s ago", page.text())
     assert shown
@@ -164,8 +159,7 @@ def test_a_cluster_that_the_api_server_tells_nothing_of_is_not_called_live(
 def test_the_age_of_the_figures_is_shown_and_old_ones_are_not_called_live(
     served: Served, page: Page, age: float, said: str
 ) -> None:
-    served.data = {"nodes": [node("n1", card(0))], "waiting": None, "age": age}
-    page.open(f"{served.url}/ui", SHOWN)
+    served.show(page, {"nodes": [node("n1", card(0))], "waiting": None, "age": age})
     assert said in page.text()
     shown = re.search(r"Figures of (\d+) s ago", page.text())
     assert shown
@@ -177,8 +171,7 @@ def test_the_age_of_the_figures_is_shown_and_old_ones_are_not_called_live(
 def test_text_that_is_selected_stays_selected_and_focus_stays_while_figures_go_on(
     served: Served, page: Page
 ) -> None:
-    served.data = TWO_NODES
-    page.open(f"{served.url}/ui#/node/n1", SHOWN)
+    served.show(page, TWO_NODES, "node/n1")
     page.look("getSelection().selectAllChildren(document.querySelector('.card .facts'))")
     page.look("document.querySelector('.card h2 a').focus()")
     before = len(served.asked)
@@ -192,8 +185,7 @@ def test_text_that_is_selected_stays_selected_and_focus_stays_while_figures_go_o
 
 @NEEDS_A_BROWSER
 def test_a_later_answer_holds_only_what_changed(served: Served, page: Page) -> None:
-    served.data = TWO_NODES
-    page.open(f"{served.url}/ui", SHOWN)
+    served.show(page, TWO_NODES)
     change = {"generation": "x-2", "full": False, "gone": ["n2"]}
     served.data = cluster(node("n3", card(0, uuid="GPU-new")), **change)
     page.wait("[...document.querySelectorAll('.heat .name')].map((e) => e.innerText).join() == 'n1,n3'")
@@ -208,8 +200,7 @@ def test_without_the_right_to_see_the_console_asks_for_a_token_and_a_namespace(
     served: Served, page: Page
 ) -> None:
     served.token = "sesame"
-    served.data = TWO_NODES
-    page.open(f"{served.url}/ui", "document.querySelector('form.login')")
+    served.show(page, TWO_NODES, ready="document.querySelector('form.login')")
     assert "Nothing to show: a bearer token is needed" in page.text()
     page.look("document.querySelector('[name=namespace]').focus()")
     page.type("team-a")
@@ -230,7 +221,7 @@ def test_without_the_right_to_see_the_console_asks_for_a_token_and_a_namespace(
 def test_a_card_shows_who_used_it_when_and_a_gap_where_nothing_answered(served: Served, page: Page) -> None:
     served.data = {**TWO_NODES, "namespace": "team-a"}
     served.past = past("notebook", EVIL, left_out=2)
-    page.open(f"{served.url}/ui#/card/GPU-0?namespace=team-a", "document.querySelector('.lines li')")
+    served.open(page, "card/GPU-0?namespace=team-a", "document.querySelector('.lines li')")
     assert served.remembered[0] == {
         "subject": ["card"],
         "name": ["GPU-0"],
@@ -256,8 +247,7 @@ def test_a_card_shows_who_used_it_when_and_a_gap_where_nothing_answered(served: 
 
 @NEEDS_A_BROWSER
 def test_without_figures_the_history_says_why(served: Served, page: Page) -> None:
-    served.data = TWO_NODES
-    page.open(f"{served.url}/ui", "document.querySelector('.history .none')")
+    served.show(page, TWO_NODES, ready="document.querySelector('.history .none')")
     assert "Nothing yet: figures are kept while somebody looks." in page.text()
     page.click(".history .switch a:nth-of-type(2)")
     page.wait("document.body.innerText.includes('Prometheus has no figures of that time.')")
@@ -267,8 +257,7 @@ def test_without_figures_the_history_says_why(served: Served, page: Page) -> Non
 def test_search_finds_everything_and_the_keyboard_reaches_every_card_in_one_stop(
     served: Served, page: Page
 ) -> None:
-    served.data = TWO_NODES
-    page.open(f"{served.url}/ui", SHOWN)
+    served.show(page, TWO_NODES)
     assert page.look("document.querySelectorAll('.heat [tabindex=\"0\"]').length") == 1
     page.look("document.querySelector('.heat [tabindex=\"0\"]').focus()")
     page.key("ArrowRight")
@@ -287,8 +276,7 @@ def test_search_finds_everything_and_the_keyboard_reaches_every_card_in_one_stop
 def test_a_field_that_is_written_in_keeps_the_focus_when_the_browser_tells_of_an_address_late(
     served: Served, page: Page
 ) -> None:
-    served.data = TWO_NODES
-    page.open(f"{served.url}/ui", SHOWN)
+    served.show(page, TWO_NODES)
     page.look("(() => { location.hash = '#/waiting'; document.getElementById('search').focus(); })()")
     page.wait("document.querySelector('main h1').innerText == 'Waiting'")
     assert page.look("document.activeElement.id") == "search"
@@ -297,7 +285,7 @@ def test_a_field_that_is_written_in_keeps_the_focus_when_the_browser_tells_of_an
 @NEEDS_A_BROWSER
 def test_a_search_before_the_first_figures_waits_for_them(served: Served, page: Page) -> None:
     served.silent = True
-    page.open(f"{served.url}/ui", "document.getElementById('search')")
+    served.open(page, ready="document.getElementById('search')")
     page.key("/")
     page.type("notebook")
     page.key("Enter")
@@ -319,7 +307,7 @@ def test_a_manifest_is_judged_before_it_is_applied(served: Served, page: Page) -
         {"kind": "Deployment", "name": "team-a/web", "copies": 3, "said": said},
         {"kind": "Pod", "name": "team-b/x", "copies": 1, "error": EVIL},
     ]
-    page.open(f"{served.url}/ui", SHOWN)
+    served.open(page)
     page.key("4")
     page.wait("document.getElementById('manifest')")
     page.look("document.getElementById('manifest').focus()")
@@ -336,8 +324,7 @@ def test_a_manifest_is_judged_before_it_is_applied(served: Served, page: Page) -
 
 @NEEDS_A_BROWSER
 def test_the_console_speaks_chinese(served: Served, page: Page) -> None:
-    served.data = TWO_NODES
-    page.open(f"{served.url}/ui", SHOWN)
+    served.show(page, TWO_NODES)
     page.click("header button[lang=zh]")
     page.wait(
         "document.documentElement.lang == 'zh-CN' && document.querySelector('main h1').innerText == '总览'"

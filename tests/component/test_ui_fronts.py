@@ -6,7 +6,6 @@ from tests.fakes.browser import NEEDS_A_BROWSER, Page
 from tests.fakes.console import card, cluster, holder, node
 from tests.fakes.served_console import Served
 
-SHOWN = "document.querySelector('main h1')"
 SHARED = holder(
     "shared", 30, container="shared/gpu", claim="shared", request="gpu", pods=["a", "b"], gone=None
 )
@@ -26,8 +25,7 @@ NODES = cluster(
 def test_cards_given_by_claims_are_usable_and_name_the_pods_of_their_claims(
     served: Served, page: Page
 ) -> None:
-    served.data = NODES
-    page.open(f"{served.url}/ui#/node/n1", SHOWN)
+    served.show(page, NODES, "node/n1")
     boxes = page.look("[...document.querySelectorAll('article.card')].map((box) => box.innerText)")
     assert "given by ResourceClaims" in boxes[0]
     assert "team-a/a, team-a/b shared/gpu" in boxes[0]
@@ -44,8 +42,7 @@ def test_cards_given_by_claims_are_usable_and_name_the_pods_of_their_claims(
 def test_a_node_is_said_to_take_no_pods_where_it_takes_none_and_not_where_claims_have_its_cards(
     served: Served, page: Page
 ) -> None:
-    served.data = NODES
-    page.open(f"{served.url}/ui", SHOWN)
+    served.show(page, NODES)
     troubles = page.look("[...document.querySelectorAll('.troubles li')].map((one) => one.innerText)")
     assert troubles == ["Node n2 takes no pods\nits agent is starting or has left"]
     cells = page.look(
@@ -63,10 +60,13 @@ def test_a_node_that_is_closed_to_smaller_pods_says_for_whom_and_until_when(
     served: Served, page: Page
 ) -> None:
     kept = {"pod": "team-a/train-0", "since": "2026-01-01T00:00:00Z", "cards": 8, "left": 57}
-    served.data = cluster({**node("n1", card(0)), "kept": kept}, {**node("n2"), "kept": {**kept, "pod": ""}})
-    page.open(f"{served.url}/ui#/node/n2", SHOWN)
+    served.show(
+        page,
+        cluster({**node("n1", card(0)), "kept": kept}, {**node("n2"), "kept": {**kept, "pod": ""}}),
+        "node/n2",
+    )
     assert "fewer than 8 cards and have no higher priority, for a pod of another namespace." in page.text()
-    page.open(f"{served.url}/ui#/node/n1", "document.querySelector('main .state a')")
+    served.open(page, "node/n1", "document.querySelector('main .state a')")
     assert "or when 57 more pods with cards have left their nodes" in page.text()
     page.click("main .state a")
     page.wait("location.hash == '#/pod/team-a/train-0'")

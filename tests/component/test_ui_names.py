@@ -8,7 +8,6 @@ from tests.fakes.browser import NEEDS_A_BROWSER, Page
 from tests.fakes.console import card, cluster, holder, node, row
 from tests.fakes.served_console import Served
 
-SHOWN = "document.querySelector('main h1')"
 NODE = f"{'n' * 63}.{'m' * 63}.{'o' * 63}.example.com"
 POD = holder("p" * 253, 30, namespace="t" * 63, container="c" * 63)
 QUOTA = {"namespace": "q" * 63, "model": "m" * 200, "cores": 10**9, "cores_used": 10**12}
@@ -39,9 +38,9 @@ def test_no_name_makes_a_page_wider_than_its_window(served: Served, page: Page, 
     page.show_as(width=width, dark=False)
     for view in VIEWS:
         page.call("Page.navigate", url="about:blank")
-        page.open(f"{served.url}/ui#/{view}", SHOWN)
+        served.open(page, f"{view}")
         assert page.look("document.documentElement.scrollWidth <= innerWidth"), view
-    page.open(f"{served.url}/ui#/overview", "document.querySelector('.heat .name')")
+    served.open(page, "overview", "document.querySelector('.heat .name')")
     assert page.look("document.querySelector('.heat .name').title") == NODE  # where it is cut off
     assert not page.complaints
 
@@ -51,6 +50,6 @@ def test_an_address_that_names_nothing_says_so(served: Served, page: Page) -> No
     served.data = cluster()
     for view in ("overview", "waiting", "quota", "node", "card", "pod", "find", "nothing/at/all"):
         page.call("Page.navigate", url="about:blank")
-        page.open(f"{served.url}/ui#/{view}", SHOWN)
+        served.open(page, f"{view}")
         assert "undefined" not in page.text(), view
     assert not page.complaints

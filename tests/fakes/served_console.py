@@ -9,9 +9,11 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from gpu_manager import ui
+from tests.fakes.browser import Page
 from tests.fakes.console import GIB, past
 from tests.fakes.web import given, send
 
+SHOWN = "document.querySelector('main h1')"  # any view is
 EVIL = "<img src=x onerror=document.title='broken'>"
 
 
@@ -29,6 +31,15 @@ class Served:
         self.silent = False
         self.ended = threading.Event()
         self.asked: list[dict[str, list[str]]] = []  # the parameters of every question for data
+
+    def open(self, page: Page, address: str = "", ready: str = SHOWN) -> None:
+        """Send the browser to an address inside the console, the first one if it is empty."""
+        page.open(f"{self.url}/ui{address and f'#/{address}'}", ready)
+
+    def show(self, page: Page, data: dict[str, Any], address: str = "", ready: str = SHOWN) -> None:
+        """Have the browser show this there."""
+        self.data = data
+        self.open(page, address, ready)
 
     def respond(self, handler: BaseHTTPRequestHandler) -> None:
         parts = urlsplit(handler.path)
