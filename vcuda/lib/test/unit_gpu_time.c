@@ -91,6 +91,36 @@ static void a_measured_span_lies_where_its_events_lie(void) {
     CHECK(ran.to == start + 250000);
 }
 
+static void a_launchs_call_and_a_record_are_no_work(void) {
+    struct card_clock clock = {0};
+    struct span_facts facts = {
+        .idle = true, .launched_at = NOW, .lead_ns = 1 * US, .call_ns = 3 * US, .stamp_ns = 1200};
+    int64_t start = (int64_t)NOW - 1000 + OFFSET, over = 1000 + 3000 + 800 + 1200;
+    struct gpu_interval ran = gpu_time_measured(&facts, start, 10000 + over, 256, &clock);
+    CHECK(clock.offset_ns == OFFSET && ran.to - ran.from == 10000);
+    CHECK(ran.from == start + 4800 && ran.to == start + 14800);
+    ran = gpu_time_measured(&facts, start, over, 256, &clock); /* no kernel is shorter than a microsecond */
+    CHECK(ran.to - ran.from == 1000);
+    facts.idle = false; /* it ran behind other work: the call was over before */
+    ran = gpu_time_measured(&facts, start, 11200, 256, &clock);
+    CHECK(ran.to - ran.from == 10000);
+}
+
+static void a_launchs_call_takes_about_the_least_of_the_last(void) {
+    uint64_t known = launch_call_ns(0, 3 * US);
+    CHECK(known == 3 * US);
+    known = launch_call_ns(known, 2 * US);
+    CHECK(known == 2 * US);
+    known = launch_call_ns(known, 900 * US); /* its thread stood still */
+    CHECK(known < 2 * US + 10);
+    for (int i = 0; i < 2000; i++)
+        known = launch_call_ns(known, 4 * US); /* the machine has become slower */
+    CHECK(known > 3700 && known <= 4 * US);
+    for (int i = 0; i < 5000; i++)
+        known = launch_call_ns(known, 50 * US);
+    CHECK(known == 8 * US); /* no call of a launch takes longer, whatever a program does meanwhile */
+}
+
 static void a_span_without_events_is_as_long_as_expected_and_over_when_its_stream_has_drained(void) {
     struct card_clock clock = {.offset_ns = OFFSET, .known = true};
     struct span_facts facts = {.launched_at = NOW, .expected_ns = 100 * US};
@@ -111,14 +141,14 @@ static void small_work_shares_a_span_and_new_work_is_measured_alone(void) {
     struct span_facts facts = {.expected_ns = 15 * US};
     CHECK(span_plan_joins(&facts, false, 5 * US) && !span_plan_joins(&facts, false, 6 * US));
     CHECK(!span_plan_joins(&facts, true, 1));
-    CHECK(span_plan_ends(&facts, true, true, 1, SPAN_PLAN_FIRST - 1));
-    CHECK(!span_plan_ends(&facts, true, true, 1, SPAN_PLAN_FIRST));
-    CHECK(span_plan_ends(&facts, true, true, SPAN_PLAN_LAUNCHES, SPAN_PLAN_FIRST));
+    CHECK(span_plan_ends(&facts, true, true, 1, COST_FIRST - 1));
+    CHECK(!span_plan_ends(&facts, true, true, 1, COST_FIRST));
+    CHECK(span_plan_ends(&facts, true, true, SPAN_PLAN_LAUNCHES, COST_FIRST));
     facts.expected_ns = SPAN_PLAN_SOON_NS;
-    CHECK(span_plan_ends(&facts, true, true, 2, SPAN_PLAN_FIRST));
-    CHECK(!span_plan_ends(&facts, true, false, 2, SPAN_PLAN_FIRST));
+    CHECK(span_plan_ends(&facts, true, true, 2, COST_FIRST));
+    CHECK(!span_plan_ends(&facts, true, false, 2, COST_FIRST));
     facts.expected_ns = SPAN_PLAN_NS;
-    CHECK(span_plan_ends(&facts, false, false, 2, SPAN_PLAN_FIRST));
+    CHECK(span_plan_ends(&facts, false, false, 2, COST_FIRST));
     CHECK(span_plan_asks(STREAM_UNSURE, true, false) && span_plan_asks(STREAM_BUSY, false, false));
     CHECK(!span_plan_asks(STREAM_BUSY, true, false) && !span_plan_asks(STREAM_IDLE, false, false));
     CHECK(span_plan_asks(STREAM_IDLE, true, true) && !span_plan_asks(STREAM_BUSY, true, true)); /* beside others */
@@ -131,6 +161,8 @@ int main(void) {
     measuring_takes_its_percentage_of_a_threads_time();
     few_of_many_new_threads_measure_at_once();
     a_measured_span_lies_where_its_events_lie();
+    a_launchs_call_and_a_record_are_no_work();
+    a_launchs_call_takes_about_the_least_of_the_last();
     a_span_without_events_is_as_long_as_expected_and_over_when_its_stream_has_drained();
     small_work_shares_a_span_and_new_work_is_measured_alone();
     if (!failures)

@@ -43,6 +43,9 @@ static inline uint64_t cost_seen(const struct cost *cost) {
     return __atomic_load_n(&cost->seen, __ATOMIC_RELAXED);
 }
 
+/* Work of a kind is measured alone so often before it is trusted to the average. */
+#define COST_FIRST 3
+
 /* One run kept its stream busy for `ns`, and the card for `charge_ns` more than other streams did. */
 void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns);
 

@@ -74,13 +74,29 @@ void measuring_spent(struct measuring_budget *budget, uint64_t ns) {
     budget->left_ns -= (int64_t)(cost < BUDGET_MOST_NS ? cost : BUDGET_MOST_NS);
 }
 
+/* No kernel is shorter. */
+#define KERNEL_LEAST_NS 1000
+/* From the end of its launch's call to its start, where nothing is before it; less what a record takes of that.
+ * Measured on an H100 and an H200 with driver 580: kernels of 3, 10 and 50 us seemed 0.6 to 0.8 us longer than they
+ * were, in the mean 0.8. */
+#define KERNEL_START_NS 800
+/* No call is believed to take longer: 2.0 and 3.6 us there. */
+#define LAUNCH_CALL_MOST_NS 8000u
+
+uint64_t launch_call_ns(uint64_t known_ns, uint64_t took_ns) {
+    uint64_t near = took_ns < 2 * known_ns ? took_ns : 2 * known_ns;
+    uint64_t ns = !known_ns || took_ns < known_ns ? took_ns : known_ns + (near - known_ns) / 256;
+    return ns < LAUNCH_CALL_MOST_NS ? ns : LAUNCH_CALL_MOST_NS;
+}
+
 static int64_t stretched(uint64_t ns, uint32_t stretch_q8) {
     return (int64_t)(ns * (stretch_q8 > 256 ? stretch_q8 : 256) / 256);
 }
 
 struct gpu_interval gpu_time_measured(const struct span_facts *facts, int64_t start, int64_t elapsed,
                                       uint32_t stretch_q8, struct card_clock *clock) {
-    int64_t to = start + (elapsed > 0 ? elapsed : 0), from = start;
+    int64_t stamp = (int64_t)facts->stamp_ns;
+    int64_t to = start + (elapsed > stamp ? elapsed - stamp : 0), from = start;
     /* The start's record and the first launch reached the card as far apart as they were made. If all was over sooner,
      * the thread had stood still before it recorded: then nothing is known but that it took no longer than that. */
     if (facts->idle && from + (int64_t)facts->lead_ns < to) {
@@ -88,6 +104,10 @@ struct gpu_interval gpu_time_measured(const struct span_facts *facts, int64_t st
         clock->offset_ns = clock->known ? clock->offset_ns + (offset - clock->offset_ns) / 8 : offset;
         clock->known = true;
         from = start + (int64_t)facts->lead_ns;
+        /* A launch is on the card by the end of its call, and that takes as long as many a kernel. */
+        int64_t wait = (int64_t)facts->call_ns + (facts->call_ns ? KERNEL_START_NS : 0),
+                most = to - from - KERNEL_LEAST_NS;
+        from += wait < most ? wait : most > 0 ? most : 0;
     }
     if (!facts->late_ns)
         return (struct gpu_interval){from, to};

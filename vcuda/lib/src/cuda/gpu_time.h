@@ -54,6 +54,10 @@ bool measuring_allowed(struct measuring_budget *budget, uint64_t *newcomers, uin
 void measuring_is_free(struct measuring_budget *budget);
 void measuring_spent(struct measuring_budget *budget, uint64_t ns);
 
+/* How long a launch call is known to take the host, with one more that took `took_ns`: about the least of the last few
+ * hundred, since what is longer was a thread that stood still. */
+uint64_t launch_call_ns(uint64_t known_ns, uint64_t took_ns);
+
 /* ---- spans --------------------------------------------------------------------------------------------------------
  */
 
@@ -68,6 +72,8 @@ struct span_facts {
     bool idle;            /* the stream was drained when it began */
     uint64_t launched_at; /* the first launch */
     uint64_t lead_ns;     /* host time from the start's record to the first launch */
+    uint64_t call_ns;     /* host time of the first launch's own call, by the end of which it is on the card */
+    uint64_t stamp_ns;    /* card time that the end's record takes */
     uint64_t late_ns;     /* host time from the last launch to the end's record, where that was long; else 0 */
     uint64_t drained_by;  /* the stream was seen drained at this time; 0: it was not asked */
     uint64_t expected_ns; /* by what its launches cost before, undivided by what else runs on the card */

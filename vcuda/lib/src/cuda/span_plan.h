@@ -2,9 +2,9 @@
 #ifndef VCUDA_SPAN_PLAN_H
 #define VCUDA_SPAN_PLAN_H
 
+#include "cuda/cost.h"
 #include "cuda/gpu_time.h"
 
-#define SPAN_PLAN_FIRST 3     /* work of a kind is measured alone so often before it is trusted to the average */
 #define SPAN_PLAN_NS 1000000u /* of work in a span ... */
 #define SPAN_PLAN_SOON_NS 100000u
 #define SPAN_PLAN_LAUNCHES 64     /* ... or so many launches end it */
@@ -27,7 +27,7 @@ static inline bool span_plan_asks(enum stream_state state, bool open, bool share
  * one as soon as its end can be afforded, since what stays open when the program pauses is measured badly. */
 static inline bool span_plan_ends(const struct span_facts *facts, bool measured, bool affordable, uint32_t launches,
                                   uint64_t seen) {
-    if (facts->expected_ns >= SPAN_PLAN_NS || launches >= SPAN_PLAN_LAUNCHES || seen < SPAN_PLAN_FIRST)
+    if (facts->expected_ns >= SPAN_PLAN_NS || launches >= SPAN_PLAN_LAUNCHES || seen < COST_FIRST)
         return true;
     if (facts->idle)
         return measured || facts->expected_ns >= SPAN_PLAN_SMALL_NS;

@@ -10,6 +10,7 @@
 #define CUDA_ERROR_NOT_READY 600
 /* A launch call returns within this; what takes longer was the machine doing something else, or a full queue. */
 #define LATE_NS 20000u
+#define LOAD_MOST_NS 20000000u
 
 uint32_t meter_captures;
 uint64_t meter_ahead_ns[VCUDA_MAX_CARDS];
@@ -139,6 +140,26 @@ static bool record_start(struct timing_span *span, struct measuring_budget *budg
     return made;
 }
 
+/* What the record of an event takes on the card: what lies between two in a row on an idle stream. The thread waits for
+ * them, some ten microseconds, STAMPS times in a context's life. */
+#define STAMPS 4u
+#define STAMP_MOST_NS 3000u
+
+static void learn_stamp(struct timing_span *span) {
+    struct context_meter *context_meter = span->context_meter;
+    CUstream stream = span->meter->stream;
+    float ms = 0;
+    uint32_t stamps = __atomic_load_n(&context_meter->stamps, __ATOMIC_RELAXED);
+    if (stamps >= STAMPS || __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) || !make_events(span) ||
+        real.cuEventRecord(span->start, stream) != CUDA_SUCCESS ||
+        real.cuEventRecord(span->end, stream) != CUDA_SUCCESS || real.cuEventSynchronize(span->end) != CUDA_SUCCESS ||
+        real.cuEventElapsedTime(&ms, span->start, span->end) != CUDA_SUCCESS)
+        return;
+    uint64_t ns = ms > 0 ? (uint64_t)((double)ms * 1e6) : 0, known = stamps ? context_meter->stamp_ns : STAMP_MOST_NS;
+    __atomic_store_n(&context_meter->stamp_ns, ns < known ? ns : known, __ATOMIC_RELAXED);
+    __atomic_store_n(&context_meter->stamps, stamps + 1, __ATOMIC_RELAXED);
+}
+
 static struct timing_span *open_span(struct stream_meter *meter, bool idle, bool measured,
                                      struct measuring_budget *budget, uint64_t now) {
     struct timing_span *span = take_free(meter->context_meter);
@@ -151,7 +172,10 @@ static struct timing_span *open_span(struct stream_meter *meter, bool idle, bool
     span->paid_ns = 0;
     __atomic_store_n(&span->launches, 0, __ATOMIC_RELAXED);
     span->kinds = 0;
+    if (measured && idle)
+        learn_stamp(span);
     span->measured = measured && record_start(span, budget);
+    span->facts.stamp_ns = __atomic_load_n(&span->context_meter->stamp_ns, __ATOMIC_RELAXED);
     __atomic_store_n(&span->last_at, span->facts.launched_at, __ATOMIC_RELAXED);
     note_busy(meter);
     return span;
@@ -168,7 +192,7 @@ struct timing_span *timing_span_decide(struct stream_meter *meter, struct timing
     int saved = errno;
     uint64_t now = vcuda_now_ns();
     struct stream_clock clock = clock_of(meter);
-    bool may_measure = measuring_allowed(budget, &newcomers, now) || cost_seen(cost) < SPAN_PLAN_FIRST;
+    bool may_measure = measuring_allowed(budget, &newcomers, now) || cost_seen(cost) < COST_FIRST;
     enum stream_state state = stream_clock_state(&clock, now);
     if (may_measure && span_plan_asks(state, span != NULL, is_shared(meter->card, now))) {
         enum stream_state said = ask(meter);
@@ -252,8 +276,17 @@ void timing_span_end(struct timing_span *span, struct measuring_budget *budget) 
         timing_span_drop(span);
         return;
     }
+    static uint64_t call_ns;
     uint64_t now = vcuda_now_ns();
     span->last_at = now; /* a call that blocks returns when its work is over */
+    if (span->facts.idle && span->launches == 1) {
+        uint64_t took = now - span->facts.launched_at;
+        uint64_t known = launch_call_ns(__atomic_load_n(&call_ns, __ATOMIC_RELAXED), took);
+        __atomic_store_n(&call_ns, known, __ATOMIC_RELAXED);
+        /* A function's first launch may load its code, and is on the card only then. */
+        bool loads = !cost_seen(span->kind[0].cost) && took < LOAD_MOST_NS;
+        span->facts.call_ns = took < known || loads ? took : known;
+    }
     close_at(span, now);
     measuring_spent(budget, vcuda_now_ns() - now);
 }

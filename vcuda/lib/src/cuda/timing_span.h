@@ -61,6 +61,8 @@ struct context_meter {
     struct timing_span *waiting, **waiting_end;
     struct busy_intervals busy;
     struct card_clock clock;
+    uint64_t stamp_ns; /* what the record of an event takes on the card, the least of `stamps` looks; any thread */
+    uint32_t stamps;
     CUevent reference; /* all times are relative to it; a float of milliseconds is exact enough for some seconds */
     int64_t reference_ns;
     struct timing_span span[TIMING_SPANS];

@@ -10,8 +10,10 @@
  *   - Queries do not wait (cuEventQuery, cuStreamQuery).
  *   - A stream takes about a thousand launches that have not run; a further launch waits until one has (measured by a
  *     user on NVIDIA's forum, thread 68937: 1024 is the number commonly quoted).
- *   - A kernel on an idle stream starts `launch_latency_ns` after its submission (see card_defaults).
- * Not modelled: copies, priorities, the pause between two kernels of one stream, dependencies between streams.
+ *   - A kernel on an idle stream starts `launch_latency_ns` after its submission, and the record of an event takes
+ *     `record_ns` of its stream's time (see card_defaults).
+ * Not modelled: copies, priorities, dependencies between streams, and the pause between two kernels of one stream
+ * (1.8 us on an H100): nobody else can use it, so that it counts as the card's time.
  *
  * Streams are in order and submission takes equally long for all, so when a kernel runs is known once it is submitted.
  */
@@ -30,6 +32,7 @@ enum overlap { ONE_AT_A_TIME, SIDE_BY_SIDE };
 struct card_settings {
     enum overlap overlap;
     uint64_t launch_latency_ns; /* from submission to start, on an idle stream */
+    uint64_t record_ns;         /* of the card, on its stream, for the record of an event */
     uint64_t stamp_ns;          /* resolution of an event's time stamp */
 };
 

@@ -114,7 +114,8 @@ static void an_event_is_done_when_all_earlier_work_of_its_stream_is(void) {
     CHECK(!driver_event_elapsed(&driver, first, second, &milliseconds) && milliseconds < 0);
     CHECK(!driver_stream_query(&driver, 0));
     driver.now = LATENCY + 100 * US;
-    CHECK(driver_event_elapsed(&driver, first, second, &milliseconds) && milliseconds == 0.1f);
+    CHECK(driver_event_elapsed(&driver, first, second, &milliseconds) &&
+          milliseconds == (float)((LATENCY + 100 * US) / 1e6));
     CHECK(driver_stream_query(&driver, 0) && !driver_stream_query(&driver, 1));
     driver_event_record(&driver, first, 1);
     CHECK(!driver_event_query(&driver, first));
@@ -133,10 +134,31 @@ static void elapsed_time_has_half_a_microsecond_and_the_digits_of_a_float(void) 
     driver_event_record(&driver, end, 0);
     driver.now += 100 * US;
     float near = 0, far_start = 0, far_end = 0;
-    CHECK(driver_event_elapsed(&driver, start, end, &near) && near == 0.01f);
+    CHECK(driver_event_elapsed(&driver, start, end, &near) && near == (float)((LATENCY + 10 * US) / 1e6));
     CHECK(driver_event_elapsed(&driver, origin, start, &far_start));
     CHECK(driver_event_elapsed(&driver, origin, end, &far_end));
     CHECK(far_end - far_start == 0.0f); /* an hour in milliseconds: a float counts by quarters of one */
+    driver_end(&driver);
+}
+
+static void a_kernel_between_two_records_seems_longer_by_its_start_and_a_record(void) {
+    enum { RECORD = 1500 };
+    struct modelled_driver driver;
+    struct card_settings of = settings(ONE_AT_A_TIME);
+    of.record_ns = RECORD;
+    driver_begin(&driver, of, (struct host_settings){0});
+    uint32_t first = driver_event_create(&driver), second = driver_event_create(&driver);
+    float apart = 0;
+    driver_event_record(&driver, first, 0);
+    driver_event_record(&driver, second, 0);
+    driver.now = 100 * US;
+    CHECK(driver_event_elapsed(&driver, first, second, &apart) && apart == (float)(RECORD / 1e6));
+    driver_event_record(&driver, first, 0);
+    driver.now += RECORD;
+    card_submit_kernel(&driver.card, 0, 10 * US, driver.now);
+    driver_event_record(&driver, second, 0);
+    driver.now += 100 * US;
+    CHECK(driver_event_elapsed(&driver, first, second, &apart) && apart == (float)((LATENCY + 10 * US + RECORD) / 1e6));
     driver_end(&driver);
 }
 
@@ -173,6 +195,7 @@ int main(void) {
     a_full_stream_takes_a_launch_when_its_oldest_ends();
     an_event_is_done_when_all_earlier_work_of_its_stream_is();
     elapsed_time_has_half_a_microsecond_and_the_digits_of_a_float();
+    a_kernel_between_two_records_seems_longer_by_its_start_and_a_record();
     calls_cost_the_launching_thread_alone();
     events_are_given_out_again();
     return failures;

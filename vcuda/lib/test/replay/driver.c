@@ -8,7 +8,9 @@
 
 struct host_settings host_defaults(void) {
     return (struct host_settings){
-        /* Guesses until a card has been recorded: of the order that profiles of real programs show for these calls. */
+        /* Measured on a host with an H100 and driver 580 (tests/data/cards). */
+        .launch_ns = 3600,
+        .load_ns = 500000,
         .record_ns = 1000,
         .query_ns = 300,
         .sync_wake_ns = 5000,
@@ -80,8 +82,8 @@ void driver_event_record(struct modelled_driver *driver, uint32_t event, uint32_
     check_stream(stream);
     struct event *of = event_of(driver, event);
     of->recorded = true;
-    of->done_at = card_submit_event(&driver->card, stream, driver->now);
     spend(driver, driver->host.record_ns);
+    of->done_at = card_submit_event(&driver->card, stream, driver->now);
 }
 
 bool driver_event_query(struct modelled_driver *driver, uint32_t event) {

@@ -5,8 +5,8 @@
  *
  *   --worst N                how many runs to print (10), the worst first      --json
  *   --least-ms N             how long a run is at least (3000)
- *   --launch-latency-ns N    and --record-ns, --query-ns, --sync-wake-ns, --wake-late-ns: what the model guesses
- *                            (card.c, driver.c), to see what hangs on a guess
+ *   --launch-latency-ns N    and --launch-ns, --load-ns, --record-ns, --query-ns, --sync-wake-ns, --wake-late-ns: what
+ *                            was measured on one machine (card.c, driver.c), to see what hangs on it
  *
  * It ends with 0 where every run holds the bars, 1 where one does not, 2 where it was asked for something it does not
  * have. Model, not yet a card.
@@ -175,6 +175,8 @@ static bool take_option(struct options *options, const char *name, const char *v
         {"--least-ms", &options->least_ms, NULL, NULL},
         {"--seed", &options->seed, NULL, NULL},
         {"--launch-latency-ns", &card->launch_latency_ns, NULL, NULL},
+        {"--launch-ns", &host->launch_ns, NULL, NULL},
+        {"--load-ns", &host->load_ns, NULL, NULL},
         {"--record-ns", &host->record_ns, NULL, NULL},
         {"--query-ns", &host->query_ns, NULL, NULL},
         {"--sync-wake-ns", &host->sync_wake_ns, NULL, NULL},

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#define LOADED 4096
 #define SETTLE_NS 200000000u /* a limiter has so long, after the last kernel, to account for it */
 
 struct run {
@@ -11,6 +12,7 @@ struct run {
     const struct limiter *limiter; /* NULL: bare */
     void *state;
     uint64_t launches;
+    uint64_t loaded[LOADED / 64]; /* functions that were launched before, a bit each */
 };
 
 struct settings settings_defaults(void) {
@@ -56,6 +58,14 @@ static bool admitted(struct run *run, const struct launch *launch, uint64_t unti
     return driver->now < until;
 }
 
+/* What a function's first launch takes beside: the driver loads code at its first use. */
+static uint64_t load(struct run *run, uint64_t function) {
+    uint64_t *word = &run->loaded[function % LOADED / 64], bit = UINT64_C(1) << function % 64;
+    bool is_loaded = *word & bit;
+    *word |= bit;
+    return is_loaded ? 0 : run->driver.host.load_ns;
+}
+
 static void launch_step(struct run *run, const struct step *step, uint64_t until) {
     struct modelled_driver *driver = &run->driver;
     struct launch launch = {.stream = step->stream, .function = step->function};
@@ -65,6 +75,7 @@ static void launch_step(struct run *run, const struct step *step, uint64_t until
     pass(run, room_at < until ? room_at : until);
     if (driver->now >= until)
         return;
+    driver->now += driver->host.launch_ns + load(run, step->function);
     card_submit_kernel(&driver->card, step->stream, step->length_ns, driver->now);
     run->launches++;
     if (run->limiter)
@@ -84,10 +95,18 @@ static void synchronise_step(struct run *run, const struct step *step) {
         run->limiter->after_synchronise(run->state, step->stream, driver->now);
 }
 
+/* A recording says when a launch was called, not when that returned: its own call is in what comes before the next. */
+static uint64_t host_ns(const struct run *run, const struct program *program, const struct step *step, bool launched) {
+    uint64_t call = program->trace && launched ? run->driver.host.launch_ns : 0;
+    return step->gap_ns > call ? step->gap_ns - call : 0;
+}
+
 static void play(struct run *run, struct program program, uint64_t until) {
+    bool launched = false;
     while (run->driver.now < until) {
         struct step step = program_next(&program);
-        pass(run, run->driver.now + step.gap_ns);
+        pass(run, run->driver.now + host_ns(run, &program, &step, launched));
+        launched = step.kind == STEP_LAUNCH;
         if (run->driver.now >= until)
             break;
         if (step.kind == STEP_LAUNCH)

@@ -198,8 +198,14 @@ static void read_all(void) {
     const char *driver = config_text("driver");
     snprintf(config.driver, sizeof config.driver, "%s", driver ? driver : "");
     config.quantum_ns = number("quantum_us", 2000) * 1000;
+    config.switch_ns = number("switch_us", 0) * 1000;
     config.kernel_ns = number("kernel_us", 10) * 1000;
+    config.load_ns = number("load_us", 0) * 1000;
     config.launch_ns = number("launch_ns", 0);
+    config.record_ns = number("record_ns", 0);
+    config.gap_ns = number("gap_ns", 0);
+    config.start_ns = number("start_ns", 0);
+    config.stamp_ns = number("stamp_ns", 0);
     config.module_bytes = number("module_kib", 2048) * 1024;
     config.callback = number("callback", 0) != 0;
     config.capture_ends = number("capture_ends", 0) != 0;

@@ -6,8 +6,14 @@
  *   cards            how many (default 1)                state        directory shared by all processes
  *   model            h200 h100 a100 a10 l4 t4 small      quantum_us   time slice between processes (2000)
  *   memory_mib  sms  over the model's own                kernel_us    length of a kernel that names none (10)
- *   context_mib module_kib  what a context, a module     launch_ns    time a launch call takes (0)
- *                    takes on the card                   driver       NVML's driver version string
+ *   context_mib module_kib  what a context, a module     driver       NVML's driver version string
+ *                    takes on the card
+ *   switch_us        time of the card between two processes' turns (0)
+ *   load_us          time of the caller that a function's first launch takes beside: it loads the code (0)
+ *   launch_ns        time of the caller that a launch takes: it reaches the card at the end of it (0)
+ *   record_ns        the same of the record of an event that takes times (0)
+ *   gap_ns start_ns  time of the card before a kernel: behind another one, on an idle stream (0)
+ *   stamp_ns         time of the card that the record of such an event takes on its stream (0)
  *   link             NV18, PIX, PHB, SYS: between all    mig          1: MIG mode is on
  *   turns            slice: of time, whatever runs (default); kernel: a kernel runs out before the next turn
  *   card.<i>.<key>   model memory_mib sms uuid pci       pools        0: no memory pools
@@ -41,7 +47,7 @@ struct config {
     int cards;
     struct card_config card[MAX_CARDS];
     char state[256], driver[32];
-    int64_t quantum_ns, kernel_ns, launch_ns, module_bytes;
+    int64_t quantum_ns, switch_ns, kernel_ns, load_ns, launch_ns, record_ns, gap_ns, start_ns, stamp_ns, module_bytes;
     bool callback, capture_ends, pools, whole_kernels;
 };
 

@@ -54,6 +54,10 @@ int64_t exec_begin(struct stream *stream) {
     return later(served, exec_tail(stream));
 }
 
+bool exec_is_idle(struct stream *stream) {
+    return !stream->held && exec_reached(stream->context->device, exec_tail(stream));
+}
+
 int64_t exec_place(struct stream *stream, int64_t after, int64_t length, bool alone) {
     struct device *device = stream->context->device;
     struct hold *hold = &device->hold;
@@ -92,7 +96,15 @@ void exec_work(struct stream *stream, int64_t length, bool alone) {
         place(stream, length, alone);
 }
 
+void exec_call(int64_t ns) {
+    int64_t until = ns ? now_ns() + ns : 0;
+    while (until && now_ns() < until)
+        ;
+}
+
 static void record(struct event *event, struct stream *stream, uint64_t generation) {
+    if (config_read()->stamp_ns && !(event->flags & EVENT_DISABLE_TIMING))
+        exec_finish(stream, exec_place(stream, exec_tail(stream), config_read()->stamp_ns, false));
     event->p = exec_tail(stream);
     event->not_before = now_ns();
     event->happened_at = 0;

@@ -10,7 +10,6 @@ static CUresult launch_on(struct context *context, CUfunction function, const un
         return CUDA_ERROR_INVALID_VALUE;
     if (!function_load(function))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    int64_t until = config_read()->launch_ns ? now_ns() + config_read()->launch_ns : 0;
     process_lock();
     struct stream *stream = stream_of(context, handle);
     CUresult result = CUDA_SUCCESS;
@@ -29,15 +28,16 @@ static CUresult launch_on(struct context *context, CUfunction function, const un
     process_unlock();
     if (oldest)
         exec_queue_wait(device);
+    exec_call(config_read()->launch_ns + (function->launched ? 0 : config_read()->load_ns));
+    function->launched = true;
     process_lock();
     bool fits = function_local(stream->context, function);
+    int64_t pause = exec_is_idle(stream) ? config_read()->start_ns : config_read()->gap_ns;
     if (fits)
-        exec_work(stream, kernel_ns(function, params), kernel_alone(context, grid));
+        exec_work(stream, pause + kernel_ns(function, params), kernel_alone(context, grid));
     process_unlock();
     if (!fits)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    while (until && now_ns() < until)
-        ;
     return result;
 }
 

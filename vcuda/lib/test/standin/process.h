@@ -75,6 +75,7 @@ struct stream {
     size_t capture_dep_count;
 };
 
+enum { EVENT_DISABLE_TIMING = 2 };
 struct event {
     struct context *context;
     struct event *next;
@@ -112,7 +113,7 @@ struct function {
     char *name;
     int64_t fixed_ns; /* -1: the first parameter says */
     int block[3], attributes[32];
-    bool loaded;
+    bool loaded, launched;
 };
 
 struct module {
@@ -187,6 +188,8 @@ int64_t granules(int64_t bytes);
 
 /* exec.c: the process lock must be held, except where "unlocked" is said */
 struct stream *stream_of(struct context *context, CUstream handle);
+void exec_call(int64_t ns); /* unlocked: what a call of the driver takes its caller */
+bool exec_is_idle(struct stream *stream);
 void exec_work(struct stream *stream, int64_t length, bool alone);
 int64_t exec_place(struct stream *stream, int64_t after, int64_t length, bool alone); /* returns its end */
 int64_t exec_begin(struct stream *stream); /* the earliest place of the next operation */

@@ -156,8 +156,6 @@ CUresult model_cuStreamAddCallback(CUstream stream, CUstreamCallback callback, v
 
 /* ---- events ------------------------------------------------------------------------------------------------- */
 
-enum { EVENT_DISABLE_TIMING = 2 };
-
 CUresult model_cuEventCreate(CUevent *out, unsigned int flags) {
     NEED_CONTEXT(context);
     if (!out || flags > 7)
@@ -195,6 +193,8 @@ CUresult model_cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned i
     NEED_CONTEXT(context);
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
+    if (!(event->flags & EVENT_DISABLE_TIMING))
+        exec_call(config_read()->record_ns);
     process_lock();
     struct stream *stream = stream_of(context, handle);
     CUresult result = CUDA_SUCCESS;

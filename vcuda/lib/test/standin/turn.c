@@ -105,6 +105,8 @@ void card_advance(struct hold *hold, int64_t now) {
                 card_reap(hold);
                 continue;
             }
+            if (next != card->turn)
+                card->clock += config_read()->switch_ns;
             card->turn = next;
             card->quantum_left = turn_of(&card->slot[next]);
             continue;
