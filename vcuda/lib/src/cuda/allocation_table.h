@@ -22,10 +22,13 @@ enum allocation_kind {
     ALLOCATION_LEAVING,    /* the same while it is being unmapped */
     ALLOCATION_PIN,        /* a number; VMM memory mapped into a sparse array: owner is the array, bytes the handle */
     ALLOCATION_CONTEXT,    /* id of a context; owner is the primary context's if it is a green one */
-    ALLOCATION_SETTING,    /* id of a context and number of a limit: what the setting takes; owner is the context */
-    ALLOCATION_EXTERNAL,   /* memory imported from another interface */
-    ALLOCATION_EXEC,       /* executable graph: owner is its profile, count its device, bytes its flags */
-    ALLOCATION_FUNCTION,   /* function not launched yet, or large kernel: bytes is its local memory a thread */
+    ALLOCATION_SETTING,  /* id of a context and number of a limit (setting.c has more): what the setting takes; owner is
+                            the context */
+    ALLOCATION_EXTERNAL, /* memory imported from another interface */
+    ALLOCATION_EXEC,     /* executable graph: owner is its profile, count its device, bytes its flags */
+    ALLOCATION_STREAM,   /* stream */
+    ALLOCATION_STREAMS,  /* id of a context: count is how many streams it has, plus one */
+    ALLOCATION_FUNCTION, /* function not launched yet, or large kernel: bytes is its local memory a thread */
 };
 
 struct allocation {

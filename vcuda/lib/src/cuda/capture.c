@@ -2,6 +2,7 @@
  * streams. How many captures there are is kept too high rather than too low: then it only costs a question a launch. */
 #include "cuda/graph_pool.h"
 #include "cuda/context_meter.h"
+#include "cuda/stream_account.h"
 #include "cuda/stream_meter.h"
 #include "interposer.h"
 
@@ -67,10 +68,10 @@ static void stream_ends(CUstream stream) {
 
 CUresult hook_cuStreamDestroy(CUstream stream) {
     stream_ends(stream);
-    return real.cuStreamDestroy(stream);
+    return stream_account_destroy(stream);
 }
 
 CUresult hook_cuStreamDestroy_v2(CUstream stream) {
     stream_ends(stream);
-    return real.cuStreamDestroy_v2(stream);
+    return stream_account_destroy_v2(stream);
 }

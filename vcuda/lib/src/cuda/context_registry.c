@@ -24,7 +24,7 @@ void context_forget(void) {
 
 #define OF_A_CONTEXT                                                                                                   \
     (1u << ALLOCATION_LINEAR | 1u << ALLOCATION_SMALL | 1u << ALLOCATION_MANAGED | 1u << ALLOCATION_ARRAY |            \
-     1u << ALLOCATION_SETTING | 1u << ALLOCATION_EXTERNAL)
+     1u << ALLOCATION_SETTING | 1u << ALLOCATION_EXTERNAL | 1u << ALLOCATION_STREAM | 1u << ALLOCATION_STREAMS)
 
 static void drop(const struct allocation *item, void *unused) {
     (void)unused;

@@ -42,3 +42,18 @@ CUresult model_cuGreenCtxDestroy(CUgreenCtx green) {
     __atomic_store_n(&green->alive, 0, __ATOMIC_RELEASE);
     return model_cuDevicePrimaryCtxRelease_v2(green->device->ordinal);
 }
+
+CUresult model_cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority);
+CUresult model_cuCtxPushCurrent_v2(CUcontext context);
+CUresult model_cuCtxPopCurrent_v2(CUcontext *out);
+CUresult model_cuGreenCtxStreamCreate(CUstream *out, CUgreenCtx green, unsigned int flags, int priority) {
+    CUcontext popped;
+    if (!green)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = model_cuCtxPushCurrent_v2(green);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = model_cuStreamCreateWithPriority(out, flags, priority);
+    model_cuCtxPopCurrent_v2(&popped);
+    return result;
+}

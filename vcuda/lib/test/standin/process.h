@@ -100,6 +100,7 @@ struct context {
     struct module *modules;
     int64_t blocking_tail; /* last operation of any stream that the legacy stream waits for */
     int64_t limit[16];
+    int streams_now, streams_most;
     int64_t local_bytes; /* the most a thread that a kernel has needed */
     uint32_t peers;
     int cache_config;
@@ -179,6 +180,8 @@ bool context_lock(const struct context *context);
 struct device *device_of(CUdevice ordinal);
 struct context *context_primary(struct device *device);
 void context_destroy(struct context *context);
+/* One more stream: memory for the most that there were at once, which stays. False: the card has not that much. */
+bool context_stream(struct context *context);
 /* Stacks or local memory a thread, whichever is larger, for every thread that can be resident: at the setting of the
  * one, at the first launch of a kernel that needs more of the other. False: the card has not that much. */
 bool context_threads(struct context *context, int64_t stack, int64_t local);

@@ -15,10 +15,17 @@ CUresult model_cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int
     stream->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
     stream->held_end = &stream->held;
     process_lock();
-    stream->id = ++process.next_id;
-    stream->next = context->streams;
-    context->streams = stream;
+    bool fits = context_stream(context);
+    if (fits) {
+        stream->id = ++process.next_id;
+        stream->next = context->streams;
+        context->streams = stream;
+    }
     process_unlock();
+    if (!fits) {
+        free(stream);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     *out = stream;
     return CUDA_SUCCESS;
 }
@@ -38,6 +45,7 @@ CUresult model_cuStreamDestroy_v2(CUstream stream) {
             *at = stream->next;
             break;
         }
+    stream->context->streams_now--;
     free(stream->capture_deps);
     free(stream);
     process_unlock();
