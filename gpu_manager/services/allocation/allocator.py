@@ -94,9 +94,9 @@ class Allocator:
         return self._state.decide(choice, answer, self._pods.local(), still)
 
     def allocate(self, resource: str, devices: Sequence[str]) -> Injection:
-        """Grant ids; idempotent. Asks neither the kubelet nor the API server, with one exception: for ids of
-        another pod that come without a preceding GetPreferredAllocation, it asks whether that pod is gone,
-        and waits some seconds for its processes.
+        """Grant ids; idempotent. Asks neither the kubelet nor the API server, with one exception: for ids
+        that a pod holds and that come without a preceding GetPreferredAllocation, it asks whether that pod
+        has ended, and waits some seconds for its processes.
 
         Raises:
             RequestInvalid: unknown ids, or the pod is not legal as written.
@@ -108,8 +108,8 @@ class Allocator:
             try:
                 decision = self._state.whose(resource, ids, self._pods.local())
                 try:
-                    if not decision.certain and (still := self._departed.given_again(ids)):
-                        raise DoesNotFit(still)
+                    if decision.again or not decision.certain:
+                        decision = self._reclaimed(resource, ids, decision)
                     with self._state.allocate(resource, ids, decision) as booked:
                         injection = self._make_ready(booked) if resource in CARRIERS else Injection()
                 except VcudaError as error:
@@ -118,6 +118,16 @@ class Allocator:
                 return injection
             finally:
                 self._state.changed()
+
+    def _reclaimed(self, resource: str, ids: frozenset[str], decision: Decision) -> Decision:
+        """Release the pods that have ended of those that hold these ids. Returns whose the ids are then."""
+        before = self._state.owners(ids)
+        own = decision.candidate.pod.uid if decision.again and decision.candidate is not None else None
+        if still := self._departed.given_again(resource, ids, own):
+            raise DoesNotFit(still)
+        if before == self._state.owners(ids):
+            return decision
+        return self._state.whose(resource, ids, self._pods.local())
 
     def _make_ready(self, booked: Booked) -> Injection:
         """Create what the container needs on the node: pages, files, device specs."""

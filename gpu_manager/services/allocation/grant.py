@@ -32,12 +32,14 @@ log = structlog.get_logger(__name__)
 class Decision:
     """The container that ids are for: ``certain``, or only the probable one, or None.
 
-    ``refusal``: why the ids will be refused, empty if they will not.
+    ``refusal``: why the ids will be refused, empty if they will not. ``again``: the container has these ids
+    already, and the kubelet gives them once more, unless the pod has ended.
     """
 
     candidate: ContainerCandidate | None
     certain: bool = True
     refusal: VcudaError | None = None
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +156,14 @@ def whose(
     owners = books.owners(ids)
     if len(owners) == 1:
         pod = _there(local, next(iter(owners)))
-        held = books.taken(ids)
-        reused = pod is not None and (held == ids or _passed_on(books, pod, resource, held))
-        container = reuser(pod, ids, resource, books.holds) if pod is not None and reused else None
-        if pod is not None and container is not None:
-            return Decision(ContainerCandidate(pod, container))
+        if pod is not None and _passed_on(books, pod, resource, books.taken(ids)):
+            container = reuser(pod, ids, resource, books.holds)
+            if container is not None and not books.holds(pod.uid, container.name, resource):
+                return Decision(ContainerCandidate(pod, container))
+        if pod is not None and not pod.deleting:
+            same = (c for c in pod.containers if books.holds(pod.uid, c.name, resource) == ids)
+            if (container := next(same, None)) is not None:
+                return Decision(ContainerCandidate(pod, container), again=True)
     if answered is None:
         return None
     told, decision = answered
@@ -167,11 +172,11 @@ def whose(
 
 
 def _passed_on(books: Books, pod: Pod, resource: str, ids: AbstractSet[str]) -> bool:
-    """True if an ordinary init container of the pod holds these ids: the next container gets them, and more
+    """True if ordinary init containers of the pod hold these ids: the next container gets them, and more
     if it asks for more.
     """
     inits = (c.name for c in pod.containers if c.kind is ContainerKind.INIT)
-    return any(ids <= books.holds(pod.uid, name, resource) for name in inits)
+    return ids <= frozenset().union(*(books.holds(pod.uid, name, resource) for name in inits))
 
 
 def _there(local: Mapping[str, Sequence[KnownPod]], uid: PodUid) -> Pod | None:

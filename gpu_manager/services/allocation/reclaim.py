@@ -16,7 +16,7 @@ from gpu_manager.domain.cluster import terminating
 from gpu_manager.domain.contract import TerminatingShare
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.ports.pods import KnownPod, Pods
 from gpu_manager.ports.processes import Processes
 from gpu_manager.services.allocation.association import Identification
@@ -109,25 +109,59 @@ class DepartedPods:
             return ""
         return self._still_running(going)
 
-    def given_again(self, ids: Collection[str]) -> str:
+    def given_again(self, resource: str, ids: Collection[str], before: PodUid | None = None) -> str:
         """Release the pods whose device ids the kubelet allocates again without GetPreferredAllocation.
 
-        The kubelet no longer counts these pods. Those that the API server has deleted or that have ended are
-        released once their processes have ended, for which it waits some seconds without a lock. The API
-        server is asked directly, because the watch may be behind. Returns the text of a refusal if processes
-        still run then; empty otherwise.
+        The kubelet gives no id to a second pod before the first has ended, but for one fault: a listing at
+        the wrong moment makes it forget ids that it has just given. So the pod has ended if, besides, the
+        API server no longer has it, shows it as ended, or is deleting it: of a pod that is deleted with
+        grace the kubelet takes the ids back first, and tells the API server afterwards. A pod without
+        processes that is shown as living is waited for. Ids that an ordinary init container passes on to a
+        later container of its pod prove nothing.
+
+        What has ended is released as soon as its processes have ended, for which it waits some seconds
+        without a lock. ``before``: the pod that these ids were given to, and perhaps are again; it is not
+        waited for. Returns the text of a refusal if processes still run then; empty otherwise.
+        """
+        running: set[PodUid] = set()
+        for look in range(self._looks + 1):
+            if look:
+                self._pause.wait(_LOOK_SECONDS)
+            ended, unsure = self._handed_back(resource, ids)
+            running = self._free(ended)
+            waits = (uid for uid in unsure if uid != before and self._processes.alive(uid) is False)
+            if not running and not any(waits):
+                return ""
+        return self._still_running(running) if running else ""
+
+    def _handed_back(self, resource: str, ids: Collection[str]) -> tuple[set[PodUid], set[PodUid]]:
+        """The holders of ids that the kubelet allocates again: those that have ended, and the others.
+
+        The API server is asked about those of which the watch does not show it, because it may be behind.
         """
         view = self._state.view
-        known = view.ledger.pods
-        owners = [uid for uid in self._state.owners(ids) if uid in known and not is_unidentified(uid)]
-        held = [(uid, next(iter(view.ledger.of_pod(uid).values()))) for uid in owners[:_MOST_ASKED]]
-        running = self._free(self._forgotten(held))
-        for _ in range(self._looks):
-            if not running:
-                return ""
-            self._pause.wait(_LOOK_SECONDS)
-            running = self._free(running)
-        return self._still_running(running) if running else ""
+        known = {f.pod.uid: f for found in self._pods.local().values() for f in found}
+        ended, unsure, asks = set[PodUid](), set[PodUid](), _MOST_ASKED
+        for uid in self._state.owners(ids):
+            held = next(iter(view.ledger.of_pod(uid).values()), None)
+            if is_unidentified(uid) or held is None or held.claim is not None:
+                continue
+            found = known.get(uid)
+            pod, gone = (found.pod, found.tombstone) if found else (None, False)
+            if asks and held.pod_name and not (gone or (pod and (pod.terminal or pod.deleting))):
+                try:
+                    fresh = self._pods.fetch(held.namespace, held.pod_name)
+                except NodeUnready:
+                    asks = 0  # the kubelet admits no pod meanwhile
+                else:
+                    asks -= 1
+                    gone = fresh is None or fresh.uid != uid
+                    pod = pod if gone else fresh
+            if gone or (pod is not None and pod.terminal):
+                ended.add(uid)
+            elif pod is None or not _passes_on(view, pod, resource, ids):
+                (ended if pod is not None and pod.deleting and not pod.static else unsure).add(uid)
+        return ended, unsure
 
     def _still_running(self, going: Collection[PodUid]) -> str:
         ledger = self._state.view.ledger
@@ -250,6 +284,15 @@ def _listed_at(view: StateView, uid: PodUid, held: Mapping[str, tuple[str, str]]
     """Return the active pods for which the kubelet lists device ids that are booked for this pod."""
     grants = (view.grants.get(a.key) for a in view.ledger.of_pod(uid).values())
     return {held[device] for g in grants if g for ids in g.ids.values() for device in ids if device in held}
+
+
+def _passes_on(view: StateView, pod: Pod, resource: str, ids: Collection[str]) -> bool:
+    """True if of these ids the pod holds those of ordinary init containers alone, and a container of it still
+    lacks the resource: the kubelet may be giving them to that one.
+    """
+    held = [(c.kind, view.holds(pod.uid, c.name, resource)) for c in pod.containers if c.wants(resource)]
+    kept = (mine for kind, mine in held if kind is not ContainerKind.INIT)
+    return not all(mine for _, mine in held) and not any(mine.intersection(ids) for mine in kept)
 
 
 def living_pods(local: Mapping[str, Sequence[KnownPod]]) -> set[PodUid]:
