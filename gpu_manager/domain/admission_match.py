@@ -136,6 +136,18 @@ def choose(
     candidate: after a node reboot old pods need a grant too. If a listed pod could not be read (``unread``),
     the call may be for that one, so only pods in their first admission count.
     """
+    left = narrowed(candidates, never=never, partner=partner, unread=unread)
+    return left[0] if len(left) == 1 else None
+
+
+def narrowed(
+    candidates: Sequence[ContainerCandidate],
+    *,
+    never: frozenset[PodUid] = frozenset(),
+    partner: tuple[PodUid, str] | None = None,
+    unread: bool = False,
+) -> Sequence[ContainerCandidate]:
+    """Return the candidates that :func:`choose` cannot tell apart."""
     if unread:
         candidates = [c for c in candidates if c.arriving]
     left = [c for c in candidates if c.pod.uid not in never] or list(candidates)
@@ -143,7 +155,7 @@ def choose(
         left = [c for c in left if c.arriving] or left
     if len(left) > 1:
         left = [c for c in left if c.key == partner] or left
-    return left[0] if len(left) == 1 else None
+    return left
 
 
 def reuser(pod: Pod, ids: frozenset[str], resource: str, holds: Holds) -> Container | None:

@@ -26,6 +26,7 @@ from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.association import Association
 from gpu_manager.services.allocation.grant import Booked, Decision, annotation_of, limits_of
 from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.allocation.numa_plans import NumaPlans
 from gpu_manager.services.allocation.planner import IdChoice
 from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.metrics import ServiceMetrics
@@ -60,6 +61,7 @@ class Allocator:
         self._injector = injector
         self._clock = clock
         self._metrics = metrics
+        self._plans = NumaPlans(state, pods, clock)
         self._lock = threading.Lock()  # guards _refused
         self._refused: list[tuple[float, Amount]] = []  # until when, which shape
 
@@ -90,8 +92,11 @@ class Allocator:
         if answer.candidate is None:
             self._metrics.preferred_allocation_unidentified.labels(resource).inc()
             log.warning("pod_not_identified", resource=resource, size=size, reason=answer.reason)
+        self._plans.renew()
         choice = IdChoice(resource, offered, must, size)
-        return self._state.decide(choice, answer, self._pods.local(), still)
+        ids = self._state.decide(choice, answer, self._pods.local(), still)
+        self._plans.tell()
+        return ids
 
     def allocate(self, resource: str, devices: Sequence[str]) -> Injection:
         """Grant ids; idempotent. Asks neither the kubelet nor the API server, with one exception: for ids
@@ -110,6 +115,7 @@ class Allocator:
                 try:
                     if decision.again or not decision.certain:
                         decision = self._reclaimed(resource, ids, decision)
+                        self._plans.renew()
                     with self._state.allocate(resource, ids, decision) as booked:
                         injection = self._make_ready(booked) if resource in CARRIERS else Injection()
                 except VcudaError as error:
@@ -117,6 +123,7 @@ class Allocator:
                 self._say(booked)
                 return injection
             finally:
+                self._plans.tell()
                 self._state.changed()
 
     def _reclaimed(self, resource: str, ids: frozenset[str], decision: Decision) -> Decision:

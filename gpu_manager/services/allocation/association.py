@@ -18,6 +18,7 @@ from gpu_manager.domain.admission_match import (
     PreferenceCall,
     choose,
     matching,
+    narrowed,
     next_container,
     unsatisfied,
     withdrawn,
@@ -230,14 +231,22 @@ class Association:
 def likely(
     local: Mapping[str, Sequence[KnownPod]], question: PreferenceCall, hints: Hints
 ) -> ContainerCandidate | None:
-    """The container that is probably meant, by the known pods and the books, without any I/O.
+    """The container that is probably meant, if only one is :func:`probable`."""
+    found = probable(local, question, hints)
+    return found[0] if len(found) == 1 else None
 
-    It guides the choice of cards and identifies nothing: a pod may have been rejected since.
+
+def probable(
+    local: Mapping[str, Sequence[KnownPod]], question: PreferenceCall, hints: Hints
+) -> Sequence[ContainerCandidate]:
+    """The containers that are probably meant, by the known pods and the books, without any I/O.
+
+    They guide the choice of cards and identify nothing: a pod may have been rejected since.
     """
     living = (f.pod for found in local.values() for f in found if not f.tombstone)
     objects = [(pod, _as_booked(pod, question.resource, hints.holds)) for pod in living if not pod.terminal]
     lacking = unsatisfied(objects, question.resource, hints.holds)
-    return choose(matching(lacking, question, hints.holds), never=hints.never, partner=hints.partner)
+    return narrowed(matching(lacking, question, hints.holds), never=hints.never, partner=hints.partner)
 
 
 def pod_of(local: Mapping[str, Sequence[KnownPod]], uid: PodUid) -> Pod | None:

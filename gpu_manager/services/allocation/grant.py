@@ -14,7 +14,7 @@ import structlog
 from gpu_manager.domain.admission_match import ContainerCandidate, reuser
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import NVIDIA, Assignment, encode_assignment
-from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, VcudaError
+from gpu_manager.domain.errors import Bug, DoesNotFit, RequestInvalid, VcudaError
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
@@ -33,13 +33,15 @@ class Decision:
     """The container that ids are for: ``certain``, or only the probable one, or None.
 
     ``refusal``: why the ids will be refused, empty if they will not. ``again``: the container has these ids
-    already, and the kubelet gives them once more, unless the pod has ended.
+    already, and the kubelet gives them once more, unless the pod has ended. ``others``: containers that may
+    be meant as well, the likelier first.
     """
 
     candidate: ContainerCandidate | None
     certain: bool = True
     refusal: VcudaError | None = None
     again: bool = False
+    others: tuple[ContainerCandidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,7 @@ def book(books: Books, resource: str, ids: frozenset[str], decision: Decision) -
     if candidate is None or not decision.certain:
         if not unidentified_grants.owns(books, ids):
             raise _held_by(books, resource, books.owners(ids))
-        return Booked(resource, ids, unidentified_grants.book(books, resource, ids, candidate), decision)
+        return _book_unidentified(books, resource, ids, decision)
     try:
         if decision.refusal is not None:
             raise decision.refusal
@@ -205,6 +207,19 @@ def book(books: Books, resource: str, ids: frozenset[str], decision: Decision) -
     except VcudaError:
         books.drop_plan(candidate.pod.uid)
         raise
+
+
+def _book_unidentified(books: Books, resource: str, ids: frozenset[str], decision: Decision) -> Booked:
+    """Book for the first that has room of the containers that may be meant."""
+    refusal: DoesNotFit | None = None
+    for likely in (decision.candidate, *decision.others):
+        try:
+            grant = unidentified_grants.book(books, resource, ids, likely)
+        except DoesNotFit as error:
+            refusal = refusal or error
+        else:
+            return Booked(resource, ids, grant, replace(decision, candidate=likely))
+    raise refusal or Bug("no container was tried")
 
 
 def _book(

@@ -8,7 +8,7 @@ the disk, NVML, gRPC or the API server, so that readers never wait for the disk.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +29,7 @@ from gpu_manager.ports.kubelet import CheckpointEntry
 from gpu_manager.ports.pods import KnownPod
 from gpu_manager.ports.store import Store
 from gpu_manager.services.allocation import adopt, grant, planner, unidentified_grants
-from gpu_manager.services.allocation.association import Hints, Identification, likely
+from gpu_manager.services.allocation.association import Hints, Identification, likely, probable
 from gpu_manager.services.allocation.books import Books, Grant, Key
 from gpu_manager.services.allocation.books_format import BooksEncoder
 from gpu_manager.services.allocation.grant import Booked, Decision
@@ -144,6 +144,15 @@ class NodeState:
         if named:
             self.changed()
 
+    def plan_waiting(self, pods: Iterable[Pod], living: Collection[PodUid]) -> None:
+        """Plan pods that are bound here and have no plan (:func:`planner.plan_waiting`). Under the lock, not
+        saved.
+        """
+        with self._changing() as books:
+            for pod in pods:
+                if not books.meant_for(pod.uid):
+                    planner.plan_waiting(books, pod, living)
+
     def forget_pod(self, pod: PodUid) -> tuple[Allocation, ...]:
         """Release what an ended pod held. Under the lock; not saved, since the kubelet waits."""
         with self._changing() as books:
@@ -203,7 +212,9 @@ class NodeState:
             decision = grant.whose(self._books, resource, ids, answered, local)
             if decision is None:
                 question = PreferenceCall(resource, len(ids))
-                decision = Decision(likely(local, question, self._hints(self._books)), certain=False)
+                found = probable(local, question, self._hints(self._books))
+                meant = unidentified_grants.likeliest(self._books, resource, ids, found)
+                decision = Decision(next(iter(meant), None), certain=False, others=tuple(meant[1:]))
             return decision
 
     # --- Changes that are on the disk when they return: in the turn, and within it the lock --------------

@@ -122,6 +122,28 @@ def _plan_free(books: Books, pod: Pod, request: PodRequest, *, free_choice: bool
     _book(books, pod, place(request, cards, books.node.topology, ledger))
 
 
+def plan_waiting(books: Books, pod: Pod, living: Collection[PodUid]) -> None:
+    """Plan a pod on the cards that the scheduler named; elsewhere only if a pod that stays, one of the
+    ``living``, has taken their room. Nothing changes if there is none.
+    """
+    chosen = assignment(books.node, pod)
+    try:
+        request = _open_part(books, pod)
+    except RequestInvalid:
+        return
+    if chosen is None or not request.containers:
+        return
+    if _follows(books.node, request, chosen, books.ledger):
+        placed = follow(_anywhere(request), chosen, books.node.cards, books.ledger)
+        _book(books, pod, placed)
+        return
+    ending = {a.pod for a in _on_cards(books.ledger, chosen)}.difference(living)
+    if not _follows(books.node, request, chosen, _without(books.ledger, ending)):
+        found = find(request, books.node.cards, books.node.topology, books.ledger)
+        if found is not None:
+            _book(books, pod, found)
+
+
 def plan_within(books: Books, pod: Pod, container: Container, cards: Iterable[CardUuid]) -> Allocation | None:
     """Plan the container anew on these cards only, with the rest of the pod there if it fits, else anywhere;
     returns None and keeps the old plans if it does not fit.

@@ -49,6 +49,23 @@ def holds(books: Books, pod: PodUid, container: str, resource: str) -> frozenset
     return held or (taken.ids.get(resource, frozenset()) if taken else frozenset())
 
 
+def likeliest(
+    books: Books, resource: str, ids: frozenset[str], found: Sequence[ContainerCandidate]
+) -> Sequence[ContainerCandidate]:
+    """Return the containers that may be meant in the order to book for: those that ask for the most memory
+    first, and of these the ones that are planned on the NUMA nodes of the ids.
+
+    What is booked for the first suits all, and the cards planned for one of them are not kept from all.
+    """
+    near = _near(books, books.node.ids.cards_of(resource, ids))
+
+    def unlike(candidate: ContainerCandidate) -> tuple[int, bool]:
+        planned = books.ledger.get(*candidate.key)
+        return -candidate.container.wants(MEMORY), planned is None or not near.issuperset(planned.cards)
+
+    return sorted(found, key=unlike)
+
+
 def book(books: Books, resource: str, ids: frozenset[str], likely: ContainerCandidate | None) -> Grant:
     """Book device ids for an unidentified container, on cards with room for the whole request of ``likely``.
 
