@@ -144,8 +144,17 @@ def _numa(found: Mapping[str, Any] | None) -> Iterator[Row]:
     yield Row(refused[0], found["refused"], *refused[1:], full=full, note=note)
     note = (
         f"of {found['containers']}, looked at once a round: cards of another NUMA node than the kubelet's ids"
+        f"{_had(found)}"
     )
     yield Row(elsewhere[0], found["elsewhere"], *elsewhere[1:], full=full, note=note)
+
+
+def _had(found: Mapping[str, Any]) -> str:
+    """How many cards of the ids' node could have been had, if that was looked at."""
+    if "within_reach" not in found:
+        return ""
+    had = found["within_reach"]
+    return f"; {had} of them could have been had there, by the books as the kubelet turned to them"
 
 
 def _resizes(found: Mapping[str, Any] | None) -> Row:

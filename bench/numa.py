@@ -1,28 +1,24 @@
 """Containers under the kubelet's NUMA policies: whose cards lie on other NUMA nodes than the ids it got?
 
-The kubelet aligns ids before it knows cards, and counts the ids of a NUMA node as if they were of one card.
-So some containers cannot lie where it wants them, whoever chooses cards. An oracle looks at each one that
-lies elsewhere as it was when the kubelet turned to it: had any card of those NUMA nodes the room, if every
-pod that was only planned moved aside, each to any card with room for it? If not, no plugin could have done
-otherwise then. Four NUMA nodes of two cards, pods as on the real cluster (``tests/cluster/numa.py``), bound
-up to three ahead of their admission; the agent is real, the kubelet its stand-in.
+The oracle (:mod:`bench.numa_oracle`) looks at each one that lies elsewhere as it was when the kubelet turned
+to it. Four NUMA nodes of two cards, pods as on the real cluster (``tests/cluster/numa.py``), bound up to
+three ahead of their admission; the agent is real, the kubelet its stand-in.
 """
 
 from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
+from bench.numa_oracle import within_reach
 from bench.rows import Row
-from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import DoesNotFit
-from gpu_manager.domain.placement.ledger import Allocation, Ledger
+from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.placement.place import place
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, GIB
@@ -160,49 +156,19 @@ class _Run:
             self._moments[step.pod, step.container] = self._rig.state.view.ledger.copy()
 
     def _reached(self, obj: dict[str, Any], name: str, nodes: set[int | None]) -> bool:
-        """Could the container have got cards of these nodes when the kubelet turned to it?
-
-        An ordinary init container hands its ids, and so its card, on: both are looked at as one.
-        """
         uid = PodUid(obj["metadata"]["uid"])
         group = [*_inits(obj), name]
-        ledger = self._moments[uid, group[0]].copy()
         now = self._rig.state.view.ledger
         own = [held for each in group if (held := now.get(uid, each)) is not None]
-        rest = [a for a in ledger if not a.granted and a.key not in {one.key for one in own}]
-        for allocation in (*rest, *own):
-            ledger.release(*allocation.key)
         there = [card for card, node in self._node.items() if node in nodes]
-        return any(_fit(after, rest, list(self._node)) for after in _ways(ledger, own, there))
+        known = [state.card for state in self._rig.states]
+        policy = self._rig.topology.numa_policy
+        return within_reach(self._moments[uid, group[0]], own, there, known, policy)
 
 
 def _inits(obj: Mapping[str, Any]) -> list[str]:
     """The pod's ordinary init containers."""
     return [entry["name"] for entry in obj["spec"]["initContainers"] if "restartPolicy" not in entry]
-
-
-def _ways(ledger: Ledger, group: Sequence[Allocation], cards: Sequence[CardUuid]) -> Iterator[Ledger]:
-    """The books after all of these lie on the same cards of these, in every way."""
-    first = group[0]
-    count = len(first.shares)
-    for chosen in combinations(cards, count):
-        if first.shares[0].whole and not all(ledger.idle(card) for card in chosen):
-            continue
-        after = ledger.copy()
-        try:
-            for one in group:
-                shares = tuple(replace(s, card=card) for s, card in zip(one.shares, chosen, strict=True))
-                after.commit([replace(one, shares=shares)])
-        except DoesNotFit:
-            continue
-        yield after
-
-
-def _fit(ledger: Ledger, rest: Sequence[Allocation], cards: Sequence[CardUuid]) -> bool:
-    """Do all the others still have room somewhere?"""
-    if not rest:
-        return True
-    return any(_fit(after, rest[1:], cards) for after in _ways(ledger, rest[:1], cards))
 
 
 def measure(policy: NumaPolicy, rounds: int, seed: int) -> Aligned:

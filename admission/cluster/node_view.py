@@ -17,6 +17,7 @@ from gpu_manager.domain.cluster.accounting import (
 )
 from gpu_manager.domain.cluster.claims import KnownClaim, charge_claims
 from gpu_manager.domain.cluster.kubelet_ids import KubeletIds, kubelet_ids
+from gpu_manager.domain.cluster.numa_ids import NumaIds, numa_ids
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.placement.place import find
 from gpu_manager.domain.pod import PodUid
@@ -34,7 +35,8 @@ class NodeView(NodeBooks):
     ``kind`` means equal to every pod that is not on the node and may use every pool; 0 marks a node with
     something of its own: a problem, a refusal, a pod nominated to it, one that it is kept for.
     ``constraints``, which kube-scheduler judges before it asks an extender, are no part of it. ``ids``: the
-    kubelet's count, where pods shrank. ``kept``: for whom it is closed to smaller pods.
+    kubelet's count, where pods shrank; ``numa_ids``: the same by NUMA node, where they lie elsewhere than
+    their ids. ``kept``: for whom it is closed to smaller pods.
     """
 
     problem: str
@@ -46,6 +48,7 @@ class NodeView(NodeBooks):
     kind: int = 0
     constraints: NodeConstraints = OPEN
     ids: KubeletIds | None = None
+    numa_ids: NumaIds | None = None
     kept: KeptFor | None = None
 
     def awaits(self, pod: PodUid, priority: int) -> tuple[PodView, ...]:
@@ -96,10 +99,12 @@ def build_view(
     ledger = ledger_of(node, charges, held, before)
     awaited = tuple(sorted(nominated, key=lambda o: (-o.pod.priority, o.pod.began, o.uid)))
     ids = kubelet_ids(node, charges)
+    numa = numa_ids(node, charges)
     left = None if ids is None else ids.left(ledger.pods)
+    aligned = None if numa is None else numa.left(ledger.pods)
     cards = [state.card.uuid for state in node.cards]
     priorities = tuple(map(ledger.priorities, cards)) if ledger.prioritised else None
-    state = intern((facts.hardware, tuple(map(ledger.booked, cards)), left, priorities))
+    state = intern((facts.hardware, tuple(map(ledger.booked, cards)), left, aligned, priorities))
     plain = not (facts.problem or node.refused or node.lingering or awaited or kept)
     kind = (state if cpu is None else intern((state, cpu))) if plain else 0
     return NodeView(
@@ -116,5 +121,6 @@ def build_view(
         kind,
         facts.constraints,
         ids,
+        numa,
         kept,
     )

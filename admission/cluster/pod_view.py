@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from admission.cluster.host_cpu import asked
-from gpu_manager.domain.cluster.placed_pods import PlacedPod, assigned_cards
+from gpu_manager.domain.cluster.placed_pods import PlacedPod, assigned_cards, ids_elsewhere
 from gpu_manager.domain.contract import RESIZE, RESIZED, TEMPLATE_SIZE
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.placement.ledger import Share
@@ -94,6 +94,7 @@ def pod_view(pod: Pod, obj: Mapping[str, Any] | None = None) -> PodView:
     return PodView(
         pod=pod,
         assigned=assigned_cards(pod),
+        numa_ids=ids_elsewhere(pod),
         nominated=text(status.get("nominatedNodeName")),
         cpu=asked(obj or {}),
         constraints=ANYWHERE if obj is None or pod.node else pod_constraints(obj.get("spec")),

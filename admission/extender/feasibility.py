@@ -303,9 +303,12 @@ class FeasibilityCheck:
     def lack_of_ids(self, view: NodeView, ledger: Ledger) -> str:
         """Why the kubelet would have no device ids for the pod beside those in these books; empty if it has.
 
-        Only pods that shrank can leave less ids than room. kube-scheduler counts ids before it asks.
+        Only pods that shrank can leave less ids than room, and pods on other NUMA nodes than their ids less
+        than the kubelet's policy wants of one. kube-scheduler counts ids before it asks.
         """
-        return "" if view.ids is None else view.ids.lack(self.request, ledger.pods)
+        counts = (view.ids, view.numa_ids)
+        lacks = (count.lack(self.request, ledger.pods) for count in counts if count is not None)
+        return next(filter(None, lacks), "")
 
     def ever(self, view: NodeView) -> bool:
         """True if the node could hold the pod were it empty."""

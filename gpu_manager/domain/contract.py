@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
@@ -195,12 +195,15 @@ class Assignment:
     """Cards for each container of a pod, as an annotation carries them.
 
     ``directory`` names the container's control pages; only the copy in the kubelet's checkpoint has it.
+    ``numa_ids``: container → NUMA node → device ids of cores and of memory, of containers that hold ids
+    of other NUMA nodes than those of their cards.
     """
 
     node: str
     pod: str
     containers: Mapping[str, tuple[tuple[CardUuid, Amount], ...]]
     directory: str = ""
+    numa_ids: Mapping[str, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
 
 
 def encode_assignment(assignment: Assignment) -> str:
@@ -215,6 +218,7 @@ def encode_assignment(assignment: Assignment) -> str:
                 for name, shares in assignment.containers.items()
             },
             **({"dir": assignment.directory} if assignment.directory else {}),
+            **({"numa": assignment.numa_ids} if assignment.numa_ids else {}),
         },
         separators=(",", ":"),
     )
@@ -234,9 +238,18 @@ def decode_assignment(text: str | None) -> Assignment | None:
                 for name, shares in _map(data["containers"]).items()
             },
             directory=_text(data.get("dir", "")),
+            numa_ids={
+                _text(name): {int(node): _pair(counts) for node, counts in _map(nodes).items()}
+                for name, nodes in _map(data.get("numa", {})).items()
+            },
         )
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def _pair(counts: object) -> tuple[int, int]:
+    cores, units = map(_count, _list(counts))
+    return cores, units
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from typing import Final
 import yaml
 
 from gpu_manager.domain.contract import CORE, MEMORY
-from tests.cluster import auditor, product
+from gpu_manager.domain.topology import NumaPolicy
+from tests.cluster import auditor, numa_reach, product
 from tests.cluster.cluster import Cluster
 from tests.cluster.pods import NAMESPACE, Pods, cards_of, container, pod
 from tests.cluster.soak import GRACES, draw
@@ -41,6 +42,7 @@ class Numa:
     waited: int = 0  # pods that the scheduler placed nowhere for a minute
     containers: int = 0  # looked at, once a round
     elsewhere: int = 0  # of them on cards of another node than their ids
+    within_reach: int = 0  # of these, those for which cards of the ids' node had room then
     told: list[str] = field(default_factory=list)  # of each of them
 
     def as_json(self) -> dict[str, object]:
@@ -53,7 +55,7 @@ def measure(cluster: Cluster, starts: int = STARTS) -> Numa:
     result = Numa()
     for policy in POLICIES:
         with topology(cluster, policy):
-            _run(cluster, result, result.starts + starts, random.Random(_SEED))
+            _run(cluster, result, NumaPolicy(policy), result.starts + starts)
         result.policies.append(policy)
         sys.stdout.write(f"{result.as_json()}\n")
         sys.stdout.flush()
@@ -70,7 +72,9 @@ def topology(cluster: Cluster, policy: str) -> Iterator[None]:
     try:
         changed = {**yaml.safe_load(text), "topologyManagerPolicy": policy}
         _restarted(cluster, config, yaml.safe_dump(changed))
-        product.install(cluster, admission=True, **{"agent.topologyManagerPolicy": policy})
+        product.install(
+            cluster, admission=True, **{"agent.topologyManagerPolicy": policy, "agent.logLevel": "debug"}
+        )
         yield
     finally:
         cluster.inside("umount", _PLACE, check=True)
@@ -101,8 +105,8 @@ def _restarted(cluster: Cluster, config: Path, text: str) -> None:
     cluster.wait(lambda: product.agent_ready(cluster), 90, "the agent is not ready")
 
 
-def _run(cluster: Cluster, result: Numa, starts: int, dice: random.Random) -> None:
-    pods, alive, number = Pods(cluster), dict[str, int](), 0
+def _run(cluster: Cluster, result: Numa, policy: NumaPolicy, starts: int) -> None:
+    pods, alive, number, dice = Pods(cluster), dict[str, int](), 0, random.Random(_SEED)
     try:
         while result.starts < starts:
             made: dict[str, int] = {}
@@ -117,7 +121,7 @@ def _run(cluster: Cluster, result: Numa, starts: int, dice: random.Random) -> No
             for name in made:
                 _await(pods, name, result)
             alive |= made
-            _compare(cluster, pods, result)
+            _compare(cluster, pods, policy, result)
             for name in dice.sample(sorted(alive), k=(3 * len(alive) + 3) // 4):
                 alive.pop(name)
                 path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}"
@@ -138,22 +142,32 @@ def _await(pods: Pods, name: str, result: Numa) -> None:
         result.starts += 1
 
 
-def _compare(cluster: Cluster, pods: Pods, result: Numa) -> None:
+def _compare(cluster: Cluster, pods: Pods, policy: NumaPolicy, result: Numa) -> None:
     """The NUMA nodes of the ids in the kubelet's checkpoint, beside those of the cards that were granted."""
     numa = {str(card.uuid): card.numa for card in cluster.cards}
     of_id = {uuid.removeprefix("GPU-").partition("-")[0]: node for uuid, node in numa.items()}
-    checkpoint = auditor.checkpoint_of(cluster)
+    books, known = auditor.Books.of(cluster), numa_reach.moments(cluster.scratch)
     for one in auditor.containers(cluster):
-        ids = [
-            device
-            for resource in (CORE, MEMORY)
-            for device in checkpoint.get((one.uid, one.name, resource), (frozenset[str](), None))[0]
-        ]
-        aligned = {of_id[device.partition("-")[0]] for device in ids}
+        ids = _ids(books, one.uid, one.name)
+        aligned = {of_id[device.partition("-")[0]] for held in ids.values() for device in held}
         granted = {numa[card] for card in cards_of(pods.get(one.pod), one.name)}
         result.containers += 1
-        if not granted <= aligned:
-            result.elsewhere += 1
-            result.told.append(
-                f"{one}: {one.cores} cores: ids of node {sorted(aligned)}, cards of {sorted(granted)}"
-            )
+        if granted <= aligned:
+            continue
+        result.elsewhere += 1
+        # The kubelet hands ids of an ordinary init container on, and so its card.
+        own = [row for row in books.rows if row["pod"] == one.uid]
+        rows = [row for row in own if row["kind"] == "init" or row["container"] == one.name]
+        passed = [_ids(books, one.uid, row["container"]) for row in rows]
+        all_ids = {r: frozenset().union(*(each[r] for each in passed)) for r in (CORE, MEMORY)}
+        had = numa_reach.reached(known, cluster.cards, rows, all_ids, aligned, policy)
+        result.within_reach += had is not False
+        reach = {True: ", could have been had", False: "", None: ", no line of the agent tells"}[had]
+        result.told.append(
+            f"{one}: {one.cores} cores: ids of node {sorted(aligned)}, cards of {sorted(granted)}{reach}"
+        )
+
+
+def _ids(books: auditor.Books, uid: str, name: str) -> dict[str, frozenset[str]]:
+    """What the kubelet's checkpoint has of a container."""
+    return {r: books.checkpoint.get((uid, name, r), (frozenset[str](), None))[0] for r in (CORE, MEMORY)}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench import numa
+from bench import numa, numa_oracle
+from bench.numa_oracle import Sets
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid
@@ -32,8 +33,12 @@ def test_no_container_lies_elsewhere_that_could_have_been_had_and_none_is_refuse
 def test_the_oracle_moves_what_is_planned_wherever_it_has_room() -> None:
     held = Ledger((state.card for state in STATES), DEFAULT_UNIT, [share("runs", CARDS[0], 70)])
     one = share("one", CARDS[2], 40)
-    (after,) = numa._ways(held, [one], CARDS[:2])
+    (after,) = numa_oracle._ways(held, [one], Sets(CARDS[:2]))
     assert after.free(CARDS[1]).cores == 60, "the first card has no room for it"
-    assert numa._fit(after, [share("whole", CARDS[1], 100), share("part", CARDS[2], 60)], CARDS)
-    assert not numa._fit(after, [share("whole", CARDS[1], 100), share("part", CARDS[2], 61)], CARDS)
-    assert [*numa._ways(held, [replace(one, shares=share("", CARDS[0], 100).shares)], CARDS[:1])] == []
+    assert numa_oracle._fit(after, [share("whole", CARDS[1], 100), share("part", CARDS[2], 60)], Sets(CARDS))
+    assert not numa_oracle._fit(
+        after, [share("whole", CARDS[1], 100), share("part", CARDS[2], 61)], Sets(CARDS)
+    )
+    assert [
+        *numa_oracle._ways(held, [replace(one, shares=share("", CARDS[0], 100).shares)], Sets(CARDS[:1]))
+    ] == []

@@ -106,6 +106,10 @@ def test_a_card_on_another_numa_node_than_its_ids_falls_short() -> None:
     found = rows(numa=run)
     assert (found["numa_refusals"].holds, found["numa_elsewhere"].holds) == (True, False)
     assert found["numa_elsewhere"].full
+    assert "could have been had" not in found["numa_elsewhere"].note
+    looked = rows(numa={**run, "within_reach": 0})["numa_elsewhere"]
+    assert "0 of them could have been had there" in looked.note
+    assert not looked.holds
 
 
 def test_a_pods_start_stands_beside_the_same_pods_without_a_share() -> None:

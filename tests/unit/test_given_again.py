@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS
 from sandbox.kubelet import Step
 from tests.fakes.direct import DirectRig
 from tests.fakes.node import container, pod
-from tests.fakes.ports import FakeClock, FakeInjector, FakePods, FakeStore, cards
+from tests.fakes.ports import FakeClock, FakeInjector, FakePods, FakeProcesses, FakeStore, cards
 
 WHOLE = 16 * GIB
 
@@ -39,6 +39,17 @@ class SlowPods(FakePods):
     def fetch(self, namespace: str, name: str) -> Pod | None:
         found = super().fetch(namespace, name)
         return replace(found, phase="Succeeded") if found and self.fetches > self.ends_after else found
+
+
+@dataclass
+class EndingProcesses(FakeProcesses):
+    """Processes of a pod are seen at so many more looks."""
+
+    looks: dict[PodUid, int] = field(default_factory=dict)
+
+    def alive(self, pod: PodUid) -> bool | None:
+        self.looks[pod] = self.looks.get(pod, 0) - 1
+        return self.looks[pod] >= 0
 
 
 class EndingStore(FakeStore):
@@ -246,6 +257,47 @@ def test_a_pod_that_is_deleted_while_it_is_admitted_keeps_what_its_init_containe
             "card 0 had room for neither at first"
         )
         assert rig.cards_of(beside, "c") == (0,)
+        exact(rig)
+
+
+@pytest.mark.parametrize("grace", [True, False])
+def test_a_pod_waits_for_cards_of_a_pod_that_ends_though_its_ids_are_others(
+    tmp_path: Path, grace: bool
+) -> None:
+    """The kubelet gives it free ids of node 0, whose cards are planned for others; node 2's are about to be idle."""
+    node = DirectRig(tmp_path, on_nodes(6, 2), clock=FakeClock(), numa=NumaPolicy.SINGLE, patience=2.0)
+    node.processes = processes = EndingProcesses()
+    with node as rig:
+        for card in (0, 1):
+            running(rig, f"first{card}", card, 100)
+        for card in (2, 3):
+            running(rig, f"beside{card}", card, 70)
+        old = pod(
+            "old", container("c", 200, 0), on={"c": [(rig.states[card], 100, WHOLE) for card in (4, 5)]}
+        )
+        assert rig.admit(old).admitted
+        rig.start(old)
+        for card in (0, 1):
+            gone = f"default/first{card}"
+            rig.kubelet.delete(rig.pods.there[gone].uid)
+            rig.pods.forget(gone)
+            rig.state.forget_pod(rig.pods.known[gone][0].pod.uid)
+            planned = pod(
+                f"planned{card}", container("c", 60, 8), on={"c": [(rig.states[card], 60, 2 * GIB)]}
+            )
+            rig.pods.bind(rig.parsed(planned))
+            rig.state.introduce(rig.parsed(planned))
+        processes.looks[uid(old)] = 3
+        if grace:
+            deleted_with_grace(rig, old)
+        else:
+            rig.delete(old, force=True)
+        new = pod("new", container("c", 200, 0))
+        result = rig.admit(new)
+        assert result.admitted, result.message
+        assert "GetPreferredAllocation" not in [s.name for s in rig.kubelet.steps if s.pod == uid(new)]
+        rig.start(new)
+        assert rig.cards_of(new, "c") == (0, 1), "the planned ones have moved to the cards that became idle"
         exact(rig)
 
 

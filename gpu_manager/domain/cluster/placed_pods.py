@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
@@ -17,10 +17,15 @@ Assigned = Mapping[str, tuple[tuple[CardUuid, Amount], ...]]
 
 @dataclass(frozen=True, slots=True)
 class PlacedPod:
-    """A pod and the cards that its annotation names; None if it has none about this pod on this node."""
+    """A pod and the cards that its annotation names; None if it has none about this pod on this node.
+
+    ``numa_ids``: container → NUMA node → ids of cores and of memory, of containers that hold ids of other
+    nodes than those of their cards.
+    """
 
     pod: Pod
     assigned: Assigned | None = None
+    numa_ids: Mapping[str, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
 
     @property
     def uid(self) -> PodUid:
@@ -30,7 +35,28 @@ class PlacedPod:
 
 def placed_pod(pod: Pod) -> PlacedPod:
     """The pod with the cards of its annotation."""
-    return PlacedPod(pod, assigned_cards(pod))
+    return PlacedPod(pod, assigned_cards(pod), ids_elsewhere(pod))
+
+
+def ids_elsewhere(pod: Pod) -> Mapping[str, Mapping[int, tuple[int, int]]]:
+    """:attr:`PlacedPod.numa_ids`, as the pod's annotation has them."""
+    text = pod.annotations.get(contract.ALLOCATION, "")
+    said = contract.decode_assignment(text) if '"numa"' in text else None
+    if said is None or said.pod != pod.uid or not pod.node or said.node != pod.node:
+        return {}
+    return dict(_as_asked(pod, said.numa_ids))
+
+
+def _as_asked(
+    pod: Pod, told: Mapping[str, Mapping[int, tuple[int, int]]]
+) -> Iterator[tuple[str, Mapping[int, tuple[int, int]]]]:
+    """Of containers for which as many ids are told as they ask for; others are nobody's word."""
+    for name, nodes in told.items():
+        container = pod.container(name)
+        if container is not None:
+            cores, units = (sum(counts[at] for counts in nodes.values()) for at in (0, 1))
+            if cores == container.wants(contract.CORE) and units == container.wants(contract.MEMORY):
+                yield name, nodes
 
 
 def assigned_cards(pod: Pod) -> Assigned | None:

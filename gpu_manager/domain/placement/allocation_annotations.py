@@ -18,11 +18,12 @@ def allocation_annotations(
     now: float,
     *,
     assigned: bool,
+    numa_ids: Mapping[str, Mapping[int, tuple[int, int]]] | None = None,
 ) -> dict[str, str]:
     """Return the annotations for this placement, in our format and in the predecessor's.
 
     ``now`` is seconds since the epoch; the predecessor's format has nanoseconds, and its index keys count
-    only ``spec.containers``.
+    only ``spec.containers``. ``numa_ids`` as in :class:`~gpu_manager.domain.contract.Assignment`.
     """
     index: dict[CardUuid, int] = {s.card.uuid: s.card.index for s in cards}
     apps = [c.name for c in pod.containers if c.kind is ContainerKind.APP]
@@ -32,6 +33,7 @@ def allocation_annotations(
                 node,
                 pod.api_uid,
                 {n: tuple((s.card, s.amount) for s in shares) for n, shares in placement.items()},
+                numa_ids=numa_ids or {},
             )
         ),
         contract.PREDICATE_NODE: node,

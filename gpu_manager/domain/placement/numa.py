@@ -8,11 +8,11 @@ fewest nodes, then those with the lowest numbers (kubelet 1.36.3, topologymanage
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Final
 
-from gpu_manager.domain.card import CardState
+from gpu_manager.domain.card import Card, CardState
 from gpu_manager.domain.placement.card_sets import best_set
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.topology import NumaPolicy, Topology
@@ -38,6 +38,13 @@ def admitted_set(
     )
 
 
+def numbered(cards: Iterable[Card]) -> Sequence[int] | None:
+    """Return the numbers of the NUMA nodes of these cards; None where the kubelet aligns nothing by them."""
+    nodes = {card.numa for card in cards}
+    known = sorted(node for node in nodes if node is not None)
+    return known if len(known) == len(nodes) and 1 < len(known) <= MOST_NODES else None
+
+
 def most_together(topology: Topology, cards: Sequence[CardState]) -> int:
     """Return how many whole cards one container could have at most, were all open ones idle."""
     one = topology.numa_policy is NumaPolicy.SINGLE
@@ -59,10 +66,9 @@ def aligned(
     know that a share lies on one card: perhaps none of these cards has the room.
     """
     ours = [at for at, state in enumerate(cards) if not state.card.mig]
-    nodes = {cards[at].card.numa for at in ours}
-    if topology.numa_policy is NumaPolicy.NONE or None in nodes or not 1 < len(nodes) <= MOST_NODES:
+    numbers = numbered([cards[at].card for at in ours])
+    if topology.numa_policy is NumaPolicy.NONE or numbers is None:
         return None
-    numbers = sorted(node for node in nodes if node is not None)
     there = {node: [at for at in ours if cards[at].card.numa == node] for node in numbers}
     most = sorted((CORES_PER_CARD * len(group) for group in there.values()), reverse=True)
     width = next((n for n in range(1, len(most) + 1) if sum(most[:n]) >= cores), 0)

@@ -7,6 +7,7 @@ kubelet hands out again.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from typing import NoReturn
@@ -18,6 +19,7 @@ from gpu_manager.domain.contract import CARRIERS, CORE, EVENT_REFUSED, MEMORY, N
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
 from gpu_manager.domain.injection import Injection
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
+from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.ports.injector import Injector
@@ -116,6 +118,7 @@ class Allocator:
                     if decision.again or not decision.certain:
                         decision = self._reclaimed(resource, ids, decision)
                         self._plans.renew()
+                    self._record(resource, ids)
                     with self._state.allocate(resource, ids, decision) as booked:
                         injection = self._make_ready(booked) if resource in CARRIERS else Injection()
                 except VcudaError as error:
@@ -132,9 +135,32 @@ class Allocator:
         own = decision.candidate.pod.uid if decision.again and decision.candidate is not None else None
         if still := self._departed.given_again(resource, ids, own):
             raise DoesNotFit(still)
-        if before == self._state.owners(ids):
-            return decision
-        return self._state.whose(resource, ids, self._pods.local())
+        if before != self._state.owners(ids):
+            decision = self._state.whose(resource, ids, self._pods.local())
+        if not decision.certain:
+            likely = (decision.candidate, *decision.others)
+            self._departed.make_room([one.pod for one in likely if one is not None])
+        return decision
+
+    def _record(self, resource: str, ids: frozenset[str]) -> None:
+        """Log the books before a grant under a NUMA policy, at level debug: they tell where the container
+        could have lain.
+        """
+        view = self._state.view
+        if view.node.topology.numa_policy is NumaPolicy.NONE or not log.is_enabled_for(logging.DEBUG):
+            return
+        books = [
+            {
+                "pod": held.pod,
+                "container": held.container,
+                "kind": held.kind.value,
+                "order": held.order,
+                "granted": held.granted,
+                "shares": [[s.card, s.amount.cores, s.amount.memory] for s in held.shares],
+            }
+            for held in view.ledger
+        ]
+        log.debug("books_before_grant", resource=resource, id=min(ids, default=""), books=books)
 
     def _make_ready(self, booked: Booked) -> Injection:
         """Create what the container needs on the node: pages, files, device specs."""

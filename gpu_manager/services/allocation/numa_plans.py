@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpu_manager.domain.placement.allocation_annotations import allocation_annotations, annotations_differ
+from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.pods import Pods
-from gpu_manager.services.allocation import planner
+from gpu_manager.services.allocation.annotation_writeback import strayed_ids
 from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.allocation.planner import assignment_of
 
 
 class NumaPlans:
@@ -40,26 +41,36 @@ class NumaPlans:
             self._state.plan_waiting(waiting, living)
 
     def tell(self) -> None:
-        """Annotate the pods whose cards are not those that their annotation names."""
+        """Annotate the pods that have not started whose cards, or NUMA nodes of ids, are not those that their
+        annotation names.
+        """
         if not self._moves():
             return
         view = self._state.view
         there: set[PodUid] = set()
         for pod in self._bound():
             there.add(pod.uid)
-            named = planner.assignment(view.node, pod)
-            placement = {name: held.shares for name, held in view.ledger.of_pod(pod.uid).items()}
+            named, held = assignment_of(view.node, pod), view.ledger.of_pod(pod.uid)
+            grants = (view.grants.get(one.key) for one in held.values())
             asking = {c.name for c in pod.containers if c.asks}
-            if named is None or placement.keys() != asking:
+            if named is None or held.keys() != asking or any(grant and grant.proven for grant in grants):
                 continue
-            cards = {name: {card for card, _ in shares} for name, shares in named.items()}
-            if cards == {name: {share.card for share in shares} for name, shares in placement.items()}:
+            strayed = strayed_ids(view, pod.uid)
+            cards = {name: {card for card, _ in shares} for name, shares in named.containers.items()}
+            if cards == {name: set(one.cards) for name, one in held.items()} and named.numa_ids == strayed:
                 self._told.pop(pod.uid, None)
                 continue
+            placement = {name: one.shares for name, one in held.items()}
             written = allocation_annotations(
-                pod, view.node.name, placement, view.node.cards, self._clock.now(), assigned=False
+                pod,
+                view.node.name,
+                placement,
+                view.node.cards,
+                self._clock.now(),
+                assigned=False,
+                numa_ids=strayed,
             )
-            if self._told.get(pod.uid) != written and annotations_differ(pod, written):
+            if self._told.get(pod.uid) != written:
                 self._told[pod.uid] = written
                 self._pods.annotate(pod, written)
         self._told = {uid: told for uid, told in self._told.items() if uid in there}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from gpu_manager.domain.card import CardState, CardUuid
-from gpu_manager.domain.contract import ALLOCATION, NVIDIA, decode_assignment
+from gpu_manager.domain.contract import ALLOCATION, NVIDIA, Assignment, decode_assignment
 from gpu_manager.domain.errors import Bug, DoesNotFit, RequestInvalid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement.place import find, follow, place
@@ -343,10 +343,16 @@ def _tied(books: Books, pod: Pod) -> Mapping[str, tuple[CardUuid, ...]]:
 
 def assignment(node: NodeCards, pod: Pod) -> Assigned | None:
     """Return the extender's choice of cards from the annotation; None if it is for another pod or node."""
+    written = assignment_of(node, pod)
+    return None if written is None else written.containers
+
+
+def assignment_of(node: NodeCards, pod: Pod) -> Assignment | None:
+    """Return what the annotation says of the pod; None if it is for another pod or node."""
     written = decode_assignment(pod.annotations.get(ALLOCATION))
     if written is None or written.node != node.name or written.pod != pod.api_uid:
         return None
-    return written.containers
+    return written
 
 
 def pick(node: NodeCards, choice: IdChoice, cards: Iterable[CardUuid]) -> tuple[str, ...]:

@@ -134,6 +134,38 @@ class DepartedPods:
                 return ""
         return self._still_running(running) if running else ""
 
+    def make_room(self, pods: Sequence[Pod]) -> None:
+        """Wait while only pods that are ending keep one of these from any room, and release them as they end.
+
+        A pod that has started and that the API server has deleted, is deleting or shows as ended starts
+        nothing more: it has ended with its processes. Waits some seconds at most, without a lock.
+        """
+        for _ in range(self._looks):
+            ending = self._ending()
+            self._free(ending)
+            ending &= frozenset(self._state.view.ledger.pods)
+            if not any(self._state.held_up(pod, ending, ()) for pod in pods):
+                return
+            self._pause.wait(_LOOK_SECONDS)
+
+    def _ending(self) -> frozenset[PodUid]:
+        view = self._state.view
+        over = {
+            f.pod.uid
+            for found in self._pods.local().values()
+            for f in found
+            if f.tombstone or f.pod.terminal or (f.pod.deleting and not f.pod.static)
+        }
+        return frozenset(
+            uid
+            for uid in over.intersection(view.ledger.pods)
+            if any(
+                view.grants[one.key].proven
+                for one in view.ledger.of_pod(uid).values()
+                if one.key in view.grants
+            )
+        )
+
     def _handed_back(self, resource: str, ids: Collection[str]) -> tuple[set[PodUid], set[PodUid]]:
         """The holders of ids that the kubelet allocates again: those that have ended, and the others.
 
