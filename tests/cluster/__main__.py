@@ -51,6 +51,17 @@ def _waves(cluster: Cluster, *words: int) -> int:
     return 0 if found.clean else 1
 
 
+def _rollouts(cluster: Cluster, count: int = rollouts.ROLLOUTS, backlog: int = 0) -> int:
+    """The record has what was counted so far, also where a rollout takes too long."""
+    _with_product(cluster)
+    kind = "rollouts_backlog" if backlog else "rollouts"
+
+    def keep(rolled: rollouts.Rollouts) -> None:
+        record.keep(kind, rolled.as_json(), cluster.parts)
+
+    return 1 if rollouts.measure(cluster, count, backlog, keep).failed else 0
+
+
 def main() -> int:
     """Exit code 2 where something must be installed first."""
     words = sys.argv[1:]
@@ -78,11 +89,7 @@ def main() -> int:
         elif words[:1] == ["claim-waves"] and len(words) <= 3:
             return _waves(cluster, *map(int, words[1:]))
         elif words[:1] == ["rollouts"] and len(words) <= 3:
-            _with_product(cluster)
-            rolled = rollouts.measure(cluster, *map(int, words[1:]))
-            kind = "rollouts_backlog" if rolled.backlog else "rollouts"
-            record.keep(kind, rolled.as_json(), cluster.parts)
-            return 1 if rolled.failed else 0
+            return _rollouts(cluster, *map(int, words[1:]))
         elif words[:1] == ["double-offers"] and len(words) <= 2:
             _with_product(cluster)
             found = double_offers.measure(cluster, int(words[1]) if words[1:] else double_offers.ORDERS)

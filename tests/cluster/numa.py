@@ -160,7 +160,8 @@ def _compare(cluster: Cluster, pods: Pods, policy: NumaPolicy, result: Numa) -> 
         rows = [row for row in own if row["kind"] == "init" or row["container"] == one.name]
         passed = [_ids(books, one.uid, row["container"]) for row in rows]
         all_ids = {r: frozenset().union(*(each[r] for each in passed)) for r in (CORE, MEMORY)}
-        had = numa_reach.reached(known, cluster.cards, rows, all_ids, aligned, policy)
+        wanted = {of_id[device.partition("-")[0]] for held in passed[0].values() for device in held}
+        had = numa_reach.reached(known, cluster.cards, rows, all_ids, wanted, policy)
         result.within_reach += had is not False
         reach = {True: ", could have been had", False: "", None: ", no line of the agent tells"}[had]
         result.told.append(

@@ -1,7 +1,7 @@
 """Could a container of the real node have had cards of its ids' NUMA nodes? By what the agent logged of its books.
 
-At level ``debug`` the agent logs its books before each grant under a NUMA policy. The last line that names an id
-which a container holds is of that container's own grant.
+At level ``debug`` the agent logs its books before each grant under a NUMA policy, with an id of the grant and the
+pod that it is for, as far as that is known.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ LOGS: Final = "var.upper/log/pods/kube-system_gpu-manager-daemonset-*/gpu-manage
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The agent's books right before a grant, and an id of it."""
+    """The agent's books right before a grant, an id of it, and whom it is probably for."""
 
     at: str  # RFC 3339, of one clock
     resource: str
     device: str
+    pod: str
     books: Sequence[Mapping[str, Any]]
 
 
@@ -45,7 +46,7 @@ def _read(text: str) -> Iterator[Moment]:
         written = line.split(" ", 3)[-1]
         if EVENT in written and written.startswith("{") and written.endswith("}"):
             said = json.loads(written)
-            yield Moment(said["timestamp"], said["resource"], said["id"], said["books"])
+            yield Moment(said["timestamp"], said["resource"], said["id"], said["pod"], said["books"])
 
 
 def reached(
@@ -61,14 +62,12 @@ def reached(
     ``rows``: what the container holds by the agent's ledger, after what ordinary init containers of its pod hold;
     ``ids``: resource → all ids that these hold.
     """
-    of_each = (
-        [one for one in known if one.resource == resource and one.device in held]
-        for resource, held in ids.items()
-    )
-    last = [found[-1] for found in of_each if found]
-    if not last:
+    its = [one for one in known if one.device in ids.get(one.resource, ())]
+    if not its:
         return None
-    books = Ledger(cards, DEFAULT_UNIT, map(_allocation, min(last, key=lambda one: one.at).books))
+    # The first of its own: the kubelet turns to an init container before it. Ids served others before.
+    first = next((one for one in its if one.pod == rows[-1]["pod"]), its[-1])
+    books = Ledger(cards, DEFAULT_UNIT, map(_allocation, first.books))
     there = [card.uuid for card in cards if card.numa in nodes]
     return within_reach(books, [_allocation(row) for row in rows], there, cards, policy)
 

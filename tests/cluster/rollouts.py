@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from tests.cluster import auditor, product
 from tests.cluster.api import ApiError
@@ -49,9 +49,9 @@ class Rollouts:
 
 
 class Load(Beside):
-    """Creates pods in batches and deletes the oldest; each that fails is told of once, and deleted.
+    """Creates pods in batches and deletes the oldest that run; each that fails is told of once, and deleted.
 
-    ``backlog``: so many more than the node can run, which wait for room.
+    ``backlog``: so many more than the node can run, which wait for room; they get it from those that are deleted.
     """
 
     def __init__(self, cluster: Cluster, pods: Pods, backlog: int = 0) -> None:
@@ -75,23 +75,40 @@ class Load(Beside):
                     continue
                 self.created += 1
                 self._alive.append(name)
-            while len(self._alive) > KEPT + self._backlog:
-                self._cluster.api.delete(f"{PATH}/{self._alive.pop(0)}")
+            if len(self._alive) > KEPT + self._backlog:
+                self._shrink(len(self._alive) - KEPT - self._backlog)
+
+    def _shrink(self, count: int) -> None:
+        running = {found["metadata"]["name"] for found in self._in("Running")}
+        oldest = sorted(self._alive, key=lambda name: name not in running)  # the order stays within both
+        for name in oldest[:count]:
+            self._alive.remove(name)
+            self._cluster.api.delete(f"{PATH}/{name}")
 
     def _pending(self) -> int:
-        return len(self._cluster.api.get(PATH, fieldSelector="status.phase=Pending")["items"])
+        return len(self._in("Pending"))
+
+    def _in(self, phase: str) -> Sequence[Mapping[str, Any]]:
+        found: Sequence[Mapping[str, Any]] = self._cluster.api.get(
+            PATH, fieldSelector=f"status.phase={phase}"
+        )["items"]
+        return found
 
     def look(self) -> None:
         """Count who has failed."""
-        for found in self._cluster.api.get(PATH, fieldSelector="status.phase=Failed")["items"]:
+        for found in self._in("Failed"):
             name, status = found["metadata"]["name"], found["status"]
             self.failed.append(f"{name}: {status.get('reason')}: {status.get('message')}")
             self._cluster.api.delete(f"{PATH}/{name}", 0)
             self._alive = [one for one in self._alive if one != name]
 
 
-def measure(cluster: Cluster, count: int = ROLLOUTS, backlog: int = 0) -> Rollouts:
-    """So many rollouts under load; every book agrees in the end."""
+def measure(
+    cluster: Cluster, count: int, backlog: int, keep: Callable[[Rollouts], object] = lambda _: None
+) -> Rollouts:
+    """So many rollouts under load; every book agrees in the end. ``keep`` is called with what was counted so far
+    after each of them: what takes too long ends the run.
+    """
     result, pods = Rollouts(backlog), Pods(cluster)
     try:
         with Load(cluster, pods, backlog) as load:
@@ -103,8 +120,10 @@ def measure(cluster: Cluster, count: int = ROLLOUTS, backlog: int = 0) -> Rollou
                 result.rollouts += 1
                 result.created, result.failed = load.created, len(load.failed)
                 _say(f"{result.as_json()} {load.failed[-1:]}")
+                keep(result)
         load.look()
         result.created, result.failed = load.created, len(load.failed)
+        keep(result)
         auditor.settled(cluster)
     finally:
         pods.clear()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +16,25 @@ from admission.extender.refusal_lines import why
 from gpu_manager.domain.cluster.accounting import cluster_books
 from gpu_manager.domain.cluster.node_report import NodeReport, read_node
 from gpu_manager.domain.cluster.numa_ids import NumaIds, numa_ids
-from gpu_manager.domain.contract import ALLOCATION, Assignment, decode_assignment, encode_assignment
+from gpu_manager.domain.contract import (
+    ALLOCATION,
+    CORE,
+    MEMORY,
+    Assignment,
+    decode_assignment,
+    encode_assignment,
+)
 from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
 from gpu_manager.domain.topology import NumaPolicy
 from sandbox.kubelet.topology import affinity, hints
+from tests.fakes.direct import DirectRig
 from tests.fakes.extender import World, node, on_numa_nodes, pod, uuid
+from tests.fakes.node import container
+from tests.fakes.node import pod as rig_pod
+from tests.fakes.ports import FakeClock, cards
 
 UNIT = DEFAULT_UNIT
 STRICT = [NumaPolicy.RESTRICTED, NumaPolicy.SINGLE]
@@ -133,7 +147,7 @@ def test_a_pod_lacks_ids_where_the_kubelet_would_fail_it(policy: NumaPolicy) -> 
             PodUid(f"p{n}"): {dice.choice((0, 1, 4)): Amount(dice.randint(1, 90), dice.randint(0, 12) * UNIT)}
             for n in range(dice.randint(0, 8))
         }
-        ids = NumaIds(policy, totals, held)
+        ids = NumaIds(policy, totals, held, strayed=True)
         free = dict(ids.left(list(held)))
         cores = dice.choice((dice.randint(1, 99), 100, 200))
         memory = 0 if cores >= 100 else dice.randint(1, 20) * UNIT
@@ -146,8 +160,63 @@ def test_a_pod_lacks_ids_where_the_kubelet_would_fail_it(policy: NumaPolicy) -> 
     assert min(admitted, failed) > 20
 
 
+def _pod_of(dice: random.Random, name: str) -> dict[str, Any]:
+    def asks(each: str, *, sidecar: bool = False) -> dict[str, Any]:
+        return container(each, dice.randint(1, 45), dice.randint(1, 12), sidecar=sidecar)
+
+    shape = dice.choice(("whole", "one", "two", "init", "inits", "side"))
+    if shape == "whole":
+        return rig_pod(name, container("a", dice.choice((100, 200)), 0))
+    init = {
+        "init": [asks("i")],
+        "inits": [asks("i"), asks("j")],
+        "side": [asks("s", sidecar=True), asks("i")],
+    }.get(shape, [])
+    return rig_pod(name, asks("a"), *([asks("b")] if shape == "two" else []), init=init)
+
+
+@pytest.mark.parametrize("policy", STRICT)
+def test_pods_of_several_containers_lack_ids_where_the_kubelet_would_fail_them(
+    tmp_path: Path, policy: NumaPolicy
+) -> None:
+    """Against the stand-in's own admission, with whatever ids pods hold by then."""
+    verdicts: Counter[bool] = Counter()
+    for seed in range(6):
+        dice = random.Random(seed)
+        nodes = (0, 0, 1, 1, 4, 4)
+        states = tuple(replace(s, card=replace(s.card, numa=nodes[s.card.index])) for s in cards(6, 8 * GIB))
+        with DirectRig(tmp_path / str(seed), states, clock=FakeClock(), numa=policy, seed=seed) as rig:
+            totals = {number: Amount(200, 16 * GIB) for number in (0, 1, 4)}
+            for n in range(14):
+                obj = _pod_of(dice, f"p{n}")
+                held = {pod: _counted(rig, pod) for pod in rig.state.view.ledger.pods}
+                request = judged_request(rig.parsed(obj), UNIT)
+                lacks = bool(NumaIds(policy, totals, held, strayed=True).lack(request, list(held)))
+                result = rig.admit(obj)
+                if not result.admitted:
+                    rig.delete(obj, force=True)
+                    rig.state.forget_pod(PodUid(result.uid))
+                if result.reason in ("", "TopologyAffinityError"):
+                    assert lacks is bool(result.reason), (seed, n, obj["spec"], held)
+                    verdicts[lacks] += 1
+                if result.admitted:
+                    rig.start(obj)
+    assert min(verdicts[True], verdicts[False]) > 8, verdicts
+
+
+def _counted(rig: DirectRig, uid: PodUid) -> dict[int, Amount]:
+    """The ids that a pod's containers hold, by NUMA node."""
+    numa = {s.card.uuid: s.card.numa or 0 for s in rig.states}
+    found = dict.fromkeys((0, 1, 4), Amount(0, 0))
+    for resource, one in ((CORE, Amount(1, 0)), (MEMORY, Amount(0, UNIT))):
+        grants = (g for key, g in rig.state.view.grants.items() if key[0] == uid)
+        for device in frozenset().union(*(g.ids.get(resource, frozenset()) for g in grants)):
+            found[numa[rig.state.node.ids.card_of[resource][device]]] += one
+    return found
+
+
 def test_containers_take_ids_one_after_the_other_and_an_init_container_hands_its_on() -> None:
-    ids = NumaIds(NumaPolicy.SINGLE, {0: Amount(100, 4 * GIB), 1: Amount(100, 4 * GIB)}, {})
+    ids = NumaIds(NumaPolicy.SINGLE, {0: Amount(100, 4 * GIB), 1: Amount(100, 4 * GIB)}, {}, strayed=True)
 
     def lack(*asked: tuple[ContainerKind, int]) -> bool:
         containers = tuple(

@@ -146,6 +146,28 @@ def test_the_scheduler_hears_at_once_of_a_pod_that_makes_room_and_of_the_one_tha
         assert rig.cards_of(planned, "c") == told(rig, planned) != (0,)
 
 
+def test_plans_elsewhere_make_room_for_those_that_make_room(tmp_path: Path) -> None:
+    """The pair planned where the ids are finds another only if a third pod exchanges its card."""
+    with rig_of(tmp_path, 8) as rig:
+        for obj in (whole(rig, "fill", 0), part(rig, "beside", 1, 30)):
+            assert rig.admit(obj).admitted
+            rig.start(obj)
+        pair, lone, first, last = (
+            whole(rig, "pair", 2, 3),
+            whole(rig, "lone", 4),
+            whole(rig, "first", 5),
+            part(rig, "last", 7, 60),
+        )
+        bound(rig, pair, lone, first, last)
+        for obj in (first, pair, lone, last):
+            result = rig.admit(obj)
+            assert result.admitted, result.message
+            rig.start(obj)
+        assert rig.cards_of(first, "c") in ((2,), (3,)), "where its ids are"
+        assert rig.cards_of(pair, "c") in ((4, 5), (6, 7))
+        assert told(rig, first) == rig.cards_of(first, "c")
+
+
 def test_without_a_policy_nothing_is_told_and_nothing_is_planned_by_and_by(tmp_path: Path) -> None:
     with DirectRig(tmp_path, cards(2), clock=FakeClock()) as rig:
         held = whole(rig, "held", 0)

@@ -29,7 +29,9 @@ def row(name: str, card: int, cores: int, *, granted: bool = True, kind: str = "
 
 
 def had(books: list[dict[str, Any]], own: dict[str, Any], policy: NumaPolicy) -> bool | None:
-    known = [numa_reach.Moment("1", CORE, "id-1", books)]
+    earlier = numa_reach.Moment("1", CORE, "id-1", "another", [row("another", 0, 100), row("b", 1, 100)])
+    later = numa_reach.Moment("3", CORE, "id-1", "own", [row("c", 0, 100), row("d", 1, 100)])
+    known = [earlier, numa_reach.Moment("2", CORE, "id-2", "own", books), later]
     return numa_reach.reached(
         known, CARDS, [own], {CORE: frozenset({"id-1", "id-2"}), MEMORY: frozenset()}, {0}, policy
     )
@@ -62,8 +64,15 @@ def test_whole_cards_make_room_for_it_if_the_policy_admits_where_they_would_go(p
     assert had([both], row("own", 2, 40), policy), "node 1 is left to them"
 
 
+def test_where_the_agent_took_it_for_another_the_last_line_of_its_ids_counts() -> None:
+    full, free = [row("a", 0, 100), row("b", 1, 100)], [row("a", 0, 100)]
+    known = [numa_reach.Moment(str(n), CORE, "id-1", "", books) for n, books in enumerate((full, free))]
+    ids = {CORE: frozenset({"id-1"})}
+    assert numa_reach.reached(known, CARDS, [row("own", 2, 40)], ids, {0}, NumaPolicy.SINGLE)
+
+
 def test_without_a_line_about_its_ids_nothing_is_known() -> None:
-    known = [numa_reach.Moment("1", MEMORY, "id-1", [])]
+    known = [numa_reach.Moment("1", MEMORY, "id-1", "own", [])]
     assert (
         numa_reach.reached(
             known, CARDS, [row("own", 2, 40)], {CORE: frozenset({"id-1"})}, {0}, NumaPolicy.SINGLE

@@ -2,7 +2,8 @@
 
 Under a strict NUMA policy the kubelet fails a pod for good if no choice of NUMA nodes that its policy admits
 has the ids for it, however many cards are idle. Where all containers lie where their ids are, room on the
-cards means ids; the agent annotates those of which that is not true.
+cards means ids; the agent annotates those of which that is not true. And it puts an init container on the
+first node that has the ids for it, be there room for the container after it or not.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ ByNode = Mapping[int, Amount]
 @dataclass(frozen=True, slots=True)
 class NumaIds:
     """Ids by NUMA node, as what they stand for: cores, and bytes of memory. ``total``: of all cards that hand
-    out any; ``held`` by each pod on the node.
+    out any; ``held`` by each pod on the node. ``strayed``: somebody holds ids of another NUMA node than
+    his cards'.
     """
 
     policy: NumaPolicy
     total: ByNode
     held: Mapping[PodUid, ByNode]
+    strayed: bool
 
     def left(self, pods: Collection[PodUid]) -> tuple[tuple[int, Amount], ...]:
         """What each node has for others if these pods alone are there, by the nodes' numbers."""
@@ -43,29 +46,49 @@ class NumaIds:
         )
 
     def lack(self, request: PodRequest, pods: Collection[PodUid]) -> str:
-        """Why the kubelet would fail the pod beside these; empty if it admits it."""
-        left = dict(self.left(pods))
+        """Why the kubelet would fail the pod beside these; empty if it admits it.
+
+        The kubelet aligns one container after the other, and each by itself. Ids of an ordinary init
+        container go on to those after it, which must then lie where it lies.
+        """
+        if not self.strayed and all(c.kind is not ContainerKind.INIT for c in request.containers):
+            return ""  # room on a card means ids
+        left, passed = dict(self.left(pods)), dict[int, Amount]()
         for container in request.containers:
             if not container.request.cores:
                 continue
             need = _ids(container.request)
             width = self._width(need.cores)
-            found = next((some for some in _choices(left, width) if _has(left, some, need)), None)
+            there = {node: amount + passed.get(node, ZERO) for node, amount in left.items()}
+            choices = [some for some in _choices(left, width) if passed.keys() <= {*some}]
+            found = next((some for some in choices if need.fits_in(_sum(there, some))), None)
             if found is None:
-                most = max((_sum(left, some).cores for some in _choices(left, width)), default=0)
-                where = "one NUMA node" if width == 1 else f"{width} NUMA nodes"
-                cores = max(0, most)
-                return (
-                    f"the kubelet's NUMA policy {self.policy.value} wants ids of {need} on {where}, and"
-                    f" those of {cores} cores are left there at most: containers hold ids of other NUMA nodes"
-                    " than their cards'"
-                )
-            if container.kind is not ContainerKind.INIT:  # it hands its ids on
-                for node in found:
-                    part = min(need.cores, max(0, left[node].cores))
-                    left[node] -= Amount(part, need.memory)
-                    need = Amount(need.cores - part, 0)
+                most = max((_sum(there, some).cores for some in choices), default=0)
+                return self._refusal(need, width, most, passed)
+            held = _taken(need, {node: there[node] for node in found})
+            for node, amount in held.items():
+                again = _least(amount, passed.get(node, ZERO))
+                left[node] -= amount - again
+                passed[node] = passed.get(node, ZERO) - again
+            if container.kind is ContainerKind.INIT:
+                passed = {node: passed.get(node, ZERO) + held.get(node, ZERO) for node in {*passed, *held}}
+            passed = {node: amount for node, amount in passed.items() if amount != ZERO}
         return ""
+
+    def _refusal(self, need: Amount, width: int, most: int, passed: ByNode) -> str:
+        where = "one NUMA node" if width == 1 else f"{width} NUMA nodes"
+        if passed:
+            nodes = ", ".join(map(str, sorted(passed)))
+            where += f", with node {nodes}, where it places an init container before"
+        why = (
+            "containers hold ids of other NUMA nodes than their cards'"
+            if self.strayed
+            else "others hold them"
+        )
+        return (
+            f"the kubelet's NUMA policy {self.policy.value} wants ids of {need} on {where}, and those of"
+            f" {max(0, most)} cores are left there at most: {why}"
+        )
 
     def _width(self, cores: int) -> int:
         """The fewest NUMA nodes that have so many ids if all are free; the policy may want a single one."""
@@ -76,10 +99,10 @@ class NumaIds:
 
 
 def numa_ids(node: NodeReport, charges: Mapping[PodUid, Charge]) -> NumaIds | None:
-    """The count of a node; None where the cards decide, which is nearly always."""
+    """The count of a node; None without a strict policy, or where the kubelet aligns nothing."""
     policy = node.topology.numa_policy
-    if not policy.strict or not any(charge.placed.numa_ids for charge in charges.values()):
-        return None
+    if not policy.strict:
+        return None  # nearly always
     numbers = numbered([state.card for state in node.cards if not state.card.mig])
     if numbers is None:
         return None
@@ -88,7 +111,8 @@ def numa_ids(node: NodeReport, charges: Mapping[PodUid, Charge]) -> NumaIds | No
     for state in node.cards:
         if state.healthy and not state.card.mig and state.card.numa is not None:
             total[state.card.numa] += Amount(CORES_PER_CARD, state.card.capacity(node.unit).memory)
-    return NumaIds(policy, total, {uid: _held(charge, at, node.unit) for uid, charge in charges.items()})
+    held = {uid: _held(charge, at, node.unit) for uid, charge in charges.items()}
+    return NumaIds(policy, total, held, any(charge.placed.numa_ids for charge in charges.values()))
 
 
 def _held(charge: Charge, at: Mapping[CardUuid, int | None], unit: int) -> ByNode:
@@ -133,5 +157,14 @@ def _sum(left: ByNode, some: Iterable[int]) -> Amount:
     return sum((left[node] for node in some), ZERO)
 
 
-def _has(left: ByNode, some: Iterable[int], need: Amount) -> bool:
-    return need.fits_in(_sum(left, some))
+def _taken(need: Amount, there: ByNode) -> ByNode:
+    """What is taken of each of these nodes, the lowest first."""
+    taken: dict[int, Amount] = {}
+    for node, amount in there.items():
+        taken[node] = _least(need, amount.peak(ZERO))
+        need -= taken[node]
+    return taken
+
+
+def _least(one: Amount, other: Amount) -> Amount:
+    return Amount(min(one.cores, other.cores), min(one.memory, other.memory))

@@ -118,7 +118,7 @@ class Allocator:
                     if decision.again or not decision.certain:
                         decision = self._reclaimed(resource, ids, decision)
                         self._plans.renew()
-                    self._record(resource, ids)
+                    self._record(resource, ids, decision)
                     with self._state.allocate(resource, ids, decision) as booked:
                         injection = self._make_ready(booked) if resource in CARRIERS else Injection()
                 except VcudaError as error:
@@ -142,7 +142,7 @@ class Allocator:
             self._departed.make_room([one.pod for one in likely if one is not None])
         return decision
 
-    def _record(self, resource: str, ids: frozenset[str]) -> None:
+    def _record(self, resource: str, ids: frozenset[str], decision: Decision) -> None:
         """Log the books before a grant under a NUMA policy, at level debug: they tell where the container
         could have lain.
         """
@@ -160,7 +160,8 @@ class Allocator:
             }
             for held in view.ledger
         ]
-        log.debug("books_before_grant", resource=resource, id=min(ids, default=""), books=books)
+        pod = decision.candidate.pod.uid if decision.candidate is not None else ""
+        log.debug("books_before_grant", resource=resource, id=min(ids, default=""), pod=pod, books=books)
 
     def _make_ready(self, booked: Booked) -> Injection:
         """Create what the container needs on the node: pages, files, device specs."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import structlog
 
 from gpu_manager.domain.card import CardState, CardUuid
-from gpu_manager.domain.contract import ALLOCATION, NVIDIA, Assignment, decode_assignment
+from gpu_manager.domain.contract import ALLOCATION, CORE, NVIDIA, Assignment, decode_assignment
 from gpu_manager.domain.errors import Bug, DoesNotFit, RequestInvalid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.placement.place import find, follow, place
+from gpu_manager.domain.placement.place import Placement, find, follow, place
 from gpu_manager.domain.placement.trial_placement import units_of
 from gpu_manager.domain.pod import Container, Pod, PodUid
 from gpu_manager.domain.resources import ZERO, Amount
@@ -204,35 +204,61 @@ def only(node: NodeCards, cards: Collection[CardUuid]) -> tuple[CardState, ...]:
 
 def set_aside(books: Books, cards: Collection[CardUuid], request: PodRequest) -> Sequence[Pod]:
     """Drop the plans on these cards of pods that are not admitted yet, and return these pods, to be planned
-    again once the request is booked.
+    again in this order once the request is booked. If they have no room elsewhere, those of all such pods.
 
     None, and nothing has changed, unless the request fits on these cards then, and each of the pods
     elsewhere.
     """
+    planned = {uid for uid in books.planned if books.ledger.of_pod(uid) and not books.ledger.granted(uid)}
+    planned.discard(request.uid)
+    near = planned.intersection(a.pod for card in cards for a in books.ledger.holders(card))
+    for uids in (near, planned) if near else ():
+        others = sorted((books.planned[uid] for uid in uids), key=_largest_first)
+        if _make_way(books, cards, request, others):
+            for other in others:
+                books.drop_plan(other.uid)
+            log.info("plans_set_aside", pods=[other.key for other in others])
+            return others
+    return ()
+
+
+def _largest_first(pod: Pod) -> tuple[int, str]:
+    """Order of pods that look for room: whole cards are the hardest to find."""
+    return -sum(
+        container.wants(CORE) or 100 * container.wants(NVIDIA) for container in pod.containers
+    ), pod.uid
+
+
+def _make_way(books: Books, cards: Collection[CardUuid], request: PodRequest, others: Sequence[Pod]) -> bool:
+    """True if the request fits on these cards without the plans of the others, and they fit after it."""
     node, later = books.node, books.ledger.copy()
-    there = {a.pod for card in cards for a in later.holders(card)} - {request.uid}
-    others = [books.planned[uid] for uid in sorted(there & books.planned.keys()) if not later.granted(uid)]
     for other in others:
         later.release(other.uid)
-    trials = [(request, only(node, cards))]
-    try:
-        trials += [(bound_request(other, node.unit), node.cards) for other in others]
-    except RequestInvalid:
-        return ()
-    for number, (asked, states) in enumerate(trials if others else ()):
-        found = find(asked, states, node.topology, later)
-        if found is None:
-            return ()
-        kinds = {c.name: c.kind for c in asked.containers}
-        trial = PodUid(f"trial-{number}")
-        later.commit(
-            Allocation(trial, name, kinds[name], n, shares) for n, (name, shares) in enumerate(found.items())
-        )
+    if not _tried(later, request, find(request, only(node, cards), node.topology, later), "trial"):
+        return False
     for other in others:
-        books.drop_plan(other.uid)
-    if others:
-        log.info("plans_set_aside", pods=[other.key for other in others])
-    return others
+        try:
+            asked = bound_request(other, node.unit)
+        except RequestInvalid:
+            return False
+        chosen = assignment(node, other)  # it is planned by it again, if it can be followed
+        if chosen is not None and _follows(node, asked, chosen, later):
+            found: Placement | None = follow(_anywhere(asked), chosen, node.cards, later)
+        else:
+            found = find(asked, node.cards, node.topology, later)
+        if not _tried(later, asked, found, f"trial-{other.uid}"):
+            return False
+    return True
+
+
+def _tried(ledger: Ledger, request: PodRequest, found: Placement | None, name: str) -> bool:
+    """Book what was found under this name; False if nothing was."""
+    kinds = {c.name: c.kind for c in request.containers}
+    ledger.commit(
+        Allocation(PodUid(name), each, kinds[each], n, shares)
+        for n, (each, shares) in enumerate((found or {}).items())
+    )
+    return found is not None
 
 
 def held_up(books: Books, pod: Pod, going: Iterable[PodUid], ending: Iterable[PodUid] = ()) -> bool:
