@@ -13,18 +13,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from admission.cluster.assumed_pods import AssumedPods
 from admission.cluster.budgets import KnownBudgets
 from admission.cluster.claims import CLAIMS, CLASSES, OF_CLAIMS, ClusterClaims
+from admission.cluster.cluster_pods import ClusterPods
 from admission.cluster.deleted_pods import DeletedPods
 from admission.cluster.kept_node import KeptFor, KeptNode
 from admission.cluster.node_view import NodeView
 from admission.cluster.nodes import Nodes, OnNode, name_of
 from admission.cluster.other_pods import OtherPods
-from admission.cluster.pod_view import PodView, pod_view, read_pod_view
-from admission.cluster.turnover import Turnover
-from admission.cluster.unshown_answers import UnshownAnswers
-from admission.cluster.workload_sizes import WorkloadSizes
+from admission.cluster.pod_view import PodView, read_pod_view
 from gpu_manager.domain.cluster.held_sums import Used, added
 from gpu_manager.domain.cluster.terminating import terminating_shares
 from gpu_manager.domain.placement.ledger import Share
@@ -67,29 +64,28 @@ class ClusterState:
         self.unit = unit
         self._lock = threading.RLock()
         self._nodes = Nodes(unit, by_capacity=by_capacity)
-        self._pods: dict[PodUid, PodView] = {}
-        self._names: dict[str, PodUid] = {}
-        self._assumed = AssumedPods()
-        self._answers = UnshownAnswers()
-        self._resizing: set[PodUid] = set()
-        self.workloads = WorkloadSizes()
+        self._pods = ClusterPods()
+        self.workloads = self._pods.workloads
         self.claims = ClusterClaims(unit, self._nodes.offered)
         self._others = OtherPods()
         self._deleted = DeletedPods()
-        self._turnover = Turnover()
-        self._at: dict[str, set[PodUid]] = {}  # node → pods bound, reserved or nominated there
         self._budgets = KnownBudgets()
         self._kept = KeptNode()
-        self._dirty: set[str] = set()
+        self._dirty = self._pods.changed  # the same set: nodes to be built anew, whatever changed there
         self._since = math.inf
         self._synced: set[str] = set()
         self._snapshot: Snapshot | None = None
-        self.lapsed = 0  # expectations that ended though nobody was bound: nothing the watch would tell
+        self._silent = 0  # nodes that did not say what became of a deleted pod
 
     @property
     def lock(self) -> AbstractContextManager[object]:
         """Hold it to read, judge and reserve as one step. Re-entrant."""
         return self._lock
+
+    @property
+    def lapsed(self) -> int:
+        """How often room came free of which the watch tells nothing: pods that were not bound after all."""
+        return self._pods.lapsed + self._silent
 
     @property
     def synced(self) -> bool:
@@ -108,18 +104,17 @@ class ClusterState:
             other = ClusterState(self.unit)
             other._nodes, other._others = self._nodes.copy(), self._others.copy()
             other.claims = self.claims.copy(other._nodes.offered)
-            other._pods, other._names = self._pods.copy(), self._names.copy()
-            other._assumed, other._turnover = self._assumed.copy(), self._turnover.copy()
+            other._pods = self._pods.copy()
+            other.workloads, other._dirty = other._pods.workloads, other._pods.changed
             other._deleted, other._budgets = self._deleted.copy(), self._budgets.copy()
             other._kept = replace(self._kept)
-            other._at = {node: uids.copy() for node, uids in self._at.items()}
             other._since, other._synced = self._since, self._synced.copy()
             return other
 
     def arrive(self, pod: PodView) -> None:
         """Take in a new pod, as if the watch had shown it."""
         with self._lock:
-            self._take(pod)
+            self._pods.take(pod)
 
     # What the watch shows.
 
@@ -143,11 +138,11 @@ class ClusterState:
         with self._lock:
             if kind == PODS:
                 uids = {_uid(obj) for obj in objects}
-                unseen = [uid for uid in self._pods if uid not in uids]
+                unseen = [pod.uid for pod in self._pods.all() if pod.uid not in uids]
                 for uid in unseen:  # deleted while the watch was down: whether it had ended was not shown
                     self._count_until_told(uid)
                 for uid in unseen:
-                    self._forget(uid)
+                    self._pods.forget(uid)
                 self._dirty |= self._others.keep(uids)
             elif kind == NODES:
                 names = {name_of(obj) for obj in objects}
@@ -167,14 +162,7 @@ class ClusterState:
     def reserve(self, pod: Pod, node: str, placement: Mapping[str, tuple[Share, ...]]) -> None:
         """Count the pod as lying there, until the watch shows it bound or gone, or :meth:`release`."""
         with self._lock:
-            known = self._pods.get(pod.uid) or pod_view(pod)
-            occupant = known.on(node, placement)
-            if (expected := self._assumed.expected(pod.uid)) == occupant:
-                self._assumed.reserve(expected)
-                return  # just as it is counted already
-            self._release(pod.uid)
-            self._assumed.reserve(occupant)
-            self._go(known, node)
+            self._pods.reserve(pod, node, placement)
 
     def expect(
         self, uid: PodUid, node: str, placement: Mapping[str, tuple[Share, ...]], until: float
@@ -185,29 +173,20 @@ class ClusterState:
         :meth:`expire` once it is ``until``.
         """
         with self._lock:
-            known = self._pods.get(uid)
-            if known is None or not known.waits or self._assumed.reserved(uid):
-                return
-            before = self._assumed.expected(uid)
-            self.lapsed += before is not None and before.pod.node != node
-            self._unexpect(uid)
-            self._assumed.expect(known.on(node, placement), until)
-            self._go(known, node)
+            self._pods.expect(uid, node, placement, until)
 
     def unexpect(self, uid: PodUid) -> None:
         """Its scheduler has decided otherwise."""
         with self._lock:
-            self._unexpect(uid)
+            self._pods.unexpect(uid)
 
     def expire(self, now: float) -> None:
         """End the expectations whose time is over, and what deleted pods hold on nodes that say nothing."""
         with self._lock:
             silent = self._deleted.expire(now)
             self._dirty |= silent
-            self.lapsed += len(silent)
-            for uid in self._assumed.expired(now):
-                self._unexpect(uid)
-                self.lapsed += 1
+            self._silent += len(silent)
+            self._pods.expire(now)
 
     def change_claims(self, change: Callable[[ClusterClaims], None]) -> None:
         """Change what counts of claims that are about to be created."""
@@ -228,28 +207,24 @@ class ClusterState:
     def release(self, uid: PodUid) -> bool:
         """Undo a reservation; False if there is none any more."""
         with self._lock:
-            return self._release(uid)
+            return self._pods.release(uid)
 
     def resizing(self) -> tuple[PodView, ...]:
         """Pods with a request for another size, their own or their owner's, or an answer to one. The request
         that counts stands on each.
         """
         with self._lock:
-            uids = self._resizing | (self.workloads.pods() & self._pods.keys())
-            return tuple(self.workloads.asking(self._pods[uid]) for uid in uids)
+            return self._pods.resizing()
 
     def answer(self, uid: PodUid, text: str | None) -> None:
         """Count the pod as if this answer were written, until the watch shows it; None: it was not."""
         with self._lock:
-            shown = self._answers.give(uid, text, self._pods.get(uid))
-            if shown is not None:
-                self._take(shown)
+            self._pods.answer(uid, text)
 
     def reserved_on(self, uid: PodUid) -> str:
         """The node that the pod is reserved on, empty if on none."""
         with self._lock:
-            occupant = self._assumed.reserved(uid)
-            return occupant.pod.node if occupant else ""
+            return self._pods.reserved_on(uid)
 
     def learn(self, pod: Pod) -> bool:
         """The API server itself said that it is bound, before the watch did.
@@ -258,15 +233,7 @@ class ClusterState:
         :meth:`release`, for a list that was asked for before the pod came may lack it.
         """
         with self._lock:
-            known = self._pods.get(pod.uid)
-            if known is not None:
-                self._take(replace(pod_view(pod), cpu=known.cpu))
-                return True
-            self._release(pod.uid)
-            self._assumed.reserve(replace(pod_view(pod), reserved=True))
-            self._touch(pod.node, pod.uid)
-            self._snapshot = None
-            return False
+            return self._pods.learn(pod)
 
     # What is known.
 
@@ -278,8 +245,7 @@ class ClusterState:
     def named(self, namespace: str, name: str) -> PodView | None:
         """The same by name."""
         with self._lock:
-            uid = self._names.get(f"{namespace}/{name}")
-            return None if uid is None else self._pods.get(uid)
+            return self._pods.named(namespace, name)
 
     @property
     def since(self) -> float:
@@ -289,17 +255,17 @@ class ClusterState:
     def fresh(self) -> list[PodView]:
         """The pods that came up since this was last asked, each once: for the one who counts them."""
         with self._lock:
-            return self._turnover.take_came()
+            return self._pods.came()
 
     def gone(self) -> list[PodView]:
         """The same of pods that have left a node, or have ended there."""
         with self._lock:
-            return self._turnover.take_left()
+            return self._pods.left()
 
     def waiting(self, namespace: str | None = None) -> tuple[PodView, ...]:
         """Pods that look for a node, of one namespace or of all."""
         with self._lock:
-            pods = [o for o in self._pods.values() if o.waits]
+            pods = [o for o in self._pods.all() if o.waits]
         return tuple(o for o in pods if namespace is None or o.pod.namespace == namespace)
 
     def snapshot(self) -> Snapshot:
@@ -316,7 +282,7 @@ class ClusterState:
             nodes=self._nodes.live,
             used=added(self._nodes.used, self.claims.used()),
             protected=added(self._nodes.protected, self.claims.protected()),
-            reserved=self._assumed.nodes(),
+            reserved=self._pods.reserved(),
             budgets=self._budgets.all(),
             unit=self.unit,
             turn=self._nodes.turn,
@@ -349,45 +315,18 @@ class ClusterState:
         uid = _uid(obj)
         if gone:
             self._deleted_on_its_node(uid, obj)
-            self._forget(uid)
+            self._pods.forget(uid)
             self._dirty |= self._others.drop(uid)
             return
         occupant = read_pod_view(obj)
         if occupant is not None and occupant.pod.terminal:
-            self._forget(uid)  # it holds nothing; objects of ended jobs may stay for days
+            self._pods.forget(uid)  # it holds nothing; objects of ended jobs may stay for days
             self._dirty |= self._others.drop(uid)
         elif occupant is None:
-            self._forget(uid)  # it asks for nothing of ours: then it holds nothing but CPU
+            self._pods.forget(uid)  # it asks for nothing of ours: then it holds nothing but CPU
             self._dirty |= self._others.take(uid, obj)
         else:
-            self._take(occupant)
-
-    def _take(self, occupant: PodView) -> None:
-        uid, before = occupant.uid, self._pods.get(occupant.uid)
-        if before is not None and before.pod.node and not occupant.pod.node:
-            return  # a UID is bound once for all: this is an older picture of it
-        occupant = self._answers.shown(occupant)
-        if before == occupant:
-            return
-        if before is not None:
-            self._untouch(before)
-        if before is None:
-            self._turnover.came(occupant)
-        if occupant.pod.terminal and not (before and before.pod.terminal):
-            self._turnover.left(occupant)
-        self._pods[uid] = occupant
-        self.workloads.take(occupant.pod)
-        (self._resizing.add if occupant.resizes else self._resizing.discard)(uid)
-        self._names[occupant.pod.key] = uid
-        if occupant.pod.node or occupant.pod.terminal:
-            self._release(uid)
-        elif occupant.pod.deleting:
-            self._unexpect(uid)  # no scheduler binds it any more
-        for node in occupant.places:
-            self._touch(node, uid)
-        coming = self._assumed.of(uid)
-        if coming is not None:
-            self._touch(coming.pod.node, uid)
+            self._pods.take(occupant)
 
     def _deleted_on_its_node(self, uid: PodUid, obj: Mapping[str, Any]) -> None:
         """A pod that the kubelet has ended is shown as ended before it is deleted; any other may still
@@ -407,57 +346,6 @@ class ClusterState:
             view = self.snapshot().nodes[occupant.pod.node]
             self._deleted.add(uid, report, terminating_shares(view.ledger, [uid]))
 
-    def _forget(self, uid: PodUid) -> None:
-        occupant = self._pods.pop(uid, None)
-        self._resizing.discard(uid)
-        self._answers.forget(uid)
-        if occupant is not None:
-            self.workloads.forget(occupant.pod)
-            if self._names.get(occupant.pod.key) == uid:
-                del self._names[occupant.pod.key]
-            if occupant.pod.node and not occupant.pod.terminal:
-                self._turnover.left(occupant)
-            self._untouch(occupant)
-        self._release(uid)
-
-    def _release(self, uid: PodUid) -> bool:
-        self._unexpect(uid)
-        occupant = self._assumed.release(uid)
-        if occupant is not None:
-            self._leave(occupant)
-        return occupant is not None
-
-    def _unexpect(self, uid: PodUid) -> None:
-        occupant = self._assumed.unexpect(uid)
-        if occupant is not None:
-            self._leave(occupant)
-
-    def _go(self, known: PodView, node: str) -> None:
-        """It is coming to that node: where others made room for it, none is kept any more."""
-        self._dirty.update(known.places)
-        self._touch(node, known.uid)
-        self._snapshot = None
-
-    def _leave(self, occupant: PodView) -> None:
-        """It is not coming after all, or has come: back to what the watch shows of it."""
-        self._untouch(occupant)
-        if occupant.uid in self._pods:
-            for node in self._pods[occupant.uid].places:
-                self._touch(node, occupant.uid)
-        self._snapshot = None
-
-    def _touch(self, node: str, uid: PodUid) -> None:
-        self._at.setdefault(node, set()).add(uid)
-        self._dirty.add(node)
-
-    def _untouch(self, occupant: PodView) -> None:
-        for node in occupant.places:
-            here = self._at.get(node, set())
-            here.discard(occupant.uid)
-            if not here:
-                self._at.pop(node, None)
-            self._dirty.add(node)
-
     def _build(self) -> None:
         if self._dirty:
             self._nodes.build({name: self._on_node(name) for name in self._dirty})
@@ -465,7 +353,7 @@ class ClusterState:
             self._snapshot = None
 
     def _on_node(self, node: str) -> OnNode:
-        pods = [self._assumed.of(uid) or self._pods[uid] for uid in self._at.get(node, ())]
+        pods = self._pods.on(node)
         others, deleted = self._others.cpu(node), self._deleted.on(node)
         return OnNode(pods, others, deleted, self.claims.on(node), self._kept.on(node))
 

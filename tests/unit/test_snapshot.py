@@ -348,3 +348,13 @@ def test_binding_what_was_reserved_changes_no_book():
     world.show(bound(pod(name), where, annotations))
     assert world.booked("n1") == before == [(30, 4), (0, 0)]
     assert world.cluster.snapshot().nodes["n1"].ledger is view.ledger
+
+
+def test_a_pod_that_had_ended_when_the_api_server_said_where_leaves_nothing_behind():
+    world = World([node("n1")])
+    ended = parse_pod(pod("a", 60, 4, on="n1", phase="Failed"))
+    assert not world.cluster.learn(ended)
+    assert world.cluster.release(ended.uid)
+    assert world.cluster.snapshot().reserved == {}
+    world.create(pod("b", 10, 1, on="n1"))
+    assert world.booked("n1") == [(10, 1), (0, 0)]

@@ -1,0 +1,217 @@
+"""The pods that ask for cards: what the watch shows of each, and the node on which it counts, also before the
+watch shows it there. Not thread-safe: :class:`~admission.cluster.snapshot.ClusterState` holds the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from admission.cluster.assumed_pods import AssumedPods
+from admission.cluster.pod_view import PodView, pod_view
+from admission.cluster.turnover import Turnover
+from admission.cluster.unshown_answers import UnshownAnswers
+from admission.cluster.workload_sizes import WorkloadSizes
+from gpu_manager.domain.placement.ledger import Share
+from gpu_manager.domain.pod import Pod, PodUid
+
+
+class ClusterPods:
+    """``changed`` are the nodes on which something changed; who builds them anew takes them out.
+
+    ``lapsed`` counts expectations that ended though nobody was bound.
+    """
+
+    def __init__(self) -> None:
+        self.changed: set[str] = set()
+        self.lapsed = 0
+        self.workloads = WorkloadSizes()
+        self._pods: dict[PodUid, PodView] = {}
+        self._names: dict[str, PodUid] = {}
+        self._assumed = AssumedPods()
+        self._answers = UnshownAnswers()
+        self._resizing: set[PodUid] = set()
+        self._turnover = Turnover()
+        self._at: dict[str, set[PodUid]] = {}  # node → pods bound, reserved or nominated there
+
+    def copy(self) -> ClusterPods:
+        """The same pods on the same nodes, changed apart from these; no answer to a resize is awaited."""
+        other = ClusterPods()
+        other._pods, other._names = self._pods.copy(), self._names.copy()
+        other._assumed, other._turnover = self._assumed.copy(), self._turnover.copy()
+        other._at = {node: uids.copy() for node, uids in self._at.items()}
+        return other
+
+    # What the watch shows.
+
+    def take(self, occupant: PodView) -> None:
+        """The pod as it is now."""
+        uid, before = occupant.uid, self._pods.get(occupant.uid)
+        if before is not None and before.pod.node and not occupant.pod.node:
+            return  # a UID is bound once for all: this is an older picture of it
+        occupant = self._answers.shown(occupant)
+        if before == occupant:
+            return
+        if before is not None:
+            self._untouch(uid, before.places)
+        if before is None:
+            self._turnover.came(occupant)
+        if occupant.pod.terminal and not (before and before.pod.terminal):
+            self._turnover.left(occupant)
+        self._pods[uid] = occupant
+        self.workloads.take(occupant.pod)
+        (self._resizing.add if occupant.resizes else self._resizing.discard)(uid)
+        self._names[occupant.pod.key] = uid
+        if occupant.pod.node or occupant.pod.terminal:
+            self.release(uid)
+        elif occupant.pod.deleting:
+            self.unexpect(uid)  # no scheduler binds it any more
+        for node in occupant.places:
+            self._touch(node, uid)
+        coming = self._assumed.of(uid)
+        if coming is not None:
+            self._touch(coming.pod.node, uid)
+
+    def forget(self, uid: PodUid) -> None:
+        """The pod is gone, or holds nothing any more."""
+        occupant = self._pods.pop(uid, None)
+        self._resizing.discard(uid)
+        self._answers.forget(uid)
+        if occupant is not None:
+            self.workloads.forget(occupant.pod)
+            if self._names.get(occupant.pod.key) == uid:
+                del self._names[occupant.pod.key]
+            if occupant.pod.node and not occupant.pod.terminal:
+                self._turnover.left(occupant)
+            self._untouch(uid, occupant.places)
+        self.release(uid)
+
+    # What this process is about to bind.
+
+    def reserve(self, pod: Pod, node: str, placement: Mapping[str, tuple[Share, ...]]) -> None:
+        """See :meth:`ClusterState.reserve`."""
+        known = self._pods.get(pod.uid) or pod_view(pod)
+        occupant = known.on(node, placement)
+        if (expected := self._assumed.expected(pod.uid)) == occupant:
+            self._assumed.reserve(expected)
+            return  # just as it is counted already
+        self.release(pod.uid)
+        self._assumed.reserve(occupant)
+        self._go(known, node)
+
+    def expect(
+        self, uid: PodUid, node: str, placement: Mapping[str, tuple[Share, ...]], until: float
+    ) -> None:
+        """See :meth:`ClusterState.expect`."""
+        known = self._pods.get(uid)
+        if known is None or not known.waits or self._assumed.reserved(uid):
+            return
+        before = self._assumed.expected(uid)
+        self.lapsed += before is not None and before.pod.node != node
+        self.unexpect(uid)
+        self._assumed.expect(known.on(node, placement), until)
+        self._go(known, node)
+
+    def unexpect(self, uid: PodUid) -> None:
+        """Its scheduler has decided otherwise."""
+        occupant = self._assumed.unexpect(uid)
+        if occupant is not None:
+            self._leave(occupant)
+
+    def expire(self, now: float) -> None:
+        """End the expectations whose time is over."""
+        for uid in self._assumed.expired(now):
+            self.unexpect(uid)
+            self.lapsed += 1
+
+    def release(self, uid: PodUid) -> bool:
+        """Undo a reservation; False if there is none any more."""
+        self.unexpect(uid)
+        occupant = self._assumed.release(uid)
+        if occupant is not None:
+            self._leave(occupant)
+        return occupant is not None
+
+    def learn(self, pod: Pod) -> bool:
+        """See :meth:`ClusterState.learn`."""
+        known = self._pods.get(pod.uid)
+        if known is not None:
+            self.take(replace(pod_view(pod), cpu=known.cpu))
+            return True
+        self.release(pod.uid)
+        self._assumed.reserve(replace(pod_view(pod), reserved=True))
+        self._touch(pod.node, pod.uid)
+        return False
+
+    def answer(self, uid: PodUid, text: str | None) -> None:
+        """Count the pod as if this answer were written, until the watch shows it; None: it was not."""
+        shown = self._answers.give(uid, text, self._pods.get(uid))
+        if shown is not None:
+            self.take(shown)
+
+    # What is known.
+
+    def get(self, uid: PodUid) -> PodView | None:
+        """The pod as the watch shows it."""
+        return self._pods.get(uid)
+
+    def named(self, namespace: str, name: str) -> PodView | None:
+        """The same by name."""
+        uid = self._names.get(f"{namespace}/{name}")
+        return None if uid is None else self._pods.get(uid)
+
+    def all(self) -> Iterable[PodView]:
+        """Every pod as the watch shows it."""
+        return self._pods.values()
+
+    def reserved_on(self, uid: PodUid) -> str:
+        """The node that the pod is reserved on, empty if on none."""
+        occupant = self._assumed.reserved(uid)
+        return occupant.pod.node if occupant else ""
+
+    def reserved(self) -> Mapping[PodUid, str]:
+        """Each pod whose Binding is under way or expected, and its node."""
+        return self._assumed.nodes()
+
+    def resizing(self) -> tuple[PodView, ...]:
+        """See :meth:`ClusterState.resizing`."""
+        uids = self._resizing | (self.workloads.pods() & self._pods.keys())
+        return tuple(self.workloads.asking(self._pods[uid]) for uid in uids)
+
+    def on(self, node: str) -> list[PodView]:
+        """The pods that count on the node, each as it will be once bound."""
+        return [self._assumed.of(uid) or self._pods[uid] for uid in self._at.get(node, ())]
+
+    def came(self) -> list[PodView]:
+        """The pods that came up since this was last asked, each once."""
+        return self._turnover.take_came()
+
+    def left(self) -> list[PodView]:
+        """The same of pods that have left a node, or have ended there."""
+        return self._turnover.take_left()
+
+    # Which nodes that changes.
+
+    def _go(self, known: PodView, node: str) -> None:
+        """It is coming to that node: where others made room for it, none is kept any more."""
+        self.changed.update(known.places)
+        self._touch(node, known.uid)
+
+    def _leave(self, occupant: PodView) -> None:
+        """It is not coming after all, or has come: back to what the watch shows of it."""
+        self._untouch(occupant.uid, [occupant.pod.node])
+        if occupant.uid in self._pods:
+            for node in self._pods[occupant.uid].places:
+                self._touch(node, occupant.uid)
+
+    def _touch(self, node: str, uid: PodUid) -> None:
+        self._at.setdefault(node, set()).add(uid)
+        self.changed.add(node)
+
+    def _untouch(self, uid: PodUid, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            here = self._at.get(node, set())
+            here.discard(uid)
+            if not here:
+                self._at.pop(node, None)
+            self.changed.add(node)
