@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_manager.domain.enforcement.driver_overhead import NO_EXCESS, SAMPLES, Excess, Unaccounted
+from gpu_manager.domain.enforcement.driver_overhead import (
+    NO_EXCESS,
+    SAMPLES,
+    CountedTwice,
+    Excess,
+    Unaccounted,
+    divide_twice,
+)
 
 MIB = 1 << 20
 LIMIT = 5 << 30
@@ -71,3 +78,36 @@ def test_without_an_excess_nothing_is_said(driver: int, account: int, movable: i
     seen = Excess.seen(7, driver, account, movable)
     assert seen.bytes == max(0, account - movable - driver)
     assert (seen == NO_EXCESS) == (not seen.bytes)
+
+
+def test_what_processes_have_beyond_the_card_is_counted_twice_once_three_samples_say_so() -> None:
+    state = CountedTwice()
+    for processes, used, told in (
+        (900, 700, 0),
+        (900, 650, 0),
+        (900, 600, 200),
+        (900, 890, 10),
+        (700, 800, 0),
+    ):
+        state = state.seen(processes, used)
+        assert state.bytes == told
+        assert state.now == max(0, processes - used)
+
+
+def test_what_is_counted_twice_belongs_to_who_has_most_beyond_the_account() -> None:
+    assert divide_twice(256, {"shares": 256, "honest": 0, "owes": -40}) == {
+        "shares": 256,
+        "honest": 0,
+        "owes": 0,
+    }
+    assert divide_twice(256, {"shares": 256, "liar": 256}) == {"shares": 128, "liar": 128}
+    assert divide_twice(900, {"shares": 256, "other": 10}) == {"shares": 256, "other": 10}
+
+
+@given(COUNT, st.dictionaries(st.integers(), st.integers(-(1 << 48), 1 << 48), max_size=6))
+def test_nobody_gets_more_of_it_than_there_is_nor_than_is_beyond_his_account(
+    twice: int, beyond: dict[int, int]
+) -> None:
+    parts = divide_twice(twice, beyond)
+    assert sum(parts.values()) <= twice
+    assert all(0 <= part <= max(0, beyond[key]) for key, part in parts.items())

@@ -54,6 +54,14 @@ EVASIONS = {
         replace(FAIR, processes=(OWN, ContainerProcess(4712, None, None, registered=False))),
         EvasionReason.UNREGISTERED,
     ),
+    "memory past the limit beside what processes share": (
+        replace(
+            FAIR,
+            processes=tuple(replace(OWN, pid=pid, utilisation=4.0) for pid in range(1, 7)),
+            twice=8 * GIB,
+        ),
+        EvasionReason.MEMORY,
+    ),
     "a slot, but memory past the limit": (
         replace(FAIR, processes=(replace(OWN, memory=7 * GIB),)),
         EvasionReason.MEMORY,
@@ -106,6 +114,9 @@ HONEST = {
         FAIR,
         processes=tuple(replace(OWN, pid=p, memory=2 * GIB, utilisation=8.0) for p in (1, 2, 3)),
         claimed_memory=4 * GIB,
+    ),
+    "processes that share memory, counted for each of them": replace(
+        FAIR, processes=tuple(replace(OWN, pid=pid, utilisation=4.0) for pid in range(1, 7)), twice=15 * GIB
     ),
     "memory hidden within the share": replace(FAIR, claimed_memory=0),
     "time hidden within the share": replace(FAIR, claimed_busy=0.0),

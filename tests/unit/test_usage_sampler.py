@@ -101,3 +101,20 @@ def test_a_dead_process_that_no_card_counts_any_more_is_nobodys(seconds: Seconds
     seconds.node.processes.containers = {}
     seconds.cards.processes = [ProcessUse(seconds.card, 42, None, 50.0)]  # a sample of its last second
     assert seconds.sample().pids == ()
+
+
+def test_memory_that_two_processes_share_is_not_added_to_what_their_container_holds(seconds: Seconds) -> None:
+    """The driver counts it for both, and the card has it once."""
+    (owner,) = seconds.node.processes.containers.values()
+    seconds.node.processes.containers = {42: owner, 43: owner}
+    seconds.node.tenants.uses = {seconds.name: (TenantUse(seconds.card, 400, 1.0, 0.0, 0, 2),)}
+    seconds.cards.uses = [CardUse(seconds.card, memory_used=450)]
+    seconds.cards.processes = [
+        ProcessUse(seconds.card, 42, 425, 0.0),
+        ProcessUse(seconds.card, 43, 281, 0.0),  # 256 of them the other's
+    ]
+    seen = [seconds.sample() for _ in range(6)]
+    assert [use.beyond for use in seen] == [0, 0, 50, 50, 50, 50]
+    assert [use.twice for use in seen] == [0, *[256] * 5], "from the second sample of its page on"
+    seconds.cards.uses = [CardUse(seconds.card)]  # a card that does not say what is used of it
+    assert seconds.sample().twice == 0

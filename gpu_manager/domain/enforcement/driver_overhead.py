@@ -10,12 +10,18 @@ that is too high only reduces the container's own room, and one that is too low 
 
 The account can also be too high by itself: memory that was exported stays charged where the library
 cannot tell whether others hold it. How much of that is gone, the driver's count shows: the excess.
+
+Memory that one process exported and another imported, the driver counts for both (seen on an H100, driver
+580), and once for the card: by how much its processes exceed it is counted more than once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
+
+Place = TypeVar("Place")
 
 SAMPLES: Final = 3
 """Consecutive samples needed: driver and page are not read at the same instant, and the driver's count
@@ -37,6 +43,44 @@ class Unaccounted:
     def bytes(self) -> int:
         """The minimum of the last samples, in bytes: it rises late and falls at once."""
         return min(self.last) if len(self.last) == SAMPLES else 0
+
+
+@dataclass(frozen=True, slots=True)
+class CountedTwice:
+    """By how much a card's processes exceed what the card says is used, over the last samples, in bytes.
+
+    A tenant can write neither figure.
+    """
+
+    last: tuple[int, ...] = ()
+
+    def seen(self, processes: int, used: int) -> CountedTwice:
+        """Add a sample: the bytes of all the card's processes, and those used of the card."""
+        return CountedTwice((*self.last, max(0, processes - used))[-SAMPLES:])
+
+    @property
+    def now(self) -> int:
+        """The last sample, in bytes: enough to accuse nobody."""
+        return self.last[-1] if self.last else 0
+
+    @property
+    def bytes(self) -> int:
+        """The minimum of the last samples: the two are not read at the same instant."""
+        return min(self.last) if len(self.last) == SAMPLES else 0
+
+
+def divide_twice(twice: int, beyond: Mapping[Place, int]) -> dict[Place, int]:
+    """Whose it is that so many bytes are counted more than once: in proportion to what each has beyond its
+    account, and never more than that.
+
+    The driver does not say whose they are. A container that takes memory past its account gets a part of it
+    only where others really share some, and no more than they share.
+    """
+    parts = {key: max(0, bytes_) for key, bytes_ in beyond.items()}
+    whole = sum(parts.values())
+    if whole <= twice:
+        return parts
+    return {key: twice * part // whole for key, part in parts.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ class ContainerEvidence:
     only then ``memory_limit`` (bytes), ``ceiling`` (ratio of the card's time) and the page's claims count.
     ``admin``: it was given a look at the card, and nothing of it.
     ``tampering`` says what is wrong with the page, empty if nothing is.
+    ``twice``: bytes that the driver counts for several of the processes at once.
     """
 
     processes: tuple[ContainerProcess, ...] | None
@@ -82,6 +83,7 @@ class ContainerEvidence:
     claimed_busy: float | None = None
     tampering: str | None = None
     admin: bool = False
+    twice: int = 0
 
 
 def judge(facts: ContainerEvidence) -> Mapping[EvasionReason, str]:
@@ -152,7 +154,7 @@ def _memory(facts: ContainerEvidence, processes: tuple[ContainerProcess, ...]) -
     known = [p.memory for p in processes if p.memory is not None]
     if not known and processes:
         return None
-    used, limit = sum(known), facts.memory_limit
+    used, limit = sum(known) - facts.twice, facts.memory_limit
     # Claims above the limit do not count: the library never lets the account exceed it.
     accounted = limit if facts.claimed_memory is None else min(facts.claimed_memory, limit)
     allowed = max(limit, accounted + CONTEXT_BYTES * len(processes))

@@ -172,6 +172,7 @@ class EvasionDetector:
             claimed_busy=use.core if use.enforcement == "active" else None,
             tampering=self._tampering(grant, use),
             admin=grant.allocation.is_admin,
+            twice=use.twice,
         )
 
     def _tampering(self, grant: Grant, use: ShareUse) -> str | None:

@@ -13,7 +13,13 @@ from operator import is_
 import structlog
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.enforcement.driver_overhead import NO_EXCESS, Excess, Unaccounted
+from gpu_manager.domain.enforcement.driver_overhead import (
+    NO_EXCESS,
+    CountedTwice,
+    Excess,
+    Unaccounted,
+    divide_twice,
+)
 from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import PodUid
@@ -42,7 +48,7 @@ class ShareUse:
     """Usage of one container on one card. Bytes, ratios of one card, seconds; ``None``: unknown.
 
     ``memory`` is the account's, ``beyond`` what the driver counts on top of it (contexts, code),
-    ``excess`` what it does not count of it.
+    ``excess`` what it does not count of it, ``twice`` what it counts for several processes that share it.
     ``longest`` is its longest kernel or graph so far.
     ``held_idle`` is the part of ``throttled`` in which nothing of the container was in flight on the card.
     ``enforcement`` is ``active`` (its page is read), ``exclusive`` (a whole card, nothing to enforce),
@@ -61,6 +67,7 @@ class ShareUse:
     reason: str = ""
     beyond: int = 0
     excess: Excess = NO_EXCESS
+    twice: int = 0
     held_idle: float = 0.0
     longest: float = 0.0
 
@@ -137,6 +144,7 @@ class UsageSampler:
         self._resting: dict[Key, _Resting] = {}
         self._containers = ContainerGrants()
         self._unaccounted: dict[tuple[Key, CardUuid], Unaccounted] = {}
+        self._twice: dict[CardUuid, CountedTwice] = {}
         self.last = Sample(clock.monotonic())
         self._tenants_now: tuple[Sample, tuple[CardTenant, ...]] = (self.last, ())
 
@@ -147,6 +155,7 @@ class UsageSampler:
         card_uses, processes = self._card_figures()
         containers = self._containers.of(self._pods.local(), grants)
         by_share = self._by_share(containers, processes, grants, card_uses)
+        twice = self._counted_twice(processes, card_uses, by_share)
         seen = {key for key, _ in by_share}
         shares: list[ShareUse] = []
         unchanged = self._tenants.unchanged(resting.grant.directory for resting in self._resting.values())
@@ -160,7 +169,7 @@ class UsageSampler:
                     continue
                 self._wake(resting)
             if _paged(grant):
-                shares += self._fraction(grant, now, by_share, card_uses, watched=key in seen)
+                shares += self._fraction(grant, now, by_share, card_uses, twice, watched=key in seen)
             else:
                 started = grant.key in chain.from_iterable(containers.values())
                 shares += self._whole(grant, by_share, card_uses, started=started)
@@ -215,6 +224,7 @@ class UsageSampler:
         now: float,
         by_share: Mapping[tuple[Key, CardUuid], list[ProcessUse]],
         cards: Mapping[CardUuid, CardUse],
+        twice: Mapping[tuple[Key, CardUuid], tuple[int, int]],
         *,
         watched: bool,
     ) -> Iterable[ShareUse]:
@@ -233,6 +243,7 @@ class UsageSampler:
                 ),
                 by_share,
                 cards,
+                twice.get((grant.key, share.card), (0, 0)),
                 int(now * 1e9),
             )
             for share in grant.allocation.shares
@@ -262,6 +273,7 @@ class UsageSampler:
         use: ShareUse,
         by_share: Mapping[tuple[Key, CardUuid], list[ProcessUse]],
         cards: Mapping[CardUuid, CardUse],
+        twice: tuple[int, int],
         looked_ns: int,
     ) -> ShareUse:
         """The shares with memory beyond the account; the driver's last figure where it gives none."""
@@ -275,7 +287,7 @@ class UsageSampler:
         known = [p.memory for p in processes if p.memory is not None]
         excess = NO_EXCESS
         if use.share.card in cards and len(known) == len(processes):
-            found = (before or Unaccounted()).seen(sum(known), use.memory, use.share.amount.memory)
+            found = (before or Unaccounted()).seen(sum(known) - twice[0], use.memory, use.share.amount.memory)
             if processes:
                 self._unaccounted[place] = found
                 read = self._before.get(place)
@@ -285,9 +297,41 @@ class UsageSampler:
                 self._unaccounted.pop(place)
         else:
             found = before or Unaccounted()
-        if found.bytes == use.beyond and excess == use.excess:
+        if found.bytes == use.beyond and excess == use.excess and twice[1] == use.twice:
             return use
-        return replace(use, beyond=found.bytes, excess=excess)
+        return replace(use, beyond=found.bytes, excess=excess, twice=twice[1])
+
+    def _counted_twice(
+        self,
+        processes: Sequence[ProcessUse],
+        cards: Mapping[CardUuid, CardUse],
+        by_share: Mapping[tuple[Key, CardUuid], list[ProcessUse]],
+    ) -> Mapping[tuple[Key, CardUuid], tuple[int, int]]:
+        """What the driver counts for several processes at once, of each container with a page: for some
+        samples now, and in this one.
+        """
+        held: dict[CardUuid, list[int | None]] = {}
+        for process in processes:
+            held.setdefault(process.uuid, []).append(process.memory)
+        before, self._twice = self._twice, {}
+        for card, each in held.items():
+            used = cards[card].memory_used if card in cards else None
+            known = [memory for memory in each if memory is not None]
+            if used is not None and len(known) == len(each):
+                self._twice[card] = before.get(card, CountedTwice()).seen(sum(known), used)
+        beyond: dict[CardUuid, dict[tuple[Key, CardUuid], int]] = {}
+        for place, own in by_share.items():
+            counted = self._twice.get(place[1])
+            read = self._before.get(place)
+            if counted is not None and counted.now and read is not None:
+                driver = sum(process.memory or 0 for process in own)
+                beyond.setdefault(place[1], {})[place] = driver - read.use.memory
+        found: dict[tuple[Key, CardUuid], tuple[int, int]] = {}
+        for card, parts in beyond.items():
+            lasting = divide_twice(self._twice[card].bytes, parts)
+            now = divide_twice(self._twice[card].now, parts)
+            found |= {place: (lasting[place], now[place]) for place in parts}
+        return found
 
     def _share(
         self, grant: Grant, share: Share, use: TenantUse | None, now: float, processes: list[ProcessUse]
