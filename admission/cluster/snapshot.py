@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from admission.cluster.budgets import KnownBudgets
 from admission.cluster.claims import CLAIMS, CLASSES, OF_CLAIMS, ClusterClaims
-from admission.cluster.cluster_pods import ClusterPods
 from admission.cluster.deleted_pods import DeletedPods
 from admission.cluster.kept_node import KeptFor, KeptNode
 from admission.cluster.node_view import NodeView
 from admission.cluster.nodes import Nodes, OnNode, name_of
 from admission.cluster.other_pods import OtherPods
+from admission.cluster.pod_books import PodBooks
 from admission.cluster.pod_view import PodView, read_pod_view
 from gpu_manager.domain.cluster.held_sums import Used, added
 from gpu_manager.domain.cluster.terminating import terminating_shares
@@ -64,7 +64,7 @@ class ClusterState:
         self.unit = unit
         self._lock = threading.RLock()
         self._nodes = Nodes(unit, by_capacity=by_capacity)
-        self._pods = ClusterPods()
+        self._pods = PodBooks()
         self.workloads = self._pods.workloads
         self.claims = ClusterClaims(unit, self._nodes.offered)
         self._others = OtherPods()

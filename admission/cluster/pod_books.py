@@ -16,7 +16,7 @@ from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
 
 
-class ClusterPods:
+class PodBooks:
     """``changed`` are the nodes on which something changed; who builds them anew takes them out.
 
     ``lapsed`` counts expectations that ended though nobody was bound.
@@ -34,9 +34,9 @@ class ClusterPods:
         self._turnover = Turnover()
         self._at: dict[str, set[PodUid]] = {}  # node → pods bound, reserved or nominated there
 
-    def copy(self) -> ClusterPods:
+    def copy(self) -> PodBooks:
         """The same pods on the same nodes, changed apart from these; no answer to a resize is awaited."""
-        other = ClusterPods()
+        other = PodBooks()
         other._pods, other._names = self._pods.copy(), self._names.copy()
         other._assumed, other._turnover = self._assumed.copy(), self._turnover.copy()
         other._at = {node: uids.copy() for node, uids in self._at.items()}
