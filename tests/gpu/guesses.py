@@ -16,7 +16,7 @@ from tests.gpu.plan import Case, Settings
 AGREE = "= 1"
 
 
-SUBJECTS = ("memory", "pools", "graphs", "exports", "contexts", "time", "kernels", "processes")
+SUBJECTS = ("memory", "taken", "pools", "graphs", "exports", "contexts", "time", "kernels", "processes")
 """Each a C program, whose table names its questions."""
 
 
@@ -40,11 +40,11 @@ def _asked(subject: str, question: str, machine: Machine) -> Iterable[Row]:
     program = machine.compiled(f"guesses_{subject}")
     assert machine.native.driver
     modelled = stand_in_environment(machine.native, str(machine.root / "modelled"))
-    here = _answers(machine.bare(program, question))
+    here = answers(machine.bare(program, question))
     if why := here.get("not_asked"):
         return [Row(f"gpu_guess_{question}_right", None, "yes", AGREE, note=why)]
     env = {name: value for name, value in modelled.items() if name != STAND_IN}
-    there = _answers(machine.start((program, question), env, sees="0"))
+    there = answers(machine.start((program, question), env, sees="0"))
     different = [
         f"{what}: {here.get(what)}, modelled {there.get(what)}"
         for what in {**here, **there}
@@ -54,7 +54,7 @@ def _asked(subject: str, question: str, machine: Machine) -> Iterable[Row]:
     return [Row(f"gpu_guess_{question}_right", float(not different), "yes", AGREE, note=note)]
 
 
-def _answers(process: subprocess.Popen[str]) -> Mapping[str, str]:
+def answers(process: subprocess.Popen[str]) -> Mapping[str, str]:
     """Name → answer; a question that the driver did not survive has the complaint as its answer."""
     try:
         out, err = process.communicate(timeout=60)

@@ -176,7 +176,7 @@ def test_a_driver_that_answers_otherwise_is_seen(tmp_path: Path) -> None:
     code = """
 from tests.gpu import guesses
 from tests.gpu.machine import Machine
-guesses._answers = lambda process, at=[0]: at.__setitem__(0, at[0] + 1) or process.communicate() and {"kib": str(at[0])}
+guesses.answers = lambda process, at=[0]: at.__setitem__(0, at[0] + 1) or process.communicate() and {"kib": str(at[0])}
 with Machine() as machine:
     print(*[(row.figure, row.note) for row in guesses._asked("memory", "odd_sizes", machine)])
 """

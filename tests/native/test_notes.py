@@ -41,10 +41,10 @@ def test_a_refused_allocation_is_noted_with_what_was_asked_and_what_was_there(co
 
 def test_a_refusal_says_what_the_pools_of_the_process_hold(container: Container) -> None:
     guest = container.program().start()
-    assert guest("cuMemAllocAsync", OUT, 100 * MIB, 0).result == 0
+    assert guest("cuMemAllocAsync", OUT, 96 * MIB, 0).result == 0
     assert guest("cuMemAlloc_v2", OUT, 200 * MIB).result == OUT_OF_MEMORY
     (note,) = container.usage.notes
-    assert (note.bytes, note.used, note.pooled) == (200 * MIB, CONTEXT + 100 * MIB, 100 * MIB)
+    assert (note.bytes, note.used, note.pooled) == (200 * MIB, CONTEXT + 96 * MIB, 96 * MIB)
 
 
 def test_a_refusal_says_what_framework_the_process_has_loaded(tmp_path: Path) -> None:

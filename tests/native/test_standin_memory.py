@@ -19,13 +19,13 @@ def test_a_pool_that_is_destroyed_ends_with_the_last_memory_of_it(
     container: Container, guest: Program
 ) -> None:
     pool = guest("cuMemPoolCreate", OUT, pool_props()).value
-    first, second = (guest("cuMemAllocFromPoolAsync", OUT, 20 * MIB, pool, 0).value for _ in range(2))
+    first, second = (guest("cuMemAllocFromPoolAsync", OUT, 32 * MIB, pool, 0).value for _ in range(2))
     assert guest("cuMemPoolDestroy", pool).result == SUCCESS
-    assert held(container, guest) == 40 * MIB
-    assert guest("cuMemsetD8_v2", second, 1, 20 * MIB).result == SUCCESS
+    assert held(container, guest) == 64 * MIB
+    assert guest("cuMemsetD8_v2", second, 1, 32 * MIB).result == SUCCESS
     assert guest("cuMemFreeAsync", first, 0).result == SUCCESS
     assert guest("cuCtxSynchronize").result == SUCCESS
-    assert held(container, guest) == 40 * MIB
+    assert held(container, guest) == 64 * MIB
     assert guest("cuMemFreeAsync", second, 0).result == SUCCESS
     assert guest("cuCtxSynchronize").result == SUCCESS
     assert held(container, guest) == 0
@@ -43,7 +43,7 @@ def test_destroying_the_current_pool_makes_the_default_pool_current(
     assert guest("cuMemPoolDestroy", pool).result == SUCCESS
     assert guest("cuDeviceGetMemPool", OUT, 0).value == default
     assert guest("cuMemAllocAsync", OUT, 10 * MIB, 0).result == SUCCESS
-    assert held(container, guest) == 30 * MIB
+    assert held(container, guest) == 64 * MIB, "32 MiB for each of the pools"
 
 
 @pytest.mark.parametrize("suffix", ["", "_ptsz"])
@@ -54,13 +54,13 @@ def test_an_allocation_comes_from_the_card_of_its_stream(tmp_path: Path, suffix:
         contexts = [guest.context(device) for device in (0, 1)]
         stream = guest("cuStreamCreate", OUT, 1).value
         guest("cuCtxSetCurrent", contexts[0])
-        at = guest(f"cuMemAllocAsync{suffix}", OUT, 30 * MIB, stream).value
+        at = guest(f"cuMemAllocAsync{suffix}", OUT, 32 * MIB, stream).value
         charged = [container.charged(card) for card in (0, 1)]
         used = []
         for context in contexts:
             guest("cuCtxSetCurrent", context)
             used.append(guest.card_used())
-        assert charged == used == [CONTEXT, CONTEXT + FOUR_STREAMS + 30 * MIB]
+        assert charged == used == [CONTEXT, CONTEXT + FOUR_STREAMS + 32 * MIB]
         assert guest(f"cuMemFreeAsync{suffix}", at, stream).result == SUCCESS
 
 

@@ -25,6 +25,16 @@ static void second_context(void) {
     must(cuCtxSetCurrent(context), "cuCtxSetCurrent");
     taken("after_destroy");
 }
+static void contexts_by_number(void) {
+    FIND(cuCtxCreate, 3020, (void **, unsigned int, int));
+    void *made;
+    for (int at = 2; at <= 4; at++) {
+        char name[32];
+        must(cuCtxCreate(&made, 0, device), "cuCtxCreate");
+        snprintf(name, sizeof name, "contexts_%d", at);
+        taken(name);
+    }
+}
 static void resolver(void) {
     static const char *const names[][2] = {
         {"cuMemAlloc", "cuMemAlloc_v2"},
@@ -74,12 +84,32 @@ static void reset(void) {
     taken("pool_memory_after_reset");
 }
 
+/* Is what pools keep over a reset used again? */
+static void pool_after_reset(void) {
+    FIND(cuDevicePrimaryCtxReset, 7000, (int));
+    FIND(cuDevicePrimaryCtxRetain, 7000, (void **, int));
+    FIND(cuCtxSetCurrent, 4000, (void *));
+    FIND(cuStreamCreate, 2000, (void **, unsigned int));
+    void *again;
+    allocate_async(64 * MIB);
+    taken("before");
+    must(cuDevicePrimaryCtxReset(device), "cuDevicePrimaryCtxReset");
+    must(cuDevicePrimaryCtxRetain(&again, device), "cuDevicePrimaryCtxRetain");
+    must(cuCtxSetCurrent(again), "cuCtxSetCurrent");
+    taken("after");
+    must(cuStreamCreate(&stream, 1), "cuStreamCreate");
+    allocate_async(64 * MIB);
+    taken("64_mib_more");
+}
+
 static const struct question questions[] = {
     {"streams", streams},
     {"heap", heap},
     {"second_context", second_context},
+    {"contexts_by_number", contexts_by_number},
     {"granules_of_contexts", granules_of_contexts},
     {"reset", reset},
+    {"pool_after_reset", pool_after_reset},
     {"resolver", resolver},
 };
 

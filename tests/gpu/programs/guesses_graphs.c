@@ -108,6 +108,91 @@ static void beside_global_capture(void) {
     answer("end_of_capture", cuStreamEndCapture(stream, &graph));
 }
 
+/* Each of these in a capture of its own: what does the call of another thread return, and the end of the capture? */
+static pointer memory_before;
+static void *event_before, *stream_before;
+static int (*unsafe)(void);
+static int unsafe_result;
+static int call_alloc_host(void) {
+    FIND(cuMemAllocHost, 3020, (void **, size_t));
+    void *memory;
+    return cuMemAllocHost(&memory, MIB);
+}
+static int call_free(void) {
+    return release(memory_before);
+}
+static int call_event_synchronize(void) {
+    FIND(cuEventSynchronize, 2000, (void *));
+    return cuEventSynchronize(event_before);
+}
+static int call_stream_query(void) {
+    FIND(cuStreamQuery, 2000, (void *));
+    return cuStreamQuery(stream_before);
+}
+static int call_stream_synchronize(void) {
+    FIND(cuStreamSynchronize, 2000, (void *));
+    return cuStreamSynchronize(stream_before);
+}
+static int call_memory_info(void) {
+    FIND(cuMemGetInfo, 3020, (size_t *, size_t *));
+    size_t left, total;
+    return cuMemGetInfo(&left, &total);
+}
+static int call_elapsed(void) {
+    FIND(cuEventElapsedTime, 2000, (float *, void *, void *));
+    float elapsed;
+    return cuEventElapsedTime(&elapsed, event_before, event_before);
+}
+static int call_trim(void) {
+    FIND(cuDeviceGetDefaultMemPool, 11020, (void **, int));
+    FIND(cuMemPoolTrimTo, 11020, (void *, size_t));
+    void *pool;
+    must(cuDeviceGetDefaultMemPool(&pool, device), "cuDeviceGetDefaultMemPool");
+    return cuMemPoolTrimTo(pool, 0);
+}
+static void *call_unsafe(void *unused) {
+    FIND(cuCtxSetCurrent, 4000, (void *));
+    (void)unused;
+    must(cuCtxSetCurrent(context), "cuCtxSetCurrent");
+    unsafe_result = unsafe();
+    return NULL;
+}
+static void prohibited_beside_capture(void) {
+    static const struct {
+        const char *name;
+        int (*call)(void);
+    } calls[] = {
+        {"alloc_host", call_alloc_host},
+        {"free", call_free},
+        {"event_synchronize", call_event_synchronize},
+        {"stream_query", call_stream_query},
+        {"stream_synchronize", call_stream_synchronize},
+        {"memory_info", call_memory_info},
+        {"elapsed", call_elapsed},
+        {"trim_of_a_pool", call_trim},
+    };
+    FIND(cuEventCreate, 2000, (void **, unsigned int));
+    FIND(cuEventRecord, 2000, (void *, void *));
+    FIND(cuStreamCreate, 2000, (void **, unsigned int));
+    FIND(cuStreamBeginCapture, 10010, (void *, int));
+    FIND(cuStreamEndCapture, 10000, (void *, void **));
+    memory_before = allocate(MIB);
+    must(cuStreamCreate(&stream_before, 1), "cuStreamCreate");
+    must(cuEventCreate(&event_before, 0), "cuEventCreate");
+    must(cuEventRecord(event_before, stream_before), "cuEventRecord");
+    for (size_t at = 0; at < sizeof calls / sizeof *calls; at++) {
+        pthread_t thread;
+        char name[64];
+        unsafe = calls[at].call;
+        must(cuStreamBeginCapture(stream, GLOBAL), "cuStreamBeginCapture");
+        must(pthread_create(&thread, NULL, call_unsafe, NULL), "pthread_create");
+        pthread_join(thread, NULL);
+        answer(calls[at].name, unsafe_result);
+        snprintf(name, sizeof name, "end_after_%s", calls[at].name);
+        answer(name, cuStreamEndCapture(stream, &graph));
+    }
+}
+
 static const struct question questions[] = {
     {"graph_chain", graph_chain},
     {"graph_together", graph_together},
@@ -115,6 +200,7 @@ static const struct question questions[] = {
     {"graph_auto_free", graph_auto_free},
     {"graph_memset", graph_memset},
     {"beside_global_capture", beside_global_capture},
+    {"prohibited_beside_capture", prohibited_beside_capture},
 };
 
 int main(int argc, char **argv) {

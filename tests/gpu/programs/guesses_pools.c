@@ -39,8 +39,21 @@ static void pool_destroyed(void) {
     taken("after_free");
 }
 
+static void pool_growth(void) {
+    static const int kib[] = {4, 1 << 10, 2 << 10, 16 << 10, 31 << 10, 33 << 10, 64 << 10, 100 << 10, 200 << 10};
+    FIND(cuDeviceGetDefaultMemPool, 11020, (void **, int));
+    void *pool;
+    must(cuDeviceGetDefaultMemPool(&pool, device), "cuDeviceGetDefaultMemPool");
+    for (size_t at = 0; at < sizeof kib / sizeof *kib; at++) {
+        allocate_async((size_t)kib[at] << 10);
+        printf("reserved_with_%d_kib_more_kib %lld\n", kib[at], pool_attribute(pool, POOL_RESERVED));
+    }
+    taken("card");
+}
+
 static const struct question questions[] = {
     {"async_pool", async_pool},
+    {"pool_growth", pool_growth},
     {"pool_destroyed", pool_destroyed},
 };
 

@@ -281,18 +281,22 @@ void mem_left(bool known, const struct allocation *item, CUresult result) {
     }
 }
 
+/* This free waits for the card, so a pool whose memory it was has given back by now what it will not keep. */
+static CUresult left(bool known, const struct allocation *item, CUresult result) {
+    mem_left(known, item, result);
+    if (result == CUDA_SUCCESS && known && item->kind == ALLOCATION_ASYNC)
+        pool_account_synchronised();
+    return result;
+}
+
 CUresult hook_cuMemFree_v2(CUdeviceptr pointer) {
     struct allocation item;
     bool known = mem_leave(pointer, &item);
-    CUresult result = real.cuMemFree_v2(pointer);
-    mem_left(known, &item, result);
-    return result;
+    return left(known, &item, real.cuMemFree_v2(pointer));
 }
 
 CUresult hook_cuMemFree(CUdeviceptr_v1 pointer) {
     struct allocation item;
     bool known = mem_leave(pointer, &item);
-    CUresult result = real.cuMemFree(pointer);
-    mem_left(known, &item, result);
-    return result;
+    return left(known, &item, real.cuMemFree(pointer));
 }

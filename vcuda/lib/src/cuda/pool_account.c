@@ -1,6 +1,10 @@
 /* How a pool's charge follows what the pool has reserved, with any number of threads allocating from it.
  *
- *   what it has reserved, as read  <=  charge of a pool  <=  the same + reservations on their way
+ *   what it has reserved, as read  <=  charge of a pool  <=  the same + what allocations on their way may add
+ *
+ * A pool grows in steps, by up to a step more than it is asked for. Where the limit has room for that, it is reserved;
+ * where not, what the pool has may suffice, or less than a whole step: then a charge that is there does not fall
+ * meanwhile, in case another thread's synchronisation takes from the pool what was counted on.
  *
  * A reading may hold the growth of an allocation that is on its way, or not yet: between the two bounds the charge is
  * left alone, and once nothing is on its way they meet. A reading may also be old when it is used: an allocation that
@@ -20,11 +24,13 @@
 #include "note.h"
 #include "page.h"
 
-#define UNIT 512 /* in which pools divide what they have */
+#define UNIT 512                 /* in which pools divide what they have */
+#define MOST_KEPT (15 * GRANULE) /* of its last step a pool keeps so much with what is in use */
 
 static uint64_t frees, settled_frees; /* of what pools hold; and how many of them have been settled */
-/* How much more than asked for a pool has taken at once: pools of some drivers grow in large steps. */
-static uint64_t surplus;
+/* How much more than asked for a pool takes at once: it grows in steps, of 32 MiB on an H100 with driver 580, or of as
+ * much as was seen here. */
+static uint64_t surplus = MOST_KEPT;
 
 struct pool_account *pool_account_find(CUmemoryPool pool) {
     return pool_table_find(pool);
@@ -43,9 +49,10 @@ struct pool_account *pool_account_of(CUmemoryPool pool, int card) {
     return account;
 }
 
-static void learn_surplus(uint64_t more) {
+/* `alone`: no other allocation was on its way, whose growth this might be. */
+static void learn_surplus(uint64_t more, bool alone) {
     uint64_t known = __atomic_load_n(&surplus, __ATOMIC_RELAXED);
-    if (more > known && more <= 64 * GRANULE)
+    if (alone && more > known && more <= 64 * GRANULE)
         __atomic_store_n(&surplus, more, __ATOMIC_RELAXED);
 }
 
@@ -62,9 +69,10 @@ static bool settle(struct pool_account *account, bool within_limit) {
             spin_unlock(&account->busy);
             continue;
         }
-        uint64_t before = account->charged, target = granules(reserved);
+        uint64_t before = account->charged, target = granules(reserved), more = account->on_way + account->held;
+        bool alone = account->growing <= 1;
         if (before > target)
-            target = before < target + account->on_way ? before : target + account->on_way;
+            target = before < target + more ? before : target + more;
         else if (account->growing && !within_limit)
             target = before;
         __atomic_fetch_add(&account->changes, target != before, __ATOMIC_RELEASE);
@@ -74,7 +82,7 @@ static bool settle(struct pool_account *account, bool within_limit) {
             account_return(account->card, before - target);
             return true;
         }
-        learn_surplus(target - before);
+        learn_surplus(target - before, alone);
         if (!within_limit) {
             account_taken(account->card, target - before);
             return true;
@@ -93,22 +101,37 @@ void pool_account_settle(struct pool_account *account) {
     settle(account, false);
 }
 
-/* Does the pool have room for it that nobody else was promised? Then it need not grow. */
-static bool promise(struct pool_account *account, uint64_t bytes) {
-    uint64_t reserved, used;
+/* By how much will the pool grow, if nothing is trimmed meanwhile: 0 if it has room that nobody else was promised, and
+ * at most `most`. From here on its charge does not fall by what that may be wrong. */
+static uint64_t growth_of(struct pool_growth *growth, uint64_t bytes, uint64_t most) {
+    struct pool_account *account = growth->account;
+    uint64_t reserved, used, step = __atomic_load_n(&surplus, __ATOMIC_RELAXED) + GRANULE, grows = most;
     uint32_t changes = __atomic_load_n(&account->changes, __ATOMIC_ACQUIRE);
-    if (!pool_read(account, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) ||
-        !pool_read(account, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) || used > reserved)
-        return false;
+    bool known = pool_read(account, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) &&
+                 pool_read(account, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) && used <= reserved;
     spin_lock(&account->busy);
-    bool room = account->changes == changes && reserved - used >= account->promised &&
-                reserved - used - account->promised >= bytes;
-    if (room) {
-        account->promised += bytes;
-        account->growing++;
+    if (known && account->changes == changes) {
+        uint64_t wanted = used + account->promised + bytes;
+        grows = wanted <= reserved ? 0 : (wanted + step - 1) / step * step - reserved;
+        grows = grows < most ? grows : most;
     }
+    growth->promised = bytes;
+    growth->held = most - grows;
+    account->promised += growth->promised;
+    account->held += growth->held;
+    account->growing++;
     spin_unlock(&account->busy);
-    return room;
+    return grows;
+}
+
+static void withdraw(struct pool_growth *growth) {
+    struct pool_account *account = growth->account;
+    spin_lock(&account->busy);
+    account->promised -= growth->promised;
+    account->held -= growth->held;
+    account->growing--;
+    spin_unlock(&account->busy);
+    pool_account_settle(account);
 }
 
 CUresult pool_account_begin(struct pool_growth *growth, struct pool_account *account, uint64_t bytes) {
@@ -118,21 +141,23 @@ CUresult pool_account_begin(struct pool_growth *growth, struct pool_account *acc
     uint64_t whole = granules(bytes), more = __atomic_load_n(&surplus, __ATOMIC_RELAXED);
     if (bytes && whole < UINT64_MAX - more)
         whole += more;
-    if (!account_fits(account->card, whole) && whole < UINT64_MAX &&
-        promise(account, (bytes + UNIT - 1) / UNIT * UNIT)) {
-        growth->promised = (bytes + UNIT - 1) / UNIT * UNIT;
+    bool is_near = !account_fits(account->card, whole) && whole < UINT64_MAX;
+    if (is_near && !(whole = growth_of(growth, (bytes + UNIT - 1) / UNIT * UNIT, whole)))
         return CUDA_SUCCESS;
-    }
     CUresult result = pool_account_reserve(account->card, whole);
+    if (result != CUDA_SUCCESS && is_near)
+        withdraw(growth);
     if (result != CUDA_SUCCESS)
         return result;
     growth->reserved = whole;
-    growth->promised = bytes;
     spin_lock(&account->busy);
     account->on_way += whole;
     pool_set(&account->charged, account->charged + whole);
-    account->promised += bytes;
-    account->growing++;
+    if (!is_near) {
+        growth->promised = bytes;
+        account->promised += bytes;
+        account->growing++;
+    }
     spin_unlock(&account->busy);
     return CUDA_SUCCESS;
 }
@@ -143,6 +168,7 @@ bool pool_account_end(struct pool_growth *growth) {
         return true;
     spin_lock(&account->busy);
     account->on_way -= growth->reserved;
+    account->held -= growth->held;
     account->promised -= growth->promised;
     __atomic_fetch_add(&account->changes, 1, __ATOMIC_RELEASE);
     spin_unlock(&account->busy);
@@ -223,10 +249,11 @@ void pool_account_touched(void) {
 }
 
 /* Does it keep more than it will when the driver has given back what it owes? Another thread's synchronisation may have
- * been too early for what this one freed. */
+ * been too early for what this one freed. A pool that grows in large steps keeps some of the last one. */
 static bool still_owes(const struct pool_account *account) {
     uint64_t used = pool_seen(&account->used), threshold = pool_seen(&account->threshold);
-    return pool_seen(&account->charged) > granules(used > threshold ? used : threshold);
+    uint64_t kept = granules(used > threshold ? used : threshold), charged = pool_seen(&account->charged);
+    return charged > kept && (!kept || charged - kept > MOST_KEPT);
 }
 
 void pool_account_synchronised(void) {

@@ -22,6 +22,7 @@ struct pool_growth {
     struct pool_account *account;
     uint64_t reserved; /* charged, on top of what the pool has */
     uint64_t promised; /* of what the pool has reserved already */
+    uint64_t held;     /* by how much more it may grow at worst: so much of its charge stays meanwhile */
 };
 
 /* Before the driver is asked for `bytes` of the pool: CUDA_SUCCESS or CUDA_ERROR_OUT_OF_MEMORY. */

@@ -37,7 +37,7 @@ static struct pool_account *add(CUmemoryPool pool, int card, struct pool_account
         return NULL;
     account->pool = pool;
     account->card = card;
-    account->on_way = account->promised = 0;
+    account->on_way = account->promised = account->held = 0;
     pool_set(&account->charged, 0);
     account->growing = account->allocations = 0;
     pool_set(&account->used, 0);

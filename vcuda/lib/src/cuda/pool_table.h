@@ -18,6 +18,7 @@ struct pool_account {
     CUmemoryPool pool;
     uint64_t charged;          /* of this pool, in the container's account */
     uint64_t on_way, promised; /* sums over growths: reserved, and what they may take of the pool's room */
+    uint64_t held;             /* and what they may take beyond both */
     uint32_t growing;          /* growths on their way */
     uint32_t changes;          /* growths that ended, and readings that changed the charge */
     uint32_t allocations;

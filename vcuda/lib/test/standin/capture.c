@@ -1,16 +1,21 @@
-/* Stream capture: calls become nodes of a graph instead of work. */
+/*
+ * Stream capture: calls become nodes of a graph instead of work. Some calls may not be made meanwhile, by the thread
+ * that captures or, in the mode "global", by any: such a call fails and spoils the capture, unless its own thread's
+ * mode (cuThreadExchangeStreamCaptureMode) lets it pass. Which calls: whoever calls capture_prohibits.
+ */
 #include <stdlib.h>
 #include <string.h>
 
 #include "graph.h"
 
-enum { CAPTURE_NONE = 0, CAPTURE_ACTIVE = 1 };
+enum { CAPTURE_NONE = 0, CAPTURE_ACTIVE = 1, CAPTURE_INVALIDATED = 2 };
+enum { MODE_GLOBAL = 0, MODE_THREAD_LOCAL = 1, MODE_RELAXED = 2 };
 
 static int active;
 static __thread int thread_mode;
 
 bool capturing(const struct stream *stream) {
-    return stream->capture_status == CAPTURE_ACTIVE;
+    return stream->capture_status != CAPTURE_NONE;
 }
 bool capture_any(void) {
     return __atomic_load_n(&active, __ATOMIC_RELAXED) > 0;
@@ -18,6 +23,28 @@ bool capture_any(void) {
 
 CUresult capture_check(struct stream *stream) {
     return capturing(stream) ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+}
+
+static bool is_against(const struct stream *stream) {
+    bool own = pthread_equal(stream->capture_thread, pthread_self());
+    return (own && stream->capture_mode != MODE_RELAXED) ||
+           (thread_mode == MODE_GLOBAL && stream->capture_mode == MODE_GLOBAL);
+}
+
+bool capture_prohibits(void) {
+    bool found = false;
+    if (!capture_any() || thread_mode == MODE_RELAXED)
+        return false;
+    process_lock();
+    for (int at = 0; at < process.devices; at++)
+        for (struct context *context = process.device[at].contexts; context; context = context->next)
+            for (struct stream *stream = context->streams; stream; stream = stream->next)
+                if (capturing(stream) && is_against(stream)) {
+                    stream->capture_status = CAPTURE_INVALIDATED;
+                    found = true;
+                }
+    process_unlock();
+    return found;
 }
 
 static bool set_deps(struct node ***deps, size_t *count, struct node *const *from, size_t length) {
@@ -33,6 +60,8 @@ static bool set_deps(struct node ***deps, size_t *count, struct node *const *fro
 }
 
 static CUresult add(struct stream *stream, const CUgraphNodeParams *params, int64_t length, struct node **out) {
+    if (stream->capture_status == CAPTURE_INVALIDATED)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     CUresult result = node_add(stream->capture, stream->capture_deps, stream->capture_dep_count, params, length, out);
     if (result == CUDA_SUCCESS && !set_deps(&stream->capture_deps, &stream->capture_dep_count, out, 1))
         result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -63,8 +92,9 @@ CUresult capture_mark(struct event *event, struct stream *stream) {
                : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static void start(struct stream *stream, struct graph *graph, uint64_t id, int mode) {
+static void start(struct stream *stream, struct graph *graph, uint64_t id, int mode, pthread_t thread) {
     stream->capture_status = CAPTURE_ACTIVE;
+    stream->capture_thread = thread;
     stream->capture_mode = mode;
     stream->capture = graph;
     stream->capture_id = id;
@@ -84,8 +114,10 @@ CUresult capture_join(struct stream *stream, struct event *event) {
     struct stream *from = event->capturing;
     if (!capturing(from) || from->capture_id != event->capture_id)
         return CUDA_ERROR_CAPTURED_EVENT;
+    if (from->capture_status == CAPTURE_INVALIDATED)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     if (!capturing(stream)) {
-        start(stream, from->capture, from->capture_id, from->capture_mode);
+        start(stream, from->capture, from->capture_id, from->capture_mode, from->capture_thread);
         return set_deps(&stream->capture_deps, &stream->capture_dep_count, event->capture_deps,
                         event->capture_dep_count)
                    ? CUDA_SUCCESS
@@ -126,7 +158,7 @@ static CUresult begin(CUstream handle, int mode, struct graph *graph, const CUgr
     if (result == CUDA_SUCCESS && !graph && !(graph = graph_new()))
         result = CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) {
-        start(stream, graph, ++process.next_id, mode);
+        start(stream, graph, ++process.next_id, mode, pthread_self());
         stream->capture_origin = true;
         stream->capture_owned = owned;
         set_deps(&stream->capture_deps, &stream->capture_dep_count, deps, count);
@@ -162,14 +194,19 @@ CUresult model_cuStreamEndCapture(CUstream handle, CUgraph *out) {
         struct graph *graph = stream->capture;
         uint64_t id = stream->capture_id;
         bool joined = nodes_cover(graph, stream->capture_deps, stream->capture_dep_count, id);
+        bool spoilt = false;
         for (struct stream *at = context->streams; at; at = at->next)
-            if (capturing(at) && at->capture_id == id)
+            if (capturing(at) && at->capture_id == id) {
+                spoilt |= at->capture_status == CAPTURE_INVALIDATED;
                 stop(at);
-        if (joined)
+            }
+        if (joined && !spoilt)
             *out = graph;
         else if (stream->capture_owned)
             graph_free(graph);
-        result = joined ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+        result = spoilt   ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+                 : joined ? CUDA_SUCCESS
+                          : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
     }
     process_unlock();
     return result;
@@ -192,7 +229,7 @@ CUresult model_cuStreamGetCaptureInfo_v3(CUstream handle, int *status, uint64_t 
     process_lock();
     struct stream *stream = stream_of(context, handle);
     *status = stream->capture_status;
-    if (capturing(stream)) {
+    if (stream->capture_status == CAPTURE_ACTIVE) {
         if (id)
             *id = stream->capture_id;
         if (graph)

@@ -187,7 +187,7 @@ static void clear(struct hold *hold, struct slot *slot) {
         unlink(path);
     }
     slot->live = 0;
-    slot->used_bytes = 0;
+    slot->used_bytes = slot->unlisted_bytes = 0;
     slot->asked = slot->served;
     slot->shared_files = 0;
     while (hold->card->highest && !hold->card->slot[hold->card->highest - 1].live)
@@ -236,20 +236,30 @@ int64_t card_used(const struct hold *hold) {
     int64_t used = 0;
     for (uint32_t index = 0; index < hold->card->highest; index++)
         if (hold->card->slot[index].live)
-            used += hold->card->slot[index].used_bytes;
+            used += hold->card->slot[index].used_bytes + hold->card->slot[index].unlisted_bytes;
     return used;
 }
 
+static bool has_room(struct hold *hold, int64_t bytes) {
+    if (bytes <= 0)
+        return true;
+    if (bytes > hold->card->total)
+        return false;
+    if (card_used(hold) + bytes > hold->card->total)
+        card_reap(hold);
+    return card_used(hold) + bytes <= hold->card->total;
+}
+
 bool card_charge(struct hold *hold, int64_t bytes) {
-    struct slot *slot = &hold->card->slot[hold->mine];
-    if (bytes > 0) {
-        if (bytes > hold->card->total)
-            return false;
-        if (card_used(hold) + bytes > hold->card->total)
-            card_reap(hold);
-        if (card_used(hold) + bytes > hold->card->total)
-            return false;
-    }
-    slot->used_bytes += bytes;
-    return true;
+    bool fits = has_room(hold, bytes);
+    if (fits)
+        hold->card->slot[hold->mine].used_bytes += bytes;
+    return fits;
+}
+
+bool card_charge_unlisted(struct hold *hold, int64_t bytes) {
+    bool fits = has_room(hold, bytes);
+    if (fits)
+        hold->card->slot[hold->mine].unlisted_bytes += bytes;
+    return fits;
 }

@@ -54,7 +54,7 @@ struct slot {
     uint64_t pid_namespace, started, nonce;
     int32_t outer_pid; /* as NVML's last reader of another PID namespace knew it, and which namespace that was */
     uint64_t outer_namespace;
-    int64_t used_bytes;
+    int64_t used_bytes, unlisted_bytes; /* by NVML's list of processes, and what the card has less beside that */
     int64_t served, asked;
     uint32_t stretches, shared_files;
     struct bucket bucket[CARD_BUCKETS];
@@ -98,6 +98,8 @@ void card_reap(struct hold *hold);
 int64_t card_used(const struct hold *hold);
 /* Add bytes (whole granules; negative: give back) to what this process holds. False: the card has not that much. */
 bool card_charge(struct hold *hold, int64_t bytes);
+/* The same of what NVML lists for no process. */
+bool card_charge_unlisted(struct hold *hold, int64_t bytes);
 /* Is the slot's owner alive, and under which id does this process know it? 0: alive but out of sight; -1: dead. */
 int card_owner(const struct hold *hold, uint32_t index);
 /* Under which id does this process know whose memory it is? As above, but dead only where no child keeps the memory. */

@@ -14,18 +14,20 @@ enum { FILE_BYTES = 16384, KEY_BYTES = 64 };
 
 struct model {
     const char *key, *name;
-    int memory_mib, context_mib, sms, major, minor, clock_mhz, memory_clock_mhz, bus_bits, l2_mib, power_w, nvlinks;
+    int memory_mib, context_mib, unlisted_kib, sms, major, minor, clock_mhz, memory_clock_mhz, bus_bits, l2_mib,
+        power_w, nvlinks;
 };
 
-/* Product facts from NVIDIA's data sheets; memory is what the driver reports as total; context sizes are typical. */
+/* Product facts from NVIDIA's data sheets; memory is what the driver reports as total. A context's size is what NVML
+ * said of an H100, with what the card then has less beyond that; those of other cards are typical. */
 static const struct model models[] = {
-    {"h200", "NVIDIA H200", 143771, 528, 132, 9, 0, 1980, 3201, 6144, 50, 700, 18},
-    {"h100", "NVIDIA H100 80GB HBM3", 81559, 528, 132, 9, 0, 1980, 2619, 5120, 50, 700, 18},
-    {"a100", "NVIDIA A100-SXM4-40GB", 40960, 418, 108, 8, 0, 1410, 1215, 5120, 40, 400, 12},
-    {"a10", "NVIDIA A10", 23028, 258, 72, 8, 6, 1695, 6251, 384, 6, 150, 0},
-    {"l4", "NVIDIA L4", 23034, 222, 58, 8, 9, 2040, 6251, 192, 48, 72, 0},
-    {"t4", "Tesla T4", 15360, 104, 40, 7, 5, 1590, 5001, 256, 4, 70, 0},
-    {"small", "Stand-in 16GB", 16384, 64, 16, 8, 0, 1000, 1000, 256, 4, 50, 0},
+    {"h200", "NVIDIA H200", 143771, 528, 0, 132, 9, 0, 1980, 3201, 6144, 50, 700, 18},
+    {"h100", "NVIDIA H100 80GB HBM3", 81559, 518, 5696, 132, 9, 0, 1980, 2619, 5120, 50, 700, 18},
+    {"a100", "NVIDIA A100-SXM4-40GB", 40960, 418, 0, 108, 8, 0, 1410, 1215, 5120, 40, 400, 12},
+    {"a10", "NVIDIA A10", 23028, 258, 0, 72, 8, 6, 1695, 6251, 384, 6, 150, 0},
+    {"l4", "NVIDIA L4", 23034, 222, 0, 58, 8, 9, 2040, 6251, 192, 48, 72, 0},
+    {"t4", "Tesla T4", 15360, 104, 0, 40, 7, 5, 1590, 5001, 256, 4, 70, 0},
+    {"small", "Stand-in 16GB", 16384, 64, 0, 16, 8, 0, 1000, 1000, 256, 4, 50, 0},
 };
 
 static char file_text[FILE_BYTES];
@@ -161,6 +163,7 @@ static void set_card(struct card_config *card, int index, int cards) {
     snprintf(card->name, sizeof card->name, "%s", model->name);
     card->memory_bytes = card_number(index, "memory_mib", model->memory_mib) << 20;
     card->context_bytes = card_number(index, "context_mib", model->context_mib) << 20;
+    card->unlisted_bytes = card_number(index, "unlisted_kib", model->unlisted_kib) << 10;
     card->sms = (int)card_number(index, "sms", model->sms);
     card->major = model->major;
     card->minor = model->minor;

@@ -14,6 +14,7 @@
  *   record_ns        the same of the record of an event that takes times (0)
  *   gap_ns start_ns  time of the card before a kernel: behind another one, on an idle stream (0)
  *   stamp_ns         time of the card that the record of such an event takes on its stream (0)
+ *   unlisted_kib     what a context takes beyond what NVML lists as its process's
  *   link             NV18, PIX, PHB, SYS: between all    mig          1: MIG mode is on
  *   turns            slice: of time, whatever runs (default); kernel: a kernel runs out before the next turn
  *   card.<i>.<key>   model memory_mib sms uuid pci       pools        0: no memory pools
@@ -36,7 +37,7 @@ struct card_config {
     int index;
     char name[96], uuid_text[48], pci_text[32];
     unsigned char uuid[16];
-    int64_t memory_bytes, context_bytes;
+    int64_t memory_bytes, context_bytes, unlisted_bytes;
     int sms, major, minor, clock_khz, memory_clock_khz, bus_bits, l2_bytes, power_w, nvlinks;
     unsigned int pci_bus;
     bool mig, lost;

@@ -56,16 +56,14 @@ CUresult model_cuCtxSynchronize_v2(CUcontext of) {
     return CUDA_SUCCESS;
 }
 
-/* The malloc heap (limit 2) is memory of the card, taken when it is set beyond its default. */
+/* Kernels' heap (limit 2) and what they print (limit 1) take memory when code that uses them is loaded, or runs. */
 CUresult model_cuCtxSetLimit(int limit, size_t value) {
     NEED_CONTEXT(context);
     if (limit < 0 || limit >= 16)
         return CUDA_ERROR_INVALID_VALUE;
     if (!context_lock(context))
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    int64_t grown = limit == 2 ? granules((int64_t)value) - granules(context->limit[2]) : 0;
-    bool fits = limit == 0 ? context_threads(context, (int64_t)value, context->local_bytes)
-                           : device_charge(context->device, grown);
+    bool fits = limit != 0 || context_threads(context, (int64_t)value, context->local_bytes);
     if (fits)
         context->limit[limit] = (int64_t)value;
     process_unlock();

@@ -205,6 +205,14 @@ static void set_row(char *to, uint32_t value, size_t width, size_t count) {
             memcpy(to + at, &value, width);
 }
 
+static void set_managed(CUdeviceptr to, size_t bytes) {
+    process_lock();
+    struct memory *memory = map_find((uintptr_t)to);
+    if (memory && memory->kind == MANAGED)
+        managed_set(memory, bytes);
+    process_unlock();
+}
+
 static CUresult set(CUdeviceptr to, size_t pitch, uint32_t value, size_t width, size_t count, size_t rows,
                     CUstream stream) {
     NEED_CONTEXT(context);
@@ -218,6 +226,8 @@ static CUresult set(CUdeviceptr to, size_t pitch, uint32_t value, size_t width, 
     bool captured = is_captured(stream); /* memory of a graph has an address before there is any */
     if ((!inside && !captured) || to % width)
         return CUDA_ERROR_INVALID_VALUE;
+    if (!captured)
+        set_managed(to, count * width * rows);
     CUgraphNodeParams node = {.type = NODE_MEMSET,
                               .memset = {.dst = to,
                                          .pitch = pitch,

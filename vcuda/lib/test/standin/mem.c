@@ -171,6 +171,8 @@ static CUresult alloc(CUdeviceptr *out, size_t bytes, enum kind kind) {
     NEED_CONTEXT(context);
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
+    if (capture_prohibits())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     uintptr_t at = 0;
     if (!context_lock(context))
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -209,7 +211,7 @@ CUresult model_cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width,
     return result;
 }
 
-/* Managed memory comes to the card when it is prefetched there; what kernels would touch is not modelled. */
+/* Managed memory comes to the card when it is prefetched or set there; what kernels would touch is not modelled. */
 CUresult model_cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned int flags) {
     if (flags != 1 && flags != 2)
         return CUDA_ERROR_INVALID_VALUE;
@@ -220,13 +222,19 @@ CUresult model_cuMemFree_v2(CUdeviceptr pointer) {
     NEED_CONTEXT(context);
     if (!pointer)
         return CUDA_SUCCESS;
+    if (capture_prohibits())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     exec_device_wait(context->device);
     process_lock();
     struct memory *memory = map_find((uintptr_t)pointer);
     bool known = memory && memory->base == (uintptr_t)pointer && memory->kind != HOST && memory->kind != REGISTERED &&
                  memory->kind != MAPPED && memory->kind != IPC;
-    if (known)
+    if (known) {
+        bool of_pool = memory->kind == ASYNC;
         memory_release(memory);
+        if (of_pool)
+            pool_sync(context->device); /* this free waits for the card, and what waits for it shrinks its pools */
+    }
     process_unlock();
     return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -277,6 +285,8 @@ CUresult model_cuMemHostAlloc(void **out, size_t bytes, unsigned int flags) {
     uintptr_t at = 0;
     if (!out || flags > 7)
         return CUDA_ERROR_INVALID_VALUE;
+    if (capture_prohibits())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (!context_lock(context))
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     CUresult result = memory_alloc(context, bytes, HOST, &at);
@@ -349,13 +359,23 @@ static CUresult prefetch(CUdeviceptr pointer, size_t bytes, struct device *to) {
     CUresult result = memory && memory->kind == MANAGED ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS) {
         int64_t most = granules((int64_t)memory->bytes), moved = granules((int64_t)bytes);
-        int64_t wanted = !to ? 0 : memory->resident + moved < most ? memory->resident + moved : most;
+        int64_t wanted = !to                               ? 0
+                         : memory->resident >= most        ? memory->resident
+                         : memory->resident + moved < most ? memory->resident + moved
+                                                           : most;
         /* A full card evicts other pages instead of failing. */
         if (wanted != memory->resident && device_charge(memory->device, wanted - memory->resident))
             memory->resident = wanted;
     }
     process_unlock();
     return result;
+}
+/* Setting 64 MiB took 128 MiB of an H100: the pages, and as much again, of which nothing more is known. */
+void managed_set(struct memory *memory, size_t bytes) {
+    int64_t most = 2 * granules((int64_t)memory->bytes), wanted = memory->resident + 2 * granules((int64_t)bytes);
+    wanted = wanted < most ? wanted : most;
+    if (wanted > memory->resident && device_charge(memory->device, wanted - memory->resident))
+        memory->resident = wanted;
 }
 CUresult model_cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUdevice to, CUstream stream) {
     (void)stream;

@@ -1,5 +1,5 @@
 /*
- * Stream-ordered memory. A pool takes 2 MiB granules from the card as it grows, keeps what is freed, and gives back
+ * Stream-ordered memory. A pool takes 32 MiB from the card at a time as it grows, keeps what is freed, and gives back
  * what lies above its release threshold at the next synchronisation, as the driver documents. Contents have no
  * order: memory is usable at the call.
  */
@@ -9,9 +9,14 @@
 
 #include "process.h"
 
+#define STEP (32 * MIB)
+
+static int64_t steps(int64_t bytes) {
+    return (bytes + STEP - 1) / STEP * STEP;
+}
+
 static void shrink(struct pool *pool, int64_t keep) {
-    int64_t least = granules(pool->used);
-    int64_t target = granules(keep) > least ? granules(keep) : least;
+    int64_t target = steps(keep > pool->used ? keep : pool->used);
     if (target >= pool->reserved)
         return;
     if (pool->location_type == LOCATION_DEVICE)
@@ -55,25 +60,13 @@ struct pool *pool_default(struct device *device) {
     return device->default_pool;
 }
 
-/* The default pool outlives its contexts but holds nothing then; one that was destroyed ends with its last memory. */
-void pools_free(struct device *device) {
-    for (struct pool *pool = device->pools, *next; pool; pool = next) {
-        bool destroyed = pool->destroyed;
-        next = pool->next;
-        for (struct memory *memory; (memory = map_of_pool(pool));)
-            pool_release(memory);
-        if (!destroyed)
-            shrink(pool, 0);
-    }
-}
-
 CUresult pool_alloc(struct pool *pool, size_t bytes, uintptr_t *out) {
     if (!bytes)
         return CUDA_ERROR_INVALID_VALUE;
     if (bytes > (size_t)1 << 46)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    int64_t taken = ((int64_t)bytes + 511) / 512 * 512, wanted = granules(pool->used + taken);
-    if (pool->max_bytes && wanted > granules(pool->max_bytes))
+    int64_t taken = ((int64_t)bytes + 511) / 512 * 512, wanted = steps(pool->used + taken);
+    if (pool->max_bytes && granules(pool->used + taken) > granules(pool->max_bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (wanted > pool->reserved) {
         bool host = pool->location_type != LOCATION_DEVICE;

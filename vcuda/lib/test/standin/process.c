@@ -240,6 +240,20 @@ bool device_charge(struct device *device, int64_t bytes) {
     return fits;
 }
 
+/* What a context takes by itself: begun (1), or given back (-1). */
+static bool charge_context(struct device *device, int sign) {
+    struct hold *hold = &device->hold;
+    int64_t listed = sign * granules(hold->config->context_bytes), unlisted = sign * hold->config->unlisted_bytes;
+    card_lock(hold);
+    bool fits = (hold->mine >= 0 || card_join(hold)) && card_charge(hold, listed);
+    if (fits && !card_charge_unlisted(hold, unlisted)) {
+        card_charge(hold, -listed);
+        fits = false;
+    }
+    card_unlock(hold);
+    return fits;
+}
+
 /* The primary context's handle is the same all the process long, whether the context exists or not. */
 struct context *context_primary(struct device *device) {
     if (!device->primary && (device->primary = calloc(1, sizeof *device->primary)))
@@ -285,7 +299,7 @@ enum { HEAP = 8 << 20 };
 
 static bool context_begin(struct context *context, unsigned int flags, unsigned int version) {
     struct device *device = context->device;
-    if (!device_charge(device, granules(device->hold.config->context_bytes)))
+    if (!charge_context(device, 1))
         return false;
     memset(context, 0, sizeof *context);
     context->device = device;
@@ -353,12 +367,9 @@ void context_destroy(struct context *context) {
             *at = context->next;
             break;
         }
-    if (!device->contexts) {
-        pools_free(device);
-        graph_memory_forget(device);
-    }
-    device_charge(device,
-                  -granules(device->hold.config->context_bytes) - (granules(context->limit[2]) - granules(HEAP)));
+    if (!device->contexts)
+        graph_memory_forget(device); /* what pools hold stays: they are the device's */
+    charge_context(device, -1);
     leave_if_idle(device);
 }
 

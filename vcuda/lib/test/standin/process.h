@@ -231,10 +231,10 @@ void *map_pages(size_t bytes);
 /* mem.c, pool.c, array.c */
 CUresult memory_alloc(struct context *context, size_t bytes, enum kind kind, uintptr_t *out);
 void memory_release(struct memory *memory);
+void managed_set(struct memory *memory, size_t bytes); /* by the card */
 struct backing memory_backing(struct memory *memory);
 void forget_share(const char *name);
 void pool_sync(struct device *device);
-void pools_free(struct device *device);
 CUresult pool_alloc(struct pool *pool, size_t bytes, uintptr_t *out);
 struct pool *pool_default(struct device *device);
 void pool_release(struct memory *memory);
@@ -249,6 +249,8 @@ void physical_drop_unheld(void);
 bool capturing(const struct stream *stream);
 bool capture_any(void);
 CUresult capture_check(struct stream *stream);
+/* True, and the captures that are against it are spoilt: the call may not be made now. Takes the process lock. */
+bool capture_prohibits(void);
 CUresult capture_add(struct stream *stream, int type, const CUgraphNodeParams *params);
 CUresult capture_timed(struct stream *stream, const CUgraphNodeParams *params, int64_t length);
 CUresult capture_alloc(struct stream *stream, CUgraphNodeParams *params);

@@ -75,6 +75,8 @@ CUresult model_cuStreamQuery(CUstream handle) {
     CUresult result = find(handle, false, &stream);
     if (result != CUDA_SUCCESS)
         return result;
+    if (capture_prohibits())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     process_lock();
     bool done = !stream->held && exec_reached(stream->context->device, exec_tail(stream));
     if (done)
@@ -245,6 +247,8 @@ static CUresult query(struct event *event) {
 CUresult model_cuEventQuery(CUevent event) {
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
+    if (!event->capturing && capture_prohibits())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     process_lock();
     CUresult result = query(event);
     process_unlock();
@@ -255,6 +259,8 @@ CUresult model_cuEventSynchronize(CUevent event) {
         return CUDA_ERROR_INVALID_HANDLE;
     if (event->capturing)
         return CUDA_ERROR_CAPTURED_EVENT;
+    if (capture_prohibits())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (event->generation)
         exec_event_wait(event);
     return CUDA_SUCCESS;
