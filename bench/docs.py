@@ -29,6 +29,7 @@ Each figure stands beside its bar.
 Where there is a bare loop or a peer to compare with, it was measured in the same run, and is the baseline;
 the note says what exactly was done.
 A row that cannot be measured on the machine says why.
+What a real card gave instead of stand-ins: [on a real card](real-card.md#measured-on-a-card).
 Latencies are wall-clock on a machine that does other things too: all stand-ins (kubelet, API server) share
 its processors with what is measured.
 

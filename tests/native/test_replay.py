@@ -182,6 +182,12 @@ def test_the_traces_are_what_their_program_writes_and_say_that_they_are_made_up(
         ("dataloader-stalls", "libvcuda", 30, 0.94),
         ("training-step", "libvcuda", 99, 1.0),
         ("training-step", "libvcuda", 50, 1.0),
+        ("h100-torch-eager", "perfect", 30, 1.0),
+        ("h100-torch-eager", "libvcuda", 99, 0.98),
+        ("h100-torch-eager", "libvcuda", 30, 0.98),
+        ("h100-torch-decode", "perfect", 10, 1.0),
+        ("h100-torch-decode", "libvcuda", 99, 0.98),
+        ("h100-torch-decode", "libvcuda", 10, 0.98),
     ],
 )
 def test_traces_are_played_under_a_limit(
@@ -190,6 +196,31 @@ def test_traces_are_played_under_a_limit(
     said = replay(built, limiter, "--trace", TRACES / f"{name}.trace", "--limit", str(limit))
     assert said["delivered_ratio"] == pytest.approx(delivered, abs=0.01)
     assert said["over_points"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "launches", "origin"),
+    [
+        (
+            "h100-torch-eager",
+            50 * 72,
+            "PyTorch, eager, NVIDIA-H100-80GB-HBM3, driver 580.159.04, without a limit",
+        ),
+        (
+            "h100-torch-decode",
+            24 * 290,
+            "PyTorch, decode, NVIDIA-H100-80GB-HBM3, driver 580.159.04, without a limit",
+        ),
+    ],
+)
+def test_a_recorded_trace_says_where_and_has_whole_iterations(name: str, launches: int, origin: str) -> None:
+    lines = (TRACES / f"{name}.trace").read_text().splitlines()
+    assert lines[1].startswith(f"origin {origin}; ")
+    called = [line.split()[3] for line in lines if line.startswith("launch")]
+    assert len(called) == launches
+    period = len(called) // int(lines[1].rsplit("; ", 1)[1].split()[0])
+    assert called[period:] == called[:-period], "each iteration launches the same kernels"
+    assert lines[-2].startswith("synchronise"), "the last call reads the answer"
 
 
 def test_a_recorded_program_takes_the_time_it_took(built: Path, tmp_path: Path) -> None:
