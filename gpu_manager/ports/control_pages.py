@@ -73,12 +73,11 @@ class ControlPages(Protocol):
 class Correction:
     """Corrections of a container's limits on one card that only the host can compute; ``None`` keeps a value.
 
-    ``gain`` and ``co_active`` are factors; ``host_adjust``: bytes that the driver counts beyond the account;
+    ``co_active`` is the divisor of measured time; ``host_adjust``: bytes that the driver counts beyond the account;
     ``excess``: what the account holds beyond the driver's count. ``granted``: the share in force (percent)
     while protected and best-effort containers are on the card together; 0 where they are not.
     """
 
-    gain: float | None = None
     co_active: float | None = None
     host_adjust: int | None = None
     excess: Excess | None = None

@@ -24,7 +24,7 @@ TORCH_LOOPS = ("eager", "decode")
 TRACED = ("eager", "decode", "training", "inference")
 FIGURES = ("delivered_ratio", "over_points", "accounted_error_points")
 AT_REST = 0.02
-"""Where a program's bare rate has changed by more than this part meanwhile, nothing is judged by it."""
+"""Where a program's bare rate has changed by more than this part meanwhile, nothing that it delivers is judged."""
 _BUSY = re.compile(r"origin .*; (\S+) us of the card an iteration")
 BARS = {"delivered_ratio": "≥ 0.97", "over_points": "≤ 1", "accounted_error_points": "≤ 2"}
 
@@ -158,19 +158,23 @@ def _judged(name: str, runs: _Runs, need: float | None, how: str) -> Iterator[Ro
             f"{why}{seen.rate:.1f} a second beside {bare.rate:.1f} bare; charged {_percent(seen.account)}, "
         )
         note += f"NVML saw {_percent(seen.witness)} of {seen.witness_of or 'nothing'}"
-        for figure, value in _figures(seen, bare, need if at_rest else None, limit).items():
+        for figure, value in _figures(seen, bare, need, limit, at_rest).items():
             yield Row(f"gpu_dispatch_{name}_{limit}_{figure}", value, _unit(figure), BARS[figure], note=note)
 
 
-def _figures(seen: Seen, bare: Seen, need: float | None, limit: int) -> dict[str, float | None]:
-    """None where the machine lacks what a figure is made of."""
+def _figures(
+    seen: Seen, bare: Seen, need: float | None, limit: int, at_rest: bool
+) -> dict[str, float | None]:
+    """None where the machine lacks what a figure is made of, or was not at rest: what an iteration takes of the card is
+    known all the same, so that accounts are judged.
+    """
     if need is None or not bare.rate:
         return dict.fromkeys(FIGURES)
     took = need * seen.rate / bare.rate
     due = min(1.0, limit / 100 / need) if need else 1.0
     account = seen.account
     return {
-        "delivered_ratio": round(seen.rate / bare.rate / due, 4),
+        "delivered_ratio": round(seen.rate / bare.rate / due, 4) if at_rest else None,
         "over_points": round(max(0.0, took * 100 - limit), 2),
         "accounted_error_points": None if account is None else round(abs(account - took) * 100, 2),
     }

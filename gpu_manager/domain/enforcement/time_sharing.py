@@ -3,7 +3,7 @@
 A card runs one process at a time and switches among those that have work. A container measures by events how
 long its work took; while n processes take turns, an n-th of that is its own. Only the host can know n: each
 library enters in its usage page in which milliseconds its processes had work in flight, and here these
-timelines are laid over one another. Work that has not ended is in no timeline yet, nor is any work of a
+timelines are laid over one another. Turns are equally long, whatever a process runs (2.2 ms on an H100). Work that has not ended is in no timeline yet, nor is any work of a
 library older than minor 3 of the page: for that time the processes seen with work in flight count.
 
 Tenants could lie about work in flight. So their claims count only as far as charged time supports them: a
@@ -21,20 +21,18 @@ TRUST_SECONDS: Final = 0.5
 TRUST_CAP_SECONDS: Final = 2.0
 LAG: Final = 1.1
 """Factor by which a container may seem in flight longer than it is: its end is noticed a little late."""
-MEMORY_SECONDS: Final = 30.0
-"""Period over which the driver's coarse figures are compared with the charged time."""
-PRIOR_SECONDS: Final = 1.0
-"""GPU seconds of assumed agreement at the start, so that the first figures do not dominate."""
-GAIN_LEAST: Final = 0.5
-GAIN_MOST: Final = 2.0
 DELAY_MS: Final = 50
 """Time from the end of most work until it is in the timeline: what is younger is not judged yet."""
 BEHIND_MS: Final = 400
 """Oldest time that is judged: a timeline keeps half a second."""
 UNSEEN_SECONDS: Final = 2.5
 """From a container's first work until the driver's figure counts: it is of the second before it is read."""
+OBSERVED_SECONDS: Final = 6.0
+"""Period over which the driver's figures are averaged: while contexts take turns it gives each of its few samples a
+second to one of them as a whole (an H100 with driver 580 said 0.8 and 0.2, then 0.4 and 0.6, of two that had 0.42
+each). So they say how much a container works at most, and not how the card was divided."""
 _MARGIN: Final = 1.25
-"""The driver's figure is a percentage of a past window: it overrules only claims far beyond it."""
+"""What is said of a past window overrules only claims far beyond it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +70,7 @@ class _Tenant:
     period: _Period | None = None  # the last one that was judged since a container came or went
     factor: float = 1.0
     left_alone: bool = True  # as of the last sample
-    gain: float = 1.0
-    charged: float = 0.0  # GPU seconds since the last comparison, without the gain
-    compared: float = 0.0  # the same over the memory, ...
-    observed: float = 0.0  # ... and what the driver saw
+    observed: float | None = None  # the share that the driver saw it use, over OBSERVED_SECONDS
 
 
 class SharedCard:
@@ -150,44 +145,18 @@ class SharedCard:
             in_flight = sum(mine)
             tenant.period = _Period(in_flight, own, sum(totals) - in_flight, end - begin)
 
-    def compare_from_now(self) -> None:
-        """What was charged so far is not compared with what the driver sees next."""
-        for tenant in self._tenants.values():
-            tenant.charged = 0.0
 
-    def gains(self, seconds: float, driver_shares: Mapping[str, float]) -> dict[str, float]:
-        """Return factors for the charges, so that they divide the card as the driver saw it divided.
-
-        Processes do not take exactly equal turns: one with short kernels gets a little more than an n-th.
-        Only the ratio between containers is taken from the driver, not the amount. ``seconds`` is the time
-        since the last call. With fewer than two known containers nothing is corrected.
-        """
-        known = [tenant for name, tenant in self._tenants.items() if name in driver_shares]
-        for name, tenant in self._tenants.items():
-            keep = max(0.0, 1 - seconds / MEMORY_SECONDS)
-            tenant.compared = tenant.compared * keep + tenant.charged
-            tenant.observed = tenant.observed * keep + driver_shares.get(name, 0.0) * seconds
-            tenant.charged = 0.0
-        charged, observed = sum(t.compared for t in known), sum(t.observed for t in known)
-        for tenant in self._tenants.values():
-            tenant.gain = 1.0
-            if len(known) > 1 and charged > 0 and observed > 0 and tenant in known:
-                fair = tenant.observed * charged / observed
-                gain = (fair + PRIOR_SECONDS) / (tenant.compared + PRIOR_SECONDS)
-                tenant.gain = min(GAIN_MOST, max(GAIN_LEAST, gain))
-        return {name: tenant.gain for name, tenant in self._tenants.items()}
-
-
-def _earn(tenant: _Tenant, seen: CardActivity, seconds: float, driver_shares: float | None) -> None:
+def _earn(tenant: _Tenant, seen: CardActivity, seconds: float, driver_share: float | None) -> None:
     """Charged time earns trust: its claims are believed for as long."""
     before, tenant.busy_ns = tenant.busy_ns, seen.busy_ns
-    raw = (max(0, seen.busy_ns - before) * 1e-9 if before is not None else 0.0) / tenant.gain
-    tenant.charged += raw
-    supported = raw * tenant.factor * LAG
+    charged = max(0, seen.busy_ns - before) * 1e-9 if before is not None else 0.0
+    supported = charged * tenant.factor * LAG
     if seen.at_work or tenant.since_first_work:
         tenant.since_first_work += seconds
-    if driver_shares is not None and tenant.since_first_work > UNSEEN_SECONDS:
-        supported = min(supported, (driver_shares * _MARGIN + 0.02) * seconds * tenant.factor)
+    if driver_share is not None and tenant.since_first_work > UNSEEN_SECONDS:
+        before_now = driver_share if tenant.observed is None else tenant.observed
+        tenant.observed = before_now + (driver_share - before_now) * min(1.0, seconds / OBSERVED_SECONDS)
+        supported = min(supported, (tenant.observed * _MARGIN + 0.02) * seconds * tenant.factor)
     tenant.trust = min(TRUST_CAP_SECONDS, tenant.trust + supported)
 
 

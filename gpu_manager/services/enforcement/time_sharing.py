@@ -49,7 +49,7 @@ RECENT_NS: Final = 300_000_000
 """A container whose last work is no older is active: throttled ones pause for longer than a sample."""
 _STEP: Final = 1 / 256
 """The page's own step: a smaller change is none."""
-_ALONE: Final = (1.0, 1.0)
+_ALONE: Final = 1.0
 _JITTER: Final = 0.6180339887498949
 """Sampling at an irrational rhythm: work that repeats is not met at the same point each time."""
 
@@ -78,7 +78,6 @@ class _Watched:
     names: tuple[str, ...]
     shared: SharedCard = field(default_factory=SharedCard)
     driver_share: Mapping[str, float] = field(default_factory=dict)
-    compared_at: float | None = None
     next_at: float = 0.0
     publish_at: float = 0.0
     contended: bool = False
@@ -123,7 +122,7 @@ class TimeSharing:
         self._clock = clock
         self._metrics = metrics
         self._watched: dict[_Company, _Watched] = {}
-        self._published: dict[tuple[str, CardUuid], tuple[float, float]] = {}
+        self._published: dict[tuple[str, CardUuid], float] = {}
         self._adjusted: dict[tuple[str, CardUuid], tuple[int, Excess]] = {}
         self._beat: dict[str, float] = {}
         self._survey_at = 0.0
@@ -210,7 +209,6 @@ class TimeSharing:
             }
             if len(tenants) < 2:
                 self._part(card, tenants)
-            self._compare(card, watched, now)
             for tenant in tenants:
                 if tenant.at_work:
                     self._heartbeat(tenant.name, now)
@@ -241,25 +239,14 @@ class TimeSharing:
             return
         told = Correction(host_adjust=tenant.beyond, excess=tenant.excess)
         if place not in self._adjusted:
-            told = replace(told, gain=1.0, co_active=1.0)
+            told = replace(told, co_active=1.0)
         if self._write(tenant.name, now, {tenant.card: told}):
             self._adjusted[place] = figures
 
     def _part(self, card: CardUuid, tenants: Iterable[CardTenant]) -> None:
         """Reset the factor of a container that shares with no other."""
         for tenant in tenants:
-            self._publish(tenant.name, card, (1.0, 1.0), self._clock.monotonic())
-
-    def _compare(self, card: CardUuid, watched: _Watched, now: float) -> None:
-        """Compare charges since the last comparison with the driver's figures, while containers share the
-        card.
-        """
-        before, watched.compared_at = watched.compared_at, now if watched.contended else None
-        if before is None or not watched.contended:
-            watched.shared.compare_from_now()
-            return
-        for name, gain in watched.shared.gains(now - before, watched.driver_share).items():
-            self._publish(name, card, (self._published.get((name, card), _ALONE)[0], gain), now)
+            self._publish(tenant.name, card, _ALONE, self._clock.monotonic())
 
     def _sample(self, card: CardUuid, watched: _Watched, now: float) -> None:
         found = {name: self._activity(name, card) for name in watched.names}
@@ -277,8 +264,7 @@ class TimeSharing:
             watched.publish_at = now + PUBLISH_SECONDS - SAMPLE_SECONDS / 2
             timelines = {name: self._timeline(name, card, watched.shared.judged_ms, now) for name in seen}
             for name, factor in watched.shared.factors(timelines).items():
-                gain = self._published.get((name, card), _ALONE)[1] if factor != 1.0 else 1.0
-                self._publish(name, card, (factor, gain), now)
+                self._publish(name, card, factor, now)
 
     def _activity(self, name: str, card: CardUuid) -> Activity | None:
         try:
@@ -296,14 +282,12 @@ class TimeSharing:
             log.debug("timeline_unreadable", directory=name, reason=str(error))
             return {}
 
-    def _publish(self, name: str, card: CardUuid, told: tuple[float, float], now: float) -> None:
-        """Publish factor and gain if they differ by a step from the page's; 1 is published exactly."""
+    def _publish(self, name: str, card: CardUuid, told: float, now: float) -> None:
+        """Publish the factor if it differs by a step from the page's; 1 is published exactly."""
         before = self._published.get((name, card), _ALONE)
-        if told == before or (
-            told != _ALONE and all(abs(a - b) < _STEP for a, b in zip(told, before, strict=True))
-        ):
+        if told == before or (told != _ALONE and abs(told - before) < _STEP):
             return
-        if self._write(name, now, {card: Correction(co_active=told[0], gain=told[1])}):
+        if self._write(name, now, {card: Correction(co_active=told)}):
             self._published[name, card] = told
 
     def _heartbeat(self, name: str, now: float) -> None:

@@ -95,10 +95,10 @@ static void a_launchs_call_and_a_record_are_no_work(void) {
     struct card_clock clock = {0};
     struct span_facts facts = {
         .idle = true, .launched_at = NOW, .lead_ns = 1 * US, .call_ns = 3 * US, .stamp_ns = 1200};
-    int64_t start = (int64_t)NOW - 1000 + OFFSET, over = 1000 + 3000 + 800 + 1200;
+    int64_t start = (int64_t)NOW - 1000 + OFFSET, over = 1000 + 3000 + 1600 + 1200;
     struct gpu_interval ran = gpu_time_measured(&facts, start, 10000 + over, 256, &clock);
     CHECK(clock.offset_ns == OFFSET && ran.to - ran.from == 10000);
-    CHECK(ran.from == start + 4800 && ran.to == start + 14800);
+    CHECK(ran.from == start + 5600 && ran.to == start + 15600);
     ran = gpu_time_measured(&facts, start, over, 256, &clock); /* no kernel is shorter than a microsecond */
     CHECK(ran.to - ran.from == 1000);
     facts.idle = false; /* it ran behind other work: the call was over before */
@@ -119,6 +119,9 @@ static void a_launchs_call_takes_about_the_least_of_the_last(void) {
     for (int i = 0; i < 5000; i++)
         known = launch_call_ns(known, 50 * US);
     CHECK(known == 8 * US); /* no call of a launch takes longer, whatever a program does meanwhile */
+    CHECK(launch_reaches_ns(4 * US, 4 * US, false) == 2 * US && launch_reaches_ns(4 * US, 3 * US, false) == 1500);
+    CHECK(launch_reaches_ns(4 * US, 900 * US, false) == 2 * US);  /* its thread stood still */
+    CHECK(launch_reaches_ns(4 * US, 900 * US, true) == 898 * US); /* it loaded the function's code */
 }
 
 static void a_span_without_events_is_as_long_as_expected_and_over_when_its_stream_has_drained(void) {

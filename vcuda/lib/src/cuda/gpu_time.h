@@ -58,6 +58,10 @@ void measuring_spent(struct measuring_budget *budget, uint64_t ns);
  * hundred, since what is longer was a thread that stood still. */
 uint64_t launch_call_ns(uint64_t known_ns, uint64_t took_ns);
 
+/* Host time from the call of a launch that took `took_ns` until it is on the card; one that `loads` its function's code
+ * is there only when that is done. */
+uint64_t launch_reaches_ns(uint64_t known_ns, uint64_t took_ns, bool loads);
+
 /* ---- spans --------------------------------------------------------------------------------------------------------
  */
 
@@ -72,7 +76,7 @@ struct span_facts {
     bool idle;            /* the stream was drained when it began */
     uint64_t launched_at; /* the first launch */
     uint64_t lead_ns;     /* host time from the start's record to the first launch */
-    uint64_t call_ns;     /* host time of the first launch's own call, by the end of which it is on the card */
+    uint64_t call_ns;     /* host time from the first launch's call until it is on the card */
     uint64_t stamp_ns;    /* card time that the end's record takes */
     uint64_t late_ns;     /* host time from the last launch to the end's record, where that was long; else 0 */
     uint64_t drained_by;  /* the stream was seen drained at this time; 0: it was not asked */

@@ -283,9 +283,8 @@ void timing_span_end(struct timing_span *span, struct measuring_budget *budget) 
         uint64_t took = now - span->facts.launched_at;
         uint64_t known = launch_call_ns(__atomic_load_n(&call_ns, __ATOMIC_RELAXED), took);
         __atomic_store_n(&call_ns, known, __ATOMIC_RELAXED);
-        /* A function's first launch may load its code, and is on the card only then. */
-        bool loads = !cost_seen(span->kind[0].cost) && took < LOAD_MOST_NS;
-        span->facts.call_ns = took < known || loads ? took : known;
+        bool loads = !cost_seen(span->kind[0].cost) && took < LOAD_MOST_NS; /* a function's first launch may */
+        span->facts.call_ns = launch_reaches_ns(known, took, loads);
     }
     close_at(span, now);
     measuring_spent(budget, vcuda_now_ns() - now);

@@ -365,8 +365,7 @@ static void after_launch(void *state, const struct launch *launch, uint64_t now)
     if (span->facts.idle && span->measured && span->launches == 1) {
         uint64_t took = now - span->facts.launched_at;
         a->call_ns = launch_call_ns(a->call_ns, took);
-        span->facts.call_ns =
-            took < a->call_ns || (!cost_seen(span->kind[0]) && took < LOAD_MOST_NS) ? took : a->call_ns;
+        span->facts.call_ns = launch_reaches_ns(a->call_ns, took, !cost_seen(span->kind[0]) && took < LOAD_MOST_NS);
     }
     a->dice ^= a->dice << 13;
     a->dice ^= a->dice >> 17;

@@ -6,7 +6,7 @@
  *     leaves room for others: SIDE_BY_SIDE. Kernels that fill the card follow one another: ONE_AT_A_TIME, here in the
  *     order of submission (a guess: the order among streams is not documented).
  *   - An event is done when all work submitted to its stream before cuEventRecord is done (Driver API,
- *     cuEventRecord); its time stamp has a resolution of about 0.5 us (cuEventElapsedTime).
+ *     cuEventRecord); its time stamp has a resolution (cuEventElapsedTime: about 0.5 us; an H100: 32 ns).
  *   - Queries do not wait (cuEventQuery, cuStreamQuery).
  *   - A stream takes about a thousand launches that have not run; a further launch waits until one has (measured by a
  *     user on NVIDIA's forum, thread 68937: 1024 is the number commonly quoted).

@@ -75,8 +75,9 @@ static void launch_step(struct run *run, const struct step *step, uint64_t until
     pass(run, room_at < until ? room_at : until);
     if (driver->now >= until)
         return;
-    driver->now += driver->host.launch_ns + load(run, step->function);
+    driver->now += driver->host.launch_ns / 2 + load(run, step->function);
     card_submit_kernel(&driver->card, step->stream, step->length_ns, driver->now);
+    driver->now += driver->host.launch_ns - driver->host.launch_ns / 2;
     run->launches++;
     if (run->limiter)
         run->limiter->after_launch(run->state, &launch, driver->now);

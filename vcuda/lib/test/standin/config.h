@@ -10,8 +10,8 @@
  *                    takes on the card
  *   switch_us        time of the card between two processes' turns (0)
  *   load_us          time of the caller that a function's first launch takes beside: it loads the code (0)
- *   launch_ns        time of the caller that a launch takes: it reaches the card at the end of it (0)
- *   record_ns        the same of the record of an event that takes times (0)
+ *   launch_ns        time of the caller that a launch takes: half-way through it reaches the card (0)
+ *   record_ns        the same of the record of an event that takes times, which it reaches at the end (0)
  *   gap_ns start_ns  time of the card before a kernel: behind another one, on an idle stream (0)
  *   stamp_ns         time of the card that the record of such an event takes on its stream (0)
  *   unlisted_kib     what a context takes beyond what NVML lists as its process's

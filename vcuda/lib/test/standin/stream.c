@@ -267,6 +267,7 @@ CUresult model_cuEventSynchronize(CUevent event) {
 }
 
 /* Resolution is half a microsecond, as NVIDIA documents. */
+enum { STAMP_NS = 32 }; /* in whose steps an event says its time */
 CUresult model_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
     if (!start || !end || !start->generation || !end->generation)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -278,10 +279,10 @@ CUresult model_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent en
     CUresult result = query(start);
     if (result == CUDA_SUCCESS)
         result = query(end);
-    int64_t steps = (end->happened_at - start->happened_at) / 500;
+    int64_t steps = (end->happened_at - start->happened_at) / STAMP_NS;
     process_unlock();
     if (result == CUDA_SUCCESS)
-        *milliseconds = (float)((double)steps * 0.0005);
+        *milliseconds = (float)((double)(steps * STAMP_NS) / 1e6);
     return result;
 }
 ALIAS(cuEventElapsedTime_v2, cuEventElapsedTime);
