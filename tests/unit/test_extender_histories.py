@@ -254,7 +254,9 @@ class History:
 
 
 @pytest.mark.parametrize("expecting", [False, True])
-@pytest.mark.parametrize(("seed", "nodes"), [*enumerate((3, 6, 9, 3, 6, 9, 3, 6, 9)), (9, SEVERAL + 8)])
+@pytest.mark.parametrize(
+    ("seed", "nodes"), [*enumerate((3, 6, 9, 3, 6, 9, 3, 6, 9)), (9, SEVERAL + 8), (10, 6)]
+)
 def test_every_answer_is_that_of_a_service_begun_afresh(seed: int, nodes: int, expecting: bool) -> None:
     history = History(seed, nodes=nodes, expecting=expecting)
     for _ in range(STEPS):
