@@ -73,9 +73,9 @@ class ControlPages(Protocol):
 class Correction:
     """Corrections of a container's limits on one card that only the host can compute; ``None`` keeps a value.
 
-    ``co_active`` is the divisor of measured time; ``host_adjust``: bytes that the driver counts beyond the account;
-    ``excess``: what the account holds beyond the driver's count. ``granted``: the share in force (percent)
-    while protected and best-effort containers are on the card together; 0 where they are not.
+    ``co_active`` is the divisor of measured time. ``host_adjust``: bytes that the driver counts beyond the
+    account. ``excess``: what the account holds beyond the driver's count. ``granted``: the share in force
+    (percent) while protected and best-effort containers are on the card together; 0 where they are not.
     """
 
     co_active: float | None = None

@@ -3,8 +3,9 @@
 A card runs one process at a time and switches among those that have work. A container measures by events how
 long its work took; while n processes take turns, an n-th of that is its own. Only the host can know n: each
 library enters in its usage page in which milliseconds its processes had work in flight, and here these
-timelines are laid over one another. Turns are equally long, whatever a process runs (2.2 ms on an H100). Work that has not ended is in no timeline yet, nor is any work of a
-library older than minor 3 of the page: for that time the processes seen with work in flight count.
+timelines are laid over one another. Turns are equally long, whatever a process runs (2.2 ms on an H100).
+Work that has not ended is in no timeline yet, nor is any work of a library older than minor 3 of the page:
+for that time the processes seen with work in flight count.
 
 Tenants could lie about work in flight. So their claims count only as far as charged time supports them: a
 container that claims work without using time is believed for :data:`TRUST_SECONDS` at most.
@@ -28,9 +29,9 @@ BEHIND_MS: Final = 400
 UNSEEN_SECONDS: Final = 2.5
 """From a container's first work until the driver's figure counts: it is of the second before it is read."""
 OBSERVED_SECONDS: Final = 6.0
-"""Period over which the driver's figures are averaged: while contexts take turns it gives each of its few samples a
-second to one of them as a whole (an H100 with driver 580 said 0.8 and 0.2, then 0.4 and 0.6, of two that had 0.42
-each). So they say how much a container works at most, and not how the card was divided."""
+"""Period over which the driver's figures are averaged. While contexts take turns, it gives each of its few
+samples a second to one of them as a whole: an H100 with driver 580 said 0.8 and 0.2, then 0.4 and 0.6, of two
+that had 0.42 each. So they say how much a container works at most, and not how the card was divided."""
 _MARGIN: Final = 1.25
 """What is said of a past window overrules only claims far beyond it."""
 
