@@ -34,7 +34,6 @@ MEANT: Mapping[str, Mapping[str, str]] = {
         "heap_of_kernels.launched_kib": HEAP,
         "printf_of_kernels": HEAP,
         "graph_nodes": "nodes of graphs take nothing in the model, 2.4 KiB each on the card",
-        "nvml_processes.maker_has_it_after_its_release": "open: in the model, exported memory is its maker's",
         "event_steps.two_in_a_row_ns": "the model's events tell half microseconds, as documented; the card's tell less",
         "killed_with_a_child.its_child_alive_kib": FIRST_STREAM,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import struct
 import subprocess
 import textwrap
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.native import standin
+from tests.native.driven import OUT, Program, program
+from tests.native.export_player import descriptor_of
 
 ASK = """
     import pynvml as nv
@@ -153,6 +156,39 @@ def test_what_a_killed_process_held_is_listed_under_its_id_until_its_child_is_go
     os.close(child)
     parent.stdout.close()
     assert ask(env, look) == ["[]", "0"]
+
+
+def test_what_two_processes_hold_is_listed_for_both_and_after_its_makers_release_for_the_other(
+    tmp_path: Path,
+) -> None:
+    """Seen so on an H100 (driver 580) of a block by its descriptor; the card has it once."""
+    env = standin.environment(tmp_path)
+    look = "print(sorted((p.pid, p.usedGpuMemory // MIB) for p in nv.nvmlDeviceGetComputeRunningProcesses(card)))"
+    look += "; print(nv.nvmlDeviceGetMemoryInfo(card).used // MIB)"
+    maker, holder = (Program(program("prog_call"), env).start() for _ in range(2))
+
+    def listed(by_maker: int, by_holder: int, used: int) -> None:
+        each = sorted([(maker.process.pid, by_maker), (holder.process.pid, by_holder)])
+        assert ask(env, look) == [str(each), str(used)]
+
+    made = maker("cuMemCreate", OUT, 256 << 20, struct.pack("<iiiiQQ", 1, 1, 1, 0, 0, 0), 0).value
+    descriptor = maker("cuMemExportToShareableHandle", OUT, made, 1, 0).value & 0xFFFFFFFF
+    copy = descriptor_of(maker.process.pid, descriptor)
+    assert maker("close", descriptor).result == 0
+    process = holder("pidfd_open", os.getpid(), 0).result
+    own = holder("pidfd_getfd", process, copy, 0).result
+    os.close(copy)
+    listed(320, 64, 384)
+    imported = holder("cuMemImportFromShareableHandle", OUT, own, 1).value
+    assert holder("close", own).result == 0
+    listed(320, 320, 384)
+    assert maker("cuMemRelease", made).result == 0
+    listed(64, 320, 384)
+    assert holder("cuMemRelease", imported).result == 0
+    maker("cuMemGetInfo_v2", OUT, OUT)  # the model's maker sees it when it calls
+    listed(64, 64, 128)
+    maker.kill()
+    holder.kill()
 
 
 @pytest.mark.timed

@@ -187,7 +187,7 @@ static void clear(struct hold *hold, struct slot *slot) {
         unlink(path);
     }
     slot->live = 0;
-    slot->used_bytes = slot->unlisted_bytes = 0;
+    slot->used_bytes = slot->unlisted_bytes = slot->shared_bytes = 0;
     slot->asked = slot->served;
     slot->shared_files = 0;
     while (hold->card->highest && !hold->card->slot[hold->card->highest - 1].live)

@@ -55,6 +55,8 @@ struct slot {
     int32_t outer_pid; /* as NVML's last reader of another PID namespace knew it, and which namespace that was */
     uint64_t outer_namespace;
     int64_t used_bytes, unlisted_bytes; /* by NVML's list of processes, and what the card has less beside that */
+    int64_t shared_bytes; /* what NVML counts for it beside that and the card has once: imports, less its own that only
+                             others hold */
     int64_t served, asked;
     uint32_t stretches, shared_files;
     struct bucket bucket[CARD_BUCKETS];

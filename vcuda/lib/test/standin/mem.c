@@ -156,8 +156,11 @@ void memory_release(struct memory *memory) {
         device_charge(memory->device, -memory->resident);
         munmap((void *)memory->base, memory->backed);
         break;
-    case HOST:
     case IPC:
+        device_shares(memory->device, -granules((int64_t)memory->bytes));
+        munmap((char *)memory->base - memory->offset, memory->backed);
+        break;
+    case HOST:
         munmap((char *)memory->base - memory->offset, memory->backed);
         break;
     case REGISTERED:

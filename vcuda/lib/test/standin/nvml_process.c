@@ -10,13 +10,18 @@ struct user {
     const struct slot *slot;
 };
 
+/* What several processes hold is counted for each of them. */
+static int64_t listed_bytes(const struct slot *slot) {
+    return slot->used_bytes + slot->shared_bytes;
+}
+
 /* Processes that this one may see: whose slot is held and whose id is of this PID namespace. Looked at, locked. */
 static unsigned int users(nvmlDevice_t device, struct user list[CARD_SLOTS]) {
     unsigned int count = 0;
     for (uint32_t index = 0; index < device->hold.card->highest; index++) {
         const struct slot *slot = &device->hold.card->slot[index];
         int pid = slot->live ? card_holder(&device->hold, index) : -1;
-        if (pid > 0 && slot->used_bytes > 0)
+        if (pid > 0 && listed_bytes(slot) > 0)
             list[count++] = (struct user){(unsigned int)pid, slot};
     }
     return count;
@@ -42,11 +47,11 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned int *count, void *out,
 }
 
 static void write_short(void *out, unsigned int at, const struct user *user) {
-    ((nvmlProcessInfo_v1_t *)out)[at] = (nvmlProcessInfo_v1_t){user->pid, (unsigned long long)user->slot->used_bytes};
+    ((nvmlProcessInfo_v1_t *)out)[at] = (nvmlProcessInfo_v1_t){user->pid, (unsigned long long)listed_bytes(user->slot)};
 }
 static void write_long(void *out, unsigned int at, const struct user *user) {
     ((nvmlProcessInfo_t *)out)[at] =
-        (nvmlProcessInfo_t){user->pid, (unsigned long long)user->slot->used_bytes, ~0U, ~0U};
+        (nvmlProcessInfo_t){user->pid, (unsigned long long)listed_bytes(user->slot), ~0U, ~0U};
 }
 
 nvmlReturn_t model_nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *count,
@@ -75,7 +80,7 @@ ALIAS(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlDeviceGetGraphicsRunningPr
 
 static void write_detail(void *out, unsigned int at, const struct user *user) {
     ((nvmlProcessDetail_t *)out)[at] =
-        (nvmlProcessDetail_t){user->pid, (unsigned long long)user->slot->used_bytes, ~0U, ~0U, 0};
+        (nvmlProcessDetail_t){user->pid, (unsigned long long)listed_bytes(user->slot), ~0U, ~0U, 0};
 }
 nvmlReturn_t model_nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *out) {
     if (!out)
@@ -104,7 +109,8 @@ nvmlReturn_t model_nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned in
     result = NVML_ERROR_NOT_FOUND;
     for (unsigned int at = 0, have = users(device, found); at < have; at++)
         if (found[at].pid == pid) {
-            *out = (nvmlAccountingStats_t){.most_bytes = (unsigned long long)found[at].slot->used_bytes, .running = 1};
+            *out =
+                (nvmlAccountingStats_t){.most_bytes = (unsigned long long)listed_bytes(found[at].slot), .running = 1};
             result = NVML_SUCCESS;
         }
     nvml_done(device);

@@ -213,6 +213,7 @@ CUresult model_cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle raw, unsig
                             .kind = IPC,
                             .device = context->device,
                             .context = context});
+    device_shares(context->device, granules((int64_t)handle.bytes));
     process_unlock();
     *out = (uintptr_t)pages + handle.offset;
     return CUDA_SUCCESS;

@@ -254,6 +254,13 @@ static bool charge_context(struct device *device, int sign) {
     return fits;
 }
 
+void device_shares(struct device *device, int64_t bytes) {
+    card_lock(&device->hold);
+    if (device->hold.mine >= 0)
+        device->hold.card->slot[device->hold.mine].shared_bytes += bytes;
+    card_unlock(&device->hold);
+}
+
 /* The primary context's handle is the same all the process long, whether the context exists or not. */
 struct context *context_primary(struct device *device) {
     if (!device->primary && (device->primary = calloc(1, sizeof *device->primary)))

@@ -187,6 +187,8 @@ bool context_stream(struct context *context);
 bool context_threads(struct context *context, int64_t stack, int64_t local);
 /* Charge and give back; the process lock must be held. */
 bool device_charge(struct device *device, int64_t bytes);
+/* NVML counts so much more for this process, although the card has it once. */
+void device_shares(struct device *device, int64_t bytes);
 int64_t granules(int64_t bytes);
 
 /* exec.c: the process lock must be held, except where "unlocked" is said */

@@ -34,6 +34,7 @@ struct physical {
     size_t bytes;
     int fd, handles, mappings;
     bool imported, exported;
+    bool elsewhere; /* only others hold what this process made: NVML counts it for them alone */
     ino_t inode;    /* of what its descriptors name */
     uintptr_t base; /* of linear memory, if that is what they name: its bytes are here from its free on */
 };
@@ -111,11 +112,24 @@ static bool is_held(struct physical *physical) {
     return physical->exported && fcntl(physical->fd, GET_LOCK, &asked) == 0 && asked.l_type != F_UNLCK;
 }
 
+static void list_elsewhere(struct physical *physical, bool elsewhere) {
+    if (physical->elsewhere != elsewhere)
+        device_shares(physical->device, elsewhere ? -(int64_t)physical->bytes : (int64_t)physical->bytes);
+    physical->elsewhere = elsewhere;
+}
+
 static void drop_unused(struct physical *physical) {
-    if (physical->handles > 0 || physical->mappings > 0 || is_held(physical))
+    if (physical->handles > 0 || physical->mappings > 0)
         return;
+    if (is_held(physical)) {
+        list_elsewhere(physical, physical->device && !physical->imported && physical->exported);
+        return;
+    }
+    list_elsewhere(physical, false);
     if (physical->device && !physical->imported)
         device_charge(physical->device, -(int64_t)physical->bytes);
+    else if (physical->device)
+        device_shares(physical->device, -(int64_t)physical->bytes);
     if (physical->fd >= 0)
         close(physical->fd);
     for (struct physical **at = &blocks; *at; at = &(*at)->next)
@@ -462,10 +476,13 @@ CUresult model_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out,
     CUresult result = CUDA_SUCCESS;
     if (own) {
         own->handles++;
+        list_elsewhere(own, false);
         *out = (uintptr_t)own;
         close(fd);
     } else {
         result = add(&props, (size_t)status.st_size, fd, true, context->device, out);
+        if (result == CUDA_SUCCESS)
+            device_shares(context->device, status.st_size);
     }
     process_unlock();
     return result;
