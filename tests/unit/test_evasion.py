@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -13,9 +14,11 @@ from gpu_manager.domain.enforcement.evasion import (
     CONTEXT_BYTES,
     EVICTABLE,
     NEEDED,
+    SHARED_SAMPLES,
     ContainerEvidence,
     ContainerProcess,
     EvasionReason,
+    SharedTime,
     Suspicion,
     judge,
     weigh,
@@ -258,3 +261,36 @@ def test_hidden_time_alone_never_costs_a_pod_its_life() -> None:
 def test_every_reason_is_named_within_five_seconds_of_samples_at_one_hertz() -> None:
     sampling, reading = 1.0, 0.5
     assert max(NEEDED.values()) * 1.0 + sampling + reading <= 5.0
+
+
+def test_an_honest_container_beside_another_is_never_named_for_its_time() -> None:
+    """As an H100's driver tells of two that alternate evenly: each of five looks a second is one's as a whole."""
+    dice, time, suspicion = random.Random(1), SharedTime(), Suspicion()
+    named = at_once = 0
+    for _ in range(20_000):
+        looks = sum(dice.random() < 0.5 for _ in range(5)) / 5
+        seen, claimed = time.seen("place", looks, 0.42, shared=True)
+        facts = replace(
+            FAIR, processes=(replace(OWN, utilisation=looks * 100),), ceiling=0.5, claimed_busy=claimed
+        )
+        verdict = judge(replace(facts, seen_busy=seen)).get(EvasionReason.TIME)
+        if verdict is not None:
+            suspicion = weigh(suspicion, EvasionReason.TIME, shown=bool(verdict))
+        named += suspicion.named
+        at_once += bool(judge(replace(facts, claimed_busy=0.42)).get(EvasionReason.TIME))
+    assert at_once > 1000
+    assert not named
+
+
+def test_who_hides_time_beside_another_is_named_when_enough_was_seen() -> None:
+    dice, time, suspicion, seconds = random.Random(2), SharedTime(), Suspicion(), 0
+    while not suspicion.named:
+        seconds += 1
+        looks = sum(dice.random() < 0.9 for _ in range(5)) / 5
+        seen, claimed = time.seen("place", looks, 0.2, shared=True)
+        facts = replace(FAIR, ceiling=0.5, claimed_busy=claimed, seen_busy=seen)
+        verdict = judge(facts).get(EvasionReason.TIME)
+        if verdict is not None:
+            suspicion = weigh(suspicion, EvasionReason.TIME, shown=bool(verdict))
+    assert seconds == SHARED_SAMPLES + NEEDED[EvasionReason.TIME] - 1
+    assert time.seen("place", 1.0, 0.2, shared=False) == (1.0, 0.2)

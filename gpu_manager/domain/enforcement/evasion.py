@@ -6,9 +6,11 @@ library never causes, the container evades. A missing figure is never evidence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from statistics import fmean
 from typing import Final
 
 from gpu_manager.domain.resources import GIB, format_bytes
@@ -43,6 +45,12 @@ NEEDED: Final[Mapping[EvasionReason, int]] = {
 }
 """Consecutive samples before an evasion is reported: at 1 Hz all are reported within 5 s."""
 
+SHARED_SAMPLES: Final = 30
+"""Samples over which time is judged where other containers use the card too. The driver then gives each of
+its few looks a second to one of them as a whole: of two that alternate evenly it said 0.8 and 0.2 (an H100,
+driver 580), so that three samples in a row would name an honest one every few minutes, thirty in the mean
+none."""
+
 CLEARED: Final[Mapping[EvasionReason, int]] = {**dict.fromkeys(EvasionReason, 5), EvasionReason.TAMPERED: 60}
 """Consecutive samples without evidence before it is cleared; more for tampering, as pages are restored."""
 
@@ -71,7 +79,9 @@ class ContainerEvidence:
     only then ``memory_limit`` (bytes), ``ceiling`` (ratio of the card's time) and the page's claims count.
     ``admin``: it was given a look at the card, and nothing of it.
     ``tampering`` says what is wrong with the page, empty if nothing is.
-    ``twice``: bytes that the driver counts for several of the processes at once.
+    ``twice``: bytes that the driver counts for several of the processes at once. ``claimed_busy``: the share
+    of the card's time that the page claims. ``seen_busy``: that which the driver saw, if it is not the sum of
+    the processes' but the mean of :data:`SHARED_SAMPLES`, as is then the claim.
     """
 
     processes: tuple[ContainerProcess, ...] | None
@@ -84,6 +94,7 @@ class ContainerEvidence:
     tampering: str | None = None
     admin: bool = False
     twice: int = 0
+    seen_busy: float | None = None
 
 
 def judge(facts: ContainerEvidence) -> Mapping[EvasionReason, str]:
@@ -167,10 +178,9 @@ def _memory(facts: ContainerEvidence, processes: tuple[ContainerProcess, ...]) -
 
 
 def _time(facts: ContainerEvidence, processes: tuple[ContainerProcess, ...]) -> str | None:
-    known = [p.utilisation for p in processes if p.utilisation is not None]
-    if facts.claimed_busy is None or (processes and not known):
+    busy = busy_of(processes) if facts.seen_busy is None else facts.seen_busy
+    if facts.claimed_busy is None or busy is None:
         return None
-    busy = min(1.0, sum(known) / 100)
     # Only time taken from others is reported: a page that claims too much harms only its own container.
     if busy - facts.claimed_busy > TIME_GAP and busy > facts.ceiling + OVER_SHARE:
         return (
@@ -178,6 +188,37 @@ def _time(facts: ContainerEvidence, processes: tuple[ContainerProcess, ...]) -> 
             f"the page claims {facts.claimed_busy:.0%}, and {facts.ceiling:.0%} are its own"
         )
     return ""
+
+
+class SharedTime:
+    """What the driver saw of containers' time and what their pages claimed, over the last samples."""
+
+    def __init__(self) -> None:
+        self._samples: dict[Hashable, deque[tuple[float, float]]] = {}
+
+    def seen(
+        self, place: Hashable, seen: float | None, claimed: float | None, *, shared: bool
+    ) -> tuple[float | None, float | None]:
+        """Add a sample of shares of the card's time; returns both as they are judged, None: not yet."""
+        if not shared or seen is None or claimed is None:
+            self._samples.pop(place, None)
+            return seen, claimed
+        samples = self._samples.setdefault(place, deque(maxlen=SHARED_SAMPLES))
+        samples.append((seen, claimed))
+        if len(samples) < SHARED_SAMPLES:
+            return None, None
+        return fmean(one for one, _ in samples), fmean(one for _, one in samples)
+
+    def forget(self, known: Collection[Hashable]) -> None:
+        """Keep these places alone."""
+        for gone in self._samples.keys() - set(known):
+            del self._samples[gone]
+
+
+def busy_of(processes: tuple[ContainerProcess, ...]) -> float | None:
+    """Return the share of its time that the driver saw these keep the card busy; None if it tells of none."""
+    known = [p.utilisation for p in processes if p.utilisation is not None]
+    return None if processes and not known else min(1.0, sum(known) / 100)
 
 
 def _who(processes: Iterable[ContainerProcess]) -> str:

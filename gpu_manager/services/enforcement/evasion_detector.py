@@ -18,7 +18,9 @@ from gpu_manager.domain.enforcement.evasion import (
     EVICTABLE,
     ContainerEvidence,
     EvasionReason,
+    SharedTime,
     Suspicion,
+    busy_of,
     judge,
     weigh,
 )
@@ -86,6 +88,7 @@ class EvasionDetector:
         self._clean: tuple[object, ...] = ()  # what was judged last, if there was nothing to say about it
         self._cases: Mapping[_Accused, _Case] = {}
         self._attacks: dict[str, int] = {}
+        self._time = SharedTime()
         self._evicted: frozenset[PodUid] = frozenset()
         self.evaders: tuple[Evader, ...] = ()
         self.blind: frozenset[str] = frozenset()
@@ -109,6 +112,7 @@ class EvasionDetector:
         pods = {f.pod.uid: f.pod for found in self._pods.local().values() for f in found if not f.tombstone}
         grants = {key: grant for key, grant in sample.grants.items() if key not in sample.ended}
         self._weigh(self._verdicts(sample, pods), grants, pods)
+        self._time.forget(sample.processes.keys())
 
     def _nothing_new(self, sample: Sample) -> bool:
         """True if nobody uses a card, as in the sample judged before, nothing was said about that one, and
@@ -162,14 +166,21 @@ class EvasionDetector:
             return ContainerEvidence(None, held=True)  # released between the sampler's two reads
         if use.enforcement == "exclusive" or not grant.directory:
             return ContainerEvidence(without_slots(seen) if there else None, held=True)
+        processes = self._slots.of(grant.directory, seen) if there else None
+        shared = any(other[1] == card and other != place for other in sample.processes)
+        active = use.enforcement == "active"
+        busy, claimed = self._time.seen(
+            place, busy_of(processes or ()), use.core if active else None, shared=shared
+        )
         return ContainerEvidence(
-            self._slots.of(grant.directory, seen) if there else None,
+            processes,
             held=True,
             limited=True,
             memory_limit=use.share.amount.memory,
             ceiling=max(grant.ceiling, use.share.amount.cores) / CORES_PER_CARD,
-            claimed_memory=use.memory if use.enforcement == "active" else None,
-            claimed_busy=use.core if use.enforcement == "active" else None,
+            claimed_memory=use.memory if active else None,
+            claimed_busy=claimed,
+            seen_busy=busy,
             tampering=self._tampering(grant, use),
             admin=grant.allocation.is_admin,
             twice=use.twice,

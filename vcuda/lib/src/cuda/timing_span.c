@@ -111,11 +111,16 @@ static void set_clock(struct stream_meter *meter, const struct stream_clock *clo
     __atomic_store_n(&meter->clock.waits, clock->waits, __ATOMIC_RELAXED);
 }
 
-/* Has the stream drained? STREAM_UNSURE if that cannot be asked now: a query would end a capture. */
+/* Has the stream drained? STREAM_UNSURE if that cannot be asked now: a query would end a capture. One that another
+ * thread begins after the look is not ended either, while this thread's calls are no part of anybody's. */
 static enum stream_state ask(const struct stream_meter *meter) {
+    int mode = CAPTURE_RELAXED;
     if (__atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST))
         return STREAM_UNSURE;
+    bool relaxed = real.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
     CUresult result = real.cuStreamQuery(meter->stream);
+    if (relaxed)
+        real.cuThreadExchangeStreamCaptureMode(&mode);
     return result == CUDA_SUCCESS ? STREAM_IDLE : result == CUDA_ERROR_NOT_READY ? STREAM_BUSY : STREAM_UNSURE;
 }
 
