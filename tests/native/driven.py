@@ -26,8 +26,8 @@ MIB: Final = 1 << 20
 GRANULE: Final = 2 * MIB
 CONTEXT: Final = 64 * MIB
 """What a context takes on the model ``small``, and what the pages charge for it."""
-FOUR_STREAMS: Final = 2 * MIB
-"""What the first stream of a context takes, for itself and the next three."""
+FIVE_STREAMS: Final = 2 * MIB
+"""What the second stream of a context takes, for itself and the next three; the first takes nothing."""
 OUT: Final = "&"
 """An output of eight bytes."""
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, UNAVAILABLE = 0, 1, 2, 46

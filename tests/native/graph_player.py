@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tests.native.driven import (
     CONTEXT,
-    FOUR_STREAMS,
+    FIVE_STREAMS,
     GRANULE,
     INVALID_VALUE,
     OUT,
@@ -54,7 +54,7 @@ def judge(container: Container, guest: Program, seed: int, verdict: Verdict, *, 
     chance = random.Random(seed)
     most = max(peak(graph) for graph in history.graphs) * chance.choice((0.8, 1, 1.3, 2))
     room = max(1, round(most / GRANULE)) * GRANULE
-    container.change(memory_limit=CONTEXT + FOUR_STREAMS + room)
+    container.change(memory_limit=CONTEXT + FIVE_STREAMS + room)
     player = _Player(container, guest, history, room, verdict, set_bytes)
     player.play()
     player.end()
@@ -103,7 +103,7 @@ class _Player:
             self._done("cuStreamDestroy_v2", stream)
         self._done("cuEventDestroy_v2", self._event)
         self._done("cuDeviceGraphMemTrim", 0)
-        assert self._container.charged() == self._guest.card_used() == CONTEXT + FOUR_STREAMS
+        assert self._container.charged() == self._guest.card_used() == CONTEXT + FIVE_STREAMS
 
     def _sensible(self, call: Call) -> bool:
         """Whether the program still makes it: one that was refused memory frees nothing later."""
@@ -138,7 +138,7 @@ class _Player:
     def _look(self) -> None:
         charged, used = self._container.charged(), self._guest.card_used()
         self._verdict.bytes_uncharged = max(self._verdict.bytes_uncharged, used - charged)
-        self._verdict.bytes_over = max(self._verdict.bytes_over, used - CONTEXT - FOUR_STREAMS - self._room)
+        self._verdict.bytes_over = max(self._verdict.bytes_over, used - CONTEXT - FIVE_STREAMS - self._room)
 
     def _done(self, name: str, *arguments: int) -> None:
         result = self._guest(name, *arguments).result

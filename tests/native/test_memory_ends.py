@@ -11,7 +11,7 @@ import pytest
 from tests.native.driven import (
     CONTEXT,
     DOORS,
-    FOUR_STREAMS,
+    FIVE_STREAMS,
     MIB,
     OUT,
     SANITIZERS,
@@ -67,7 +67,7 @@ def test_a_launch_waits_for_the_graph_of_a_stream_that_was_destroyed_before_it_e
             assert guest("cuStreamDestroy_v2", stream).result == SUCCESS
         assert guest("cuCtxSynchronize").result == SUCCESS
         assert guest("cuDeviceGraphMemTrim", 0).result == SUCCESS
-        assert container.charged() == CONTEXT + FOUR_STREAMS
+        assert container.charged() == CONTEXT + FIVE_STREAMS
         guest.end()
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from tests.native.driven import (
     CONTEXT,
-    FOUR_STREAMS,
     MIB,
     OUT,
     OUT_OF_MEMORY,
@@ -27,15 +26,8 @@ THRESHOLD, RESERVED, USED = 4, 5, 7
 
 
 @pytest.fixture
-def stream(container: Container, guest: Program) -> int:
-    """A stream beside the limit: what it takes itself is on top."""
-    container.change(memory_limit=LIMIT + FOUR_STREAMS)
+def stream(guest: Program) -> int:
     return guest("cuStreamCreate", OUT, 1).value
-
-
-def pooled(container: Container, guest: Program) -> int:
-    """What is held beside contexts and streams."""
-    return held(container, guest) - FOUR_STREAMS
 
 
 def keep_everything(guest: Program, pool: int) -> None:
@@ -77,7 +69,7 @@ def test_every_synchronisation_settles_what_was_freed(
         guest("cuMemGetInfo_v2", OUT, OUT)
     else:
         guest(*sync)
-    assert pooled(container, guest) == 0
+    assert held(container, guest) == 0
 
 
 def test_an_allocation_takes_from_what_the_pool_keeps_at_the_limit_too(
@@ -120,14 +112,14 @@ def test_a_pool_of_the_programs_own_is_charged_trimmed_and_destroyed(
     keep_everything(guest, pool)
     first = guest("cuMemAllocFromPoolAsync", OUT, 40 * MIB, pool, stream).value
     second = guest("cuMemAllocFromPoolAsync_ptsz", OUT, 40 * MIB, pool, stream).value
-    assert pooled(container, guest) == 3 * STEP
+    assert held(container, guest) == 3 * STEP
     assert guest("cuMemFreeAsync", first, stream).result == SUCCESS
-    assert pooled(container, guest) == 3 * STEP
+    assert held(container, guest) == 3 * STEP
     assert guest("cuMemPoolTrimTo", pool, 30 * MIB).result == SUCCESS
-    assert pooled(container, guest) == 2 * STEP, "what is in use stays"
+    assert held(container, guest) == 2 * STEP, "what is in use stays"
     assert guest("cuMemFreeAsync", second, stream).result == SUCCESS
     assert guest("cuMemPoolDestroy", pool).result == SUCCESS
-    assert pooled(container, guest) == 0
+    assert held(container, guest) == 0
 
 
 def test_the_devices_current_pool_is_the_one_that_is_charged(container: Container, guest: Program) -> None:
@@ -155,7 +147,7 @@ def test_many_threads_on_one_pool_leave_a_true_account(container: Container, gue
     good = int(guest.tell(f".threads 8 40 cuMemAllocAsync & {300 * 1024} {stream}"))
     guest("cuCtxSynchronize")
     assert good in (0, 320)
-    pooled(container, guest)
+    held(container, guest)
 
 
 # ---- graphs
@@ -173,14 +165,14 @@ def test_a_graphs_memory_is_charged_when_it_is_launched_and_kept_until_it_is_tri
     container: Container, guest: Program, stream: int
 ) -> None:
     graph = graph_of(guest, 30 * MIB, 10 * MIB)
-    assert pooled(container, guest) == 0
+    assert held(container, guest) == 0
     launchable = guest("cuGraphInstantiateWithFlags", OUT, graph, 0).value
-    assert pooled(container, guest) == 0
+    assert held(container, guest) == 0
     assert guest("cuGraphLaunch", launchable, stream).result == SUCCESS
-    assert pooled(container, guest) == 40 * MIB
+    assert held(container, guest) == 40 * MIB
     assert guest("cuGraphExecDestroy", launchable).result == SUCCESS
     assert guest("cuDeviceGraphMemTrim", 0).result == SUCCESS
-    pooled(container, guest)
+    held(container, guest)
 
 
 @pytest.mark.parametrize("suffix", ["", "_ptsz"])
@@ -191,7 +183,7 @@ def test_a_graph_that_would_not_fit_is_refused_at_its_launch(
     launchable = guest("cuGraphInstantiateWithFlags", OUT, graph, 0).value
     assert guest(f"cuGraphUpload{suffix}", launchable, stream).result == OUT_OF_MEMORY
     assert guest(f"cuGraphLaunch{suffix}", launchable, stream).result == OUT_OF_MEMORY
-    assert pooled(container, guest) == 0
+    assert held(container, guest) == 0
 
 
 def test_uploading_takes_the_memory_already_and_launching_takes_no_more(
@@ -199,9 +191,9 @@ def test_uploading_takes_the_memory_already_and_launching_takes_no_more(
 ) -> None:
     launchable = guest("cuGraphInstantiate_v2", OUT, graph_of(guest, ROOM), 0, 0, 0).value
     assert guest("cuGraphUpload", launchable, stream).result == SUCCESS
-    assert pooled(container, guest) == ROOM
+    assert held(container, guest) == ROOM
     assert guest("cuGraphLaunch", launchable, stream).result == SUCCESS
-    assert pooled(container, guest) == ROOM
+    assert held(container, guest) == ROOM
 
 
 @pytest.mark.parametrize("suffix", ["", "_ptsz"])
@@ -211,11 +203,11 @@ def test_a_graph_that_is_uploaded_as_it_is_made_is_charged_then(
     params = struct.pack("<QQQQ", 2, stream, 0, 0)
     make = f"cuGraphInstantiateWithParams{suffix}"
     assert guest(make, OUT, graph_of(guest, ROOM + 1), params).result == OUT_OF_MEMORY
-    assert pooled(container, guest) == 0
+    assert held(container, guest) == 0
     launchable = guest(make, OUT, graph_of(guest, ROOM), params).out[0]
-    assert pooled(container, guest) == ROOM
+    assert held(container, guest) == ROOM
     assert guest("cuGraphLaunch", launchable, stream).result == SUCCESS
-    assert pooled(container, guest) == ROOM
+    assert held(container, guest) == ROOM
 
 
 def test_graph_memory_in_reserve_is_trimmed_before_an_allocation_is_refused(
@@ -224,7 +216,7 @@ def test_graph_memory_in_reserve_is_trimmed_before_an_allocation_is_refused(
     launchable = guest("cuGraphInstantiateWithFlags", OUT, graph_of(guest, ROOM), 0).value
     assert guest("cuGraphUpload", launchable, stream).result == SUCCESS
     assert guest("cuMemAlloc_v2", OUT, ROOM).result == SUCCESS
-    assert pooled(container, guest) == ROOM
+    assert held(container, guest) == ROOM
 
 
 def test_memory_allocated_in_a_capture_counts_when_the_graph_runs(
@@ -234,11 +226,11 @@ def test_memory_allocated_in_a_capture_counts_when_the_graph_runs(
     at = guest("cuMemAllocAsync", OUT, 60 * MIB, stream).value
     assert guest("cuMemFreeAsync", at, stream).result == SUCCESS
     graph = guest("cuStreamEndCapture", stream, OUT).value
-    assert pooled(container, guest) == 0
+    assert held(container, guest) == 0
     launchable = guest("cuGraphInstantiateWithFlags", OUT, graph, 0).value
     for _ in range(3):
         assert guest("cuGraphLaunch", launchable, stream).result == SUCCESS
-        assert pooled(container, guest) == 60 * MIB
+        assert held(container, guest) == 60 * MIB
 
 
 def test_memory_of_a_child_graph_counts(container: Container, guest: Program, stream: int) -> None:
@@ -247,7 +239,7 @@ def test_memory_of_a_child_graph_counts(container: Container, guest: Program, st
     assert guest("cuGraphAddChildGraphNode", OUT, parent, 0, 0, child).result == SUCCESS
     launchable = guest("cuGraphInstantiateWithFlags", OUT, parent, 0).value
     assert guest("cuGraphLaunch", launchable, stream).result == OUT_OF_MEMORY
-    assert pooled(container, guest) == 0
+    assert held(container, guest) == 0
 
 
 @pytest.mark.parametrize("suffix", ["", "_ptsz"])
@@ -256,16 +248,16 @@ def test_memory_that_was_taken_for_a_captures_is_charged_if_the_capture_had_ende
     tmp_path: Path, suffix: str, own: bool
 ) -> None:
     """Another thread may end it between the library's question and the driver's answer."""
-    with Container(tmp_path, LIMIT + FOUR_STREAMS, capture_ends=1) as container:
+    with Container(tmp_path, LIMIT, capture_ends=1) as container:
         guest = container.program().start()
         stream = guest("cuStreamCreate", OUT, 1).value
         pool = (guest("cuMemPoolCreate", OUT, pool_props()).value,) if own else ()
         name = f"cuMemAlloc{'FromPool' if own else ''}Async{suffix}"
         assert guest("cuStreamBeginCapture_v2", stream, 2).result == SUCCESS
         assert guest(name, OUT, ROOM + 1, *pool, stream).result == OUT_OF_MEMORY
-        assert pooled(container, guest) == 0
+        assert held(container, guest) == 0
         assert guest(name, OUT, ROOM, *pool, stream).result == SUCCESS
-        assert pooled(container, guest) == ROOM
+        assert held(container, guest) == ROOM
 
 
 HOST, HOST_NUMA, ANYWHERE = (2, 0), (3, 0), (0, 0)
@@ -312,7 +304,7 @@ def test_far_from_the_limit_an_allocation_asks_the_driver_one_thing_more(
             freeing = log.read_text().count("call ") - allocating
             assert guest("cuStreamSynchronize", stream).result == SUCCESS
             waiting = log.read_text().count("call ") - allocating - freeing
-            assert held(container, guest) == (FOUR_STREAMS if own_stream else 0)
+            assert held(container, guest) == 0
         assert (allocating, freeing, waiting) == (2, 1, 2)
 
 

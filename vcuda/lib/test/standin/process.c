@@ -284,10 +284,12 @@ bool context_threads(struct context *context, int64_t stack, int64_t local) {
     return true;
 }
 
-/* As an H100 with driver 580 was seen to: 2 MiB for each four, and 48 KiB for each in granules common to all. Which
- * part of the first of these is used before the first stream is known to lie between 128 and 463 KiB. */
+/* As an H100 with driver 580 was seen to: nothing for the first; 2 MiB for each four of the others, and 48 KiB for each
+ * in granules common to all. Which part of the first of these is used before is known to lie between 128 and 463 KiB.
+ */
 static int64_t streams_bytes(int streams) {
-    return (streams + 3) / 4 * GRANULE + (streams * 48 + 463) * 1024LL / GRANULE * GRANULE;
+    int more = streams ? streams - 1 : 0;
+    return (more + 3) / 4 * GRANULE + (more * 48 + 463) * 1024LL / GRANULE * GRANULE;
 }
 
 bool context_stream(struct context *context) {
