@@ -182,6 +182,11 @@ struct context *context_primary(struct device *device);
 void context_destroy(struct context *context);
 /* One more stream: memory for the most that there were at once, which stays. False: the card has not that much. */
 bool context_stream(struct context *context);
+/* What its streams took goes with it. */
+void context_streams_end(struct context *context);
+/* What a context takes by itself: begun (1), or given back (-1). */
+bool context_charge(struct device *device, int sign);
+enum { STACK = 1024 }; /* that a context has a thread from the start */
 /* Stacks or local memory a thread, whichever is larger, for every thread that can be resident: at the setting of the
  * one, at the first launch of a kernel that needs more of the other. False: the card has not that much. */
 bool context_threads(struct context *context, int64_t stack, int64_t local);
