@@ -208,6 +208,7 @@ static void read_all(void) {
     config.record_ns = number("record_ns", 0);
     config.gap_ns = number("gap_ns", 0);
     config.start_ns = number("start_ns", 0);
+    config.step_ns = number("step_ns", 500);
     config.stamp_ns = number("stamp_ns", 0);
     config.module_bytes = number("module_kib", 2048) * 1024;
     config.callback = number("callback", 0) != 0;

@@ -267,7 +267,6 @@ CUresult model_cuEventSynchronize(CUevent event) {
 }
 
 /* Resolution is half a microsecond, as NVIDIA documents. */
-enum { STAMP_NS = 32 }; /* in whose steps an event says its time */
 CUresult model_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
     if (!start || !end || !start->generation || !end->generation)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -279,10 +278,10 @@ CUresult model_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent en
     CUresult result = query(start);
     if (result == CUDA_SUCCESS)
         result = query(end);
-    int64_t steps = (end->happened_at - start->happened_at) / STAMP_NS;
+    int64_t steps = (end->happened_at - start->happened_at) / config_read()->step_ns;
     process_unlock();
     if (result == CUDA_SUCCESS)
-        *milliseconds = (float)((double)(steps * STAMP_NS) / 1e6);
+        *milliseconds = (float)((double)(steps * config_read()->step_ns) / 1e6);
     return result;
 }
 ALIAS(cuEventElapsedTime_v2, cuEventElapsedTime);
