@@ -294,3 +294,11 @@ def test_who_hides_time_beside_another_is_named_when_enough_was_seen() -> None:
             suspicion = weigh(suspicion, EvasionReason.TIME, shown=bool(verdict))
     assert seconds == SHARED_SAMPLES + NEEDED[EvasionReason.TIME] - 1
     assert time.seen("place", 1.0, 0.2, shared=False) == (1.0, 0.2)
+
+
+def test_what_was_seen_of_a_container_that_is_gone_counts_for_no_other() -> None:
+    time = SharedTime()
+    for _ in range(SHARED_SAMPLES - 1):
+        time.seen("place", 1.0, 0.2, shared=True)
+    time.forget(["another"])
+    assert time.seen("place", 1.0, 0.2, shared=True) == (None, None)
