@@ -38,15 +38,12 @@ struct cost *cost_search(uint64_t key) {
     return claim(victim, key);
 }
 
-/* No kernel is shorter: an average below it was an accident, and is not what others are near to. */
-#define SHORTEST_NS 1000u
-
 /* A quarter of the way from the old average to what was measured; all of the way where it begins. Never 0. What is far
  * off, for a thread was stopped between two calls, moves it no more than twice or half of it would: if it was no
  * accident, the next ones are as far off. */
 static void average(uint64_t *word, uint64_t ns, bool begins) {
     uint64_t old = __atomic_load_n(word, __ATOMIC_RELAXED);
-    uint64_t most = 2 * (old > SHORTEST_NS ? old : SHORTEST_NS);
+    uint64_t most = 2 * (old > KERNEL_LEAST_NS ? old : KERNEL_LEAST_NS); /* less was an accident */
     uint64_t near = ns > most ? most : ns < old / 2 ? old / 2 : ns;
     uint64_t new = begins ? ns : (uint64_t)((int64_t)old + ((int64_t)near - (int64_t)old) / 4);
     __atomic_store_n(word, new ? new : 1, __ATOMIC_RELAXED);
@@ -54,8 +51,8 @@ static void average(uint64_t *word, uint64_t ns, bool begins) {
 
 void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns) {
     uint64_t seen = cost_seen(cost);
-    bool begins =
-        seen < 2; /* a function's first launch may have loaded its code, a thousand times as long: forgotten */
+    /* A function's first launch may have loaded its code, a thousand times as long: it is forgotten. */
+    bool begins = seen < 2;
     average(&cost->ns, ns, begins);
     average(&cost->charge_ns, charge_ns, begins);
     __atomic_store_n(&cost->seen, seen + 1, __ATOMIC_RELAXED);

@@ -43,6 +43,9 @@ static inline uint64_t cost_seen(const struct cost *cost) {
     return __atomic_load_n(&cost->seen, __ATOMIC_RELAXED);
 }
 
+/* No kernel is shorter. */
+#define KERNEL_LEAST_NS 1000
+
 /* Work of a kind is measured alone so often before it is trusted to the average. */
 #define COST_FIRST 3
 

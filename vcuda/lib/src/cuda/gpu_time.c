@@ -1,5 +1,7 @@
 #include "cuda/gpu_time.h"
 
+#include "cuda/cost.h"
+
 /* From a launch to its start on an idle card: some microseconds. */
 #define LATENCY_NS 5000u
 #define UNSURE_LEAST_NS 10000u
@@ -74,8 +76,6 @@ void measuring_spent(struct measuring_budget *budget, uint64_t ns) {
     budget->left_ns -= (int64_t)(cost < BUDGET_MOST_NS ? cost : BUDGET_MOST_NS);
 }
 
-/* No kernel is shorter. */
-#define KERNEL_LEAST_NS 1000
 /* A launch is on the card about half-way through its call, and its kernel starts so many thirds of a record's time
  * after that, less the record's own. Measured on two hosts with an H100 and an H200 and driver 580, whose calls
  * take 3.6 and 2.0 us and whose records take 1.25: kernels of 3 to 200 us seemed 4.8 and 4.0 us longer than they are.
