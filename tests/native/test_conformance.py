@@ -139,7 +139,7 @@ MATRIX: dict[str, dict[str, tuple[str, ...]]] = {
             "memory_pools: memory_allocated_in_a_capture_counts_when_the_graph_runs",
         ),
         "a reset of the primary context": (
-            "memory_calls: a_reset_drops_everything_of_the_device",
+            "memory_pools: a_reset_drops_everything_of_the_device",
             "memory_calls: a_reset_drops_what_a_runtimes_context_held_too",
         ),
         "a context that no exported function made": (

@@ -411,24 +411,6 @@ def test_memory_of_a_context_goes_with_it(container: Container, guest: Program) 
     assert held(container, guest) == 0
 
 
-@pytest.mark.parametrize("name", ["cuDevicePrimaryCtxReset_v2", "cuDevicePrimaryCtxReset"])
-def test_a_reset_drops_everything_of_the_device_but_what_pools_hold(
-    container: Container, guest: Program, name: str
-) -> None:
-    guest("cuMemAlloc_v2", OUT, 10 * MIB)
-    guest("cuMemAlloc_v2", OUT, 1000)
-    guest("cuMemAllocManaged", OUT, 10 * MIB, 1)
-    at = guest("cuMemAllocAsync", OUT, 32 * MIB, 0).value
-    assert guest(name, 0).result == SUCCESS
-    assert container.charged() == 32 * MIB
-    guest.context()
-    assert held(container, guest) == 32 * MIB
-    assert guest("cuMemFreeAsync", at, 0).result == SUCCESS
-    assert guest("cuCtxSynchronize").result == SUCCESS
-    assert held(container, guest) == 0
-    assert guest("cuMemAlloc_v2", OUT, LIMIT - CONTEXT).result == SUCCESS
-
-
 def test_settings_that_take_memory_are_charged(container: Container, guest: Program) -> None:
     heap = 2
     assert guest("cuCtxSetLimit", heap, 100 * MIB).result == SUCCESS

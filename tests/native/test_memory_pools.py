@@ -353,3 +353,21 @@ def test_with_two_cards_streams_and_contexts_in_turn_cost_one_call_beside_the_nu
         assert asked[12:] == [1] * 4
         first, second = container.charged(0), container.charged(1)
         assert first == second >= CONTEXT + 12 * MIB
+
+
+@pytest.mark.parametrize("name", ["cuDevicePrimaryCtxReset_v2", "cuDevicePrimaryCtxReset"])
+def test_a_reset_drops_everything_of_the_device_but_what_pools_hold(
+    container: Container, guest: Program, name: str
+) -> None:
+    guest("cuMemAlloc_v2", OUT, 10 * MIB)
+    guest("cuMemAlloc_v2", OUT, 1000)
+    guest("cuMemAllocManaged", OUT, 10 * MIB, 1)
+    at = guest("cuMemAllocAsync", OUT, 32 * MIB, 0).value
+    assert guest(name, 0).result == SUCCESS
+    assert container.charged() == 32 * MIB
+    guest.context()
+    assert held(container, guest) == 32 * MIB
+    assert guest("cuMemFreeAsync", at, 0).result == SUCCESS
+    assert guest("cuCtxSynchronize").result == SUCCESS
+    assert held(container, guest) == 0
+    assert guest("cuMemAlloc_v2", OUT, LIMIT - CONTEXT).result == SUCCESS
