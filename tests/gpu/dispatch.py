@@ -6,16 +6,18 @@ bare, by its own count of kernels or, for PyTorch, by the lengths that its profi
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 from bench.rows import Row
-from tests.gpu.container import GIB, Failed, said
+from tests.gpu.container import GIB, Failed, complaint, first_line, said
 from tests.gpu.machine import PROGRAMS, Machine
-from tests.gpu.observe import Seen, observe
+from tests.gpu.observe import Seen, observe, observe_round
 from tests.gpu.plan import Case, Settings, missing
 
 LIMITS = (99, 50, 30)
@@ -23,6 +25,7 @@ KERNELS_US, GAPS_US = (10, 50, 200, 1000), (30, 100, 1000, 10_000)
 TORCH_LOOPS = ("eager", "decode")
 TRACED = ("eager", "decode", "training", "inference")
 FIGURES = ("delivered_ratio", "over_points", "accounted_error_points")
+ROUNDS = 2
 AT_REST = 0.02
 """Where a program's bare rate has changed by more than this part meanwhile, nothing that it delivers is judged."""
 _BUSY = re.compile(r"origin .*; (\S+) us of the card an iteration")
@@ -63,15 +66,12 @@ FIRST = (
 def cases(settings: Settings) -> Iterator[Case]:
     """PyTorch first: those are the programs that were wrong. Then the named shapes; the whole grid is deep."""
     runs = 2 + len(LIMITS)
+    rounds = (1 + 2 * len(LIMITS)) * settings.seconds
     for kind in TRACED:
         yield Case(f"trace_torch_{kind}", 25, partial(_traced_torch, kind), needs="torch")
     for kind in TORCH_LOOPS:
-        yield Case(
-            f"torch_{kind}",
-            runs * (settings.seconds + 10),
-            partial(_torch, kind, seconds=settings.seconds),
-            needs="torch",
-        )
+        loops = partial(_torch, kind, seconds=settings.seconds / ROUNDS)
+        yield Case(f"torch_{kind}", rounds + 15, loops, needs="torch")
     for shape in FIRST:
         length = settings.length(shape.kernel_us + shape.gap_us, min(LIMITS))
         yield Case(shape.name, runs * (length + 2), partial(_shape, shape, seconds=length))
@@ -90,8 +90,10 @@ def cases(settings: Settings) -> Iterator[Case]:
 
 def _shape(shape: Shape, machine: Machine, *, seconds: float) -> Iterator[Row]:
     command = shape.command(machine, seconds)
-    runs = _runs(machine, command)
-    yield from _judged(shape.name, runs, runs.bare.share, "by its own count of kernels")
+    found = _runs(machine, command)
+    if found.moved > AT_REST:  # once more: what it does bare is what the rest is judged by
+        found = _runs(machine, command)
+    yield from _judged(shape.name, found.beside, found.each, "by its own count of kernels")
 
 
 def _torch(kind: str, machine: Machine, *, seconds: float) -> Iterator[Row]:
@@ -104,15 +106,8 @@ def _torch(kind: str, machine: Machine, *, seconds: float) -> Iterator[Row]:
                     [f"gpu_dispatch_{name}_{limit}_{figure}"], _unit(figure), BARS[figure], lacks
                 )
         return
-    command = torch_command(machine, "loop", kind, seconds)
-    runs = _runs(machine, command)
-    each = _recorded(machine, kind)[0]
-    need, how = (
-        (runs.bare.witness, "by NVML, which counts whole samples")
-        if each is None
-        else (each * runs.bare.rate, "by its profiler")
-    )
-    yield from _judged(name, runs, need, how)
+    beside = _rounds(machine, torch_command(machine, "rounds", kind, seconds))
+    yield from _judged(name, beside, _recorded(machine, kind)[0], "by its profiler")
 
 
 def torch_command(machine: Machine, *arguments: object) -> tuple[str, ...]:
@@ -121,60 +116,109 @@ def torch_command(machine: Machine, *arguments: object) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Runs:
-    """A program bare, at each limit, and bare again."""
+class _Beside:
+    """A program at a limit, and its bare rate before and after."""
 
-    bare: Seen
-    again: Seen
-    limited: Mapping[int, Seen]
+    seen: Seen
+    before: float
+    after: float
+
+    @property
+    def bare(self) -> float:
+        """Iterations a second."""
+        return (self.before + self.after) / 2
 
     @property
     def moved(self) -> float:
         """By which part of itself the bare rate has changed meanwhile."""
-        return abs(self.again.rate / self.bare.rate - 1) if self.bare.rate else 1.0
+        return abs(self.after / self.before - 1) if self.before else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """A program at each limit, and the seconds of the card that an iteration takes; None: not known."""
+
+    beside: Mapping[int, _Beside]
+    each: float | None
+
+    @property
+    def moved(self) -> float:
+        """The most that a bare rate has changed."""
+        return max(one.moved for one in self.beside.values())
 
 
 def _runs(machine: Machine, command: tuple[str, ...]) -> _Runs:
-    """Once more if the machine was not at rest: what it does bare is what the rest is judged by."""
-    runs = _run(machine, command)
-    return runs if runs.moved <= AT_REST else _run(machine, command)
-
-
-def _run(machine: Machine, command: tuple[str, ...]) -> _Runs:
+    """Bare, at each limit, and bare again."""
     bare, limited = observe(machine, command), {}
     for limit in LIMITS:
         with machine.container(16 * GIB, limit) as container:
             limited[limit] = observe(machine, command, container)
-    return _Runs(bare, observe(machine, command), limited)
+    again = observe(machine, command)
+    each = bare.share / bare.rate if bare.share is not None and bare.rate else None
+    return _Runs({limit: _Beside(seen, bare.rate, again.rate) for limit, seen in limited.items()}, each)
 
 
-def _judged(name: str, runs: _Runs, need: float | None, how: str) -> Iterator[Row]:
-    bare = runs.bare
-    at_rest = runs.moved <= AT_REST
-    why = "" if at_rest else f"not at rest: bare {bare.rate:.1f}, then {runs.again.rate:.1f} a second; "
-    why += "what it needs is not known; " if need is None else f"needs {need:.1%} {how}; "
-    for limit, seen in runs.limited.items():
-        note = (
-            f"{why}{seen.rate:.1f} a second beside {bare.rate:.1f} bare; charged {_percent(seen.account)}, "
-        )
+def _rounds(machine: Machine, command: tuple[str, ...]) -> Mapping[int, _Beside]:
+    """One process bare and one at each limit, started together, as starting takes the longest; then in turns, bare
+    between each two, since a host's speed drifts by more than limits change it.
+    """
+    with contextlib.ExitStack() as stack:
+        containers = {limit: stack.enter_context(machine.container(16 * GIB, limit)) for limit in LIMITS}
+        bare = machine.bare(*command)
+        limited = {limit: container.start(*command) for limit, container in containers.items()}
+        for process in (bare, *limited.values()):
+            if first_line(process, "ready") != "ready":
+                raise Failed(f"{' '.join(command)} did not begin: {complaint(process)}")
+        found: dict[int, list[_Beside]] = {limit: [] for limit in LIMITS}
+        before = observe_round(machine, bare).rate
+        for _ in range(ROUNDS):
+            for limit, container in containers.items():
+                seen = observe_round(machine, limited[limit], container)
+                after = observe_round(machine, bare).rate
+                found[limit].append(_Beside(seen, before, after))
+                before = after
+        bare.kill()
+    return {limit: _together(some) for limit, some in found.items()}
+
+
+def _together(some: Sequence[_Beside]) -> _Beside:
+    """The means of some rounds."""
+
+    def mean(figures: Sequence[float | None]) -> float | None:
+        known = [figure for figure in figures if figure is not None]
+        return fmean(known) if known else None
+
+    seen = [one.seen for one in some]
+    rate, wall = fmean(s.rate for s in seen), sum(s.wall for s in seen)
+    account, witness = mean([s.account for s in seen]), mean([s.witness for s in seen])
+    together = Seen(rate, wall, mean([s.share for s in seen]), account, witness, seen[-1].witness_of)
+    return _Beside(together, fmean(one.before for one in some), fmean(one.after for one in some))
+
+
+def _judged(name: str, runs: Mapping[int, _Beside], each: float | None, how: str) -> Iterator[Row]:
+    for limit, beside in runs.items():
+        seen, need = beside.seen, None if each is None else each * beside.bare
+        at_rest = beside.moved <= AT_REST
+        note = "" if at_rest else f"not at rest: bare {beside.before:.1f}, then {beside.after:.1f} a second; "
+        note += "what it needs is not known; " if need is None else f"needs {need:.1%} {how}; "
+        note += f"{seen.rate:.1f} a second beside {beside.bare:.1f} bare; charged {_percent(seen.account)}, "
         note += f"NVML saw {_percent(seen.witness)} of {seen.witness_of or 'nothing'}"
-        for figure, value in _figures(seen, bare, need, limit, at_rest).items():
+        for figure, value in _figures(beside, need, limit, at_rest).items():
             yield Row(f"gpu_dispatch_{name}_{limit}_{figure}", value, _unit(figure), BARS[figure], note=note)
 
 
-def _figures(
-    seen: Seen, bare: Seen, need: float | None, limit: int, at_rest: bool
-) -> dict[str, float | None]:
+def _figures(beside: _Beside, need: float | None, limit: int, at_rest: bool) -> dict[str, float | None]:
     """None where the machine lacks what a figure is made of, or was not at rest: what an iteration takes of the card is
     known all the same, so that accounts are judged.
     """
-    if need is None or not bare.rate:
+    seen, bare = beside.seen, beside.bare
+    if need is None or not bare:
         return dict.fromkeys(FIGURES)
-    took = need * seen.rate / bare.rate
+    took = need * seen.rate / bare
     due = min(1.0, limit / 100 / need) if need else 1.0
     account = seen.account
     return {
-        "delivered_ratio": round(seen.rate / bare.rate / due, 4) if at_rest else None,
+        "delivered_ratio": round(seen.rate / bare / due, 4) if at_rest else None,
         "over_points": round(max(0.0, took * 100 - limit), 2),
         "accounted_error_points": None if account is None else round(abs(account - took) * 100, 2),
     }

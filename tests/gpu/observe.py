@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpu_manager.domain.errors import NodeUnready
-from tests.gpu.container import Container, Failed, complaint, first_line, said
+from tests.gpu.container import Container, Failed, complaint, first_line, said, shown
 from tests.gpu.machine import Machine
 
 _PERIOD = 0.25
@@ -52,13 +52,43 @@ def observe(
     process = container.start(*command) if container else machine.bare(*command)
     if first_line(process, "running", seconds) != "running":
         raise Failed(f"{' '.join(command)} did not begin: {complaint(process)}")
+    return _watched(machine, process, container, lambda: said(process, seconds).splitlines()[-1])
+
+
+def observe_round(
+    machine: Machine,
+    process: subprocess.Popen[str],
+    container: Container | None = None,
+    seconds: float = 300.0,
+) -> Seen:
+    """Let a started program, which prints the same for each line that it reads, go on until it has.
+
+    Raises Failed: it ended, or took longer than ``seconds``.
+    """
+
+    def done() -> str:
+        assert process.stdin
+        process.stdin.write("\n")
+        process.stdin.flush()
+        line = first_line(process, "iterations", seconds)
+        if not line:
+            raise Failed(f"{shown(process)} ended: {complaint(process)}")
+        return line
+
+    return _watched(machine, process, container, done)
+
+
+def _watched(
+    machine: Machine, process: subprocess.Popen[str], container: Container | None, ends: Callable[[], str]
+) -> Seen:
+    """``ends`` waits for the program's last line and returns it."""
     stop = threading.Event()
     samples: list[_Sample] = []
     thread = threading.Thread(target=_sample, args=(machine, process, container, stop, samples), daemon=True)
     begin = time.monotonic()
     thread.start()
     try:
-        words = said(process, seconds).splitlines()[-1].split()
+        words = ends().split()
     finally:
         stop.set()
         thread.join(10)

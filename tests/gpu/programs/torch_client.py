@@ -1,6 +1,7 @@
 """What PyTorch does with a card, for the tests. Runs in the container; imports nothing of the project.
 
-``fill`` and ``graphs`` take memory until refused, ``loop`` and ``record`` run a loop timed or under the profiler,
+``fill`` and ``graphs`` take memory until refused, ``loop``, ``rounds`` and ``record`` run a loop timed, again and
+again, or under the profiler,
 ``compile``, ``forks`` and ``nccl`` do what the name says and print ``works`` with what they saw.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -63,12 +65,29 @@ def loop(kind: str, seconds: str) -> None:
         one()
     torch.cuda.synchronize()
     print("running", flush=True)
+    _timed(one, float(seconds))
+
+
+def _timed(one: Callable[[], None], seconds: float) -> None:
     count, begin = 0, time.perf_counter()
-    while time.perf_counter() - begin < float(seconds):
+    while time.perf_counter() - begin < seconds:
         one()
         count += 1
     torch.cuda.synchronize()
     print(f"iterations {count} wall {time.perf_counter() - begin:.4f}", flush=True)
+
+
+def rounds(kind: str, seconds: str) -> None:
+    """The loop for so long once for each line that it reads, so that many processes can take turns."""
+    from torch_loops import step  # noqa: PLC0415
+
+    one = step(kind)
+    for _ in range(WARM):
+        one()
+    torch.cuda.synchronize()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        _timed(one, float(seconds))
 
 
 def record(kind: str, path: str, origin: str) -> None:
@@ -131,6 +150,7 @@ if __name__ == "__main__":
         "fill": fill,
         "graphs": graphs,
         "loop": loop,
+        "rounds": rounds,
         "record": record,
         "compile": compiled,
         "forks": forks,

@@ -68,7 +68,7 @@ void use_card(int ordinal) {
 static const char usage[] =
     "vcuda-client alloc-to-limit [--way alloc|pitch|async|vmm|array|managed] [--step MIB] [--most MIB] [--hold S]\n"
     "    allocate until the driver refuses; say how much it was\n"
-    "vcuda-client spin [--us N] [--seconds S] [--mode sync|stream|graph] [--grid BLOCKS] [--windows 1]\n"
+    "vcuda-client spin [--us N] [--seconds S] [--mode sync|stream|graph] [--grid BLOCKS] [--windows S]\n"
     "    launch kernels of N microseconds; say which share of the time they ran\n"
     "vcuda-client paced [--us N] [--every N] [--jitter PERCENT] [--streams N] [--wait N] [--seconds S]\n"
     "  [--trace FILE] [--origin TEXT]\n"

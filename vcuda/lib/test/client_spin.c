@@ -12,7 +12,7 @@ struct spin {
     void *stream, *graph, *event[2];
     double begin, window_begin;
     long done, window_done;
-    int windows;
+    double window; /* seconds; 0: none are printed */
 };
 
 static void launch(struct spin *spin) {
@@ -23,9 +23,9 @@ static void count(struct spin *spin, int kernels) {
     spin->done += kernels;
     spin->window_done += kernels;
     double now = seconds_now(), wall = now - spin->window_begin;
-    if (!spin->windows || wall < 1.0)
+    if (spin->window == 0 || wall < spin->window)
         return;
-    printf("window share %.4f\n", (double)spin->window_done * spin->kernel.us * 1e-6 / wall);
+    printf("window %.4f share %.4f\n", wall, (double)spin->window_done * spin->kernel.us * 1e-6 / wall);
     spin->window_begin = now;
     spin->window_done = 0;
 }
@@ -71,7 +71,7 @@ static void run_graph(struct spin *spin, double until) {
 }
 
 int run_spin(int argc, char **argv) {
-    struct spin spin = {.windows = option_number(argc, argv, "--windows", 0) != 0};
+    struct spin spin = {.window = strtod(option(argc, argv, "--windows", "0"), NULL)};
     double seconds = strtod(option(argc, argv, "--seconds", "5"), NULL);
     const char *mode = option(argc, argv, "--mode", "sync");
     kernel_load(&spin.kernel, argc, argv, 5000);
