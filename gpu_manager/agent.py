@@ -408,7 +408,7 @@ class Agent:
         ending.wait()
         log.info("leaving")
         self.inventory.leave()
-        serve_the_last(self.state, self._kube.pods, SystemClock())
+        serve_the_last(self.state, self._kube.pods, SystemClock(), self.inventory.told_leaving)
         log.info("stopping")
         self.stop()
 

@@ -14,6 +14,9 @@ class InventoryPublisher(Protocol):
     def publish(self, annotations: Mapping[str, str], labels: Mapping[str, str | None]) -> None:
         """Patch the Node object, in the background, with retries. A label of None is removed."""
 
+    def shown(self) -> bool:
+        """Return True if the Node object, as last seen, has every annotation that was published."""
+
     def cordoned(self) -> frozenset[CardUuid]:
         """Return the cards that the operator has cordoned."""
 

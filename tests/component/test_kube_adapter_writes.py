@@ -119,6 +119,18 @@ def test_a_write_that_can_never_succeed_does_not_hold_up_the_others(api, kube):
     idle(kube)
 
 
+def test_what_a_node_publishes_counts_as_shown_once_the_server_shows_it(api, kube):
+    node(api)
+    kube.node.publish({"a": "1"}, {"zone": "b"})
+    until(kube.node.shown)
+    api.stop()
+    kube.node.publish({"a": "2"}, {})
+    assert not kube.node.shown()
+    api.start()
+    until(kube.node.shown)
+    assert api.get("nodes", "n1")["metadata"]["annotations"]["a"] == "2"
+
+
 def test_an_event_names_the_pod_the_reason_and_the_node(api, kube):
     pod = make(api)
     kube.pods.event(pod, "GpuRefused", "card 3 has 20 cores free, 30 asked", warning=True)

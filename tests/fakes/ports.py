@@ -110,9 +110,13 @@ class FakeNodeObject:
     gone: frozenset[CardUuid] = frozenset()  # to be forgotten
     others: frozenset[CardUuid] = frozenset()  # cards that other nodes show
     published: list[tuple[dict[str, str], dict[str, str | None]]] = field(default_factory=list)
+    behind: bool = False  # what was published is on its way still
 
     def publish(self, annotations: Mapping[str, str], labels: Mapping[str, str | None]) -> None:
         self.published.append((dict(annotations), dict(labels)))
+
+    def shown(self) -> bool:
+        return not self.behind
 
     def cordoned(self) -> frozenset[CardUuid]:
         if self.error:

@@ -30,9 +30,15 @@ def rig(tmp_path: Path) -> Iterator[DirectRig]:
 class Waiting:
     """Each pause passes on the modelled clock; at its end ``happens`` is told the seconds gone so far."""
 
-    def __init__(self, rig: DirectRig, happens: Callable[[float], object] = lambda _: None) -> None:
+    def __init__(
+        self,
+        rig: DirectRig,
+        happens: Callable[[float], object] = lambda _: None,
+        told: Callable[[], bool] = lambda: True,
+    ) -> None:
         assert isinstance(rig.clock, FakeClock)
         self.rig, self.clock, self.began, self._happens = rig, rig.clock, rig.clock.time, happens
+        self._told = told
 
     def pause(self, seconds: float) -> None:
         self.clock.pass_(seconds)
@@ -43,7 +49,7 @@ class Waiting:
         return self.clock.time - self.began
 
     def served(self) -> bool:
-        return serve_the_last(self.rig.state, self.rig.pods, self.clock, pause=self.pause)
+        return serve_the_last(self.rig.state, self.rig.pods, self.clock, self._told, pause=self.pause)
 
 
 def coming(name: str = "coming") -> dict[str, Any]:
@@ -54,6 +60,30 @@ def test_an_idle_node_is_left_as_soon_as_schedulers_have_heard(rig: DirectRig) -
     waiting = Waiting(rig)
     assert waiting.served()
     assert QUIET_SECONDS <= waiting.seconds < QUIET_SECONDS + 0.5
+
+
+def test_the_quiet_begins_when_the_api_server_shows_that_the_agent_leaves(rig: DirectRig) -> None:
+    """Until then pods are bound here, and a busy API server takes seconds."""
+    board = Board(rig)
+    board.node.behind = True
+    assert board.inventory.publish()
+    assert not board.inventory.told_leaving()
+
+    def happens(seconds: float) -> None:
+        if seconds > 1 and board.inventory.publish():
+            assert not board.inventory.told_leaving(), "it is on its way"
+        board.node.behind = seconds <= 7
+
+    board.inventory.leave()
+    waiting = Waiting(rig, happens, board.inventory.told_leaving)
+    assert waiting.served()
+    assert 6.5 + QUIET_SECONDS < waiting.seconds < 7.5 + QUIET_SECONDS
+
+
+def test_an_api_server_that_takes_nothing_is_not_waited_for_without_end(rig: DirectRig) -> None:
+    waiting = Waiting(rig, told=lambda: False)
+    assert not waiting.served()
+    assert LONGEST_SECONDS <= waiting.seconds < LONGEST_SECONDS + 1
 
 
 def test_a_pod_that_shows_late_is_served_and_the_quiet_begins_anew(rig: DirectRig) -> None:

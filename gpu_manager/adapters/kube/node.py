@@ -70,6 +70,11 @@ class KubeNode(WatchedObjects):
                 return
         self._outbox.put(task)
 
+    def shown(self) -> bool:
+        """See :meth:`gpu_manager.ports.inventory.InventoryPublisher.shown`."""
+        with self._lock:
+            return self._there is not None and _has(self._there[0], self._wanted[0])
+
     def cordoned(self) -> frozenset[CardUuid]:
         """Cards that the operator has closed, as last seen; an absent API server opens none."""
         with self._lock:
@@ -114,9 +119,7 @@ class KubeNode(WatchedObjects):
         if self._there is None:
             return False
         annotations, labels = self._there
-        return all(annotations.get(key) == value for key, value in self._wanted[0].items()) and all(
-            labels.get(key) == value for key, value in self._wanted[1].items()
-        )
+        return _has(annotations, self._wanted[0]) and _has(labels, self._wanted[1])
 
     def _replaced(self, nodes: Sequence[Mapping[str, Any]]) -> None:
         for node in nodes:
@@ -140,6 +143,10 @@ class KubeNode(WatchedObjects):
             self._repaired = max(now, self._repaired + _AGAIN_SECONDS)
             delay = self._repaired - now
         self._outbox.put(task, delay)
+
+
+def _has(there: Mapping[str, str], wanted: Mapping[str, str | None]) -> bool:
+    return all(there.get(key) == value for key, value in wanted.items())
 
 
 def _allocatable(node: Mapping[str, Any]) -> Mapping[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -49,8 +50,15 @@ class _Entry:
     sending: Task | None = None
 
 
+def _turn(entry: _Entry, now: float) -> tuple[bool, bool, float]:
+    """When it is its turn: what others wait for is not kept behind hundreds of Events of a busy node."""
+    return entry.due > now, entry.due <= now and entry.task.expendable, entry.due
+
+
 class Outbox:
-    """One thread that sends due tasks, the oldest first. :meth:`put` never blocks."""
+    """One thread that sends due tasks, the expendable ones last and the oldest first. :meth:`put` never
+    blocks.
+    """
 
     def __init__(self, clock: Clock, pause: Pause | None = None, room: int = 512) -> None:
         self._clock = clock
@@ -115,7 +123,7 @@ class Outbox:
         with self._changed:
             while not self._stopped:
                 now = self._clock.monotonic()
-                entry = min(self._entries.values(), key=lambda e: e.due, default=None)
+                entry = min(self._entries.values(), key=partial(_turn, now=now), default=None)
                 due = max(entry.due, self._quiet_until) if entry else None
                 if entry is not None and due is not None and due <= now:
                     entry.sending = entry.task

@@ -1,7 +1,8 @@
 """The agent's graceful end: it serves until all pods that are bound to this node are admitted.
 
 A pod that the kubelet admits while no plugin serves fails for good. So schedulers are told first, and then
-the pods that they have bound already are awaited.
+the pods that they have bound already are awaited. Told counts only once the API server has taken it: one that
+is busy may take seconds, and pods are bound here until then.
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ def serve_the_last(
     state: NodeState,
     pods: Pods,
     clock: Clock,
+    told: Callable[[], bool],
     *,
     pause: Callable[[float], object] = time.sleep,
 ) -> bool:
-    """Return once no pod has been awaited for :data:`QUIET_SECONDS`.
+    """Return once schedulers are ``told`` and no pod has been awaited for :data:`QUIET_SECONDS`.
 
-    False if one still is after :data:`LONGEST_SECONDS`.
+    False if that is not so after :data:`LONGEST_SECONDS`.
     """
     began = since = clock.monotonic()
     while (now := clock.monotonic()) - since < QUIET_SECONDS:
-        coming = awaited(state, pods)
-        if coming and now - began >= LONGEST_SECONDS:
-            log.warning("left_before_pods_were_admitted", pods=coming[:5])
+        coming, heard = awaited(state, pods), told()
+        if now - began >= LONGEST_SECONDS and (coming or not heard):
+            log.warning("left_before_pods_were_admitted", pods=coming[:5], told=heard)
             return False
-        since = now if coming else since
+        since = now if coming or not heard else since
         pause(_LOOK_SECONDS)
     return True
 

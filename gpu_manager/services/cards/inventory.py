@@ -86,6 +86,11 @@ class InventoryService:
         self._leaving = True
         self.changed()
 
+    def told_leaving(self) -> bool:
+        """True once the API server shows what :meth:`leave` has published."""
+        told = self._inventory_told
+        return self._leaving and told is not None and not told.serving and self._inventory.shown()
+
     def cards_changed(self, states: tuple[CardState, ...]) -> None:
         """Take in new card states."""
         self._state.refit(states, self._health.topology(states))
