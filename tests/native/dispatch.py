@@ -56,11 +56,13 @@ NAMED = (
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One run, in percent of the time that it launched for; ``busiest`` is of the fullest second."""
+    """One run, in percent of the time that it launched for; ``busiest`` is of the fullest second, ``kernels`` is what
+    its kernels take by themselves, where ``true`` has the card's pauses and records in it."""
 
     true: float
     accounted: float
     busiest: float
+    kernels: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def run(made: World, environment: Mapping[str, str], shape: Shape, seconds: floa
         assert process.stdout.readline() == "running\n", process.communicate()
         line = process.stdout.readline().split()
         assert line[0] == "launched", process.communicate()
-        took = float(line[1])
+        took, launches = float(line[1]), int(line[2])
         accounted = busy_ns()
         served = watch.served(process.pid)
         process.communicate("\n", timeout=30)
@@ -114,22 +116,25 @@ def run(made: World, environment: Mapping[str, str], shape: Shape, seconds: floa
         process.kill()
         process.wait()
         fullest = watch.fullest(process.pid, 1000 // LOOK_MS)
-    return Use(served / 1e7 / took, accounted / 1e7 / took, fullest)
+    kernels = launches * shape.kernel_us / 1e4 / took
+    return Use(served / 1e7 / took, accounted / 1e7 / took, fullest, kernels)
 
 
-def bare(shape: Shape, seconds: float) -> float:
-    """What the program takes of a card that it has for itself, in percent."""
+def bare(shape: Shape, seconds: float, **settings: object) -> float:
+    """What the program takes of a card that it has for itself, in percent; ``settings`` are the stand-in's."""
     with world() as made:
         driver = standin.built() / made.version
-        environment = standin.environment(made.state, made.version) | {"LD_LIBRARY_PATH": str(driver)}
+        environment = standin.environment(made.state, made.version, **settings)
+        environment |= {"LD_LIBRARY_PATH": str(driver)}
         return run(made, environment, shape, seconds, lambda: 0).true
 
 
-def held(shape: Shape, limit: int, seconds: float) -> Use:
+def held(shape: Shape, limit: int, seconds: float, **settings: object) -> Use:
     """The same in a container with this limit."""
     with world() as made:
         tenant = made.tenant(limit)
-        return run(made, made.environment(tenant), shape, seconds, lambda: float(made.usage(tenant).busy_ns))
+        environment = made.environment(tenant) | standin.chosen(**settings)
+        return run(made, environment, shape, seconds, lambda: float(made.usage(tenant).busy_ns))
 
 
 @dataclass(frozen=True, slots=True)

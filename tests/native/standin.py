@@ -21,11 +21,15 @@ def built(sanitize: str = "") -> Path:
     return build_tree(name, source=LIB / "test", sanitize=sanitize) / "standin"
 
 
+def chosen(**settings: object) -> dict[str, str]:
+    """Settings of the machine, as a process is told them."""
+    return {f"VCUDA_STANDIN_{key.upper()}": str(value) for key, value in settings.items()}
+
+
 def environment(state: Path, version: str = "13.0", **settings: object) -> dict[str, str]:
     """What a process needs to find the stand-in: its directory, the machine's state, and settings of the machine."""
-    chosen = {f"VCUDA_STANDIN_{key.upper()}": str(value) for key, value in settings.items()}
     plain = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(built() / version)}
-    return {**plain, "VCUDA_STANDIN_STATE": str(state), "VCUDA_STANDIN_MODEL": "small", **chosen}
+    return {**plain, "VCUDA_STANDIN_STATE": str(state), "VCUDA_STANDIN_MODEL": "small", **chosen(**settings)}
 
 
 def python(code: str, env: dict[str, str], *arguments: object) -> subprocess.Popen[str]:

@@ -19,6 +19,20 @@ SHAPES = (
 )
 
 
+HOSTS = ((8000, 0), (8000, 100), (2000, 100))
+"""What a launch's call takes, ns, and after how many per cent of it the card is reached."""
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=str)
+@pytest.mark.parametrize("shape", [Shape(10, 30), Shape(3, 30, every=1)], ids=str)
+def test_a_launchs_way_to_the_card_is_no_work(shape: Shape, host: tuple[int, int]) -> None:
+    """A pair of events on an idle stream measures that way too."""
+    call, reach = host
+    use = held(shape, 99, 1.5, launch_ns=call, reach_percent=reach, record_ns=1000, stamp_ns=1250,
+               gap_ns=950, step_ns=32, host_ns=40_000)  # fmt: skip
+    assert abs(use.accounted - use.kernels) <= 2, str(use)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_slow_dispatcher_has_what_it_needs_and_no_more_is_accounted(shape: Shape) -> None:
     before = bare(shape, 1.2)

@@ -177,10 +177,10 @@ def test_the_traces_are_what_their_program_writes_and_say_that_they_are_made_up(
             99,
             0.98,
         ),  # events and queries take 2 % of a launching thread's time at most
-        ("decode-eager", "libvcuda", 30, 0.97),
+        ("decode-eager", "libvcuda", 30, 0.98),
         ("dataloader-stalls", "libvcuda", 50, 0.99),
         ("dataloader-stalls", "libvcuda", 30, 0.94),
-        ("training-step", "libvcuda", 99, 1.0),
+        ("training-step", "libvcuda", 99, 0.99),  # records, and the pauses behind them
         ("training-step", "libvcuda", 50, 1.0),
         ("h100-torch-eager", "perfect", 30, 1.0),
         ("h100-torch-eager", "libvcuda", 99, 0.98),
@@ -188,12 +188,7 @@ def test_the_traces_are_what_their_program_writes_and_say_that_they_are_made_up(
         ("h100-torch-decode", "perfect", 10, 1.0),
         ("h100-torch-decode", "libvcuda", 99, 0.98),
         ("h100-torch-decode", "libvcuda", 30, 0.98),
-        (
-            "h100-torch-decode",
-            "libvcuda",
-            10,
-            0.90,
-        ),  # short of 0.97: it is charged more than it takes
+        ("h100-torch-decode", "libvcuda", 10, 0.97),
     ],
 )
 def test_traces_are_played_under_a_limit(
@@ -202,6 +197,39 @@ def test_traces_are_played_under_a_limit(
     said = replay(built, limiter, "--trace", TRACES / f"{name}.trace", "--limit", str(limit))
     assert said["delivered_ratio"] == pytest.approx(delivered, abs=0.01)
     assert said["over_points"] <= 1
+
+
+@pytest.mark.parametrize(("call_ns", "varies"), [(2000, 0), (3600, 0), (8000, 0), (6000, 60)])
+@pytest.mark.parametrize("reach", [0, 25, 100])
+@pytest.mark.parametrize(
+    "name", ["h100-torch-eager", "h100-torch-decode", "decode-eager", "one-kernel-two-lengths"]
+)
+def test_short_kernels_are_charged_alike_on_every_host(
+    fast: Path, name: str, reach: int, call_ns: int, varies: int
+) -> None:
+    """Whatever a launch's call takes, and wherever in it the card is reached: half the bar."""
+    said = replay(fast, "libvcuda", "--trace", TRACES / f"{name}.trace", "--limit", "99",
+                  "--launch-ns", str(call_ns), "--launch-varies-percent", str(varies),
+                  "--reach-percent", str(reach))  # fmt: skip
+    assert said["accounted_error_points"] <= 1.2
+    assert said["delivered_ratio"] >= 0.97
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        ("--launch-ns", "8000", "--reach-percent", "25"),
+        ("--launch-ns", "8000", "--reach-percent", "90"),
+        ("--launch-ns", "6000", "--launch-varies-percent", "60", "--reach-percent", "50"),
+    ],
+    ids=" ".join,
+)
+def test_no_host_makes_a_program_exceed_its_limit(fast: Path, host: tuple[str, ...]) -> None:
+    """With half of a call's usual length taken off, 78 to 184 of these runs broke a bar, by up to 11.8 points."""
+    said = replay(fast, "libvcuda", "--worst", "1", *host)
+    assert said["broken"] <= 3
+    assert said["accounted_error_points"] <= 2.2
+    assert said["over_points"] <= 1.3
 
 
 @pytest.mark.parametrize(

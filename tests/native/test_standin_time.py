@@ -158,6 +158,54 @@ def test_work_behind_a_host_function_waits_for_it(tmp_path: Path) -> None:
     assert standin.said(program) == ["600 []", "0 ['first', 'second']"]
 
 
+@pytest.mark.parametrize("late_us", [0, 3000])
+def test_a_host_function_runs_so_long_after_its_turn(tmp_path: Path, late_us: int) -> None:
+    """And its stream stands as long."""
+    program = standin.python(
+        """
+        import time
+        driver = Driver()
+        stream = driver.stream()
+        nothing = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: None)
+        begin = time.monotonic()
+        driver.cuLaunchHostFunc(stream, nothing, None)
+        driver.launch(driver.kernel("spin_1ms"), stream)
+        driver.cuStreamSynchronize(stream)
+        print(time.monotonic() - begin)
+        """,
+        standin.environment(tmp_path, host_ns=late_us * 1000),
+    )
+    took_us = float(standin.said(program)[0]) * 1e6
+    assert 1000 + late_us <= took_us
+    assert late_us or took_us < 3500
+
+
+@pytest.mark.parametrize("reach_percent", [0, 50, 100])
+def test_a_launch_reaches_the_card_at_that_part_of_its_call(tmp_path: Path, reach_percent: int) -> None:
+    program = standin.python(
+        """
+        driver = Driver()
+        stream = driver.stream()
+        first, last = driver.event(), driver.event()
+        kernel = driver.kernel("spin_1ms")
+        driver.launch(kernel, stream)
+        driver.cuStreamSynchronize(stream)
+        driver.cuEventRecord(first, stream)
+        driver.launch(kernel, stream)
+        driver.cuEventRecord(last, stream)
+        driver.cuStreamSynchronize(stream)
+        print(driver.milliseconds(first, last))
+        """,
+        standin.environment(tmp_path, launch_ns=4_000_000, reach_percent=reach_percent),
+    )
+    took_ms = float(standin.said(program)[0])
+    if reach_percent == 0:
+        assert took_ms >= 4, "the end is recorded after the call, and the kernel is over before"
+    else:
+        assert took_ms >= 1 + 4 * reach_percent / 100
+        assert reach_percent == 100 or took_ms < 4.9
+
+
 def test_a_host_function_that_waits_keeps_other_host_functions_alone(tmp_path: Path) -> None:
     """Kernels of other streams run; host functions are called one at a time, as the driver may do."""
     program = standin.python(

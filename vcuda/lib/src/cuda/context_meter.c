@@ -54,6 +54,7 @@ static void fill_context_meter(struct context_meter *context_meter, const struct
     context_meter->card = where->card;
     context_meter->lost = false;
     context_meter->clock = (struct card_clock){0};
+    context_meter->wait = (struct launch_wait){0};
     context_meter->waiting_end = &context_meter->waiting;
     context_meter->free_head = 0;
     for (unsigned i = 0; i < TIMING_SPANS; i++) {

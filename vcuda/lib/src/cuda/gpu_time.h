@@ -76,7 +76,15 @@ struct span_facts {
     bool idle;            /* the stream was drained when it began */
     uint64_t launched_at; /* the first launch */
     uint64_t lead_ns;     /* host time from the start's record to the first launch */
-    uint64_t call_ns;     /* host time from the first launch's call until it is on the card */
+    uint64_t call_ns;     /* host time from the first launch's call until it is on the card, as a guess */
+    uint64_t wait_ns;     /* from there until its kernel starts, as is known of others (launch_wait.h); 0: it is not */
+    uint64_t slow_ns;     /* by so much its calls took longer than such calls do: it may seem as much longer */
+    uint64_t exact_ns;    /* what it takes on average, as is known of those that were held; 0: it is not */
+    bool steady;          /* and each about that */
+    bool loads;           /* its first launch may have loaded its function's code */
+    bool held;            /* it stands behind a host function that waits a little for its end, ... */
+    uint64_t held_until;  /* ... which returned at this time; 0: not yet */
+    uint64_t ended_at;    /* its end had been recorded */
     uint64_t stamp_ns;    /* card time that the end's record takes */
     uint64_t late_ns;     /* host time from the last launch to the end's record, where that was long; else 0 */
     uint64_t drained_by;  /* the stream was seen drained at this time; 0: it was not asked */
@@ -85,12 +93,18 @@ struct span_facts {
 
 struct gpu_interval {
     int64_t from, to; /* card times */
+    int64_t called;   /* its first launch, where its stream was idle */
 };
 
 /* The interval of a measured span: its start event lies at `start` of the card's time, its end event `elapsed` later.
  * `stretch_q8` / 256 is by how much others on the card stretch its work. */
 struct gpu_interval gpu_time_measured(const struct span_facts *facts, int64_t start, int64_t elapsed,
                                       uint32_t stretch_q8, struct card_clock *clock);
+
+/* Of a span that was held: was all of it in its stream before this went on? If not, its events say nothing. */
+static inline bool gpu_time_is_exact(const struct span_facts *facts) {
+    return facts->ended_at && facts->ended_at <= facts->held_until;
+}
 
 /* The interval of a span without events, after what its stream ran before (`after`): as long as its launches are
  * expected to take, but no longer than until the stream was seen drained. */

@@ -5,6 +5,7 @@
 #include "cuda/gpu_time.h"
 #include "cuda/held_idle.h"
 #include "cuda/sharers.h"
+#include "cuda/span_hold.h"
 #include "cuda/timeline.h"
 #include "interposer.h"
 #include "token_bucket.h"
@@ -30,6 +31,27 @@ static void refer_to(struct timing_span *span, int64_t at) {
     }
 }
 
+/* How long its launch waited, if that is known of others. False: it was held, and was not all there in time. */
+static bool look_at_wait(struct timing_span *span) {
+    struct span_facts *facts = &span->facts;
+    if (facts->held)
+        return span_hold_succeeded(span);
+    if (facts->idle && span->launches == 1 && !facts->loads) {
+        facts->wait_ns = launch_wait_ns(&span->context_meter->wait);
+        facts->exact_ns = exact_ns(span->kind[0].cost, &facts->steady);
+    }
+    return true;
+}
+
+/* One that had the card to itself tells what launches of its kind take, if it was held; if not, how long they wait. */
+static void learn_wait(struct timing_span *span, const struct gpu_interval *ran) {
+    const struct span_facts *facts = &span->facts;
+    if (span->launches == 1 && facts->held)
+        exact_told(span->kind[0].cost, (uint64_t)(ran->to - ran->from));
+    else if (facts->exact_ns)
+        launch_wait_told(&span->context_meter->wait, ran->to - ran->called, facts->exact_ns);
+}
+
 /* When the span's work ran, by its events; false if they cannot be read. */
 static bool read_events(struct timing_span *span, uint32_t stretch_q8, struct gpu_interval *interval) {
     struct context_meter *context_meter = span->context_meter;
@@ -37,7 +59,7 @@ static bool read_events(struct timing_span *span, uint32_t stretch_q8, struct gp
     float ms = 0;
     int64_t from = first ? (int64_t)span->facts.launched_at : time_of(context_meter, span->start, &failed);
     failed |= real.cuEventElapsedTime(&ms, span->start, span->end) != CUDA_SUCCESS;
-    if (failed)
+    if (failed || !look_at_wait(span))
         return false;
     *interval = gpu_time_measured(&span->facts, from, (int64_t)((double)ms * 1e6), stretch_q8, &context_meter->clock);
     if (first || from - context_meter->reference_ns > REFERENCE_MOST_NS)
@@ -121,6 +143,8 @@ uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *v
     uint64_t took = (uint64_t)(ran.to - ran.from), known = measured ? known_ns(span) : 0;
     uint64_t fresh = (uint64_t)busy_intervals_add(&context_meter->busy, ran.from, ran.to);
     bool crossed = is_crossed(span, view, now), by_itself = fresh >= took;
+    if (measured && by_itself && divided == 256 && !crossed)
+        learn_wait(span, &ran);
     if (crossed && measured && by_itself && span->kinds == 1)
         cost_was(span->kind[0].cost, (took + STOPPED_NS) / span->launches);
     if (known && crossed)

@@ -1,10 +1,17 @@
 /* Where a stream waits for what is no work of the card: the time is kept out of the spans that kernels around it are
  * measured in. */
+#include "cuda/span_hold.h"
 #include "cuda/stream_meter.h"
 #include "interposer.h"
 
 #define WAITS(name, per_thread, parameters, arguments)                                                                 \
     CUresult hook_##name parameters {                                                                                  \
+        stream_meter_waits(stream, per_thread);                                                                        \
+        return real.name arguments;                                                                                    \
+    }
+#define WAITS_FOR_HOST(name, per_thread, parameters, arguments)                                                        \
+    CUresult hook_##name parameters {                                                                                  \
+        span_hold_no_more();                                                                                           \
         stream_meter_waits(stream, per_thread);                                                                        \
         return real.name arguments;                                                                                    \
     }

@@ -1,4 +1,5 @@
 #include "attachment.h"
+#include "cuda/span_hold.h"
 #include "cuda/timing_span.h"
 #include "interposer.h"
 #include "page.h"
@@ -133,11 +134,13 @@ void stream_meter_corrected(struct stream_meter *meter, uint64_t expected_ns, ui
 /* ---- taking and closing
  * --------------------------------------------------------------------------------------------------------------- */
 
-/* Start measuring; false if the driver will not. */
-static bool record_start(struct timing_span *span, struct measuring_budget *budget) {
+/* Start measuring; false if the driver will not. What is to be held, and has its events, is held from here on. */
+static bool record_start(struct timing_span *span, bool hold, struct measuring_budget *budget) {
     int mode = relax();
+    bool has_events = make_events(span);
     uint64_t opened = vcuda_now_ns();
-    bool made = make_events(span) && real.cuEventRecord(span->start, span->meter->stream) == CUDA_SUCCESS;
+    span->facts.held = hold && has_events && span_hold(span);
+    bool made = has_events && real.cuEventRecord(span->start, span->meter->stream) == CUDA_SUCCESS;
     restore(mode);
     span->facts.launched_at = vcuda_now_ns();
     span->facts.lead_ns = span->facts.launched_at - opened;
@@ -165,7 +168,7 @@ static void learn_stamp(struct timing_span *span) {
     __atomic_store_n(&context_meter->stamps, stamps + 1, __ATOMIC_RELAXED);
 }
 
-static struct timing_span *open_span(struct stream_meter *meter, bool idle, bool measured,
+static struct timing_span *open_span(struct stream_meter *meter, bool idle, bool measured, bool hold,
                                      struct measuring_budget *budget, uint64_t now) {
     struct timing_span *span = take_free(meter->context_meter);
     if (!span)
@@ -179,7 +182,7 @@ static struct timing_span *open_span(struct stream_meter *meter, bool idle, bool
     span->kinds = 0;
     if (measured && idle)
         learn_stamp(span);
-    span->measured = measured && record_start(span, budget);
+    span->measured = measured && record_start(span, hold, budget);
     span->facts.stamp_ns = __atomic_load_n(&span->context_meter->stamp_ns, __ATOMIC_RELAXED);
     __atomic_store_n(&span->last_at, span->facts.launched_at, __ATOMIC_RELAXED);
     note_busy(meter);
@@ -215,11 +218,13 @@ struct timing_span *timing_span_decide(struct stream_meter *meter, struct timing
         timing_span_drop(span);
         span = NULL;
     }
+    bool hold = !span && may_measure && state == STREAM_IDLE && span_hold_wanted(meter, cost, now);
     if (span)
         __atomic_store_n(&span->last_at, now, __ATOMIC_RELAXED);
-    else if ((span = open_span(meter, state == STREAM_IDLE, may_measure, budget, now)))
+    else if ((span = open_span(meter, state == STREAM_IDLE, may_measure, hold, budget, now)))
         now = span->facts.launched_at;
     stream_clock_launched(&clock, now, state == STREAM_IDLE, cost_ns(cost));
+    clock.waits |= span && span->facts.held;
     set_clock(meter, &clock);
     errno = saved;
     return span;
@@ -258,15 +263,19 @@ static void push(struct timing_span *span) {
     while (!__atomic_compare_exchange_n(&context_meter->closed, &head, span, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
 }
 
-/* Recorded late, the end's time is the last launch's only if the stream has not drained by then. */
-static void close_at(struct timing_span *span, uint64_t now) {
+/* Recorded late, the end's time is the last launch's only if the stream has not drained by then. Returns the time. */
+static uint64_t close_at(struct timing_span *span, uint64_t now) {
     int mode = relax();
     if (now > span->last_at + LATE_NS && ask(span->meter) != STREAM_BUSY)
         span->facts.late_ns = now - span->last_at;
     span->measured = real.cuEventRecord(span->end, span->meter->stream) == CUDA_SUCCESS;
     restore(mode);
+    uint64_t ended_at = vcuda_now_ns();
+    span->facts.slow_ns += ended_at - now;
+    __atomic_store_n(&span->facts.ended_at, ended_at, __ATOMIC_RELEASE);
     span->closed_at = now;
     push(span);
+    return ended_at;
 }
 
 void timing_span_close(struct timing_span *span) {
@@ -288,11 +297,11 @@ void timing_span_end(struct timing_span *span, struct measuring_budget *budget) 
         uint64_t took = now - span->facts.launched_at;
         uint64_t known = launch_call_ns(__atomic_load_n(&call_ns, __ATOMIC_RELAXED), took);
         __atomic_store_n(&call_ns, known, __ATOMIC_RELAXED);
-        bool loads = !cost_seen(span->kind[0].cost) && took < LOAD_MOST_NS; /* a function's first launch may */
-        span->facts.call_ns = launch_reaches_ns(known, took, loads);
+        span->facts.loads = !cost_seen(span->kind[0].cost) && took < LOAD_MOST_NS; /* a function's first launch may */
+        span->facts.slow_ns = took - known;
+        span->facts.call_ns = launch_reaches_ns(known, took, span->facts.loads);
     }
-    close_at(span, now);
-    measuring_spent(budget, vcuda_now_ns() - now);
+    measuring_spent(budget, close_at(span, now) - now);
 }
 
 /* Without a look at the clock: for who opens a span for each launch that would be most of what it costs. */

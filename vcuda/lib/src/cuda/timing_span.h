@@ -16,6 +16,7 @@
 #include "cuda/busy_intervals.h"
 #include "cuda/cost.h"
 #include "cuda/gpu_time.h"
+#include "cuda/launch_wait.h"
 #include "cuda/span_plan.h"
 
 #define TIMING_SPANS 256    /* of a context; a program that has more in flight is charged by expectation */
@@ -61,6 +62,7 @@ struct context_meter {
     struct timing_span *waiting, **waiting_end;
     struct busy_intervals busy;
     struct card_clock clock;
+    struct launch_wait wait;
     uint64_t stamp_ns; /* what the record of an event takes on the card, the least of `stamps` looks; any thread */
     uint32_t stamps;
     CUevent reference; /* all times are relative to it; a float of milliseconds is exact enough for some seconds */

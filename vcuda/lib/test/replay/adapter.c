@@ -5,6 +5,7 @@
 #include "cuda/busy_intervals.h"
 #include "cuda/cost.h"
 #include "cuda/gpu_time.h"
+#include "cuda/launch_wait.h"
 #include "cuda/span_plan.h"
 #include "token_bucket.h"
 
@@ -44,6 +45,8 @@ struct adapter {
     struct measuring_budget budget;
     uint64_t newcomers;
     struct card_clock clock;
+    struct holding_budget holding;
+    struct launch_wait wait;
     struct busy_intervals busy;
     uint64_t run; /* tells its kinds of work from those of other runs */
     struct stream stream[STREAMS];
@@ -114,7 +117,9 @@ static void close_span(struct adapter *a, uint32_t number) {
         if (now > last_at + LATE_NS && driver_stream_query(a->driver, number))
             span->facts.late_ns = now - last_at;
         driver_event_record(a->driver, span->end, number);
-        measuring_spent(&a->budget, driver_now(a->driver) - now);
+        span->facts.ended_at = driver_now(a->driver);
+        span->facts.slow_ns += span->facts.ended_at - now;
+        measuring_spent(&a->budget, span->facts.ended_at - now);
     }
     push(a, stream, span);
 }
@@ -133,6 +138,27 @@ static int64_t ns_of(float milliseconds) {
     return (int64_t)((double)milliseconds * 1e6);
 }
 
+/* The next two as span_charge.c does. */
+static bool look_at_wait(struct adapter *a, struct span *span) {
+    struct span_facts *facts = &span->facts;
+    if (facts->held) {
+        holding_took(&a->holding, facts->held_until - (facts->launched_at - facts->lead_ns));
+        return gpu_time_is_exact(facts);
+    }
+    if (facts->idle && span->launches == 1 && !facts->loads) {
+        facts->wait_ns = launch_wait_ns(&a->wait);
+        facts->exact_ns = exact_ns(span->kind[0], &facts->steady);
+    }
+    return true;
+}
+
+static void learn_wait(struct adapter *a, struct span *span, const struct gpu_interval *ran) {
+    if (span->launches == 1 && span->facts.held)
+        exact_told(span->kind[0], (uint64_t)(ran->to - ran->from));
+    else if (span->facts.exact_ns)
+        launch_wait_told(&a->wait, ran->to - ran->called, span->facts.exact_ns);
+}
+
 static bool read_span(struct adapter *a, struct span *span, struct gpu_interval *interval) {
     float elapsed = 0, from = 0;
     if (!a->has_reference) {
@@ -140,13 +166,13 @@ static bool read_span(struct adapter *a, struct span *span, struct gpu_interval 
         a->has_reference = true;
         a->reference = span->start;
         span->start = driver_event_create(a->driver);
-        if (!driver_event_elapsed(a->driver, a->reference, span->end, &elapsed))
+        if (!driver_event_elapsed(a->driver, a->reference, span->end, &elapsed) || !look_at_wait(a, span))
             return false;
         *interval = gpu_time_measured(&span->facts, a->reference_ns, ns_of(elapsed), 256, &a->clock);
         return true;
     }
     if (!driver_event_elapsed(a->driver, a->reference, span->start, &from) ||
-        !driver_event_elapsed(a->driver, span->start, span->end, &elapsed))
+        !driver_event_elapsed(a->driver, span->start, span->end, &elapsed) || !look_at_wait(a, span))
         return false;
     int64_t start = a->reference_ns + ns_of(from);
     *interval = gpu_time_measured(&span->facts, start, ns_of(elapsed), 256, &a->clock);
@@ -175,6 +201,8 @@ static void settle(struct adapter *a, struct stream *stream, struct span *span) 
         interval = gpu_time_expected(&span->facts, stream->settled_to, 256, &a->clock);
     int64_t own = interval.to - interval.from;
     uint64_t used = (uint64_t)busy_intervals_add(&a->busy, interval.from, interval.to);
+    if (measured && (int64_t)used >= own)
+        learn_wait(a, span, &interval);
     if (measured) {
         teach(span, (uint64_t)own, used);
         stream_clock_corrected(&stream->clock, expected, (uint64_t)own);
@@ -314,6 +342,9 @@ static void take_span(struct adapter *a, uint32_t number, const struct cost *cos
         span->facts = (struct span_facts){.idle = said == STREAM_IDLE,
                                           .stamp_ns = stamp_ns(a, span, number, may_ask && said == STREAM_IDLE)};
         uint64_t opened = driver_now(a->driver);
+        span->facts.held = may_ask && said == STREAM_IDLE && holding_wanted(&a->holding, cost, opened);
+        if (span->facts.held)
+            span->facts.held_until = driver_host_function(a->driver, number);
         if (span->measured) {
             driver_event_record(a->driver, span->start, number);
             measuring_spent(&a->budget, driver_now(a->driver) - opened);
@@ -323,6 +354,7 @@ static void take_span(struct adapter *a, uint32_t number, const struct cost *cos
         driver_wake_helper(a->driver, span->facts.launched_at);
     }
     stream_clock_launched(&stream->clock, driver_now(a->driver), said == STREAM_IDLE, ns);
+    stream->clock.waits |= span && span->facts.held;
 }
 
 static struct cost *cost_of(const struct adapter *a, const struct launch *launch) {
@@ -365,7 +397,9 @@ static void after_launch(void *state, const struct launch *launch, uint64_t now)
     if (span->facts.idle && span->measured && span->launches == 1) {
         uint64_t took = now - span->facts.launched_at;
         a->call_ns = launch_call_ns(a->call_ns, took);
-        span->facts.call_ns = launch_reaches_ns(a->call_ns, took, !cost_seen(span->kind[0]) && took < LOAD_MOST_NS);
+        span->facts.slow_ns = took - a->call_ns;
+        span->facts.loads = !cost_seen(span->kind[0]) && took < LOAD_MOST_NS;
+        span->facts.call_ns = launch_reaches_ns(a->call_ns, took, span->facts.loads);
     }
     a->dice ^= a->dice << 13;
     a->dice ^= a->dice >> 17;

@@ -12,6 +12,11 @@ struct card_settings card_defaults(void) {
         .launch_latency_ns = 4200,
         .record_ns = 1250,
         .stamp_ns = 32, /* the steps of all times that were read there; documented is about 0.5 us */
+        /* Measured on an H100: a pair of events round a kernel that waits takes 2.2 to 2.3 us more than the kernel, and
+         * 1.28 with nothing between; host functions run 34 to 116 us after their call. */
+        .gap_ns = 950,
+        .host_function_ns = 50000,
+        .resume_ns = 5000,
     };
 }
 
@@ -69,7 +74,9 @@ uint64_t card_takes_launch_at(const struct card *card, uint32_t stream) {
 
 void card_submit_kernel(struct card *card, uint32_t stream, uint64_t length_ns, uint64_t now) {
     struct stream *of = &card->stream[stream];
-    uint64_t start = later(now + card->settings.launch_latency_ns, of->idle_at);
+    uint64_t gap = of->recorded ? card->settings.gap_ns : 0;
+    uint64_t start = later(now + card->settings.launch_latency_ns, of->idle_at + gap);
+    of->recorded = false;
     if (card->settings.overlap == ONE_AT_A_TIME)
         start = later(start, card->idle_at);
     uint64_t end = start + length_ns;
@@ -83,7 +90,15 @@ void card_submit_kernel(struct card *card, uint32_t stream, uint64_t length_ns, 
 uint64_t card_submit_event(struct card *card, uint32_t stream, uint64_t now) {
     struct stream *of = &card->stream[stream];
     of->idle_at = later(now, of->idle_at) + card->settings.record_ns;
+    of->recorded = true;
     return of->idle_at;
+}
+
+uint64_t card_submit_host_function(struct card *card, uint32_t stream, uint64_t now, uint64_t ready) {
+    struct stream *of = &card->stream[stream];
+    uint64_t returns = later(later(now, of->idle_at) + card->settings.host_function_ns, ready);
+    of->idle_at = returns + card->settings.resume_ns;
+    return returns;
 }
 
 uint64_t card_stamp(const struct card *card, uint64_t done_at) {

@@ -11,9 +11,10 @@
  *   - A stream takes about a thousand launches that have not run; a further launch waits until one has (measured by a
  *     user on NVIDIA's forum, thread 68937: 1024 is the number commonly quoted).
  *   - A kernel on an idle stream starts `launch_latency_ns` after its submission, and the record of an event takes
- *     `record_ns` of its stream's time (see card_defaults).
+ *     `record_ns` of its stream's time (see card_defaults). What stands behind a host function starts `resume_ns` after
+ *     that has returned; that runs `host_function_ns` after its turn.
  * Not modelled: copies, priorities, dependencies between streams, and the pause between two kernels of one stream
- * (1.8 us on an H100): nobody else can use it, so that it counts as the card's time.
+ * (0.95 us on an H100): nobody else can use it, so that it counts as the card's time.
  *
  * Streams are in order and submission takes equally long for all, so when a kernel runs is known once it is submitted.
  */
@@ -32,8 +33,11 @@ enum overlap { ONE_AT_A_TIME, SIDE_BY_SIDE };
 struct card_settings {
     enum overlap overlap;
     uint64_t launch_latency_ns; /* from submission to start, on an idle stream */
+    uint64_t gap_ns;            /* from the record of an event to the start of a kernel that waits behind it */
     uint64_t record_ns;         /* of the card, on its stream, for the record of an event */
     uint64_t stamp_ns;          /* resolution of an event's time stamp */
+    uint64_t host_function_ns;  /* from a host function's turn until it runs */
+    uint64_t resume_ns;         /* from its return until its stream goes on */
 };
 
 struct busy {
@@ -42,6 +46,7 @@ struct busy {
 
 struct stream {
     uint64_t idle_at;          /* when all that was submitted is done */
+    bool recorded;             /* the last of it is the record of an event */
     uint64_t submitted;        /* kernels */
     uint64_t ends[CARD_QUEUE]; /* of the last kernels, by their number modulo CARD_QUEUE */
 };
@@ -68,6 +73,9 @@ void card_submit_kernel(struct card *card, uint32_t stream, uint64_t length_ns, 
 
 /* When an event recorded at `now` is done. */
 uint64_t card_submit_event(struct card *card, uint32_t stream, uint64_t now);
+
+/* When a host function submitted at `now` returns, which waits for the host until `ready`. */
+uint64_t card_submit_host_function(struct card *card, uint32_t stream, uint64_t now, uint64_t ready);
 
 /* The time stamp of an event that is done at `done_at`. */
 uint64_t card_stamp(const struct card *card, uint64_t done_at);

@@ -162,6 +162,31 @@ static void a_kernel_between_two_records_seems_longer_by_its_start_and_a_record(
     driver_end(&driver);
 }
 
+static void what_stands_behind_a_host_function_is_measured_alone(void) {
+    struct modelled_driver driver;
+    struct card_settings card = settings(ONE_AT_A_TIME);
+    card.record_ns = 1250;
+    card.gap_ns = 1 * US;
+    card.stamp_ns = 50;
+    card.host_function_ns = 40 * US;
+    card.resume_ns = 5 * US;
+    driver_begin(&driver, card,
+                 (struct host_settings){.record_ns = 2 * US, .launch_ns = 8 * US, .host_function_ns = 4 * US});
+    uint32_t first = driver_event_create(&driver), second = driver_event_create(&driver);
+    float apart = 0;
+    CHECK(driver_host_function(&driver, 0) == 44 * US); /* the calls behind it take 12 us: it need not wait */
+    driver_event_record(&driver, first, 0);
+    card_submit_kernel(&driver.card, 0, 10 * US, driver.now + 8 * US);
+    driver.now += 8 * US;
+    driver_event_record(&driver, second, 0);
+    CHECK(!driver_stream_query(&driver, 0) && driver.card.busy[0].from == (44 + 5 + 1) * US + 1250);
+    driver.now += 100 * US;
+    CHECK(driver_event_elapsed(&driver, first, second, &apart) && apart == (float)(12250 / 1e6));
+    driver.card.settings.host_function_ns = 1 * US;
+    CHECK(driver_host_function(&driver, 0) == driver.now + 12 * US); /* it waits for them */
+    driver_end(&driver);
+}
+
 static void calls_cost_the_launching_thread_alone(void) {
     struct modelled_driver driver;
     driver_begin(&driver, settings(ONE_AT_A_TIME), (struct host_settings){.record_ns = 7, .query_ns = 3});
@@ -196,6 +221,7 @@ int main(void) {
     an_event_is_done_when_all_earlier_work_of_its_stream_is();
     elapsed_time_has_half_a_microsecond_and_the_digits_of_a_float();
     a_kernel_between_two_records_seems_longer_by_its_start_and_a_record();
+    what_stands_behind_a_host_function_is_measured_alone();
     calls_cost_the_launching_thread_alone();
     events_are_given_out_again();
     return failures;

@@ -10,8 +10,10 @@ struct host_settings host_defaults(void) {
     return (struct host_settings){
         /* Measured on a host with an H100 and driver 580 (tests/data/cards). */
         .launch_ns = 3600,
+        .reach_percent = 50, /* fits three hosts; a fourth one's launches were on the card earlier */
         .load_ns = 500000,
         .record_ns = 1000,
+        .host_function_ns = 4500,
         .query_ns = 300,
         .sync_wake_ns = 5000,
         /* Measured on Linux without real-time priority: the shortest nanosleep takes 67 us, so a sleep ends about 60 us
@@ -84,6 +86,15 @@ void driver_event_record(struct modelled_driver *driver, uint32_t event, uint32_
     of->recorded = true;
     spend(driver, driver->host.record_ns);
     of->done_at = card_submit_event(&driver->card, stream, driver->now);
+}
+
+uint64_t driver_host_function(struct modelled_driver *driver, uint32_t stream) {
+    check_stream(stream);
+    spend(driver, driver->host.host_function_ns);
+    /* The thread makes its next three calls at once: a record, a launch and a record, as long as they always take. */
+    uint64_t ready = driver->now + 2 * driver->host.record_ns +
+                     driver->host.launch_ns * (100 + driver->host.launch_varies_percent) / 100;
+    return card_submit_host_function(&driver->card, stream, driver->now, ready);
 }
 
 bool driver_event_query(struct modelled_driver *driver, uint32_t event) {

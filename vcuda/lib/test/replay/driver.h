@@ -6,12 +6,15 @@
 #include "limiter_under_test.h"
 
 struct host_settings {
-    uint64_t launch_ns;    /* a launch in the launching thread: half-way through it is on the card */
-    uint64_t load_ns;      /* of a function's first launch: its code is loaded */
-    uint64_t record_ns;    /* cuEventRecord there: by its end it is on the card */
-    uint64_t query_ns;     /* cuEventQuery, cuStreamQuery, cuEventElapsedTime there */
-    uint64_t sync_wake_ns; /* from the end of the work to the return of a synchronise */
-    uint64_t wake_late_ns; /* how late a sleeping thread wakes */
+    uint64_t launch_ns;             /* a launch in the launching thread ... */
+    uint64_t launch_varies_percent; /* ... to both sides, ... */
+    uint64_t reach_percent;         /* ... of which so much passes until it is on the card */
+    uint64_t load_ns;               /* of a function's first launch: its code is loaded */
+    uint64_t record_ns;             /* cuEventRecord there: by its end it is on the card */
+    uint64_t host_function_ns;      /* cuLaunchHostFunc there */
+    uint64_t query_ns;              /* cuEventQuery, cuStreamQuery, cuEventElapsedTime there */
+    uint64_t sync_wake_ns;          /* from the end of the work to the return of a synchronise */
+    uint64_t wake_late_ns;          /* how late a sleeping thread wakes */
 };
 
 struct event {

@@ -45,6 +45,10 @@ bool driver_event_elapsed(struct modelled_driver *driver, uint32_t start, uint32
 /* cuStreamQuery: whether all work submitted to `stream` is done. */
 bool driver_stream_query(struct modelled_driver *driver, uint32_t stream);
 
+/* cuLaunchHostFunc of a function that waits until this thread has recorded an event, launched and recorded another one.
+ * When it returns is returned here; a limiter uses that once the time has come. */
+uint64_t driver_host_function(struct modelled_driver *driver, uint32_t stream);
+
 /* Have tick() called at `at`, if that is sooner than the time it asked for. */
 void driver_wake_helper(struct modelled_driver *driver, uint64_t at);
 

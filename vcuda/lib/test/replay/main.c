@@ -5,8 +5,10 @@
  *
  *   --worst N                how many runs to print (10), the worst first      --json
  *   --least-ms N             how long a run is at least (3000)
- *   --launch-latency-ns N    and --launch-ns, --load-ns, --record-ns, --query-ns, --sync-wake-ns, --wake-late-ns: what
- *                            was measured on one machine (card.c, driver.c), to see what hangs on it
+ *   --launch-latency-ns N    and --launch-ns, --launch-varies-percent, --reach-percent, --load-ns, --record-ns,
+ * --query-ns, --sync-wake-ns,
+ *                            --wake-late-ns, --host-function-ns, --resume-ns, --gap-ns: what was measured on one
+ * machine (card.c, driver.c), to see what hangs on it
  *
  * It ends with 0 where every run holds the bars, 1 where one does not, 2 where it was asked for something it does not
  * have. Model, not yet a card.
@@ -176,6 +178,11 @@ static bool take_option(struct options *options, const char *name, const char *v
         {"--seed", &options->seed, NULL, NULL},
         {"--launch-latency-ns", &card->launch_latency_ns, NULL, NULL},
         {"--launch-ns", &host->launch_ns, NULL, NULL},
+        {"--gap-ns", &card->gap_ns, NULL, NULL},
+        {"--launch-varies-percent", &host->launch_varies_percent, NULL, NULL},
+        {"--reach-percent", &host->reach_percent, NULL, NULL},
+        {"--host-function-ns", &card->host_function_ns, NULL, NULL},
+        {"--resume-ns", &card->resume_ns, NULL, NULL},
         {"--load-ns", &host->load_ns, NULL, NULL},
         {"--record-ns", &host->record_ns, NULL, NULL},
         {"--query-ns", &host->query_ns, NULL, NULL},

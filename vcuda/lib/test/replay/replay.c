@@ -12,6 +12,7 @@ struct run {
     const struct limiter *limiter; /* NULL: bare */
     void *state;
     uint64_t launches;
+    uint64_t random;
     uint64_t loaded[LOADED / 64]; /* functions that were launched before, a bit each */
 };
 
@@ -66,6 +67,13 @@ static uint64_t load(struct run *run, uint64_t function) {
     return is_loaded ? 0 : run->driver.host.load_ns;
 }
 
+/* What this launch's call takes. A linear congruential generator (Knuth's MMIX) is random enough. */
+static uint64_t call_ns(struct run *run) {
+    uint64_t ns = run->driver.host.launch_ns, reach = ns * run->driver.host.launch_varies_percent / 100;
+    run->random = run->random * 6364136223846793005u + 1442695040888963407u;
+    return ns - reach + (reach ? (run->random >> 33) % (2 * reach + 1) : 0);
+}
+
 static void launch_step(struct run *run, const struct step *step, uint64_t until) {
     struct modelled_driver *driver = &run->driver;
     struct launch launch = {.stream = step->stream, .function = step->function};
@@ -75,9 +83,10 @@ static void launch_step(struct run *run, const struct step *step, uint64_t until
     pass(run, room_at < until ? room_at : until);
     if (driver->now >= until)
         return;
-    driver->now += driver->host.launch_ns / 2 + load(run, step->function);
+    uint64_t takes = call_ns(run), before = takes * driver->host.reach_percent / 100;
+    driver->now += before + load(run, step->function);
     card_submit_kernel(&driver->card, step->stream, step->length_ns, driver->now);
-    driver->now += driver->host.launch_ns - driver->host.launch_ns / 2;
+    driver->now += takes - before;
     run->launches++;
     if (run->limiter)
         run->limiter->after_launch(run->state, &launch, driver->now);

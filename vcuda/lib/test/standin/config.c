@@ -205,6 +205,8 @@ static void read_all(void) {
     config.kernel_ns = number("kernel_us", 10) * 1000;
     config.load_ns = number("load_us", 0) * 1000;
     config.launch_ns = number("launch_ns", 0);
+    config.reach_ns = config.launch_ns * number("reach_percent", 50) / 100;
+    config.host_ns = number("host_ns", 0);
     config.record_ns = number("record_ns", 0);
     config.gap_ns = number("gap_ns", 0);
     config.start_ns = number("start_ns", 0);

@@ -10,8 +10,9 @@
  *                    takes on the card
  *   switch_us        time of the card between two processes' turns (0)
  *   load_us          time of the caller that a function's first launch takes beside: it loads the code (0)
- *   launch_ns        time of the caller that a launch takes: half-way through it reaches the card (0)
+ *   launch_ns        time of the caller that a launch takes (0): after reach_percent of it (50) it reaches the card
  *   record_ns        the same of the record of an event that takes times, which it reaches at the end (0)
+ *   host_ns          from a host function's turn until it runs, beside what the machine takes (0)
  *   gap_ns start_ns  time of the card before a kernel: behind another one, on an idle stream (0)
  *   step_ns          in whose steps an event says its time (500)
  *   stamp_ns         time of the card that the record of such an event takes on its stream (0)
@@ -49,8 +50,8 @@ struct config {
     int cards;
     struct card_config card[MAX_CARDS];
     char state[256], driver[32];
-    int64_t quantum_ns, switch_ns, kernel_ns, load_ns, launch_ns, record_ns, gap_ns, start_ns, stamp_ns, step_ns,
-        module_bytes;
+    int64_t quantum_ns, switch_ns, kernel_ns, load_ns, launch_ns, reach_ns, record_ns, host_ns, gap_ns, start_ns,
+        stamp_ns, step_ns, module_bytes;
     bool callback, capture_ends, pools, whole_kernels;
 };
 

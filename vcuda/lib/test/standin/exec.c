@@ -235,6 +235,7 @@ static void run_host(struct stream *stream) {
     struct operation operation = *stream->held;
     struct context *context = stream->context;
     process_unlock();
+    exec_call(config_read()->host_ns);
     if (operation.fn)
         operation.fn(operation.data);
     else if (operation.callback)

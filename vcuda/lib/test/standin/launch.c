@@ -28,7 +28,7 @@ static CUresult launch_on(struct context *context, CUfunction function, const un
     process_unlock();
     if (oldest)
         exec_queue_wait(device);
-    exec_call(config_read()->launch_ns / 2 + (function->launched ? 0 : config_read()->load_ns));
+    exec_call(config_read()->reach_ns + (function->launched ? 0 : config_read()->load_ns));
     function->launched = true;
     process_lock();
     bool fits = function_local(stream->context, function);
@@ -36,7 +36,7 @@ static CUresult launch_on(struct context *context, CUfunction function, const un
     if (fits)
         exec_work(stream, pause + kernel_ns(function, params), kernel_alone(context, grid));
     process_unlock();
-    exec_call(config_read()->launch_ns - config_read()->launch_ns / 2);
+    exec_call(config_read()->launch_ns - config_read()->reach_ns);
     if (!fits)
         return CUDA_ERROR_OUT_OF_MEMORY;
     return result;
