@@ -8,14 +8,9 @@ from dataclasses import dataclass
 from admission.cluster.kept_node import KeptFor
 from admission.cluster.node_facts import Intern, NodeFacts
 from admission.cluster.pod_view import PodView
-from gpu_manager.domain.cluster.accounting import (
-    NodeBooks,
-    allocations_of,
-    book_as_fact,
-    charge_all,
-    ledger_of,
-)
+from gpu_manager.domain.cluster.accounting import NodeBooks, charge_node
 from gpu_manager.domain.cluster.claims import KnownClaim, charge_claims
+from gpu_manager.domain.cluster.guessed_cards import allocations_of, book_as_fact
 from gpu_manager.domain.cluster.kubelet_ids import KubeletIds, kubelet_ids
 from gpu_manager.domain.cluster.numa_ids import NumaIds, numa_ids
 from gpu_manager.domain.placement.ledger import Ledger
@@ -95,8 +90,7 @@ def build_view(
     node, here = facts.report, {occupant.uid: occupant for occupant in bound}
     same = before if before is not None and before.node is node else None
     held = charge_claims(node, claims, same.held_claims if same else None)
-    charges = charge_all(node, here.values(), same.charges if same else None, held)
-    ledger = ledger_of(node, charges, held, before)
+    charges, ledger = charge_node(node, here.values(), held, before)
     awaited = tuple(sorted(nominated, key=lambda o: (-o.pod.priority, o.pod.began, o.uid)))
     ids = kubelet_ids(node, charges)
     numa = numa_ids(node, charges)

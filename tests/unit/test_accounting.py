@@ -13,7 +13,8 @@ from admission.cluster.snapshot import NODES, PODS, ClusterState
 from bench.books import disagreement, random_cluster
 from gpu_manager.adapters.kube.reading import cluster_of
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.cluster.accounting import NodeBooks, allocations_of
+from gpu_manager.domain.cluster.accounting import NodeBooks
+from gpu_manager.domain.cluster.guessed_cards import allocations_of
 from gpu_manager.domain.cluster.node_report import read_node, usual_unit, whole_number
 from gpu_manager.domain.cluster.terminating import terminating_shares
 from gpu_manager.domain.contract import (
@@ -40,7 +41,7 @@ from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.services.allocation.books import Books
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.planner import plan
-from tests.fakes.extender import UNIT, bound, container, node, pod, uuid
+from tests.fakes.extender import UNIT, World, bound, container, node, pod, uuid
 
 Obj = dict[str, Any]
 
@@ -134,6 +135,28 @@ def test_a_pod_for_which_no_card_has_room_is_charged_and_named() -> None:
     assert [one.name for one in books.unplaceable] == ["b"]
     assert books.guessed(PodUid("uid-default-a"))
     assert books.ledger.booked(ONE).cores == 120
+
+
+def test_a_pod_on_its_way_to_a_card_that_another_got_is_charged_where_room_is_left_for_it() -> None:
+    """The agent has given one pod another card than was chosen, and said so; of the pod whose room that was it
+    says so only once it comes. Counted on the full card alone, its other room would be promised twice.
+    """
+    first, second = uuid("n1", 0), uuid("n1", 1)
+    here, runs = node("n1"), {ASSIGNED: "true"}
+    moved = pod("moved", 60, 4, on="n1", annotations=says("moved", first) | runs)
+    comes = pod("comes", 60, 4, on="n1", annotations=says("comes", first) | {ASSIGNED: "false"})
+    assert by_kubectl([here], [moved, comes]) == by_the_extender([here], [moved, comes]) == {"n1": [40, 40]}
+    both = [moved, pod("comes", 60, 4, on="n1", annotations=says("comes", first) | runs)]
+    assert by_kubectl([here], both) == by_the_extender([here], both) == {"n1": [-20, 100]}, "as both say"
+
+    world, new = World([here], [moved, comes]), pod("new", 60, 4)
+    world.create(new)
+    assert world.filter(new)["NodeNames"] == [], "the room on the second card is for the pod that comes"
+    world.show(pod("comes", 60, 4, on="n1", annotations=says("comes", second) | runs))
+    assert by_kubectl([here], [moved, comes]) == {"n1": [40, 40]}
+    assert world.filter(new)["NodeNames"] == []
+    world.delete(moved)
+    assert world.filter(new)["NodeNames"] == ["n1"]
 
 
 def test_what_an_annotation_claims_of_cards_that_are_not_there_is_not_heard() -> None:

@@ -6,7 +6,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_manager.domain.contract import ALLOCATION, CORE, PRIORITY, Assignment, encode_assignment
+from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, CORE, PRIORITY, Assignment, encode_assignment
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.whatif.disruption_budgets import read_budget, violating
@@ -19,7 +19,7 @@ def lying(name, card, core=50, units=4, *, where="n1", **more):
     """A running pod on a certain card."""
     uid = more.pop("uid", f"uid-default-{name}")
     said = Assignment(where, uid, {"main": ((uuid(where, card), Amount(core, (units or 0) * UNIT)),)})
-    notes = {ALLOCATION: encode_assignment(said)}
+    notes = {ALLOCATION: encode_assignment(said), ASSIGNED: "true"}
     return pod(name, core, units, on=where, annotations=notes, phase="Running", uid=uid, **more)
 
 

@@ -4,7 +4,7 @@ The scheduler extender, quota, the cluster's page and ``kubectl vcuda`` all use 
 agent shows its own :class:`~gpu_manager.domain.placement.ledger.Ledger`, and tests hold the two equal.
 A pod is charged on the cards that its annotation names. A pod without a valid annotation (bound by hand,
 annotation lost or forged) is charged where the node's own policy would put it or, if it does not fit, on the
-cards with the most left: no amount is ever left out.
+cards with the most left: no amount is ever left out. So is a pod on its way to a card that is full by now.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.claims import ClaimCharge, KnownClaim, charge_claims, claims_by_node
+from gpu_manager.domain.cluster.guessed_cards import Unplaced, allocations_of, guess
 from gpu_manager.domain.cluster.held_sums import Used
 from gpu_manager.domain.cluster.node_report import NodeReport, usual_unit
 from gpu_manager.domain.cluster.placed_pods import PlacedPod, placed_pod
@@ -22,7 +23,7 @@ from gpu_manager.domain.cluster.terminating import terminating_allocations, with
 from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
-from gpu_manager.domain.placement.place import Placement, find, judge
+from gpu_manager.domain.placement.place import Placement, judge
 from gpu_manager.domain.placement.protection import explain_priority, neighbours
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.priority import Priority
@@ -37,8 +38,8 @@ from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 class Charge:
     """What one pod holds of its node; ``usage`` is its sum by card model.
 
-    ``guessed``: no annotation names its cards, so they depend on the other pods of the node. ``unplaceable``:
-    no card had room for it, and it is charged where the most was left.
+    ``guessed``: no annotation names cards with room, so they depend on the other pods of the node.
+    ``unplaceable``: no card had room for it, and it is charged where the most was left.
     """
 
     placed: PlacedPod
@@ -154,8 +155,8 @@ def cluster_books(
     for name in sorted({*known, *at, *by_claim}):
         node = known.get(name) or NodeReport(name, unit)
         held = charge_claims(node, by_claim.get(name, ()))
-        charges = charge_all(node, at.get(name, {}).values(), claims=held)
-        books.append(NodeBooks(node, ledger_of(node, charges, held), charges, held))
+        charges, ledger = charge_node(node, at.get(name, {}).values(), held)
+        books.append(NodeBooks(node, ledger, charges, held))
     return tuple(books)
 
 
@@ -195,11 +196,6 @@ def _allocations(
     """What each pod and each claim holds."""
     held = {uid: charge.allocations for uid, charge in charges.items()}
     return held | {uid: charge.allocations for uid, charge in claims.items()}
-
-
-def book_as_fact(ledger: Ledger, node: NodeReport, allocations: Sequence[Allocation]) -> Ledger:
-    """A ledger with these allocations booked as facts, whether they fit or not."""
-    return Ledger((s.card for s in node.cards), node.unit, (*ledger, *allocations))
 
 
 def _fresh(
@@ -244,7 +240,7 @@ def charge_all(
     Pods whose cards are not known go where ``claims`` leave room.
     """
     charges: dict[PodUid, Charge] = {}
-    unplaced: list[_Unplaced] = []
+    unplaced: list[Unplaced] = []
     for placed in pods:
         done = known.get(placed.uid) if known else None
         if done is not None and not done.guessed and _alike(done.placed, placed):
@@ -258,7 +254,7 @@ def charge_all(
         else:
             certain = tuple(_certain(placed, request, node))
             if len(certain) < len(request.containers):
-                unplaced.append(_Unplaced(placed, request, certain))
+                unplaced.append(Unplaced(placed, request, certain))
             else:
                 charges[placed.uid] = Charge(placed, certain, _usage(certain, node))
     if unplaced:
@@ -266,21 +262,69 @@ def charge_all(
     return charges
 
 
-@dataclass(frozen=True, slots=True)
-class _Unplaced:
-    """A pod with containers whose cards are unknown; ``certain`` are the allocations that are known."""
-
-    placed: PlacedPod
-    request: PodRequest
-    certain: tuple[Allocation, ...]
-
-    @property
-    def rest(self) -> PodRequest:
-        """The request of the containers without known cards."""
-        done = {a.container for a in self.certain}
-        return replace(
-            self.request, containers=tuple(c for c in self.request.containers if c.name not in done)
+def _guess(
+    node: NodeReport,
+    charges: Mapping[PodUid, Charge],
+    claims: Mapping[PodUid, ClaimCharge],
+    unplaced: Sequence[Unplaced],
+) -> dict[PodUid, Charge]:
+    """The charges of pods without known cards, beside what is known."""
+    held = [a for allocations in _allocations(charges, claims).values() for a in allocations]
+    seen = {*charges, *(one.placed.uid for one in unplaced)}
+    held += terminating_allocations(node.lingering, seen)
+    return {
+        one.placed.uid: Charge(
+            one.placed, allocations, _usage(allocations, node), guessed=True, unplaceable=not fits
         )
+        for one, allocations, fits in guess(node, held, unplaced)
+    }
+
+
+def charge_node(
+    node: NodeReport,
+    pods: Iterable[PlacedPod],
+    claims: Mapping[PodUid, ClaimCharge],
+    before: NodeBooks | None = None,
+) -> tuple[Mapping[PodUid, Charge], Ledger]:
+    """The charge of each pod on the node, and the node's ledger with claims; ``before`` as in
+    :func:`ledger_of`.
+
+    Where pods would have more of a card than it has, the agent has given a part of it to another pod than the
+    one that was chosen, and that one's annotation is yet to be corrected: the agent will find it another
+    card. So of the pods there of which the agent has said nothing yet, those that do not fit are charged
+    where the node's own policy would put them: else the room that is left for them would be promised again.
+    """
+    same = before.charges if before is not None and before.node is node else None
+    charges = charge_all(node, pods, same, claims)
+    ledger = ledger_of(node, charges, claims, before)
+    over = {s.card.uuid for s in node.cards if _is_over(ledger, s.card.uuid)}
+    coming = [c for c in charges.values() if over and not c.guessed and _is_coming(c, over)]
+    left, unplaced = ledger.copy() if coming else ledger, list[Unplaced]()
+    for charge in coming:
+        left.release(charge.pod.uid)
+    for charge in sorted(coming, key=lambda c: (c.pod.began, c.pod.uid)):
+        request = booked_request(charge.pod, node.unit)
+        try:
+            left.commit(charge.allocations)
+        except DoesNotFit:
+            unplaced += [Unplaced(charge.placed, request, ())] if request is not None else []
+    if not unplaced:
+        return charges, ledger
+    gone = {one.placed.uid for one in unplaced}
+    charges = {uid: charge for uid, charge in charges.items() if uid not in gone}
+    charges |= _guess(node, charges, claims, unplaced)
+    return charges, ledger_of(node, charges, claims)
+
+
+def _is_over(ledger: Ledger, card: CardUuid) -> bool:
+    return not ledger.booked(card).fits_in(ledger.capacity(card))
+
+
+def _is_coming(charge: Charge, cards: Container[CardUuid]) -> bool:
+    """True for a pod that is to get one of these cards, if the agent has said nothing of it yet."""
+    if charge.pod.annotations.get(contract.ASSIGNED) == "true":
+        return False
+    return any(card in cards for one in charge.allocations for card in one.cards)
 
 
 def _alike(before: PlacedPod, now: PlacedPod) -> bool:
@@ -351,71 +395,6 @@ def _resized(pod: Pod) -> Container[str]:
 
 def _at_most(said: Amount, card: Amount) -> Amount:
     return Amount(min(said.cores, card.cores), min(said.memory, card.memory))
-
-
-def _guess(
-    node: NodeReport,
-    charges: Mapping[PodUid, Charge],
-    claims: Mapping[PodUid, ClaimCharge],
-    unplaced: Sequence[_Unplaced],
-) -> dict[PodUid, Charge]:
-    """Place pods without known cards, the oldest first, each where the node's own policy puts it."""
-    held = [a for allocations in _allocations(charges, claims).values() for a in allocations]
-    certainly = [a for one in unplaced for a in one.certain]
-    seen = {*charges, *(one.placed.uid for one in unplaced)}
-    left = terminating_allocations(node.lingering, seen)
-    ledger = Ledger((s.card for s in node.cards), node.unit, [*held, *certainly, *left])
-    guessed: dict[PodUid, Charge] = {}
-    for one in sorted(unplaced, key=lambda u: (u.placed.pod.began, u.placed.uid)):
-        placement = find(one.rest, node.cards, node.topology, ledger)
-        unplaceable = placement is None
-        if placement is None:
-            placement = _where_most_is_left(one.rest, node, ledger)
-        allocations = (*one.certain, *allocations_of(one.placed.pod, placement))
-        ledger = book_as_fact(ledger, node, allocations)
-        guessed[one.placed.uid] = Charge(
-            one.placed, allocations, _usage(allocations, node), guessed=True, unplaceable=unplaceable
-        )
-    return guessed
-
-
-def _where_most_is_left(request: PodRequest, node: NodeReport, ledger: Ledger) -> Placement:
-    """Cards with the most left, for a pod that is on the node though it does not fit."""
-    placement: dict[str, tuple[Share, ...]] = {}
-    taken: dict[CardUuid, Amount] = {}
-    for container in request.containers:
-        free = {s.card.uuid: ledger.free(s.card.uuid) - taken.get(s.card.uuid, ZERO) for s in node.cards}
-        ranked = sorted(
-            node.cards, key=lambda s: (-free[s.card.uuid].cores, -free[s.card.uuid].memory, s.card.index)
-        )
-        shares = tuple(
-            Share(
-                s.card.uuid,
-                s.card.capacity(node.unit) if container.request.cards else container.request.amount,
-            )
-            for s in ranked[: container.request.cards or 1]
-        )
-        for share in shares:
-            taken[share.card] = taken.get(share.card, ZERO) + share.amount
-        placement[container.name] = shares
-    return placement
-
-
-def allocations_of(pod: Pod, placement: Mapping[str, tuple[Share, ...]]) -> Iterator[Allocation]:
-    """A placement as allocations of the pod's containers, in the kubelet's order."""
-    priority = priority_of(pod)
-    for order, container in enumerate(pod.containers):
-        if container.name in placement:
-            yield Allocation(
-                pod.uid,
-                container.name,
-                container.kind,
-                order,
-                placement[container.name],
-                pod.namespace,
-                pod.name,
-                priority=priority,
-            )
 
 
 def _allocation(

@@ -199,8 +199,8 @@ def explain_placement(placement: Mapping[str, Sequence[Share]], cards: Sequence[
 
 
 def explain_bound(node: str, where: str, *, guessed: bool) -> str:
-    """Format the shares of a pod on a node; ``guessed`` if its annotation does not name them."""
-    why = " (by the node's rules: the pod's annotation does not say)" if guessed else ""
+    """Format the shares of a pod on a node; ``guessed`` if its annotation does not name any with room."""
+    why = " (by the node's rules: its annotation names no card with room for it)" if guessed else ""
     return f"bound to node {_clean(node)}: {where}{why}"
 
 
