@@ -23,7 +23,7 @@
 
 #define WAIT_FIRST 8u
 #define WAIT_WEIGHT 256
-#define WAIT_MOST_NS 40000 /* what seems to wait longer is of a thread that stood still */
+#define WAIT_MOST_NS 40000 /* what seems to wait longer is of a thread that stood still, or met another's turn */
 
 /* Beside the table of costs, because launches do not look at it. `key` is of the cost that it is of. */
 static struct {
@@ -104,7 +104,8 @@ void holding_took(struct holding_budget *budget, uint64_t ns) {
 
 void exact_told(const struct cost *cost, uint64_t ns) {
     const size_t at = place_of(cost);
-    if (__atomic_load_n(&kinds[at].key, __ATOMIC_ACQUIRE) != __atomic_load_n(&cost->key, __ATOMIC_ACQUIRE))
+    bool is_its = __atomic_load_n(&kinds[at].key, __ATOMIC_ACQUIRE) == __atomic_load_n(&cost->key, __ATOMIC_ACQUIRE);
+    if (!is_its || ns > 2 * EXACT_MOST_NS) /* somebody else's turn came in between */
         return;
     uint32_t told = __atomic_load_n(&kinds[at].told, __ATOMIC_RELAXED);
     double exact = (double)(ns > KERNEL_LEAST_NS ? ns : KERNEL_LEAST_NS);

@@ -43,7 +43,8 @@ static bool look_at_wait(struct timing_span *span) {
     return true;
 }
 
-/* One that had the card to itself tells what launches of its kind take, if it was held; if not, how long they wait. */
+/* One that ran beside no other of its process tells what launches of its kind take, if it was held; if not, how long
+ * they wait. */
 static void learn_wait(struct timing_span *span, const struct gpu_interval *ran) {
     const struct span_facts *facts = &span->facts;
     if (span->launches == 1 && facts->held)
@@ -143,7 +144,7 @@ uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *v
     uint64_t took = (uint64_t)(ran.to - ran.from), known = measured ? known_ns(span) : 0;
     uint64_t fresh = (uint64_t)busy_intervals_add(&context_meter->busy, ran.from, ran.to);
     bool crossed = is_crossed(span, view, now), by_itself = fresh >= took;
-    if (measured && by_itself && divided == 256 && !crossed)
+    if (measured && by_itself && !crossed)
         learn_wait(span, &ran);
     if (crossed && measured && by_itself && span->kinds == 1)
         cost_was(span->kind[0].cost, (took + STOPPED_NS) / span->launches);

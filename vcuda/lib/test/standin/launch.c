@@ -28,8 +28,8 @@ static CUresult launch_on(struct context *context, CUfunction function, const un
     process_unlock();
     if (oldest)
         exec_queue_wait(device);
-    exec_call(config_read()->reach_ns + (function->launched ? 0 : config_read()->load_ns));
-    function->launched = true;
+    bool loaded = __atomic_exchange_n(&function->launched, true, __ATOMIC_RELAXED); /* by whichever thread */
+    exec_call(config_read()->reach_ns + (loaded ? 0 : config_read()->load_ns));
     process_lock();
     bool fits = function_local(stream->context, function);
     int64_t pause = exec_is_idle(stream) ? config_read()->start_ns : config_read()->gap_ns;
