@@ -177,7 +177,7 @@ def test_the_traces_are_what_their_program_writes_and_say_that_they_are_made_up(
             99,
             0.98,
         ),  # events and queries take 2 % of a launching thread's time at most
-        ("decode-eager", "libvcuda", 30, 0.98),
+        ("decode-eager", "libvcuda", 30, 0.99),
         ("dataloader-stalls", "libvcuda", 50, 0.99),
         ("dataloader-stalls", "libvcuda", 30, 0.94),
         ("training-step", "libvcuda", 99, 0.99),  # records, and the pauses behind them
@@ -227,9 +227,9 @@ def test_short_kernels_are_charged_alike_on_every_host(
 def test_no_host_makes_a_program_exceed_its_limit(fast: Path, host: tuple[str, ...]) -> None:
     """With half of a call's usual length taken off, 78 to 184 of these runs broke a bar, by up to 11.8 points."""
     said = replay(fast, "libvcuda", "--worst", "1", *host)
-    assert said["broken"] <= 3
-    assert said["accounted_error_points"] <= 2.2
-    assert said["over_points"] <= 1.3
+    assert said["broken"] <= 1
+    assert said["accounted_error_points"] <= 2.5
+    assert said["over_points"] <= 1
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@
  */
 #define HOLDING_NS 60000
 #define RESUME_NS 5000
-#define HOLDING_FIRST_NS 2000000 /* of a process that begins */
-#define HOLDING_MOST_NS 2000000
+#define HOLDING_FIRST_NS 5000000 /* of a process that begins */
+#define HOLDING_MOST_NS 5000000
 
 #define EXACT_MOST_NS 100000u        /* of longer kernels the wait is a small part */
 #define EXACT_FIRST 4u               /* launches of a kind are held as they come, ... */
-#define EXACT_SOON_NS 5000000u       /* ... then one in so long until that is twice as sure as it has to be, ... */
+#define EXACT_SOON_NS 1000000u       /* ... then one in so long until that is twice as sure as it has to be, ... */
 #define EXACT_AGAIN_NS 1000000000u   /* ... or in so long, ... */
 #define EXACT_SELDOM_NS 30000000000u /* ... or in so long where that told nothing: its calls block */
 #define EXACT_WEIGHT 256
