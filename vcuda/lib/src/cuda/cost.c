@@ -11,6 +11,7 @@ static struct {
     double ns;
     double less; /* the most of the last `runs_less` runs, which all took less than `ns` */
     uint32_t runs_less, told;
+    bool is_known; /* it was told of a few times */
 } lately[COST_ENTRIES];
 
 /* Threads that race for an entry may both reset it; that costs a measurement. */
@@ -60,7 +61,8 @@ void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns) {
 
 uint64_t cost_lately_ns(const struct cost *cost) {
     const size_t at = (size_t)(cost - cost_table);
-    return lately[at].key == __atomic_load_n(&cost->key, __ATOMIC_ACQUIRE) ? (uint64_t)lately[at].ns : 0;
+    bool known = lately[at].is_known && lately[at].key == __atomic_load_n(&cost->key, __ATOMIC_ACQUIRE);
+    return known ? (uint64_t)lately[at].ns : 0;
 }
 
 static void know(size_t at, double ns) {
@@ -68,20 +70,28 @@ static void know(size_t at, double ns) {
     lately[at].runs_less = 0;
 }
 
+/* Of the first few, and of the first few after a while, the most counts: one of them may have seemed far too short, for
+ * it loaded the function's code or its thread was stopped between two calls. */
 void cost_remember(struct cost *cost, uint64_t ns, uint64_t now) {
     const size_t at = (size_t)(cost - cost_table);
     uint64_t key = __atomic_load_n(&cost->key, __ATOMIC_ACQUIRE);
     uint64_t age = now > lately[at].at ? now - lately[at].at : 0;
-    double weight = lately[at].key != key || age > COST_LATELY_NS ? 1 : (double)age / COST_LATELY_NS;
-    lately[at].key = key;
-    lately[at].at = now;
-    if (weight == 1)
+    if (lately[at].key != key) {
+        lately[at].key = key;
+        lately[at].is_known = false;
         lately[at].told = 0;
-    if (!lately[at].told || (lately[at].told < COST_RUNS_LESS && (double)ns > lately[at].ns))
+        know(at, 0);
+    }
+    if (lately[at].is_known && age > COST_LATELY_NS)
+        lately[at].told = 0;
+    lately[at].at = now;
+    if (lately[at].told == COST_RUNS) {
+        lately[at].ns += (double)age / COST_LATELY_NS * ((double)ns - lately[at].ns);
+        return;
+    }
+    if ((double)ns > lately[at].ns)
         know(at, (double)ns);
-    else
-        lately[at].ns += weight * ((double)ns - lately[at].ns);
-    lately[at].told += lately[at].told < COST_RUNS_LESS;
+    lately[at].is_known |= ++lately[at].told == COST_RUNS;
 }
 
 /* One alone may be of a thread that was stopped between two calls, and would stand for a minute. */
@@ -95,7 +105,7 @@ void cost_was(struct cost *cost, uint64_t ns) {
     }
     if (!lately[at].runs_less++ || (double)ns > lately[at].less)
         lately[at].less = (double)ns;
-    if (lately[at].runs_less == COST_RUNS_LESS)
+    if (lately[at].runs_less == COST_RUNS)
         know(at, lately[at].less);
 }
 

@@ -53,7 +53,7 @@ static inline uint64_t cost_seen(const struct cost *cost) {
 void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns);
 
 /* What a launch cost a card of its own, over the last COST_LATELY_NS of those that were told of here, the most of the
- * first few; 0: none was. Only the one that settles calls these three. */
+ * first COST_RUNS; 0: not as many were. Only the one that settles calls these three. */
 #define COST_LATELY_NS 3000000000u
 uint64_t cost_lately_ns(const struct cost *cost);
 void cost_remember(struct cost *cost, uint64_t ns, uint64_t now);
@@ -61,7 +61,7 @@ void cost_remember(struct cost *cost, uint64_t ns, uint64_t now);
 /* It took so long where others' work may have come between. What several runs in a row took less than what is known is
  * nearer to the truth: the most of them is known from then on. Many that took more say nothing: each of a container's
  * launches may find another's kernel in flight. */
-#define COST_RUNS_LESS 4
+#define COST_RUNS 4
 void cost_was(struct cost *cost, uint64_t ns);
 
 /* Several runs of several kinds took `used` together and added `charged`, where `expected` had been expected. */

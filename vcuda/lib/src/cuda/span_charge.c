@@ -125,6 +125,27 @@ static bool is_crossed(const struct timing_span *span, const struct vcuda_limits
     return view->card[card].mode & VCUDA_MODE_PROTECTED || gate_was_moved(card, since) || gate_others_ran(card, since);
 }
 
+/* Protected work that follows other work of its stream can have met best-effort work for a small part of its time only: a
+ * pass of the floor now and then. What takes longer for more than that is longer than is known, as a kernel is whose
+ * length its data decide. */
+#define MET_ONE_IN 8
+#define MET_MOST_NS 10000000
+
+static uint64_t met_ns(const struct timing_span *span, const struct vcuda_limits_view *view, uint64_t fresh,
+                       uint64_t known) {
+    static int64_t may_have_met[VCUDA_MAX_CARDS];
+    int card = span->context_meter->card;
+    int64_t more = fresh > known ? (int64_t)(fresh - known) : 0, *most = &may_have_met[card];
+    if (span->facts.idle || !(view->card[card].mode & VCUDA_MODE_PROTECTED))
+        return (uint64_t)more;
+    *most += (int64_t)(fresh / MET_ONE_IN);
+    if (*most > MET_MOST_NS)
+        *most = MET_MOST_NS;
+    more = more < *most ? more : *most;
+    *most -= more;
+    return (uint64_t)more;
+}
+
 /* Best-effort containers that are gated take turns: while one runs no other does, whatever the host sees them wait
  * with, so that nothing divides its time. */
 static bool has_turns(int card) {
@@ -148,16 +169,18 @@ uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *v
         learn_wait(span, &ran);
     if (crossed && measured && by_itself && span->kinds == 1)
         cost_was(span->kind[0].cost, (took + STOPPED_NS) / span->launches);
-    if (known && crossed)
-        divided =
-            bucket_stretch(took, known + known / (alone ? CROSSED_ALONE_MORE_IN : CROSSED_MORE_IN), CROSSED_MOST_Q8);
-    else if (known && !alone)
+    uint64_t own_fresh = known && crossed ? fresh - met_ns(span, view, fresh, known) : fresh;
+    if (known && crossed) {
+        uint64_t more = known + known / (alone ? CROSSED_ALONE_MORE_IN : CROSSED_MORE_IN);
+        bool is_longer = by_itself && own_fresh > more;
+        divided = bucket_stretch(took, is_longer ? own_fresh : more, CROSSED_MOST_Q8);
+    } else if (known && !alone) {
         divided = sharers_during(view, context_meter->card, now, took, known);
+    }
     if (measured && !bucket_is_silent(view, now) && (by_itself || !known || !crossed))
         remember(span, bucket_used(took, divided, 256), now);
     /* It is not divided by how long it took: that may be the container's own other streams', charged for that. */
-    uint64_t used =
-        known && crossed ? bucket_used(fresh < known ? fresh : known, 256, gain) : bucket_used(fresh, divided, gain);
+    uint64_t used = bucket_used(own_fresh, known && crossed ? 256 : divided, gain);
     tell_host(context_meter, ran.to, (int64_t)fresh);
     if (ran.to > meter->settled_to)
         meter->settled_to = ran.to;
