@@ -45,13 +45,15 @@ static bool open_own(struct turn *turn, const char *path) {
 }
 
 static bool take(struct turn *turn, const char *path, uint64_t now) {
-    if (!open_own(turn, path) || (!turn->since && !place(turn, F_RDLCK, now))) {
+    uint64_t since = turn->left_since && now < turn->left_at + TURN_AHEAD_NS ? turn->left_since : now;
+    if (!open_own(turn, path) || (!turn->since && !place(turn, F_RDLCK, since))) {
         turn->is_none = true;
         close_own(turn);
         return true;
     }
     if (!turn->since)
-        turn->since = now;
+        turn->since = since;
+    turn->left_since = 0;
     if (others_wait(turn, turn->since) || flock(turn->fd, LOCK_EX | LOCK_NB) != 0)
         return false;
     place(turn, F_UNLCK, turn->since);
@@ -111,6 +113,8 @@ void turn_went_ahead(struct turn *turn, bool waits_on, uint64_t now) {
     if (turn->is_open && !turn_is_held(turn) && descriptor_is(turn->fd, &turn->file)) {
         if (!waits_on && turn->since) {
             place(turn, F_UNLCK, turn->since);
+            turn->left_since = turn->since;
+            turn->left_at = now;
             turn->since = 0;
         }
         if (turn->ahead_at || place(turn, F_RDLCK, AHEAD_AT))

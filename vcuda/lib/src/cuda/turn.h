@@ -28,6 +28,8 @@ struct turn {
     bool is_open; /* `fd` is this process's, of `file` */
     int fd;
     uint64_t since;       /* when it began to wait; 0: it does not */
+    uint64_t left_since;  /* it left its place of then to go ahead, ... */
+    uint64_t left_at;     /* ... at this time, and has it again if it comes back soon */
     uint64_t taken_at;    /* when it got its turn */
     uint64_t ahead_at;    /* when it last went ahead without; 0: long ago */
     uint64_t from;        /* when its turn began, with the first launch; 0: not yet */
