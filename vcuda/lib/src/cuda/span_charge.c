@@ -125,11 +125,11 @@ static bool is_crossed(const struct timing_span *span, const struct vcuda_limits
     return view->card[card].mode & VCUDA_MODE_PROTECTED || gate_was_moved(card, since) || gate_others_ran(card, since);
 }
 
-/* Protected work that follows other work of its stream can have met best-effort work for a small part of its time only: a
- * pass of the floor now and then. What takes longer for more than that is longer than is known, as a kernel is whose
- * length its data decide. */
-#define MET_ONE_IN 8
-#define MET_MOST_NS 10000000
+/* Of the card's time, protected work that follows other work of its stream can have met best-effort work for half at most:
+ * one passes a closed gate at a time, and the card runs both by turns. What takes longer for more than that is longer than
+ * is known, as a kernel is whose length its data decide. */
+#define MET_ONE_IN 2
+#define MET_MOST_NS 50000000
 
 static uint64_t met_ns(const struct timing_span *span, const struct vcuda_limits_view *view, uint64_t fresh,
                        uint64_t known) {
