@@ -138,8 +138,9 @@ bool turn_tend(struct turn *turn, uint64_t now) {
 
 bool turn_others_ran(struct turn *turn, uint64_t since) {
     uint64_t ahead = __atomic_load_n(&turn->ahead_at, __ATOMIC_RELAXED);
-    if (ahead >= since || __atomic_load_n(&turn->taken_at, __ATOMIC_RELAXED) + TURN_LEFT_NS > since)
-        return true;
+    uint64_t taken = __atomic_load_n(&turn->taken_at, __ATOMIC_RELAXED);
+    if (ahead >= since || taken + TURN_LEFT_NS > since || (taken && !turn_is_held(turn)))
+        return true; /* also what was in flight when the turn was given meets the next one's */
     if (!spin_try(&turn->busy))
         return true;
     bool ran = turn->is_open && descriptor_is(turn->fd, &turn->file) && others_hold(turn, AHEAD_AT, 1);
