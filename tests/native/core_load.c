@@ -1,8 +1,9 @@
 /* Work for a card in the shapes that core limits are judged by. Prints, for each window, the share of it in which its
  * kernels ran, and at the end the share of the whole; a kernel counts where it was seen to be finished.
  *
- *   core_load <sync|stream|graph|bursts|threads> <microseconds a kernel> <seconds> [window milliseconds] [first seconds]
+ *   core_load <sync|stream|graph|bursts|threads|grows> <microseconds a kernel> <seconds> [window milliseconds] [first seconds]
  *
+ * What grows begins with kernels of a tenth of that, and goes on as a stream: its data decide, the launch looks the same.
  * The windows start after the first seconds, which are not judged.
  */
 #include "core_program.h"
@@ -10,13 +11,14 @@
 #include <pthread.h>
 #include <string.h>
 
-enum { BURST = 30, BURST_PAUSE_MS = 40, NODES = 16, RELAXED = 2 };
+enum { BURST = 30, BURST_PAUSE_MS = 40, NODES = 16, RELAXED = 2, SHORT = 40 };
 
 static int (*launch_kernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
                             void **);
 static int (*synchronize)(void *), (*graph_launch)(void *, void *), (*record)(void *, void *), (*wait_event)(void *);
 static int (*set_current)(void *), (*create_stream)(void **, unsigned), (*create_event)(void **, unsigned);
 static void *function, *context;
+static unsigned data_us; /* a kernel's length where its data decide; 0: its name does */
 static double length_s, window_s, begin_s, first_s, end_s;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -44,7 +46,8 @@ static void finished(long count) {
 }
 
 static void launch(void *stream) {
-    must(launch_kernel(function, 64, 1, 1, 32, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
+    void *params[] = {&data_us};
+    must(launch_kernel(function, 64, 1, 1, 32, 1, 1, 0, stream, data_us ? params : NULL, NULL), "cuLaunchKernel");
 }
 
 static void *run_sync(void *unused) {
@@ -76,6 +79,17 @@ static void run_stream(void *stream) {
             finished(batch);
         }
     }
+}
+
+static void run_grows(void *stream) {
+    unsigned us = data_us;
+    data_us = us / 10;
+    for (int i = 0; i < SHORT; i++) {
+        launch(stream);
+        must(synchronize(stream), "cuStreamSynchronize");
+    }
+    data_us = us;
+    run_stream(stream);
 }
 
 static void run_graph(void *stream) {
@@ -137,7 +151,8 @@ int main(int argc, char **argv) {
     must(set_current(context), "cuCtxSetCurrent");
     must(create_stream(&stream, 1), "cuStreamCreate");
     must(((int (*)(void **, const void *))find("cuModuleLoadData"))(&module, "\177ELF any binary"), "cuModuleLoadData");
-    snprintf(name, sizeof name, "spin_%sus", argv[2]);
+    data_us = strcmp(argv[1], "grows") ? 0 : (unsigned)atoi(argv[2]);
+    snprintf(name, sizeof name, data_us ? "spin" : "spin_%sus", argv[2]);
     must(((int (*)(void **, void *, const char *))find("cuModuleGetFunction"))(&function, module, name),
          "cuModuleGetFunction");
     begin_s = judged_begin_s = judged_end_s = window_begin_s = now_s();
@@ -147,6 +162,8 @@ int main(int argc, char **argv) {
         run_sync(NULL);
     else if (!strcmp(argv[1], "stream"))
         run_stream(stream);
+    else if (data_us)
+        run_grows(stream);
     else if (!strcmp(argv[1], "graph"))
         run_graph(stream);
     else if (!strcmp(argv[1], "bursts"))

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpu_manager.domain.enforcement.protection import CardMember
 from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.control_pages import Correction
 from tests.native.core_world import CARD, Tenant, World, compiled, world
+from tests.native.gates import GatedHost
 
 SECONDS = 4.0
 CLOSED_UNTIL = 8
@@ -88,6 +90,28 @@ def test_at_an_open_gate_it_may_have_what_it_is_granted(kind: str) -> None:
     with world() as made:
         made.tenants.gates.ensure(CARD)
         assert share(made, job(made), kind) >= (50 if kind == "sync" else 85)
+
+
+@pytest.mark.timed
+def test_a_protected_container_whose_kernels_grow_keeps_to_its_limit() -> None:
+    """Its data decide how long they take: what was known of them at first is of ten times shorter ones."""
+    with world() as made:
+        service = made.tenant(40, priority=Priority.PROTECTED)
+        idle = made.tenant(60, 100, priority=Priority.BEST_EFFORT)
+        watch = made.watch(100)
+        with made.host(service, idle), contextlib.closing(GatedHost(made)) as host:
+            host.protect(
+                [
+                    CardMember(service.name, CARD, 0, 40, 40, Priority.PROTECTED, works=True),
+                    CardMember(idle.name, CARD, 0, 60, 100, Priority.BEST_EFFORT, works=True),
+                ]
+            )
+            load = made.start(service, "grows", 1000, SECONDS, 0)
+            load.wait_running()
+            begin = time.monotonic_ns()
+            load.finish()
+            had = watch.shares_until([load.process.pid], begin + 2_000_000_000, begin + 4_000_000_000)[0]
+    assert had == pytest.approx(40, abs=2)
 
 
 @pytest.mark.timed

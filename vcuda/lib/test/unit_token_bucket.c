@@ -431,6 +431,12 @@ static void costs_follow_what_is_measured(void) {
     for (int i = 0; i < COST_RUNS; i++)
         cost_was(cost, i == 1 ? MS / 2 : MS / 4);
     CHECK(cost_lately_ns(cost) == MS / 2, "in a row the most of it counts: %" PRIu64, cost_lately_ns(cost));
+    for (int i = 0; i < 2 * COST_LEAST_RUNS; i++) {
+        CHECK(cost_lately_ns(cost) == MS / 2, "longer for a while changes nothing");
+        cost_was_at_least(cost, i % 4 ? 9 * MS : 3 * MS,
+                          9 * SECOND + (uint64_t)i * COST_LEAST_NS / (2 * COST_LEAST_RUNS - 1));
+    }
+    CHECK(cost_lately_ns(cost) == 3 * MS, "the least of half a second does: %" PRIu64, cost_lately_ns(cost));
     cost_corrected(cost, 8 * MS, 8 * MS, 4 * MS);
     CHECK(cost_ns(cost) > 4 * MS && cost_ns(cost) < 6 * MS, "several at once: %" PRIu64, cost_ns(cost));
     cost_measured(cost, 0, 0);

@@ -61,6 +61,35 @@ static void who_waits_no_more_is_in_nobodys_way(void) {
     turn_give(&second);
 }
 
+static void who_goes_ahead_has_its_place_again_when_it_comes_back_soon(void) {
+    struct turn holder = {0}, first = {0}, second = {0};
+    turn_take(&holder, gate, BEGIN);
+    turn_take(&first, gate, BEGIN + 1);
+    turn_went_ahead(&first, false, BEGIN + 2);
+    CHECK(!turn_take(&second, gate, BEGIN + 3) && !turn_take(&first, gate, BEGIN + 4));
+    turn_give(&holder);
+    CHECK(!turn_take(&second, gate, BEGIN + 5), "the first has waited longer, though it went ahead once");
+    CHECK(turn_take(&first, gate, BEGIN + 5));
+    turn_give(&first);
+    CHECK(turn_take(&second, gate, BEGIN + 6) && !turn_take(&first, gate, BEGIN + 7));
+    turn_went_ahead(&first, false, BEGIN + 8);
+    CHECK(!turn_take(&holder, gate, BEGIN + 9) && !turn_take(&first, gate, BEGIN + 8 + TURN_AHEAD_NS));
+    turn_give(&second);
+    CHECK(turn_take(&holder, gate, BEGIN + 10 + TURN_AHEAD_NS), "who comes back late waits anew");
+    turn_give(&first);
+    turn_give(&holder);
+}
+
+static void work_meets_others_from_the_end_of_its_turn_on(void) {
+    struct turn turn = {0}, never = {0};
+    CHECK(!turn_others_ran(&never, BEGIN), "there are no turns");
+    turn_take(&turn, gate, BEGIN);
+    CHECK(turn_others_ran(&turn, BEGIN), "of the turn before something may be left");
+    CHECK(!turn_others_ran(&turn, BEGIN + TURN_LEFT_NS));
+    turn_give(&turn);
+    CHECK(turn_others_ran(&turn, BEGIN + TURN_LEFT_NS), "what it left in flight meets the next one's");
+}
+
 static void a_killed_process_leaves_its_turn_to_the_next(void) {
     struct turn next = {0};
     int ready[2];
@@ -127,6 +156,8 @@ int main(void) {
     who_has_waited_longest_is_next();
     a_turn_is_over_some_time_after_its_first_launch_if_another_one_waits();
     who_waits_no_more_is_in_nobodys_way();
+    who_goes_ahead_has_its_place_again_when_it_comes_back_soon();
+    work_meets_others_from_the_end_of_its_turn_on();
     a_killed_process_leaves_its_turn_to_the_next();
     a_child_of_a_fork_takes_nothing_from_its_parent();
     a_program_that_closes_our_descriptor_keeps_what_it_opens_there();

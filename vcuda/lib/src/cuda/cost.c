@@ -9,8 +9,10 @@ _Alignas(64) struct cost cost_table[COST_ENTRIES];
 static struct {
     uint64_t key, at;
     double ns;
-    double less; /* the most of the last `runs_less` runs, which all took less than `ns` */
-    uint32_t runs_less, told;
+    double less;  /* the most of the last `runs_less` runs, which all took less than `ns` */
+    double least; /* of the last `runs`, since `runs_from` */
+    uint64_t runs_from;
+    uint32_t runs, runs_less, told;
     bool is_known; /* it was told of a few times */
 } lately[COST_ENTRIES];
 
@@ -79,7 +81,7 @@ void cost_remember(struct cost *cost, uint64_t ns, uint64_t now) {
     if (lately[at].key != key) {
         lately[at].key = key;
         lately[at].is_known = false;
-        lately[at].told = 0;
+        lately[at].told = lately[at].runs = 0;
         know(at, 0);
     }
     if (lately[at].is_known && age > COST_LATELY_NS)
@@ -107,6 +109,21 @@ void cost_was(struct cost *cost, uint64_t ns) {
         lately[at].less = (double)ns;
     if (lately[at].runs_less == COST_RUNS)
         know(at, lately[at].less);
+}
+
+void cost_was_at_least(struct cost *cost, uint64_t ns, uint64_t now) {
+    const size_t at = (size_t)(cost - cost_table);
+    if (lately[at].key != __atomic_load_n(&cost->key, __ATOMIC_ACQUIRE))
+        return;
+    if (!lately[at].runs++ || (double)ns < lately[at].least)
+        lately[at].least = (double)ns;
+    if (lately[at].runs == 1)
+        lately[at].runs_from = now;
+    if (now < lately[at].runs_from + COST_LEAST_NS)
+        return;
+    if (lately[at].runs > COST_LEAST_RUNS && lately[at].least > lately[at].ns * 9 / 8)
+        know(at, lately[at].least);
+    lately[at].runs = 0;
 }
 
 static uint64_t scaled(uint64_t ns, uint64_t used, uint64_t expected) {

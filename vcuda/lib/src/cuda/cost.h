@@ -64,6 +64,12 @@ void cost_remember(struct cost *cost, uint64_t ns, uint64_t now);
 #define COST_RUNS 4
 void cost_was(struct cost *cost, uint64_t ns);
 
+/* The same where others' work comes between now and then, but not always: what the shortest of COST_LEAST_RUNS or more
+ * in COST_LEAST_NS took is known from then on, if it is more by an eighth. */
+#define COST_LEAST_RUNS 16
+#define COST_LEAST_NS 500000000u
+void cost_was_at_least(struct cost *cost, uint64_t ns, uint64_t now);
+
 /* Several runs of several kinds took `used` together and added `charged`, where `expected` had been expected. */
 void cost_corrected(struct cost *cost, uint64_t used, uint64_t charged, uint64_t expected);
 

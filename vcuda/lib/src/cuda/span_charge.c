@@ -125,25 +125,31 @@ static bool is_crossed(const struct timing_span *span, const struct vcuda_limits
     return view->card[card].mode & VCUDA_MODE_PROTECTED || gate_was_moved(card, since) || gate_others_ran(card, since);
 }
 
-/* Of the card's time, protected work that follows other work of its stream can have met best-effort work for half at most:
- * one passes a closed gate at a time, and the card runs both by turns. What takes longer for more than that is longer than
- * is known, as a kernel is whose length its data decide. */
+/* Of the card's time, protected work that follows other work of its stream can have met best-effort work for half at
+ * most: one passes a closed gate at a time, and the card runs both by turns. What takes longer for more than that is
+ * longer than is known, as a kernel is whose length its data decide. Whether it follows is seen by the card's times:
+ * what is expected of a stream is wrong as long as costs are. */
+#define FOLLOWS_NS 50000
 #define MET_ONE_IN 2
 #define MET_MOST_NS 50000000
 
-static uint64_t met_ns(const struct timing_span *span, const struct vcuda_limits_view *view, uint64_t fresh,
-                       uint64_t known) {
+static bool follows_own(const struct timing_span *span, const struct vcuda_limits_view *view,
+                        const struct gpu_interval *ran) {
+    int64_t before = span->meter->settled_to;
+    return view->card[span->context_meter->card].mode & VCUDA_MODE_PROTECTED && before &&
+           ran->from <= before + FOLLOWS_NS;
+}
+
+/* So much of `more` may have been others' work. */
+static uint64_t met_ns(int card, uint64_t fresh, uint64_t more) {
     static int64_t may_have_met[VCUDA_MAX_CARDS];
-    int card = span->context_meter->card;
-    int64_t more = fresh > known ? (int64_t)(fresh - known) : 0, *most = &may_have_met[card];
-    if (span->facts.idle || !(view->card[card].mode & VCUDA_MODE_PROTECTED))
-        return (uint64_t)more;
+    int64_t *most = &may_have_met[card], met = (int64_t)more;
     *most += (int64_t)(fresh / MET_ONE_IN);
     if (*most > MET_MOST_NS)
         *most = MET_MOST_NS;
-    more = more < *most ? more : *most;
-    *most -= more;
-    return (uint64_t)more;
+    met = met < *most ? met : *most;
+    *most -= met;
+    return (uint64_t)met;
 }
 
 /* Best-effort containers that are gated take turns: while one runs no other does, whatever the host sees them wait
@@ -167,13 +173,17 @@ uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *v
     bool crossed = is_crossed(span, view, now), by_itself = fresh >= took;
     if (measured && by_itself && !crossed)
         learn_wait(span, &ran);
-    if (crossed && measured && by_itself && span->kinds == 1)
+    bool follows = crossed && measured && follows_own(span, view, &ran);
+    if (crossed && measured && by_itself && span->kinds == 1) {
         cost_was(span->kind[0].cost, (took + STOPPED_NS) / span->launches);
-    uint64_t own_fresh = known && crossed ? fresh - met_ns(span, view, fresh, known) : fresh;
+        if (follows)
+            cost_was_at_least(span->kind[0].cost, took / span->launches, now);
+    }
+    uint64_t met = known && crossed && fresh > known ? fresh - known : 0;
+    uint64_t own_fresh = fresh - (follows ? met_ns(context_meter->card, fresh, met) : met);
     if (known && crossed) {
         uint64_t more = known + known / (alone ? CROSSED_ALONE_MORE_IN : CROSSED_MORE_IN);
-        bool is_longer = by_itself && own_fresh > more;
-        divided = bucket_stretch(took, is_longer ? own_fresh : more, CROSSED_MOST_Q8);
+        divided = bucket_stretch(took, more, CROSSED_MOST_Q8);
     } else if (known && !alone) {
         divided = sharers_during(view, context_meter->card, now, took, known);
     }
