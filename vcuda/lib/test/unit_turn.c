@@ -13,6 +13,7 @@
 #include "check.h"
 
 #define BEGIN UINT64_C(100000000000)
+#define SECOND UINT64_C(1000000000)
 
 static char gate[] = "/tmp/unit-turn-XXXXXX";
 
@@ -78,6 +79,22 @@ static void who_goes_ahead_has_its_place_again_when_it_comes_back_soon(void) {
     CHECK(turn_take(&holder, gate, BEGIN + 10 + TURN_AHEAD_NS), "who comes back late waits anew");
     turn_give(&first);
     turn_give(&holder);
+}
+
+static void a_turn_that_is_kept_is_not_waited_for_until_it_was_had(void) {
+    struct turn holder = {0}, waiting = {0};
+    const uint64_t stood = TURN_PATIENCE_NS / 2, late = BEGIN + TURN_PATIENCE_NS + stood;
+    turn_take(&holder, gate, BEGIN);
+    CHECK(!turn_waits_in_vain(&waiting, late), "it does not wait");
+    turn_take(&waiting, gate, BEGIN);
+    turn_extend(&waiting, BEGIN, BEGIN + stood);
+    turn_extend(&waiting, BEGIN, BEGIN + stood); /* another thread saw the same */
+    CHECK(!turn_waits_in_vain(&waiting, late - 1) && turn_waits_in_vain(&waiting, late));
+    turn_went_ahead(&waiting, false, late);
+    CHECK(turn_waits_in_vain(&waiting, late + 1) && turn_waits_in_vain(&waiting, late + SECOND));
+    turn_give(&holder);
+    CHECK(turn_take(&waiting, gate, late + SECOND) && !turn_waits_in_vain(&waiting, late + SECOND));
+    turn_give(&waiting);
 }
 
 static void work_meets_others_from_the_end_of_its_turn_on(void) {
@@ -157,6 +174,7 @@ int main(void) {
     a_turn_is_over_some_time_after_its_first_launch_if_another_one_waits();
     who_waits_no_more_is_in_nobodys_way();
     who_goes_ahead_has_its_place_again_when_it_comes_back_soon();
+    a_turn_that_is_kept_is_not_waited_for_until_it_was_had();
     work_meets_others_from_the_end_of_its_turn_on();
     a_killed_process_leaves_its_turn_to_the_next();
     a_child_of_a_fork_takes_nothing_from_its_parent();

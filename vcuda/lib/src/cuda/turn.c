@@ -24,11 +24,16 @@ static bool others_wait(const struct turn *turn, uint64_t until) {
     return others_hold(turn, 0, until);
 }
 
+static void wait_from(struct turn *turn, uint64_t since) {
+    __atomic_store_n(&turn->stood_ns, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&turn->since, since, __ATOMIC_RELAXED);
+}
+
 static void close_own(struct turn *turn) {
     if (turn->is_open)
         descriptor_close(turn->fd, &turn->file);
     turn->is_open = false;
-    turn->since = 0;
+    wait_from(turn, 0);
     __atomic_store_n(&turn->ahead_at, 0, __ATOMIC_RELAXED);
 }
 
@@ -36,7 +41,7 @@ static void close_own(struct turn *turn) {
 static bool open_own(struct turn *turn, const char *path) {
     if (turn->is_open && descriptor_is(turn->fd, &turn->file))
         return true;
-    turn->since = 0;
+    wait_from(turn, 0);
     turn->fd = descriptor_open(path, O_RDONLY);
     turn->is_open = turn->fd >= 0 && descriptor_file(turn->fd, "", &turn->file);
     if (turn->fd >= 0 && !turn->is_open)
@@ -52,12 +57,13 @@ static bool take(struct turn *turn, const char *path, uint64_t now) {
         return true;
     }
     if (!turn->since)
-        turn->since = since;
+        wait_from(turn, since);
     turn->left_since = 0;
     if (others_wait(turn, turn->since) || flock(turn->fd, LOCK_EX | LOCK_NB) != 0)
         return false;
     place(turn, F_UNLCK, turn->since);
-    turn->since = 0;
+    wait_from(turn, 0);
+    __atomic_store_n(&turn->is_kept, false, __ATOMIC_RELAXED);
     __atomic_store_n(&turn->taken_at, now, __ATOMIC_RELAXED);
     __atomic_store_n(&turn->from, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&turn->is_held, true, __ATOMIC_RELEASE);
@@ -93,8 +99,16 @@ void turn_extend(struct turn *turn, uint64_t since, uint64_t until) {
             return;
     } while (
         !__atomic_compare_exchange_n(&turn->stood_until, &stood, until, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
-    if (turn_is_held(turn) && __atomic_load_n(&turn->from, __ATOMIC_RELAXED))
+    if (!turn_is_held(turn))
+        __atomic_fetch_add(&turn->stood_ns, until - begin, __ATOMIC_RELAXED);
+    else if (__atomic_load_n(&turn->from, __ATOMIC_RELAXED))
         __atomic_fetch_add(&turn->from, until - begin, __ATOMIC_RELAXED);
+}
+
+bool turn_waits_in_vain(const struct turn *turn, uint64_t now) {
+    uint64_t since = __atomic_load_n(&turn->since, __ATOMIC_RELAXED);
+    uint64_t from = since + __atomic_load_n(&turn->stood_ns, __ATOMIC_RELAXED);
+    return __atomic_load_n(&turn->is_kept, __ATOMIC_RELAXED) || (since && now >= from + TURN_PATIENCE_NS);
 }
 
 bool turn_give(struct turn *turn) {
@@ -110,12 +124,14 @@ bool turn_give(struct turn *turn) {
 void turn_went_ahead(struct turn *turn, bool waits_on, uint64_t now) {
     if (!spin_try(&turn->busy))
         return;
+    if (turn_waits_in_vain(turn, now))
+        __atomic_store_n(&turn->is_kept, true, __ATOMIC_RELAXED);
     if (turn->is_open && !turn_is_held(turn) && descriptor_is(turn->fd, &turn->file)) {
         if (!waits_on && turn->since) {
             place(turn, F_UNLCK, turn->since);
             turn->left_since = turn->since;
             turn->left_at = now;
-            turn->since = 0;
+            wait_from(turn, 0);
         }
         if (turn->ahead_at || place(turn, F_RDLCK, AHEAD_AT))
             __atomic_store_n(&turn->ahead_at, now, __ATOMIC_RELAXED);

@@ -16,18 +16,21 @@
 
 #include "descriptor.h"
 
-#define TURN_NS UINT64_C(10000000)       /* a turn is over after so long, where others wait for one */
-#define TURN_LEFT_NS UINT64_C(1000000)   /* of the one before something may be in flight for so long, as a rule */
-#define TURN_AHEAD_NS UINT64_C(20000000) /* who has gone ahead without says so for so long */
+#define TURN_NS UINT64_C(10000000)           /* a turn is over after so long, where others wait for one */
+#define TURN_LEFT_NS UINT64_C(1000000)       /* of the one before something may be in flight for so long, as a rule */
+#define TURN_PATIENCE_NS UINT64_C(100000000) /* who has waited for so long does so in vain */
+#define TURN_AHEAD_NS UINT64_C(20000000)     /* who has gone ahead without says so for so long */
 
 /* A card as this process knows it. */
 struct turn {
     bool busy;    /* lock; whoever finds it taken comes back later */
     bool is_held; /* the turn is this process's */
     bool is_none; /* there are no turns: the gate cannot be opened or locked */
+    bool is_kept; /* by another one: this process has waited in vain */
     bool is_open; /* `fd` is this process's, of `file` */
     int fd;
     uint64_t since;       /* when it began to wait; 0: it does not */
+    uint64_t stood_ns;    /* of it, while the gate was closed */
     uint64_t left_since;  /* it left its place of then to go ahead, ... */
     uint64_t left_at;     /* ... at this time, and has it again if it comes back soon */
     uint64_t taken_at;    /* when it got its turn */
@@ -53,6 +56,10 @@ static inline void turn_use(struct turn *turn, uint64_t now) {
 
 /* The gate was closed then: that was nobody's time. Several threads may say so of the same time. */
 void turn_extend(struct turn *turn, uint64_t since, uint64_t until);
+
+/* Has it waited for longer than turns take, less what was nobody's time? Somebody keeps the turn; it is not waited for
+ * any more until it was had. */
+bool turn_waits_in_vain(const struct turn *turn, uint64_t now);
 
 /* Has the process had its turn, or would it have for most of what comes next, and does another one wait? Called now and
  * then by who holds it. `next_ns`: what it is about to launch, 0: nothing. */
