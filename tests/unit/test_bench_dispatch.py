@@ -12,7 +12,7 @@ from tests.native.dispatch import ALL, LIMITS, Cell, Shape, UnsteadyError, Use
 
 
 def measured(shape: Shape) -> Iterator[Cell]:
-    return (Cell(shape, limit, 20.0, Use(20.0, 20.5, 20.2)) for limit in LIMITS)
+    return (Cell(shape, limit, 20.0, Use(20.0, 20.5, 20.2, 19.8)) for limit in LIMITS)
 
 
 def unexpected(error: UnsteadyError) -> None:

@@ -35,7 +35,7 @@ static void refer_to(struct timing_span *span, int64_t at) {
 static bool look_at_wait(struct timing_span *span) {
     struct span_facts *facts = &span->facts;
     if (facts->held)
-        return span_hold_succeeded(span);
+        return span_hold_succeeded(facts);
     if (facts->idle && span->launches == 1 && !facts->loads) {
         facts->wait_ns = launch_wait_ns(&span->context_meter->wait);
         facts->exact_ns = exact_ns(span->kind[0].cost, &facts->steady);

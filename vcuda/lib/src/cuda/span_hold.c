@@ -1,4 +1,5 @@
 #include "cuda/span_hold.h"
+#include "cuda/launch_wait.h"
 #include "interposer.h"
 #include "page.h"
 
@@ -9,32 +10,26 @@
 static struct holding_budget budget;
 static bool no_more;
 
-/* Neither where a host function would end a capture, nor where others make way for this process's work or it for
- * theirs. */
-bool span_hold_wanted(const struct stream_meter *meter, const struct cost *cost, uint64_t now) {
-    uint32_t classed =
-        __atomic_load_n(&meter_gated, __ATOMIC_RELAXED) | __atomic_load_n(&meter_tells, __ATOMIC_RELAXED);
-    return !(classed >> meter->card & 1) && !__atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) &&
-           !__atomic_load_n(&no_more, __ATOMIC_RELAXED) && holding_wanted(&budget, cost, now);
+bool span_hold_wanted(const struct cost *cost, uint64_t now) {
+    return !__atomic_load_n(&no_more, __ATOMIC_RELAXED) && holding_wanted(&budget, cost, now);
 }
 
 /* In a thread of the driver's. A launch call that waits for its stream goes on soon. */
 static void wait_for_end(void *data) {
-    struct timing_span *span = data;
+    struct span_facts *facts = data;
     uint64_t now = vcuda_now_ns(), until = now + HOLD_MOST_NS;
-    while (!__atomic_load_n(&span->facts.ended_at, __ATOMIC_ACQUIRE) && now < until) {
+    while (!__atomic_load_n(&facts->ended_at, __ATOMIC_ACQUIRE) && now < until) {
         sched_yield();
         now = vcuda_now_ns();
     }
-    __atomic_store_n(&span->facts.held_until, vcuda_now_ns(), __ATOMIC_RELEASE);
+    __atomic_store_n(&facts->held_until, vcuda_now_ns(), __ATOMIC_RELEASE);
 }
 
-bool span_hold(struct timing_span *span) {
-    return real.cuLaunchHostFunc(span->meter->stream, (void *)wait_for_end, span) == CUDA_SUCCESS;
+bool span_hold(CUstream stream, struct span_facts *facts) {
+    return real.cuLaunchHostFunc(stream, (void *)wait_for_end, facts) == CUDA_SUCCESS;
 }
 
-bool span_hold_succeeded(const struct timing_span *span) {
-    const struct span_facts *facts = &span->facts;
+bool span_hold_succeeded(const struct span_facts *facts) {
     uint64_t until = __atomic_load_n(&facts->held_until, __ATOMIC_ACQUIRE);
     holding_took(&budget, until - (facts->launched_at - facts->lead_ns));
     return gpu_time_is_exact(facts);

@@ -139,7 +139,7 @@ static bool record_start(struct timing_span *span, bool hold, struct measuring_b
     int mode = relax();
     bool has_events = make_events(span);
     uint64_t opened = vcuda_now_ns();
-    span->facts.held = hold && has_events && span_hold(span);
+    span->facts.held = hold && has_events && span_hold(span->meter->stream, &span->facts);
     bool made = has_events && real.cuEventRecord(span->start, span->meter->stream) == CUDA_SUCCESS;
     restore(mode);
     span->facts.launched_at = vcuda_now_ns();
@@ -194,6 +194,14 @@ static bool is_shared(int card, uint64_t now) {
     return view && (uint32_t)card < view->card_count && bucket_sharers(view, card, now) > 256;
 }
 
+/* Neither where a host function would end a capture, nor where others make way for this process's work or it for
+ * theirs. */
+static bool may_hold(const struct stream_meter *meter) {
+    uint32_t classed =
+        __atomic_load_n(&meter_gated, __ATOMIC_RELAXED) | __atomic_load_n(&meter_tells, __ATOMIC_RELAXED);
+    return !(classed >> meter->card & 1) && !__atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST);
+}
+
 /* With a look at the clock, and at the driver if need be. */
 struct timing_span *timing_span_decide(struct stream_meter *meter, struct timing_span *span, const struct cost *cost,
                                        struct measuring_budget *budget) {
@@ -218,7 +226,7 @@ struct timing_span *timing_span_decide(struct stream_meter *meter, struct timing
         timing_span_drop(span);
         span = NULL;
     }
-    bool hold = !span && may_measure && state == STREAM_IDLE && span_hold_wanted(meter, cost, now);
+    bool hold = !span && may_measure && state == STREAM_IDLE && may_hold(meter) && span_hold_wanted(cost, now);
     if (span)
         __atomic_store_n(&span->last_at, now, __ATOMIC_RELAXED);
     else if ((span = open_span(meter, state == STREAM_IDLE, may_measure, hold, budget, now)))
