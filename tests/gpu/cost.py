@@ -28,6 +28,8 @@ CALLS = {
 DRIVER = (
     "event_record_ns",
     "timed_event_record_ns",
+    "first_pair_ns",
+    "held_pair_ns",
     "event_query_ns",
     "round_trip_ns",
     "context_ms",
@@ -58,9 +60,10 @@ class _Run:
 def _calls(machine: Machine, *, times: int) -> Iterator[Row]:
     """Nanoseconds that the library adds to a call, and the driver's own costs."""
     runs = {limit: _beside(machine, (machine.compiled("cost"), "0"), limit, times) for limit in LIMITS}
-    bare = {name: median(run.bare[name] for run in runs[LIMITS[0]]) for name in runs[LIMITS[0]][0].bare}
     for name in DRIVER:
-        yield Row(f"gpu_driver_{name}", round(bare[name], 3), name.rpartition("_")[2], RECORDED, note="bare")
+        bare = [run.bare[name] for run in runs[LIMITS[0]]]
+        note = f"bare, {min(bare):.1f} to {max(bare):.1f} in {len(bare)} processes"
+        yield Row(f"gpu_driver_{name}", round(median(bare), 3), name.rpartition("_")[2], RECORDED, note=note)
     for at, limit in enumerate(LIMITS):
         for name, bars in CALLS.items():
             stem, _, unit = name.rpartition("_")

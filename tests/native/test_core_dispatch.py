@@ -33,6 +33,13 @@ def test_a_launchs_way_to_the_card_is_no_work(shape: Shape, host: tuple[int, int
     assert abs(use.accounted - use.kernels) <= 2, str(use)
 
 
+def test_a_record_that_takes_the_host_longer_than_the_card_is_not_taken_off_kernels() -> None:
+    """What an event's record takes of the card is told by a pair that is there before its stream goes on."""
+    use = held(Shape(10, 30), 99, 1.5, launch_ns=3600, start_ns=4200, record_ns=3000, stamp_ns=1250,
+               gap_ns=950, step_ns=32, host_ns=40_000)  # fmt: skip
+    assert abs(use.accounted - use.kernels) <= 2, str(use)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_slow_dispatcher_has_what_it_needs_and_no_more_is_accounted(shape: Shape) -> None:
     before = bare(shape, 1.2)

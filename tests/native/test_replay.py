@@ -177,7 +177,7 @@ def test_the_traces_are_what_their_program_writes_and_say_that_they_are_made_up(
             99,
             0.98,
         ),  # events and queries take 2 % of a launching thread's time at most
-        ("decode-eager", "libvcuda", 30, 0.99),
+        ("decode-eager", "libvcuda", 30, 0.98),
         ("dataloader-stalls", "libvcuda", 50, 0.99),
         ("dataloader-stalls", "libvcuda", 30, 0.94),
         ("training-step", "libvcuda", 99, 0.99),  # records, and the pauses behind them
@@ -213,6 +213,15 @@ def test_short_kernels_are_charged_alike_on_every_host(
                   "--reach-percent", str(reach))  # fmt: skip
     assert said["accounted_error_points"] <= 1.2
     assert said["delivered_ratio"] >= 0.97
+
+
+@pytest.mark.parametrize("record_ns", [2000, 3000])
+@pytest.mark.parametrize("name", ["h100-torch-eager", "h100-torch-decode"])
+def test_a_host_slow_to_record_events_is_charged_alike(fast: Path, name: str, record_ns: int) -> None:
+    """The record's call, which takes longer than the card's part of it, was taken off each kernel: 1.9 to 3.6 points."""
+    said = replay(fast, "libvcuda", "--trace", TRACES / f"{name}.trace", "--limit", "99",
+                  "--record-ns", str(record_ns))  # fmt: skip
+    assert said["accounted_error_points"] <= 1.2
 
 
 @pytest.mark.parametrize(

@@ -148,24 +148,43 @@ static bool record_start(struct timing_span *span, bool hold, struct measuring_b
     return made;
 }
 
-/* What the record of an event takes on the card: what lies between two in a row on an idle stream. The thread waits for
- * them, some ten microseconds, STAMPS times in a context's life. */
-#define STAMPS 4u
+/* What the record of an event takes on the card: what lies between two in a row on an idle stream. Where a record's
+ * call takes the host longer than that, it is the call that lies between them: so one pair is held as launches are,
+ * with the first of those. The thread waits for it, a hundred microseconds, and for the others, some ten each. */
+#define STAMPS 4u      /* that are not held, ... */
+#define STAMPS_MOST 8u /* ... and as many that were to be and were not all there in time */
 #define STAMP_MOST_NS 3000u
 
-static void learn_stamp(struct timing_span *span) {
-    struct context_meter *context_meter = span->context_meter;
+static bool record_pair(struct timing_span *span, float *ms) {
     CUstream stream = span->meter->stream;
-    float ms = 0;
+    if (real.cuEventRecord(span->start, stream) != CUDA_SUCCESS ||
+        real.cuEventRecord(span->end, stream) != CUDA_SUCCESS)
+        return false;
+    __atomic_store_n(&span->facts.ended_at, vcuda_now_ns(), __ATOMIC_RELEASE);
+    return real.cuEventSynchronize(span->end) == CUDA_SUCCESS &&
+           real.cuEventElapsedTime(ms, span->start, span->end) == CUDA_SUCCESS;
+}
+
+static void learn_stamp(struct timing_span *span, bool hold) {
+    struct context_meter *context_meter = span->context_meter;
     uint32_t stamps = __atomic_load_n(&context_meter->stamps, __ATOMIC_RELAXED);
-    if (stamps >= STAMPS || __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) || !make_events(span) ||
-        real.cuEventRecord(span->start, stream) != CUDA_SUCCESS ||
-        real.cuEventRecord(span->end, stream) != CUDA_SUCCESS || real.cuEventSynchronize(span->end) != CUDA_SUCCESS ||
-        real.cuEventElapsedTime(&ms, span->start, span->end) != CUDA_SUCCESS)
+    bool is_exact = __atomic_load_n(&context_meter->stamp_is_exact, __ATOMIC_RELAXED);
+    float ms = 0;
+    hold = hold && !is_exact;
+    if (stamps >= (hold ? STAMPS_MOST : STAMPS) || __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) ||
+        !make_events(span))
         return;
-    uint64_t ns = ms > 0 ? (uint64_t)((double)ms * 1e6) : 0, known = stamps ? context_meter->stamp_ns : STAMP_MOST_NS;
+    hold = hold && span_hold(span->meter->stream, &span->facts);
+    if (!record_pair(span, &ms))
+        return;
+    bool exact = hold && span_hold_succeeded(&span->facts);
+    span->facts.ended_at = span->facts.held_until = 0;
+    uint64_t ns = ms > 0 ? (uint64_t)((double)ms * 1e6) : 0,
+             known = stamps || is_exact ? context_meter->stamp_ns : STAMP_MOST_NS;
     __atomic_store_n(&context_meter->stamp_ns, ns < known ? ns : known, __ATOMIC_RELAXED);
-    __atomic_store_n(&context_meter->stamps, stamps + 1, __ATOMIC_RELAXED);
+    if (exact)
+        __atomic_store_n(&context_meter->stamp_is_exact, true, __ATOMIC_RELAXED);
+    __atomic_store_n(&context_meter->stamps, stamps + !exact, __ATOMIC_RELAXED);
 }
 
 static struct timing_span *open_span(struct stream_meter *meter, bool idle, bool measured, bool hold,
@@ -181,7 +200,7 @@ static struct timing_span *open_span(struct stream_meter *meter, bool idle, bool
     __atomic_store_n(&span->launches, 0, __ATOMIC_RELAXED);
     span->kinds = 0;
     if (measured && idle)
-        learn_stamp(span);
+        learn_stamp(span, hold);
     span->measured = measured && record_start(span, hold, budget);
     span->facts.stamp_ns = __atomic_load_n(&span->context_meter->stamp_ns, __ATOMIC_RELAXED);
     __atomic_store_n(&span->last_at, span->facts.launched_at, __ATOMIC_RELAXED);

@@ -57,6 +57,7 @@ struct adapter {
     bool has_reference;
     uint64_t ahead_ns, waiting_since, call_ns, stamp_ns;
     uint32_t stamps;
+    bool stamp_is_exact;
     int64_t allowance_ns;
     uint32_t dice;
 };
@@ -294,18 +295,23 @@ static uint64_t pay(struct adapter *a, uint32_t number, const struct cost *cost,
     return 0;
 }
 
-/* What the record of an event takes on the card: two in a row on an idle stream, a few times. */
-static uint64_t stamp_ns(struct adapter *a, const struct span *span, uint32_t number, bool look) {
+/* What the record of an event takes on the card: two in a row on an idle stream, a few times, and once held. */
+static uint64_t stamp_ns(struct adapter *a, const struct span *span, uint32_t number, bool hold) {
     float elapsed = 0;
-    if (!look || a->stamps == STAMPS)
+    hold = hold && !a->stamp_is_exact;
+    if (a->stamps >= STAMPS && !hold)
         return a->stamp_ns;
+    if (hold)
+        driver_host_function(a->driver, number);
     driver_event_record(a->driver, span->start, number);
     driver_event_record(a->driver, span->end, number);
     while (!driver_event_query(a->driver, span->end))
         ;
     driver_event_elapsed(a->driver, span->start, span->end, &elapsed);
-    if (!a->stamps++ || (uint64_t)ns_of(elapsed) < a->stamp_ns)
+    if (!(a->stamps + a->stamp_is_exact) || (uint64_t)ns_of(elapsed) < a->stamp_ns)
         a->stamp_ns = (uint64_t)ns_of(elapsed);
+    a->stamps += !hold;
+    a->stamp_is_exact |= hold;
     return a->stamp_ns;
 }
 
@@ -339,10 +345,11 @@ static void take_span(struct adapter *a, uint32_t number, const struct cost *cos
         span->paid_ns = 0;
         span->kinds = 0;
         span->measured = may_ask;
-        span->facts = (struct span_facts){.idle = said == STREAM_IDLE,
-                                          .stamp_ns = stamp_ns(a, span, number, may_ask && said == STREAM_IDLE)};
-        uint64_t opened = driver_now(a->driver);
-        span->facts.held = may_ask && said == STREAM_IDLE && holding_wanted(&a->holding, cost, opened);
+        bool idle = said == STREAM_IDLE,
+             hold = may_ask && idle && holding_wanted(&a->holding, cost, driver_now(a->driver));
+        uint64_t stamp = may_ask && idle ? stamp_ns(a, span, number, hold) : a->stamp_ns,
+                 opened = driver_now(a->driver);
+        span->facts = (struct span_facts){.idle = idle, .stamp_ns = stamp, .held = hold};
         if (span->facts.held)
             span->facts.held_until = driver_host_function(a->driver, number);
         if (span->measured) {
