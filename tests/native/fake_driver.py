@@ -154,7 +154,9 @@ def hooked() -> set[str]:
     text = re.sub(r"/\*.*?\*/", "", "".join(file.read_text() for file in files), flags=re.DOTALL)
     return set(
         re.findall(
-            r"^(?:(?:HOOK|LAUNCH)\(\w[\w\s*]*?,|CARD\(|BUS\(|WAITS\()\s*(\w+)\s*,", text, flags=re.MULTILINE
+            r"^(?:(?:HOOK|LAUNCH)\(\w[\w\s*]*?,|CARD\(|BUS\(|WAITS(?:_FOR_HOST)?\()\s*(\w+)\s*,",
+            text,
+            flags=re.MULTILINE,
         )
     )
 
