@@ -11,7 +11,7 @@ import secrets
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -111,9 +111,9 @@ class Container:
 @contextlib.contextmanager
 def agent(container: Container, period: float = 1.0) -> Iterator[None]:
     """What the agent does meanwhile: tell the library what the driver counts beyond the account (code, mostly)."""
-    machine, stop = container.machine, threading.Event()
+    machine = container.machine
 
-    def watch() -> None:
+    def watch(stop: threading.Event) -> None:
         seen = Unaccounted()
         while not stop.wait(period):
             looked_ns = time.monotonic_ns()
@@ -128,7 +128,15 @@ def agent(container: Container, period: float = 1.0) -> Iterator[None]:
             )
             machine.tenants.publish(container.name, time.monotonic_ns(), {machine.card.uuid: told})
 
-    thread = threading.Thread(target=watch, name="agent", daemon=True)
+    with meanwhile("agent", watch):
+        yield
+
+
+@contextlib.contextmanager
+def meanwhile(name: str, run: Callable[[threading.Event], object]) -> Iterator[None]:
+    """Run it in a thread of this name, which is told to stop at the end."""
+    stop = threading.Event()
+    thread = threading.Thread(target=run, args=(stop,), name=name, daemon=True)
     thread.start()
     try:
         yield

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.services.enforcement.time_sharing import CardTenant, TimeSharing
 from tests.fakes.metrics import service_metrics
-from tests.gpu.container import Container
+from tests.gpu.container import Container, meanwhile
 from tests.gpu.machine import Machine
 
 
@@ -30,12 +29,6 @@ def host_loop(machine: Machine, containers: Sequence[Container]) -> Iterator[Non
             for c in containers
         ]
 
-    stop = threading.Event()
     loop = TimeSharing(machine.tenants, seats, SystemClock(), service_metrics())
-    thread = threading.Thread(target=loop.run, args=(stop,), name="co-activity", daemon=True)
-    thread.start()
-    try:
+    with meanwhile("co-activity", loop.run):
         yield
-    finally:
-        stop.set()
-        thread.join(10)

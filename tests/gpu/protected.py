@@ -19,13 +19,13 @@ from gpu_manager.domain.enforcement.protection import CardMember, gated_cards
 from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.control_pages import Correction
 from gpu_manager.ports.gates import GateWatch, WatchedTenant
-from tests.gpu.container import GIB, Container, Failed, first_line, said
+from tests.gpu.container import GIB, Container, Failed, first_line, meanwhile, said
 from tests.gpu.host_loop import host_loop
 from tests.gpu.machine import Machine
 from tests.gpu.plan import Case, Settings
 
 SERVICE, JOBS = 40, 60
-KERNEL_US, KERNELS = 200, 25
+KERNEL_US = 200
 FLOODS_US = (100, 1_000, 10_000)
 BAR = "≤ 1.15"
 GUARANTEES = ((3, 1_000, 100), (3, 100, 20), (3, 1_000, 5), (1, 1_000, 100))
@@ -86,10 +86,11 @@ def _guarantee(count: int, us: int, size_ms: int, machine: Machine, *, seconds: 
         return
     means = "/".join(f"{_mean(each):.1f}" for each in seen)
     charged = "/".join(f"{_mean(each) * 100:.1f}" for each in found.accounts)
-    least_charged = min((second for each in found.accounts if (second := least_second(each))), default=0.0)
+    accounts = [second for each in found.accounts if (second := least_second(each)) is not None]
+    least_charged = f"{min(accounts) * 100:.1f}" if accounts else "not known"
     p99 = "none" if found.p99 is None else f"{found.p99:.1f} ms"
     note = f"{min(least):.1f} of {cores:.0f} cores; had {means} on average, with kernels of {us} us; charged {charged}, least "
-    note += f"{least_charged * 100:.1f}; requests' p99 {p99}"
+    note += f"{least_charged}; requests' p99 {p99}"
     yield Row(name, round(min(least) / cores, 3), "of its cores", "≥ 0.97", 1.0, note=note)
 
 
@@ -151,9 +152,8 @@ def _run(
 @contextlib.contextmanager
 def _watched(containers: Sequence[Container], into: Sequence[list[tuple[float, float]]]) -> Iterator[None]:
     """Read meanwhile what containers are charged."""
-    stop = threading.Event()
 
-    def watch() -> None:
+    def watch(stop: threading.Event) -> None:
         before = [(time.monotonic(), c.use().busy_seconds) for c in containers]
         while not stop.wait(READING):
             for at, container in enumerate(containers):
@@ -162,13 +162,8 @@ def _watched(containers: Sequence[Container], into: Sequence[list[tuple[float, f
                 into[at].append((length, (busy - before[at][1]) / length))
                 before[at] = (now, busy)
 
-    thread = threading.Thread(target=watch, name="accounts", daemon=True)
-    thread.start()
-    try:
+    with meanwhile("accounts", watch):
         yield
-    finally:
-        stop.set()
-        thread.join(10)
 
 
 def _readings(text: str) -> list[tuple[float, float]]:

@@ -56,14 +56,19 @@ def graphs() -> None:
     fill()
 
 
-def loop(kind: str, seconds: str) -> None:
-    """Iterations of a loop, after some to warm up."""
+def _warm(kind: str) -> Callable[[], None]:
     from torch_loops import step  # noqa: PLC0415
 
     one = step(kind)
     for _ in range(WARM):
         one()
     torch.cuda.synchronize()
+    return one
+
+
+def loop(kind: str, seconds: str) -> None:
+    """Iterations of a loop, after some to warm up."""
+    one = _warm(kind)
     print("running", flush=True)
     _timed(one, float(seconds))
 
@@ -79,12 +84,7 @@ def _timed(one: Callable[[], None], seconds: float) -> None:
 
 def rounds(kind: str, seconds: str) -> None:
     """The loop for so long once for each line that it reads, so that many processes can take turns."""
-    from torch_loops import step  # noqa: PLC0415
-
-    one = step(kind)
-    for _ in range(WARM):
-        one()
-    torch.cuda.synchronize()
+    one = _warm(kind)
     print("ready", flush=True)
     for _ in sys.stdin:
         _timed(one, float(seconds))
@@ -92,13 +92,9 @@ def rounds(kind: str, seconds: str) -> None:
 
 def record(kind: str, path: str, origin: str) -> None:
     """The loop as a trace, and what an iteration takes of the card."""
-    from torch_loops import step  # noqa: PLC0415
     from torch_trace import record as recorded  # noqa: PLC0415
 
-    one = step(kind)
-    for _ in range(WARM):
-        one()
-    torch.cuda.synchronize()
+    one = _warm(kind)
     print(f"busy_us_per_iteration {recorded(one, Path(path), origin):.3f}", flush=True)
 
 

@@ -121,7 +121,7 @@ void cost_was_at_least(struct cost *cost, uint64_t ns, uint64_t now) {
         lately[at].runs_from = now;
     if (now < lately[at].runs_from + COST_LEAST_NS)
         return;
-    if (lately[at].runs > COST_LEAST_RUNS && lately[at].least > lately[at].ns * 9 / 8)
+    if (lately[at].runs >= COST_LEAST_RUNS && lately[at].least > lately[at].ns * 9 / 8)
         know(at, lately[at].least);
     lately[at].runs = 0;
 }

@@ -53,7 +53,7 @@ static inline uint64_t cost_seen(const struct cost *cost) {
 void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns);
 
 /* What a launch cost a card of its own, over the last COST_LATELY_NS of those that were told of here, the most of the
- * first COST_RUNS; 0: not as many were. Only the one that settles calls these three. */
+ * first COST_RUNS; 0: not as many were. Only the one that settles calls these four. */
 #define COST_LATELY_NS 3000000000u
 uint64_t cost_lately_ns(const struct cost *cost);
 void cost_remember(struct cost *cost, uint64_t ns, uint64_t now);
