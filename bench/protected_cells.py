@@ -44,7 +44,8 @@ class Cell:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Latencies of requests (ms), and in percent of the card's time what the service and each job had; each
-    job's least share of a second; the watcher's use of a processor (percent); launch to closed gate (us).
+    job's least share of a second; the watcher's use of a processor (percent); launch to closed gate (us); the
+    longest that the machine stood still meanwhile (ms), known where a witness watched.
     """
 
     latencies: Sequence[float]
@@ -53,6 +54,7 @@ class Outcome:
     least: Sequence[float]
     watcher: float
     raised_us: Sequence[float]
+    stood_still_ms: float = 0.0
 
     @property
     def p99(self) -> float:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
+from tests.native import timed
 from tests.native.core_world import until
 from tests.native.timed import ATTEMPTS, FAILURES, Stalls, StallWitness, repeated
 
@@ -51,3 +54,13 @@ def test_the_second_failure_without_a_stall_is_the_tests_own(
 def test_lateness_that_adds_up_counts_as_well() -> None:
     assert Stalls(worst_us=3_000, sum_us=30_000, watched_us=2_000_000).disturbing
     assert not RUNNING.disturbing
+
+
+def test_who_measures_in_real_time_keeps_others_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timed, "ALONE", tmp_path / "lock")
+    with timed.alone(), timed.ALONE.open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with timed.ALONE.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,10 +9,13 @@ second failure is the test's: a fault fails each time, and what a host slows wit
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -27,6 +30,8 @@ WORST_US = 10_000
 """A thread that wakes this late makes a judgement of time doubtful."""
 SUM_PER_MILLE = 10
 """So does lateness that adds up to this part of the time."""
+ALONE = Path(tempfile.gettempdir()) / "vcuda-real-time.lock"
+"""Whoever runs at real-time priority holds this file locked: two of them would keep each other from running."""
 FAILURES = 2
 """So many of them on a machine that ran are the test's own."""
 
@@ -41,7 +46,12 @@ class Stalls:
 
     @property
     def disturbing(self) -> bool:
-        return self.worst_us >= WORST_US or self.sum_us * 1000 >= self.watched_us * SUM_PER_MILLE
+        return self.worst_us >= WORST_US or self.adds_up
+
+    @property
+    def adds_up(self) -> bool:
+        """True where lateness had a part of the time that spoils a measurement of many seconds as well."""
+        return self.sum_us * 1000 >= self.watched_us * SUM_PER_MILLE
 
     def __str__(self) -> str:
         return (
@@ -106,7 +116,10 @@ def run_timed(item: pytest.Item, nextitem: pytest.Item | None) -> None:
 
 @contextlib.contextmanager
 def real_time() -> Iterator[None]:
-    """This thread, and what it starts, at real-time priority where the system allows it."""
+    """This thread, and what it starts, at real-time priority where the system allows it.
+
+    On one machine one at a time: a second one waits for the first.
+    """
     before = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
@@ -114,6 +127,18 @@ def real_time() -> Iterator[None]:
         yield
         return
     try:
-        yield
+        with alone():
+            yield
     finally:
         os.sched_setscheduler(0, *before)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Wait until nobody else on this machine measures at real-time priority, and keep others waiting."""
+    held = os.open(ALONE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
