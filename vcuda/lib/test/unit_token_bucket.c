@@ -410,33 +410,6 @@ static void costs_follow_what_is_measured(void) {
         cost_measured(cost, 4 * MS, 4 * MS);
     CHECK(cost_ns(cost) < 4 * MS + 1000, "and later ones move it: %" PRIu64, cost_ns(cost));
     CHECK(cost_find(cost_key(&failures, 100)) == cost && cost_find(cost_key(&failures, 128)) != cost, "powers of two");
-    CHECK(cost_lately_ns(cost) == 0, "nothing was remembered");
-    for (int i = 0; i < COST_RUNS - 1; i++) {
-        cost_remember(cost, i == 1 ? 2 * MS : MS / 8, SECOND);
-        CHECK(cost_lately_ns(cost) == 0, "one may have loaded its code: a few are not enough");
-    }
-    cost_remember(cost, MS, SECOND);
-    CHECK(cost_lately_ns(cost) == 2 * MS, "of the first few the most");
-    cost_remember(cost, 8 * MS, SECOND + COST_LATELY_NS / 2);
-    CHECK(cost_lately_ns(cost) == 5 * MS, "then by how long ago the last one was");
-    cost_remember(cost, MS, SECOND + 2 * (uint64_t)COST_LATELY_NS);
-    CHECK(cost_lately_ns(cost) == 5 * MS, "after a pause one that seems short changes nothing");
-    for (int i = 0; i < COST_RUNS; i++)
-        cost_was(cost, MS);
-    CHECK(cost_lately_ns(cost) == MS, "several in a row do");
-    cost_was(cost, MS / 8);
-    for (int i = 0; i < COST_RUNS - 1; i++)
-        cost_was(cost, i ? 2 * MS : MS / 2);
-    CHECK(cost_lately_ns(cost) == MS, "less now and then changes nothing: %" PRIu64, cost_lately_ns(cost));
-    for (int i = 0; i < COST_RUNS; i++)
-        cost_was(cost, i == 1 ? MS / 2 : MS / 4);
-    CHECK(cost_lately_ns(cost) == MS / 2, "in a row the most of it counts: %" PRIu64, cost_lately_ns(cost));
-    for (int i = 0; i < 2 * COST_LEAST_RUNS; i++) {
-        CHECK(cost_lately_ns(cost) == MS / 2, "longer for a while changes nothing");
-        cost_was_at_least(cost, i % 4 ? 9 * MS : 3 * MS,
-                          9 * SECOND + (uint64_t)i * COST_LEAST_NS / (2 * COST_LEAST_RUNS - 1));
-    }
-    CHECK(cost_lately_ns(cost) == 3 * MS, "the least of half a second does: %" PRIu64, cost_lately_ns(cost));
     cost_corrected(cost, 8 * MS, 8 * MS, 4 * MS);
     CHECK(cost_ns(cost) > 4 * MS && cost_ns(cost) < 6 * MS, "several at once: %" PRIu64, cost_ns(cost));
     cost_measured(cost, 0, 0);

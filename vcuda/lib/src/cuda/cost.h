@@ -52,24 +52,6 @@ static inline uint64_t cost_seen(const struct cost *cost) {
 /* One run kept its stream busy for `ns`, and the card for `charge_ns` more than other streams did. */
 void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns);
 
-/* What a launch cost a card of its own, over the last COST_LATELY_NS of those that were told of here, the most of the
- * first COST_RUNS; 0: not as many were. Only the one that settles calls these four. */
-#define COST_LATELY_NS 3000000000u
-uint64_t cost_lately_ns(const struct cost *cost);
-void cost_remember(struct cost *cost, uint64_t ns, uint64_t now);
-
-/* It took so long where others' work may have come between. What several runs in a row took less than what is known is
- * nearer to the truth: the most of them is known from then on. Many that took more say nothing: each of a container's
- * launches may find another's kernel in flight. */
-#define COST_RUNS 4
-void cost_was(struct cost *cost, uint64_t ns);
-
-/* The same where others' work comes between now and then, but not always: what the shortest of COST_LEAST_RUNS or more
- * in COST_LEAST_NS took is known from then on, if it is more by an eighth. */
-#define COST_LEAST_RUNS 16
-#define COST_LEAST_NS 500000000u
-void cost_was_at_least(struct cost *cost, uint64_t ns, uint64_t now);
-
 /* Several runs of several kinds took `used` together and added `charged`, where `expected` had been expected. */
 void cost_corrected(struct cost *cost, uint64_t used, uint64_t charged, uint64_t expected);
 

@@ -1,5 +1,6 @@
 #include "cuda/span_charge.h"
 #include "attachment.h"
+#include "cuda/alone_cost.h"
 #include "cuda/gate_passage.h"
 #include "cuda/gate_view.h"
 #include "cuda/gpu_time.h"
@@ -89,7 +90,7 @@ static void tell_host(const struct context_meter *context_meter, int64_t to, int
 static uint64_t known_ns(const struct timing_span *span) {
     uint64_t ns = 0, launches = 0;
     for (uint32_t i = 0; i < span->kinds; i++) {
-        uint64_t each = cost_lately_ns(span->kind[i].cost);
+        uint64_t each = alone_cost_ns(span->kind[i].cost);
         if (span->kind[i].count && !each)
             return 0;
         ns += each * span->kind[i].count;
@@ -101,9 +102,9 @@ static uint64_t known_ns(const struct timing_span *span) {
 static void remember(struct timing_span *span, uint64_t own, uint64_t now) {
     for (uint32_t i = 0; i < span->kinds; i++)
         if (span->kinds == 1)
-            cost_remember(span->kind[i].cost, own / span->launches, now);
+            alone_cost_ran(span->kind[i].cost, own / span->launches, now);
         else if (span->kind[i].count && span->facts.expected_ns)
-            cost_remember(
+            alone_cost_ran(
                 span->kind[i].cost,
                 (uint64_t)((double)cost_ns(span->kind[i].cost) * (double)own / (double)span->facts.expected_ns), now);
 }
@@ -175,9 +176,9 @@ uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *v
         learn_wait(span, &ran);
     bool follows = crossed && measured && follows_own(span, view, &ran);
     if (crossed && measured && by_itself && span->kinds == 1) {
-        cost_was(span->kind[0].cost, (took + STOPPED_NS) / span->launches);
+        alone_cost_ran_crossed(span->kind[0].cost, (took + STOPPED_NS) / span->launches);
         if (follows)
-            cost_was_at_least(span->kind[0].cost, took / span->launches, now);
+            alone_cost_ran_mixed(span->kind[0].cost, took / span->launches, now);
     }
     uint64_t met = known && crossed && fresh > known ? fresh - known : 0;
     uint64_t own_fresh = fresh - (follows ? met_ns(context_meter->card, fresh, met) : met);
