@@ -30,7 +30,7 @@ from bench import admission_program, admission_rate, books, defrag, simulated_po
 from bench.api_process import CARDS, MODELS, node
 from bench.rows import Row, percentile
 from gpu_manager.adapters.clock import SystemClock
-from gpu_manager.domain.cluster.guessed_cards import allocations_of
+from gpu_manager.domain.cluster.pod_charges import allocations_of
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
 from gpu_manager.domain.placement.ledger import Ledger

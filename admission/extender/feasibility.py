@@ -20,7 +20,7 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from admission.extender.free_cards import FreeCards
 from gpu_manager.domain.card import CardState
-from gpu_manager.domain.cluster.accounting import Charge
+from gpu_manager.domain.cluster.pod_charges import Charge
 from gpu_manager.domain.cluster.quota import NamespaceQuota
 from gpu_manager.domain.placement.ledger import Ledger, Share
 from gpu_manager.domain.placement.place import Placement, PodPlacer

@@ -19,7 +19,7 @@ from admission.cluster.snapshot import ClusterState
 from admission.extender.binding import BindAnswer, BindingApi, BindOutcome, BindRules
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.cluster.accounting import usage_by_model
+from gpu_manager.domain.cluster.pod_charges import usage_by_model
 from gpu_manager.domain.cluster.quota import refusal
 from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, EVENT_RESIZE_REFUSED, RESIZED, decode_assignment
 from gpu_manager.domain.errors import NodeUnready, VcudaError

@@ -15,7 +15,7 @@ from typing import Final
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.extender.feasibility import FeasibilityCheck
-from gpu_manager.domain.cluster.accounting import Charge
+from gpu_manager.domain.cluster.pod_charges import Charge
 from gpu_manager.domain.placement.ledger import Allocation, peak
 from gpu_manager.domain.placement.trial_placement import TrialPlacement, units_of
 from gpu_manager.domain.pod import Pod, PodUid

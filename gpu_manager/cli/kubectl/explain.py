@@ -13,8 +13,8 @@ from gpu_manager.cli.files import Filenames, chosen_files, is_file, load_manifes
 from gpu_manager.cli.kubectl import agents, broken_protection, service
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
 from gpu_manager.cli.output import Form, Output, emit, for_program
-from gpu_manager.domain.cluster.accounting import NodeBooks
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
+from gpu_manager.domain.cluster.node_books import NodeBooks
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.placement.explain import (
     Refusal,

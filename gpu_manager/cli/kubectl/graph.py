@@ -11,8 +11,8 @@ from gpu_manager.cli.kubectl import agents, service
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, log_in
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.cluster.accounting import NodeBooks
 from gpu_manager.domain.cluster.kubelet_ids import kubelet_ids
+from gpu_manager.domain.cluster.node_books import NodeBooks
 from gpu_manager.domain.cluster.node_json import node_json, node_text
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.placement.ledger import Allocation

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_report import NodeReport
-from gpu_manager.domain.cluster.placed_pods import PlacedPod
+from gpu_manager.domain.cluster.pod_charges import CardsUnknown, allocations_of
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement.place import Placement, find
-from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.resources import ZERO, Amount
-from gpu_manager.domain.rules.pod_annotations import priority_of
 from gpu_manager.domain.rules.request import PodRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Unplaced:
-    """A pod with containers whose cards are unknown; ``certain`` are the allocations that are known."""
-
-    placed: PlacedPod
-    request: PodRequest
-    certain: tuple[Allocation, ...]
-
-    @property
-    def rest(self) -> PodRequest:
-        """The request of the containers without known cards."""
-        done = {a.container for a in self.certain}
-        return replace(
-            self.request, containers=tuple(c for c in self.request.containers if c.name not in done)
-        )
-
-
 def guess(
-    node: NodeReport, held: Iterable[Allocation], unplaced: Sequence[Unplaced]
-) -> Iterator[tuple[Unplaced, tuple[Allocation, ...], bool]]:
+    node: NodeReport, held: Iterable[Allocation], unknown: Sequence[CardsUnknown]
+) -> Iterator[tuple[CardsUnknown, tuple[Allocation, ...], bool]]:
     """Place pods without known cards beside what is held, the oldest first, each where the node's own policy
     puts it: its allocations, and whether they fit.
     """
-    certainly = [a for one in unplaced for a in one.certain]
+    certainly = [a for one in unknown for a in one.certain]
     ledger = Ledger((s.card for s in node.cards), node.unit, [*held, *certainly])
-    for one in sorted(unplaced, key=lambda u: (u.placed.pod.began, u.placed.uid)):
+    for one in sorted(unknown, key=lambda one: (one.placed.pod.began, one.placed.uid)):
         placement = find(one.rest, node.cards, node.topology, ledger)
         fits = placement is not None
         if placement is None:
@@ -76,20 +56,3 @@ def _where_most_is_left(request: PodRequest, node: NodeReport, ledger: Ledger) -
 def book_as_fact(ledger: Ledger, node: NodeReport, allocations: Sequence[Allocation]) -> Ledger:
     """A ledger with these allocations booked as facts, whether they fit or not."""
     return Ledger((s.card for s in node.cards), node.unit, (*ledger, *allocations))
-
-
-def allocations_of(pod: Pod, placement: Mapping[str, tuple[Share, ...]]) -> Iterator[Allocation]:
-    """A placement as allocations of the pod's containers, in the kubelet's order."""
-    priority = priority_of(pod)
-    for order, container in enumerate(pod.containers):
-        if container.name in placement:
-            yield Allocation(
-                pod.uid,
-                container.name,
-                container.kind,
-                order,
-                placement[container.name],
-                pod.namespace,
-                pod.name,
-                priority=priority,
-            )

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.cluster.accounting import Charge
 from gpu_manager.domain.cluster.node_report import NodeReport
+from gpu_manager.domain.cluster.pod_charges import Charge
 from gpu_manager.domain.contract import RESIZED
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak
 from gpu_manager.domain.pod import PodUid

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.cluster.accounting import Charge
 from gpu_manager.domain.cluster.node_report import NodeReport
+from gpu_manager.domain.cluster.pod_charges import Charge
 from gpu_manager.domain.placement.ledger import Share, peak
 from gpu_manager.domain.placement.numa import numbered
 from gpu_manager.domain.pod import ContainerKind, PodUid

@@ -1,0 +1,198 @@
+"""What one pod holds of its node, as its annotations and its spec say. Pure.
+
+A pod is charged on the cards that its annotation names, with what its spec asks for: an annotation may raise
+that, and only the agent's word on a pod that was resized may lower it. A pod of whose containers not all
+cards are named is :class:`CardsUnknown`; :mod:`gpu_manager.domain.cluster.guessed_cards` finds it cards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpu_manager.domain import contract
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.cluster.node_report import NodeReport
+from gpu_manager.domain.cluster.placed_pods import PlacedPod
+from gpu_manager.domain.placement.ledger import Allocation, Share, peak
+from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.priority import Priority
+from gpu_manager.domain.resize.sizes import answer_of
+from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.rules.pod_annotations import priority_of
+from gpu_manager.domain.rules.pod_request import booked_request
+from gpu_manager.domain.rules.request import PodRequest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Charge:
+    """What one pod holds of its node; ``usage`` is its sum by card model.
+
+    ``guessed``: no annotation names cards with room, so they depend on the other pods of the node.
+    ``unplaceable``: no card had room for it, and it is charged where the most was left.
+    """
+
+    placed: PlacedPod
+    allocations: tuple[Allocation, ...]
+    usage: tuple[tuple[str, Amount], ...]
+    guessed: bool = False
+    unplaceable: bool = False
+
+    @property
+    def pod(self) -> Pod:
+        """The pod that is charged."""
+        return self.placed.pod
+
+    @property
+    def protected(self) -> tuple[tuple[str, Amount], ...]:
+        """:attr:`usage` if the pod's shares are protected, else nothing."""
+        return self.usage if priority_of(self.pod) is Priority.PROTECTED else ()
+
+
+@dataclass(frozen=True, slots=True)
+class CardsUnknown:
+    """A pod with containers whose cards no annotation names; ``certain``: the allocations of the others."""
+
+    placed: PlacedPod
+    request: PodRequest
+    certain: tuple[Allocation, ...] = ()
+
+    @property
+    def rest(self) -> PodRequest:
+        """The request of the containers without known cards."""
+        done = {a.container for a in self.certain}
+        return replace(
+            self.request, containers=tuple(c for c in self.request.containers if c.name not in done)
+        )
+
+
+def charge_of(placed: PlacedPod, node: NodeReport) -> Charge | CardsUnknown:
+    """The charge of a pod on its node, or what is known of it where its annotation leaves cards open."""
+    request = booked_request(placed.pod, node.unit) if _is_ours(placed, node) else None
+    if request is None:
+        allocations = tuple(_granted_all_the_same(placed, node))
+    elif not node.cards:
+        return Charge(placed, (), _usage_without_cards(placed, request, node))
+    else:
+        allocations = tuple(allocations_of(placed.pod, dict(_named_shares(placed, request, node))))
+        if len(allocations) < len(request.containers):
+            return CardsUnknown(placed, request, allocations)
+    return Charge(placed, allocations, usage_by_model(allocations, node.models))
+
+
+def is_charged_alike(before: PlacedPod, now: PlacedPod) -> bool:
+    """True if both are charged alike on the same node, as a pod before and after its binding."""
+    return before is now or (
+        (before.pod.namespace, before.pod.name) == (now.pod.namespace, now.pod.name)
+        and before.pod.containers == now.pod.containers
+        and before.assigned == now.assigned
+        and before.pod.annotations.get(contract.PRIORITY) == now.pod.annotations.get(contract.PRIORITY)
+        and _resize_answer(before.pod) == _resize_answer(now.pod)
+    )
+
+
+def allocations_of(pod: Pod, placement: Mapping[str, tuple[Share, ...]]) -> Iterator[Allocation]:
+    """A placement as allocations of the pod's containers, in the kubelet's order."""
+    priority = priority_of(pod)
+    for order, container in enumerate(pod.containers):
+        if container.name in placement:
+            yield Allocation(
+                pod.uid,
+                container.name,
+                container.kind,
+                order,
+                placement[container.name],
+                pod.namespace,
+                pod.name,
+                priority=priority,
+            )
+
+
+def usage_by_model(
+    allocations: Sequence[Allocation], models: Mapping[CardUuid, str]
+) -> tuple[tuple[str, Amount], ...]:
+    """A pod's allocations summed by card model, each card at its peak over the pod's phases."""
+    usage: dict[str, Amount] = {}
+    for card in dict.fromkeys(card for a in allocations for card in a.cards):
+        model = models.get(card, "")
+        usage[model] = usage.get(model, ZERO) + peak(allocations, card)
+    return tuple(sorted(usage.items()))
+
+
+def _is_ours(placed: PlacedPod, node: NodeReport) -> bool:
+    """False for a pod whose cards come from another vendor's device plugin: our agent has named none."""
+    return not placed.pod.lent or placed.assigned is not None or (bool(node.cards) and node.lends)
+
+
+def _granted_all_the_same(placed: PlacedPod, node: NodeReport) -> Iterator[Allocation]:
+    """What the agent granted, by earlier rules, to a pod whose request is illegal today."""
+    pod = placed.pod
+    if placed.assigned is None or pod.annotations.get(contract.ASSIGNED) != "true":
+        return
+    capacity = _capacities(node)
+    shares: dict[str, tuple[Share, ...]] = {}
+    for name, named in placed.assigned.items():
+        here = {uuid: said for uuid, said in named if uuid in capacity}
+        shares[name] = tuple(Share(uuid, _at_most(said, capacity[uuid])) for uuid, said in here.items())
+    yield from (a for a in allocations_of(pod, shares) if a.shares)
+
+
+def _named_shares(
+    placed: PlacedPod, request: PodRequest, node: NodeReport
+) -> Iterator[tuple[str, tuple[Share, ...]]]:
+    """The shares of each container whose annotation names as many cards of this node as it asks for."""
+    capacity, resized = _capacities(node), _resized(placed.pod)
+    for container in request.containers:
+        named = (placed.assigned or {}).get(container.name, ())
+        wanted = container.request.cards or 1
+        if len(named) != wanted or len({uuid for uuid, _ in named} & capacity.keys()) != wanted:
+            continue
+        if container.request.cards:
+            yield container.name, tuple(Share(uuid, capacity[uuid]) for uuid, _ in named)
+        else:
+            # An annotation that raises the charge costs its own pod's card at most.
+            asked = ZERO if container.name in resized else container.request.amount
+            yield (
+                container.name,
+                tuple(Share(uuid, asked.peak(_at_most(said, capacity[uuid]))) for uuid, said in named),
+            )
+
+
+def _usage_without_cards(
+    placed: PlacedPod, request: PodRequest, node: NodeReport
+) -> tuple[tuple[str, Amount], ...]:
+    """What a pod holds of a node whose cards are not known, under the model that the node's label names; of a
+    node that is gone, under every model. Its annotation still says on how many cards, and of whole ones the
+    memory.
+    """
+    resized, held = _resized(placed.pod), []
+    for c in request.containers:
+        shares = [Share(card, amount) for card, amount in (placed.assigned or {}).get(c.name, ())]
+        if not shares or c.name not in resized:
+            said = sum((share.amount for share in shares), ZERO)
+            shares.append(Share(CardUuid(""), c.request.amount.peak(said) - said))
+        held.append(Allocation(request.uid, c.name, c.kind, c.order, tuple(shares)))
+    return usage_by_model(held, {card: node.model for one in held for card in one.cards})
+
+
+def _resized(pod: Pod) -> Container[str]:
+    """The containers of which the agent has booked another size than the spec's."""
+    answer = answer_of(pod) if _resize_answer(pod) else None
+    return answer.sizes if answer else ()
+
+
+def _resize_answer(pod: Pod) -> str | None:
+    """The answer to a request for another size, if the agent has said what it booked since the start.
+
+    Both annotations are guarded: then the figure of the agent counts, also below the spec.
+    """
+    answer = pod.annotations.get(contract.RESIZED)
+    return answer if answer and pod.annotations.get(contract.ASSIGNED) == "true" else None
+
+
+def _capacities(node: NodeReport) -> Mapping[CardUuid, Amount]:
+    return {state.card.uuid: state.card.capacity(node.unit) for state in node.cards}
+
+
+def _at_most(said: Amount, card: Amount) -> Amount:
+    return Amount(min(said.cores, card.cores), min(said.memory, card.memory))
