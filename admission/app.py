@@ -1,4 +1,4 @@
-"""The admission service: builds every part, introduces them to each other, runs them, ends them together.
+"""The admission service as deployed: builds every part of :mod:`admission.program` from the settings.
 
 The only module of the service that knows the Kubernetes client. Nothing decides here.
 """
@@ -8,14 +8,12 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from importlib.metadata import version
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
-from fastapi import APIRouter
 
 from admission.cluster.claims import CLAIMS, CLASSES, TEMPLATES
 from admission.cluster.snapshot import BUDGETS, NODES, PODS
@@ -32,6 +30,7 @@ from admission.extender.binding import BindAnswer, BindOutcome
 from admission.extender.cluster_metrics import ClusterMetrics
 from admission.extender.leader_election import HeldLease, LeaseSource, SingleReplica, WatchedLeader
 from admission.ports import ClusterAccess, WatchRequest
+from admission.program import AdmissionProgram
 from admission.serving.authority import SelfSigned
 from admission.serving.certs import Certificates, ClientGuard, FileCertificates, Switch
 from admission.serving.extender_app import build_extender, scheduler_questions
@@ -39,12 +38,7 @@ from admission.serving.http_protocol import Peers
 from admission.serving.https_server import HttpsServer
 from admission.serving.leader_reviews import PASSED_ON, LeaderReviews, ReviewClient
 from admission.serving.metrics import AdmissionMetrics
-from admission.serving.probes import ProbeServer
-from admission.serving.webhook_app import WebhookParts, build_app
-from admission.webhook.admit import SILENT, CreateTimeChecks
-from admission.webhook.claim_translation import EnsureTemplate
 from admission.webhook.create_time_checks import create_time_checks
-from gpu_manager import threads
 from gpu_manager.access import AccessCheck
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.http import HttpClient, HttpLimits, NoAnswer
@@ -65,155 +59,21 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.resize.owners import KINDS
 from gpu_manager.ports.clock import Clock
-from gpu_manager.program import Ending, raise_open_files_limit
 
 log = structlog.get_logger(__name__)
 
-_FILE_SECONDS: Final = 2.0
-_VAULT_SECONDS: Final = 1.5  # a caBundle that someone wiped is back within two seconds
-_FIRST_SECONDS: Final = 0.5  # without any certificate nobody is served
+_FILES_CHECK_SECONDS: Final = 2.0
+_OWN_CHECK_SECONDS: Final = 1.5  # a caBundle that someone wiped is back within two seconds
 _LEADER_LIMITS: Final = HttpLimits(1.0, 3.0, 1 << 20)  # an API server waits five seconds for a webhook
-
-
-class ProgramPart(Protocol):
-    """Something that runs beside the webhooks (snapshot, quota, extender)."""
-
-    def start(self) -> None:
-        """Begin; must not wait for the API server."""
-
-    def ready(self) -> Mapping[str, bool]:
-        """What must hold before this replica is asked; names go to ``/readyz``."""
-
-    def stop(self) -> None:
-        """End everything it began."""
-
-
-class AdmissionProgram:
-    """One replica. ``start`` returns once it answers; ``stop`` once everything has ended."""
-
-    def __init__(
-        self,
-        settings: AdmissionSettings,
-        certificates: Certificates,
-        switch: Switch,
-        metrics: AdmissionMetrics,
-        *,
-        check_seconds: float,
-        checks: CreateTimeChecks = SILENT,
-        routers: Sequence[APIRouter] = (),
-        parts: Sequence[ProgramPart] = (),
-        draining: threading.Event | None = None,
-        ask_leader: ReviewClient = lambda _body: None,
-        ensure: EnsureTemplate | None = None,
-    ) -> None:
-        """Bind the port. Raises NodeUnready: it is taken. ``draining`` is set once the end has begun."""
-        self._settings = settings
-        self._certificates = certificates
-        self._switch = switch
-        self._check_seconds = check_seconds
-        self._parts = tuple(parts)
-        self._draining = draining or threading.Event()
-        self._ended = threading.Event()
-        metrics.watch_expiry(lambda: pair.not_after if (pair := switch.pair) else None)
-        webhooks = WebhookParts(
-            metrics,
-            version("gpu-manager"),
-            self.ready,
-            self._draining.is_set,
-            checks,
-            routers,
-            ask_leader,
-            ensure,
-        )
-        self._listener = HttpsServer(
-            build_app(settings, webhooks),
-            settings.address,
-            settings.port,
-            switch.context,
-            bounds=settings.connections,
-            patience_seconds=settings.bounds.seconds,
-            evicted=metrics.evicted,
-        )
-        self._probes = (
-            ProbeServer(*settings.probes, lambda: self._listener.stalled, self.ready)
-            if settings.probes
-            else None
-        )
-        self._keeper = threads.forever("certificates", self._keep_certificates)
-
-    @property
-    def port(self) -> int:
-        """Where HTTPS is served."""
-        return self._listener.port
-
-    def ready(self) -> dict[str, bool]:
-        """What must hold before this replica is asked."""
-        pair = self._switch.pair
-        checks = {"serving": not self._draining.is_set()}
-        checks |= {"certificate": pair is not None and pair.not_after > time.time()}
-        for part in self._parts:
-            checks |= part.ready()
-        return checks
-
-    def start(self) -> None:
-        """Answer; ready once there is a certificate. Raises NodeUnready: the port cannot be served."""
-        self._check()
-        for part in self._parts:
-            part.start()
-        self._listener.start()
-        if self._probes is not None:
-            self._probes.start()
-        self._keeper.start()
-
-    def stop(self, drain_seconds: float = 0.0) -> None:
-        """Say so for ``drain_seconds``, so that callers go elsewhere; then end everything."""
-        self._draining.set()
-        self._ended.wait(drain_seconds)
-        self._ended.set()
-        self._listener.stop()
-        for part in reversed(self._parts):
-            part.stop()
-        if self._probes is not None:
-            self._probes.stop()
-        if self._keeper.is_alive():
-            self._keeper.join()
-
-    def run(self) -> None:
-        """Until SIGTERM or SIGINT."""
-        ending = Ending()
-        raise_open_files_limit()
-        self.start()
-        log.info("running", port=self.port, **self.ports(), ready=self.ready())
-        ending.wait()
-        log.info("stopping", drain_seconds=self._settings.drain_seconds)
-        self.stop(self._settings.drain_seconds)
-
-    def ports(self) -> dict[str, int]:
-        """Where it listens beside :attr:`port`, by the name in the log."""
-        ports = {"probe_port": self._probes.port} if self._probes else {}
-        for part in self._parts:
-            if isinstance(part, SchedulingController) and part.listener is not None:
-                ports["extender_port"] = part.listener.port
-        return ports
-
-    def _keep_certificates(self) -> None:
-        while not self._ended.wait(self._check_seconds if self._switch.pair else _FIRST_SECONDS):
-            self._check()
-
-    def _check(self) -> None:
-        try:
-            self._certificates.check()
-        except NodeUnready as error:
-            log.warning("certificate_renewal_failed", reason=str(error))
 
 
 def compose(settings: AdmissionSettings) -> AdmissionProgram:
     """The service as deployed. Raises NodeUnready: a port is taken, or the API server cannot be found."""
     number, clock = version("gpu-manager"), SystemClock()
     metrics, switch = AdmissionMetrics(number), Switch()
-    files = _given(settings, switch, metrics)
+    files = _file_certificates(settings, switch, metrics)
     connection = connect(kubeconfig=settings.kubeconfig, url=settings.api_url)
-    certificates = files or _own(settings, connection, switch, metrics)
+    certificates = files or _own_certificates(settings, connection, switch, metrics)
     cluster_metrics = ClusterMetrics(metrics.registry)
     pods = ClusterPods(connection, clock, component=ADMISSION_NAME, host=settings.leadership.pod)
     cluster_metrics.show_writes_dropped(lambda: pods.writes_dropped)
@@ -241,7 +101,7 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
         certificates,
         switch,
         metrics,
-        check_seconds=_VAULT_SECONDS if files is None else _FILE_SECONDS,
+        check_seconds=_OWN_CHECK_SECONDS if files is None else _FILES_CHECK_SECONDS,
         checks=create_time_checks(cluster, quota, judge, clock, scheduling.claims),
         routers=(
             explain_routes(knowledge, gate),
@@ -263,31 +123,12 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
     )
 
 
-def manifest_file(body: bytes) -> ManifestFile:
-    """What the console judges of a file. Raises RequestInvalid."""
-    found = read_manifests(body)
-    workloads = (Workload(m.kind, m.namespace, m.name, m.copies, m.pod) for m in found if m.runs_pods)
-    return ManifestFile(tuple(workloads), [m.claim for m in found if m.claim is not None])
+# Certificates.
 
 
-def _cards_of(node: str, knowledge: ExplainSources) -> Sequence[str]:
-    view = knowledge.snapshot().nodes.get(node)
-    return [state.card.uuid for state in view.node.cards] if view else []
-
-
-def _pods_of(node: str, knowledge: ExplainSources) -> Mapping[str, Pod]:
-    view = knowledge.snapshot().nodes.get(node)
-    return {uid: known.pod for uid, known in view.bound.items()} if view else {}
-
-
-def _prometheus(settings: AdmissionSettings) -> RangeQuery | None:
-    """The way to Prometheus; None if none is configured. Raises RequestInvalid: its URL is malformed."""
-    if not settings.prometheus:
-        return None
-    return PrometheusRanges(settings.prometheus, settings.prometheus_token).ask
-
-
-def _given(settings: AdmissionSettings, switch: Switch, metrics: AdmissionMetrics) -> Certificates | None:
+def _file_certificates(
+    settings: AdmissionSettings, switch: Switch, metrics: AdmissionMetrics
+) -> Certificates | None:
     """Certificates of files that someone else renews; None if the service signs for itself."""
     if settings.certificate is None or settings.key is None:
         return None
@@ -298,7 +139,7 @@ def _given(settings: AdmissionSettings, switch: Switch, metrics: AdmissionMetric
     return files
 
 
-def _own(
+def _own_certificates(
     settings: AdmissionSettings, connection: Connection, switch: Switch, metrics: AdmissionMetrics
 ) -> Certificates:
     own = settings.own_certificates
@@ -314,25 +155,7 @@ def _own(
     )
 
 
-def _leader_url(settings: AdmissionSettings) -> str:
-    """The Service that selects the leader's label."""
-    return f"https://{settings.service}-leader.{settings.namespace}.svc"
-
-
-def leader_client(url: str, tls: ssl.SSLContext) -> ReviewClient:
-    """Return what asks the replica at ``url`` about a review, in no more than three seconds."""
-    client = HttpClient(url, limits=_LEADER_LIMITS, tls=tls, keep=0)
-    headers = {"content-type": "application/json", PASSED_ON: "true"}
-
-    def ask(body: bytes) -> bytes | None:
-        try:
-            answer = client.ask("POST", "/validate", body=body, headers=headers)
-        except NoAnswer as error:
-            log.warning("leader_not_asked", reason=str(error))
-            return None
-        return answer.body if answer.status == HTTPStatus.OK else None
-
-    return ask
+# The cluster, as admission.ports wants it.
 
 
 def _cluster_access(
@@ -366,15 +189,15 @@ def _cluster_access(
             watch_selector="" if wanted.resource == PODS else None,
         )
 
-    record = KubeTextRecord(_prompt(settings), settings.namespace, CLAIM_RECORD, ADMITTED_CLAIMS)
+    record = KubeTextRecord(_quick_connection(settings), settings.namespace, CLAIM_RECORD, ADMITTED_CLAIMS)
     templates = None
     if settings.claims:
         # The pod that waits for a template waits no longer than its webhook.
-        templates = KubeClaimTemplates(_prompt(settings, Timeouts(1.0, 1.5)))
+        templates = KubeClaimTemplates(_quick_connection(settings, Timeouts(1.0, 1.5)))
     return ClusterAccess(_Bindings(pods), pods, _lease_source(settings, clock), record, watch, templates)
 
 
-def _prompt(settings: AdmissionSettings, timeouts: Timeouts = Timeouts(1.0, 2.0)) -> Connection:  # noqa: B008  # frozen
+def _quick_connection(settings: AdmissionSettings, timeouts: Timeouts = Timeouts(1.0, 2.0)) -> Connection:  # noqa: B008  # frozen
     """A connection of its own, for what must not wait behind anything, nor for long."""
     return connect(kubeconfig=settings.kubeconfig, url=settings.api_url, timeouts=timeouts)
 
@@ -383,7 +206,7 @@ def _lease_source(settings: AdmissionSettings, clock: Clock) -> LeaseSource:
     leadership = settings.leadership
     if leadership.mode is LeaderMode.ALONE:
         return SingleReplica()
-    lease = KubeLease(_prompt(settings), clock, leadership.namespace, leadership.lease)
+    lease = KubeLease(_quick_connection(settings), clock, leadership.namespace, leadership.lease)
     if leadership.mode is LeaderMode.LEASE:
         return HeldLease(lease, clock, leadership.pod, leadership.seconds)
     # kube-scheduler signs its Lease with its hostname: the pod's name, cut as the kubelet cuts it.
@@ -418,6 +241,9 @@ def _outcome(write: Callable[[], str]) -> BindAnswer:
     return BindAnswer(BindOutcome.REFUSED, words) if words else BindAnswer(BindOutcome.BOUND)
 
 
+# The extender, on a port of its own.
+
+
 def _open_extender(
     endpoint: ExtenderEndpoint,
     scheduling: SchedulingController,
@@ -442,3 +268,54 @@ def _open_extender(
         peers=peers,
         questions=scheduler_questions(scheduling.extender, cluster_metrics, draining),
     )
+
+
+# Reviews that only the leader may answer.
+
+
+def _leader_url(settings: AdmissionSettings) -> str:
+    """The Service that selects the leader's label."""
+    return f"https://{settings.service}-leader.{settings.namespace}.svc"
+
+
+def leader_client(url: str, tls: ssl.SSLContext) -> ReviewClient:
+    """Return what asks the replica at ``url`` about a review, in no more than three seconds."""
+    client = HttpClient(url, limits=_LEADER_LIMITS, tls=tls, keep=0)
+    headers = {"content-type": "application/json", PASSED_ON: "true"}
+
+    def ask(body: bytes) -> bytes | None:
+        try:
+            answer = client.ask("POST", "/validate", body=body, headers=headers)
+        except NoAnswer as error:
+            log.warning("leader_not_asked", reason=str(error))
+            return None
+        return answer.body if answer.status == HTTPStatus.OK else None
+
+    return ask
+
+
+# What the console asks beside the books.
+
+
+def manifest_file(body: bytes) -> ManifestFile:
+    """What the console judges of a file. Raises RequestInvalid."""
+    found = read_manifests(body)
+    workloads = (Workload(m.kind, m.namespace, m.name, m.copies, m.pod) for m in found if m.runs_pods)
+    return ManifestFile(tuple(workloads), [m.claim for m in found if m.claim is not None])
+
+
+def _cards_of(node: str, knowledge: ExplainSources) -> Sequence[str]:
+    view = knowledge.snapshot().nodes.get(node)
+    return [state.card.uuid for state in view.node.cards] if view else []
+
+
+def _pods_of(node: str, knowledge: ExplainSources) -> Mapping[str, Pod]:
+    view = knowledge.snapshot().nodes.get(node)
+    return {uid: known.pod for uid, known in view.bound.items()} if view else {}
+
+
+def _prometheus(settings: AdmissionSettings) -> RangeQuery | None:
+    """The way to Prometheus; None if none is configured. Raises RequestInvalid: its URL is malformed."""
+    if not settings.prometheus:
+        return None
+    return PrometheusRanges(settings.prometheus, settings.prometheus_token).ask

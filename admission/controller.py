@@ -54,7 +54,7 @@ _SPARE_SECONDS: Final = 10.0
 
 
 class SchedulingController:
-    """A :class:`admission.app.ProgramPart`. ``listener`` serves :attr:`extender` once it is given."""
+    """A :class:`admission.program.ProgramPart`. ``listener`` serves :attr:`extender` once it is given."""
 
     def __init__(
         self, settings: AdmissionSettings, access: ClusterAccess, metrics: ClusterMetrics, clock: Clock

@@ -12,8 +12,8 @@ from typing import Any, Self
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from admission.app import AdmissionProgram
 from admission.config import AdmissionSettings
+from admission.program import AdmissionProgram
 from admission.serving.authority import SelfSigned
 from admission.serving.certs import FileCertificates, Issued, Switch, issue
 from admission.serving.metrics import AdmissionMetrics

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from admission.app import AdmissionProgram, compose
+from admission.app import compose
 from admission.config import AdmissionSettings, ExtenderEndpoint, OwnCertificates
+from admission.program import AdmissionProgram
 from admission.serving.authority import SelfSigned
 from admission.serving.certs import Switch
 from admission.serving.metrics import AdmissionMetrics

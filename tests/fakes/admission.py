@@ -17,8 +17,9 @@ from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from admission.app import AdmissionProgram, compose
+from admission.app import compose
 from admission.config import AdmissionSettings, ExtenderEndpoint, LeaderMode, Leadership
+from admission.program import AdmissionProgram
 from gpu_manager.domain.contract import ALLOCATION, decode_assignment
 from sandbox.api import ADMIN_TOKEN, StandInApi, User
 from tests.fakes.extender import binding, node, pod

@@ -10,8 +10,8 @@ import ssl
 import time
 from typing import Any, NamedTuple, Self
 
-from admission.app import AdmissionProgram
 from admission.config import AdmissionSettings, ConnectionBounds, InflightBounds
+from admission.program import AdmissionProgram
 from admission.serving.certs import Issued, Switch, issue
 from admission.serving.metrics import AdmissionMetrics
 from gpu_manager.domain.errors import NodeUnready

@@ -10,7 +10,7 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import GenerationMode
 
-from admission.app import WebhookParts, build_app, manifest_file
+from admission.app import manifest_file
 from admission.config import AdmissionSettings, ClusterTerms
 from admission.console.agents_usage import AgentsUsage
 from admission.console.history import ConsoleHistory
@@ -19,6 +19,7 @@ from admission.explain.caller_gate import CallerGate
 from admission.explain.explain_api import ExplainSources, explain_routes
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.serving.metrics import AdmissionMetrics
+from admission.serving.webhook_app import WebhookParts, build_app
 from admission.webhook.create_time_checks import create_time_checks
 from gpu_manager.access import AccessCheck, Reviews
 from tests.fakes.extender import World, node, pod
