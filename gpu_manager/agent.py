@@ -1,6 +1,9 @@
 """The agent's composition root: builds the components, connects them, runs their threads, and stops them.
 
-Only this module imports both services and adapters. It contains no decisions.
+Three parts of it stand in files of their own: how cards are offered (:mod:`gpu_manager.fronts`,
+:mod:`gpu_manager.dra_front`) and what is done about containers that run
+(:mod:`gpu_manager.running_containers`). Only these modules import both services and adapters, and none of
+them decides anything.
 """
 
 from __future__ import annotations
@@ -16,9 +19,8 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from gpu_manager import threads
-from gpu_manager.adapters.clock import SystemClock, boot_id
+from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.control_pages.pages import FileControlPages
-from gpu_manager.adapters.driver_memory_limit import CgroupMemoryLimit
 from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.adapters.kube.kube import Kube
 from gpu_manager.adapters.kubelet import KubeletClient
@@ -27,19 +29,18 @@ from gpu_manager.adapters.kubelet.predecessor_checkpoint import read_old_checkpo
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.adapters.selinux import label_of
 from gpu_manager.adapters.store import FileStore
-from gpu_manager.backends import build_cards, build_driver_limits, build_injector, gate_program, gate_watcher
+from gpu_manager.backends import build_cards, build_injector, gate_program
 from gpu_manager.config import Config
 from gpu_manager.domain.contract import KUBELET_SOCKET, PODS_API_SOCKET
-from gpu_manager.domain.dra.front import Front
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.topology import Topology
 from gpu_manager.dra_front import DraFront
+from gpu_manager.fronts import Fronts
 from gpu_manager.ports.pods import KnownPod
 from gpu_manager.program import Ending
+from gpu_manager.running_containers import RunningContainers, store_of
 from gpu_manager.servers.device_plugin import LENDING, SOCKETS, DevicePlugin
 from gpu_manager.servers.exporter import Exporter
-from gpu_manager.servers.gate_metrics import GateMetrics
-from gpu_manager.servers.guards import GuardMetrics
 from gpu_manager.servers.http import StatusServer
 from gpu_manager.servers.page_access import PageAccess
 from gpu_manager.servers.status import Status
@@ -54,30 +55,16 @@ from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import PreStart
 from gpu_manager.services.allocation.reclaim import DepartedPods
-from gpu_manager.services.billing import BillMeter
 from gpu_manager.services.cards.health import VANISHED, Health
 from gpu_manager.services.cards.inventory import InventoryService
 from gpu_manager.services.cards.known_cards import KnownCards
 from gpu_manager.services.cards.other_plugins import OtherPlugins
-from gpu_manager.services.energy import EnergyMeter
-from gpu_manager.services.enforcement import injection_check, usage
-from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
-from gpu_manager.services.enforcement.elastic_limit import ElasticLimit
-from gpu_manager.services.enforcement.evasion_detector import EvasionDetector
-from gpu_manager.services.enforcement.gates import CardGates
-from gpu_manager.services.enforcement.injection_check import InjectionCheck
-from gpu_manager.services.enforcement.library_messages import LibraryMessages
-from gpu_manager.services.enforcement.page_slots import PageSlots
-from gpu_manager.services.enforcement.resizer import Resizer
-from gpu_manager.services.enforcement.time_sharing import TimeSharing
-from gpu_manager.services.enforcement.usage import UsageSampler
 from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery import injection_keeper, reclaimer
 from gpu_manager.services.recovery.injection_keeper import InjectionKeeper
 from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
 from gpu_manager.services.recovery.rebuild import rebuild
 from gpu_manager.services.recovery.stored_books import load_books
-from gpu_manager.services.size_advice import SizeAdviser
 
 log = structlog.get_logger(__name__)
 
@@ -110,7 +97,7 @@ class Agent:
         )
         self._store = FileStore(config.state / "ledger")
         label = label_of(config.proc)
-        self.known_cards = KnownCards(_store(config, "cards", "vanished cards are not missed"))
+        self.known_cards = KnownCards(store_of(config, "cards", "vanished cards are not missed"))
         tenants = FileControlPages(config.pages, config.policy, label=label)
         processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / KUBELET_SOCKET)
         injector = build_injector(config, lambda: self.state.node.cards, label)
@@ -134,19 +121,7 @@ class Agent:
         self._limits = limits = LimitPages(self.state, tenants)
         prestart = PreStart(self.state, self._kubelet, pods, limits, clock, self.metrics, evict=config.evict)
         self._writeback = AnnotationWriteback(self.state, pods, clock)
-        self._elastic_limit = ElasticLimit(self.state, limits)
-        self._resizer = Resizer(
-            self.state,
-            pods,
-            limits,
-            tenants,
-            lambda: self.usage.last,
-            clock,
-            self._writeback.tell,
-            alone=config.resize_alone,
-            minimum_cores=config.minimum_cores,
-        )
-        self.plugin = DevicePlugin(
+        plugin = DevicePlugin(
             config.device_plugins,
             self.state,
             allocator,
@@ -156,8 +131,7 @@ class Agent:
             lending=config.lending,
             lost=lambda: self.inventory.changed(),  # noqa: PLW0108 - it is made below
         )
-        self.front, self._keeps_front = config.front, ""  # and why it is not the one in the settings
-        self.dra = DraFront(
+        dra = DraFront(
             config,
             self.state,
             connection,
@@ -171,6 +145,7 @@ class Agent:
             self._books_changed,
             self._kube.node,
         )
+        self.fronts = Fronts(config, self.state, plugin, dra, self.metrics, _restart)
         self.health = Health(self.cards, self._kube.node, clock, numa_policy=config.numa_policy)
         self.inventory = InventoryService(
             self.state,
@@ -178,58 +153,28 @@ class Agent:
             departed,
             self.health,
             self._kube.node,
-            self._announce,
+            self.fronts.announce,
             config.labels,
             clock,
-            lambda: self.front is Front.DRA or self.plugin.offering(),
-            lambda: self.front,
+            self.fronts.offering,
+            lambda: self.fronts.in_force,
             gates=gate_program(config) is not None,
         )
         self.other_plugins = OtherPlugins(
             self._kubelet.other_offers, self.health, self._kube.node.event, clock, self._kubelet.rest
         )
-        self.usage = UsageSampler(
+        self.running = RunningContainers(
+            config,
             self.state,
             self.cards,
             pods,
             tenants,
             processes,
-            clock,
-            self.metrics,
-            PageSlots(tenants, processes),
-        )
-        self.energy = EnergyMeter()
-        demands = _store(config, "demands", "containers are watched anew")
-        self.sizes = SizeAdviser(pods, demands, clock, self.metrics, config.advice, config.advice_half_life)
-        bills = _store(config, "bills", "its sums begin anew")
-        self.bills = BillMeter(self.state, self.usage, bills, clock, self.metrics, boot_id(config.proc))
-        self.time_sharing = TimeSharing(tenants, self.usage.tenants, clock, self.metrics)
-        self.gates = CardGates(
-            lambda: self.usage.last,
-            tenants,
-            tenants.gates,
-            gate_watcher(config, tenants),
-            clock,
-            self.metrics,
-        )
-        self.evasion = EvasionDetector(
-            self.state,
-            lambda: self.usage.last,
-            pods,
-            tenants,
-            processes,
-            self.metrics,
-            evict=config.evict_evaders,
-        )
-        self.library_messages = LibraryMessages(self.state, pods, tenants, clock, self.metrics)
-        self.memory_limits = DriverMemoryLimits(self.state, pods, self._cgroup_limits(), clock, self.metrics)
-        self.injection = InjectionCheck(
-            self.state,
-            pods,
-            processes,
-            clock,
+            limits,
+            self._writeback,
             injector.strategy.value,
-            driver=not config.simulated,
+            clock,
+            self.metrics,
         )
         self.keeper = InjectionKeeper(self.state, pods, injector, clock, _restart)
         self.reclaimer = reclaimer.Reclaimer(
@@ -249,12 +194,12 @@ class Agent:
         self._register(config)
         status = Status(
             self.state,
-            self.usage,
+            self.running.usage,
             self._registry,
             version("gpu-manager"),
             self.ready,
             self.why,
-            lambda: self.sizes.told,
+            lambda: self.running.sizes.told,
             self.health,
         )
         self.http = StatusServer(
@@ -268,35 +213,30 @@ class Agent:
     def _register(self, config: Config) -> None:
         exporter = Exporter(
             self.state,
-            self.usage,
+            self.running.usage,
             version("gpu-manager"),
             legacy=config.legacy_metrics,
-            bills=lambda: self.bills.told,
+            bills=lambda: self.running.bills.told,
             events=self.health.counts,
             xids=self.health.xids,
             offered_elsewhere=lambda: self.other_plugins.offers,
-            energy=lambda: self.energy.told,
+            energy=lambda: self.running.energy.told,
             writes_dropped=lambda: self._kube.writes_dropped,
-            sized=lambda: self.sizes.told,
-            front=lambda: self.front,
+            sized=lambda: self.running.sizes.told,
+            front=lambda: self.fronts.in_force,
         )
-        guards = GuardMetrics(self.state, self.evasion, self.memory_limits, self.injection)
-        for collector in (exporter, guards, GateMetrics(self.state, self.gates)):
-            self._registry.register(collector)
+        self._registry.register(exporter)
+        self.running.register(self._registry)
 
     def ready(self) -> dict[str, bool]:
         """Return the readiness conditions, by name."""
         return {
-            "registered": all(
-                one.registered.is_set()
-                for one, without in ((self.dra.plugin, Front.PLUGIN), (self.plugin, Front.DRA))
-                if self.front is not without
-            ),
+            "registered": self.fronts.registered(),
             "cards": any(not s.missing for s in self.state.node.cards) and not self.health.trouble,
             "pods": self._kube.pods.error is None,
             "only_plugin": not self.other_plugins.offers,
             "injection": not self.keeper.trouble,
-            "front": not (self._keeps_front or self.dra.trouble),
+            "front": not self.fronts.trouble,
         }
 
     def why(self) -> str:
@@ -307,14 +247,13 @@ class Agent:
             self.health.trouble or away,
             self.other_plugins.trouble,
             self.keeper.trouble,
-            self._keeps_front,
-            self.dra.trouble,
+            self.fronts.trouble,
             self._kube.pods.error,
         )
         return "; ".join(filter(None, whys))
 
     def start(self) -> None:
-        """Rebuild the ledger, then start to serve.
+        """Recover the books, then start to serve.
 
         Without cards (no driver yet) the agent runs, but offers nothing and is not ready.
 
@@ -324,60 +263,18 @@ class Agent:
         self._kube.start()
         self._kube.pods.wait(SYNC_SECONDS)
         stored = load_books(self._store, self._kube.node.event, self.metrics)
-        self.health.remember(self.known_cards.load())
-        self.health.discover()
-        self.health.settle()
-        self.other_plugins.look()  # before the kubelet hears of any card
-        self.health.settle()
-        self._recover(stored)
-        view = self.state.view
-        self.front, self._keeps_front = self.dra.in_force()
-        self.metrics.expect_registrations(self.front)
-        if self.front is Front.SPLIT:
-            self.dra.split()
-        elif view.sides is not None:
-            self.state.unsplit()
-        if self._keeps_front:
-            holders = sorted({allocation.pod_key for allocation in self.state.view.ledger})
-            log.error("front_not_changed", reason=self._keeps_front, holders=holders[:5])
+        self._find_cards()
+        self._recover_books(stored)
+        self.fronts.settle()
         self._limits.apply_settings()
         self.health.subscribe(self.known_cards.cards_changed)
         self.health.subscribe(self.inventory.cards_changed)
         self.state.changed = self._books_changed
         self.keeper.look()
-        self.bills.restore()
-        self.sizes.restore()
+        self.running.restore()
         self.health.start()
         self.http.start()
-        self._threads = [
-            *([] if self.front is Front.PLUGIN else self.dra.threads()),
-            *([] if self.front is Front.DRA else [threads.forever("device-plugin", self.plugin.run)]),
-            threads.forever("inventory", lambda: self.inventory.run(self._stop)),
-            threads.forever("bills", lambda: self.bills.run(self._stop)),
-            threads.forever("time-sharing", lambda: self.time_sharing.run(self._stop)),
-            self._rounds(
-                "usage",
-                usage.PERIOD_SECONDS,
-                {
-                    "sampler": self._sample,
-                    "gates": self.gates.look,
-                    "evasion": self.evasion.look,
-                    "library-messages": self.library_messages.look,
-                    "memory-limits": self.memory_limits.look,
-                    "resizer": self._resizer.look,
-                },
-            ),
-            self._rounds("injection", injection_check.PERIOD_SECONDS, {"injection": self.injection.look}),
-            self._rounds(
-                "injection-kept", injection_keeper.PERIOD_SECONDS, {"injection-kept": self.keeper.look}
-            ),
-            self._rounds("other-plugins", 0.0, {"other-plugins": self.other_plugins.round}),
-            self._rounds(
-                "reclaim",
-                min(reclaimer.LOOK_SECONDS, self._config.reclaim_seconds),
-                {"reclaim": self.reclaimer.look, "front": self._change_front},
-            ),
-        ]
+        self._threads = self._all_threads()
         for thread in self._threads:
             thread.start()
 
@@ -386,12 +283,11 @@ class Agent:
         self._stop.set()
         self.state.touched.set()
         self.inventory.wake()
-        self.plugin.wake()
-        self.dra.announce()
+        self.fronts.wake()
         self._kubelet.wake()
         for thread in self._threads:
             thread.join(10)
-        self.gates.close()
+        self.running.close()
         self.http.stop()
         self.health.stop()
         self.cards.close()
@@ -412,37 +308,18 @@ class Agent:
         log.info("stopping")
         self.stop()
 
-    def _cgroup_limits(self) -> CgroupMemoryLimit:
-        cgroups = self._config.host_root / "sys/fs/cgroup"
-        return CgroupMemoryLimit(cgroups, lambda: self.state.node.cards, build_driver_limits(self._config))
+    # The start.
 
-    def _announce(self) -> None:
-        if self.front is not Front.PLUGIN:
-            self.dra.announce()
-        if self.front is not Front.DRA:
-            self.plugin.announce()
-
-    def _change_front(self) -> None:
-        """Start again with the front of the settings, once nothing is held by the other."""
-        if self._keeps_front and not self.dra.in_force()[1]:
-            log.info("front_changes", front=self._config.front.value)
-            _restart()
-
-    def _books_changed(self) -> None:
-        self.inventory.changed()
-        if self.front is not Front.PLUGIN:
-            self.dra.announce()
-        if self._config.lending or self.state.withdrawing:
-            self.plugin.announce()
-
-    def _sample(self) -> None:
-        sample = self.usage.sample()
-        self.energy.add(sample)
-        self.sizes.add(sample, self.state.node.unit)
-
-    def _recover(self, stored: bytes | None) -> None:
+    def _find_cards(self) -> None:
+        self.health.remember(self.known_cards.load())
+        self.health.discover()
+        self.health.settle()
+        self.other_plugins.look()  # before the kubelet hears of any card
+        self.health.settle()
         self.inventory.cards_changed(self.health.states())
-        node = self.state.node
+
+    def _recover_books(self, stored: bytes | None) -> None:
+        """From the stored ledger, the kubelet's checkpoint or its listing, and the pods."""
         entries = self._kubelet.checkpoint()
         listing = None
         if entries is None:
@@ -453,10 +330,37 @@ class Agent:
         predecessor = read_old_checkpoint(self._config.old_checkpoint) if stored is None else ()
         local = self._kube.pods.local()
         # No plugin is better than one that refuses every pod: a node without devices gets no pods.
-        self.state.open(rebuild(stored, entries, listing, local, node, self.metrics, predecessor))
+        self.state.open(rebuild(stored, entries, listing, local, self.state.node, self.metrics, predecessor))
         self._kube.pods.on_change(self._pod_changed)  # first: a pod that arrives meanwhile is seen twice
         for found in [f for named in self._kube.pods.local().values() for f in named]:
             self._pod_changed(found)
+
+    def _all_threads(self) -> list[threading.Thread]:
+        return [
+            *self.fronts.threads(),
+            threads.forever("inventory", lambda: self.inventory.run(self._stop)),
+            *self.running.threads(self._stop),
+            self._rounds(
+                injection_keeper.PERIOD_SECONDS, "injection-kept", {"injection-kept": self.keeper.look}
+            ),
+            self._rounds(0.0, "other-plugins", {"other-plugins": self.other_plugins.round}),
+            self._rounds(
+                min(reclaimer.LOOK_SECONDS, self._config.reclaim_seconds),
+                "reclaim",
+                {"reclaim": self.reclaimer.look, "front": self.fronts.look},
+            ),
+        ]
+
+    def _rounds(
+        self, seconds: float, name: str, steps: Mapping[str, Callable[[], object]]
+    ) -> threading.Thread:
+        return threads.rounds(seconds, name, steps, self.metrics.reading_failed, self._stop)
+
+    # What the running agent follows.
+
+    def _books_changed(self) -> None:
+        self.inventory.changed()
+        self.fronts.books_changed()
 
     def _pod_changed(self, found: KnownPod) -> None:
         if found.tombstone or found.pod.terminal:
@@ -464,27 +368,8 @@ class Agent:
             self.state.touched.set()
         if not found.tombstone:
             self.state.introduce(found.pod)
-            self._elastic_limit.follow(found.pod)
-            self._resizer.follow(found.pod)
+            self.running.follow(found.pod)
             self._writeback.tell(found.pod)
-
-    def _rounds(
-        self, name: str, seconds: float, steps: Mapping[str, Callable[[], object]]
-    ) -> threading.Thread:
-        """A thread that takes these steps in a row, again and again; the error of one, counted by its name,
-        does not keep the next from its turn.
-        """
-
-        def once() -> None:
-            for source, step in steps.items():
-                if not threads.ran(step):
-                    self.metrics.scrape_errors.labels(source).inc()
-
-        return threads.every(seconds, name, once, self._stop)
-
-
-def _store(config: Config, what: str, without: str) -> FileStore:
-    return FileStore(config.state / what, what=what, without=without)
 
 
 def _restart() -> None:

@@ -73,6 +73,26 @@ def every(
     return forever(name, loop)
 
 
+def rounds(
+    seconds: float,
+    name: str,
+    steps: Mapping[str, Callable[[], object]],
+    count: Callable[[str], object],
+    stop: threading.Event,
+) -> threading.Thread:
+    """A thread, to be started, that takes these steps in a row, every so many seconds until stopped.
+
+    An unexpected error of one does not keep the next from its turn: it is given to ``count`` by its name.
+    """
+
+    def once_round() -> None:
+        for step_name, step in steps.items():
+            if not ran(step):
+                count(step_name)
+
+    return every(seconds, name, once_round, stop)
+
+
 def ran(job: Callable[[], object]) -> bool:
     """Do it; False after an unexpected error, which is logged and counted."""
     try:

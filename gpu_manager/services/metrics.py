@@ -170,6 +170,10 @@ class ServiceMetrics:
             "vcuda_preferred_allocation_duration_seconds", "Time to answer GetPreferredAllocation"
         )
 
+    def reading_failed(self, source: str) -> None:
+        """Count a failed reading."""
+        self.scrape_errors.labels(source).inc()
+
     def expect_registrations(self, front: Front) -> None:
         """Count from 0 what a node of this front registers, so that what never does can be seen."""
         by_plugin = () if front is Front.DRA else _RESOURCES

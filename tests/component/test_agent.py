@@ -134,7 +134,7 @@ def series(text: str, name: str, **labels: str) -> list[float]:
 def test_the_seeds_pod_is_on_the_predecessors_metrics_from_the_first_scrape_on(world: World) -> None:
     result = world.run(pod("nginx", container("nginx", 30, 20)))
     assert result.admitted, result.message
-    world.agent.usage.sample()
+    world.agent.running.usage.sample()
     text = world.get("/metric")
     labels = {"container_name": "nginx", "namespace": "default", "node": NODE, "pod_name": "nginx"}
     assert series(text, "container_request_gpu_memory", **labels, req_of_gpu_memory="total") == [5120]
@@ -185,7 +185,7 @@ def test_priorities_reach_the_pages_the_inventory_and_the_event_of_a_pod_that_no
         world.run(pod(name, container("c", cores, 8), annotations={PRIORITY: priority, GPU_UUID: uuid}))
     cards = json.loads(world.get("/graph", "application/json"))["cards"]
     assert {h["pod"]: h["priority"] for h in cards[-1]["holders"]} == wanted
-    world.agent.usage.sample()
+    world.agent.running.usage.sample()
     rows = read_usage(json.loads(world.get("/usage")))
     assert {u.pod: u.priority for u in rows.values() if u.pod in wanted} == {
         name: Priority(priority) for name, priority in wanted.items()
@@ -213,7 +213,7 @@ def test_the_pages_for_people_answer(world: World) -> None:
     assert len(graph["cards"]) == 8
     assert any(h["pod"] == "seen" and h["cores"] == 20 for c in graph["cards"] for h in c["holders"])
     assert "default/seen c: 20 cores, 2 GiB" in world.get("/graph")
-    world.agent.usage.sample()
+    world.agent.running.usage.sample()
     usage = json.loads(world.get("/usage"))["usage"]
     assert any(p["pod"] == "seen" and p["spec"]["c"] == {"gpu": 0.2, "mem": 2048} for p in usage.values())
     assert json.loads(world.get("/readyz")) == {

@@ -26,7 +26,7 @@ def test_status_graph_and_usage_show_the_node(
     world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.run(pod("seen", container("c", 30, 8)))
-    world.agent.usage.sample()
+    world.agent.running.usage.sample()
     url = f"http://127.0.0.1:{world.agent.http.port}"
     assert run(["status", "--url", url]) == run(["usage", "--url", url]) == 0
     stranger = capsys.readouterr().out

@@ -185,7 +185,7 @@ def test_the_agents_own_pages_say_what_is_enforced(
     world: World, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world.run(pod("seen", container("c", 30, 8)))
-    world.agent.usage.sample()
+    world.agent.running.usage.sample()
     found = gather_agent("here", lambda path: world.get(path, "application/json"))
     assert found.enforced == {"default/seen c": "active"}
     assert all(found.ready.values())

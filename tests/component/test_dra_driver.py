@@ -278,7 +278,7 @@ def test_a_node_that_leaves_claims_hands_idle_cards_over_and_keeps_those_that_cl
     world.stop_agent()
     world.wanted = Front.PLUGIN
     world.start_agent_with(leave_claims=True, injection="cdi", settle_seconds=1.0)
-    assert world.agent.front is Front.SPLIT
+    assert world.agent.fronts.in_force is Front.SPLIT
     assert "its cards have left claims, of which 1 hold cards" in world.agent.why()
     until(lambda: world.kubelet.allocatable().get(CORE) == 200, 20)
     world.manager.prepare(late)
@@ -292,7 +292,7 @@ def test_a_node_that_leaves_claims_hands_idle_cards_over_and_keeps_those_that_cl
     world.stop_agent()
     world.agent = Agent(world.config(leave_claims=True))
     world.agent.start()
-    assert world.agent.front is Front.PLUGIN
+    assert world.agent.fronts.in_force is Front.PLUGIN
     assert world.agent.state.view.sides is None
 
 
@@ -303,7 +303,7 @@ def test_an_idle_node_that_leaves_claims_is_split_until_its_slice_is_empty(
     world.wanted = Front.PLUGIN
     world.agent = Agent(world.config(leave_claims=True, injection="cdi", settle_seconds=1.0))
     world.agent.start()
-    assert world.agent.front is Front.SPLIT
+    assert world.agent.fronts.in_force is Front.SPLIT
     until(lambda: world.kubelet.allocatable().get(CORE) == 400, 20)
     assert world.scheduler.devices(NODE) == []
     until(restart.is_set)

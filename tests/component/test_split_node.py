@@ -127,7 +127,7 @@ def test_a_node_that_is_split_no_more_changes_card_by_card(world: SplitWorld) ->
     world.stop_agent()
     world.wanted, world.cards = Front.PLUGIN, ClaimCards(0)
     world.start_agent_with(injection="cdi")
-    assert world.agent.front is Front.SPLIT
+    assert world.agent.fronts.in_force is Front.SPLIT
     assert "stays split until 2 of its 4 cards have changed to plugin" in world.agent.why()
     until(lambda: world.report().get(CORE) == 300, HAND_OVER_SECONDS)
     world.end(pod)
@@ -135,5 +135,5 @@ def test_a_node_that_is_split_no_more_changes_card_by_card(world: SplitWorld) ->
     world.stop_agent()
     world.agent = Agent(world.config())
     world.agent.start()
-    assert world.agent.front is Front.PLUGIN
+    assert world.agent.fronts.in_force is Front.PLUGIN
     assert world.agent.state.view.sides is None

@@ -1,0 +1,150 @@
+"""What the agent does about containers that run: measures, limits, corrects, warns, evicts. Composed.
+
+Everything here follows the books and changes none of them, but for a container that is resized.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from prometheus_client import CollectorRegistry
+
+from gpu_manager import threads
+from gpu_manager.adapters.clock import boot_id
+from gpu_manager.adapters.control_pages.pages import FileControlPages
+from gpu_manager.adapters.driver_memory_limit import CgroupMemoryLimit
+from gpu_manager.adapters.processes import CgroupProcesses
+from gpu_manager.adapters.store import FileStore
+from gpu_manager.backends import build_driver_limits, gate_watcher
+from gpu_manager.config import Config
+from gpu_manager.domain.pod import Pod
+from gpu_manager.ports.cards import Cards
+from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.pods import Pods
+from gpu_manager.servers.gate_metrics import GateMetrics
+from gpu_manager.servers.guards import GuardMetrics
+from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
+from gpu_manager.services.allocation.limit_pages import LimitPages
+from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.billing import BillMeter
+from gpu_manager.services.energy import EnergyMeter
+from gpu_manager.services.enforcement import injection_check, usage
+from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
+from gpu_manager.services.enforcement.elastic_limit import ElasticLimit
+from gpu_manager.services.enforcement.evasion_detector import EvasionDetector
+from gpu_manager.services.enforcement.gates import CardGates
+from gpu_manager.services.enforcement.injection_check import InjectionCheck
+from gpu_manager.services.enforcement.library_messages import LibraryMessages
+from gpu_manager.services.enforcement.page_slots import PageSlots
+from gpu_manager.services.enforcement.resizer import Resizer
+from gpu_manager.services.enforcement.time_sharing import TimeSharing
+from gpu_manager.services.enforcement.usage import UsageSampler
+from gpu_manager.services.metrics import ServiceMetrics
+from gpu_manager.services.size_advice import SizeAdviser
+
+
+class RunningContainers:
+    """Built with every agent; :meth:`threads` do the work."""
+
+    def __init__(
+        self,
+        config: Config,
+        state: NodeState,
+        cards: Cards,
+        pods: Pods,
+        pages: FileControlPages,
+        processes: CgroupProcesses,
+        limits: LimitPages,
+        writeback: AnnotationWriteback,
+        strategy: str,
+        clock: Clock,
+        metrics: ServiceMetrics,
+    ) -> None:
+        """``strategy``: by which way driver files come into containers (:class:`InjectionCheck`)."""
+        self._state = state
+        self._metrics = metrics
+        slots = PageSlots(pages, processes)
+        self.usage = UsageSampler(state, cards, pods, pages, processes, clock, metrics, slots)
+        self.energy = EnergyMeter()
+        demands = store_of(config, "demands", "containers are watched anew")
+        self.sizes = SizeAdviser(pods, demands, clock, metrics, config.advice, config.advice_half_life)
+        bills = store_of(config, "bills", "its sums begin anew")
+        self.bills = BillMeter(state, self.usage, bills, clock, metrics, boot_id(config.proc))
+        self._time_sharing = TimeSharing(pages, self.usage.tenants, clock, metrics)
+        watcher = gate_watcher(config, pages)
+        self._gates = CardGates(lambda: self.usage.last, pages, pages.gates, watcher, clock, metrics)
+        self._evasion = EvasionDetector(
+            state, lambda: self.usage.last, pods, pages, processes, metrics, evict=config.evict_evaders
+        )
+        self._library_messages = LibraryMessages(state, pods, pages, clock, metrics)
+        cgroups = CgroupMemoryLimit(
+            config.host_root / "sys/fs/cgroup", lambda: state.node.cards, build_driver_limits(config)
+        )
+        self._memory_limits = DriverMemoryLimits(state, pods, cgroups, clock, metrics)
+        self._injection = InjectionCheck(state, pods, processes, clock, strategy, driver=not config.simulated)
+        self._elastic_limit = ElasticLimit(state, limits)
+        self._resizer = Resizer(
+            state,
+            pods,
+            limits,
+            pages,
+            lambda: self.usage.last,
+            clock,
+            writeback.tell,
+            alone=config.resize_alone,
+            minimum_cores=config.minimum_cores,
+        )
+
+    def register(self, registry: CollectorRegistry) -> None:
+        """Have what is found here scraped."""
+        registry.register(GuardMetrics(self._state, self._evasion, self._memory_limits, self._injection))
+        registry.register(GateMetrics(self._state, self._gates))
+
+    def restore(self) -> None:
+        """Take up the sums that an agent before this one has stored."""
+        self.bills.restore()
+        self.sizes.restore()
+
+    def follow(self, pod: Pod) -> None:
+        """Heed what a pod's annotations ask for its limits."""
+        self._elastic_limit.follow(pod)
+        self._resizer.follow(pod)
+
+    def threads(self, stop: threading.Event) -> list[threading.Thread]:
+        """The threads, to be started."""
+        count = self._metrics.reading_failed
+        return [
+            threads.forever("bills", lambda: self.bills.run(stop)),
+            threads.forever("time-sharing", lambda: self._time_sharing.run(stop)),
+            threads.rounds(
+                usage.PERIOD_SECONDS,
+                "usage",
+                {
+                    "sampler": self._sample,
+                    "gates": self._gates.look,
+                    "evasion": self._evasion.look,
+                    "library-messages": self._library_messages.look,
+                    "memory-limits": self._memory_limits.look,
+                    "resizer": self._resizer.look,
+                },
+                count,
+                stop,
+            ),
+            threads.rounds(
+                injection_check.PERIOD_SECONDS, "injection", {"injection": self._injection.look}, count, stop
+            ),
+        ]
+
+    def close(self) -> None:
+        """Call it once the threads have ended."""
+        self._gates.close()
+
+    def _sample(self) -> None:
+        sample = self.usage.sample()
+        self.energy.add(sample)
+        self.sizes.add(sample, self._state.node.unit)
+
+
+def store_of(config: Config, what: str, without: str) -> FileStore:
+    """A file of the agent's state directory; ``without`` says what follows if it is lost."""
+    return FileStore(config.state / what, what=what, without=without)
