@@ -11,7 +11,7 @@ from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.feasibility import FeasibilityJudge, Fit, Unfit
 from admission.extender.refusal_lines import describe
 from admission.quota.claim_creations import ClaimCreations, says_protected
-from admission.quota.pod_creations import quota_refusal
+from admission.quota.pod_creations import quota_refusal, refused_past_scheduler
 from admission.quota.quota_book import QuotaBook
 from admission.webhook.admit import CreateTimeChecks
 from gpu_manager.domain.cluster.claims import read_claim
@@ -47,7 +47,10 @@ def create_time_checks(
     def refuse(pod: Pod, request: PodRequest) -> Sequence[str]:
         if quota.current is None or not cluster.synced:
             return ()
-        reason = quota_refusal(quota.current, cluster.snapshot(), pod, request, kinds.now())
+        snapshot = cluster.snapshot()
+        reason = quota_refusal(quota.current, snapshot, pod, request, kinds.now())
+        if not reason and pod.node:
+            reason = refused_past_scheduler(quota.current, snapshot, pod, request)
         return (reason,) if reason else ()
 
     def warn(pod: Pod, request: PodRequest) -> Sequence[str]:

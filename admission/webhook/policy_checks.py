@@ -133,16 +133,23 @@ def request_checks(terms: ClusterTerms) -> Iterator[PolicyCheck]:
             },
         ),
     )
+    asks = " || ".join(
+        f"variables.{n}.exists(c, {_quantity(r)}.compareTo(quantity('0')) != 0)"
+        for n, r in _RESOURCES.items()
+    )
+    free = f"!has(object.spec.nodeName) || object.spec.nodeName == '' || !({asks})"
+    named = {"value": _quoted("object.spec.nodeName")}
+    protected = (
+        f"{_ANNOTATED} && '{contract.PRIORITY}' in object.metadata.annotations "
+        f"&& {_annotation(contract.PRIORITY)} == '{Priority.PROTECTED.value}'"
+    )
+    yield PolicyCheck(
+        Rule.PRIORITY_PAST_SCHEDULER,
+        f"{free} || !({protected})",
+        _says(Rule.PRIORITY_PAST_SCHEDULER, {**named, "field": _text("spec.nodeName")}),
+    )
     if terms.deny_node_name:
-        asks = (
-            f"variables.{n}.exists(c, {_quantity(r)}.compareTo(quantity('0')) != 0)"
-            for n, r in _RESOURCES.items()
-        )
-        yield PolicyCheck(
-            Rule.NODE_NAME_SET,
-            f"!has(object.spec.nodeName) || object.spec.nodeName == '' || !({' || '.join(asks)})",
-            _says(Rule.NODE_NAME_SET, {"value": _quoted("object.spec.nodeName")}),
-        )
+        yield PolicyCheck(Rule.NODE_NAME_SET, free, _says(Rule.NODE_NAME_SET, named))
 
 
 def _numbers(resource: str, having: str, largest: int, unit: str) -> Iterator[PolicyCheck]:

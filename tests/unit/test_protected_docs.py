@@ -43,6 +43,9 @@ SAID: Final = {
     "an unknown priority": lambda: refused(30, "best_effort"),
     "no right in the quota": lambda: over(NO_QUOTA, 0, 30),
     "the right is used up": lambda: over(parse_quota('{"a": {"protected": {"T4": 0.5}}}'), 50, 30),
+    "`spec.nodeName`, another scheduler": lambda: (
+        violation(Rule.PRIORITY_PAST_SCHEDULER, "", "spec.nodeName", "").message
+    ),
     "a change of the annotation": lambda: (
         violation(Rule.PRIORITY_CHANGED, "", PRIORITY, "", before="").message
     ),

@@ -214,6 +214,14 @@ class Rule(Enum):
         "The quota was judged by it and the card was chosen by it.",
         "Change it in the workload's template, so that its pods are replaced.",
     )
+    PRIORITY_PAST_SCHEDULER = RuleText(
+        "priority-past-scheduler",
+        f"annotation {PRIORITY} is protected, but {{field}} {{value}} passes the scheduler by, which alone "
+        "counts the right to protected shares: remove {field}",
+        "The right is counted exactly when the scheduler binds a pod. One that reaches a node by another way "
+        "would be protected beyond it.",
+        "Remove the line that the text names; select a node by its label `kubernetes.io/hostname`.",
+    )
     MODELS_MALFORMED = RuleText(
         "models-malformed",
         f"annotation {GPU_MODEL} is {{value}}: use a comma-separated list of models, such as V100,T4",
