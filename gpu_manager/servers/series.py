@@ -24,7 +24,7 @@ from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.cards.health import CardXids
 from gpu_manager.services.energy import Holder
-from gpu_manager.services.enforcement.usage import Sample, ShareUse, unread
+from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse, unread
 
 T = TypeVar("T")
 

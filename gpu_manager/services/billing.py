@@ -21,7 +21,8 @@ from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.store import Store
 from gpu_manager.services.allocation.books import Key
 from gpu_manager.services.allocation.node_state import NodeState, StateView
-from gpu_manager.services.enforcement.usage import ShareUse, UsageSampler
+from gpu_manager.services.enforcement.usage import UsageSampler
+from gpu_manager.services.enforcement.usage_sample import ShareUse
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.services.allocation.books import Grant, Key
-from gpu_manager.services.enforcement.usage import Sample
+from gpu_manager.services.enforcement.usage_sample import Sample
 
 TOLD_SECONDS = 300.0  # a container's row stays for so long after its end, so that the last joules are scraped
 

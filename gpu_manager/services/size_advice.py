@@ -22,7 +22,7 @@ from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.pods import Pods
 from gpu_manager.ports.store import Store
 from gpu_manager.services.allocation.books import Key
-from gpu_manager.services.enforcement.usage import Sample, ShareUse
+from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)

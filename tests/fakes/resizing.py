@@ -15,7 +15,7 @@ from gpu_manager.services.allocation.annotation_writeback import AnnotationWrite
 from gpu_manager.services.allocation.books import Key
 from gpu_manager.services.enforcement.elastic_limit import ElasticLimit
 from gpu_manager.services.enforcement.resizer import Resizer
-from gpu_manager.services.enforcement.usage import Sample, ShareUse
+from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse
 from tests.fakes.direct import DirectRig
 from tests.fakes.node import container, pod
 from tests.fakes.ports import FakeClock

@@ -35,7 +35,7 @@ from gpu_manager.services.allocation.books import Books
 from gpu_manager.services.allocation.books_format import BooksEncoder, decode
 from gpu_manager.services.allocation.grant import limits_of
 from gpu_manager.services.enforcement.library_messages import LibraryMessages
-from gpu_manager.services.enforcement.usage import ShareUse
+from gpu_manager.services.enforcement.usage_sample import ShareUse
 from tests.fakes.claims import claim_grant, claim_object, result
 from tests.fakes.metrics import service_metrics
 from tests.fakes.ports import FakeClock, FakePods, cards

@@ -28,7 +28,8 @@ from gpu_manager.services.allocation.books import Books, Grant
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.billing import SAVE_SECONDS, BillMeter
-from gpu_manager.services.enforcement.usage import Sample, ShareUse, UsageSampler
+from gpu_manager.services.enforcement.usage import UsageSampler
+from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse
 from gpu_manager.services.metrics import ServiceMetrics
 from tests.fakes.ports import FakeCards, FakeClock, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
 

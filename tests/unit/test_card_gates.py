@@ -17,7 +17,7 @@ from gpu_manager.ports.gates import GateReading, GateWatch, WatchedTenant
 from gpu_manager.servers.gate_metrics import GateMetrics, describe
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.enforcement.gates import CardGates
-from gpu_manager.services.enforcement.usage import Sample, ShareUse
+from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse
 from tests.fakes.metrics import counts, service_metrics
 from tests.fakes.ports import FakeClock, cards
 from tests.fakes.state import state_of

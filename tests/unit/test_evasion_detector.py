@@ -19,7 +19,7 @@ from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.cards import CardUse, ProcessUse
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.enforcement.evasion_detector import EvasionDetector
-from gpu_manager.services.enforcement.usage import Sample, ShareUse
+from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse
 from tests.fakes.metrics import counts, service_metrics
 from tests.fakes.ports import FakePods, cards
 from tests.fakes.state import state_of

@@ -25,7 +25,7 @@ from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import Empty
 from gpu_manager.ports.control_pages import Limit
 from gpu_manager.servers.device_plugin import LIST_SECONDS, ResourceServer
-from gpu_manager.services.enforcement.usage import Sample
+from gpu_manager.services.enforcement.usage_sample import Sample
 from gpu_manager.services.recovery.reclaimer import LOOK_SECONDS, SETTLE_SECONDS
 from tests.fakes.node import container, pod
 from tests.fakes.ports import cards

@@ -15,7 +15,7 @@ from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import GIB, MIB, Amount
 from gpu_manager.services import size_advice
 from gpu_manager.services.allocation.books import Grant
-from gpu_manager.services.enforcement.usage import Sample, ShareUse
+from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse
 from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.size_advice import FIRST_SECONDS, SAVE_SECONDS, WALK_SECONDS, SizeAdviser
 from tests.fakes.ports import FakeClock, FakePods, FakeStore

@@ -10,7 +10,8 @@ import pytest
 from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.ports.cards import CardUse, ProcessUse
 from gpu_manager.ports.control_pages import TenantUse
-from gpu_manager.services.enforcement.usage import ShareUse, UsageSampler
+from gpu_manager.services.enforcement.usage import UsageSampler
+from gpu_manager.services.enforcement.usage_sample import ShareUse
 from tests.fakes.direct import DirectRig
 from tests.fakes.node import container, pod
 from tests.fakes.ports import FakeCards, FakeClock

@@ -21,7 +21,7 @@ from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import Correction
 from gpu_manager.ports.gates import Gates, GateWatch, GateWatcher, WatchedTenant
 from gpu_manager.services.allocation.grant import limits_of
-from gpu_manager.services.enforcement.usage import Sample
+from gpu_manager.services.enforcement.usage_sample import Sample
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)

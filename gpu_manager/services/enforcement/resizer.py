@@ -29,7 +29,7 @@ from gpu_manager.services.allocation.grant import limits_of
 from gpu_manager.services.allocation.limit_pages import LimitPages
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.lone_resizes import lone_sizes
-from gpu_manager.services.enforcement.usage import Sample
+from gpu_manager.services.enforcement.usage_sample import Sample
 
 log = structlog.get_logger(__name__)
 

@@ -1,0 +1,106 @@
+"""What one sample of the cards' usage says, by container and card: values alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement.driver_overhead import NO_EXCESS, Excess
+from gpu_manager.domain.placement.ledger import Share
+from gpu_manager.ports.cards import CardUse, ProcessUse
+from gpu_manager.services.allocation.books import Grant, Key
+
+Place = tuple[Key, CardUuid]
+"""A container on one of the cards."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareUse:
+    """Usage of one container on one card. Bytes, ratios of one card, seconds; ``None``: unknown.
+
+    ``memory`` is the account's, ``beyond`` what the driver counts on top of it (contexts, code),
+    ``excess`` what it does not count of it, ``twice`` what it counts for several processes that share it.
+    ``longest`` is its longest kernel or graph so far.
+    ``held_idle`` is the part of ``throttled`` in which nothing of the container was in flight on the card.
+    ``enforcement`` is ``active`` (its page is read), ``exclusive`` (a whole card, nothing to enforce),
+    ``tampered`` (its page cannot be trusted) or ``unknown`` (it cannot be read); ``reason`` says why.
+    """
+
+    key: Key
+    share: Share
+    enforcement: str
+    memory: int | None = None
+    core: float | None = None
+    throttled: float | None = None
+    refusals: int | None = None
+    refused_bytes: int = 0
+    pids: tuple[int, ...] = ()
+    reason: str = ""
+    beyond: int = 0
+    excess: Excess = NO_EXCESS
+    twice: int = 0
+    held_idle: float = 0.0
+    longest: float = 0.0
+
+    @property
+    def held(self) -> int | None:
+        """Bytes of the card's memory that it holds in all, which its limit is compared with."""
+        return None if self.memory is None else self.memory + self.beyond
+
+    @property
+    def place(self) -> Place:
+        """Whose usage it is, and on which card."""
+        return self.key, self.share.card
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSample:
+    """What the driver says of the cards and of the processes on them, read once for a sample.
+
+    ``by_place`` are its processes by the container whose cgroup they are in, granted that card or not. A card
+    that is not in ``cards`` told nothing of its processes either.
+    """
+
+    cards: Mapping[CardUuid, CardUse] = field(default_factory=dict)
+    processes: Sequence[ProcessUse] = ()
+    by_place: Mapping[Place, Sequence[ProcessUse]] = field(default_factory=dict)
+
+    def of(self, place: Place) -> Sequence[ProcessUse]:
+        """The container's processes on the card."""
+        return self.by_place.get(place, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample (``at``: monotonic seconds).
+
+    ``cards`` and ``processes`` are the driver's (:class:`DriverSample`). ``ended`` are granted containers
+    that run no more, although the books still hold their share. ``shares`` is the last sample's own tuple
+    where no figure has changed.
+    """
+
+    at: float
+    grants: Mapping[Key, Grant] = field(default_factory=dict)
+    cards: Mapping[CardUuid, CardUse] = field(default_factory=dict)
+    shares: tuple[ShareUse, ...] = ()
+    processes: Mapping[Place, Sequence[ProcessUse]] = field(default_factory=dict)
+    ended: frozenset[Key] = frozenset()
+
+
+def has_page(grant: Grant) -> bool:
+    """True if the container has a control page: it has fractions of cards, which are metered."""
+    return bool(grant.directory) and not any(s.whole for s in grant.allocation.shares)
+
+
+def unread(grant: Grant, share: Share) -> ShareUse:
+    """Usage of a container that was not sampled yet: a fraction's page begins empty."""
+    if not has_page(grant):
+        return ShareUse(grant.key, share, "exclusive" if share.whole else "unknown")
+    return ShareUse(grant.key, share, "active", memory=0, core=0.0, throttled=0.0, refusals=0)
+
+
+def driver_share(processes: Sequence[ProcessUse]) -> float | None:
+    """The share of the card's time that the driver saw these processes use; None if it lists none."""
+    seen = [p.utilisation for p in processes if p.utilisation is not None]
+    return min(1.0, sum(seen) / 100) if seen else None
