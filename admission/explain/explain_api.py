@@ -24,6 +24,7 @@ from admission.explain.claiming_pods import ClaimingPods
 from admission.explain.claims import claiming_pod, explain_claims
 from admission.explain.drafts import DraftedPod, claims_to_come, read_draft
 from admission.explain.explanation import FITS, Explanation, explain
+from admission.explain.remedies import QUOTA_GROWS
 from admission.explain.simulation import refused_at_create, simulate
 from admission.explain.views import as_json, as_text, closed_nodes, quota_text
 from admission.extender.feasibility import FeasibilityJudge, Unfit
@@ -31,6 +32,7 @@ from admission.extender.fragmentation_score import LeastFragmentation
 from admission.quota.claim_creations import limits_of_claims, quota_reasons
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.cluster.claims import KnownClaim
+from gpu_manager.domain.cluster.quota import EXCEEDED
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.domain.placement.explain import LINE_LIMIT
 from gpu_manager.domain.pod import parse_pod
@@ -86,7 +88,8 @@ class ExplainSources:
         """
         own = self.explain(draft.view, everywhere=everywhere)
         if refused := refused_at_create(draft.view, self.snapshot(), self.quota.current, self.terms):
-            return replace(own, line=refused, counts={Unfit.QUOTA.value: own.total}, nodes=())
+            line = f"{refused}{_what_helps(own)}"[:LINE_LIMIT]
+            return replace(own, line=line, counts={Unfit.QUOTA.value: own.total}, nodes=())
         if draft.claiming is None or not _has_room(own):
             return own
         claims, unknown = claims_to_come(draft, self.cluster)
@@ -157,6 +160,15 @@ class ExplainSources:
         claiming = claiming_pod(obj) if obj else None
         found = explain_claims(claiming, self.cluster, self.terms.minimum_cores) if claiming else None
         return explain_both(own, found) if found else own
+
+
+def _what_helps(refused: Explanation) -> str:
+    """What the pod, or an operator, could change, for the line of one that would not be created. That other
+    pods end does not help it; why the quota refuses it is said already.
+    """
+    change = refused.change.partition(f": {EXCEEDED}")[0]
+    own = refused.nearest is not None or not change.startswith(QUOTA_GROWS)
+    return f". Smallest change: {change if own else QUOTA_GROWS}" if change else ""
 
 
 def _has_room(explanation: Explanation) -> bool:

@@ -36,6 +36,7 @@ _UNPROTECTED: Final = Fraction(1, 2)  # giving up protection
 _LET_IN: Final = Fraction(1, 2)  # so does a word of whoever runs the nodes
 _OTHERS: Final = Fraction(1)  # others' loss: said only where nothing of the pod's own helps
 _LEFT_TO_WAIT_FOR: Final = {Unfit.ROOM: "taken", Unfit.KEPT: "kept for a larger pod"}
+QUOTA_GROWS: Final = "let the quota grow"
 _MOST_KINDS: Final = 500  # unlike nodes for which a change is sought
 
 
@@ -135,7 +136,7 @@ def _by_others(case: WaitingPod, question: FeasibilityCheck, found: Found) -> Re
     for view, no in found:
         if no is Unfit.QUOTA:
             none = case.quota is not None and case.quota.protected == {}
-            wait = "have the right granted" if none else "let the quota grow, or pods of the namespace end"
+            wait = "have the right granted" if none else f"{QUOTA_GROWS}, or pods of the namespace end"
             return Remedy(_OTHERS, f"{wait}: {why(question, view)}"[:LINE_LIMIT])
     whys = [text for unfit, text in _LEFT_TO_WAIT_FOR.items() if any(no is unfit for _, no in found)]
     if whys:

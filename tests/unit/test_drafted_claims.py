@@ -179,3 +179,22 @@ def test_a_pod_of_a_file_that_would_not_be_created_is_not_said_to_wait() -> None
         in found.line
     )
     assert found.counts == {"quota": 1}
+
+
+@pytest.mark.parametrize(
+    ("quota", "others", "helps"),
+    [
+        ({}, 0, f"leave out annotation {PRIORITY} (then node n1 takes it: 30 cores, 1 GiB of card 0)"),
+        ({"ml": {"quota": {"T4": 0.1}}}, 0, "have the right granted"),
+        ({"ml": {"protected": {"T4": 0.2}}}, 0, 'ask 20 cores, 1 GiB instead of 30 cores, 1 GiB for "main" (then node n1 takes it)'),
+        ({"ml": {"quota": {"T4": 0.2}, "protected": {"T4": 1}}}, 20, "let the quota grow"),
+    ],
+)  # fmt: skip
+def test_a_pod_of_a_file_that_would_not_be_created_is_told_what_helps(
+    quota: dict[str, Any], others: int, helps: str
+) -> None:
+    there = [pod("there", others, 1, namespace="ml", on="n1")] if others else []
+    obj = {"kind": "Pod", **pod("service", namespace="ml", annotations={PRIORITY: "protected"})}
+    found = answered(sources(World([node("n1")], there, quota=quota)), obj)
+    assert found.line.startswith("would not be created: ExceedsGPUQuota: ")
+    assert found.line.endswith(f". Smallest change: {helps}")

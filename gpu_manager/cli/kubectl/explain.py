@@ -76,7 +76,7 @@ def command(
     """Say why a pod waits, card by card, and the smallest change that would let it run.
 
     A FILE (.yaml, .yml, .json, a path, or -) need not be created: the answer is where its pod would go now.
-    The admission service answers, which also knows quotas and priorities; where it cannot be asked the same
+    The admission service answers, which also knows quotas and PriorityClasses; where it cannot be asked the same
     judgement is made here, and said so. Exit code: 0 it runs or fits, 1 it waits or failed, 2 bad input.
     """
     if bool(target) == bool(filenames):
@@ -143,7 +143,7 @@ def _answer(login: Login, admission: str, asked: _Asked) -> tuple[Mapping[str, A
             answer = service.ask(login, admission, "/explain", asked.question)
         return answer, f"the admission service ({admission})"
     except service.Silent as why:
-        return _here(login, asked), f"this program, without quotas and priorities ({why})"
+        return _here(login, asked), f"this program, without quotas and PriorityClasses ({why})"
 
 
 def _with_end(
