@@ -50,12 +50,20 @@ def test_extensions_memory_in_mib_and_stars_for_any_model_and_any_namespace():
         ('{"a": {"pool": "blue"}}', 'pool is "blue", not a list'),
         ("[" * 100_000, "not JSON"),
         ('{"a": {"quota": {"T4": NaN}}}', "quota"),
+        ('{"a": {"quota": {"T4": 1}}, "a": {"protected": {"*": 1}}}', '"a" is written twice'),
+        ('{"a": {"quota": {"T4": 4, "T4": 1}}}', '"T4" is written twice'),
+        ('{"a": {"quota": {"T4": 1}, "memroy": {"T4": 1}}}', '"memroy" means nothing: did you mean memory?'),
+        ('{"a": {"quota": {"T4": 1}, "Protected": {"T4": 1}}}', "did you mean protected?"),
     ],
 )
 def test_what_cannot_be_used_is_named(text, words):
     with pytest.raises(NodeUnready, match="kube-system/gpuquota, key gpu_quota, cannot be used: ") as error:
         read_quota(config_map(text))
     assert words in str(error.value)
+
+
+def test_another_key_of_an_entry_is_passed_over_as_by_the_predecessor():
+    assert parse_quota('{"a": {"quota": {"T4": 1}, "owner": "hers"}}').of("a").cores == {"T4": 100}
 
 
 def test_a_bad_config_map_keeps_the_last_good_one_with_a_word():

@@ -19,8 +19,9 @@ entry with nothing but ``protected`` leaves all else as ``"*"`` says.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, Final
@@ -39,6 +40,8 @@ ANY: Final = "*"
 _LONGEST = 1 << 20  # characters; a ConfigMap holds 1 MiB
 _LARGEST = 1 << 40
 _RIGHT: Final = {"protected"}
+_KEYS: Final = ("quota", "memory", "pool", "protected")
+_ALIKE: Final = 0.7  # of difflib's ratio
 NOTHING: Final[Mapping[str, Amount]] = MappingProxyType({})
 NOBODY: Final[Used] = MappingProxyType({})
 
@@ -339,7 +342,8 @@ def read_quota(obj: Mapping[str, Any] | None, place: tuple[str, str] = QUOTA_PLA
 def parse_quota(text: str) -> Quota:
     """Read the value of the key. Raises RequestInvalid: it has another shape."""
     try:
-        data = json.loads(text, parse_float=_fraction) if len(text) <= _LONGEST else None
+        read = json.JSONDecoder(parse_float=_fraction, object_pairs_hook=_once).decode
+        data = read(text) if len(text) <= _LONGEST else None
     except (ValueError, RecursionError) as error:
         raise RequestInvalid(f"not JSON: {error}") from error
     if not isinstance(data, dict):
@@ -352,6 +356,16 @@ def parse_quota(text: str) -> Quota:
     )
 
 
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A map of the text. Of a key that is written twice JSON's readers keep the last, and drop a limit."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise RequestInvalid(f"{quoted(key)} is written twice in one map: make one of the two")
+        found[key] = value
+    return found
+
+
 def _fraction(text: str) -> Fraction:
     """The number exactly; -1, which is refused later, for one that would fill memory (``1e999999999``)."""
     return Fraction(text) if len(text.lower().partition("e")[2]) <= 4 else Fraction(-1)
@@ -361,6 +375,9 @@ def _namespace(namespace: str, entry: object) -> NamespaceQuota:
     where = f"namespace {quoted(namespace)}"
     if not isinstance(entry, dict):
         raise RequestInvalid(f"{where} is {quoted(entry)}, not a map of quota, memory, pool and protected")
+    for key in sorted(entry.keys() - set(_KEYS)):  # others are passed over, as by the predecessor
+        if meant := get_close_matches(key.lower(), _KEYS, n=1, cutoff=_ALIKE):
+            raise RequestInvalid(f"{where}: {quoted(key)} means nothing: did you mean {meant[0]}?")
     pools = entry.get("pool")
     if pools is not None and not (isinstance(pools, list) and all(isinstance(p, str) for p in pools)):
         raise RequestInvalid(f"{where}: pool is {quoted(pools)}, not a list of names")
