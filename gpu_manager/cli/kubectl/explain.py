@@ -76,8 +76,8 @@ def command(
     """Say why a pod waits, card by card, and the smallest change that would let it run.
 
     A FILE (.yaml, .yml, .json, a path, or -) need not be created: the answer is where its pod would go now.
-    The admission service answers, which also knows quotas and PriorityClasses; where it cannot be asked the same
-    judgement is made here, and said so. Exit code: 0 it runs or fits, 1 it waits or failed, 2 bad input.
+    The admission service answers, which also knows quotas and PriorityClasses; where it cannot be asked the
+    same judgement is made here, and said so. Exit code: 0 it runs or fits, 1 it waits or failed, 2 bad input.
     """
     if bool(target) == bool(filenames):
         raise RequestInvalid("name a pod, or manifests: POD, pod/POD, FILE or -f FILE")
