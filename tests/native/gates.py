@@ -1,9 +1,13 @@
-"""What the agent does on a card with protected and best-effort containers, over a modelled card."""
+"""What the agent does on a card with protected and best-effort containers, over a modelled card; or a hand of the test's
+on the gate."""
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpu_manager.adapters.control_pages.gate_watcher import NativeGateWatcher
@@ -54,3 +58,40 @@ class GatedHost:
     def close(self) -> None:
         """End the watcher."""
         self.watcher.close()
+
+
+CLOSED_UNTIL = 8
+
+
+# Of a priority of its own, as the watcher is a program of its own: what is tested spins on both processors.
+HOLD = """
+import contextlib, os, select, struct, sys, time
+path, at, ahead = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+with contextlib.suppress(PermissionError):
+    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(50))
+with open(path, "r+b", buffering=0) as gate:
+    gate.seek(at)
+    gate.write(struct.pack("<Q", time.monotonic_ns() + ahead))
+    print(flush=True)
+    while not select.select([sys.stdin], [], [], 0.005)[0]:
+        gate.seek(at)
+        gate.write(struct.pack("<Q", time.monotonic_ns() + ahead))
+    gate.seek(at)
+    gate.write(bytes(8))
+"""
+
+
+@contextlib.contextmanager
+def closed(made: World, deadline_ns: int = 190_000_000) -> Iterator[None]:
+    """The gate is kept closed, as the watcher does: by a deadline that is put off again and again."""
+    made.tenants.gates.ensure(CARD)
+    gate = made.tenants.gates.path(CARD)
+    command = [sys.executable, "-c", HOLD, str(gate), str(CLOSED_UNTIL), str(deadline_ns)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        try:
+            holder.stdout.readline()
+            yield
+        finally:
+            holder.stdin.close()

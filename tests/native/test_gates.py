@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,39 +15,9 @@ from gpu_manager.domain.enforcement.protection import CardMember
 from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.control_pages import Correction
 from tests.native.core_world import CARD, Tenant, World, compiled, world
-from tests.native.gates import GatedHost
+from tests.native.gates import GatedHost, closed
 
 SECONDS = 4.0
-CLOSED_UNTIL = 8
-
-
-# Of a priority of its own, as the watcher is a program of its own: what is tested spins on both processors.
-HOLD = """
-import contextlib, os, select, struct, sys, time
-path, at, ahead = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-with contextlib.suppress(PermissionError):
-    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(50))
-with open(path, "r+b", buffering=0) as gate:
-    while not select.select([sys.stdin], [], [], 0.005)[0]:
-        gate.seek(at)
-        gate.write(struct.pack("<Q", time.monotonic_ns() + ahead))
-    gate.seek(at)
-    gate.write(bytes(8))
-"""
-
-
-@contextlib.contextmanager
-def closed(made: World, deadline_ns: int = 190_000_000) -> Iterator[None]:
-    """The gate is kept closed, as the watcher does: by a deadline that is put off again and again."""
-    made.tenants.gates.ensure(CARD)
-    gate = made.tenants.gates.path(CARD)
-    command = [sys.executable, "-c", HOLD, str(gate), str(CLOSED_UNTIL), str(deadline_ns)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as holder:
-        try:
-            yield
-        finally:
-            assert holder.stdin is not None
-            holder.stdin.close()
 
 
 def job(

@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define MOST 16 /* there are nine */
+#define MOST 16 /* there are eleven */
 
 static void (*registered[MOST])(void);
 

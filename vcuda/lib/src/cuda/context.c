@@ -12,13 +12,13 @@
 #include "cuda/settle.h"
 #include "interposer.h"
 
-void context_ending(void) {
+void context_ending(struct context_end *end, uint64_t id) {
     graph_pools_hold();
-    settle_suspend();
+    settle_suspend(end, id);
 }
 
-void context_over(uint64_t ended) {
-    settle_resume();
+void context_over(struct context_end *end, uint64_t ended) {
+    settle_resume(end);
     if (ended)
         context_ended(ended);
     graph_pools_release();
@@ -26,29 +26,32 @@ void context_over(uint64_t ended) {
 
 CUresult hook_cuCtxDestroy(CUcontext context) {
     uint64_t id = context_id_of(context);
+    struct context_end end;
     context_forget();
-    context_ending();
+    context_ending(&end, id);
     CUresult result = real.cuCtxDestroy(context);
-    context_over(result == CUDA_SUCCESS ? id : 0);
+    context_over(&end, result == CUDA_SUCCESS ? id : 0);
     return result;
 }
 
 CUresult hook_cuCtxDestroy_v2(CUcontext context) {
     uint64_t id = context_id_of(context);
+    struct context_end end;
     context_forget();
-    context_ending();
+    context_ending(&end, id);
     CUresult result = real.cuCtxDestroy_v2(context);
-    context_over(result == CUDA_SUCCESS ? id : 0);
+    context_over(&end, result == CUDA_SUCCESS ? id : 0);
     return result;
 }
 
 /* The last of its users ends a context (cuCtxAttach): only the driver counts them. */
 CUresult hook_cuCtxDetach(CUcontext context) {
     uint64_t id = context_id_of(context);
+    struct context_end end;
     context_forget();
-    context_ending();
+    context_ending(&end, id);
     CUresult result = real.cuCtxDetach(context);
-    context_over(result == CUDA_SUCCESS && context_id_of(context) != id ? id : 0);
+    context_over(&end, result == CUDA_SUCCESS && context_id_of(context) != id ? id : 0);
     return result;
 }
 

@@ -147,45 +147,50 @@ static uint64_t ended(CUresult result, CUdevice device, uint64_t id, bool reset)
     return result == CUDA_SUCCESS && id && (reset || !context_primary_is_active(device)) ? id : 0;
 }
 
-static CUresult after(CUresult result, CUdevice device, uint64_t id, bool reset) {
-    context_over(ended(result, device, id, reset));
+static CUresult after(struct context_end *end, CUresult result, CUdevice device, uint64_t id, bool reset) {
+    context_over(end, ended(result, device, id, reset));
     context_forget();
     return result;
 }
 
 CUresult hook_cuDevicePrimaryCtxRelease(CUdevice device) {
     uint64_t id = id_before(device);
-    context_ending();
+    struct context_end end;
+    context_ending(&end, id);
     CUresult result = real.cuDevicePrimaryCtxRelease(device);
-    return after(result, device, id, false);
+    return after(&end, result, device, id, false);
 }
 
 CUresult hook_cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     uint64_t id = id_before(device);
-    context_ending();
+    struct context_end end;
+    context_ending(&end, id);
     CUresult result = real.cuDevicePrimaryCtxRelease_v2(device);
-    return after(result, device, id, false);
+    return after(&end, result, device, id, false);
 }
 
 CUresult hook_cuDevicePrimaryCtxReset(CUdevice device) {
     uint64_t id = id_before(device);
-    context_ending();
+    struct context_end end;
+    context_ending(&end, id);
     CUresult result = real.cuDevicePrimaryCtxReset(device);
-    return after(result, device, id, true);
+    return after(&end, result, device, id, true);
 }
 
 CUresult hook_cuDevicePrimaryCtxReset_v2(CUdevice device) {
     uint64_t id = id_before(device);
-    context_ending();
+    struct context_end end;
+    context_ending(&end, id);
     CUresult result = real.cuDevicePrimaryCtxReset_v2(device);
-    return after(result, device, id, true);
+    return after(&end, result, device, id, true);
 }
 
 CUresult hook_cuGreenCtxDestroy(CUgreenCtx context) {
     uint64_t ids[CONTEXT_DEVICES], id = id_of_green(context);
+    struct context_end end;
     for (CUdevice device = 0; device < CONTEXT_DEVICES; device++)
         ids[device] = id_before(device);
-    context_ending();
+    context_ending(&end, context_owner(id));
     CUresult result = real.cuGreenCtxDestroy(context);
     struct allocation item;
     if (result == CUDA_SUCCESS && id && context_owner(id) != id)
@@ -193,7 +198,7 @@ CUresult hook_cuGreenCtxDestroy(CUgreenCtx context) {
     uint64_t over = 0; /* its device's primary context, if it was the last that kept it */
     for (CUdevice device = 0; device < CONTEXT_DEVICES && !over; device++)
         over = ended(result, device, ids[device], false);
-    context_over(over);
+    context_over(&end, over);
     context_forget();
     return result;
 }

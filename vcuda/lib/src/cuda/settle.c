@@ -1,8 +1,8 @@
 /* Settling timing spans: what they cost (span_charge.c), against what they had paid.
  *
  * One thread at a time does it, the helper as a rule, for as long as the few calls need that it makes of the driver;
- * the lock is one that others try and, where they must have it, wait for a second at most. While a thread may be ending
- * a context it holds the lock, so that nobody touches an event of that context.
+ * the lock is one that others try and, where they must have it, wait for a second at most. What a thread may be ending
+ * just now is passed over, so that nobody touches an event of such a context.
  */
 #include "attachment.h"
 #include "cuda/context_registry.h"
@@ -21,12 +21,12 @@
 #define QUIET_NS 400000u /* no launch for so long: the span is closed for the program */
 
 static uint32_t passes;
-static __thread bool suspended __attribute__((tls_model("initial-exec")));
 
-void settle_suspend(void) {
-    if (!__atomic_load_n(&context_meters, __ATOMIC_ACQUIRE))
-        return;
-    suspended = meter_lock(true);
+/* Who settles now may have asked before the end was said to begin. */
+void settle_suspend(struct context_end *end, uint64_t id) {
+    context_end_begins(end, id);
+    if (meter_lock(true))
+        meter_unlock();
     __atomic_fetch_add(&meter_epoch, 1, __ATOMIC_SEQ_CST);
 }
 
@@ -195,17 +195,25 @@ static void bury(struct context_meter *context_meter, uint64_t now) {
     __atomic_store_n(&context_meter->owner, 0, __ATOMIC_RELEASE);
 }
 
-void settle_resume(void) {
-    if (!suspended)
-        return;
+/* What others may be ending is theirs to look at afterwards. */
+static void bury_ended(void) {
     uint64_t now = vcuda_now_ns();
     passes++;
-    for (struct context_meter *context_meter = context_meters; context_meter; context_meter = context_meter->next)
-        if (context_meter->owner && context_id_of(context_meter->context) != context_meter->owner)
+    for (struct context_meter *context_meter = __atomic_load_n(&context_meters, __ATOMIC_ACQUIRE); context_meter;
+         context_meter = context_meter->next)
+        if (context_meter->owner && !context_end_may_be(context_meter->owner) &&
+            context_id_of(context_meter->context) != context_meter->owner)
             bury(context_meter, now);
+}
+
+void settle_resume(struct context_end *end) {
+    bool locked = meter_lock(true);
+    context_end_is_over(end);
+    if (locked) {
+        bury_ended();
+        meter_unlock();
+    }
     __atomic_fetch_add(&meter_epoch, 1, __ATOMIC_SEQ_CST);
-    suspended = false;
-    meter_unlock();
 }
 
 static uint64_t look(struct context_meter *context_meter, uint64_t now) {
@@ -218,6 +226,8 @@ static uint64_t look(struct context_meter *context_meter, uint64_t now) {
     if (usage)
         __atomic_store_n(&usage->card[context_meter->card].last_busy_ns, now, __ATOMIC_RELAXED);
     sharers_look(vcuda_limits(), context_meter->card, now);
+    if (context_end_may_be(context_meter->owner))
+        return LOOK_MOST_NS;
     bool pushed = real.cuCtxPushCurrent_v2(context_meter->context) == CUDA_SUCCESS;
     if (pushed)
         close_all_quiet(context_meter, now);

@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "cuda/context_end.h"
+
 /* The time between two looks at unfinished work. */
 #define LOOK_LEAST_NS 150000u
 #define LOOK_MOST_NS 1000000u
@@ -12,8 +14,9 @@
  * the next look is worth while, 0 if nothing is in flight. */
 uint64_t settle_pass(void);
 
-/* Around calls that may end contexts: nothing of the library's touches a context in between. */
-void settle_suspend(void);
-void settle_resume(void);
+/* Around calls that may end the context with this id, or those of its primary one; 0: any. Nothing of the library's
+ * touches such a context in between; what others have in flight is settled. */
+void settle_suspend(struct context_end *end, uint64_t id);
+void settle_resume(struct context_end *end);
 
 #endif

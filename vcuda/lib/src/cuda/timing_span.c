@@ -213,12 +213,13 @@ static bool is_shared(int card, uint64_t now) {
     return view && (uint32_t)card < view->card_count && bucket_sharers(view, card, now) > 256;
 }
 
-/* Neither where a host function would end a capture, nor where others make way for this process's work or it for
- * theirs. */
+/* Neither where a host function would end a capture, nor where others make way for this process's work, nor while it
+ * makes way for theirs on any card: the driver may call host functions one at a time, and those that wait at a gate do
+ * so for long. */
 static bool may_hold(const struct stream_meter *meter) {
-    uint32_t classed =
-        __atomic_load_n(&meter_gated, __ATOMIC_RELAXED) | __atomic_load_n(&meter_tells, __ATOMIC_RELAXED);
-    return !(classed >> meter->card & 1) && !__atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST);
+    uint32_t gated = __atomic_load_n(&meter_gated, __ATOMIC_RELAXED);
+    uint32_t tells = __atomic_load_n(&meter_tells, __ATOMIC_RELAXED);
+    return !gated && !(tells >> meter->card & 1) && !__atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST);
 }
 
 /* With a look at the clock, and at the driver if need be. */

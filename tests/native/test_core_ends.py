@@ -1,0 +1,42 @@
+"""A context that ends while launches of it wait at a closed gate: its end takes as long as they do, and keeps nobody."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+import pytest
+
+from gpu_manager.domain.priority import Priority
+from gpu_manager.ports.control_pages import Correction, Limit
+from tests.native.core_world import CARD, compiled, uuid_of, world
+from tests.native.gates import closed
+
+
+@pytest.mark.parametrize("us", [1000, 10])
+@pytest.mark.parametrize("end", ["destroy", "reset", "release"])
+def test_while_a_context_ends_with_launches_at_the_gate_others_are_measured_and_go_on(
+    end: str, us: int
+) -> None:
+    with world(cards=2) as made, closed(made):
+        tenant = made.tenant(1, 100, (CARD, uuid_of(1)), Priority.BEST_EFFORT)
+        floor, free = ((CARD, 1, 100), (uuid_of(1), 90, 90))
+        made.tenants.open(
+            tenant.name,
+            [Limit(card, 1 << 34, *cores, Priority.BEST_EFFORT) for card, *cores in (floor, free)],
+        )
+        now = time.monotonic_ns()
+        made.tenants.publish(tenant.name, now, {CARD: Correction(co_active=1.0, granted=100.0)})
+        with subprocess.Popen(
+            [str(compiled("core_ends.c", "-lpthread")), end, "3", str(us)],
+            env=made.environment(tenant), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        ) as process:  # fmt: skip
+            assert process.stdout
+            said = dict(process.stdout.readline().split() for _ in range(2))
+            usage = made.usage(tenant, card=1)
+            process.communicate("\n", timeout=30)
+    launched = int(said["launched"])
+    assert launched >= 20, "it had no time to itself"
+    assert float(said["longest"]) <= 500
+    assert usage.launches == launched
+    assert usage.busy_ns == pytest.approx(launched * us * 1000, rel=0.1, abs=launched * 1500)
