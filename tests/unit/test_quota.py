@@ -52,7 +52,10 @@ def test_extensions_memory_in_mib_and_stars_for_any_model_and_any_namespace():
         ('{"a": {"quota": {"T4": NaN}}}', "quota"),
         ('{"a": {"quota": {"T4": 1}}, "a": {"protected": {"*": 1}}}', '"a" is written twice'),
         ('{"a": {"quota": {"T4": 4, "T4": 1}}}', '"T4" is written twice'),
-        ('{"a": {"quota": {"T4": 1}, "memroy": {"T4": 1}}}', '"memroy" means nothing: did you mean memory?'),
+        (
+            '{"a": {"quota": {"T4": 1}, "memory2": {"T4": 1}}}',
+            '"memory2" means nothing: did you mean memory?',
+        ),
         ('{"a": {"quota": {"T4": 1}, "Protected": {"T4": 1}}}', "did you mean protected?"),
     ],
 )
