@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpu_manager.adapters.control_pages.pages import DEFAULT_POLICY, PagePolicy
+from gpu_manager.adapters.control_pages.limits_file import DEFAULT_POLICY, PagePolicy
 from gpu_manager.adapters.nvml.faults import QUIET_SECONDS
 from gpu_manager.domain.advice.demand import HALF_LIFE_SECONDS
 from gpu_manager.domain.advice.size import AdvicePolicy

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import structlog
 
-from gpu_manager.adapters.control_pages.pages import PagePolicy
+from gpu_manager.adapters.control_pages.limits_file import PagePolicy
 from gpu_manager.adapters.nvml.faults import QUIET_SECONDS
 from gpu_manager.arguments import Option, Rest
 from gpu_manager.config import Config

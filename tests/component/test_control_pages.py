@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_manager.adapters.control_pages import tenant_files
-from gpu_manager.adapters.control_pages.pages import Correction, FileControlPages, PagePolicy
+from gpu_manager.adapters.control_pages.limits_file import PagePolicy
+from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready, VcudaError
 from gpu_manager.domain.resources import GIB
-from gpu_manager.ports.control_pages import Limit
+from gpu_manager.ports.control_pages import Correction, Limit
 from tests.fakes.pages import CARD, LIMIT, NAME, limits_of, put, register, usage_file
 from vcuda.page.limits import LIMITS_SIZE
 from vcuda.page.usage import (

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_manager.adapters.control_pages.pages import FileControlPages, PagePolicy
+from gpu_manager.adapters.control_pages.limits_file import PagePolicy
+from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.domain.cluster.node_json import node_json, node_text
 from gpu_manager.domain.contract import DRA_DRIVER, EVENT_LIBRARY_MESSAGE
 from gpu_manager.domain.dra.front import Front, front_in_force

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.adapters.control_pages.pages import FileControlPages, PagePolicy
+from gpu_manager.adapters.control_pages.limits_file import PagePolicy
+from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid

@@ -1,18 +1,17 @@
 """Control pages on disk: limits, which the agent writes, and usage, which tenants write.
 
-``<root>/<name>/limits`` is mounted read-only in the container, ``usage``
-writable, each as a file, so that the tenant never sees the directory. A tenant may truncate, grow or
-overwrite ``usage`` or change its mode: that is repaired if possible, counted and reported. It cannot hang or
-crash the agent: pages are read with bounds and never mapped.
+``<root>/<name>/limits`` is mounted read-only in the container (``limits_file``), ``usage`` writable, each as
+a file, so that the tenant never sees the directory. A tenant may truncate, grow or overwrite ``usage`` or
+change its mode: that is repaired if possible, counted and reported. It cannot hang or crash the agent: pages
+are read with bounds and never mapped.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -21,8 +20,16 @@ import structlog
 
 from gpu_manager.adapters.control_pages import tenant_files as files
 from gpu_manager.adapters.control_pages.gates import FileGates
+from gpu_manager.adapters.control_pages.limits_file import (
+    DEFAULT_POLICY,
+    Change,
+    PagePolicy,
+    limited_cards,
+    limits_as_set,
+    write_limits,
+)
 from gpu_manager.adapters.control_pages.page_images import USAGE_MODE, PageImage, ToldUsage
-from gpu_manager.adapters.control_pages.values import corrected_card, limits_in, messages_in
+from gpu_manager.adapters.control_pages.values import activities_in, corrected_card, messages_in, uses_in
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage
 from gpu_manager.domain.errors import NodeUnready, Tampered
@@ -30,38 +37,33 @@ from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.control_pages import Activity, Correction, Limit, TenantUse
 from vcuda.page import limits as limits_page
 from vcuda.page import usage as usage_page
-from vcuda.page.layout import PageError, uuid_bytes, uuid_text
+from vcuda.page.layout import PageError
 
 log = structlog.get_logger(__name__)
 
-LIMITS: Final = "limits"
 USAGE: Final = "usage"
-# The owner may write, or an agent without CAP_DAC_OVERRIDE could not; the container's mount is read-only.
-LIMITS_MODE: Final = 0o644
-_NS: Final = 1e-9
-_TELLS_IDLE: Final = 4  # minor version of a page whose library tells what it held back with nothing in flight
 _KEPT_BYTES: Final = 64 << 10  # of a page that is remembered: room for 200 processes, not for a tenant's 1024
 
-_Change = Callable[["limits_page.Limits | None"], limits_page.Limits]
-"""From what a limits page says now (None: nothing readable) to what it shall say."""
 
+@dataclass(slots=True)
+class _Directory:
+    """What is kept of one directory.
 
-@dataclass(frozen=True, slots=True)
-class PagePolicy:
-    """Settings of the control pages of all containers on a node.
-
-    ``context_reserve`` (bytes) is charged for each CUDA context when it is created; what a context takes
-    beyond that is charged once the driver shows it. With ``oversubscribe``, cuMemAlloc returns managed
-    memory if the card is full but the share is not. With ``fail_open``, programs run unlimited if the usage
-    page is broken.
+    ``usage`` is the descriptor of its usage page, which stays open so that a sample of an idle container is a
+    handful of system calls; ``cards`` are those of its limits page. ``image`` is what was last read of the
+    usage page, ``told`` what was last told of it. ``attacks`` counts the illegal changes that were found.
     """
 
-    context_reserve: int = 0
-    oversubscribe: bool = False
-    fail_open: bool = False
+    usage: int | None = None
+    cards: tuple[CardUuid, ...] | None = None
+    image: PageImage | None = None
+    told: ToldUsage | None = None
+    messages: tuple[LibraryMessage, ...] = ()
+    attacks: int = 0
+    last_attack: str = ""
 
 
-DEFAULT_POLICY: Final = PagePolicy()
+_NOTHING: Final = _Directory()  # of a directory that is not known; it is never changed
 
 
 class FileControlPages:
@@ -79,14 +81,7 @@ class FileControlPages:
         self._label = label
         self._policy = policy
         self._lock = threading.Lock()
-        # Descriptors kept open, so that a sample of an idle container is a handful of system calls.
-        self._usage: dict[str, int] = {}
-        self._cards: dict[str, tuple[CardUuid, ...]] = {}
-        self._tampered: dict[str, int] = {}
-        self._attacks: dict[str, str] = {}
-        self._readings: dict[str, PageImage] = {}
-        self._told: dict[str, ToldUsage] = {}
-        self._notes: dict[str, tuple[LibraryMessage, ...]] = {}
+        self._known: dict[str, _Directory] = {}
         self.gates = FileGates(root, label=label)
 
     def open(self, name: str, limits: Sequence[Limit]) -> None:
@@ -103,10 +98,9 @@ class FileControlPages:
             _errors(f"{self._root}/{name}"),
             files.directory(self._root, name, create=True) as here,
         ):
-            self._write_limits(here, name, lambda now: self._limits(now, name, limits))
+            self._write_limits(here, name, lambda now: limits_as_set(now, name, limits, self._policy))
             self._usage_page(here, name, create=True)
-            self._cards[name] = tuple(limit.card for limit in limits)
-            self._told.pop(name, None)
+            self._directory(name).cards = tuple(limit.card for limit in limits)
 
     def publish(self, name: str, heartbeat_ns: int, corrections: Mapping[CardUuid, Correction]) -> None:
         """Write the agent's heartbeat (CLOCK_MONOTONIC) and its corrections, in one write."""
@@ -156,60 +150,33 @@ class FileControlPages:
             Tampered: the container changed the page illegally; it is repaired if possible.
             NodeUnready: the page is missing, or cannot be read.
         """
-        known = self.unchanged((name,)).get(name)
-        if known is not None:
-            return known
+        unchanged = self.unchanged((name,)).get(name)
+        if unchanged is not None:
+            return unchanged
         cards, found, slots = self._observe(name)
-        uses = tuple(
-            TenantUse(
-                card=card,
-                memory=min(sum(slot.charged[i] for slot in slots), usage_page.MAX_BYTES),
-                busy_seconds=line.busy_ns * _NS,
-                throttled_seconds=line.throttle_ns * _NS,
-                held_idle_seconds=(line.held_idle_ns if found.minor >= _TELLS_IDLE else line.throttle_ns)
-                * _NS,
-                refusals=line.refusals,
-                refused_bytes=line.refused_bytes,
-                processes=len(slots),
-                movable=min(sum(slot.movable for slot in slots), usage_page.MAX_BYTES),
-                untold=min(sum(slot.untold for slot in slots), usage_page.MAX_BYTES),
-                longest_seconds=line.longest_ns * _NS,
-            )
-            for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
-        )
+        uses = uses_in(found, cards, slots)
         with self._lock:
-            page, reading = self._usage.get(name), self._readings.get(name)
-            self._told.pop(name, None)
-            if page is not None and reading is not None and reading.usage is found:
+            known = self._known.get(name)
+            if known is None:
+                return uses  # it was removed meanwhile
+            known.messages = messages_in(found.notes, cards)
+            known.told = None
+            if known.usage is not None and known.image is not None and known.image.usage is found:
                 live, alive = (tuple(slot.index for slot in some) for some in (found.slots, slots))
-                self._told[name] = ToldUsage(page, reading, live, alive, uses)
-        notes = messages_in(found.notes, cards)
-        if notes:
-            self._notes[name] = notes
-        else:
-            self._notes.pop(name, None)
+                known.told = ToldUsage(known.usage, known.image, live, alive, uses)
         return uses
 
     def unchanged(self, names: Iterable[str]) -> Mapping[str, Sequence[TenantUse]]:
         """Return the very object that :meth:`usage` returned last, for each page that is as it was then."""
         with self._lock:
-            known = ((name, self._told.get(name)) for name in names)
-            return {name: told.uses for name, told in known if told is not None and told.holds()}
+            known = ((name, self._known.get(name)) for name in names)
+            told = ((name, one.told) for name, one in known if one is not None)
+            return {name: one.uses for name, one in told if one is not None and one.holds()}
 
     def activity(self, name: str) -> Sequence[Activity]:
         """Return which tenants have work in flight now, for time sharing. Raises as :meth:`usage`."""
         cards, found, slots = self._observe(name)
-        return [
-            Activity(
-                card,
-                sum(slot.inflight[i] for slot in slots),
-                line.busy_ns,
-                line.last_busy_ns,
-                sum(slot.inflight[i] > 0 for slot in slots),
-                len(slots),
-            )
-            for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
-        ]
+        return activities_in(found, cards, slots)
 
     def last_busy_ns(self, places: Sequence[tuple[str, CardUuid]]) -> Sequence[int]:
         """Return when the tenant last had work in flight on the card (CLOCK_MONOTONIC); 0 if its page is
@@ -219,16 +186,16 @@ class FileControlPages:
             return [self._last_busy_ns(name, card) for name, card in places]
 
     def _last_busy_ns(self, name: str, card: CardUuid) -> int:
-        cards, page = self._cards.get(name, ()), self._usage.get(name)
-        if page is None or card not in cards:
+        known = self._known.get(name)
+        if known is None or known.usage is None or known.cards is None or card not in known.cards:
             return 0
-        word = os.pread(page, 8, usage_page.last_busy_offset(cards.index(card)))
+        word = os.pread(known.usage, 8, usage_page.last_busy_offset(known.cards.index(card)))
         return min(int.from_bytes(word, "little"), usage_page.MAX_NS)
 
     def timeline(self, name: str, card: CardUuid, begin_ms: int, end_ms: int) -> Mapping[int, float]:
         """Return in which milliseconds the tenant had work in flight. Raises as :meth:`usage`."""
         with self._lock, _errors(f"{self._root}/{name}"):
-            cards, page = self._cards_of(name), self._usage.get(name)
+            cards, page = self._cards_of(name), self._directory(name).usage
             if page is None or card not in cards:
                 return {}
             offset = usage_page.TIMELINES_OFFSET + cards.index(card) * usage_page.TIMELINE_SIZE
@@ -261,32 +228,35 @@ class FileControlPages:
     def tampering(self) -> Mapping[str, int]:
         """Return, by directory, how often its usage page was found changed illegally."""
         with self._lock:
-            return dict(self._tampered)
+            return {name: known.attacks for name, known in self._known.items() if known.attacks}
 
     def attacks(self, name: str) -> tuple[int, str]:
         """Return how often this page was found changed illegally, and the last finding."""
         with self._lock:
-            return self._tampered.get(name, 0), self._attacks.get(name, "")
+            known = self._known.get(name, _NOTHING)
+            return known.attacks, known.last_attack
 
     def noted(self) -> Collection[str]:
         """Directories with messages, as of the last :meth:`usage` of each."""
-        return tuple(self._notes)
+        with self._lock:
+            return [name for name, known in self._known.items() if known.messages]
 
     def notes(self, name: str) -> Sequence[LibraryMessage]:
         """Return the library's messages, as of the last :meth:`usage`."""
-        return self._notes.get(name, ())
+        with self._lock:
+            return self._known.get(name, _NOTHING).messages
 
     def close(self) -> None:
         """Close all pages."""
         with self._lock:
-            for name in list(self._usage):
+            for name in list(self._known):
                 self._forget(name)
 
     def _observe(self, name: str) -> tuple[tuple[CardUuid, ...], usage_page.Usage, list[usage_page.Slot]]:
         """Return the cards, the usage page, and the slots whose process lives (its byte is locked)."""
         with self._lock, _errors(f"{self._root}/{name}"):
             cards = self._cards_of(name)
-            page = self._usage.get(name)
+            page = self._directory(name).usage
             status = os.fstat(page) if page is not None else None
             if page is None or status is None or not status.st_nlink:
                 with files.directory(self._root, name) as here:
@@ -302,71 +272,16 @@ class FileControlPages:
             alive = [slot for slot in found.slots if files.is_held(page, slot.index)]
         return cards, found, alive
 
+    def _directory(self, name: str) -> _Directory:
+        return self._known.setdefault(name, _Directory())
+
     def _forget(self, name: str) -> None:
-        page = self._usage.pop(name, None)
-        if page is not None:
-            os.close(page)
-        self._cards.pop(name, None)
-        self._tampered.pop(name, None)
-        self._attacks.pop(name, None)
-        self._readings.pop(name, None)
-        self._told.pop(name, None)
-        self._notes.pop(name, None)
+        known = self._known.pop(name, _NOTHING)
+        if known.usage is not None:
+            os.close(known.usage)
 
-    def _limits(
-        self, now: limits_page.Limits | None, name: str, limits: Sequence[Limit]
-    ) -> limits_page.Limits:
-        known = {card.uuid: card for card in now.cards} if now else {}
-        cards = []
-        for limit in limits:
-            uuid = uuid_bytes(limit.card)
-            before = known.get(uuid) or limits_page.CardLimits(uuid, None, None)
-            cards.append(
-                replace(
-                    before,
-                    memory_limit=limit.memory,
-                    # Of nothing even the smallest charge is refused: no context comes into being.
-                    context_reserve=max(self._policy.context_reserve, not limit.memory),
-                    core_limit=float(limit.cores),
-                    core_ceiling=float(limit.ceiling),
-                    protected=limit.priority is Priority.PROTECTED,
-                    best_effort=limit.priority is Priority.BEST_EFFORT,
-                )
-            )
-        return replace(
-            now or limits_page.Limits(()),
-            cards=tuple(cards),
-            fail_open=self._policy.fail_open and any(limit.memory for limit in limits),
-            oversubscribe=self._policy.oversubscribe,
-            elastic=any(limit.ceiling > limit.cores for limit in limits),
-            identity=hashlib.sha256(name.encode()).digest()[:16],
-        )
-
-    def _write_limits(self, here: int, name: str, change: _Change) -> None:
-        page = files.open_page(here, LIMITS)
-        if page is None:
-            page = files.create_page(
-                here,
-                LIMITS,
-                limits_page.build_limits(change(None)),
-                limits_page.LIMITS_SIZE,
-                LIMITS_MODE,
-                self._label,
-            )
-            os.close(page)
-            return
-        try:
-            changed = files.put_back(page, os.fstat(page), limits_page.LIMITS_SIZE, LIMITS_MODE)
-            if changed:
-                log.warning("limits_page_restored", directory=f"{self._root}/{name}", change=changed)
-            image = files.read(page, limits_page.LIMITS_SIZE)
-            now = limits_in(image)
-            wanted = change(now)
-            if now is None or replace(wanted, generation=now.generation) != now:
-                write = limits_page.rewrite_limits(image, wanted)
-                files.write(page, write.offset, write.data)
-        finally:
-            os.close(page)
+    def _write_limits(self, here: int, name: str, change: Change) -> None:
+        write_limits(here, f"{self._root}/{name}", change, self._label)
 
     def _usage_page(self, here: int, name: str, *, create: bool = False) -> int:
         """Return the usage page's descriptor, which stays open; a replaced page is opened again."""
@@ -384,11 +299,10 @@ class FileControlPages:
                 USAGE_MODE,
                 self._label,
             )
-        old = self._usage.pop(name, None)
-        self._told.pop(name, None)
+        known = self._directory(name)
+        old, known.usage, known.told = known.usage, page, None
         if old is not None:
             os.close(old)
-        self._usage[name] = page
         if create and (changed := files.put_back(page, os.fstat(page), usage_page.USAGE_SIZE, USAGE_MODE)):
             log.warning("usage_page_restored", reason=str(self._tampering(name, changed)))
         return page
@@ -398,7 +312,8 @@ class FileControlPages:
 
         Raises PageError for an incomplete page.
         """
-        before = self._readings.get(name)
+        known = self._directory(name)
+        before = known.image
         if before is not None and cards == len(before.usage.cards) and before.is_of(page):
             return before.usage
         image = files.read(page, usage_page.USAGE_HEAD_SIZE)
@@ -407,36 +322,28 @@ class FileControlPages:
         extent = usage_page.usage_extent(image)
         image = files.read(page, extent)
         usage = usage_page.read_usage(image, cards)
-        self._readings.pop(name, None)
+        known.image = None
         if extent <= _KEPT_BYTES:
             head, slots = image[: usage_page.card_offset(cards)], image[usage_page.USAGE_HEAD_SIZE :]
-            self._readings[name] = PageImage(head, slots, usage)
+            known.image = PageImage(head, slots, usage)
         return usage
 
     def _cards_of(self, name: str) -> tuple[CardUuid, ...]:
-        """Return the cards of the limits page, in its order; the usage page does not name them."""
-        cards = self._cards.get(name)
+        """Return the cards of the limits page, which is read once."""
+        cards = self._known.get(name, _NOTHING).cards
         if cards is None:
             with files.directory(self._root, name) as here:
-                page = files.open_page(here, LIMITS)
-                if page is None:
-                    raise NodeUnready(
-                        f"the limits page of {self._root}/{name} is gone: its container must start again"
-                    )
-                try:
-                    found = limits_page.read_limits(files.read(page, limits_page.LIMITS_SIZE))
-                finally:
-                    os.close(page)
-            cards = tuple(CardUuid(uuid_text(card.uuid)) for card in found.cards)
-            self._cards[name] = cards
+                cards = limited_cards(here, f"{self._root}/{name}")
+            self._directory(name).cards = cards
         return cards
 
     def _tampering(self, name: str, what: str) -> Tampered:
-        self._tampered[name] = self._tampered.get(name, 0) + 1
-        self._attacks[name] = what
+        known = self._directory(name)
+        known.attacks += 1
+        known.last_attack = what
         return Tampered(
             f"the usage page of {self._root}/{name} was tampered with: {what} "
-            f"(found {self._tampered[name]} times); look at what runs in its container"
+            f"(found {known.attacks} times); look at what runs in its container"
         )
 
 

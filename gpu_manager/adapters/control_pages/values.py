@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.driver_overhead import Excess
 from gpu_manager.domain.enforcement.library_messages import Framework, LibraryMessage, LibraryMessageKind
-from gpu_manager.ports.control_pages import Correction
+from gpu_manager.ports.control_pages import Activity, Correction, TenantUse
 from vcuda.page import limits as limits_page
 from vcuda.page import usage as usage_page
 from vcuda.page.layout import PageError, uuid_text
 
 _NS: Final = 1e-9
+_TELLS_IDLE: Final = 4  # minor version of a page whose library tells what it held back with nothing in flight
 
 _KINDS: Final[Mapping[int, LibraryMessageKind]] = {
     code: LibraryMessageKind[code.name] for code in usage_page.NoteCode
@@ -43,6 +44,48 @@ def _message(note: usage_page.Note, cards: Sequence[CardUuid]) -> LibraryMessage
         pooled=min(note.pooled, note.used),
         framework=_FRAMEWORKS.get(note.framework),
     )
+
+
+def uses_in(
+    found: usage_page.Usage, cards: Sequence[CardUuid], alive: Collection[usage_page.Slot]
+) -> tuple[TenantUse, ...]:
+    """What a usage page says of these cards; memory is that of the slots whose process lives."""
+    held_idle_is_told = found.minor >= _TELLS_IDLE
+    movable = min(sum(slot.movable for slot in alive), usage_page.MAX_BYTES)
+    untold = min(sum(slot.untold for slot in alive), usage_page.MAX_BYTES)
+    return tuple(
+        TenantUse(
+            card=card,
+            memory=min(sum(slot.charged[i] for slot in alive), usage_page.MAX_BYTES),
+            busy_seconds=line.busy_ns * _NS,
+            throttled_seconds=line.throttle_ns * _NS,
+            held_idle_seconds=(line.held_idle_ns if held_idle_is_told else line.throttle_ns) * _NS,
+            refusals=line.refusals,
+            refused_bytes=line.refused_bytes,
+            processes=len(alive),
+            movable=movable,
+            untold=untold,
+            longest_seconds=line.longest_ns * _NS,
+        )
+        for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
+    )
+
+
+def activities_in(
+    found: usage_page.Usage, cards: Sequence[CardUuid], alive: Collection[usage_page.Slot]
+) -> list[Activity]:
+    """What the living processes of a usage page do on these cards now."""
+    return [
+        Activity(
+            card,
+            sum(slot.inflight[i] for slot in alive),
+            line.busy_ns,
+            line.last_busy_ns,
+            sum(slot.inflight[i] > 0 for slot in alive),
+            len(alive),
+        )
+        for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
+    ]
 
 
 def limits_in(image: bytes) -> limits_page.Limits | None:
