@@ -26,6 +26,7 @@ from gpu_manager.domain.rules.legal_values import check_guarded, check_pod, guar
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
+from gpu_manager.domain.rules.unknown_names import misplaced
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
 Says = Callable[[Pod, PodRequest], Sequence[str]]
@@ -268,13 +269,19 @@ def _judge_template(
         faults = tuple(check_advice_terms(sized, terms.unit, terms.minimum_cores))
         if faults:
             return denied(faults)
-    if template == _at(review.old, path):
-        return ALLOWED
-    pods = f"pods of this {review.kind}" if review.kind.isalnum() else "its pods"
-    found = tuple(_foresee(template, review.namespace, terms, checks))
+    same = template == _at(review.old, path)
+    kind = review.kind if review.kind.isalnum() else "object"
+    beside = tuple(
+        one
+        for one in misplaced(sized, _annotations(template), kind, path)
+        if not same or sized[one.field] != before.get(one.field)
+    )
+    found = () if same else tuple(_foresee(template, review.namespace, terms, checks))
+    pods = f"pods of this {kind}"
+    foretold = (f"{pods}{' will be refused' if bad else ''}: {v.refusal}" for bad, v in found)
     return ReviewVerdict(
-        warnings=tuple(f"{pods}{' will be refused' if bad else ''}: {v.refusal}" for bad, v in found),
-        rules=_ids(v for _, v in found),
+        warnings=(*foretold, *(one.message for one in beside)),
+        rules=_ids((*(v for _, v in found), *beside)),
     )
 
 

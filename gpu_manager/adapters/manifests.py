@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
 from gpu_manager.domain.dra.claim import is_claim
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
+from gpu_manager.domain.untrusted import mapping
 
 LONGEST_BYTES = 4 << 20  # etcd takes 1.5 MiB an object
 _DEEPEST = 100
@@ -27,6 +28,7 @@ class Manifest:
     """One object of a file; ``document`` counts from 1.
 
     ``runs_pods`` says whether its kind does; ``pod`` is the pod or the template, None if there is none.
+    ``annotations`` are the object's own, and ``place`` is where its template stands, empty for a pod.
     ``copies`` is how many of them it wants at once: its replicas, or a job's parallelism. ``claim`` is the
     object itself if it is a ResourceClaim or a ResourceClaimTemplate.
     """
@@ -39,6 +41,8 @@ class Manifest:
     pod: Mapping[str, object] | None
     copies: int = 1
     claim: Mapping[str, Any] | None = None
+    annotations: Mapping[str, Any] = field(default_factory=dict)
+    place: tuple[str, ...] = ()
 
 
 def read_manifests(data: bytes) -> tuple[Manifest, ...]:
@@ -129,6 +133,8 @@ def _manifest(number: int, entry: Mapping[str, Any]) -> Manifest:
         pod=_at(entry, path) if runs_pods else None,
         copies=_copies(entry, path) if runs_pods else 1,
         claim=entry if is_claim(entry) else None,
+        annotations=mapping(names.get("annotations")),
+        place=path,
     )
 
 

@@ -19,6 +19,7 @@ from gpu_manager.domain.rules.legal_values import check_pod, warn_pod
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
+from gpu_manager.domain.rules.unknown_names import misplaced
 
 
 class CheckState(Enum):
@@ -99,6 +100,9 @@ def _judge(file: str, manifest: Manifest, unit: int, minimum_cores: int, *, clai
     except RequestInvalid as error:
         return _unreadable(file, manifest, str(error))
     violations, warnings = check_pod(pod, unit, minimum_cores), warn_pod(pod, unit)
+    if manifest.place:
+        own, kind = manifest.annotations, manifest.kind
+        warnings = (*misplaced(own, pod.annotations, kind, manifest.place), *warnings)
     if violations:
         return PodVerdict(file, manifest, CheckState.ILLEGAL, violations=violations, warnings=warnings)
     request, claim = judged_request(pod, unit, minimum_cores), None

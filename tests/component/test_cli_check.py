@@ -130,6 +130,23 @@ def test_the_template_of_a_workload_is_judged_like_a_pod(check: Check, api: str,
     assert check(json.dumps(workload(api, kind, pod(200))))[0] == 0
 
 
+def test_an_annotation_on_the_workload_itself_is_warned_of(check: Check) -> None:
+    written = workload("apps/v1", "Deployment", pod(30, 20))
+    written["metadata"]["annotations"] = {
+        "tencent.com/vcuda-priority": "protected",
+        "tencent.com/gpu-model": 7,
+    }
+    code, out, _ = check(json.dumps(written))
+    assert code == 0
+    assert (
+        "warning: annotation tencent.com/vcuda-priority stands on the Deployment itself, where it does nothing: "
+        "write it into spec.template.metadata.annotations  [annotation-of-workload]"
+    ) in out
+    assert out.count("[annotation-of-workload]") == 2
+    written["metadata"]["annotations"] = "none"
+    assert "warning" not in check(json.dumps(written))[1]
+
+
 def test_a_workload_without_a_template_is_illegal(check: Check) -> None:
     code, out, _ = check("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: w}\n")
     assert code == 1

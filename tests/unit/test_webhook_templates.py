@@ -13,6 +13,7 @@ from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.domain.contract import (
     ADVICE,
     PREDICATE_NODE,
+    PRIORITY,
 )
 from tests.fakes.reviews import ask, container, pod, workload
 
@@ -78,6 +79,25 @@ def test_advice_that_no_pod_could_follow_is_foretold_for_a_template() -> None:
     template = pod(container("train", "30", "3"), annotations={ADVICE: "yes"})
     (warning,) = ask(validate, workload(*WORKLOADS[0], around("Deployment", template)))["warnings"]
     assert f"will be refused: annotation {ADVICE} is" in warning
+
+
+@pytest.mark.parametrize(("kind", "group", "plural"), WORKLOADS)
+def test_an_annotation_on_the_workload_itself_is_said_to_do_nothing_there(
+    kind: str, group: str, plural: str
+) -> None:
+    bare = around(kind, pod(container("train", "30", "20")))
+    noted = {**bare, "metadata": {**bare["metadata"], "annotations": {PRIORITY: "protected", "x": "y"}}}
+    place = ".".join(TEMPLATES[group, plural])
+    said = [
+        f"annotation {PRIORITY} stands on the {kind} itself, where it does nothing: write it into {place}.metadata.annotations"
+    ]
+    assert ask(validate, workload(kind, group, plural, noted))["warnings"] == said
+    assert ask(validate, workload(kind, group, plural, noted, bare))["warnings"] == said, "kubectl annotate"
+    scaled = {**noted, "status": {"replicas": 3}}
+    assert "warnings" not in ask(validate, workload(kind, group, plural, scaled, noted)), "said before"
+    both = around(kind, pod(container("train", "30", "20"), annotations={PRIORITY: "protected"}))
+    both["metadata"] = noted["metadata"]
+    assert "warnings" not in ask(validate, workload(kind, group, plural, both))
 
 
 def test_an_update_that_leaves_the_template_alone_is_not_warned_again() -> None:

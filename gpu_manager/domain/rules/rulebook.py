@@ -430,6 +430,13 @@ class Rule(Enum):
         "Correct its name, or remove it.",
         warning=True,
     )
+    ANNOTATION_OF_WORKLOAD = RuleText(
+        "annotation-of-workload",
+        "annotation {field} stands on the {kind} itself, where it does nothing: write it into {place}",
+        "Pods have the annotations of their template, not those of the workload that makes them.",
+        "Move it into the template; its pods are then replaced, and have it from the start.",
+        warning=True,
+    )
     NO_CARD_FITS = RuleText(
         "no-card-fits",
         "{reason}",

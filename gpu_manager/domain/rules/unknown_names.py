@@ -1,9 +1,12 @@
-"""Names in a pod that mean nothing here: misspelt, or another system's. They are legal, and a mistake."""
+"""Names that mean nothing where they stand: misspelt, another system's, or not in the pod. They are legal,
+and a mistake.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 from gpu_manager.domain.contract import (
     CORE,
@@ -40,6 +43,19 @@ def unknown_names(pod: Pod) -> Iterator[Violation]:
     unknown = sorted(k for k in ours if k not in POD_ANNOTATIONS and not k.startswith(PREDICATE_INDEX))
     for key in unknown[:_MOST]:
         yield violation(Rule.ANNOTATION_UNKNOWN, "", printable(key), "", hint=_meant(key, _FOR_PEOPLE))
+
+
+def misplaced(
+    own: Mapping[str, Any], template: Mapping[str, Any], kind: str, place: Sequence[str]
+) -> Iterator[Violation]:
+    """Yield a warning for each annotation for pods that stands on a workload and not in its template.
+
+    ``own`` and ``template``: annotations of the workload, of this ``kind``, and of the template at ``place``.
+    """
+    where = ".".join((*place, "metadata", "annotations"))
+    for key in _FOR_PEOPLE:
+        if key in own and template.get(key) != own[key]:
+            yield violation(Rule.ANNOTATION_OF_WORKLOAD, "", key, "", kind=kind, place=where)
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
