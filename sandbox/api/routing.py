@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from prometheus_client import CollectorRegistry
 
 from gpu_manager import threads
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.scrape import SampledCounter, scrape
 from sandbox.api.access import AccessGate, AccessRules, User
 from sandbox.api.faults import ApiFaults, CutConnection
@@ -88,10 +89,13 @@ class Router:
         return outcome
 
     def _passed_on(self, prefix: str, request: ApiRequest) -> VerbOutcome:
-        """As API servers do, who take the caller's Authorization off."""
+        """As API servers do, who take the caller's Authorization off. Raises ApiError: nobody answers."""
         rest = unquote(request.path).partition("/proxy")[2]
         headers = {name: value for name, value in request.headers.items() if name != "authorization"}
-        code, body = self.proxies[prefix](rest, request.method, headers, request.body)
+        try:
+            code, body = self.proxies[prefix](rest, request.method, headers, request.body)
+        except NodeUnready as error:
+            raise ApiError(503, "ServiceUnavailable", f"error trying to reach service: {error}") from error
         return VerbOutcome({}, code, text=body)
 
     def _page(self, path: str) -> VerbOutcome:

@@ -26,6 +26,7 @@ from gpu_manager.domain.contract import (
 )
 from gpu_manager.domain.dra.parameters import API_VERSION, KIND
 from gpu_manager.domain.dra.published import device_names
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.topology import Link, Topology
 from sandbox.api import StandInApi
@@ -128,7 +129,8 @@ def test_the_admission_service_is_asked_with_the_callers_token_in_a_header_that_
         asked.append((path, method, headers.get(TOKEN_HEADER.lower()), body.decode()))
         if path.startswith("/quota"):
             row = {"namespace": "default", "model": "V100", "cores": 100, "cores_used": 130}
-            return 200, json.dumps({"quota": [{**row, "memory": None, "memory_used": 1 << 30}]}).encode()
+            rows = [{**row, "memory": None, "memory_used": 1 << 30}]
+            return 200, json.dumps({"quota": rows, "complaint": "not\x1b JSON"}).encode()
         answer = {
             "pod": "default/x",
             "line": "waits: \x1b[2J",
@@ -149,14 +151,35 @@ def test_the_admission_service_is_asked_with_the_callers_token_in_a_header_that_
     assert run(["explain", str(file)]) == 1
     said(capsys)
     assert run(["quota", "default"]) == 1  # 1.3 of 1
-    assert said(capsys)[0].splitlines()[1].split() == ["default", "V100", "1", "1.3", "-", "1", "GiB"]
+    out, err = said(capsys)
+    assert out.splitlines()[1].split() == ["default", "V100", "1", "1.3", "-", "1", "GiB"]
+    assert "not\\x1b JSON: the last valid quota is in force, and shown" in err
+    assert run(["quota", "default", "-o", "json"]) == 1
+    assert json.loads(said(capsys)[0])["complaint"] == "not\x1b JSON"
     assert [(path, method) for path, method, _, _ in asked] == [
         ("/explain/default/train", "GET"),
         ("/explain", "POST"),
-        ("/quota?namespace=default", "GET"),
+        *[("/quota?namespace=default", "GET")] * 2,
     ]
     assert {token for _, _, token, _ in asked} == {"Bearer sandbox-admin"}
     assert json.loads(asked[1][3])["metadata"] == {"name": "web", "namespace": "default"}
+
+
+def test_a_service_that_does_not_answer_is_told_from_one_that_is_not_there(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_node(api)
+    a_share(api, "train", 60)
+
+    def away(*_: object) -> tuple[int, bytes]:
+        raise NodeUnready("Connection refused")
+
+    api.serve_behind(ADMISSION, away)
+    assert run(["explain", "train"]) == 0
+    assert (
+        "without quotas and PriorityClasses (kube-system/gpu-quota-admission: no pod of it is ready)"
+        in said(capsys)[1]
+    )
 
 
 def test_a_pod_of_a_file_is_explained_with_the_claims_and_templates_of_all_files(

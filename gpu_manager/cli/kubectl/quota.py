@@ -33,9 +33,10 @@ def command(
         raise RequestInvalid(f"two namespaces, {place} and {namespace}: name one")
     with log_in(kubeconfig, context, place or namespace) as login:
         wanted = "" if all_namespaces else login.namespace
-        rows, by = _answer(login, admission, wanted)
+        rows, complaint, by = _answer(login, admission, wanted)
     if for_program(output):
-        emit({"quota": [dict(row) for row in rows], "answeredBy": by}, output)
+        told = {"complaint": complaint} if complaint else {}
+        emit({"quota": [dict(row) for row in rows], "answeredBy": by, **told}, output)
     elif rows:
         shown = 8 if any(isinstance(row.get("protected"), int) for row in rows) else 6
         print(columns(_TITLES[:shown], [_cells(row)[:shown] for row in rows]))
@@ -43,6 +44,9 @@ def command(
     else:
         where = f"namespace {wanted}" if wanted else "any namespace"
         print(f"no quota limits {where}")
+    if complaint:
+        text = f"{complaint}: the last valid quota is in force, and shown"
+        print(f"kubectl vcuda: {printable(text)}", file=sys.stderr)
     return 1 if any(_exceeded(row) for row in rows) else 0
 
 
@@ -50,16 +54,17 @@ _TITLES = ("NAMESPACE", "MODEL", "CARDS", "USED", "MEMORY", "USED", "PROTECTED",
 _Row = Mapping[str, Any]
 
 
-def _answer(login: Login, admission: str, namespace: str) -> tuple[Sequence[_Row], str]:
+def _answer(login: Login, admission: str, namespace: str) -> tuple[Sequence[_Row], str, str]:
+    """The rows, why the ConfigMap as it stands is not in force (empty if it is), and who says so."""
     query = {"namespace": namespace} if namespace else {}
     try:
-        said = service.ask(login, admission, "/quota", query=query).get("quota")
-        rows = [row for row in said if isinstance(row, Mapping)] if isinstance(said, list) else []
-        return rows, f"the admission service ({admission})"
+        answer = service.ask(login, admission, "/quota", query=query)
     except service.Silent as why:
-        return _here(
-            login, namespace
-        ), f"this program, from the ConfigMap, the annotations and allocated claims ({why})"
+        by = f"this program, from the ConfigMap, the annotations and allocated claims ({why})"
+        return _here(login, namespace), "", by
+    said, complaint = answer.get("quota"), answer.get("complaint")
+    rows = [row for row in said if isinstance(row, Mapping)] if isinstance(said, list) else []
+    return rows, complaint if isinstance(complaint, str) else "", f"the admission service ({admission})"
 
 
 def _here(login: Login, namespace: str) -> Sequence[_Row]:
