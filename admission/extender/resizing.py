@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import structlog
 
 from admission.cluster.pod_view import PodView
-from admission.cluster.snapshot import ClusterState
+from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.binding import BindAnswer, BindingApi, BindOutcome, BindRules
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.card import CardUuid
@@ -165,17 +165,23 @@ class ResizeAnswers:
         for name, size in wanted.items():
             allocation = held[name]
             refused = judge_room(ledger, allocation, size, states[allocation.cards[0]])
-            if refused is not None:
-                return self._no(pod, str(refused))
+            if refused is not None:  # the largest that the card has room for may pass the quota all the same
+                held_now = allocation.shares[0].amount
+                more = {view.node.models[allocation.cards[0]]: size.peak(held_now) - held_now}
+                return self._no(pod, ". ".join(filter(None, (str(refused), self._over(pod, more, snapshot)))))
             ledger.commit((resized(allocation, allocation.shares[0].amount.peak(size)),))
         more = dict(_more(before, tuple(ledger.of_pod(pod.uid).values()), view.node.models))
+        if over := self._over(pod, more, snapshot):
+            return self._no(pod, over)
+        return ResizeAnswer(pod.api_uid, digest(pod), wanted)
+
+    def _over(self, pod: Pod, more: Mapping[str, Amount], snapshot: Snapshot) -> str:
+        """Why the quota of the pod's namespace has no room for so much more, by model; empty if it has."""
         quota = self._quota.current
         mine = quota.of(pod.namespace, priority_of(pod)) if quota else None
         used, protected = (each.get(pod.namespace, {}) for each in (snapshot.used, snapshot.protected))
         passed = mine.passed(used, more, protected) if mine and more else {}
-        if passed:
-            return self._no(pod, refusal(pod.namespace, passed.values()))
-        return ResizeAnswer(pod.api_uid, digest(pod), wanted)
+        return refusal(pod.namespace, passed.values()) if passed else ""
 
     @staticmethod
     def _no(pod: Pod, why: str) -> ResizeAnswer:

@@ -187,6 +187,18 @@ def test_the_quota_counts_what_is_more(world: Cluster) -> None:
     assert answer.sizes == {"main": Amount(50, 4 * UNIT)}, "what it has it keeps"
 
 
+def test_where_card_and_quota_both_refuse_both_are_said(world: Cluster) -> None:
+    world.limit({"default": {"quota": {"Tesla-T4": 0.95}}})
+    world.run("one")
+    world.run("two", 60, 8)
+    answer = world.ask("one", cores=50)
+    assert answer is not None
+    assert answer.refused.endswith(
+        'free, so at most 40 cores, 14 GiB. ExceedsGPUQuota: namespace "default": 0.95 cards of Tesla-T4, '
+        "0.9 used or being bound, 0.2 asked: 0.05 would still fit"
+    )
+
+
 def test_what_a_protected_pod_has_more_is_within_its_namespaces_right(world: Cluster) -> None:
     world.limit({"default": {"protected": {"Tesla-T4": 0.5}}})
     world.run("one", annotations={PRIORITY: Priority.PROTECTED.value})
