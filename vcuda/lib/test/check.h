@@ -17,4 +17,10 @@ static int failures;
         }                                                                                                              \
     while (0)
 
+/* What main returns: the program says that all hold, or how many failed. */
+static inline int checked(void) {
+    printf(failures ? "%d failed\n" : "all hold\n", failures);
+    return failures != 0;
+}
+
 #endif

@@ -1,29 +1,19 @@
 /* The loader's way on systems whose libc has no dlopen: found among the loaded objects, by reading their tables. */
 #include "../src/loader.c"
 
-#include <stdio.h>
-
-static int failures;
-
-static void check(int good, const char *what) {
-    if (!good) {
-        printf("not so: %s\n", what);
-        failures++;
-    }
-}
+#include "check.h"
 
 int main(void) {
-    check(gnu_hash("printf") == 0x156b2bb8, "the hash of printf is the one the format's description gives");
-    check(find_loaded("vcuda_no_such_function") == NULL, "a name that nobody defines is not found");
-    check(find_loaded("getpid") == dlsym(RTLD_DEFAULT, "getpid"), "a function of libc is found where it is");
+    CHECK(gnu_hash("printf") == 0x156b2bb8, "the hash of printf is the one the format's description gives");
+    CHECK(find_loaded("vcuda_no_such_function") == NULL, "a name that nobody defines is not found");
+    CHECK(find_loaded("getpid") == dlsym(RTLD_DEFAULT, "getpid"), "a function of libc is found where it is");
 
     open_fn *opens = (open_fn *)find_or_load("dlopen");
     find_fn *finds = (find_fn *)find_or_load("dlsym");
-    check(opens && finds, "dlopen and dlsym are found");
+    CHECK(opens && finds, "dlopen and dlsym are found");
     void *handle = opens ? opens("libm.so.6", RTLD_LAZY | RTLD_LOCAL) : NULL;
-    check(handle != NULL, "what is found opens libraries");
-    check(handle && finds && finds(handle, "cos") != NULL, "what is found finds symbols");
-    check(loader_open("/no/such/library.so") == NULL, "a missing file is NULL");
-    printf("%d failures\n", failures);
-    return failures != 0;
+    CHECK(handle != NULL, "what is found opens libraries");
+    CHECK(handle && finds && finds(handle, "cos") != NULL, "what is found finds symbols");
+    CHECK(loader_open("/no/such/library.so") == NULL, "a missing file is NULL");
+    return checked();
 }

@@ -2,17 +2,7 @@
 #include "card.h"
 #include "driver.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
-static int failures;
-#define CHECK(claim)                                                                                                   \
-    do {                                                                                                               \
-        if (!(claim)) {                                                                                                \
-            fprintf(stderr, "%s:%d: not so: %s\n", __func__, __LINE__, #claim);                                        \
-            failures++;                                                                                                \
-        }                                                                                                              \
-    } while (0)
+#include "../check.h"
 
 #define US 1000u /* nanoseconds */
 #define LATENCY (5 * US)
@@ -224,5 +214,5 @@ int main(void) {
     what_stands_behind_a_host_function_is_measured_alone();
     calls_cost_the_launching_thread_alone();
     events_are_given_out_again();
-    return failures;
+    return checked();
 }
