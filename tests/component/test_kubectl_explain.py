@@ -79,6 +79,14 @@ def test_explain_says_what_a_pod_with_nvidias_name_waits_for(
     assert "room now on 1 of 1 nodes" in said(capsys)[0]
 
 
+def test_a_pod_that_is_gone_is_bad_input_and_no_pod_that_waits(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_node(api)
+    assert run(["explain", "train"]) == 2
+    assert said(capsys) == ("", 'kubectl vcuda: no pod "train" in namespace "default"\n')
+
+
 def test_explain_repeats_why_a_pod_has_failed(api: StandInApi, capsys: pytest.CaptureFixture[str]) -> None:
     a_node(api, cards=1)
     a_share(api, "late", 60)

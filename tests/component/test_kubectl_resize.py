@@ -140,6 +140,14 @@ def test_what_a_pod_was_given_for_its_workload_stays_where_it_is_not_typed(
     said(capsys)
 
 
+def test_what_is_not_there_is_bad_input_and_no_refusal(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for target, says in (("train", 'no Pod "train" in'), ("deployment/web", 'no Deployment "web" in')):
+        assert run(["resize", target, "--cores", "50"]) == 2
+        assert says in capsys.readouterr().err
+
+
 def test_a_pod_without_a_part_of_a_card_is_told_so(
     api: StandInApi, capsys: pytest.CaptureFixture[str]
 ) -> None:

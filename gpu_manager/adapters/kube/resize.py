@@ -11,13 +11,14 @@ from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refuse
 from gpu_manager.adapters.kube.path_segment import segment
 from gpu_manager.adapters.kube.pod_paths import named_path, pods_path
 from gpu_manager.domain.contract import RESIZE
-from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resize.owners import KINDS
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
 _AWAY: Final = (429, 500, 502, 503, 504)  # 500: the API server could not ask the admission service
 _PAUSE_SECONDS: Final = 0.5
+_ABSENT: Final = 404
 _CONFLICT: Final = 409  # another writer came in between
 _TRIES: Final = 7  # before the last: a pod is written by kubelet, scheduler and agent at once while it starts
 
@@ -43,9 +44,15 @@ def workload(connection: Connection, kind: str, namespace: str, name: str) -> Ma
     Pod.
 
     Raises:
-        NodeUnready: there is none, the caller may not read it, or the API server is away.
+        RequestInvalid: there is none.
+        NodeUnready: the caller may not read it, or the API server is away.
     """
-    return connection.request(f"read {kind} {namespace}/{name}", "GET", _path(kind, namespace, name))
+    try:
+        return connection.request(f"read {kind} {namespace}/{name}", "GET", _path(kind, namespace, name))
+    except Refused as refusal:
+        if refusal.code != _ABSENT:
+            raise
+        raise RequestInvalid(f"no {kind} {quoted(name)} in namespace {quoted(namespace)}") from refusal
 
 
 def annotate_workload(

@@ -15,7 +15,7 @@ from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace,
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.node_books import NodeBooks
-from gpu_manager.domain.errors import RequestInvalid, printable
+from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.placement.explain import (
     Refusal,
     explain_bound,
@@ -119,8 +119,15 @@ def _drafted(
 
 
 def _named(login: Login, name: str) -> _Asked:
+    from gpu_manager.adapters.kube.connection import Refused  # noqa: PLC0415  # as in log_in
+
     path = f"/api/v1/namespaces/{login.namespace}/pods/{name}"
-    obj = login.connection.request(f"read the pod {login.namespace}/{name}", "GET", path)
+    try:
+        obj = login.connection.request(f"read the pod {login.namespace}/{name}", "GET", path)
+    except Refused as error:
+        if error.code != 404:
+            raise
+        raise RequestInvalid(f"no pod {quoted(name)} in namespace {quoted(login.namespace)}") from error
     return _Asked(parse_pod(obj), obj, created=True)
 
 
