@@ -67,7 +67,7 @@ test: unit component ## tests of the Python code; they need neither card nor clu
 
 unit: $(TEST) ## unit tests alone, and the lines of domain, services and admission that they run
 	rm -rf build/coverage && mkdir -p build/coverage
-	coverage run -m pytest -n auto tests/unit
+	python -m pytest -p tests.lines_run -n auto tests/unit
 	coverage combine --quiet
 	coverage report --skip-covered --fail-under=100 --include='gpu_manager/domain/*'
 	coverage report --skip-covered --fail-under=85 --include='gpu_manager/services/*'
