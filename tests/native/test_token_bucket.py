@@ -25,6 +25,7 @@ from tests.native.tools import build_tests
         "unit_gate_deferred",
         "unit_gate_tickets",
         "unit_turn",
+        "unit_turn_threads",
     ],
 )
 def test_the_arithmetic_holds_on_a_virtual_clock(unit: str) -> None:

@@ -68,6 +68,8 @@ static void wait_on_stream(void *data) {
         gate_launch_goes(&look);
     }
     end(ticket);
+    if (look.has_turn)
+        gate_launched(look.card);
 }
 
 /* On one of the null streams a host function would end another stream's capture; in a capture it would become a node.

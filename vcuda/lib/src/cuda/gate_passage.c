@@ -140,26 +140,34 @@ void gate_look_rest(const struct gate_look *look, enum gate_passage passage, uin
 /* Cards on which this process has asked for a turn, by bits. */
 static uint32_t with_turns;
 
-static void give_turn(int card, const struct vcuda_gate *gate) {
-    if (turn_give(&gates[card].turn) && gate)
+static bool give_turn(int card, uint64_t taken_at, const struct vcuda_gate *gate, uint64_t now) {
+    bool gives = turn_give(&gates[card].turn, taken_at, now);
+    if (gives && gate)
         syscall(SYS_futex, &gate->openings, FUTEX_WAKE, ALL, NULL, NULL, 0);
+    return gives;
 }
 
 /* One that is over is given once little of what is in flight is left; then this process waits for its next. */
-static bool has_turn(const struct gate_look *look) {
+static bool has_turn(struct gate_look *look) {
     struct turn *turn = &gates[look->card].turn;
     char path[PATHS_MAX];
-    if (turn_is_held(turn)) {
+    if ((look->has_turn = turn_hold(turn))) {
+        uint64_t taken_at = turn_taken_at(turn);
         if (!turn_is_over(turn, look->launch_ns, look->now))
             return true;
-        if (ahead_of(look->card) > GATE_AHEAD_NS)
+        turn_let_go(turn);
+        look->has_turn = false;
+        if (ahead_of(look->card) > GATE_AHEAD_NS || !give_turn(look->card, taken_at, look->gate, look->now))
             return false;
-        give_turn(look->card, look->gate);
     }
     if (!look->gate || !paths_gate(path, look->limits->uuid))
         return true;
     __atomic_fetch_or(&with_turns, UINT32_C(1) << look->card, __ATOMIC_RELAXED);
-    return turn_take(turn, path, look->now);
+    return look->has_turn = turn_take(turn, path, look->now);
+}
+
+void gate_launched(int card) {
+    turn_let_go(&gates[card].turn);
 }
 
 bool gate_tend(void) {
@@ -174,8 +182,9 @@ bool gate_tend(void) {
             continue;
         bool idle = !(slot && __atomic_load_n(&slot->inflight[card], __ATOMIC_RELAXED)) &&
                     now > __atomic_load_n(&here->wanted_at, __ATOMIC_RELAXED) + TURN_IDLE_NS;
+        uint64_t taken_at = turn_taken_at(&here->turn);
         if (idle || (ahead_of(card) <= GATE_AHEAD_NS && turn_is_over(&here->turn, 0, now)))
-            give_turn(card, gate_mapped(card));
+            give_turn(card, taken_at, gate_mapped(card), now);
     }
     return goes_on;
 }
@@ -199,12 +208,15 @@ void gate_launch_comes(struct gate_look *look) {
     __atomic_fetch_add(&gates[look->card].turn.asking, 1, __ATOMIC_ACQ_REL);
 }
 
-void gate_launch_goes(const struct gate_look *look) {
+/* One that was let through a closed gate has its turn, too. */
+void gate_launch_goes(struct gate_look *look) {
     struct card_gate *here = &gates[look->card];
+    if (!look->has_turn)
+        look->has_turn = turn_hold(&here->turn);
     turn_use(&here->turn, look->now);
     __atomic_store_n(&here->wanted_at, look->now, __ATOMIC_RELAXED);
     bool waits_on = __atomic_fetch_sub(&here->turn.asking, 1, __ATOMIC_ACQ_REL) > 1;
-    if (!turn_is_held(&here->turn))
+    if (!look->has_turn)
         turn_went_ahead(&here->turn, waits_on, look->now);
 }
 
@@ -266,12 +278,15 @@ bool gate_look_again(struct gate_look *look, uint64_t now) {
     return true;
 }
 
-enum gate_passage gate_look_passage(const struct gate_look *look) {
+enum gate_passage gate_look_passage(struct gate_look *look) {
     if (look->room_ns)
         return GATE_WAITS_FOR_ROOM;
     if (!has_turn(look))
         return must_go_ahead(look) ? GATE_PASSES : GATE_WAITS_FOR_TURN;
-    if (look->is_closed && !must_pass_gate(look))
-        return GATE_IS_CLOSED;
-    return GATE_PASSES;
+    if (!look->is_closed || must_pass_gate(look))
+        return GATE_PASSES;
+    if (look->has_turn)
+        gate_launched(look->card);
+    look->has_turn = false;
+    return GATE_IS_CLOSED;
 }

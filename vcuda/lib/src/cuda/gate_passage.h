@@ -27,6 +27,7 @@ struct gate_look {
     uint64_t now;
     bool is_closed;       /* the gate is */
     bool others_deferred; /* launches of this process wait by themselves */
+    bool has_turn;        /* it passes in its process's turn, which stays that until gate_launched() */
     uint64_t room_ns;     /* how long to wait for what is in flight; 0: not at all */
 };
 
@@ -34,7 +35,7 @@ struct gate_look {
 bool gate_look_again(struct gate_look *look, uint64_t now);
 
 /* After it. */
-enum gate_passage gate_look_passage(const struct gate_look *look);
+enum gate_passage gate_look_passage(struct gate_look *look);
 
 /* Asleep for a while, until there may be something new; at most for so long where the wait is for others. */
 void gate_look_rest(const struct gate_look *look, enum gate_passage passage, uint64_t most_ns);
@@ -45,7 +46,10 @@ void gate_look_is_stuck(struct gate_look *look);
 /* A launch comes to wait, here or by itself, and goes: ahead, or because it is to wait by itself. While any waits, the
  * process keeps its turn, or its place among those who wait for one. */
 void gate_launch_comes(struct gate_look *look);
-void gate_launch_goes(const struct gate_look *look);
+void gate_launch_goes(struct gate_look *look);
+
+/* What went in its process's turn is in flight. */
+void gate_launched(int card);
 
 /* A thread has come to launch: what it waits for from here on, its own limit included, is no pause of the container's.
  */

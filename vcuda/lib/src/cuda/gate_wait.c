@@ -43,12 +43,12 @@ static void hold(struct stream_meter *meter, struct gate_look *look) {
         __atomic_fetch_add(&look->usage->throttle_ns, waited, __ATOMIC_RELAXED);
 }
 
-void gate_wait(struct stream_meter *meter, const struct gated_launch *launch) {
+bool gate_wait(struct stream_meter *meter, const struct gated_launch *launch) {
     const struct vcuda_limits_view *view = vcuda_limits();
     struct vcuda_usage *usage = vcuda_usage();
     int card = meter->card;
     if (!view || !usage || (uint32_t)card >= view->card_count)
-        return;
+        return false;
     int saved = errno;
     struct gate_look look = {.card = card,
                              .limits = &view->card[card],
@@ -61,4 +61,5 @@ void gate_wait(struct stream_meter *meter, const struct gated_launch *launch) {
     hold(meter, &look);
     gate_launch_goes(&look);
     errno = saved;
+    return look.has_turn;
 }

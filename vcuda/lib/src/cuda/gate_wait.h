@@ -15,7 +15,7 @@ struct gated_launch {
 };
 
 /* Wait until the work may be put on its card, or may be put there to wait by itself. The thread holds none of the
- * library's locks and is not capturing; errno is kept. */
-void gate_wait(struct stream_meter *meter, const struct gated_launch *launch);
+ * library's locks and is not capturing; errno is kept. True: gate_launched() is to be called once it is there. */
+bool gate_wait(struct stream_meter *meter, const struct gated_launch *launch);
 
 #endif

@@ -270,11 +270,12 @@ static void __attribute__((noinline)) begin_classed(struct stream_meter *meter) 
     measuring_is_free(&thread_state.budget);
 }
 
-static void __attribute__((noinline)) wait_at_gate(struct stream_meter *meter, const struct cost *cost, uint64_t ns) {
+static bool __attribute__((noinline)) wait_at_gate(struct stream_meter *meter, const struct cost *cost, uint64_t ns) {
     struct gated_launch launch = {
         .expected_ns = ns, .is_unknown = !cost_seen(cost), .may_defer = !thread_state.is_blocking};
-    gate_wait(meter, &launch);
+    bool has_turn = gate_wait(meter, &launch);
     measuring_is_free(&thread_state.budget);
+    return has_turn;
 }
 
 /* ---- the two ends of a call
@@ -294,8 +295,7 @@ bool throttle_begin(struct throttled_work *work, CUstream stream, bool per_threa
     if (is_classed(meter))
         begin_classed(meter);
     pay(meter, cost, work->paid_ns);
-    if (is_gated(meter))
-        wait_at_gate(meter, cost, work->paid_ns);
+    work->has_turn = is_gated(meter) && wait_at_gate(meter, cost, work->paid_ns);
     work->span = timing_span_take(meter, cost, &thread_state.budget);
     if (!work->span)
         return true;
@@ -337,7 +337,7 @@ static void __attribute__((noinline)) count_unmeasured(const struct throttled_wo
     __atomic_fetch_add(&context_meter->unmeasured, 1, __ATOMIC_RELAXED);
 }
 
-void throttle_end(struct throttled_work *work, CUresult result) {
+static void end(struct throttled_work *work, CUresult result) {
     struct timing_span *span = work->span;
     if (result != CUDA_SUCCESS)
         pocket_put(work->meter->card, work->paid_ns);
@@ -356,4 +356,10 @@ void throttle_end(struct throttled_work *work, CUresult result) {
         timing_span_put(work->meter, span);
     if (first)
         meter_thread_wake(); /* only now: it takes longer than many a kernel */
+}
+
+void throttle_end(struct throttled_work *work, CUresult result) {
+    end(work, result);
+    if (__builtin_expect(work->has_turn, 0))
+        gate_launched(work->meter->card);
 }

@@ -19,6 +19,7 @@ struct throttled_work {
     struct cost *cost;
     uint64_t expected_ns; /* as long as the stream is expected to be busy with it */
     uint64_t paid_ns;     /* of the container's credit */
+    bool has_turn;        /* it goes in its process's turn at the card's gate */
 };
 
 /* Is any card's time limited, asked of the limits themselves? If none is, the launch is counted. */

@@ -66,17 +66,22 @@ static bool take(struct turn *turn, const char *path, uint64_t now) {
     __atomic_store_n(&turn->is_kept, false, __ATOMIC_RELAXED);
     __atomic_store_n(&turn->taken_at, now, __ATOMIC_RELAXED);
     __atomic_store_n(&turn->from, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&turn->is_held, true, __ATOMIC_RELEASE);
+    turn->kept_since = 0;
+    __atomic_store_n(&turn->is_held, true, __ATOMIC_SEQ_CST);
     return true;
 }
 
 bool turn_take(struct turn *turn, const char *path, uint64_t now) {
-    if (turn_is_held(turn) || __atomic_load_n(&turn->is_none, __ATOMIC_RELAXED))
+    if (turn_hold(turn))
         return true;
-    if (!spin_try(&turn->busy))
+    bool is_none = __atomic_load_n(&turn->is_none, __ATOMIC_RELAXED);
+    if (!is_none && !spin_try(&turn->busy))
         return false;
-    bool has = turn_is_held(turn) || take(turn, path, now);
-    spin_unlock(&turn->busy);
+    bool has = is_none || turn_is_held(turn) || take(turn, path, now);
+    if (has)
+        __atomic_fetch_add(&turn->launching, 1, __ATOMIC_RELAXED); /* whoever gives it has the lock */
+    if (!is_none)
+        spin_unlock(&turn->busy);
     return has;
 }
 
@@ -85,8 +90,10 @@ bool turn_is_over(struct turn *turn, uint64_t next_ns, uint64_t now) {
     if (!from || now + next_ns / 2 < from + TURN_NS || !spin_try(&turn->busy))
         return false;
     bool over = turn_is_held(turn) && (!descriptor_is(turn->fd, &turn->file) || others_wait(turn, AHEAD_AT));
-    if (!over)
+    if (!over) {
         __atomic_store_n(&turn->from, now, __ATOMIC_RELAXED);
+        turn->kept_since = 0;
+    }
     spin_unlock(&turn->busy);
     return over;
 }
@@ -111,14 +118,27 @@ bool turn_waits_in_vain(const struct turn *turn, uint64_t now) {
     return __atomic_load_n(&turn->is_kept, __ATOMIC_RELAXED) || (since && now >= from + TURN_PATIENCE_NS);
 }
 
-bool turn_give(struct turn *turn) {
+/* Is a launch on its way, and has not been for long? */
+static bool is_kept_for_launch(struct turn *turn, uint64_t now) {
+    if (!__atomic_load_n(&turn->launching, __ATOMIC_SEQ_CST))
+        return false;
+    if (!turn->kept_since)
+        turn->kept_since = now;
+    return now < turn->kept_since + TURN_LAUNCH_NS;
+}
+
+bool turn_give(struct turn *turn, uint64_t taken_at, uint64_t now) {
     if (!spin_try(&turn->busy))
         return false;
-    bool gave = turn->is_open;
-    __atomic_store_n(&turn->is_held, false, __ATOMIC_RELEASE);
-    close_own(turn);
+    __atomic_store_n(&turn->is_given, true, __ATOMIC_SEQ_CST);
+    bool gives = turn_is_held(turn) && turn->taken_at == taken_at && !is_kept_for_launch(turn, now);
+    if (gives) {
+        __atomic_store_n(&turn->is_held, false, __ATOMIC_SEQ_CST);
+        close_own(turn);
+    }
+    __atomic_store_n(&turn->is_given, false, __ATOMIC_SEQ_CST);
     spin_unlock(&turn->busy);
-    return gave;
+    return gives;
 }
 
 void turn_went_ahead(struct turn *turn, bool waits_on, uint64_t now) {

@@ -20,14 +20,16 @@
 #define TURN_LEFT_NS UINT64_C(1000000)       /* of the one before something may be in flight for so long, as a rule */
 #define TURN_PATIENCE_NS UINT64_C(100000000) /* who has waited for so long does so in vain */
 #define TURN_AHEAD_NS UINT64_C(20000000)     /* who has gone ahead without says so for so long */
+#define TURN_LAUNCH_NS UINT64_C(1000000) /* a launch on its way keeps the turn for so long: it may load code first */
 
 /* A card as this process knows it. */
 struct turn {
-    bool busy;    /* lock; whoever finds it taken comes back later */
-    bool is_held; /* the turn is this process's */
-    bool is_none; /* there are no turns: the gate cannot be opened or locked */
-    bool is_kept; /* by another one: this process has waited in vain */
-    bool is_open; /* `fd` is this process's, of `file` */
+    bool busy;     /* lock; whoever finds it taken comes back later */
+    bool is_held;  /* the turn is this process's, ... */
+    bool is_given; /* ... and about to be given, unless a launch is on its way */
+    bool is_none;  /* there are no turns: the gate cannot be opened or locked */
+    bool is_kept;  /* by another one: this process has waited in vain */
+    bool is_open;  /* `fd` is this process's, of `file` */
     int fd;
     uint64_t since;       /* when it began to wait; 0: it does not */
     uint64_t stood_ns;    /* of it, while the gate was closed */
@@ -37,7 +39,9 @@ struct turn {
     uint64_t ahead_at;    /* when it last went ahead without; 0: long ago */
     uint64_t from;        /* when its turn began, with the first launch; 0: not yet */
     uint64_t stood_until; /* what its time has been extended by lies before this */
+    uint64_t kept_since;  /* it would have been given then, but for launches on their way; 0: it was not to be */
     uint32_t asking;      /* threads that wait */
+    uint32_t launching;   /* threads that have found it theirs and have not launched yet */
     struct descriptor_file file;
 };
 
@@ -45,8 +49,23 @@ static inline bool turn_is_held(const struct turn *turn) {
     return __atomic_load_n(&turn->is_held, __ATOMIC_ACQUIRE);
 }
 
-/* Is it this process's turn, or its turn now? It waits for one from here on if not. `path`: the gate's. */
+/* Is it this process's turn? Then it stays so until turn_let_go(). Who gives it looks at the two words in the other
+ * order: one of both finds the other. */
+static inline bool turn_hold(struct turn *turn) {
+    __atomic_fetch_add(&turn->launching, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&turn->is_held, __ATOMIC_SEQ_CST) && !__atomic_load_n(&turn->is_given, __ATOMIC_SEQ_CST))
+        return true;
+    __atomic_fetch_sub(&turn->launching, 1, __ATOMIC_RELEASE);
+    return false;
+}
+
+/* The same, or is it its turn now? It waits for one from here on if not. `path`: the gate's. */
 bool turn_take(struct turn *turn, const char *path, uint64_t now);
+
+/* What was to be launched is launched, or is not to be now. */
+static inline void turn_let_go(struct turn *turn) {
+    __atomic_fetch_sub(&turn->launching, 1, __ATOMIC_RELEASE);
+}
 
 /* The process launches something in its turn. */
 static inline void turn_use(struct turn *turn, uint64_t now) {
@@ -65,8 +84,13 @@ bool turn_waits_in_vain(const struct turn *turn, uint64_t now);
  * then by who holds it. `next_ns`: what it is about to launch, 0: nothing. */
 bool turn_is_over(struct turn *turn, uint64_t next_ns, uint64_t now);
 
-/* Give the turn, or the place among those who wait, back. True: others may be waiting for it. */
-bool turn_give(struct turn *turn);
+/* Give the turn back that was had at `taken_at`: others may be waiting for it. False: it was given, or is kept for a
+ * launch that is on its way. */
+bool turn_give(struct turn *turn, uint64_t taken_at, uint64_t now);
+
+static inline uint64_t turn_taken_at(const struct turn *turn) {
+    return __atomic_load_n(&turn->taken_at, __ATOMIC_RELAXED);
+}
 
 /* The process went ahead without the turn, now. `waits_on`: others of its threads wait for it still. */
 void turn_went_ahead(struct turn *turn, bool waits_on, uint64_t now);
