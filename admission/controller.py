@@ -96,14 +96,19 @@ class SchedulingController:
             BIND_SECONDS + TRAVEL_SECONDS,
             self._led,
         )
+        self.claiming = ClaimingPods(self.cluster, access.writer, clock, terms.minimum_cores)
         self._quota = QuotaController(
-            settings.quota_map, self.cluster, access.writer, metrics, self.leader.leads
+            settings.quota_map,
+            self.cluster,
+            access.writer,
+            metrics,
+            self.leader.leads,
+            self.claiming.waiting,
         )
         self.quota = self._quota.book
         rules = BindRules(self.leader.leads, settings.binds_for, terms.minimum_cores)
         self.binder = Binder(self.cluster, self.quota, self.judge, access.api, clock, rules, metrics.count)
         self._pending_events = PendingEvents(self.cluster.pod, self._explain, access.writer, clock)
-        self.claiming = ClaimingPods(self.cluster, access.writer, clock, terms.minimum_cores)
         self.policy = LeastFragmentation(self.cluster, quota=self.quota)
         self.extender = Extender(
             self.cluster,

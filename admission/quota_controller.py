@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from zlib import crc32
 
 import structlog
 
+from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState
 from admission.extender.cluster_metrics import ClusterMetrics
 from admission.ports import Obj, Writer
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.cluster.quota import ANY
 from gpu_manager.domain.contract import EVENT_QUOTA_UNUSABLE, QUOTA_SEEN
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.rules.pod_annotations import priority_of
 
 log = structlog.get_logger(__name__)
@@ -31,13 +33,16 @@ class QuotaController:
         writer: Writer,
         metrics: ClusterMetrics,
         leads: Callable[[], bool],
+        claiming: Callable[[], Iterable[PodView]],
     ) -> None:
+        """``claiming``: pods that wait and use ResourceClaims."""
         self.book = QuotaBook(place)
         self._place = place
         self._cluster = cluster
         self._writer = writer
         self._metrics = metrics
         self._leads = leads
+        self._claiming = claiming
         self._uid = ""
         self._told = ""
         self._changed: frozenset[str] = frozenset()  # namespaces whose quota changed while this ran
@@ -60,17 +65,22 @@ class QuotaController:
         """Touch the pods that wait and whose quota changed.
 
         A scheduler looks again at a pod that an extender refused when anything about it changes, else only
-        every five minutes. The value is a digest of the quota, so that nothing is written twice.
+        every five minutes; so does whoever makes claims of templates, of which one may have been refused,
+        else only after up to a quarter of an hour. The value is a digest of the quota, so that nothing is
+        written twice.
         """
         quota, changed = self.book.current, self._changed
         if quota is None or not changed:
             return
-        for occupant in self._cluster.waiting():
+        by_claims = (
+            (one, Priority.PROTECTED) for one in self._claiming()
+        )  # a claim says its priority itself
+        for occupant, priority in (*((o, priority_of(o.pod)) for o in self._cluster.waiting()), *by_claims):
             pod = occupant.pod
             named = pod.namespace in quota.named
             if pod.namespace not in changed and (named or ANY not in changed):
                 continue
-            mine = quota.of(pod.namespace, priority_of(pod))
+            mine = quota.of(pod.namespace, priority)
             digest = f"{crc32(repr(mine).encode()):08x}"
             if pod.annotations.get(QUOTA_SEEN) != digest:
                 self._writer.annotate(pod, {QUOTA_SEEN: digest})

@@ -61,7 +61,10 @@ def slim_pod(obj: Obj) -> Obj | None:
 def _claiming(meta: Obj, spec: Obj, status: Obj) -> Obj:
     """One that waits, and uses ResourceClaims: whose they are, they say themselves."""
     return {
-        "metadata": _picked(meta, ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp")),
+        "metadata": {
+            **_picked(meta, ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp")),
+            "annotations": _annotations(meta),
+        },
         "spec": _picked(spec, ("resourceClaims", "schedulerName")),
         "status": {
             **_picked(status, ("phase", "resourceClaimStatuses")),

@@ -7,12 +7,18 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from admission.cluster.claims import TEMPLATES, slim_template
 from admission.cluster.snapshot import PODS
+from admission.cluster.trim import slim_pod
+from admission.explain.claiming_pods import ClaimingPods
 from admission.extender.cluster_metrics import ClusterMetrics
 from admission.quota_controller import QuotaController
 from gpu_manager.domain.contract import EVENT_QUOTA_UNUSABLE, QUOTA_SEEN
 from gpu_manager.domain.pod import Pod
 from tests.fakes.extender import World, bound, config_map, pod
+from tests.unit.test_cluster_claims import claim, part
+from tests.unit.test_explained_claims import Voice
+from tests.unit.test_explained_claims import world as made_for_claims
 
 PLACE = "kube-system", "gpuquota"
 ONE, TWO = '{"a": {"quota": {"T4": 1}}}', '{"a": {"quota": {"T4": 2}}}'
@@ -39,11 +45,14 @@ class Paper:
 
 class Rig:
     def __init__(self) -> None:
-        self.world = World()
+        self.world = made_for_claims()
         self.leads = True
         self.paper: Any = Paper(self.world)
         figures = ClusterMetrics(CollectorRegistry())
-        self.watch = QuotaController(PLACE, self.world.cluster, self.paper, figures, lambda: self.leads)
+        self.claiming = ClaimingPods(self.world.cluster, Voice(), self.world.clock, 1)
+        self.watch = QuotaController(
+            PLACE, self.world.cluster, self.paper, figures, lambda: self.leads, self.claiming.waiting
+        )
 
     def take(self, text: str | None) -> None:
         self.watch.take(None if text is None else config_map(text))
@@ -103,3 +112,35 @@ def test_a_change_for_everybody_else_touches_whoever_is_not_named(rig: Rig) -> N
     assert sorted(rig.paper.touched) == ["a/named", "b/unnamed"]
     rig.take('{"a": {"quota": {"T4": 1}}, "*": {"quota": {"T4": 2}}}')
     assert sorted(rig.paper.touched) == ["a/named", "b/unnamed", "b/unnamed"]
+
+
+def test_a_pod_whose_claim_was_refused_is_touched_so_that_it_is_made_again(rig: Rig) -> None:
+    """Whoever makes claims of templates tries a refused one again only after up to a quarter of an hour."""
+
+    def show(obj: dict[str, Any]) -> None:
+        slim = slim_pod(obj)
+        assert slim is not None
+        rig.world.api.put(obj)
+        rig.claiming.look(slim, gone=False, tells=False)
+
+    class Watched(Paper):
+        def annotate(self, pod: Pod, annotations: dict[str, str]) -> None:
+            self.touched.append(pod.key)
+            show(bound(self.world.api.pods[pod.namespace, pod.name], "", annotations))
+
+    rig.paper = rig.watch._writer = Watched(rig.world)
+    template = {"name": "t", "namespace": "a", "uid": "uid-t"}
+    spec = {"spec": claim("t", asks=part(50, "4Gi"))["spec"]}
+    rig.world.cluster.replace(TEMPLATES, [slim_template({"metadata": template, "spec": spec})])
+    entry = {"name": "gpu", "resourceClaimTemplateName": "t"}
+    refused = pod("waits", None, None, namespace="a")
+    refused["spec"]["resourceClaims"] = [entry]
+    other = pod("other", None, None, namespace="b")
+    other["spec"]["resourceClaims"] = [entry]
+    for obj in (refused, other):
+        show(obj)
+    rig.take('{"a": {"protected": {"T4": 1}}}')
+    rig.watch.wake()
+    assert rig.paper.touched == ["a/waits"]
+    rig.take('{"a": {"protected": {"T4": 2}}}')
+    assert rig.paper.touched == ["a/waits"] * 2, "the right alone has changed"
