@@ -145,9 +145,13 @@ class ExplainSources:
         obj = self.fetch(namespace, name)
         if obj is None:
             return None
-        claiming = claiming_pod(obj)
+        claiming, view = claiming_pod(obj), pod_view(parse_pod(obj), obj)
         by_claims = explain_claims(claiming, self.cluster, self.terms.minimum_cores) if claiming else None
-        return by_claims or self.explain(pod_view(parse_pod(obj), obj))
+        if by_claims is None:
+            return self.explain(view)
+        draft = DraftedPod(view, claiming)
+        claims, _ = claims_to_come(draft, self.cluster)
+        return self._held_to_quota(by_claims, draft, claims) if claims else by_claims
 
     def _with_held_claims(self, own: Explanation, occupant: PodView) -> Explanation:
         """The explanation of a pod that is on a node, with what it holds by claims, which its view lacks."""

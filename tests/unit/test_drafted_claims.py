@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from admission.app import manifest_file
-from admission.cluster.claims import TEMPLATES, slim_template
+from admission.cluster.claims import CLASSES, TEMPLATES, slim_class, slim_template
 from admission.config import ClusterTerms
 from admission.console.cluster_page import ClusterPage, PageSources
 from admission.console.what_if import judged_workloads
@@ -19,8 +20,8 @@ from admission.explain.explanation import Explanation
 from admission.extender.fragmentation_score import LeastFragmentation
 from gpu_manager.domain.contract import PRIORITY
 from gpu_manager.domain.errors import RequestInvalid
-from tests.fakes.extender import World, node, pod
-from tests.unit.test_cluster_claims import claim, part
+from tests.fakes.extender import World, config_map, node, pod
+from tests.unit.test_cluster_claims import CLASS, claim, part
 from tests.unit.test_explained_claims import Voice, held, pending, waiting, world
 
 FOREIGN = {"selectors": [{"cel": {"expression": "device.driver == 'other'"}}]}
@@ -198,3 +199,21 @@ def test_a_pod_of_a_file_that_would_not_be_created_is_told_what_helps(
     found = answered(sources(World([node("n1")], there, quota=quota)), obj)
     assert found.line.startswith("would not be created: ExceedsGPUQuota: ")
     assert found.line.endswith(f". Smallest change: {helps}")
+
+
+def test_a_pod_whose_claim_the_quota_refuses_is_told_that_and_not_to_look_for_an_event() -> None:
+    obj = {**of_template(), "metadata": {"name": "p", "namespace": "ml", "uid": "uid-p"}}
+    made = World([node("n1", claimed=[0, 1])], quota={"ml": {"quota": {"T4": 0.2}}})
+    made.cluster.replace(CLASSES, [slim_class(CLASS)])
+    made.cluster.replace(TEMPLATES, [slim_template(template())])
+    knowledge = replace(sources(made), fetch=lambda *_: obj)
+    found = knowledge.explain_named("ml", "p")
+    assert found is not None
+    assert found.line.startswith(
+        'its claims would not be created: ExceedsGPUQuota: namespace "ml": 0.2 cards of T4'
+    )
+    assert found.counts == {"quota": 1}
+    made.quota.update(config_map('{"ml": {"quota": {"T4": 1}}}'))
+    granted = knowledge.explain_named("ml", "p")
+    assert granted is not None
+    assert granted.line.startswith("waits: its claim gpu is not created yet")
