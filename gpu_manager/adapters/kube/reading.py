@@ -79,12 +79,12 @@ class ClusterReader:
         return protected_by_namespace(self.nodes)
 
 
-def read_cluster(connection: Connection) -> ClusterReader:
-    """Read nodes and pods, and claims where a node gives cards by them.
+def read_cluster(connection: Connection, node: str = "") -> ClusterReader:
+    """Read nodes and pods, and claims where a node gives cards by them; of ``node`` alone where it is named.
 
     Raises NodeUnready: the API server refuses or does not answer.
     """
-    nodes, pods = list(list_nodes(connection)), list(list_pods(connection))
+    nodes, pods = list(list_nodes(connection, node)), list(list_pods(connection, node))
     claims, silent = read_claims(connection, nodes)
     return cluster_of(nodes, pods, claims, silent)
 
@@ -115,14 +115,19 @@ def holding_claims(objects: Iterable[Mapping[str, Any]]) -> list[KnownClaim]:
     return [claim for claim in claims if claim is not None and claim.devices]
 
 
-def list_nodes(connection: Connection) -> Iterator[Mapping[str, Any]]:
-    """Every Node object. Raises NodeUnready."""
-    return list_all(connection, "list nodes", "/api/v1/nodes")
+def list_nodes(connection: Connection, name: str = "") -> Iterator[Mapping[str, Any]]:
+    """Every Node object, or the one of that name. Raises NodeUnready."""
+    return list_all(connection, "list nodes", "/api/v1/nodes", _only("metadata.name", name))
 
 
-def list_pods(connection: Connection) -> Iterator[Mapping[str, Any]]:
-    """Every Pod object of all namespaces. Raises NodeUnready."""
-    return list_all(connection, "list the pods of all namespaces", "/api/v1/pods")
+def list_pods(connection: Connection, node: str = "") -> Iterator[Mapping[str, Any]]:
+    """Every Pod object of all namespaces, or those on that node. Raises NodeUnready."""
+    what = "list the pods of all namespaces"
+    return list_all(connection, what, "/api/v1/pods", _only("spec.nodeName", node))
+
+
+def _only(field: str, value: str) -> Mapping[str, str]:
+    return {"fieldSelector": f"{field}={value}"} if value else {}
 
 
 def read_budgets(connection: Connection) -> Iterator[Mapping[str, Any]]:

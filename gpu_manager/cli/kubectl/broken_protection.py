@@ -24,7 +24,7 @@ def warning(login: Login, pod: Pod) -> str:
     from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
 
     try:
-        cluster = read_cluster(login.connection)
+        cluster = read_cluster(login.connection, pod.node)
         told, _ = agents.ask(login, cluster, [pod.node], "/usage", read_usage)
     except NodeUnready:
         return ""

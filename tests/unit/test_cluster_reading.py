@@ -1,0 +1,37 @@
+"""What commands list of the cluster: no more than they ask about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from gpu_manager.adapters.kube.connection import Connection
+from gpu_manager.adapters.kube.reading import read_cluster
+from tests.fakes.extender import node, pod
+
+
+class Lists:
+    """An API server that answers lists, a page each, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Mapping[str, str]]] = []
+
+    def request(self, _what: str, _method: str, path: str, *, query: Mapping[str, str]) -> Mapping[str, Any]:
+        self.asked.append((path, {key: value for key, value in query.items() if key != "limit"}))
+        return {"items": [node("n1")] if path.endswith("nodes") else [pod("p", on="n1")]}
+
+
+def test_of_one_node_that_node_and_its_pods_are_listed_alone() -> None:
+    server = Lists()
+    cluster = read_cluster(cast("Connection", server), "n1")
+    assert server.asked == [
+        ("/api/v1/nodes", {"fieldSelector": "metadata.name=n1"}),
+        ("/api/v1/pods", {"fieldSelector": "spec.nodeName=n1"}),
+    ]
+    assert [books.name for books in cluster.with_cards] == ["n1"]
+
+
+def test_without_a_node_everything_is_listed() -> None:
+    server = Lists()
+    read_cluster(cast("Connection", server))
+    assert server.asked == [("/api/v1/nodes", {}), ("/api/v1/pods", {})]
