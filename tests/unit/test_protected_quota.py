@@ -153,6 +153,30 @@ def test_quota_shows_the_right_and_its_use_to_people_and_programs() -> None:
     ]
 
 
+@pytest.mark.parametrize(("quota", "rows"), [
+    ({}, [("*", None, 0, 30)]),
+    ({"b": {"protected": {"*": 1}}}, [("*", None, 0, 30)]),
+    ({"a": {"quota": {"T4": 2}}}, [("T4", 200, None, 30), ("*", None, 0, 30)]),
+    ({"a": {"quota": {"*": 2}}}, [("*", 200, 0, 30)]),
+])  # fmt: skip
+def test_protected_shares_whose_right_was_taken_back_are_shown_as_past_it(
+    quota: dict[str, Any], rows: list[tuple[str, int | None, int | None, int]]
+) -> None:
+    world = World([node("n1")], [protected("p", 30, on="n1"), pod("n", on="n1", namespace="c")], quota=quota)
+    current, snapshot = world.quota.current, world.cluster.snapshot()
+    assert current is not None
+    shown = [
+        (r["model"], r["cores"], r["protected"], r["protected_used"])
+        for r in current.rows(snapshot.used, snapshot.protected)
+        if r["namespace"] != "b"
+    ]
+    assert shown == rows
+    assert current.only("c").rows(snapshot.used, snapshot.protected) == [], "that is not c's"
+    assert "0 cards of all models protected, 0.3 used or being bound" in "; ".join(
+        str(line) for line in current.lines("a", snapshot.used, snapshot.protected)
+    )
+
+
 def test_kubectl_counts_protected_shares_as_the_extender_does() -> None:
     nodes, pods = (
         [node("n1"), node("n2", inventory=False)],

@@ -241,11 +241,13 @@ def cards(cores: int) -> str:
 class Quota:
     """The quotas of all namespaces; :meth:`of` finds the one that applies.
 
-    ``protected``: namespace → its right to protected shares, in cores by model key.
+    ``protected``: namespace → its right to protected shares, in cores by model key. ``alone``: the namespace
+    of which :meth:`usage` tells; empty for all.
     """
 
     namespaces: Mapping[str, NamespaceQuota]
     protected: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    alone: str = ""
 
     @property
     def named(self) -> frozenset[str]:
@@ -272,14 +274,19 @@ class Quota:
 
         ``protected`` is the part of ``used`` that protected shares hold.
         """
-        for namespace in sorted({*self.named, *used} - {ANY}):
+        for namespace in sorted({self.alone} if self.alone else {*self.named, *used} - {ANY}):
             for line in self.lines(namespace, used, protected):
                 yield namespace, line
 
     def lines(self, namespace: str, used: Used, protected: Used = NOBODY) -> Iterator[QuotaLine]:
-        """One line for each key of the namespace, those of its right to protected shares included."""
+        """One line for each key of the namespace, those of its right to protected shares included.
+
+        Where it has such shares and no right, as after that was taken back, one of 0 for all models.
+        """
         mine, right = self.of(namespace), dict(self.right(namespace))
         held, within = used.get(namespace, {}), protected.get(namespace, {})
+        if not right and _sum(within, ANY).cores:
+            right = {ANY: 0}
         for line in mine.lines(held) if mine else ():
             granted = right.pop(line.key, None)
             yield replace(line, protected=granted, protected_used=_sum(within, line.key).cores)
@@ -289,7 +296,7 @@ class Quota:
     def only(self, namespace: str) -> Quota:
         """The quotas with one namespace alone, whose entry may be that of ``"*"``."""
         mine, right = self.of(namespace), self.right(namespace)
-        return Quota({namespace: mine} if mine else {}, {namespace: right} if right else {})
+        return Quota({namespace: mine} if mine else {}, {namespace: right} if right else {}, namespace)
 
     def rows(self, used: Used, protected: Used = NOBODY) -> list[dict[str, Any]]:
         """The lines of :meth:`usage` as JSON, for ``/quota`` and ``kubectl vcuda quota``.
