@@ -389,16 +389,24 @@ def test_a_full_launch_queue_holds_the_caller(tmp_path: Path) -> None:
 def test_the_null_stream_of_per_thread_names_is_a_stream_of_its_own(tmp_path: Path) -> None:
     program = standin.python(
         """
+        import threading
         driver = Driver()
+        context = driver.out(c_void_p, "cuCtxGetCurrent")
+        def ask():
+            driver.cuCtxSetCurrent(c_void_p(context))
+            print("another thread's", driver.code("cuStreamQuery", None, flags=2))
         kernel = driver.kernel("spin_300ms")
         driver.code("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None, flags=2)
         other = driver.stream(0)
         print(driver.code("cuStreamQuery", None, flags=2), driver.code("cuStreamQuery", other))
+        another = threading.Thread(target=ask)
+        another.start()
+        another.join()
         print(driver.code("cuStreamSynchronize", None, flags=2), driver.code("cuStreamQuery", None, flags=2))
         """,
         standin.environment(tmp_path),
     )
-    assert standin.said(program) == ["600 0", "0 0"]
+    assert standin.said(program) == ["600 0", "another thread's 0", "0 0"]
 
 
 def test_after_a_reset_of_the_primary_context_time_goes_on_as_before(tmp_path: Path) -> None:

@@ -157,6 +157,15 @@ static void small_work_shares_a_span_and_new_work_is_measured_alone(void) {
     CHECK(span_plan_asks(STREAM_IDLE, true, true) && !span_plan_asks(STREAM_BUSY, true, true)); /* beside others */
 }
 
+static void a_threads_own_stream_is_left_open_only_by_who_launches_fast(void) {
+    uint64_t paid_until = 0, now = 60000000 * US;
+    for (unsigned i = 0; i < SPAN_PLAN_OWN_MOST; i++)
+        CHECK(span_plan_ends_own(&paid_until, now));
+    CHECK(!span_plan_ends_own(&paid_until, now));
+    CHECK(!span_plan_ends_own(&paid_until, now + SPAN_PLAN_OWN_NS - 1));
+    CHECK(span_plan_ends_own(&paid_until, now + SPAN_PLAN_OWN_NS));
+}
+
 int main(void) {
     a_stream_is_busy_for_what_was_launched_and_idle_after_that();
     what_the_driver_says_of_a_stream_moves_its_end();
@@ -168,5 +177,6 @@ int main(void) {
     a_launchs_call_takes_about_the_least_of_the_last();
     a_span_without_events_is_as_long_as_expected_and_over_when_its_stream_has_drained();
     small_work_shares_a_span_and_new_work_is_measured_alone();
+    a_threads_own_stream_is_left_open_only_by_who_launches_fast();
     return checked();
 }

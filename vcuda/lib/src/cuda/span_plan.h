@@ -9,6 +9,8 @@
 #define SPAN_PLAN_SOON_NS 100000u
 #define SPAN_PLAN_LAUNCHES 64     /* ... or so many launches end it */
 #define SPAN_PLAN_SMALL_NS 20000u /* launches are joined without a look at the clock up to this length */
+#define SPAN_PLAN_OWN_NS 250000u  /* a thread ends a span for its own stream's sake once in so long, ... */
+#define SPAN_PLAN_OWN_MOST 40u    /* ... after a pause so many at once */
 
 /* Does this launch join the open span without a look at the clock? Work that is small together, and charged as expected
  * in any case, cannot be far from where it is taken to be. */
@@ -32,6 +34,19 @@ static inline bool span_plan_ends(const struct span_facts *facts, bool measured,
     if (facts->idle)
         return measured || facts->expected_ns >= SPAN_PLAN_SMALL_NS;
     return measured && affordable && facts->expected_ns >= SPAN_PLAN_SOON_NS;
+}
+
+/* On a thread's own null stream nobody else records: if the thread makes no call for a while, the end of what it has
+ * left open is never measured. So it leaves nothing open, as long as that costs it little. `paid_until`: the thread's.
+ */
+static inline bool span_plan_ends_own(uint64_t *paid_until, uint64_t now) {
+    uint64_t most = (uint64_t)SPAN_PLAN_OWN_MOST * SPAN_PLAN_OWN_NS;
+    if (*paid_until + most < now)
+        *paid_until = now - most;
+    if (*paid_until + SPAN_PLAN_OWN_NS > now)
+        return false;
+    *paid_until += SPAN_PLAN_OWN_NS;
+    return true;
 }
 
 #endif

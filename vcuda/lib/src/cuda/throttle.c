@@ -33,6 +33,7 @@ static __thread struct thread_state {
     struct stream_meter *meter; /* ... is this */
     uint64_t epoch;
     struct measuring_budget budget;
+    uint64_t own_paid_until; /* what it may spend on ends that nobody else records */
     bool per_thread;
     bool is_blocking;
 } thread_state __attribute__((tls_model("initial-exec")));
@@ -350,7 +351,9 @@ static void end(struct throttled_work *work, CUresult result) {
         timing_span_remove(span, work->cost, work->expected_ns, work->paid_ns);
     if (span_plan_ends(&span->facts, span->measured, thread_state.budget.left_ns > 0, span->launches,
                        cost_seen(work->cost)) ||
-        (span->measured && is_sampled()) || (is_gated(work->meter) && span->facts.expected_ns >= GATE_SPAN_NS))
+        (span->measured && is_sampled()) || (is_gated(work->meter) && span->facts.expected_ns >= GATE_SPAN_NS) ||
+        (span->measured && !work->meter->others_may_record &&
+         span_plan_ends_own(&thread_state.own_paid_until, vcuda_now_ns())))
         close_slowly(span);
     else
         timing_span_put(work->meter, span);

@@ -18,22 +18,31 @@ static int64_t later(int64_t a, int64_t b) {
 
 static void helper_wake(void);
 
+/* The calling thread's own in this context. A thread that comes after one that has ended may have that one's. */
+static struct stream *own_stream(struct context *context) {
+    static __thread char self;
+    struct stream *stream = context->streams;
+    while (stream && stream->thread != &self)
+        stream = stream->next;
+    if (stream)
+        return stream;
+    if (!(stream = calloc(1, sizeof *stream)))
+        return &context->legacy;
+    stream->context = context;
+    stream->thread = &self;
+    stream->held_end = &stream->held;
+    stream->id = ++process.next_id;
+    stream->next = context->streams;
+    context->streams = stream;
+    return stream;
+}
+
 struct stream *stream_of(struct context *context, CUstream handle) {
     if (handle && handle != CU_STREAM_LEGACY && handle != CU_STREAM_PER_THREAD)
         return handle;
     if (handle != CU_STREAM_PER_THREAD && !(handle == NULL && standin_per_thread))
         return &context->legacy;
-    if (!context->per_thread) {
-        struct stream *stream = calloc(1, sizeof *stream);
-        if (!stream)
-            return &context->legacy;
-        stream->context = context;
-        stream->held_end = &stream->held;
-        stream->id = ++process.next_id;
-        stream->next = context->streams;
-        context->streams = context->per_thread = stream;
-    }
-    return context->per_thread;
+    return own_stream(context);
 }
 
 /* ---- placing ---------------------------------------------------------------------------------------------- */

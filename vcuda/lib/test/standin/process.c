@@ -266,7 +266,6 @@ static void free_streams(struct context *context) {
         free(stream);
     }
     exec_forget(&context->legacy);
-    context->per_thread = NULL;
     while (context->events) {
         struct event *event = context->events;
         context->events = event->next;

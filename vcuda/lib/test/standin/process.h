@@ -59,6 +59,7 @@ struct operation {
 struct stream {
     struct context *context;
     struct stream *next;
+    const void *thread; /* whose null stream it is; NULL: it was created */
     int64_t tail;
     uint64_t id;
     unsigned int flags;
@@ -104,8 +105,7 @@ struct context {
     int64_t local_bytes; /* the most a thread that a kernel has needed */
     uint32_t peers;
     int cache_config;
-    struct context *primary;   /* of a green context: where everything that it is used for lies */
-    struct stream *per_thread; /* one a context, not one a thread: enough to tell it from the legacy stream */
+    struct context *primary; /* of a green context: where everything that it is used for lies */
 };
 
 struct function {
