@@ -14,8 +14,9 @@ from typing import Final
 from bench.native import container
 from bench.rows import Row
 from tests.native.driven import CONTEXT, GRANULE, MIB, OUT, OUT_OF_MEMORY, SUCCESS, Program
-from tests.native.export_player import EXPORTABLE, POSIX, ExportPlayer
+from tests.native.export_player import ExportPlayer
 from tests.native.graph_player import Verdict, judge
+from tests.native.structures import POSIX, block_props
 from tests.oracle.random_exports import communicators
 
 GRAPHS: Final = 10_000
@@ -97,7 +98,7 @@ def kept_descriptors(limit: int) -> tuple[int, int]:
         guest = made.program().start()
         over = [0, 0]
         for size in itertools.cycle((2 * GRANULE, 50 * MIB, 7 * GRANULE)):
-            answer = guest("cuMemCreate", OUT, size, EXPORTABLE, 0)
+            answer = guest("cuMemCreate", OUT, size, block_props(), 0)
             if answer.result == OUT_OF_MEMORY:
                 break
             _give_away(guest, answer.value)

@@ -11,7 +11,9 @@ import functools
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -251,6 +253,24 @@ class Container:
     def charged(self, card: int = 0) -> int:
         """Bytes that the container's account says it holds."""
         return self.usage.cards[card].charged
+
+
+def soon(holds: Callable[[], bool], seconds: float = 2.0) -> bool:
+    """True once it holds; the library looks ten times a second."""
+    until = time.monotonic() + seconds
+    while not holds() and time.monotonic() < until:
+        threading.Event().wait(0.005)
+    return holds()
+
+
+def host_looks(container: Container, *guests: Program) -> None:
+    """What the agent does once a second."""
+    looked_ns = time.monotonic_ns()
+    slots = container.usage.slots
+    excess, counted = 0, guests[0].card_used()
+    if any(slot.untold for slot in slots):
+        excess = max(0, container.charged() - sum(slot.movable for slot in slots) - counted)
+    container.change(host_excess=excess, host_looked_ns=looked_ns, host_counted=counted)
 
 
 def held(container: Container, guest: Program) -> int:

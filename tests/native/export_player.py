@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import ctypes
 import os
-import struct
 import time
 from collections.abc import Iterable
 
 from tests.native.driven import CONTEXT, OUT, SUCCESS, Container, Program
+from tests.native.structures import POSIX, block_props
 from tests.oracle.random_exports import Call, replayed
 
 GET_DESCRIPTOR = 438
 """pidfd_getfd(2), for which Python has no function."""
-POSIX = 1
 PATIENCE_SECONDS = 2
-EXPORTABLE = struct.pack("<iiiiQQ", 1, POSIX, 1, 0, 0, 0)
-"""``CUmemAllocationProp``: pinned memory of device 0 that can be exported as a descriptor."""
 
 
 def descriptor_of(pid: int, descriptor: int) -> int:
@@ -87,7 +84,7 @@ class ExportPlayer:
 
     def _create(self, guest: Program, size: int, *, result: int) -> int:
         self._sizes[result] = size
-        return guest("cuMemCreate", OUT, size, EXPORTABLE, 0).value
+        return guest("cuMemCreate", OUT, size, block_props(), 0).value
 
     def _release(self, guest: Program, handle: int, *, result: None) -> None:
         assert guest("cuMemRelease", self._values[handle]).result == SUCCESS

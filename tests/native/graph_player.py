@@ -21,12 +21,10 @@ from tests.native.driven import (
     Container,
     Program,
 )
+from tests.native.structures import pool_props
 from tests.oracle.graph_memory import Alloc, Child, Free, Graph, Node, Process, RefusedError, peak
 from tests.oracle.random_graphs import STREAMS, Call, History, apply, random_history
 
-DEVICE_POOL = struct.pack("<iiiiQQ", 1, 1, 1, 0, 0, 0) + bytes(
-    56
-)  # CUmemPoolProps: pinned memory of device 0
 GRAPH_NODE, MOVE = 4, 1  # CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE
 
 
@@ -194,7 +192,7 @@ class _Player:
         edges = struct.pack(f"<{len(behind)}Q", *behind) if behind else 0
         where = (OUT, graph, edges, len(behind))
         if isinstance(node, Alloc):
-            params = DEVICE_POOL + struct.pack("<QQQQ", 0, 0, node.size, 0)
+            params = pool_props() + struct.pack("<QQQQ", 0, 0, node.size, 0)
             answer = self._guest("cuGraphAddMemAllocNode", *where, params)
             (self._addresses[node.address],) = struct.unpack("<Q", answer.structs[-1][-8:])
         elif isinstance(node, Free):

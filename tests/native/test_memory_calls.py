@@ -22,17 +22,14 @@ from tests.native.driven import (
     held,
     program,
 )
+from tests.native.structures import array_3d_shape, array_shape, block_props, pool_props
 
 LIMIT = 256 * MIB
 
 
-def device_block(size: int, device: int = 0, kind: int = 1) -> tuple[str, str, int, bytes, int]:
+def device_block(size: int, device: int = 0, place: int = 1) -> tuple[str, str, int, bytes, int]:
     """The arguments of cuMemCreate."""
-    return ("cuMemCreate", OUT, size, struct.pack("<iiiiQQ", 1, 1, kind, device, 0, 0), 0)
-
-
-def array_shape(width: int, height: int, depth: int, form: int, channels: int, flags: int = 0) -> bytes:
-    return struct.pack("<QQQiII", width, height, depth, form, channels, flags) + bytes(4)
+    return ("cuMemCreate", OUT, size, block_props(device, place=place), 0)
 
 
 def test_a_context_is_charged_with_the_reserve_and_its_end_gives_it_back(container: Container) -> None:
@@ -125,7 +122,7 @@ def test_pitched_memory_is_charged_with_its_rows_as_they_are(
         ("cuMemAlloc_v2", OUT, (1 << 64) - 1),
         ("cuMemAllocManaged", OUT, (1 << 64) - 1, 1),
         ("cuMemAllocAsync", OUT, (1 << 64) - 1, 0),
-        ("cuArray3DCreate_v2", OUT, array_shape((1 << 64) - 1, (1 << 64) - 1, 2, 0x20, 4)),
+        ("cuArray3DCreate_v2", OUT, array_3d_shape((1 << 64) - 1, (1 << 64) - 1, 2, 0x20, 4)),
     ],
     ids=lambda call: str(call[0]),
 )
@@ -149,8 +146,8 @@ def test_sizes_that_no_number_holds_are_refused(
         ("cuMemAllocManaged", 0, 4096, 1),
         ("cuMemAllocManaged", OUT, 4096, 9),
         ("cuArrayCreate_v2", OUT, 0),
-        ("cuArray3DCreate_v2", 0, array_shape(64, 64, 0, 0x20, 1)),
-        ("cuMipmappedArrayCreate", OUT, array_shape(64, 64, 0, 0x20, 1), 0),
+        ("cuArray3DCreate_v2", 0, array_3d_shape(64, 64, 0, 0x20, 1)),
+        ("cuMipmappedArrayCreate", OUT, array_3d_shape(64, 64, 0, 0x20, 1), 0),
         ("cuMipmappedArrayCreate", OUT, 0, 3),
         ("cuMemAllocAsync", OUT, 0, 0),
         ("cuMemAllocAsync", 0, 4096, 0),
@@ -201,9 +198,9 @@ def test_managed_memory_is_charged_in_full_as_it_can_all_be_resident(
 def test_memory_of_the_host_is_not_charged(container: Container, guest: Program) -> None:
     assert guest("cuMemAllocHost_v2", OUT, LIMIT * 2).result == SUCCESS
     assert guest("cuMemHostAlloc", OUT, LIMIT * 2, 0).result == SUCCESS
-    for kind in (2, 3, 4):
-        assert guest(*device_block(LIMIT * 2, kind=kind)).result == SUCCESS
-    pool = guest("cuMemPoolCreate", OUT, struct.pack("<iiiiQQ", 1, 0, 3, 0, 0, 0) + bytes(56)).value
+    for place in (2, 3, 4):
+        assert guest(*device_block(LIMIT * 2, place=place)).result == SUCCESS
+    pool = guest("cuMemPoolCreate", OUT, pool_props(place=3, handles=0)).value
     assert guest("cuMemAllocFromPoolAsync", OUT, LIMIT * 2, pool, 0).result == SUCCESS
     assert held(container, guest) == 0
 
@@ -218,7 +215,7 @@ FORMATS = {
 def test_arrays_are_charged_in_bytes_not_bits(
     container: Container, guest: Program, form: int, size: int, channels: int
 ) -> None:
-    shape = struct.pack("<QQiI", 2048, 2048, form, channels)
+    shape = array_shape(2048, 2048, form, channels)
     array = guest("cuArrayCreate_v2", OUT, shape).value
     assert held(container, guest) == -(-2048 * 2048 * size * channels // GRANULE) * GRANULE
     assert guest("cuArrayDestroy", array).result == SUCCESS
@@ -233,7 +230,7 @@ def test_arrays_of_every_format_are_charged_as_the_card_does(
     container: Container, guest: Program, form: int, shape: tuple[int, int, int]
 ) -> None:
     channels = {0xC1: 2, 0xC2: 4, 0xC4: 2, 0xC5: 4, 0xC7: 2, 0xC8: 4, 0xCA: 2, 0xCB: 4}.get(form, 1)
-    array = guest("cuArray3DCreate_v2", OUT, array_shape(*shape, form, channels)).value
+    array = guest("cuArray3DCreate_v2", OUT, array_3d_shape(*shape, form, channels)).value
     assert held(container, guest) > 0
     assert guest("cuArrayDestroy", array).result == SUCCESS
     assert held(container, guest) == 0
@@ -243,11 +240,12 @@ def test_a_narrow_array_is_charged_with_the_tiles_that_the_card_lays_it_out_in(
     container: Container, guest: Program
 ) -> None:
     """A row of one byte takes a tile's 64: 64 MiB of elements would be 4 GiB of the card."""
-    assert guest("cuArray3DCreate_v2", OUT, array_shape(1, 32768, 2048, 1, 1, 1)).result == OUT_OF_MEMORY
+    assert guest("cuArray3DCreate_v2", OUT, array_3d_shape(1, 32768, 2048, 1, 1, 1)).result == OUT_OF_MEMORY
     assert (
-        guest("cuMipmappedArrayCreate", OUT, array_shape(1, 32768, 2048, 1, 1, 1), 16).result == OUT_OF_MEMORY
+        guest("cuMipmappedArrayCreate", OUT, array_3d_shape(1, 32768, 2048, 1, 1, 1), 16).result
+        == OUT_OF_MEMORY
     )
-    array = guest("cuArray3DCreate_v2", OUT, array_shape(1, 32768, 64, 1, 1, 1)).value
+    array = guest("cuArray3DCreate_v2", OUT, array_3d_shape(1, 32768, 64, 1, 1, 1)).value
     assert held(container, guest) == 128 * MIB
     assert guest("cuArrayDestroy", array).result == SUCCESS
     assert held(container, guest) == 0
@@ -258,7 +256,7 @@ def test_a_narrow_array_is_charged_with_the_tiles_that_the_card_lays_it_out_in(
 def test_mipmapped_arrays_are_charged_with_all_their_levels(
     container: Container, guest: Program, levels: int, flags: int
 ) -> None:
-    shape = array_shape(1000, 700, 6, 0x20, 4, flags)
+    shape = array_3d_shape(1000, 700, 6, 0x20, 4, flags)
     array = guest("cuMipmappedArrayCreate", OUT, shape, levels).value
     assert held(container, guest) >= 1000 * 700 * 6 * 16
     assert guest("cuMipmappedArrayDestroy", array).result == SUCCESS
@@ -269,9 +267,11 @@ def test_sparse_and_deferred_arrays_cost_nothing_until_memory_is_mapped_into_the
     container: Container, guest: Program
 ) -> None:
     for flags in (0x40, 0x80):
-        assert guest("cuArray3DCreate_v2", OUT, array_shape(8192, 8192, 0, 0x20, 4, flags)).result == SUCCESS
         assert (
-            guest("cuMipmappedArrayCreate", OUT, array_shape(8192, 8192, 0, 0x20, 4, flags), 5).result
+            guest("cuArray3DCreate_v2", OUT, array_3d_shape(8192, 8192, 0, 0x20, 4, flags)).result == SUCCESS
+        )
+        assert (
+            guest("cuMipmappedArrayCreate", OUT, array_3d_shape(8192, 8192, 0, 0x20, 4, flags), 5).result
             == SUCCESS
         )
     assert held(container, guest) == 0
@@ -404,7 +404,7 @@ def test_memory_of_a_context_goes_with_it(container: Container, guest: Program) 
     for _ in range(3):
         assert guest("cuMemAlloc_v2", OUT, 10 * MIB).result == SUCCESS
         assert guest("cuMemAlloc_v2", OUT, 1000).result == SUCCESS
-    assert guest("cuArrayCreate_v2", OUT, struct.pack("<QQiI", 2048, 2048, 0x20, 1)).result == SUCCESS
+    assert guest("cuArrayCreate_v2", OUT, array_shape(2048, 2048, 0x20, 1)).result == SUCCESS
     assert held(container, guest) == CONTEXT + 30 * MIB + GRANULE + 16 * MIB
     assert guest("cuCtxDestroy_v2", other).result == SUCCESS
     guest.context()

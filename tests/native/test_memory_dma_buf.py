@@ -6,15 +6,23 @@ import os
 import resource
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.native.driven import CONTEXT, MIB, OUT, OUT_OF_MEMORY, SUCCESS, Container, Program
-from tests.native.export_player import EXPORTABLE, POSIX, descriptor_of
-from tests.native.test_memory_host_figure import host_looks
+from tests.native.driven import (
+    CONTEXT,
+    MIB,
+    OUT,
+    OUT_OF_MEMORY,
+    SUCCESS,
+    Container,
+    Program,
+    host_looks,
+    soon,
+)
+from tests.native.export_player import descriptor_of
+from tests.native.structures import POSIX, block_props
 
 LIMIT = 1024 * MIB
 BLOCK = 100 * MIB
@@ -29,20 +37,12 @@ def dma_buf(guest: Program, at: int, size: int = BLOCK) -> int:
 
 def mapped(guest: Program, *sizes: int) -> tuple[int, list[int]]:
     """Blocks mapped one behind another: the address of the first, and their handles."""
-    handles = [guest("cuMemCreate", OUT, size, EXPORTABLE, 0).value for size in sizes]
+    handles = [guest("cuMemCreate", OUT, size, block_props(), 0).value for size in sizes]
     at = where = guest("cuMemAddressReserve", OUT, sum(sizes), 0, 0, 0).value
     for size, handle in zip(sizes, handles, strict=True):
         assert guest("cuMemMap", where, size, 0, handle, 0).result == SUCCESS
         where += size
     return at, handles
-
-
-def soon(holds: Callable[[], bool]) -> bool:
-    """The library looks ten times a second."""
-    until = time.monotonic() + 2
-    while not holds() and time.monotonic() < until:
-        time.sleep(0.01)
-    return holds()
 
 
 def test_who_makes_a_dma_buf_frees_the_memory_and_keeps_the_descriptor_gains_nothing(
@@ -165,7 +165,7 @@ def test_a_block_of_another_process_is_its_makers_while_a_dma_buf_of_it_is_open(
     container: Container, guest: Program
 ) -> None:
     other = container.program().start()
-    made = guest("cuMemCreate", OUT, BLOCK, EXPORTABLE, 0).value
+    made = guest("cuMemCreate", OUT, BLOCK, block_props(), 0).value
     exported = guest("cuMemExportToShareableHandle", OUT, made, POSIX, 0).value & 0xFFFFFFFF
     process = other("pidfd_open", guest.process.pid, 0).result
     received = other("pidfd_getfd", process, exported, 0).result

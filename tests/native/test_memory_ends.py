@@ -19,6 +19,7 @@ from tests.native.driven import (
     Container,
     Program,
 )
+from tests.native.structures import block_props
 
 LIMIT = 512 * MIB
 LARGE = 300 * MIB
@@ -93,10 +94,9 @@ def test_what_is_imported_with_few_descriptors_is_paid_for_or_not_had(
     tmp_path: Path, door: str, most: int
 ) -> None:
     """A program may set its own limit of them, so that the library has none to tell the maker by."""
-    exportable = struct.pack("<iiiiQQ", 1, 1, 1, 0, 0, 0)
     with Container(tmp_path, LIMIT, door=door) as container:
         maker, other = container.program().start(), container.program().start()
-        block = maker("cuMemCreate", OUT, 100 * MIB, exportable, 0).value
+        block = maker("cuMemCreate", OUT, 100 * MIB, block_props(), 0).value
         exported = maker("cuMemExportToShareableHandle", OUT, block, 1, 0).value & 0xFFFFFFFF
         process = other("pidfd_open", maker.process.pid, 0).result
         received = other("pidfd_getfd", process, exported, 0).result

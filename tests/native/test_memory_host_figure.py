@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import struct
 import time
-from collections.abc import Callable
 
-from tests.native.driven import CONTEXT, MIB, OUT, OUT_OF_MEMORY, SUCCESS, Container, Program
+from tests.native.driven import (
+    CONTEXT,
+    MIB,
+    OUT,
+    OUT_OF_MEMORY,
+    SUCCESS,
+    Container,
+    Program,
+    host_looks,
+    soon,
+)
+from tests.native.structures import FABRIC, block_props
 
 LIMIT = 1024 * MIB
-FABRIC = 8
-BY_FABRIC = struct.pack("<iiiiQQ", 1, FABRIC, 1, 0, 0, 0)
+BY_FABRIC = block_props(handles=FABRIC)
 BLOCK = 100 * MIB
 
 
@@ -23,24 +31,6 @@ def let_go(guest: Program, size: int = BLOCK) -> bytes:
     return exported.bytes
 
 
-def host_looks(container: Container, *guests: Program) -> None:
-    """What the agent does once a second."""
-    looked_ns = time.monotonic_ns()
-    slots = container.usage.slots
-    excess, counted = 0, guests[0].card_used()
-    if any(slot.untold for slot in slots):
-        excess = max(0, container.charged() - sum(slot.movable for slot in slots) - counted)
-    container.change(host_excess=excess, host_looked_ns=looked_ns, host_counted=counted)
-
-
-def within_a_second(holds: Callable[[], bool]) -> bool:
-    """The library looks ten times a second."""
-    until = time.monotonic() + 1
-    while not holds() and time.monotonic() < until:
-        pass
-    return holds()
-
-
 def test_what_nothing_tells_of_is_given_back_when_the_host_has_seen_it_gone(
     container: Container, guest: Program
 ) -> None:
@@ -48,8 +38,8 @@ def test_what_nothing_tells_of_is_given_back_when_the_host_has_seen_it_gone(
     assert container.charged() == CONTEXT + BLOCK
     assert [slot.untold for slot in container.usage.slots] == [BLOCK]
     host_looks(container, guest)
-    assert within_a_second(lambda: container.charged() == CONTEXT)
-    assert within_a_second(lambda: container.usage.slots[0].untold == 0)
+    assert soon(lambda: container.charged() == CONTEXT)
+    assert soon(lambda: container.usage.slots[0].untold == 0)
 
 
 def test_what_another_process_holds_stays_charged_whenever_the_host_looks(
@@ -61,11 +51,11 @@ def test_what_another_process_holds_stays_charged_whenever_the_host_looks(
     held = other("cuMemImportFromShareableHandle", OUT, handle, FABRIC).value
     assert guest("cuMemRelease", made).result == SUCCESS
     host_looks(container, guest)
-    assert within_a_second(lambda: container.charged() == 2 * CONTEXT + BLOCK)
+    assert soon(lambda: container.charged() == 2 * CONTEXT + BLOCK)
     assert guest("cuMemCreate", OUT, LIMIT - 2 * CONTEXT, BY_FABRIC, 0).result == OUT_OF_MEMORY
     assert other("cuMemRelease", held).result == SUCCESS
     host_looks(container, guest)
-    assert within_a_second(lambda: container.charged() == 2 * CONTEXT)
+    assert soon(lambda: container.charged() == 2 * CONTEXT)
 
 
 def test_a_figure_from_before_it_was_let_go_says_nothing_of_it(container: Container, guest: Program) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +22,9 @@ from tests.native.driven import (
     Container,
     Program,
 )
+from tests.native.structures import array_3d_shape, array_shape, block_props, pool_props
 
 LIMIT = 200 * MIB
-DEVICE = struct.pack("<iiiiQQ", 1, 1, 1, 0, 0, 0)
-POOL = DEVICE + bytes(56)
 VERSIONS = ("12.2", "12.4", "12.9", "13.0", "13.5")
 
 
@@ -73,10 +71,10 @@ class Model:
         self.keep("cuMemAllocPitch_v2", OUT, OUT, width, height, 8, free="cuMemFree_v2")
 
     def array(self) -> None:
-        shape = struct.pack(
-            "<QQQiII", self.chance.randint(1, 3000), self.chance.randint(0, 3000), self.chance.choice([0, 0, 3]),
-            self.chance.choice([0x01, 0x10, 0x20, 0x91, 0xC2]), self.chance.choice([1, 4]), 0,
-        ) + bytes(4)  # fmt: skip
+        shape = array_3d_shape(
+            self.chance.randint(1, 3000), self.chance.randint(0, 3000), self.chance.choice([0, 0, 3]),
+            self.chance.choice([0x01, 0x10, 0x20, 0x91, 0xC2]), self.chance.choice([1, 4]),
+        )  # fmt: skip
         if self.chance.random() < 0.5:
             self.keep("cuArray3DCreate_v2", OUT, shape, free="cuArrayDestroy")
         else:
@@ -89,7 +87,7 @@ class Model:
 
     def block(self) -> None:
         size = -(-min(self.size(), 1 << 40) // GRANULE) * GRANULE
-        self.keep("cuMemCreate", OUT, size, DEVICE, 0, free="cuMemRelease")
+        self.keep("cuMemCreate", OUT, size, block_props(), 0, free="cuMemRelease")
 
     def context(self) -> None:
         answer = self.guest("cuCtxCreate_v2", OUT, 0, 0)
@@ -170,7 +168,7 @@ def test_whatever_the_driver_fails_with_is_passed_on_and_nothing_stays_charged(
         guest = container.program(fail=f"{name}={code}")
         assert guest("cuInit", 0).result == SUCCESS
         arguments = {"cuDevicePrimaryCtxRetain": (OUT, 0), "cuCtxCreate_v2": (OUT, 0, 0)}.get(
-            name, (OUT, POOL)
+            name, (OUT, pool_props())
         )
         assert guest(name, *arguments).result == code
         assert container.charged() == 0
@@ -187,9 +185,9 @@ def test_what_could_not_be_freed_stays_charged(tmp_path: Path, name: str, door: 
         at = guest("cuMemAddressReserve", OUT, 8 * MIB, 0, 0, 0).value
         made: dict[str, tuple[int, ...]] = {}
         if name == "cuArrayDestroy":
-            made[name] = (guest("cuArrayCreate_v2", OUT, struct.pack("<QQiI", 2048, 1024, 0x20, 1)).value,)
+            made[name] = (guest("cuArrayCreate_v2", OUT, array_shape(2048, 1024, 0x20, 1)).value,)
         elif name in ("cuMemRelease", "cuMemUnmap"):
-            block = guest("cuMemCreate", OUT, 8 * MIB, DEVICE, 0).value
+            block = guest("cuMemCreate", OUT, 8 * MIB, block_props(), 0).value
             made[name] = (block,)
             if name == "cuMemUnmap":
                 assert guest("cuMemMap", at, 8 * MIB, 0, block, 0).result == SUCCESS
@@ -218,7 +216,7 @@ def test_names_of_the_resolver_and_of_the_linker_reach_the_same_account(
             ("@6000:cuMemAllocManaged", OUT, 10 * MIB, 1),
             ("@11020:cuMemAllocAsync", OUT, 32 * MIB, 0),
             ("@11020/2:cuMemAllocAsync", OUT, 32 * MIB, 0),
-            ("@10020:cuMemCreate", OUT, 10 * MIB, DEVICE, 0),
+            ("@10020:cuMemCreate", OUT, 10 * MIB, block_props(), 0),
         )
         for name, *arguments in calls:
             before = container.charged()

@@ -17,6 +17,7 @@ from tests.native.driven import (
     Program,
     held,
 )
+from tests.native.structures import MANAGED, pool_props
 
 LIMIT = 256 * MIB
 ROOM = LIMIT - CONTEXT
@@ -33,10 +34,6 @@ def stream(guest: Program) -> int:
 def keep_everything(guest: Program, pool: int) -> None:
     """As PyTorch's cudaMallocAsync backend sets it: the pool gives nothing back by itself."""
     assert guest("cuMemPoolSetAttribute", pool, THRESHOLD, f"&={(1 << 64) - 1}").result == SUCCESS
-
-
-def pool_props(device: int = 0) -> bytes:
-    return struct.pack("<iiiiQQ", 1, 1, 1, device, 0, 0) + bytes(56)
 
 
 @pytest.mark.parametrize("suffix", ["", "_ptsz"])
@@ -279,7 +276,7 @@ def test_a_pool_of_managed_memory_made_without_a_context_is_charged(tmp_path: Pa
     with Container(tmp_path, LIMIT, version="13.0") as container:
         guest = container.program()
         assert guest("cuInit", 0).result == SUCCESS
-        props = struct.pack("<iiiiQQ", 2, 0, *ANYWHERE, 0, 0) + bytes(56)
+        props = pool_props(place=ANYWHERE[0], handles=0, allocation=MANAGED)
         pool = guest("cuMemPoolCreate", OUT, props).value
         guest.context()
         assert guest("cuMemAllocFromPoolAsync", OUT, ROOM + 1, pool, 0).result == OUT_OF_MEMORY

@@ -28,13 +28,13 @@ from tests.native.driven import (
     program,
 )
 from tests.native.export_player import descriptor_of
+from tests.native.structures import block_props
 from vcuda.page.usage import MAX_SLOTS
 
 LIMIT = 1024 * MIB
 HAMMERING = 2  # threads of a process
 EIGHT_STREAMS = 4 * MIB  # of a context, beside its first
 LARGEST = 128 * MIB  # more than any one call of prog_hammer asks for
-EXPORTABLE = struct.pack("<iiiiQQ", 1, 1, 1, 0, 0, 0)
 
 
 class Crowd:
@@ -168,7 +168,7 @@ def test_a_block_imported_from_another_process_is_charged_to_the_one_that_made_i
     container: Container,
 ) -> None:
     first, second = container.program().start(), container.program().start()
-    made = first("cuMemCreate", OUT, 100 * MIB, EXPORTABLE, 0).value
+    made = first("cuMemCreate", OUT, 100 * MIB, block_props(), 0).value
     descriptor = first("cuMemExportToShareableHandle", OUT, made, 1, 0).value & 0xFFFFFFFF
     copy = descriptor_of(first.process.pid, descriptor)
     try:
@@ -193,15 +193,17 @@ def test_who_exports_releases_and_keeps_the_descriptor_gains_nothing(container: 
     guest, other = container.program().start(), container.program().start()
     descriptors = []
     for at in range((LIMIT - 2 * CONTEXT) // (100 * MIB)):
-        made = guest("cuMemCreate", OUT, 100 * MIB, EXPORTABLE, 0).value
+        made = guest("cuMemCreate", OUT, 100 * MIB, block_props(), 0).value
         descriptors.append(guest("cuMemExportToShareableHandle", OUT, made, 1, 0).value & 0xFFFFFFFF)
         assert guest("cuMemRelease", made).result == SUCCESS
         assert container.charged() == guest.card_used() == 2 * CONTEXT + 100 * MIB * (at + 1)
-    assert guest("cuMemCreate", OUT, 100 * MIB, EXPORTABLE, 0).result == OUT_OF_MEMORY
+    assert guest("cuMemCreate", OUT, 100 * MIB, block_props(), 0).result == OUT_OF_MEMORY
     assert guest("cuMemImportFromShareableHandle", OUT, descriptors[0], 1).result == SUCCESS
     assert container.charged() == guest.card_used()
     assert guest("close", descriptors[1]).result == 0
-    assert guest("cuMemCreate", OUT, 100 * MIB, EXPORTABLE, 0).result == SUCCESS, "what nothing holds is free"
+    assert guest("cuMemCreate", OUT, 100 * MIB, block_props(), 0).result == SUCCESS, (
+        "what nothing holds is free"
+    )
     assert container.charged() == guest.card_used()
     guest.kill()
     assert other("cuMemAlloc_v2", OUT, LIMIT - CONTEXT - CONTEXT).result == SUCCESS
@@ -210,7 +212,7 @@ def test_who_exports_releases_and_keeps_the_descriptor_gains_nothing(container: 
 def test_what_the_last_holder_lets_go_of_is_given_back_by_itself(container: Container) -> None:
     """Its maker makes no call meanwhile."""
     guest = container.program().start()
-    made = guest("cuMemCreate", OUT, 100 * MIB, EXPORTABLE, 0).value
+    made = guest("cuMemCreate", OUT, 100 * MIB, block_props(), 0).value
     descriptor = guest("cuMemExportToShareableHandle", OUT, made, 1, 0).value & 0xFFFFFFFF
     copy = descriptor_of(guest.process.pid, descriptor)
     assert guest("cuMemRelease", made).result == SUCCESS
@@ -226,7 +228,7 @@ def test_an_exported_block_that_is_unmapped_last_is_paid_for_while_its_descripto
     container: Container,
 ) -> None:
     guest = container.program().start()
-    made = guest("cuMemCreate", OUT, 100 * MIB, EXPORTABLE, 0).value
+    made = guest("cuMemCreate", OUT, 100 * MIB, block_props(), 0).value
     at = guest("cuMemAddressReserve", OUT, 100 * MIB, 0, 0, 0).value
     assert guest("cuMemMap", at, 100 * MIB, 0, made, 0).result == SUCCESS
     descriptor = guest("cuMemExportToShareableHandle", OUT, made, 1, 0).value & 0xFFFFFFFF
@@ -240,7 +242,7 @@ def test_an_exported_block_that_is_unmapped_last_is_paid_for_while_its_descripto
 
 def test_a_block_that_could_not_be_exported_is_given_back_as_any(container: Container) -> None:
     guest = container.program().start()
-    made = guest("cuMemCreate", OUT, 100 * MIB, EXPORTABLE, 0).value
+    made = guest("cuMemCreate", OUT, 100 * MIB, block_props(), 0).value
     assert guest("cuMemExportToShareableHandle", OUT, made, 8, 0).result != SUCCESS
     assert guest("cuMemRelease", made).result == SUCCESS
     assert container.charged() == guest.card_used() == CONTEXT

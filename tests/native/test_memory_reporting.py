@@ -24,6 +24,7 @@ from tests.native.driven import (
     Container,
     Program,
 )
+from tests.native.structures import block_props, pool_props
 from vcuda.page.layout import uuid_bytes
 from vcuda.page.usage import USAGE_SIZE
 
@@ -335,11 +336,10 @@ def test_of_a_card_that_was_not_given_there_is_nothing(tmp_path: Path) -> None:
         assert guest("cuInit", 0).result == SUCCESS
         assert guest("cuDevicePrimaryCtxRetain", OUT, 1).result == unavailable
         assert guest("cuCtxCreate_v2", OUT, 0, 1).result == unavailable
-        block = struct.pack("<iiiiQQ", 1, 1, 1, 1, 0, 0)
-        assert guest("cuMemCreate", OUT, GRANULE, block, 0).result == OUT_OF_MEMORY
-        assert guest("cuMemPoolCreate", OUT, block + bytes(56)).result == SUCCESS
+        assert guest("cuMemCreate", OUT, GRANULE, block_props(1), 0).result == OUT_OF_MEMORY
+        assert guest("cuMemPoolCreate", OUT, pool_props(1)).result == SUCCESS
         guest.context(0)
-        pool = guest("cuMemPoolCreate", OUT, block + bytes(56)).value
+        pool = guest("cuMemPoolCreate", OUT, pool_props(1)).value
         stream = guest("cuStreamCreate", OUT, 0).value
         assert guest("cuMemAllocFromPoolAsync", OUT, MIB, pool, stream).result == OUT_OF_MEMORY
 

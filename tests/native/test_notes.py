@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.native.conftest import Guest, usage_of
 from tests.native.driven import CONTEXT, MIB, OUT, OUT_OF_MEMORY, Container, Program, program
 from tests.native.fake_driver import install, python
+from tests.native.structures import block_props
 from tests.native.tools import run, tool
 from vcuda.page.limits import LIMITS_SIZE
 from vcuda.page.usage import MAX_NOTES, FrameworkCode, NoteCode
@@ -61,7 +61,7 @@ def test_a_refusal_says_what_framework_the_process_has_loaded(tmp_path: Path) ->
 
 def test_a_program_that_asks_for_too_much_in_a_loop_notes_it_once_a_second(container: Container) -> None:
     guest = container.program().start()
-    guest.tell(f".threads 4 500 cuMemCreate & {1 << 40} x{struct.pack('<iiiiQQ', 1, 1, 1, 0, 0, 0).hex()} 0")
+    guest.tell(f".threads 4 500 cuMemCreate & {1 << 40} x{block_props().hex()} 0")
     assert container.usage.cards[0].refusals == 2000
     assert 1 <= len(container.usage.notes) <= 5
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.native.driven import CONTEXT, MIB, OUT, SUCCESS, Container, Program, held, program
-from tests.native.test_memory_pools import pool_props
+from tests.native.structures import pool_props
 
 LIMIT = 1024 * MIB
 DEINITIALIZED = 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import struct
 import subprocess
 import textwrap
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from tests.native import standin
 from tests.native.driven import OUT, Program, program
 from tests.native.export_player import descriptor_of
+from tests.native.structures import block_props
 
 ASK = """
     import pynvml as nv
@@ -171,7 +171,7 @@ def test_what_two_processes_hold_is_listed_for_both_and_after_its_makers_release
         each = sorted([(maker.process.pid, by_maker), (holder.process.pid, by_holder)])
         assert ask(env, look) == [str(each), str(used)]
 
-    made = maker("cuMemCreate", OUT, 256 << 20, struct.pack("<iiiiQQ", 1, 1, 1, 0, 0, 0), 0).value
+    made = maker("cuMemCreate", OUT, 256 << 20, block_props(), 0).value
     descriptor = maker("cuMemExportToShareableHandle", OUT, made, 1, 0).value & 0xFFFFFFFF
     copy = descriptor_of(maker.process.pid, descriptor)
     assert maker("close", descriptor).result == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.native.driven import (
     CONTEXT,
     GRANULE,
@@ -23,11 +21,6 @@ ON_AN_H100 = {
 }  # fmt: skip
 """MiB that so many streams took beside a context's first, which takes nothing, by NVML (driver 580); flags, priorities
 and use made no difference."""
-
-
-@pytest.fixture
-def guest(container: Container) -> Program:
-    return container.program().start()
 
 
 def streams(guest: Program, count: int) -> list[int]:
