@@ -26,7 +26,7 @@ from admission.quota.quota_book import QuotaBook
 from gpu_manager import threads
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak
-from gpu_manager.domain.placement.trial_placement import units_of
+from gpu_manager.domain.placement.trial_placement import groups_of
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
 from gpu_manager.domain.score.draining import with_kept
@@ -316,7 +316,7 @@ def shapes_of(occupant: PodView, unit: int) -> list[RequestShape]:
     """What a pod asks for, a shape for each of its parts that lies by itself; the first has its host CPU."""
     request = occupant.request(unit)
     shapes: list[RequestShape] = []
-    for part in (request and units_of(request)) or ():
+    for part in (request and groups_of(request)) or ():
         amount = part.members[0].request.amount
         if not part.cards:
             held = (

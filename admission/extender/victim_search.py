@@ -17,7 +17,7 @@ from admission.cluster.pod_view import PodView
 from admission.extender.feasibility import FeasibilityCheck
 from gpu_manager.domain.cluster.pod_charges import Charge
 from gpu_manager.domain.placement.ledger import Allocation, peak
-from gpu_manager.domain.placement.trial_placement import TrialPlacement, units_of
+from gpu_manager.domain.placement.trial_placement import TrialPlacement, groups_of
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.request import ContainerRequest
@@ -245,9 +245,9 @@ def _count(sizes: Iterable[tuple[int, int]], need: int) -> int | None:
 def _seats_of(question: FeasibilityCheck) -> list[_Seat]:
     """One for each card that the pod needs; those of several cards first."""
     seats: list[_Seat] = []
-    for unit in sorted(units_of(question.request) or (), key=lambda u: -u.cards):
-        asks = [(c.kind, c.request) for c in unit.members]
-        for number in range(unit.cards or 1):
+    for group in sorted(groups_of(question.request) or (), key=lambda g: -g.cards):
+        asks = [(c.kind, c.request) for c in group.members]
+        for number in range(group.cards or 1):
             alike = bool(seats) and [(c.kind, c.request) for c in seats[-1].members] == asks
-            seats.append(_Seat(unit.members, whole=unit.cards > 0, after=number > 0 or alike))
+            seats.append(_Seat(group.members, whole=group.cards > 0, after=number > 0 or alike))
     return seats

@@ -12,7 +12,7 @@ import pytest
 from admission.cluster.snapshot import NODES
 from gpu_manager.domain.contract import INVENTORY, decode_inventory
 from gpu_manager.domain.pod import parse_pod
-from gpu_manager.services.allocation.leave import LONGEST_SECONDS, QUIET_SECONDS, serve_the_last
+from gpu_manager.services.allocation.leave import LEAVE_SECONDS, QUIET_SECONDS, serve_the_last
 from tests.fakes.direct import DirectRig
 from tests.fakes.extender import World, node
 from tests.fakes.extender import pod as extenders_pod
@@ -83,7 +83,7 @@ def test_the_quiet_begins_when_the_api_server_shows_that_the_agent_leaves(rig: D
 def test_an_api_server_that_takes_nothing_is_not_waited_for_without_end(rig: DirectRig) -> None:
     waiting = Waiting(rig, told=lambda: False)
     assert not waiting.served()
-    assert LONGEST_SECONDS <= waiting.seconds < LONGEST_SECONDS + 1
+    assert LEAVE_SECONDS <= waiting.seconds < LEAVE_SECONDS + 1
 
 
 def test_a_pod_that_shows_late_is_served_and_the_quiet_begins_anew(rig: DirectRig) -> None:
@@ -104,7 +104,7 @@ def test_a_pod_that_never_comes_is_not_waited_for_without_end(rig: DirectRig) ->
     rig.pods.bind(parse_pod(coming()))
     waiting = Waiting(rig)
     assert not waiting.served()
-    assert LONGEST_SECONDS <= waiting.seconds < LONGEST_SECONDS + 1
+    assert LEAVE_SECONDS <= waiting.seconds < LEAVE_SECONDS + 1
 
 
 def test_who_runs_ends_leaves_or_asks_for_nothing_is_not_waited_for(rig: DirectRig) -> None:

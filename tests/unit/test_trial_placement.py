@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.placement.place import find
-from gpu_manager.domain.placement.trial_placement import LeastNeed, TrialPlacement, Unit
+from gpu_manager.domain.placement.trial_placement import ContainerGroup, LeastNeed, TrialPlacement
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
@@ -40,7 +40,7 @@ def test_what_is_left_of_a_card_is_what_it_holds_less_the_peak_of_the_pod(laid, 
     desk = TrialPlacement(PodRequest(uid, asked), CARDS, ledger)
     for c, at, there in here:
         if not there:
-            desk.put(Unit((c,), 0), (at,))
+            desk.put(ContainerGroup((c,), 0), (at,))
     members = [container(100 + i, *entry) for i, entry in enumerate(more)]
     for at, state in enumerate(CARDS):
         held = [allocation(c, where) for c, where, _ in here if where == at]
@@ -55,7 +55,7 @@ def test_a_card_with_an_init_container_is_judged_by_laying_the_pod_out_alone():
     desk = TrialPlacement(PodRequest(PodUid("uid"), (init,)), CARDS, ledger)
     too_much = LeastNeed(0, 1000, 0)
     assert desk.lacks(too_much)
-    desk.put(Unit((init,), 0), (0,))
+    desk.put(ContainerGroup((init,), 0), (0,))
     assert not desk.lacks(too_much)
 
 

@@ -1,9 +1,11 @@
 """Placement of a pod on the cards of a node; agent, extender and command line share it.
 
+Whether a card has room, in cores and in memory, is :meth:`TrialPlacement.room`; why it has none is put into
+words by :mod:`gpu_manager.domain.placement.explain`.
+
 A pod is placed as a whole, its containers in the kubelet's order. A fraction lies on one card; whole cards
-are idle cards, charged with all their memory. Several whole cards are the best-linked set that
-the kubelet admits (:func:`numa.admitted_set`); for the rest the pod's annotation ``tencent.com/placement``
-picks one of
+are idle cards, charged with all their memory. Several whole cards are the best-linked set that the kubelet
+admits (:func:`numa.admitted_set`); for the rest the pod's annotation ``tencent.com/placement`` picks one of
 :data:`gpu_manager.domain.placement.policies.POLICIES`.
 
 Of the cards with room for a fraction those are preferred on which protection holds
@@ -31,7 +33,7 @@ from gpu_manager.domain.placement.explain import Refusal, advise, advise_none, n
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.placement.numa import admitted_set, aligned, most_together
 from gpu_manager.domain.placement.policies import POLICIES
-from gpu_manager.domain.placement.trial_placement import LeastNeed, TrialPlacement, Unit, units_of
+from gpu_manager.domain.placement.trial_placement import ContainerGroup, LeastNeed, TrialPlacement, groups_of
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.rules.request import ContainerRequest, PlacementPolicy, PodRequest, Request
@@ -60,15 +62,17 @@ def judge(
     request: PodRequest, cards: Sequence[CardState], topology: Topology, ledger: Ledger
 ) -> Placement | Refusal:
     """Place a pod like :func:`place`, but return a refusal instead of raising it."""
-    units = units_of(request)
-    if units is None:
+    groups = groups_of(request)
+    if groups is None:
         views = TrialPlacement(request, cards, ledger).views()
         free = tuple((view, view.closed or f"{view.free} free") for view in views)
-        return Refusal(_torn(request), free, "Change the pod")
+        return Refusal(_fits_nowhere(request), free, "Change the pod")
     trial = TrialPlacement(request, cards, ledger)
-    found = _solve(request, units, trial, topology, ledger)
+    found = _solve(request, groups, trial, topology, ledger)
     return (
-        _refusal(request, units, trial, found, topology, ledger) if isinstance(found, Unit) else found.shares
+        _refusal(request, groups, trial, found, topology, ledger)
+        if isinstance(found, ContainerGroup)
+        else found.shares
     )
 
 
@@ -85,40 +89,44 @@ class PodPlacer:
 
     def __init__(self, request: PodRequest) -> None:
         self._request = request
-        self._units = units_of(request)
-        self._least = LeastNeed.of(self._units or ())
+        self._groups = groups_of(request)
+        self._least = LeastNeed.of(self._groups or ())
 
     def trial(self, cards: Sequence[CardState], topology: Topology, ledger: Ledger) -> TrialPlacement | None:
         """The cards with the pod laid out on them; None if there is no room."""
-        if self._units is None:
+        if self._groups is None:
             return None
         trial = TrialPlacement(self._request, cards, ledger)
-        if len(self._units) > 1 and trial.lacks(self._least):  # of one the cards are looked at just once
+        if len(self._groups) > 1 and trial.lacks(self._least):  # of one the cards are looked at just once
             return None
-        found = _solve(self._request, self._units, trial, topology, ledger)
+        found = _solve(self._request, self._groups, trial, topology, ledger)
         return found if isinstance(found, TrialPlacement) else None
 
 
 def _solve(
-    request: PodRequest, units: Sequence[Unit], trial: TrialPlacement, topology: Topology, ledger: Ledger
-) -> TrialPlacement | Unit:
-    """``trial`` or another one with all units laid out, or the first unit for which ``trial`` has no room."""
+    request: PodRequest,
+    groups: Sequence[ContainerGroup],
+    trial: TrialPlacement,
+    topology: Topology,
+    ledger: Ledger,
+) -> TrialPlacement | ContainerGroup:
+    """``trial``, or another one, with all groups laid out; else the first group that found no room."""
     if topology.size != len(trial.cards):
         raise Bug(f"a topology of {topology.size} cards was given for {len(trial.cards)} cards")
-    failed = _lay_out(trial, units, request.placement, topology)
+    failed = _lay_out(trial, groups, request.placement, topology)
     if failed is None:
         return trial
-    if len(units) == 1:
+    if len(groups) == 1:
         return failed
     second = TrialPlacement(request, trial.cards, ledger)
-    seats = _search(second, units)
+    seats = _search(second, groups)
     if seats is None:
         return failed
-    for unit, at in seats:
-        second.put(unit, (at,))
-    if _lay_out(second, [unit for unit in units if unit.cards], request.placement, topology) is not None:
+    for group, at in seats:
+        second.put(group, (at,))
+    if _lay_out(second, [group for group in groups if group.cards], request.placement, topology) is not None:
         return failed  # idle cards are enough in number, but not on NUMA nodes that go together
-    second.positions = {c.name: second.positions[c.name] for unit in units for c in unit.members}
+    second.positions = {c.name: second.positions[c.name] for group in groups for c in group.members}
     return second
 
 
@@ -135,19 +143,19 @@ def follow(
     Raises:
         DoesNotFit: a named card does not fit; the message names container, card and reason.
     """
-    units = units_of(request)
-    if units is None:
-        raise DoesNotFit(_torn(request))
+    groups = groups_of(request)
+    if groups is None:
+        raise DoesNotFit(_fits_nowhere(request))
     trial = TrialPlacement(request, [replace(state, cordoned=False) for state in cards], ledger)
     position = {state.card.uuid: at for at, state in enumerate(cards)}
-    for unit in units:
-        where = [_named(container, assignment, position) for container in unit.members]
+    for group in groups:
+        where = [_named(container, assignment, position) for container in group.members]
         if any(set(other) != set(where[0]) for other in where):
-            raise DoesNotFit(f"{_who(unit)}: the scheduler named different cards for them. {_INIT_RULE}")
+            raise DoesNotFit(f"{_who(group)}: the scheduler named different cards for them. {_INIT_RULE}")
         for at in where[0]:
-            _check(trial, unit, at)
-        for container, positions in zip(unit.members, where, strict=True):
-            trial.put(Unit((container,), unit.cards), positions)
+            _check(trial, group, at)
+        for container, positions in zip(group.members, where, strict=True):
+            trial.put(ContainerGroup((container,), group.cards), positions)
     return trial.shares
 
 
@@ -157,16 +165,16 @@ _INIT_RULE = (
 )
 
 
-def _torn(request: PodRequest) -> str:
+def _fits_nowhere(request: PodRequest) -> str:
     asks = ", ".join(f"{quoted(c.name)} {c.request}" for c in request.containers if c.request.cores)
     return f"the pod asks {asks}: this fits nowhere. {_INIT_RULE}"
 
 
-def _who(unit: Unit) -> str:
-    if not any(c.name for c in unit.members):  # Allocate says which ids, and not for whom
+def _who(group: ContainerGroup) -> str:
+    if not any(c.name for c in group.members):  # Allocate says which ids, and not for whom
         return "a container whose name the kubelet has not told yet"
-    names = ", ".join(quoted(c.name) for c in unit.members)
-    return f"container {names}" if len(unit.members) == 1 else f"containers {names} together"
+    names = ", ".join(quoted(c.name) for c in group.members)
+    return f"container {names}" if len(group.members) == 1 else f"containers {names} together"
 
 
 def _named(
@@ -189,21 +197,21 @@ def _named(
     return [position[uuid] for uuid in uuids]
 
 
-def _check(trial: TrialPlacement, unit: Unit, at: int) -> None:
+def _check(trial: TrialPlacement, group: ContainerGroup, at: int) -> None:
     card = trial.cards[at].card
-    where = f"{_who(unit)}: the scheduler named card {card.index} ({card.uuid})"
+    where = f"{_who(group)}: the scheduler named card {card.index} ({card.uuid})"
     if trial.closed[at]:
         raise DoesNotFit(f"{where}: {trial.closed[at]}")
-    if not trial.fits(at, unit.members):
-        asked = "a whole card is" if unit.cards else f"{_ask(unit)}"
+    if not trial.fits(at, group.members):
+        asked = "a whole card is" if group.cards else f"{_ask(group)}"
         raise DoesNotFit(f"{where}: {asked} asked, {trial.left(at)} free")
 
 
 def _lay_out(
-    trial: TrialPlacement, units: Sequence[Unit], policy: PlacementPolicy, topology: Topology
-) -> Unit | None:
-    """Lay the units out one after the other; the first that finds no cards is returned."""
-    for parts, group in groupby(units, key=lambda unit: unit.need is not None):
+    trial: TrialPlacement, groups: Sequence[ContainerGroup], policy: PlacementPolicy, topology: Topology
+) -> ContainerGroup | None:
+    """Lay the groups out one after the other; the first that finds no cards is returned."""
+    for parts, run in groupby(groups, key=lambda group: group.need is not None):
         if (
             parts
             and not _aligns(topology)
@@ -211,14 +219,14 @@ def _lay_out(
             and trial.summed
             and trial.unprotected is None
         ):
-            if (failed := trial.put_best_fit(list(group))) is not None:  # as binpack puts each, but at once
+            if (failed := trial.put_best_fit(list(run))) is not None:  # as binpack puts each, but at once
                 return failed
             continue
-        for unit in group:
-            positions = _choose(trial, unit, policy, topology)
+        for group in run:
+            positions = _choose(trial, group, policy, topology)
             if positions is None:
-                return unit
-            trial.put(unit, positions)
+                return group
+            trial.put(group, positions)
     return None
 
 
@@ -227,48 +235,50 @@ def _aligns(topology: Topology) -> bool:
 
 
 def _choose(
-    trial: TrialPlacement, unit: Unit, policy: PlacementPolicy, topology: Topology
+    trial: TrialPlacement, group: ContainerGroup, policy: PlacementPolicy, topology: Topology
 ) -> tuple[int, ...] | None:
     """Return cards where the kubelet's ids will be, if one has room there; else any."""
     if _aligns(topology):
-        first = unit.members[0].request  # the ids of an init container go on to the others
+        first = group.members[0].request  # the ids of an init container go on to the others
         near = aligned(topology, trial.cards, trial.free_ids, first.cores, -(-first.memory // trial.unit))
         if near is not None:
             everywhere = trial.open
             trial.open = [at for at in everywhere if at in near]
-            found = _choose_open(trial, unit, policy, topology)
+            found = _choose_open(trial, group, policy, topology)
             trial.open = everywhere
             if found is not None:
                 return found
-    return _choose_open(trial, unit, policy, topology)
+    return _choose_open(trial, group, policy, topology)
 
 
 def _choose_open(
-    trial: TrialPlacement, unit: Unit, policy: PlacementPolicy, topology: Topology
+    trial: TrialPlacement, group: ContainerGroup, policy: PlacementPolicy, topology: Topology
 ) -> tuple[int, ...] | None:
-    if unit.cards > 1:
+    if group.cards > 1:
         idle = frozenset(at for at in trial.open if trial.idle(at))
-        return admitted_set(topology, trial.cards, idle, unit.cards)
-    one = POLICIES[policy](trial, unit, topology)
+        return admitted_set(topology, trial.cards, idle, group.cards)
+    one = POLICIES[policy](trial, group, topology)
     return None if one is None else (one,)
 
 
-def _search(trial: TrialPlacement, units: Sequence[Unit]) -> list[tuple[Unit, int]] | None:
+def _search(
+    trial: TrialPlacement, groups: Sequence[ContainerGroup]
+) -> list[tuple[ContainerGroup, int]] | None:
     """Place the fractions so that enough idle cards are left for the whole cards; None if impossible.
 
-    Goes card by card over every set of unplaced units that fits, and keeps for each set placed so far the way
-    that uses the fewest idle cards. Exact, since only the number of idle cards matters for whole cards.
+    Goes card by card over every set of unplaced groups that fits, and keeps for each set placed so far the
+    way that uses the fewest idle cards. Exact, since only the number of idle cards matters for whole cards.
     """
-    parts = [unit for unit in units if unit.cards == 0]
+    parts = [group for group in groups if group.cards == 0]
     idle = sum(trial.idle(at) for at in trial.open)
-    spare = idle - sum(unit.cards for unit in units)
+    spare = idle - sum(group.cards for group in groups)
     if not 0 < len(parts) <= SEARCHED or spare < 0:
         return None  # it is impossible, or too large
-    if not all(any(trial.fits(at, unit.members) for at in trial.open) for unit in parts):
+    if not all(any(trial.fits(at, group.members) for at in trial.open) for group in parts):
         return None
     everyone = (1 << len(parts)) - 1
     members = [
-        tuple(c for i, unit in enumerate(parts) if taken >> i & 1 for c in unit.members)
+        tuple(c for i, group in enumerate(parts) if taken >> i & 1 for c in group.members)
         for taken in range(everyone + 1)
     ]
     ways: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {0: (0, ())}
@@ -288,19 +298,19 @@ def _search(trial: TrialPlacement, units: Sequence[Unit]) -> list[tuple[Unit, in
     if everyone not in ways:
         return None
     seats = ways[everyone][1]
-    return [(unit, at) for taken, at in seats for i, unit in enumerate(parts) if taken >> i & 1]
+    return [(group, at) for taken, at in seats for i, group in enumerate(parts) if taken >> i & 1]
 
 
 def _refusal(
     request: PodRequest,
-    units: Sequence[Unit],
+    groups: Sequence[ContainerGroup],
     trial: TrialPlacement,
-    failed: Unit,
+    failed: ContainerGroup,
     topology: Topology,
     ledger: Ledger,
 ) -> Refusal:
     views = trial.views()
-    nearest = _nearest(request, units, TrialPlacement(request, trial.cards, ledger), topology)
+    nearest = _nearest(request, groups, TrialPlacement(request, trial.cards, ledger), topology)
     found = None if nearest is None else find(nearest, trial.cards, topology, ledger)
     policy = topology.numa_policy.value if topology.numa_policy.strict else ""
     together = most_together(topology, trial.cards)
@@ -315,33 +325,38 @@ def _refusal(
 
 
 def _nearest(
-    request: PodRequest, units: Sequence[Unit], trial: TrialPlacement, topology: Topology
+    request: PodRequest, groups: Sequence[ContainerGroup], trial: TrialPlacement, topology: Topology
 ) -> PodRequest | None:
     """Return a smaller request of the pod that fits: less for each container without room, in order."""
-    for unit in units:
-        if _lay_out(trial, [unit], request.placement, topology) is None:
+    for group in groups:
+        if _lay_out(trial, [group], request.placement, topology) is None:
             continue
-        container = unit.members[0]
+        container = group.members[0]
         less = nearest_request(container.request, trial.views(), trial.unit)
-        if less is None or len(unit.members) > 1:
+        if less is None or len(group.members) > 1:
             return None
         while (
             less.cards > 1
-            and _choose(trial, Unit(unit.members, less.cards), request.placement, topology) is None
+            and _choose(trial, ContainerGroup(group.members, less.cards), request.placement, topology) is None
         ):
             less = Request(less.cores - CORES_PER_CARD, 0)
         request = request.asking(container.name, less)
-        _lay_out(trial, [Unit((replace(container, request=less),), less.cards)], request.placement, topology)
+        _lay_out(
+            trial,
+            [ContainerGroup((replace(container, request=less),), less.cards)],
+            request.placement,
+            topology,
+        )
     return request
 
 
-def _ask(unit: Unit) -> Amount:
-    """Return the peak amount that a unit needs of one card; for a whole card without its memory."""
+def _ask(group: ContainerGroup) -> Amount:
+    """Return the peak amount that a group needs of one card; for a whole card without its memory."""
     card = CardUuid("")
     return peak(
         (
             Allocation(PodUid(""), c.name, c.kind, c.order, (Share(card, c.request.amount),))
-            for c in unit.members
+            for c in group.members
         ),
         card,
     )

@@ -11,38 +11,38 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from gpu_manager.domain.placement.card_sets import fragment
-from gpu_manager.domain.placement.trial_placement import TrialPlacement, Unit
+from gpu_manager.domain.placement.trial_placement import ContainerGroup, TrialPlacement
 from gpu_manager.domain.rules.request import PlacementPolicy
 from gpu_manager.domain.topology import Topology
 
-Policy = Callable[[TrialPlacement, Unit, Topology], int | None]
-"""The position of the chosen card in ``trial.cards``, or None where no open card has room for the unit."""
+Policy = Callable[[TrialPlacement, ContainerGroup, Topology], int | None]
+"""The position of the chosen card in ``trial.cards``, or None where no open card has room for the group."""
 
 _NOWHERE: Final = (None,)
 
 
-def binpack(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None:
+def binpack(trial: TrialPlacement, group: ContainerGroup, topology: Topology) -> int | None:
     """Put a fraction on the card with the least left: by cores, then memory, then index. The default.
 
     A whole card is the idle one whose loss leaves the best-linked sets to later pods.
     """
-    if unit.cards:
+    if group.cards:
         return fragment(topology, _idle(trial), trial.numa)
-    return min(trial.suiting(unit), default=_NOWHERE)[-1]
+    return min(trial.suiting(group), default=_NOWHERE)[-1]
 
 
-def spread(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None:
+def spread(trial: TrialPlacement, group: ContainerGroup, topology: Topology) -> int | None:
     """Put a fraction on the card with the most left: by cores, then memory, then index.
 
     A whole card is chosen as by :func:`binpack`, since it is never shared.
     """
-    if unit.cards:
+    if group.cards:
         return fragment(topology, _idle(trial), trial.numa)
-    ranked = ((-cores, -memory, at) for cores, memory, at in trial.suiting(unit))
+    ranked = ((-cores, -memory, at) for cores, memory, at in trial.suiting(group))
     return min(ranked, default=_NOWHERE)[-1]
 
 
-def topology(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | None:
+def topology(trial: TrialPlacement, group: ContainerGroup, topology: Topology) -> int | None:
     """Choose the card closest to those of the pod's other containers; :func:`binpack` chooses the first.
 
     A fraction goes to a card that the pod already uses, else to the best-linked one, else to the one that
@@ -50,12 +50,12 @@ def topology(trial: TrialPlacement, unit: Unit, topology: Topology) -> int | Non
     """
     suits = trial.unprotected
     if not trial.positions:
-        return binpack(trial, unit, topology)
-    if unit.cards:
+        return binpack(trial, group, topology)
+    if group.cards:
         return min(_idle(trial), key=lambda at: (-_joined(trial, topology, at), at), default=None)
     ranked = (
         (-bool(trial.held(at)), -_joined(trial, topology, at), suits[at] if suits else 0, cores, memory, at)
-        for cores, memory, at in trial.with_room(unit)
+        for cores, memory, at in trial.with_room(group)
     )
     return min(ranked, default=_NOWHERE)[-1]
 

@@ -20,7 +20,7 @@ from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class ContainerGroup:
     """Containers that must lie on the same cards; nearly always one. ``cards`` is 0 for part of one card.
 
     ``need`` is cores and memory of the part of a card that one container asks for, where that is all of it.
@@ -37,7 +37,7 @@ class Unit:
         object.__setattr__(self, "need", need)
 
 
-def units_of(request: PodRequest) -> tuple[Unit, ...] | None:
+def groups_of(request: PodRequest) -> tuple[ContainerGroup, ...] | None:
     """Group the pod's containers by those that must share cards, in order; None if that is impossible.
 
     The kubelet gives the ids of an ordinary init container to the next container that requests some, a random
@@ -45,26 +45,26 @@ def units_of(request: PodRequest) -> tuple[Unit, ...] | None:
     """
     asking = sorted((c for c in request.containers if c.request.cores > 0), key=lambda c: c.order)
     first = next((i for i, c in enumerate(asking) if c.kind is ContainerKind.INIT), len(asking))
-    units = [Unit((c,), c.request.cards) for c in asking[:first]]
+    groups = [ContainerGroup((c,), c.request.cards) for c in asking[:first]]
     bound = asking[first:]
     counts = {c.request.cards for c in bound}
     if len(counts) == 1 and 0 not in counts:
-        units += _handed_on(bound)
+        groups += _handed_on(bound)
     elif counts <= {0, 1}:
-        units += [Unit(tuple(bound), 0)] if bound else []
+        groups += [ContainerGroup(tuple(bound), 0)] if bound else []
     else:
         return None
-    return tuple(units)
+    return tuple(groups)
 
 
-def _handed_on(bound: Sequence[ContainerRequest]) -> list[Unit]:
+def _handed_on(bound: Sequence[ContainerRequest]) -> list[ContainerGroup]:
     """Group containers with whole cards: an init container passes them on, any other keeps them."""
     runs: list[list[ContainerRequest]] = [[]]
     for container in bound:
         runs[-1].append(container)
         if container.kind is not ContainerKind.INIT:
             runs.append([])
-    return [Unit(tuple(run), run[0].request.cards) for run in runs if run]
+    return [ContainerGroup(tuple(run), run[0].request.cards) for run in runs if run]
 
 
 class LeastNeed(NamedTuple):
@@ -77,10 +77,10 @@ class LeastNeed(NamedTuple):
     memory: int
 
     @classmethod
-    def of(cls, units: Sequence[Unit]) -> LeastNeed:
+    def of(cls, groups: Sequence[ContainerGroup]) -> LeastNeed:
         """The sums. Of containers that must lie together, which may run one after the other, the largest."""
-        parts = [unit.members for unit in units if not unit.cards]
-        cards = sum(unit.cards for unit in units)
+        parts = [group.members for group in groups if not group.cards]
+        cards = sum(group.cards for group in groups)
         return cls(
             cards,
             CORES_PER_CARD * cards + sum(max(c.request.cores for c in members) for members in parts),
@@ -165,23 +165,23 @@ class TrialPlacement:
         left = self._rooms[at].capacity - self._others[at] - need
         return left.cores, left.memory
 
-    def with_room(self, unit: Unit) -> list[tuple[int, int, int]]:
-        """The open cards on which the unit fits: cores and memory that would be left, and the position."""
+    def with_room(self, group: ContainerGroup) -> list[tuple[int, int, int]]:
+        """The open cards on which the group fits: cores and memory that would be left, and the position."""
         found: list[tuple[int, int, int]] = []
-        need = unit.need
+        need = group.need
         for at in self.open:
             sums = self._sums[at]
             if need is None or sums is None:
-                cores, memory = self.room(at, unit.members)
+                cores, memory = self.room(at, group.members)
             else:  # thousands of times a question
                 cores, memory = sums[0] - need[0], sums[1] - need[1]
             if cores >= 0 and memory >= 0:
                 found.append((cores, memory, at))
         return found
 
-    def suiting(self, unit: Unit) -> list[tuple[int, int, int]]:
+    def suiting(self, group: ContainerGroup) -> list[tuple[int, int, int]]:
         """:meth:`with_room`, but only the cards that suit the pod's priority best."""
-        found = self.with_room(unit)
+        found = self.with_room(group)
         if self.unprotected is None or not found:
             return found
         least = min(self.unprotected[at] for _, _, at in found)
@@ -215,10 +215,10 @@ class TrialPlacement:
         """Return the number of this pod's containers on the card."""
         return len(self._before.get(at, ())) + len(self._laid.get(at, ()))
 
-    def put(self, unit: Unit, positions: Sequence[int]) -> None:
-        """Put a unit on these cards: every member on all of them."""
+    def put(self, group: ContainerGroup, positions: Sequence[int]) -> None:
+        """Put a group on these cards: every member on all of them."""
         where = tuple(positions)
-        for container in unit.members:
+        for container in group.members:
             self.positions[container.name] = where
             for at in where:
                 if container.kind is ContainerKind.INIT:
@@ -227,20 +227,20 @@ class TrialPlacement:
                     self._sums[at] = self.room(at, (container,))
                 self._laid.setdefault(at, []).append(container)
 
-    def put_best_fit(self, units: Sequence[Unit]) -> Unit | None:
+    def put_best_fit(self, groups: Sequence[ContainerGroup]) -> ContainerGroup | None:
         """Put parts of cards, each on the open card with the least left: by cores, then memory, then index.
 
-        Return the first unit for which no card has room, None if all have one. Every unit has a ``need``, and
-        every open card a sum (see :attr:`summed`).
+        Return the first group for which no card has room, None if all have one. Every group has a ``need``,
+        and every open card a sum (see :attr:`summed`).
         """
         cards = sorted((*left, at) for at in self.open if (left := self._sums[at]) is not None)
-        for unit in units:
-            (container,), (cores, memory) = unit.members, unit.need or (0, 0)
+        for group in groups:
+            (container,), (cores, memory) = group.members, group.need or (0, 0)
             place = bisect_left(cards, (cores,))
             while place < len(cards) and cards[place][1] < memory:
                 place += 1
             if place == len(cards):
-                return unit
+                return group
             has_cores, has_memory, at = cards.pop(place)
             left = has_cores - cores, has_memory - memory
             insort(cards, (*left, at))

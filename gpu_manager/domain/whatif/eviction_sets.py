@@ -14,7 +14,7 @@ from itertools import combinations
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.placement.ledger import peak
-from gpu_manager.domain.placement.trial_placement import TrialPlacement, Unit, units_of
+from gpu_manager.domain.placement.trial_placement import ContainerGroup, TrialPlacement, groups_of
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.request import PodRequest
@@ -61,8 +61,8 @@ class NodeEvictions:
         self.node = node
         self._looks = looks
         self._may = sorted(may, key=lambda r: (r.weight, r.name))
-        self._units = units_of(request) or ()
-        self._any = len(self._units) != 1 or node.find(request) is not None
+        self._groups = groups_of(request) or ()
+        self._any = len(self._groups) != 1 or node.find(request) is not None
         trial = TrialPlacement(request, node.cards, node.ledger)
         # Card that may take the request → movable pods that hold a part of it.
         self._on: dict[CardUuid, list[SimPod]] = {node.cards[at].card.uuid: [] for at in trial.open}
@@ -83,7 +83,7 @@ class NodeEvictions:
         self._held = {
             card for card in self._on if any(a.pod not in ours for a in node.ledger.holders(card))
         }  # by a pod that stays
-        members = self._units[0].members if self._units else ()
+        members = self._groups[0].members if self._groups else ()
         self._short = {
             node.cards[at].card.uuid: ZERO - trial.left(at, members) for at in trial.open
         }  # positive: missing
@@ -95,8 +95,8 @@ class NodeEvictions:
         """
         if self._any:
             found = self._choices(self._may, size)
-        elif self._units[0].cards:
-            found = self._emptied(self._units[0], size)
+        elif self._groups[0].cards:
+            found = self._emptied(self._groups[0], size)
         else:
             found = (pods for card in self._on for pods in self._freed(card, size))
         return (EvictionSet(self.node, pods) for pods in found)
@@ -112,8 +112,8 @@ class NodeEvictions:
                 for further in self._choices(others, size - less):
                     yield EvictionSet(self.node, core.pods + further)
 
-    def _emptied(self, unit: Unit, size: int) -> Iterator[Pods]:
-        """All pods on as many cards as the unit requests."""
+    def _emptied(self, group: ContainerGroup, size: int) -> Iterator[Pods]:
+        """All pods on as many cards as the group requests."""
         cards = [card for card in self._on if card not in self._held and len(self._on[card]) <= size]
         cards.sort(key=lambda card: len(self._on[card]))
 
@@ -127,7 +127,7 @@ class NodeEvictions:
                 if len(union) <= size:
                     yield from chosen(i + 1, left - 1, union)
 
-        return chosen(0, unit.cards, {})
+        return chosen(0, group.cards, {})
 
     def _freed(self, card: CardUuid, size: int) -> Iterator[Pods]:
         """Pods of a card that free what is missing there, none of them superfluous."""

@@ -20,7 +20,7 @@ from gpu_manager.services.allocation.node_state import NodeState
 log = structlog.get_logger(__name__)
 
 QUIET_SECONDS = 2.0  # for schedulers to see that the agent leaves, and for their last pods to appear here
-LONGEST_SECONDS = 20.0  # of the 30 s that the kubelet gives a pod to end
+LEAVE_SECONDS = 20.0  # at most: of the 45 s that the chart gives the pod to end, of 30 without the chart
 _LOOK_SECONDS = 0.1
 
 
@@ -34,12 +34,12 @@ def serve_the_last(
 ) -> bool:
     """Return once schedulers are ``told`` and no pod has been awaited for :data:`QUIET_SECONDS`.
 
-    False if that is not so after :data:`LONGEST_SECONDS`.
+    False if that is not so after :data:`LEAVE_SECONDS`.
     """
     began = since = clock.monotonic()
     while (now := clock.monotonic()) - since < QUIET_SECONDS:
         coming, heard = awaited(state, pods), told()
-        if now - began >= LONGEST_SECONDS and (coming or not heard):
+        if now - began >= LEAVE_SECONDS and (coming or not heard):
             log.warning("left_before_pods_were_admitted", pods=coming[:5], told=heard)
             return False
         since = now if coming or not heard else since

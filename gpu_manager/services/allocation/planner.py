@@ -15,7 +15,7 @@ from gpu_manager.domain.contract import ALLOCATION, CORE, NVIDIA, Assignment, de
 from gpu_manager.domain.errors import Bug, DoesNotFit, RequestInvalid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement.place import Placement, find, follow, place
-from gpu_manager.domain.placement.trial_placement import units_of
+from gpu_manager.domain.placement.trial_placement import groups_of
 from gpu_manager.domain.pod import Container, Pod, PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_annotations import priority_of
@@ -161,8 +161,8 @@ def plan_within(books: Books, pod: Pod, container: Container, cards: Iterable[Ca
         return None
     tied = _tied(books, pod)
     free = tuple(c for c in request.containers if c.name not in tied)
-    units = units_of(replace(request, containers=free)) or ()
-    alone = next((unit.members for unit in units if container.name in {c.name for c in unit.members}), ())
+    groups = groups_of(replace(request, containers=free)) or ()
+    alone = next((group.members for group in groups if container.name in {c.name for c in group.members}), ())
     for some in dict.fromkeys((free, alone)):
         if some and _laid(books, pod, replace(request, containers=some), allowed):
             return books.ledger.get(pod.uid, container.name)
@@ -356,14 +356,14 @@ def _book(books: Books, pod: Pod, placement: Mapping[str, tuple[Share, ...]]) ->
 def _tied(books: Books, pod: Pod) -> Mapping[str, tuple[CardUuid, ...]]:
     """Return container → cards, for containers whose cards a granted container determines.
 
-    The kubelet passes the ids of an ordinary init container on to the containers after it (:func:`units_of`).
+    The kubelet passes an ordinary init container's ids on to the containers after it (:func:`groups_of`).
     """
     held = {a.container: a.cards for a in books.ledger.of_pod(pod.uid).values() if a.granted}
     tied: dict[str, tuple[CardUuid, ...]] = {}
-    for unit in units_of(bound_request(pod, books.node.unit)) or ():
-        cards = next((held[c.name] for c in unit.members if c.name in held), None)
+    for group in groups_of(bound_request(pod, books.node.unit)) or ():
+        cards = next((held[c.name] for c in group.members if c.name in held), None)
         if cards is not None:
-            tied |= {c.name: cards for c in unit.members if c.name not in held}
+            tied |= {c.name: cards for c in group.members if c.name not in held}
     return tied
 
 

@@ -31,7 +31,7 @@ from gpu_manager.services.metrics import CLAIM_REASONS, ServiceMetrics
 log = structlog.get_logger(__name__)
 
 _SHOWN = 3  # holders named
-ROUNDS = 2  # in which a claim that the kubelet never released is absent from the API server
+ABSENT_ROUNDS = 2  # in which a claim that the kubelet never released is absent from the API server
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class ClaimPreparer:
                 continue
             self._absent[uid] = self._absent.get(uid, 0) + 1
             grants = self._held(uid)
-            if grants and self._absent[uid] >= ROUNDS and not self._living(grants, ()):
+            if grants and self._absent[uid] >= ABSENT_ROUNDS and not self._living(grants, ()):
                 self._release(grants, "gone from the API server")
                 released += [grant.allocation for grant in grants]
         return tuple(released)

@@ -21,7 +21,7 @@ from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
-ROUNDS = 2
+SEEN_ROUNDS = 2  # in a row: the checkpoint and the pods that are known are not of one moment
 
 
 class PodsWithoutDevices:
@@ -56,7 +56,7 @@ class PodsWithoutDevices:
         self._seen = {uid: self._seen.get(uid, 0) + 1 for uid in found}
         self._named &= frozenset(found)
         for uid, (pod, lacking) in found.items():
-            if self._seen[uid] >= ROUNDS and uid not in self._named:
+            if self._seen[uid] >= SEEN_ROUNDS and uid not in self._named:
                 self._named |= {uid}
                 self._name(pod, *lacking)
 

@@ -30,7 +30,7 @@ from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevice
 log = structlog.get_logger(__name__)
 
 SETTLE_SECONDS = 60.0  # after a registration the kubelet lists its pods one by one: absence proves nothing
-ROUNDS = 2
+ABSENT_ROUNDS = 2  # in a row that neither the kubelet nor the API server knows a holder: then it is gone
 LOOK_SECONDS = 2.0  # between two looks whether a round is due
 HURRY_SECONDS = 20.0  # after a pod has ended: its processes mostly end within a few seconds
 
@@ -50,7 +50,7 @@ class Reclaimer:
         processes: Processes,
         clock: Clock,
         metrics: ServiceMetrics,
-        stranded: PodsWithoutDevices,
+        pods_without_devices: PodsWithoutDevices,
         seconds: float,
     ) -> None:
         """``seconds``: between two rounds of :meth:`look` while no pod ends."""
@@ -64,7 +64,7 @@ class Reclaimer:
         self._processes = processes
         self._clock = clock
         self._metrics = metrics
-        self._stranded = stranded
+        self._pods_without_devices = pods_without_devices
         self._seconds = seconds
         self._rounded = float("-inf")
         self._ended: dict[PodUid, float] = {}  # holders that the API has no longer, and since when
@@ -95,11 +95,11 @@ class Reclaimer:
             self._absent = {}
             self._sweep()
             return ()
-        self._stranded.look(entries, listing)
+        self._pods_without_devices.look(entries, listing)
         held = (a for a in view.ledger if a.claim is None)  # claims are released as the kubelet says
         gone = {a.key for a in held if self._gone(a, entries, listing, unnamed.get(a.key))}
         self._absent = {key: self._absent.get(key, 0) + 1 for key in gone}
-        due = [key for key, rounds in self._absent.items() if rounds >= ROUNDS]
+        due = [key for key, rounds in self._absent.items() if rounds >= ABSENT_ROUNDS]
         released = self._state.release([key for key in due if self._processes.alive(key[0]) is not True])
         for allocation in released:
             self._metrics.allocations_reclaimed.inc()
