@@ -25,7 +25,7 @@ _MOST_NODES = 500_000  # once every reference is followed
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One object of a file; ``document`` counts from 1.
+    """One object of a file; ``document`` counts from 1. ``namespaced`` is False where it names no namespace.
 
     ``runs_pods`` says whether its kind does; ``pod`` is the pod or the template, None if there is none.
     ``annotations`` are the object's own, and ``place`` is where its template stands, empty for a pod.
@@ -43,6 +43,11 @@ class Manifest:
     claim: Mapping[str, Any] | None = None
     annotations: Mapping[str, Any] = field(default_factory=dict)
     place: tuple[str, ...] = ()
+    namespaced: bool = True
+
+    def within(self, usual: str) -> str:
+        """Return the namespace in which it would be created by somebody whose own is ``usual``."""
+        return self.namespace if self.namespaced else usual
 
 
 def read_manifests(data: bytes) -> tuple[Manifest, ...]:
@@ -135,6 +140,7 @@ def _manifest(number: int, entry: Mapping[str, Any]) -> Manifest:
         claim=entry if is_claim(entry) else None,
         annotations=mapping(names.get("annotations")),
         place=path,
+        namespaced=bool(_name(names.get("namespace"))),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,6 +60,41 @@ def test_explain_judges_a_manifest_that_is_not_created(
     assert "never runs" in said(capsys)[0]
     assert run(["explain", "train"]) == 0
     assert "bound to node n1: 60 cores, 2 GiB of card 0" in said(capsys)[0]
+
+
+def test_a_manifest_without_a_namespace_is_judged_in_the_contexts_own(
+    api: StandInApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    a_node(api, cards=1)
+    config = Path(os.environ["KUBECONFIG"])
+    written = json.loads(config.read_text())
+    written["contexts"][0]["context"]["namespace"] = "ml"
+    config.write_text(json.dumps(written))
+    file, named = tmp_path / "web.yaml", tmp_path / "named.yaml"
+    file.write_text(MANIFEST % 30)
+    named.write_text((MANIFEST % 30).replace("{name: web}", "{name: web, namespace: own}"))
+    assert run(["explain", "-f", str(file), "-f", str(named), "--admission", "-"]) == 0
+    assert [line for line in said(capsys)[0].splitlines() if line.startswith("pod ")] == [
+        "pod ml/web",
+        "pod own/web",
+    ]
+    assert run(["simulate", str(file), str(named), "--admission", "-"]) == 0
+    assert [line.split()[0] for line in said(capsys)[0].splitlines()[1:3]] == ["ml/web", "own/web"]
+
+
+def test_a_pod_of_several_that_cannot_be_read_is_named(
+    api: StandInApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    a_node(api)
+    file = tmp_path / "two.yaml"
+    odd = (
+        (MANIFEST % 30)
+        .replace("{name: web}", "{name: odd}")
+        .replace("template:", "template:\n    metadata: {annotations: [1]}")
+    )
+    file.write_text(f"{MANIFEST % 30}---\n{odd}")
+    assert run(["explain", str(file)]) == 2
+    assert f"{file}: Deployment odd: metadata.annotations is a list" in said(capsys)[1]
 
 
 def test_explain_says_what_a_pod_with_nvidias_name_waits_for(

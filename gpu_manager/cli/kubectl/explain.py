@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+from gpu_manager.adapters.manifests import Manifest
 from gpu_manager.arguments import Argument
-from gpu_manager.cli.files import Filenames, chosen_files, is_file, load_manifests, pod_name
+from gpu_manager.cli.files import Filenames, chosen_files, is_file, load_manifests, pod_name, shown
 from gpu_manager.cli.kubectl import agents, broken_protection, service
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
 from gpu_manager.cli.output import Form, Output, emit, for_program
@@ -102,18 +103,21 @@ def command(
 
 def _drafts(files: Sequence[str]) -> list[_Asked]:
     """The pod of every object in the files that runs pods."""
-    manifests = [one for name in files for one in load_manifests(name)]
-    claims = [one.claim for one in manifests if one.claim is not None]
-    return [_drafted(one.name, one.namespace, one.pod, claims) for one in manifests if one.pod is not None]
+    manifests = [(name, one) for name in files for one in load_manifests(name)]
+    claims = [one.claim for _, one in manifests if one.claim is not None]
+    found = []
+    for name, one in manifests:
+        try:
+            found += [_drafted(one, one.pod, claims)] if one.pod is not None else []
+        except RequestInvalid as error:
+            who = printable(f"{shown(name)}: {one.kind} {one.name}")
+            raise RequestInvalid(f"{who}: {error}") from error
+    return found
 
 
-def _drafted(
-    name: str, namespace: str, pod: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]
-) -> _Asked:
-    meta = pod.get("metadata")
-    meta = {**(meta if isinstance(meta, Mapping) else {}), "name": name}
-    if namespace:
-        meta["namespace"] = namespace
+def _drafted(manifest: Manifest, pod: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) -> _Asked:
+    """The pod of the manifest, in the namespace that it names, if any; its template's is nobody's."""
+    meta = {**mapping(pod.get("metadata")), "name": manifest.name, "namespace": manifest.within("")}
     obj = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod.get("spec")}
     return _Asked(replace(parse_pod(obj), node="", phase=""), obj, created=False, claims=claims)
 

@@ -59,7 +59,7 @@ def _made(manifest: Manifest, view: ClusterView, most: int) -> Iterator[Requeste
     if manifest.pod is None:
         return
     details = PodDetails.of(manifest.pod)
-    draft = _drafted(manifest.pod, manifest.namespace, manifest.name)
+    draft = _drafted(manifest.pod, manifest.within(view.namespace), manifest.name)
     if not draft.asks:
         return
     pod = requested_pod(_ranked(draft, mapping(manifest.pod.get("spec")), view), view.unit, details)
