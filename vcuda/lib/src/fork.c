@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define MOST 16 /* there are eleven */
+#define MOST 16 /* there are twelve */
 
 static void (*registered[MOST])(void);
 

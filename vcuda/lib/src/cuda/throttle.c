@@ -1,29 +1,17 @@
-#include "attachment.h"
-#include "cuda/admission.h"
-#include "cuda/context_registry.h"
+#include "cuda/throttle.h"
 #include "cuda/gate.h"
 #include "cuda/gate_passage.h"
 #include "cuda/gate_wait.h"
-#include "cuda/held_idle.h"
 #include "cuda/meter_thread.h"
-#include "cuda/settle.h"
+#include "cuda/payment.h"
 #include "cuda/span_plan.h"
 #include "cuda/stream_meter.h"
-#include "cuda/throttle.h"
-#include "fork.h"
 #include "interposer.h"
 #include "page.h"
-#include "token_bucket.h"
 
 #include <errno.h>
-#include <time.h>
 
 #define END_ONE_IN_MASK 31 /* a measured span ends early now and then: nothing hides behind an old average */
-#define UNKNOWN_MOST 8     /* spans in flight on a stream while more work of unknown cost arrives */
-#define ROOM_NAP_NS 250000u
-#define PAUSE_NS 15000000u /* of a protected container that waits for credit: best-effort work runs meanwhile */
-
-__thread struct throttle_view throttle_view __attribute__((tls_model("initial-exec")));
 
 /* What else a thread remembers. Small: it lies in the space that the loader keeps for libraries opened late. */
 static __thread struct thread_state {
@@ -37,89 +25,6 @@ static __thread struct thread_state {
     bool per_thread;
     bool is_blocking;
 } thread_state __attribute__((tls_model("initial-exec")));
-
-/* ---- without a limit
- * ---------------------------------------------------------------------------------------------------- */
-
-void throttle_count(void) {
-    struct current_context where;
-    struct vcuda_usage *usage = vcuda_usage();
-    if (throttle_view.uncounted && usage && context_current(&where) && where.card >= 0)
-        __atomic_fetch_add(&usage->card[where.card].launches, throttle_view.uncounted, __ATOMIC_RELAXED);
-    throttle_view.uncounted = 0;
-}
-
-static void look_at_classes(const struct vcuda_limits_view *view) {
-    uint32_t gated = 0, tells = 0;
-    throttle_view.limited = 0;
-    for (uint32_t i = 0; i < view->card_count; i++) {
-        uint32_t mode = view->card[i].mode, granted = view->card[i].granted_q8 != 0;
-        throttle_view.limited |= (uint32_t)((mode & VCUDA_MODE_CORES_LIMITED) != 0) << i;
-        gated |= (uint32_t)(granted && mode & VCUDA_MODE_BEST_EFFORT) << i;
-        tells |= (uint32_t)(granted && mode & VCUDA_MODE_PROTECTED) << i;
-    }
-    throttle_view.gated = gated;
-    throttle_view.classed = gated | tells;
-    __atomic_store_n(&meter_gated, gated, __ATOMIC_RELAXED);
-    __atomic_store_n(&meter_tells, tells, __ATOMIC_RELAXED);
-}
-
-/* The words first: limits read after them are theirs, or newer. */
-static void remember(const struct vcuda_page_view *page_view) {
-    uint64_t first = __atomic_load_n(&page_view->seen[0], __ATOMIC_ACQUIRE);
-    uint64_t second = __atomic_load_n(&page_view->seen[1], __ATOMIC_ACQUIRE);
-    if (throttle_view.limits && throttle_view.seen[0] == first && throttle_view.seen[1] == second)
-        return;
-    look_at_classes(__atomic_load_n(&page_view->current, __ATOMIC_ACQUIRE));
-    throttle_view.seen[0] = first;
-    throttle_view.seen[1] = second;
-    throttle_view.limits = page_view->limits;
-}
-
-static void forget_in_child(void);
-
-bool throttle_look(void) {
-    const struct vcuda_page_view *page_view = __atomic_load_n(&vcuda_page_view, __ATOMIC_ACQUIRE);
-    if (!page_view || !vcuda_limits())
-        return false;
-    int saved = errno;
-    fork_forgets(forget_in_child);
-    if (throttle_view.uncounted)
-        throttle_count();
-    remember(page_view);
-    throttle_view.uncounted += !throttle_view.limited;
-    errno = saved;
-    return throttle_view.limited;
-}
-
-/* ---- credit in the process's hand
- * ------------------------------------------------------------------------------------------- */
-
-/* Credit that the process has taken of the container's and not spent: a slice at a time, so that few launches touch
- * what processes share. It is no thread's own, or it would be lost with the thread. */
-static struct {
-    _Alignas(64) int64_t ns;
-} pockets[VCUDA_MAX_CARDS];
-
-static bool pocket_take(int card, uint64_t ns) {
-    int64_t *pocket = &pockets[card].ns, left = __atomic_load_n(pocket, __ATOMIC_RELAXED);
-    do
-        if (left < (int64_t)ns)
-            return false;
-    while (!__atomic_compare_exchange_n(pocket, &left, left - (int64_t)ns, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
-    return true;
-}
-
-static void pocket_put(int card, uint64_t ns) {
-    __atomic_fetch_add(&pockets[card].ns, (int64_t)ns, __ATOMIC_RELAXED);
-}
-
-/* In the child of a fork: what its parent has paid for is not its own, and it has no pages yet. */
-static void forget_in_child(void) {
-    for (int card = 0; card < VCUDA_MAX_CARDS; card++)
-        pockets[card].ns = 0;
-    throttle_view = (struct throttle_view){0};
-}
 
 /* ---- which stream
  * --------------------------------------------------------------------------------------------------------- */
@@ -158,102 +63,11 @@ static struct stream_meter *find(CUstream stream, bool per_thread) {
     return find_slowly(stream, per_thread, context);
 }
 
-/* ---- waiting for credit
- * ----------------------------------------------------------------------------------------------------- */
-
-struct wait {
-    uint64_t since, now;
-    uint64_t resumes;      /* a pause that others are to use lasts until then */
-    uint64_t throttled_ns; /* of it, for want of credit */
-};
-
-static bool is_limited(const struct vcuda_limits_view *view, int card) {
-    return view && (uint32_t)card < view->card_count && view->card[card].mode & VCUDA_MODE_CORES_LIMITED;
-}
-
-/* Sleep, but settle first: what is finished may have cost less than it paid. */
-static void rest(struct wait *wait, uint64_t left_ns) {
-    settle_pass();
-    struct timespec time = {.tv_nsec = (long)bucket_nap(left_ns)};
-    nanosleep(&time, NULL);
-    wait->now = vcuda_now_ns();
-}
-
-/* How long until there is credit for the work; 0: it is paid. A protected container that has to wait does so for a
- * while at once: best-effort work can use a pause of that length, and none of those between kernels. */
-static uint64_t credit_left_ns(struct wait *wait, const struct admission *admission, uint64_t ns) {
-    uint64_t left, taken = 0;
-    if (wait->resumes > wait->now)
-        return wait->resumes - wait->now;
-    if (pocket_take(admission->card, ns))
-        return 0;
-    if ((left = admission_credit_ns(admission, ns, &taken)) == 0) {
-        pocket_put(admission->card, taken - ns);
-        return 0;
-    }
-    if (__atomic_load_n(&meter_tells, __ATOMIC_RELAXED) >> admission->card & 1)
-        wait->resumes = wait->now + PAUSE_NS;
-    return left;
-}
-
-/* May the work go ahead? If not, this has slept for a while. */
-static bool proceed(struct vcuda_card_usage *usage, struct stream_meter *meter, struct wait *wait, uint64_t ns,
-                    bool unknown) {
-    static struct window_cap caps[VCUDA_MAX_CARDS];
-    const struct vcuda_limits_view *view = vcuda_limits();
-    if (!is_limited(view, meter->card)) {
-        bucket_force(usage, ns);
-        return true;
-    }
-    struct admission admission = {.usage = usage,
-                                  .view = view,
-                                  .cap = &caps[meter->card],
-                                  .card = meter->card,
-                                  .ahead_ns = __atomic_load_n(&meter_ahead_ns[meter->card], __ATOMIC_RELAXED),
-                                  .gated_ns = gate_deferred_ns(meter->card),
-                                  .now = wait->now,
-                                  .waited_ns = wait->now - wait->since};
-    uint64_t room = admission_room_ns(&admission);
-    if (!room && unknown && __atomic_load_n(&meter->unsettled, __ATOMIC_RELAXED) > UNKNOWN_MOST)
-        room = ROOM_NAP_NS;
-    uint64_t left = room ? room : credit_left_ns(wait, &admission, ns);
-    if (!left)
-        return true;
-    if (admission_is_overdue(&admission)) {
-        __atomic_fetch_add(&usage->starved, 1, __ATOMIC_RELAXED);
-        bucket_force(usage, ns);
-        return true;
-    }
-    if (wait->now == wait->since)
-        stream_meter_flush(thread_state.stream,
-                           thread_state.per_thread); /* the card may be idle from here on: that is no work */
-    uint64_t before = wait->now;
-    rest(wait, left);
-    measuring_is_free(&thread_state.budget);
-    wait->throttled_ns += room ? 0 : wait->now - before;
-    if (!room)
-        held_idle_waited(vcuda_usage(), meter->card, wait->since, wait->now);
-    return false;
-}
-
-static void __attribute__((noinline)) pay_slowly(struct stream_meter *meter, uint64_t ns, bool unknown) {
-    struct vcuda_usage *usage = vcuda_usage();
-    int saved = errno;
-    fork_forgets(forget_in_child);
-    struct wait wait = {.since = vcuda_now_ns()};
-    wait.now = wait.since;
-    while (usage && !__atomic_load_n(&meter->context_meter->lost, __ATOMIC_RELAXED) &&
-           !proceed(&usage->card[meter->card], meter, &wait, ns, unknown))
-        ;
-    if (wait.throttled_ns)
-        __atomic_fetch_add(&usage->card[meter->card].throttle_ns, wait.throttled_ns, __ATOMIC_RELAXED);
-    errno = saved;
-}
-
+/* What it measures after a wait takes no time from it. */
 static void pay(struct stream_meter *meter, struct cost *cost, uint64_t ns) {
     bool unknown = !cost_seen(cost);
-    if (unknown || !pocket_take(meter->card, ns))
-        pay_slowly(meter, ns, unknown);
+    if ((unknown || !pocket_take(meter->card, ns)) && payment_wait(meter, ns, unknown))
+        measuring_is_free(&thread_state.budget);
 }
 
 static bool is_gated(const struct stream_meter *meter) {

@@ -1,8 +1,8 @@
 /* Around every call that puts work on a card:
  * `if (!throttle_may_wait() || !throttle_begin(...)) call the driver; else call it and throttle_end(...)`.
  *
- * Beginning pays the work's expected cost out of the thread's allowance, which comes out of the container's credit; it
- * waits while there is none. Ending hands the work to the meter.
+ * Beginning pays the work's expected cost (payment.h), waits at the card's gate (gate_wait.h) and finds the span that
+ * measures it. Ending hands the work to the meter.
  */
 #ifndef VCUDA_THROTTLE_H
 #define VCUDA_THROTTLE_H
@@ -22,14 +22,6 @@ struct throttled_work {
     bool has_turn;        /* it goes in its process's turn at the card's gate */
 };
 
-/* Is any card's time limited, asked of the limits themselves? If none is, the launch is counted. */
-bool throttle_look(void);
-
-static inline bool throttle_may_wait(void) {
-    enum throttle_kind kind = throttle_kind();
-    return kind == THROTTLE_UNKNOWN ? throttle_look() : kind == THROTTLE_LIMITED;
-}
-
 /* After throttle_may_wait(). False: this call is not ours to hold back or to measure (no limit on its card, in capture,
  * a card of nobody's). `per_thread`: the null stream is the thread's own. What is launched and how much of it tell
  * kinds of work apart. */
@@ -41,8 +33,5 @@ bool throttle_begin_blocking(struct throttled_work *work, CUstream stream, bool 
 
 /* After the driver's answer. */
 void throttle_end(struct throttled_work *work, CUresult result);
-
-/* Put into the page the launches that no limit held back: the thread is about to wait. */
-void throttle_count(void);
 
 #endif

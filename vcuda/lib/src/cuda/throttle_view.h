@@ -2,6 +2,7 @@
 #ifndef VCUDA_THROTTLE_VIEW_H
 #define VCUDA_THROTTLE_VIEW_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "page.h"
@@ -34,5 +35,16 @@ static inline enum throttle_kind throttle_kind(void) {
     throttle_view.uncounted++;
     return THROTTLE_FREE;
 }
+
+/* The same, asked of the limits themselves. If none is, the launch is counted. */
+bool throttle_look(void);
+
+static inline bool throttle_may_wait(void) {
+    enum throttle_kind kind = throttle_kind();
+    return kind == THROTTLE_UNKNOWN ? throttle_look() : kind == THROTTLE_LIMITED;
+}
+
+/* Put into the page the launches that no limit held back: the thread is about to wait. */
+void throttle_count(void);
 
 #endif

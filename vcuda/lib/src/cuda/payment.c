@@ -1,0 +1,111 @@
+#include "cuda/payment.h"
+#include "attachment.h"
+#include "cuda/admission.h"
+#include "cuda/gate_passage.h"
+#include "cuda/held_idle.h"
+#include "cuda/settle.h"
+#include "fork.h"
+#include "token_bucket.h"
+
+#include <errno.h>
+#include <time.h>
+
+#define UNKNOWN_MOST 8 /* spans in flight on a stream while more work of unknown cost arrives */
+#define ROOM_NAP_NS 250000u
+#define PAUSE_NS 15000000u /* of a protected container that waits for credit: best-effort work runs meanwhile */
+
+struct pocket pockets[VCUDA_MAX_CARDS];
+
+/* In the child of a fork: what its parent has paid for is not its own. */
+static void forget_in_child(void) {
+    for (int card = 0; card < VCUDA_MAX_CARDS; card++)
+        pockets[card].ns = 0;
+}
+
+struct wait {
+    uint64_t since, now;
+    uint64_t resumes;      /* a pause that others are to use lasts until then */
+    uint64_t throttled_ns; /* of it, for want of credit */
+};
+
+static bool is_limited(const struct vcuda_limits_view *view, int card) {
+    return view && (uint32_t)card < view->card_count && view->card[card].mode & VCUDA_MODE_CORES_LIMITED;
+}
+
+/* Sleep, but settle first: what is finished may have cost less than it paid. */
+static void rest(struct wait *wait, uint64_t left_ns) {
+    settle_pass();
+    struct timespec time = {.tv_nsec = (long)bucket_nap(left_ns)};
+    nanosleep(&time, NULL);
+    wait->now = vcuda_now_ns();
+}
+
+/* How long until there is credit for the work; 0: it is paid. A protected container that has to wait does so for a
+ * while at once: best-effort work can use a pause of that length, and none of those between kernels. */
+static uint64_t credit_left_ns(struct wait *wait, const struct admission *admission, uint64_t ns) {
+    uint64_t left, taken = 0;
+    if (wait->resumes > wait->now)
+        return wait->resumes - wait->now;
+    if (pocket_take(admission->card, ns))
+        return 0;
+    if ((left = admission_credit_ns(admission, ns, &taken)) == 0) {
+        pocket_put(admission->card, taken - ns);
+        return 0;
+    }
+    if (__atomic_load_n(&meter_tells, __ATOMIC_RELAXED) >> admission->card & 1)
+        wait->resumes = wait->now + PAUSE_NS;
+    return left;
+}
+
+/* May the work go ahead? If not, this has slept for a while. */
+static bool proceed(struct vcuda_card_usage *usage, struct stream_meter *meter, struct wait *wait, uint64_t ns,
+                    bool unknown) {
+    static struct window_cap caps[VCUDA_MAX_CARDS];
+    const struct vcuda_limits_view *view = vcuda_limits();
+    if (!is_limited(view, meter->card)) {
+        bucket_force(usage, ns);
+        return true;
+    }
+    struct admission admission = {.usage = usage,
+                                  .view = view,
+                                  .cap = &caps[meter->card],
+                                  .card = meter->card,
+                                  .ahead_ns = __atomic_load_n(&meter_ahead_ns[meter->card], __ATOMIC_RELAXED),
+                                  .gated_ns = gate_deferred_ns(meter->card),
+                                  .now = wait->now,
+                                  .waited_ns = wait->now - wait->since};
+    uint64_t room = admission_room_ns(&admission);
+    if (!room && unknown && __atomic_load_n(&meter->unsettled, __ATOMIC_RELAXED) > UNKNOWN_MOST)
+        room = ROOM_NAP_NS;
+    uint64_t left = room ? room : credit_left_ns(wait, &admission, ns);
+    if (!left)
+        return true;
+    if (admission_is_overdue(&admission)) {
+        __atomic_fetch_add(&usage->starved, 1, __ATOMIC_RELAXED);
+        bucket_force(usage, ns);
+        return true;
+    }
+    if (wait->now == wait->since)
+        stream_meter_flush(meter->stream, false); /* the card may be idle from here on: that is no work */
+    uint64_t before = wait->now;
+    rest(wait, left);
+    wait->throttled_ns += room ? 0 : wait->now - before;
+    if (!room)
+        held_idle_waited(vcuda_usage(), meter->card, wait->since, wait->now);
+    return false;
+}
+
+bool payment_wait(struct stream_meter *meter, uint64_t ns, bool unknown) {
+    struct vcuda_usage *usage = vcuda_usage();
+    int saved = errno;
+    fork_forgets(forget_in_child);
+    struct wait wait = {.since = vcuda_now_ns()};
+    wait.now = wait.since;
+    while (usage && !__atomic_load_n(&meter->context_meter->lost, __ATOMIC_RELAXED) &&
+           !proceed(&usage->card[meter->card], meter, &wait, ns, unknown))
+        ;
+    if (wait.throttled_ns)
+        __atomic_fetch_add(&usage->card[meter->card].throttle_ns, wait.throttled_ns, __ATOMIC_RELAXED);
+    errno = saved;
+    return wait.now != wait.since;
+}
