@@ -206,8 +206,6 @@ def test_the_schema_knows_every_value_and_no_other() -> None:
         ("certificates.issuer.kind=ClusterIssuer", "/certificates/issuer"),
         ("namespace.create=true", "kube-system is there already"),
         ("nonsense=1", "nonsense"),
-        ("quota.a.protected.T4=0.005", "/quota/a/protected/T4"),
-        ("quota.a.quota.T4=1.001", "/quota/a/quota/T4"),
         ("quota.a.protectedd.T4=1", "protectedd"),
     ],
 )
@@ -217,10 +215,25 @@ def test_a_wrong_value_is_refused_by_name(wrong: str, word: str) -> None:
     assert word in done.stderr
 
 
+@pytest.mark.parametrize("part", ["quota", "protected"])
+def test_a_quota_that_the_service_could_not_use_is_refused_by_name(part: str) -> None:
+    wrong = f"quota.a.{part}.T4=0.005"
+    done = helm("template", "gpu-manager", str(CHART), "-n", "kube-system", "--set-json", wrong)
+    assert done.returncode != 0
+    assert f"/quota/a/{part}/T4" in done.stderr
+    assert "multipleOf" in done.stderr
+
+
 @pytest.mark.parametrize("cards", ["0", "0.07", "0.29", "1.15", "4.35", "65536.01", "1000000"])
 def test_a_quota_of_two_decimals_is_taken_as_written(cards: str) -> None:
     done = helm(
-        "template", "gpu-manager", str(CHART), "-n", "kube-system", "--set", f"quota.a.protected.T4={cards}"
+        "template",
+        "gpu-manager",
+        str(CHART),
+        "-n",
+        "kube-system",
+        "--set-json",
+        f"quota.a.protected.T4={cards}",
     )
     assert f'\\"T4\\":{cards}' in done.stdout, done.stderr
 
