@@ -13,7 +13,7 @@ from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState
 from admission.config import ClusterTerms
 from admission.explain.claims import ClaimingPod, claiming_pod
-from admission.webhook.admit import TEMPLATES
+from admission.webhook.admit import TEMPLATES, protected_past_scheduler
 from admission.webhook.draft import draft_pod
 from gpu_manager.domain.cluster.claims import KnownClaim
 from gpu_manager.domain.dra.claim import CLAIM_KIND, CLAIM_TEMPLATE_KIND, is_claim, parse_claim_spec
@@ -29,11 +29,15 @@ Obj = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class DraftedPod:
-    """A pod to come, what it says of claims (None: it uses none), and the claims that come with it."""
+    """A pod to come, what it says of claims (None: it uses none), and the claims that come with it.
+
+    ``refused``: why it would not be created whatever the cluster has, beside the rules for its amounts.
+    """
 
     view: PodView
     claiming: ClaimingPod | None = None
     claims: Sequence[Obj] = ()
+    refused: str = ""
 
 
 def read_draft(body: bytes, terms: ClusterTerms) -> DraftedPod:
@@ -104,6 +108,7 @@ def drafted(
         replace(view, constraints=pod_constraints(template.get("spec"))),
         claiming_pod({"metadata": meta, "spec": asked}),
         claims,
+        "; ".join(one.message for one in protected_past_scheduler(pod, terms)),
     )
 
 

@@ -87,6 +87,9 @@ class ExplainSources:
         ``everywhere`` as in :meth:`explain`.
         """
         own = self.explain(draft.view, everywhere=everywhere)
+        if draft.refused:
+            line = f"would not be created: {draft.refused}"[:LINE_LIMIT]
+            return replace(own, line=line, counts={Unfit.NEVER.value: own.total}, nodes=())
         if refused := refused_at_create(draft.view, self.snapshot(), self.quota.current, self.terms):
             line = f"{refused}{_what_helps(own)}"[:LINE_LIMIT]
             return replace(own, line=line, counts={Unfit.QUOTA.value: own.total}, nodes=())

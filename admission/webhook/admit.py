@@ -7,7 +7,7 @@ server's own check of whole and equal quantities runs between the two and hides 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -98,7 +98,6 @@ _HIDDEN: Final = frozenset(
         Rule.REQUESTS_DIFFER,
     }
 )
-_PAST_SCHEDULER: Final = (Rule.NODE_NAME_SET, Rule.SCHEDULER_OTHER)
 # These forbid an act; all others say that a value cannot be.
 _FORBIDDEN: Final = frozenset(
     {
@@ -209,7 +208,7 @@ def _judge_new(review: Review, terms: ClusterTerms, checks: CreateTimeChecks) ->
     if is_mirror(review):
         # It runs already, whatever is said here; refused, its share would be hidden from everyone.
         return _warned((*faults, *warnings))
-    faults = (*faults, *_protected_past(pod, warnings))
+    faults = (*faults, *protected_past_scheduler(pod, terms))
     if terms.deny_node_name:
         refused = tuple(v for v in warnings if v.rule is Rule.NODE_NAME_SET)
         faults, warnings = (*faults, *refused), tuple(v for v in warnings if v not in refused)
@@ -302,9 +301,8 @@ def _foresee(
     yield from ((False, warning) for warning in warn_pod(pod, terms.unit))
     if not pod.asks:
         return
-    detours = tuple(_detours(pod, terms))
-    yield from ((True, fault) for fault in _protected_past(pod, detours))
-    for warning in detours:
+    yield from ((True, fault) for fault in protected_past_scheduler(pod, terms))
+    for warning in _detours(pod, terms):
         yield terms.deny_node_name and warning.rule is Rule.NODE_NAME_SET, warning
     if not faults:
         request = judged_request(pod, terms.unit, terms.minimum_cores)
@@ -327,12 +325,10 @@ def _detours(pod: Pod, terms: ClusterTerms) -> Iterator[Violation]:
         )
 
 
-def _protected_past(pod: Pod, detours: Iterable[Violation]) -> Iterator[Violation]:
-    """A protected pod on such a way: nobody but that scheduler counts the right to be one."""
-    if pod.annotations.get(PRIORITY) != Priority.PROTECTED.value:
-        return
-    for each in detours:
-        if each.rule in _PAST_SCHEDULER:
+def protected_past_scheduler(pod: Pod, terms: ClusterTerms) -> Iterator[Violation]:
+    """Yield the ways past the scheduler of a protected pod: nobody else counts the right to be one."""
+    if pod.asks and pod.annotations.get(PRIORITY) == Priority.PROTECTED.value:
+        for each in _detours(pod, terms):
             yield violation(Rule.PRIORITY_PAST_SCHEDULER, "", each.field, each.value)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from admission.config import ClusterTerms
+from admission.explain.drafts import read_draft
 from admission.webhook.admission_review import parse_review
 from admission.webhook.admit import validate
 from admission.webhook.create_time_checks import create_time_checks
@@ -15,6 +16,7 @@ from gpu_manager.domain.contract import PRIORITY
 from tests.fakes.extender import World, node, pod
 from tests.fakes.reviews import NODE_GROUPS, container, review, workload
 from tests.fakes.reviews import pod as written
+from tests.unit.test_drafted_claims import sources
 
 OURS = ClusterTerms(scheduler_name="vcuda-scheduler")
 
@@ -110,3 +112,17 @@ def test_a_pool_holds_for_a_named_node_and_an_unknown_node_counts_under_every_mo
     keys = World([node("n1", 8)], quota={"a": {"quota": {"T4": 4, "P40": 0.2}}})
     assert said(keys, by_hand("p")) == ""
     assert "0.2 cards of P40, 0 used or being bound, 0.3 asked" in said(keys, by_hand("p", on="n9"))
+
+
+def test_a_file_is_judged_as_it_would_be_when_it_is_created() -> None:
+    made = World([node("n1")], quota={"a": {"protected": {"*": 1}}})
+    knowledge = sources(made)
+    obj = by_hand("p", on="n1", annotations={PRIORITY: "protected"})
+    found = knowledge.explain_draft(read_draft(json.dumps({"kind": "Pod", **obj}).encode(), OURS))
+    assert found.line.startswith(
+        f'would not be created: annotation {PRIORITY} is protected, but spec.nodeName "n1" passes the scheduler by'
+    )
+    assert found.counts == {"never": 1}
+    del obj["spec"]["nodeName"]
+    found = knowledge.explain_draft(read_draft(json.dumps({"kind": "Pod", **obj}).encode(), OURS))
+    assert found.counts == {"fits": 1}
