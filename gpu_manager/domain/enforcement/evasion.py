@@ -43,7 +43,7 @@ NEEDED: Final[Mapping[EvasionReason, int]] = {
     EvasionReason.TIME: 3,
     EvasionReason.ADMIN: 2,
 }
-"""Consecutive samples before an evasion is reported: at 1 Hz all are reported within 5 s."""
+"""Consecutive samples before an evasion is reported: at 1 Hz within 5 s; time beside others takes more."""
 
 SHARED_SAMPLES: Final = 30
 """Samples over which time is judged where other containers use the card too. The driver then gives each of
@@ -55,7 +55,7 @@ CLEARED: Final[Mapping[EvasionReason, int]] = {**dict.fromkeys(EvasionReason, 5)
 """Consecutive samples without evidence before it is cleared; more for tampering, as pages are restored."""
 
 EVICTABLE: Final = frozenset(EvasionReason) - {EvasionReason.TIME}
-"""Reasons that are reported but never evicted for: hidden time can be work that no library sees."""
+"""Reasons for which a pod may be evicted: not hidden time, which can be work that no library sees."""
 
 
 @dataclass(frozen=True, slots=True)
