@@ -37,7 +37,13 @@ def show_agent(api: StandInApi, node: str, port: int, pages: LoopbackClient) -> 
             "spec": {"nodeName": node, "containers": [container]},
         }
     )
-    status = {"phase": "Running", "podIP": LOOPBACK}
+    row = {"name": "gpu-manager", "image": "gpu-manager", "ready": True, "restartCount": 0}
+    status = {
+        "phase": "Running",
+        "podIP": LOOPBACK,
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "containerStatuses": [{**row, "state": {"running": {}}}],
+    }
     api.patch("pods", NAME, {"status": status}, NAMESPACE, subresource="status")
 
     def passed_on(path: str, method: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:

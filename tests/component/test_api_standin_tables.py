@@ -14,8 +14,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from gpu_manager.domain.contract import NAMESPACE
+from sandbox.agent_pod import show_agent
 from sandbox.api import StandInApi
 from sandbox.api.tables import age, pod_word
+from sandbox.http_client import LoopbackClient
 from tests.fakes.sandbox import BareNode, shell, short_directory, until
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
@@ -54,6 +57,14 @@ def test_pods_are_a_table_for_who_asks_for_one(api: StandInApi, path: str) -> No
     (row,) = found["rows"]
     assert row["cells"][:4] == ["a", "0/1", "Pending", "0"]
     assert row["object"]["metadata"]["name"] == "a"
+
+
+def test_the_agents_pod_is_shown_ready_as_its_node_is(api: StandInApi) -> None:
+    pages = LoopbackClient(1)
+    show_agent(api, "n1", 1, pages)
+    pages.close()
+    (row,) = get(api, f"/api/v1/namespaces/{NAMESPACE}/pods")["rows"]
+    assert row["cells"][1:4] == ["1/1", "Running", "0"]
 
 
 def test_programs_get_objects_as_before(api: StandInApi) -> None:
