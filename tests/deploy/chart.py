@@ -58,7 +58,9 @@ SETS: dict[str, tuple[str, ...]] = {
         "--set=view.create=false,agent.evict=false,agent.kubeletPodsURL=,agent.hostPID=false,agent.legacyMetrics=false",
         "--set=monitoring.scrapeAnnotations=false,cards.injection=cdi",
     ),
-    "claims": ("--set=agent.front=dra,terms.minimumCores=5",),
+    "claims": (
+        "--set=agent.front=dra,terms.minimumCores=5,networkPolicy.webhookFrom[0].ipBlock.cidr=10.0.0.0/29",
+    ),
     "split": ("--set=agent.front=split,agent.draCards=2",),
     "leaving": ("--set=agent.leaveClaims=true",),
     "terms": (

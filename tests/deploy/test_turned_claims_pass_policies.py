@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.config import ClusterTerms
 from admission.webhook.admit import mutate
 from admission.webhook.claim_translation import turn
-from gpu_manager.domain.contract import CORE_LIMIT, GPU_MODEL, GPU_UUID, PRELOAD, PRIORITY
+from gpu_manager.domain.contract import (
+    CORE_LIMIT,
+    FRONT_LABEL,
+    GPU_MODEL,
+    GPU_UUID,
+    PRELOAD,
+    PRIORITY,
+    TURNED_LABEL,
+)
 from tests.agreement.claim_cases import claim, template
 from tests.deploy.chart import the
 from tests.fakes.cel import Policy
@@ -18,6 +27,7 @@ from tests.fakes.reviews import ask, container, patched, pod, review
 from tests.unit.test_claim_translation import Templates
 from tests.unit.test_webhook_properties import pods
 
+ADMISSION = "system:serviceaccount:kube-system:gpu-quota-admission"
 TERMS = ClusterTerms(default_memory=4, minimum_cores=5)  # the chart's values of these policies say so, too
 POLICIES = {
     "vcuda-claims": claim,  # Kubernetes makes it of the template
@@ -88,3 +98,32 @@ def test_the_policies_would_have_refused_a_claim_that_is_rounded() -> None:
     [spec] = templates_of(pod(container("part", "30", "8")))
     spec["devices"]["requests"][0]["exactly"]["capacity"]["requests"]["memory"] = "1500Mi"
     assert len(refusals(spec)) == len(POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("user", "operation", "labels", "says"),
+    [
+        (ADMISSION, "CREATE", {FRONT_LABEL: "dra"}, ""),
+        (ADMISSION, "CREATE", {FRONT_LABEL: "plugin"}, "in namespaces with label"),
+        (ADMISSION, "CREATE", {}, "in namespaces with label"),
+        (ADMISSION, "CREATE", None, "in namespaces with label"),
+        (ADMISSION, "UPDATE", {}, ""),
+        (ADMISSION, "DELETE", {}, ""),
+        ("somebody", "CREATE", {}, ""),
+    ],
+)
+def test_the_service_makes_templates_where_pods_are_turned_and_nowhere_else(
+    user: str, operation: str, labels: dict[str, str] | None, says: str
+) -> None:
+    """Its port answers whoever reaches it: a forged review would else make them in any namespace."""
+    policy = Policy(the("claims", "ValidatingAdmissionPolicy", "vcuda-turned-templates")["spec"])
+    obj = {"metadata": {"name": "t", "labels": {TURNED_LABEL: "true"}}}
+    namespace = {"metadata": {"name": "ml", **({} if labels is None else {"labels": labels})}}
+    asked = {"operation": operation, "userInfo": {"username": user}, "namespaceObject": namespace}
+    objects = {
+        "object": None if operation == "DELETE" else obj,
+        "oldObject": None if operation == "CREATE" else obj,
+    }
+    found = [text for _, text in policy.refusals({**asked, **objects})]
+    assert len(found) == bool(says)
+    assert says in "".join(found)

@@ -32,6 +32,7 @@ from gpu_manager.domain.contract import (
     MEMORY,
     PRIORITY,
     TEMPLATE_NEEDED,
+    TURNED_LABEL,
 )
 from gpu_manager.domain.dra.allocated import AllocatedClaim
 from gpu_manager.domain.dra.parameters import ShareTerms
@@ -351,6 +352,9 @@ def test_the_service_writes_templates_of_its_own_alone(server: Server) -> None:
         api.annotate("default", "a-tenants", {TEMPLATE_NEEDED: "1"})
     with pytest.raises(NodeUnready, match="pods that it turned into claims alone"):
         api.create("default", {"metadata": {"name": "b"}, "spec": spec})
+    ours = {"name": "c", "labels": {TURNED_LABEL: "true"}}
+    with pytest.raises(NodeUnready, match=r"in namespaces with label tencent\.com/vcuda-front=dra alone"):
+        api.create("default", {"metadata": ours, "spec": spec})
     uid, version = (stored(server, "resourceclaimtemplates", "default", "a-tenants")["metadata"][key]
                     for key in ("uid", "resourceVersion"))  # fmt: skip
     with pytest.raises(NodeUnready, match="pods that it turned into claims alone"):

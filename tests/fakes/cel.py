@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -58,7 +59,11 @@ class Policy:
         self._conditions = [self._program(c["expression"]) for c in spec["matchConditions"]]
         self._variables = {v["name"]: self._program(v["expression"]) for v in spec["variables"]}
         self._validations = [
-            (self._program(v["expression"]), self._program(v["messageExpression"]), v["message"])
+            (
+                self._program(v["expression"]),
+                self._program(v.get("messageExpression") or json.dumps(v["message"])),
+                v["message"],
+            )
             for v in spec["validations"]
         ]
 
@@ -75,8 +80,9 @@ class Policy:
         scope = {
             "object": celpy.json_to_cel(request["object"]),
             "oldObject": celpy.json_to_cel(request.get("oldObject")),
+            "namespaceObject": celpy.json_to_cel(request.get("namespaceObject")),
             "request": celpy.json_to_cel(
-                {k: v for k, v in request.items() if k not in ("object", "oldObject")}
+                {k: v for k, v in request.items() if not k.lower().endswith("object")}
             ),
         }
         if not all(condition.evaluate(scope) for condition in self._conditions):
