@@ -34,6 +34,7 @@ log = structlog.get_logger(__name__)
 
 _JSON: Final = "application/json"
 _LONGEST_NAME: Final = 253  # what Kubernetes grants a name
+_PROXIED: Final = "x-forwarded-uri"  # an API server's proxy adds it to what people send (services/proxy)
 
 
 def _nobody(_body: bytes) -> bytes | None:
@@ -106,6 +107,7 @@ def _webhooks(terms: ClusterTerms, parts: WebhookParts) -> APIRouter:
 def _documented(summary: str) -> dict[str, Any]:
     refusals = (
         (HTTPStatus.BAD_REQUEST, "No AdmissionReview of admission.k8s.io/v1"),
+        (HTTPStatus.FORBIDDEN, "It came through an API server's proxy, from somebody who may use that"),
         (HTTPStatus.REQUEST_TIMEOUT, "The body came too slowly"),
         (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The body is too large"),
         (HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The body is not application/json"),
@@ -130,6 +132,8 @@ def _judge(
     judge: Callable[[Review], ReviewVerdict],
     parts: WebhookParts,
 ) -> Response:
+    if _PROXIED in request.headers:
+        return _refusal(HTTPStatus.FORBIDDEN, "API servers send reviews themselves, not through their proxy")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != _JSON:
         return _refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send {_JSON}, as API servers do")

@@ -77,6 +77,21 @@ def test_what_is_no_review_is_refused_with_status_and_sentence(
     assert says in answer.get("error", "")
 
 
+@pytest.mark.parametrize("path", ["/mutate", "/validate"])
+def test_a_review_through_an_api_servers_proxy_is_somebodys_and_no_api_servers(
+    shared: Webhooks, path: str
+) -> None:
+    """Who may ask for explanations through services/proxy reaches these paths, too."""
+    headers = {
+        "Content-Type": "application/json",
+        "X-Forwarded-Uri": f"/api/v1/namespaces/x/services/y/proxy{path}",
+    }
+    with shared.caller() as caller:
+        caller._connection.request("POST", path, json.dumps(review()), headers)
+        with caller._connection.getresponse() as answer:
+            assert (answer.status, b"not through their proxy" in answer.read()) == (403, True)
+
+
 def test_a_body_sent_in_pieces_is_bounded_too(shared: Webhooks) -> None:
     with shared.caller() as caller:
         pieces = (b" " * 65_536 for _ in range(64))
@@ -110,6 +125,7 @@ def test_the_openapi_document_names_what_can_come_back(caller: Caller) -> None:
     assert set(document["paths"]["/mutate"]["post"]["responses"]) == {
         "200",
         "400",
+        "403",
         "408",
         "413",
         "415",
