@@ -84,3 +84,25 @@ def test_a_launch_that_waits_for_its_stream_goes_on(tmp_path: Path) -> None:
 
 def test_a_driver_that_refuses_host_functions_is_measured_as_before(tmp_path: Path) -> None:
     assert holds(tmp_path, "launch(driver.kernel('spin_10us'), 50)", fail="cuLaunchHostFunc=801") > 0
+
+
+def test_a_launch_behind_a_graph_that_waits_for_the_host_returns(tmp_path: Path) -> None:
+    """What a graph is expected to take says nothing of how long its host functions wait: perhaps for this thread."""
+    code = """
+    import threading
+    may_go_on = threading.Event()
+    wait = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: may_go_on.wait() and None)
+    kernel, graph, made = driver.kernel("spin_10us"), c_void_p(), c_void_p()
+    driver.cuStreamBeginCapture(stream, 1)
+    driver.cuLaunchHostFunc(stream, wait, None)
+    driver.cuStreamEndCapture(stream, byref(graph))
+    driver.cuGraphInstantiateWithFlags(byref(made), graph, c_uint64(0))
+    for _ in range(5):
+        may_go_on.clear()
+        driver.cuGraphLaunch(made, stream)
+        time.sleep(0.05)
+        driver.launch(kernel, stream)
+        may_go_on.set()
+        driver.cuStreamSynchronize(stream)
+    """
+    assert holds(tmp_path, code) >= 1

@@ -6,6 +6,7 @@
 
 #include "cuda/account.h"
 #include "cuda/graph_peak.h"
+#include "cuda/span_hold.h"
 #include "interposer.h"
 
 /* Graphs in graphs in graphs: deeper ones than this count as endless. */
@@ -86,11 +87,14 @@ static struct place read_child(struct reading *reading, CUgraphNode node, int de
     return (struct place){node, begin, end};
 }
 
+/* One that calls the host keeps launches from being held, as a host function on a stream does. */
 static struct place read_node(struct reading *reading, CUgraphNode node, int depth) {
     int type = -1;
     struct node flat = {0};
     CUDA_MEM_ALLOC_NODE_PARAMS params = {.bytes = 0};
     reading->failed |= real.cuGraphNodeGetType(node, &type) != CUDA_SUCCESS;
+    if (type == CU_GRAPH_NODE_TYPE_HOST)
+        span_hold_no_more();
     if (type == CU_GRAPH_NODE_TYPE_GRAPH)
         return read_child(reading, node, depth);
     if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {

@@ -6,6 +6,7 @@
 #include "token_bucket.h"
 
 #include <errno.h>
+#include <sched.h>
 
 #define CAPTURE_RELAXED 2
 #define CUDA_ERROR_NOT_READY 600
@@ -150,10 +151,20 @@ static bool record_start(struct timing_span *span, bool hold, struct measuring_b
 
 /* What the record of an event takes on the card: what lies between two in a row on an idle stream. Where a record's
  * call takes the host longer than that, it is the call that lies between them: so one pair is held as launches are,
- * with the first of those. The thread waits for it, a hundred microseconds, and for the others, some ten each. */
+ * with the first of those. The thread waits for it, a hundred microseconds, and for the others, some ten each, or until
+ * others' turn of the card is over; no longer, since what others put before it meanwhile may wait for this thread. */
 #define STAMPS 4u      /* that are not held, ... */
 #define STAMPS_MOST 8u /* ... and as many that were to be and were not all there in time */
 #define STAMP_MOST_NS 3000u
+#define STAMP_PATIENCE_NS 100000000u
+
+static bool is_reached_soon(CUevent event) {
+    uint64_t since = vcuda_now_ns();
+    CUresult result;
+    while ((result = real.cuEventQuery(event)) == CUDA_ERROR_NOT_READY && vcuda_now_ns() - since < STAMP_PATIENCE_NS)
+        sched_yield();
+    return result == CUDA_SUCCESS;
+}
 
 static bool record_pair(struct timing_span *span, float *ms) {
     CUstream stream = span->meter->stream;
@@ -161,8 +172,7 @@ static bool record_pair(struct timing_span *span, float *ms) {
         real.cuEventRecord(span->end, stream) != CUDA_SUCCESS)
         return false;
     __atomic_store_n(&span->facts.ended_at, vcuda_now_ns(), __ATOMIC_RELEASE);
-    return real.cuEventSynchronize(span->end) == CUDA_SUCCESS &&
-           real.cuEventElapsedTime(ms, span->start, span->end) == CUDA_SUCCESS;
+    return is_reached_soon(span->end) && real.cuEventElapsedTime(ms, span->start, span->end) == CUDA_SUCCESS;
 }
 
 static void learn_stamp(struct timing_span *span, bool hold) {
@@ -171,20 +181,23 @@ static void learn_stamp(struct timing_span *span, bool hold) {
     bool is_exact = __atomic_load_n(&context_meter->stamp_is_exact, __ATOMIC_RELAXED);
     float ms = 0;
     hold = hold && !is_exact;
-    if (stamps >= (hold ? STAMPS_MOST : STAMPS) || __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) ||
-        !make_events(span))
+    if (stamps >= (hold ? STAMPS_MOST : STAMPS) || ask(span->meter) != STREAM_IDLE || !make_events(span))
         return;
+    int mode = CAPTURE_RELAXED; /* also of a capture that begins only now */
+    bool relaxed = real.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
     hold = hold && span_hold(span->meter->stream, &span->facts);
-    if (!record_pair(span, &ms))
-        return;
-    bool exact = hold && span_hold_succeeded(&span->facts);
+    bool told = record_pair(span, &ms), exact = told && hold && span_hold_succeeded(&span->facts);
+    if (relaxed)
+        real.cuThreadExchangeStreamCaptureMode(&mode);
     span->facts.ended_at = span->facts.held_until = 0;
-    uint64_t ns = ms > 0 ? (uint64_t)((double)ms * 1e6) : 0,
-             known = stamps || is_exact ? context_meter->stamp_ns : STAMP_MOST_NS;
+    __atomic_store_n(&context_meter->stamps, stamps + !exact, __ATOMIC_RELAXED);
+    if (!told)
+        return;
+    bool is_known = __atomic_exchange_n(&context_meter->stamp_is_known, true, __ATOMIC_RELAXED);
+    uint64_t ns = ms > 0 ? (uint64_t)((double)ms * 1e6) : 0, known = is_known ? context_meter->stamp_ns : STAMP_MOST_NS;
     __atomic_store_n(&context_meter->stamp_ns, ns < known ? ns : known, __ATOMIC_RELAXED);
     if (exact)
         __atomic_store_n(&context_meter->stamp_is_exact, true, __ATOMIC_RELAXED);
-    __atomic_store_n(&context_meter->stamps, stamps + !exact, __ATOMIC_RELAXED);
 }
 
 static struct timing_span *open_span(struct stream_meter *meter, bool idle, bool measured, bool hold,

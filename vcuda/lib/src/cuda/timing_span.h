@@ -65,7 +65,7 @@ struct context_meter {
     struct launch_wait wait;
     uint64_t stamp_ns; /* what the record of an event takes on the card, the least of `stamps` looks; any thread */
     uint32_t stamps;
-    bool stamp_is_exact;
+    bool stamp_is_known, stamp_is_exact;
     CUevent reference; /* all times are relative to it; a float of milliseconds is exact enough for some seconds */
     int64_t reference_ns;
     struct timing_span span[TIMING_SPANS];
