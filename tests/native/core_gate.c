@@ -1,6 +1,6 @@
 /* Launches at a gate, seen from inside the program.
  *
- *   core_gate <calls|threads|capture|destroy|fork> <microseconds a kernel>
+ *   core_gate <calls|threads|capture|destroy|cancel|fork> <microseconds a kernel>
  * <seconds>
  *
  * calls: launches on one stream and never waits, until it ends; prints the
@@ -9,7 +9,8 @@
  * longest launch. capture: launches on one stream while another is being
  * captured, then instantiates what was captured; prints the same. destroy:
  * launches again and again on a stream that it destroys at once, then waits for
- * the card. fork: launches, has a child that ends, and waits for the card.
+ * the card. cancel: cancels a thread that launches, which the driver's call lets
+ * happen after it. fork: launches, has a child that ends, and waits for the card.
  * Prints `longest <milliseconds>` and `ran <seconds that it took to see all
  * work ended>`.
  */
@@ -92,6 +93,31 @@ static void destroyed(double seconds) {
   }
 }
 
+static void *launch_and_say(void *said) {
+  must(set_current(context), "cuCtxSetCurrent");
+  void *stream = new_stream();
+  __atomic_store_n((int *)said, 1, __ATOMIC_RELEASE);
+  launch(stream, 0);
+  __atomic_store_n((int *)said, 2, __ATOMIC_RELEASE);
+  pthread_testcancel();
+  return NULL;
+}
+
+static void cancelled(void) {
+  pthread_t thread;
+  int said = 0;
+  for (int i = 0; i < 3; i++)
+    launch(new_stream(), 1); /* so that the next one is held */
+  must(pthread_create(&thread, NULL, launch_and_say, &said), "pthread_create");
+  while (!__atomic_load_n(&said, __ATOMIC_ACQUIRE))
+    ;
+  nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+  must(pthread_cancel(thread), "pthread_cancel");
+  pthread_join(thread, NULL);
+  if (said != 2)
+    must(1, "a launch was cancelled");
+}
+
 static void forked(void) {
   void *stream = new_stream();
   for (int i = 0; i < 3; i++)
@@ -141,6 +167,8 @@ int main(int argc, char **argv) {
     capture();
   else if (!strcmp(argv[1], "destroy"))
     destroyed(seconds);
+  else if (!strcmp(argv[1], "cancel"))
+    cancelled();
   else
     forked();
   for (int i = 0; i < THREADS; i++)

@@ -137,6 +137,12 @@ def test_no_call_is_held_at_a_closed_gate_for_much_more_than_50_ms(kind: str) ->
         assert 20 <= at_gate(made, job(made, cores=1), kind, 10_000)["longest"] <= 80
 
 
+def test_a_thread_that_waits_at_the_gate_is_cancelled_after_its_launch_if_at_all() -> None:
+    """The driver's call is no point of cancellation; and the gate would wait for the launch for ever."""
+    with world() as made, closed(made):
+        at_gate(made, job(made, cores=1), "cancel", 5_000)
+
+
 @pytest.mark.parametrize("kind", ["destroy", "fork", "threads", "capture"])
 def test_what_waits_at_the_gate_by_itself_runs_whatever_becomes_of_its_stream(kind: str) -> None:
     """The program waits for the card at its end, and every call succeeds."""

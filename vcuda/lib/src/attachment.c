@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
 #include "build_id.h"
 #include "fork.h"
@@ -20,6 +19,7 @@
 #include "limits.h"
 #include "lock.h"
 #include "log_once.h"
+#include "nap.h"
 #include "note.h"
 #include "paths.h"
 #include "slots.h"
@@ -167,8 +167,7 @@ static void forget_in_child(void) {
 static const char *read_patiently(const struct vcuda_limits *page, struct vcuda_limits_view *view) {
     const char *fault = limits_read(page, view);
     for (int i = 0; fault && i < 10 && page->copy[0].magic == VCUDA_LIMITS_MAGIC; i++) {
-        struct timespec pause = {.tv_nsec = 1000000};
-        nanosleep(&pause, NULL);
+        nap(1000000);
         fault = limits_read(page, view);
     }
     return fault;

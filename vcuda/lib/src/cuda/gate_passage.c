@@ -6,6 +6,7 @@
 #include "cuda/gate_view.h"
 #include "fork.h"
 #include "lock.h"
+#include "nap.h"
 #include "paths.h"
 
 #include <linux/futex.h>
@@ -107,7 +108,7 @@ static bool is_closed(const struct gate_look *look) {
 static void doze(const struct gate_look *look, uint64_t most_ns) {
     struct timespec time = {.tv_nsec = (long)(most_ns < DOZE_MOST_NS ? most_ns : DOZE_MOST_NS)};
     if (!look->gate) {
-        nanosleep(&time, NULL);
+        nap((uint64_t)time.tv_nsec);
         return;
     }
     uint32_t openings = __atomic_load_n(&look->gate->openings, __ATOMIC_ACQUIRE);
@@ -115,11 +116,6 @@ static void doze(const struct gate_look *look, uint64_t most_ns) {
     if (gate_is_closed(until, look->now) && until - look->now < (uint64_t)time.tv_nsec)
         time.tv_nsec = (long)(until - look->now);
     syscall(SYS_futex, &look->gate->openings, FUTEX_WAIT, openings, &time, NULL, 0);
-}
-
-static void nap(uint64_t ns) {
-    struct timespec time = {.tv_nsec = (long)ns};
-    nanosleep(&time, NULL);
 }
 
 void gate_look_rest(const struct gate_look *look, enum gate_passage passage, uint64_t most_ns) {

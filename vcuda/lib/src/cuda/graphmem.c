@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 
 #include "attachment.h"
 #include "cuda/account.h"
@@ -18,6 +17,7 @@
 #include "cuda/local_memory.h"
 #include "cuda/pool_account.h"
 #include "interposer.h"
+#include "nap.h"
 #include "page.h"
 
 /* Work that a launch waits for may itself wait for the thread that launches: after this long it is refused. */
@@ -164,11 +164,10 @@ static bool reserved(struct graph_pool *pool, int card, struct graph_launch *lau
 
 /* Wait until no graph is on its way any more. */
 static void wait_for_graphs(struct graph_pool *pool) {
-    struct timespec nap = {.tv_nsec = 50000};
     uint64_t began = vcuda_now_ns();
     int saved = errno;
     while (!graph_pool_ask(pool) && vcuda_now_ns() - began < PATIENCE_NS)
-        nanosleep(&nap, NULL);
+        nap(50000);
     errno = saved;
 }
 

@@ -6,6 +6,7 @@
 #include "fork.h"
 #include "interposer.h"
 #include "cuda/thread.h"
+#include "nap.h"
 #include "page.h"
 
 #include <errno.h>
@@ -23,11 +24,6 @@ static uint64_t last_seen_busy;
 
 static long futex(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
     return syscall(SYS_futex, word, operation | FUTEX_PRIVATE_FLAG, value, timeout, NULL, 0);
-}
-
-static void nap(uint64_t ns) {
-    struct timespec time = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
-    nanosleep(&time, NULL);
 }
 
 /* Asleep until a thread opens a span. The order of the two words lets no call go by unheard. */

@@ -5,10 +5,10 @@
 #include "cuda/held_idle.h"
 #include "cuda/settle.h"
 #include "fork.h"
+#include "nap.h"
 #include "token_bucket.h"
 
 #include <errno.h>
-#include <time.h>
 
 #define UNKNOWN_MOST 8 /* spans in flight on a stream while more work of unknown cost arrives */
 #define ROOM_NAP_NS 250000u
@@ -35,8 +35,7 @@ static bool is_limited(const struct vcuda_limits_view *view, int card) {
 /* Sleep, but settle first: what is finished may have cost less than it paid. */
 static void rest(struct wait *wait, uint64_t left_ns) {
     settle_pass();
-    struct timespec time = {.tv_nsec = (long)bucket_nap(left_ns)};
-    nanosleep(&time, NULL);
+    nap(bucket_nap(left_ns));
     wait->now = vcuda_now_ns();
 }
 
