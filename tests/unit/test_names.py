@@ -5,28 +5,17 @@ and one tree of errors.
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from gpu_manager.domain import contract
+from tests.sources import sources
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("gpu_manager", "admission", "vcuda", "sandbox")
-GENERATED = "gpu_manager/pb"
 STRUCTS = "vcuda/page/"  # mirrors the C structs, which have names of their own
 CONTRACT = "gpu_manager/domain/contract.py"
-
-
-@functools.cache
-def sources() -> list[tuple[str, ast.Module]]:
-    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    places = [(path.relative_to(ROOT).as_posix(), path) for path in paths]
-    return [(p, ast.parse(path.read_text("utf-8"))) for p, path in places if not p.startswith(GENERATED)]
 
 
 def test_a_public_class_name_exists_once() -> None:

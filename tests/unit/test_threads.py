@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ast
-import functools
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from gpu_manager import threads
+from tests.sources import sources
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("gpu_manager", "admission", "sandbox", "vcuda")
 # What a pool runs answers to somebody: gRPC and ASGI turn an error into a reply, others ask for the result.
 POOLS = {
     "gpu_manager/servers/device_plugin.py",
@@ -34,12 +31,6 @@ def calls(tree: ast.AST) -> Iterator[str]:
             yield name
         if isinstance(node, ast.ClassDef):
             yield from (ast.unparse(base).rpartition(".")[2] for base in node.bases)
-
-
-@functools.cache
-def sources() -> list[tuple[str, ast.Module]]:
-    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
-    return [(str(file.relative_to(ROOT)), ast.parse(file.read_text(encoding="utf-8"))) for file in files]
 
 
 def files_that_call(*names: str) -> set[str]:
