@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from tests.native import standin
-from tests.native.tools import LIB, ROOT, build_tree, run, tool
+from tests.native.tools import LIB, ROOT, build_tests, run, tool
 from vcuda.page.limits import CardLimits, Limits, build_limits, rewrite_limits
 from vcuda.page.usage import Usage, build_usage, read_usage
 
@@ -50,8 +50,7 @@ def uuid(index: int) -> bytes:
 @functools.cache
 def interposers(sanitize: str = "") -> Path:
     """The directory with the two interposers as a sandbox's programs find them."""
-    name = f"native-driven{'-' + sanitize.replace(',', '-') if sanitize else ''}"
-    return build_tree(name, "sandbox-cuda", "sandbox-ml", sanitize=sanitize) / "sandbox"
+    return build_tests("sandbox-cuda", "sandbox-ml", sanitize=sanitize) / "sandbox"
 
 
 @functools.cache

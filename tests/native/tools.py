@@ -27,6 +27,12 @@ def tool(name: str) -> str:
     return found
 
 
+def flags(sanitize: str) -> str:
+    """How a build of the tests is compiled: optimised as what is delivered is, without what only a debugger reads; a
+    sanitizer names lines, and compiles in half the time at ``-O1``."""
+    return "-O1 -g1 -DNDEBUG" if sanitize else "-O2 -DNDEBUG"
+
+
 def build_tree(
     name: str, *targets: str, source: Path = LIB, sanitize: str = "", options: Sequence[str] = ()
 ) -> Path:
@@ -40,7 +46,7 @@ def build_tree(
         fcntl.flock(lock, fcntl.LOCK_EX)
         ninja = tool("ninja")
         run(tool("cmake"), "-S", source, "-B", directory, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}",
-            f"-DVCUDA_SANITIZE={sanitize}", *options)  # fmt: skip
+            f"-DVCUDA_SANITIZE={sanitize}", f"-DCMAKE_C_FLAGS_RELWITHDEBINFO={flags(sanitize)}", *options)  # fmt: skip
         run(ninja, "-C", directory, *targets)
     return directory
 
