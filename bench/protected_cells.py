@@ -143,10 +143,16 @@ def gated(made: World, service: Tenant, jobs: Sequence[Tenant], *, protected: bo
         cores = BEST_EFFORT_CORES // len(jobs)
         members = [
             CardMember(
-                service.name, CARD, 0, PROTECTED_CORES, PROTECTED_CORES, Priority.PROTECTED, works=True
+                service.name,
+                CARD,
+                0,
+                PROTECTED_CORES,
+                PROTECTED_CORES,
+                Priority.PROTECTED,
+                used=PROTECTED_CORES,
             )
         ]
-        members += [CardMember(j.name, CARD, 0, cores, 100, Priority.BEST_EFFORT, works=True) for j in jobs]
+        members += [CardMember(j.name, CARD, 0, cores, 100, Priority.BEST_EFFORT, used=cores) for j in jobs]
         host.protect(members)
     try:
         yield host

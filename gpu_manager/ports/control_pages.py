@@ -76,12 +76,14 @@ class Correction:
     ``co_active`` is the divisor of measured time. ``host_adjust``: bytes that the driver counts beyond the
     account. ``excess``: what the account holds beyond the driver's count. ``granted``: the share in force
     (percent) while protected and best-effort containers are on the card together; 0 where they are not.
+    ``beside``: what best-effort ones are sure of then, as far as they use it (percent).
     """
 
     co_active: float | None = None
     host_adjust: int | None = None
     excess: Excess | None = None
     granted: float | None = None
+    beside: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,12 +179,13 @@ def _gates(machine: Machine, service: Container, jobs: Sequence[Container]) -> I
     uuid, tenants = machine.card.uuid, machine.tenants
     cores = JOBS // len(jobs)
     members = (
-        CardMember(service.name, uuid, 0, SERVICE, SERVICE, Priority.PROTECTED, works=True),
-        *(CardMember(job.name, uuid, 0, cores, 100, Priority.BEST_EFFORT, works=True) for job in jobs),
+        CardMember(service.name, uuid, 0, SERVICE, SERVICE, Priority.PROTECTED, used=SERVICE),
+        *(CardMember(job.name, uuid, 0, cores, 100, Priority.BEST_EFFORT, used=cores) for job in jobs),
     )
     (card,) = gated_cards(members)
-    for name, share in card.shares().items():
-        tenants.publish(name, time.monotonic_ns(), {uuid: Correction(granted=share)})
+    for name, granted in card.granted().items():
+        correction = Correction(granted=granted.share, beside=granted.beside)
+        tenants.publish(name, time.monotonic_ns(), {uuid: correction})
     program = machine.native.libraries / "vcuda-gates"
     watcher = NativeGateWatcher(program, machine.root / "pages", tenants.gates.path)
     told = (

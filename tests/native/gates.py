@@ -31,13 +31,14 @@ class GatedHost:
     def protect(self, members: Sequence[CardMember]) -> None:
         """Tell the containers their shares, and watch the card's gate."""
         (card,) = gated_cards(members)
-        for name, share in card.shares().items():
-            self._made.tenants.publish(name, time.monotonic_ns(), {CARD: Correction(granted=share)})
-        told = [
+        for name, granted in card.granted().items():
+            told = Correction(granted=granted.share, beside=granted.beside)
+            self._made.tenants.publish(name, time.monotonic_ns(), {CARD: told})
+        watched = [
             tuple(WatchedTenant(m.name, m.index, m.cores) for m in some)
             for some in (card.protected, card.best_effort)
         ]
-        self.watcher.watch([GateWatch(CARD, *told)])
+        self.watcher.watch([GateWatch(CARD, *watched)])
 
     @property
     def pid(self) -> int:

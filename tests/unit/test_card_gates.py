@@ -41,6 +41,7 @@ class Rig:
     longest: float = 0.0
     state: str = "active"
     published: list[tuple[str, CardUuid, float | None]] = field(default_factory=list)
+    beside: dict[str, float | None] = field(default_factory=dict)
     watched: list[list[GateWatch]] = field(default_factory=list)
     ensured: list[CardUuid] = field(default_factory=list)
     broken: str = ""
@@ -69,7 +70,9 @@ class Rig:
     def publish(self, name, heartbeat_ns, corrections):
         if self.unreadable:
             raise NodeUnready("its page is gone")
-        self.published += [(name, card, told.granted) for card, told in corrections.items()]
+        for card, told in corrections.items():
+            self.published.append((name, card, told.granted))
+            self.beside[name] = told.beside
 
     def path(self, card):
         return Path("/gates") / card
@@ -116,6 +119,18 @@ def test_a_card_with_both_classes_is_watched_and_both_are_told_their_shares_once
     assert rig.published == [(name("p"), CARD, 30.0), (name("b"), CARD, 100.0)]
 
 
+def test_a_protected_container_is_told_when_best_effort_ones_begin_to_work_and_stop():
+    rig = pair()
+    rig.service.look()
+    assert rig.beside == {name("p"): 0.0, name("b"): 0.0}
+    rig.works = {"b"}
+    rig.service.look()
+    assert rig.beside == {name("p"): 20.0, name("b"): 0.0}, "it uses 50, and is sure of 20"
+    rig.works = set()
+    rig.service.look()
+    assert rig.beside[name("p")] == 0.0
+
+
 def test_who_is_left_alone_is_told_so():
     rig = pair()
     rig.service.look()
@@ -147,7 +162,8 @@ def test_shares_follow_who_is_at_work():
     rig.works = {"b"}
     rig.published.clear()
     rig.service.look()
-    assert rig.published == [(name("b"), CARD, 100.0)]
+    assert rig.published == [(name("p"), CARD, 30.0), (name("b"), CARD, 100.0)]
+    assert rig.beside[name("p")] == 20.0
 
 
 def test_a_page_that_cannot_be_written_is_counted_and_tried_again():

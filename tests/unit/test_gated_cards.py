@@ -16,15 +16,19 @@ CARD, OTHER = CardUuid("GPU-1"), CardUuid("GPU-2")
 PROTECTED, NORMAL, BEST_EFFORT = Priority.PROTECTED, Priority.NORMAL, Priority.BEST_EFFORT
 
 
-def member(priority, cores=30, ceiling=None, *, name="", works=True, longest=0.0, card=CARD):
+def member(priority, cores=30, ceiling=None, *, name="", used=1.0, longest=0.0, card=CARD):
     return CardMember(
-        name or priority.value, card, 0, cores, ceiling or cores, priority, works=works, longest=longest
+        name or priority.value, card, 0, cores, ceiling or cores, priority, used=used, longest=longest
     )
 
 
-def shares(*members):
+def granted(*members):
     (card,) = gated_cards(members)
-    return card.shares()
+    return card.granted()
+
+
+def shares(*members):
+    return {name: told.share for name, told in granted(*members).items()}
 
 
 @pytest.mark.parametrize("alone", [(PROTECTED,), (BEST_EFFORT,), (NORMAL, PROTECTED), (NORMAL, BEST_EFFORT)])
@@ -42,7 +46,7 @@ def test_cards_with_both_classes_come_in_the_order_of_their_uuids():
 
 
 def test_a_protected_container_has_its_ceiling_unless_another_protected_one_works():
-    first, idle = member(PROTECTED, 20, 70, name="a"), member(PROTECTED, 20, 60, name="b", works=False)
+    first, idle = member(PROTECTED, 20, 70, name="a"), member(PROTECTED, 20, 60, name="b", used=0.0)
     assert shares(first, idle, member(BEST_EFFORT))["a"] == 70
     busy = member(PROTECTED, 20, 60, name="b")
     found = shares(first, busy, member(BEST_EFFORT))
@@ -59,7 +63,7 @@ def test_best_effort_containers_divide_what_is_left_in_proportion_to_their_cores
     one, two = member(BEST_EFFORT, 10, 100, name="a"), member(BEST_EFFORT, 30, 100, name="b")
     found = shares(member(PROTECTED), one, two)
     assert (found["a"], found["b"]) == (25, 75)
-    resting = member(BEST_EFFORT, 30, 100, name="b", works=False)
+    resting = member(BEST_EFFORT, 30, 100, name="b", used=0.0)
     assert shares(member(PROTECTED), one, resting)["a"] == 100
 
 
@@ -68,10 +72,17 @@ def test_beside_a_normal_container_everybody_has_the_guaranteed_cores_alone():
     assert found == {"protected": 20, "best-effort": 10}
 
 
+def test_protected_containers_are_told_what_best_effort_ones_are_sure_of_and_use():
+    jobs = member(BEST_EFFORT, 20, 100, name="a", used=70.0), member(BEST_EFFORT, 30, name="b", used=12.5)
+    found = granted(member(PROTECTED), *jobs)
+    assert (found["protected"].beside, found["a"].beside, found["b"].beside) == (32.5, 0, 0)
+    assert granted(member(PROTECTED), member(BEST_EFFORT, used=0.0))["protected"].beside == 0
+
+
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 100), st.booleans()), min_size=1, max_size=6))
 def test_no_share_lies_below_the_guarantee_or_above_the_ceiling(rows):
     several = [
-        member(BEST_EFFORT, cores, max(cores, ceiling), name=str(at), works=works)
+        member(BEST_EFFORT, cores, max(cores, ceiling), name=str(at), used=float(works))
         for at, (cores, ceiling, works) in enumerate(rows)
     ]
     found = shares(member(PROTECTED), *several)

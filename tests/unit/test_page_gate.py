@@ -35,9 +35,17 @@ def test_zeros_of_its_size_are_no_gate():
 
 
 @pytest.mark.parametrize("granted", [None, 1 / 256, 40.0, 100.0])
+@pytest.mark.parametrize("beside", [0.0, 1 / 256, 60.0])
 @pytest.mark.parametrize(("protected", "best_effort"), [(False, False), (True, False), (False, True)])
-def test_the_class_and_the_granted_share_are_on_the_limits_page(protected, best_effort, granted):
+def test_the_class_and_the_granted_share_are_on_the_limits_page(protected, best_effort, granted, beside):
     card = CardLimits(
-        bytes(16), 1 << 30, 30.0, 30.0, protected=protected, best_effort=best_effort, granted=granted
+        bytes(16),
+        1 << 30,
+        30.0,
+        30.0,
+        protected=protected,
+        best_effort=best_effort,
+        granted=granted,
+        beside=beside,
     )
     assert read_limits(build_limits(Limits((card,)))).cards == (card,)

@@ -19,7 +19,7 @@ LIMITS_SIZE: Final = 2 * COPY_SIZE
 LIMITS_MAGIC: Final = b"VCUDALIM"
 
 _HEADER: Final = struct.Struct("<8sHHIQIHHII8xQQ16s48s")
-_CARD: Final = struct.Struct("<16sQQQQIIQQQIIIIQQI4x8s")
+_CARD: Final = struct.Struct("<16sQQQQIIQQQIIIIQQII8s")
 _CRC_OFFSET: Final = 12
 
 _FAIL_OPEN, _ELASTIC, _OVERSUBSCRIBE = 1, 2, 4
@@ -38,7 +38,8 @@ class CardLimits:
     beyond its count, ``host_counted`` that count, both of the moment ``host_looked_ns``. ``co_active`` is the
     number of processes, of any container, that use the card at once: the driver switches between processes.
     ``protected`` and ``best_effort`` are the container's class, neither a normal one's. ``granted`` is the
-    share in force (percent) while containers of those two classes are on the card together, else ``None``.
+    share in force (percent) while containers of those two classes are on the card together, else ``None``;
+    ``beside`` tells protected ones what best-effort ones are sure of then, as far as they use it (percent).
     The defaults, a burst of 20 ms, a debt of 200 ms and a window of 1 s, kept the limit best in the model
     (docs/isolation).
     """
@@ -60,6 +61,7 @@ class CardLimits:
     protected: bool = False
     best_effort: bool = False
     granted: float | None = None
+    beside: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ def _encode_card(card: CardLimits) -> bytes:
             card.host_looked_ns,
             card.host_counted,
             0 if card.granted is None else _q8(card.granted, "granted share", 1),
+            _q8(card.beside, "best-effort share"),
             bytes(8),
         )
     except struct.error as error:
@@ -153,7 +156,7 @@ def _encode_copy(limits: Limits, generation: int) -> bytes:
 
 def _decode_card(copy: bytes, offset: int) -> CardLimits:
     (uuid, memory, reserve, adjust, excess, core, ceiling, burst, debt, window, gain, active, mode, _, looked,
-     counted, granted, _) = _CARD.unpack_from(copy, offset)  # fmt: skip
+     counted, granted, beside, _) = _CARD.unpack_from(copy, offset)  # fmt: skip
     limited = bool(mode & _CORES_LIMITED)
     return CardLimits(
         uuid=uuid,
@@ -173,6 +176,7 @@ def _decode_card(copy: bytes, offset: int) -> CardLimits:
         protected=bool(mode & _PROTECTED),
         best_effort=bool(mode & _BEST_EFFORT),
         granted=granted / 256 if granted else None,
+        beside=beside / 256,
     )
 
 

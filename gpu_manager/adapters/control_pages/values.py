@@ -113,4 +113,5 @@ def corrected_card(
         host_looked_ns=excess.looked_ns,
         host_counted=min(excess.counted, usage_page.MAX_BYTES),
         granted=card.granted if told.granted is None else told.granted or None,
+        beside=card.beside if told.beside is None else told.beside,
     )

@@ -4,7 +4,7 @@ container may have meanwhile, and how long a protected launch may wait. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,8 +18,8 @@ IN_FLIGHT_SECONDS: Final = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class CardMember:
-    """A container on a card: its pages' directory, the card's place in them, its guaranteed ``cores`` and
-    their ``ceiling`` (percent), whether it ``works``, and its ``longest`` kernel or graph so far (seconds).
+    """A container on a card: its pages' directory, the card's place in them, its guaranteed ``cores``, their
+    ``ceiling`` and what it ``used`` lately (percent), and its ``longest`` kernel or graph so far (seconds).
     """
 
     name: str
@@ -28,8 +28,24 @@ class CardMember:
     cores: int
     ceiling: int
     priority: Priority
-    works: bool = False
+    used: float = 0.0
     longest: float = 0.0
+
+    @property
+    def works(self) -> bool:
+        """True if it has used the card lately."""
+        return self.used > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """What a container is told while both classes are on its card, in percent: its ``share``, and if it is a
+    protected one, what the best-effort ones are sure of, as far as they use it (``beside``): for no more of
+    the time do they run beside protected work.
+    """
+
+    share: float
+    beside: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +65,24 @@ class GatedCard:
         ahead = IN_FLIGHT_SECONDS * min(2, len(self.best_effort))
         return ahead + max(member.longest for member in self.best_effort)
 
-    def shares(self) -> Mapping[str, float]:
-        """Return the share of the card that each container may use now, by its pages' directory: percent.
+    def granted(self) -> Mapping[str, Granted]:
+        """Return what each container may use now, by its pages' directory.
 
         Best-effort containers divide what is left in proportion to their cores, as far as their ceilings
         allow. A protected one has its ceiling while no other protected one works. Where a normal container is
         on the card too, everybody has the guaranteed cores alone.
         """
-        if self.normal:
-            return {member.name: float(member.cores) for member in (*self.protected, *self.best_effort)}
-        return {**_elastic(self.protected), **_harvest(self.best_effort)}
+        beside = sum(min(member.used, member.cores) for member in self.best_effort)
+        alone = not self.normal and sum(member.works for member in self.protected) <= 1
+        told = {m.name: Granted(float(m.ceiling if alone else m.cores), beside) for m in self.protected}
+        for member in self.best_effort:
+            told[member.name] = Granted(float(member.cores) if self.normal else self._harvest(member))
+        return told
 
-
-def _elastic(protected: Sequence[CardMember]) -> dict[str, float]:
-    alone = sum(member.works for member in protected) <= 1
-    return {m.name: float(m.ceiling if alone else m.cores) for m in protected}
-
-
-def _harvest(best_effort: Sequence[CardMember]) -> dict[str, float]:
-    shares = {}
-    for member in best_effort:
-        others = sum(other.cores for other in best_effort if other.works and other is not member)
+    def _harvest(self, member: CardMember) -> float:
+        others = sum(other.cores for other in self.best_effort if other.works and other is not member)
         part = CORES_PER_CARD * member.cores / max(1, member.cores + others)
-        shares[member.name] = max(float(member.cores), min(float(member.ceiling), part))
-    return shares
+        return max(float(member.cores), min(float(member.ceiling), part))
 
 
 def gated_cards(members: Iterable[CardMember]) -> tuple[GatedCard, ...]:

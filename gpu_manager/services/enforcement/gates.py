@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import structlog
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.enforcement.protection import CardMember, GatedCard, gated_cards
+from gpu_manager.domain.enforcement.protection import CardMember, GatedCard, Granted, gated_cards
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.clock import Clock
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 _STEP: Final = 1.0
 """Percent: a smaller change of a share is not told."""
-_NONE: Final = 0.0
+_NOTHING: Final = Granted(0.0)
 
 
 class CorrectedPages(Protocol):
@@ -68,7 +68,7 @@ class CardGates:
         self._watcher = watcher
         self._clock = clock
         self._metrics = metrics
-        self._granted: dict[tuple[str, CardUuid], float] = {}
+        self._granted: dict[tuple[str, CardUuid], Granted] = {}
         self._failed = ""
         self.told: Mapping[CardUuid, CardProtection] = {}
 
@@ -86,24 +86,24 @@ class CardGates:
 
     def _grant(self, members: Sequence[CardMember], cards: Sequence[GatedCard]) -> None:
         due = {
-            (m.name, m.card): _NONE for m in members if m.priority is not Priority.NORMAL
+            (m.name, m.card): _NOTHING for m in members if m.priority is not Priority.NORMAL
         }  # also of those who are alone by now, or whose page an earlier agent has written
         for card in cards:
-            due |= {(name, card.card): share for name, share in card.shares().items()}
-        self._granted = {place: share for place, share in self._granted.items() if place in due}
-        for place, share in due.items():
+            due |= {(name, card.card): told for name, told in card.granted().items()}
+        self._granted = {place: told for place, told in self._granted.items() if place in due}
+        for place, told in due.items():
             before = self._granted.get(place)
-            if before is not None and bool(before) == bool(share) and abs(before - share) < _STEP:
+            if before is not None and _is_near(before, told):
                 continue
             name, uuid = place
             try:
                 now_ns = int(self._clock.monotonic() * 1e9)
-                self._pages.publish(name, now_ns, {uuid: Correction(granted=share)})
+                self._pages.publish(name, now_ns, {uuid: Correction(granted=told.share, beside=told.beside)})
             except NodeUnready as error:
                 self._metrics.scrape_errors.labels("pages").inc()
                 log.debug("share_not_granted", directory=name, reason=str(error))
                 continue
-            self._granted[place] = share
+            self._granted[place] = told
 
     def _watch(self, cards: Sequence[GatedCard]) -> None:
         try:
@@ -123,6 +123,11 @@ class CardGates:
             return self._gates.read(card).closed_seconds
         except NodeUnready:
             return None
+
+
+def _is_near(before: Granted, now: Granted) -> bool:
+    pairs = ((before.share, now.share), (before.beside, now.beside))
+    return all(bool(then) == bool(told) and abs(then - told) < _STEP for then, told in pairs)
 
 
 def _told(members: Sequence[CardMember]) -> tuple[WatchedTenant, ...]:
@@ -148,7 +153,7 @@ def _members(sample: Sample) -> Sequence[CardMember]:
                         limit.cores,
                         limit.ceiling,
                         limit.priority,
-                        works=bool(use.core),
+                        used=100 * (use.core or 0.0),
                         longest=use.longest,
                     )
                 )

@@ -28,7 +28,7 @@
 #endif
 
 #define VCUDA_ABI_MAJOR 1
-#define VCUDA_ABI_MINOR 5
+#define VCUDA_ABI_MINOR 6
 #define VCUDA_LIMITS_MAGIC UINT64_C(0x4d494c4144554356) /* "VCUDALIM" */
 #define VCUDA_USAGE_MAGIC UINT64_C(0x4753554144554356)  /* "VCUDAUSG" */
 #define VCUDA_GATE_MAGIC UINT64_C(0x5441474144554356)   /* "VCUDAGAT" */
@@ -72,7 +72,9 @@ struct vcuda_card_limits {
     /* While protected and best-effort containers are on the card together: the share in force, percent x 256, as the
      * host decides. 0: there is no container of the other class, and co_active_q8 decides. Since minor 5 */
     uint32_t granted_q8;
-    uint32_t reserved1;
+    /* Of a protected container then: what the best-effort ones of the card are sure of, as far as they use it, percent
+     * x 256. Its own work meets no more of theirs. 0: nothing, or a host before minor 6. Since minor 6 */
+    uint32_t beside_q8;
     uint64_t reserved[1];
 };
 

@@ -57,13 +57,16 @@ static void the_least_of_many_mixed_runs_is_believed_if_it_is_more(void) {
     struct cost *cost = known(4, MS / 2);
     for (int i = 0; i < 2 * ALONE_COST_MIXED_RUNS; i++) {
         CHECK(alone_cost_ns(cost) == MS / 2, "longer for a while changes nothing");
-        alone_cost_ran_mixed(cost, i % 4 ? 9 * MS : 3 * MS,
+        alone_cost_ran_mixed(cost, i % 4 ? 9 * MS : 3 * MS, i != 5,
                              9 * SECOND + (uint64_t)i * ALONE_COST_MIXED_NS / (2 * ALONE_COST_MIXED_RUNS - 1));
     }
     CHECK(alone_cost_ns(cost) == 3 * MS, "%" PRIu64, alone_cost_ns(cost));
     for (int i = 0; i < ALONE_COST_MIXED_RUNS - 1; i++)
-        alone_cost_ran_mixed(cost, 9 * MS, 12 * SECOND + (uint64_t)i * ALONE_COST_MIXED_NS);
-    CHECK(alone_cost_ns(cost) == 3 * MS, "few of them are not enough: %" PRIu64, alone_cost_ns(cost));
+        alone_cost_ran_mixed(cost, 9 * MS, false, 12 * SECOND + (uint64_t)i * ALONE_COST_MIXED_NS);
+    for (int i = 0; i < 2 * ALONE_COST_MIXED_RUNS; i++)
+        alone_cost_ran_mixed(cost, 9 * MS, true, 20 * SECOND + (uint64_t)i * ALONE_COST_MIXED_NS / 20);
+    CHECK(alone_cost_ns(cost) == 3 * MS, "neither few of them are enough, nor what others explain: %" PRIu64,
+          alone_cost_ns(cost));
 }
 
 static void another_kind_in_the_same_place_begins_anew(void) {
@@ -71,7 +74,7 @@ static void another_kind_in_the_same_place_begins_anew(void) {
     cost->key += 2;
     CHECK(alone_cost_ns(cost) == 0, "%" PRIu64, alone_cost_ns(cost));
     alone_cost_ran_crossed(cost, MS / 8);
-    alone_cost_ran_mixed(cost, 8 * MS, SECOND);
+    alone_cost_ran_mixed(cost, 8 * MS, false, SECOND);
     for (int i = 0; i < ALONE_COST_RUNS; i++)
         alone_cost_ran(cost, MS / 4, SECOND);
     CHECK(alone_cost_ns(cost) == MS / 4, "%" PRIu64, alone_cost_ns(cost));

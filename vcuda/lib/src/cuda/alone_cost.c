@@ -17,7 +17,8 @@ static struct alone_cost {
     struct {
         uint64_t since;
         uint32_t runs;
-        double least;
+        bool unexplained; /* one of them */
+        uint64_t least, second;
     } mixed;
 } alone_costs[COST_ENTRIES];
 
@@ -80,19 +81,30 @@ void alone_cost_ran_crossed(const struct cost *cost, uint64_t ns) {
         set(found, found->shorter.most);
 }
 
-void alone_cost_ran_mixed(const struct cost *cost, uint64_t ns, uint64_t now) {
+/* The second least lowers what is known, for the least may be of a thread that was stopped; and only what is far off,
+ * for where lengths vary a little it would be too short. */
+void alone_cost_ran_mixed(const struct cost *cost, uint64_t ns, bool explained, uint64_t now) {
     struct alone_cost *found = find(cost);
     if (!found)
         return;
     if (!found->mixed.runs++) {
         found->mixed.since = now;
-        found->mixed.least = (double)ns;
+        found->mixed.least = found->mixed.second = UINT64_MAX;
+        found->mixed.unexplained = false;
     }
-    if ((double)ns < found->mixed.least)
-        found->mixed.least = (double)ns;
+    if (ns < found->mixed.least) {
+        found->mixed.second = found->mixed.least;
+        found->mixed.least = ns;
+    } else if (ns < found->mixed.second) {
+        found->mixed.second = ns;
+    }
+    found->mixed.unexplained |= !explained;
     if (now < found->mixed.since + ALONE_COST_MIXED_NS)
         return;
-    if (found->mixed.runs >= ALONE_COST_MIXED_RUNS && found->mixed.least > found->ns * 9 / 8)
-        set(found, found->mixed.least);
+    if ((double)found->mixed.second < found->ns / 2)
+        set(found, (double)found->mixed.second);
+    else if (found->mixed.runs >= ALONE_COST_MIXED_RUNS && found->mixed.unexplained &&
+             (double)found->mixed.least > found->ns * 9 / 8)
+        set(found, (double)found->mixed.least);
     found->mixed.runs = 0;
 }

@@ -1,7 +1,7 @@
 #include "cuda/span_charge.h"
 #include "attachment.h"
 #include "cuda/alone_cost.h"
-#include "cuda/gate_passage.h"
+#include "cuda/crossed_work.h"
 #include "cuda/gate_view.h"
 #include "cuda/gpu_time.h"
 #include "cuda/held_idle.h"
@@ -11,7 +11,6 @@
 #include "interposer.h"
 #include "token_bucket.h"
 
-#define STOPPED_NS 3000u             /* by so much a span may seem shorter than it was, for a thread's short stops */
 #define REFERENCE_MOST_NS 4000000000 /* a float of milliseconds is then exact to half a microsecond */
 
 static int64_t time_of(struct context_meter *context_meter, CUevent event, bool *failed) {
@@ -109,50 +108,6 @@ static void remember(struct timing_span *span, uint64_t own, uint64_t now) {
                 (uint64_t)((double)cost_ns(span->kind[i].cost) * (double)own / (double)span->facts.expected_ns), now);
 }
 
-/* Did others' work come between this span's? Protected work meets what of best-effort work is in flight as it begins,
- * best-effort work runs out while the gate is closed, and of best-effort containers one may pass another that has the
- * turn: none of it is the card's time in turns, and known work is charged as known. Where it truly takes longer than it
- * did, that becomes known by an eighth at a time. Of best-effort work much is not crossed and tells the truth at once:
- * there by a thirty-second. */
-#define CROSSED_MORE_IN 8
-#define CROSSED_ALONE_MORE_IN 32
-#define CROSSED_MOST_Q8 (1024 * 256)
-
-static bool is_crossed(const struct timing_span *span, const struct vcuda_limits_view *view, uint64_t now) {
-    int card = span->context_meter->card;
-    if (__builtin_expect(!view->card[card].granted_q8, 1) || !bucket_is_granted(view, card, now))
-        return false;
-    uint64_t since = span->facts.launched_at;
-    return view->card[card].mode & VCUDA_MODE_PROTECTED || gate_was_moved(card, since) || gate_others_ran(card, since);
-}
-
-/* Of the card's time, protected work that follows other work of its stream can have met best-effort work for half at
- * most: one passes a closed gate at a time, and the card runs both by turns. What takes longer for more than that is
- * longer than is known, as a kernel is whose length its data decide. Whether it follows is seen by the card's times:
- * what is expected of a stream is wrong as long as costs are. */
-#define FOLLOWS_NS 50000
-#define MET_ONE_IN 2
-#define MET_MOST_NS 50000000
-
-static bool follows_own(const struct timing_span *span, const struct vcuda_limits_view *view,
-                        const struct gpu_interval *ran) {
-    int64_t before = span->meter->settled_to;
-    return view->card[span->context_meter->card].mode & VCUDA_MODE_PROTECTED && before &&
-           ran->from <= before + FOLLOWS_NS;
-}
-
-/* So much of `more` may have been others' work. */
-static uint64_t met_ns(int card, uint64_t fresh, uint64_t more) {
-    static int64_t may_have_met[VCUDA_MAX_CARDS];
-    int64_t *most = &may_have_met[card], met = (int64_t)more;
-    *most += (int64_t)(fresh / MET_ONE_IN);
-    if (*most > MET_MOST_NS)
-        *most = MET_MOST_NS;
-    met = met < *most ? met : *most;
-    *most -= met;
-    return (uint64_t)met;
-}
-
 /* Best-effort containers that are gated take turns: while one runs no other does, whatever the host sees them wait
  * with, so that nothing divides its time. */
 static bool has_turns(int card) {
@@ -171,27 +126,20 @@ uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *v
         ran = gpu_time_expected(&span->facts, meter->settled_to, divided, &context_meter->clock);
     uint64_t took = (uint64_t)(ran.to - ran.from), known = measured ? known_ns(span) : 0;
     uint64_t fresh = (uint64_t)busy_intervals_add(&context_meter->busy, ran.from, ran.to);
-    bool crossed = is_crossed(span, view, now), by_itself = fresh >= took;
-    if (measured && by_itself && !crossed)
+    bool by_itself = fresh >= took, is_crossed = measured && is_crossed_work(span, view, now);
+    if (measured && by_itself && !is_crossed)
         learn_wait(span, &ran);
-    bool follows = crossed && measured && follows_own(span, view, &ran);
-    if (crossed && measured && by_itself && span->kinds == 1) {
-        alone_cost_ran_crossed(span->kind[0].cost, (took + STOPPED_NS) / span->launches);
-        if (follows)
-            alone_cost_ran_mixed(span->kind[0].cost, took / span->launches, now);
-    }
-    uint64_t met = known && crossed && fresh > known ? fresh - known : 0;
-    uint64_t own_fresh = fresh - (follows ? met_ns(context_meter->card, fresh, met) : met);
-    if (known && crossed) {
-        uint64_t more = known + known / (alone ? CROSSED_ALONE_MORE_IN : CROSSED_MORE_IN);
-        divided = bucket_stretch(took, more, CROSSED_MOST_Q8);
-    } else if (known && !alone) {
+    struct crossed_work crossed = {0};
+    if (is_crossed)
+        crossed = crossed_work(span, view, &ran, known, fresh, now);
+    if (known && is_crossed)
+        divided = crossed_work_stretch_q8(took, known, alone);
+    else if (known && !alone)
         divided = sharers_during(view, context_meter->card, now, took, known);
-    }
-    if (measured && !bucket_is_silent(view, now) && (by_itself || !known || !crossed))
+    if (measured && !bucket_is_silent(view, now) && (by_itself || !known || !is_crossed) && !crossed.says_nothing)
         remember(span, bucket_used(took, divided, 256), now);
     /* It is not divided by how long it took: that may be the container's own other streams', charged for that. */
-    uint64_t used = bucket_used(own_fresh, known && crossed ? 256 : divided, gain);
+    uint64_t used = bucket_used(fresh - crossed.met_ns, known && is_crossed ? 256 : divided, gain);
     tell_host(context_meter, ran.to, (int64_t)fresh);
     if (ran.to > meter->settled_to)
         meter->settled_to = ran.to;
