@@ -39,7 +39,7 @@ from gpu_manager.services.allocation.books_format import decode, decode_sides
 from gpu_manager.services.allocation.grant import Decision
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
-from gpu_manager.services.allocation.planner import IdChoice
+from gpu_manager.services.allocation.preferred_ids import IdChoice
 from gpu_manager.services.claims.handover import CardHandover
 from gpu_manager.services.claims.prepare import ClaimPreparer
 from gpu_manager.services.claims.slices import SlicePublisher

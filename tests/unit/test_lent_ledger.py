@@ -10,10 +10,10 @@ from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
 from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
-from gpu_manager.services.allocation import planner
+from gpu_manager.services.allocation import planner, preferred_ids
 from gpu_manager.services.allocation.books import Books, Grant
 from gpu_manager.services.allocation.books_format import BooksEncoder, decode
-from gpu_manager.services.allocation.planner import IdChoice
+from gpu_manager.services.allocation.preferred_ids import IdChoice
 from tests.fakes.node import container, pod
 from tests.fakes.ports import cards
 from tests.fakes.state import node_of
@@ -60,7 +60,7 @@ class BothNames(RuleBasedStateMachine):
                 resources = (NVIDIA,) if asking.lent else (CORE, MEMORY)
                 ids = {
                     r: frozenset(
-                        planner.pick(
+                        preferred_ids.pick(
                             NODE_NOW, IdChoice(r, _free(books, r), (), asking.wants(r)), allocation.cards
                         )
                     )

@@ -29,7 +29,7 @@ from gpu_manager.services.allocation.association import Association
 from gpu_manager.services.allocation.grant import Booked, Decision, annotation_of, limits_of
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.numa_plans import NumaPlans
-from gpu_manager.services.allocation.planner import IdChoice
+from gpu_manager.services.allocation.preferred_ids import IdChoice
 from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.metrics import ServiceMetrics
 

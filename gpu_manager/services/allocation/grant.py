@@ -21,9 +21,9 @@ from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
 from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.ports.control_pages import Limit
 from gpu_manager.ports.pods import KnownPod
-from gpu_manager.services.allocation import planner, unidentified_grants
+from gpu_manager.services.allocation import planner, preferred_ids, unidentified_grants
 from gpu_manager.services.allocation.books import Books, Grant
-from gpu_manager.services.allocation.planner import IdChoice
+from gpu_manager.services.allocation.preferred_ids import IdChoice
 
 log = structlog.get_logger(__name__)
 
@@ -76,7 +76,7 @@ def decide(
         unidentified_grants.identify(books, candidate, listed)
         _retract(books, candidate, listed)
         allocation = planner.allocation_of(books, pod, container)
-        ids = planner.pick(books.node, choice, allocation.cards)
+        ids = preferred_ids.pick(books.node, choice, allocation.cards)
         offered_cards = books.node.ids.cards_of(choice.resource, choice.free)
         decided = offered_cards & set(allocation.cards)
         elsewhere = not decided or (choice.resource == NVIDIA and len(decided) < len(allocation.cards))
@@ -96,7 +96,7 @@ def decide(
             # the kubelet holds ids of other nodes back.
             moved = planner.plan_within(books, pod, container, offered_cards)
             if moved is not None:
-                ids = planner.pick(books.node, choice, moved.cards)
+                ids = preferred_ids.pick(books.node, choice, moved.cards)
             else:
                 log.info(
                     "alignment_not_followed",
@@ -109,7 +109,7 @@ def decide(
         return ids, Decision(candidate)
     except (RequestInvalid, DoesNotFit) as error:
         log.info("pod_will_be_refused", pod=pod.key, container=container.name, reason=str(error))
-        return planner.best_ids(books, choice), Decision(candidate, refusal=error)
+        return preferred_ids.best_ids(books, choice), Decision(candidate, refusal=error)
 
 
 def _aligned(books: Books, choice: IdChoice) -> bool:

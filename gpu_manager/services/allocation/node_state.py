@@ -28,13 +28,13 @@ from gpu_manager.domain.topology import Topology
 from gpu_manager.ports.kubelet import CheckpointEntry
 from gpu_manager.ports.pods import KnownPod
 from gpu_manager.ports.store import Store
-from gpu_manager.services.allocation import adopt, grant, planner, unidentified_grants
+from gpu_manager.services.allocation import adopt, grant, planner, preferred_ids, unidentified_grants
 from gpu_manager.services.allocation.association import Hints, Identification, likely, probable
 from gpu_manager.services.allocation.books import Books, Grant, Key
 from gpu_manager.services.allocation.books_format import BooksEncoder
 from gpu_manager.services.allocation.grant import Booked, Decision
 from gpu_manager.services.allocation.node_cards import KubeletOffer, NodeCards
-from gpu_manager.services.allocation.planner import IdChoice
+from gpu_manager.services.allocation.preferred_ids import IdChoice
 from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery.predecessor_pods import recognised
 
@@ -183,7 +183,7 @@ class NodeState:
         resource = choice.resource
         with self._changing() as books:
             self._never = answer.never
-            free, doubles = planner.clear(books, choice.free, answer)
+            free, doubles = preferred_ids.clear(books, choice.free, answer)
             choice = replace(choice, free=free)
             if answer.candidate is not None:
                 ids, decision = grant.decide(books, choice, answer.candidate, answer.has)
@@ -194,7 +194,11 @@ class NodeState:
                 question = PreferenceCall(resource, choice.size, frozenset(choice.must))
                 meant = likely(local, question, self._hints(books))
                 cards = unidentified_grants.cards_for(books, meant) if meant else ()
-                ids = planner.pick(books.node, choice, cards) if cards else planner.best_ids(books, choice)
+                ids = (
+                    preferred_ids.pick(books.node, choice, cards)
+                    if cards
+                    else preferred_ids.best_ids(books, choice)
+                )
         if doubles:
             self._metrics.double_offers.labels(resource).inc(doubles)
         return ids
