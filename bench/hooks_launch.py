@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.rows import Row
-from tests.native.core_world import built_interposer, compiled
+from tests.native.programs import built_interposer, compiled
 from vcuda.page.limits import CardLimits, Limits, build_limits
 from vcuda.page.usage import build_usage
 

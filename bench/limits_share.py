@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.rows import Row
-from tests.native.core_world import Load, Tenant, Watch, World, one_machine, until, world
+from tests.native.card_watch import Watch
+from tests.native.core_world import Load, Tenant, World, one_machine, until, world
 from vcuda.page.usage import TIMELINE_CELLS, TIMELINES_OFFSET
 
 LIMITS = (10, 30, 50, 80)

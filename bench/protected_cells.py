@@ -17,8 +17,10 @@ from typing import Final
 from bench.rows import percentile
 from gpu_manager.domain.enforcement.protection import CardMember
 from gpu_manager.domain.priority import Priority
-from tests.native.core_world import CARD, Tenant, Watch, World, compiled, one_machine, world
+from tests.native.card_watch import Watch
+from tests.native.core_world import CARD, Tenant, World, one_machine, world
 from tests.native.gates import GatedHost
+from tests.native.programs import compiled
 
 PROTECTED_CORES: Final = 40
 BEST_EFFORT_CORES: Final = 60

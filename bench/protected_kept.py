@@ -36,9 +36,8 @@ def kept(
 def digest() -> str:
     """Twelve hex digits of the C sources that the programs run and of the Python that measures them."""
     library, tests = ROOT / "vcuda/lib", ROOT / "tests/native"
-    total = hashlib.sha256(
-        code_digest([ROOT / "bench/protected_cells.py", tests / "gates.py", tests / "core_world.py"]).encode()
-    )
+    python = [tests / f"{name}.py" for name in ("gates", "core_world", "card_watch", "programs")]
+    total = hashlib.sha256(code_digest([ROOT / "bench/protected_cells.py", *python]).encode())
     sources = [tests / name for name in ("core_load.c", "core_service.c", "core_program.h", "core_watch.c")]
     for folder in (library / "src", library / "include", library / "watcher", library / "test/standin"):
         sources += [path for path in folder.rglob("*.*") if path.suffix in {".c", ".h", ".S", ".def"}]

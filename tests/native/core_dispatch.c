@@ -26,7 +26,7 @@ static double chance(void) {
 }
 
 int main(int argc, char **argv) {
-    void *module, *context, *stream[STREAMS], *function[LENGTHS];
+    void *stream[STREAMS], *function[LENGTHS];
     if (argc < 7)
         return 64;
     double kernel_us = atof(argv[1]), gap_us = atof(argv[2]), seconds = atof(argv[3]);
@@ -36,20 +36,16 @@ int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     sched_setscheduler(0, SCHED_RR, &(struct sched_param){.sched_priority = 5});
     open_driver();
-    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **) =
-        find("cuLaunchKernel");
+    launch_fn *launch = find("cuLaunchKernel");
     int (*synchronize)(void *) = find("cuStreamSynchronize"), (*synchronize_all)(void) = find("cuCtxSynchronize");
-    must(((int (*)(unsigned))find("cuInit"))(0), "cuInit");
-    must(((int (*)(void **, int))find("cuDevicePrimaryCtxRetain"))(&context, 0), "cuDevicePrimaryCtxRetain");
-    must(((int (*)(void *))find("cuCtxSetCurrent"))(context), "cuCtxSetCurrent");
+    open_card(0);
     for (int i = 0; i < streams; i++)
         must(((int (*)(void **, unsigned))find("cuStreamCreate"))(&stream[i], 1), "cuStreamCreate");
-    must(((int (*)(void **, const void *))find("cuModuleLoadData"))(&module, "\177ELF any binary"), "cuModuleLoadData");
+    void *module = load_module();
     for (int i = 0; i < LENGTHS; i++) {
-        char name[32];
-        snprintf(name, sizeof name, "spin_%dus", (int)(kernel_us * (0.8 + 0.05 * i) + 0.5));
-        must(((int (*)(void **, void *, const char *))find("cuModuleGetFunction"))(&function[i], module, name),
-             "cuModuleGetFunction");
+        char us[16];
+        snprintf(us, sizeof us, "%d", (int)(kernel_us * (0.8 + 0.05 * i) + 0.5));
+        function[i] = find_spin(module, us);
     }
     printf("running\n");
     double begin = now_us(), next = begin, rested = begin;

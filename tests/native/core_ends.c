@@ -18,25 +18,12 @@ struct card {
     void *context, *kernel;
 };
 
-static int (*launch_kernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
-                            void **);
+static launch_fn *launch_kernel;
 static int (*set_current)(void *), (*create)(void **, unsigned), (*destroy)(void *), (*synchronize)(void *);
 static struct card first, second;
 static bool over;
 static double longest_s;
 static long launched;
-
-static void open_kernel(struct card *card, const char *name) {
-    void *module;
-    must(set_current(card->context), "cuCtxSetCurrent");
-    must(((int (*)(void **, const void *))find("cuModuleLoadData"))(&module, "\177ELF any binary"), "cuModuleLoadData");
-    must(((int (*)(void **, void *, const char *))find("cuModuleGetFunction"))(&card->kernel, module, name),
-         "cuModuleGetFunction");
-}
-
-static void retain(struct card *card, int number) {
-    must(((int (*)(void **, int))find("cuDevicePrimaryCtxRetain"))(&card->context, number), "cuDevicePrimaryCtxRetain");
-}
 
 static void *launch(const struct card *card) {
     void *stream;
@@ -60,7 +47,6 @@ static void *use_second(void *unused) {
 
 int main(int argc, char **argv) {
     pthread_t thread;
-    char name[32];
     if (argc < 4)
         return 64;
     bool destroys = !strcmp(argv[1], "destroy");
@@ -70,15 +56,13 @@ int main(int argc, char **argv) {
     create = find("cuStreamCreate");
     destroy = find("cuStreamDestroy_v2");
     synchronize = find("cuStreamSynchronize");
-    must(((int (*)(unsigned))find("cuInit"))(0), "cuInit");
-    retain(&second, 1);
-    snprintf(name, sizeof name, "spin_%sus", argv[3]);
-    open_kernel(&second, name);
+    second.context = open_card(1);
+    second.kernel = find_spin(load_module(), argv[3]);
     if (destroys)
         must(((int (*)(void **, unsigned, int))find("cuCtxCreate_v2"))(&first.context, 0, 0), "cuCtxCreate");
     else
-        retain(&first, 0);
-    open_kernel(&first, "spin_5ms");
+        first.context = open_card(0);
+    first.kernel = find_kernel(load_module(), "spin_5ms");
     must(synchronize(launch(&first)), "cuStreamSynchronize"); /* so that what it costs is known */
     for (int i = 0; i < atoi(argv[2]); i++)
         launch(&first);

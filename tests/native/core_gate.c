@@ -23,9 +23,7 @@
 
 enum { THREADS = 24, GLOBAL = 0 };
 
-static int (*launch_kernel)(void *, unsigned, unsigned, unsigned, unsigned,
-                            unsigned, unsigned, unsigned, void *, void **,
-                            void **);
+static launch_fn *launch_kernel;
 static int (*create)(void **, unsigned), (*destroy)(void *),
     (*set_current)(void *), (*synchronize_all)(void);
 static void *function, *context;
@@ -132,22 +130,11 @@ static void forked(void) {
 int main(int argc, char **argv) {
   if (argc < 4)
     return 64;
-  char name[32];
-  void *module;
   double seconds = atof(argv[3]);
   open_driver();
-  must(((int (*)(unsigned))find("cuInit"))(0), "cuInit");
-  must(((int (*)(void **, int))find("cuDevicePrimaryCtxRetain"))(&context, 0),
-       "cuDevicePrimaryCtxRetain");
+  context = open_card(0);
+  function = find_spin(load_module(), argv[2]);
   set_current = find("cuCtxSetCurrent");
-  must(set_current(context), "cuCtxSetCurrent");
-  must(((int (*)(void **, const void *))find("cuModuleLoadData"))(
-           &module, "\177ELF any binary"),
-       "cuModuleLoadData");
-  snprintf(name, sizeof name, "spin_%sus", argv[2]);
-  must(((int (*)(void **, void *, const char *))find("cuModuleGetFunction"))(
-           &function, module, name),
-       "cuModuleGetFunction");
   launch_kernel = find("cuLaunchKernel");
   create = find("cuStreamCreate");
   destroy = find("cuStreamDestroy_v2");

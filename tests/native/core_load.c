@@ -13,8 +13,7 @@
 
 enum { BURST = 30, BURST_PAUSE_MS = 40, NODES = 16, RELAXED = 2, SHORT = 40 };
 
-static int (*launch_kernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
-                            void **);
+static launch_fn *launch_kernel;
 static int (*synchronize)(void *), (*graph_launch)(void *, void *), (*record)(void *, void *), (*wait_event)(void *);
 static int (*set_current)(void *), (*create_stream)(void **, unsigned), (*create_event)(void **, unsigned);
 static void *function, *context;
@@ -129,8 +128,7 @@ static void run_threads(void) {
 }
 
 int main(int argc, char **argv) {
-    char name[32];
-    void *module, *stream;
+    void *stream;
     if (argc < 4)
         return 64;
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -146,15 +144,11 @@ int main(int argc, char **argv) {
     set_current = find("cuCtxSetCurrent");
     create_stream = find("cuStreamCreate");
     create_event = find("cuEventCreate");
-    must(((int (*)(unsigned))find("cuInit"))(0), "cuInit");
-    must(((int (*)(void **, int))find("cuDevicePrimaryCtxRetain"))(&context, 0), "cuDevicePrimaryCtxRetain");
-    must(set_current(context), "cuCtxSetCurrent");
+    context = open_card(0);
     must(create_stream(&stream, 1), "cuStreamCreate");
-    must(((int (*)(void **, const void *))find("cuModuleLoadData"))(&module, "\177ELF any binary"), "cuModuleLoadData");
+    void *module = load_module();
     data_us = strcmp(argv[1], "grows") ? 0 : (unsigned)atoi(argv[2]);
-    snprintf(name, sizeof name, data_us ? "spin" : "spin_%sus", argv[2]);
-    must(((int (*)(void **, void *, const char *))find("cuModuleGetFunction"))(&function, module, name),
-         "cuModuleGetFunction");
+    function = data_us ? find_kernel(module, "spin") : find_spin(module, argv[2]);
     begin_s = judged_begin_s = judged_end_s = window_begin_s = now_s();
     end_s = begin_s + atof(argv[3]);
     printf("running\n");

@@ -49,19 +49,12 @@ static const volatile uint64_t *open_gate(const char *path) {
 int main(int argc, char **argv) {
     if (argc < 6)
         return 64;
-    char name[32];
-    void *stream, *function, *module, *context;
+    void *stream;
     open_driver();
-    must(((int (*)(unsigned))find("cuInit"))(0), "cuInit");
-    must(((int (*)(void **, int))find("cuDevicePrimaryCtxRetain"))(&context, 0), "cuDevicePrimaryCtxRetain");
-    must(((int (*)(void *))find("cuCtxSetCurrent"))(context), "cuCtxSetCurrent");
-    must(((int (*)(void **, const void *))find("cuModuleLoadData"))(&module, "\177ELF any binary"), "cuModuleLoadData");
-    snprintf(name, sizeof name, "spin_%sus", argv[1]);
-    must(((int (*)(void **, void *, const char *))find("cuModuleGetFunction"))(&function, module, name),
-         "cuModuleGetFunction");
+    open_card(0);
+    void *function = find_spin(load_module(), argv[1]);
     setvbuf(stdout, NULL, _IOLBF, 0);
-    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **) =
-        find("cuLaunchKernel");
+    launch_fn *launch = find("cuLaunchKernel");
     int (*synchronize)(void *) = find("cuStreamSynchronize");
     int (*create)(void **, unsigned) = find("cuStreamCreate");
     long kernels = atol(argv[2]);

@@ -11,24 +11,17 @@
 enum { CARDS = 2 };
 
 static void *context[CARDS], *function[CARDS], *stream[CARDS];
-static int (*launch_kernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
-                            void **);
+static launch_fn *launch_kernel;
 static int (*set_current)(void *);
 
 static void launch(int card) {
     must(launch_kernel(function[card], 64, 1, 1, 32, 1, 1, 0, stream[card], NULL, NULL), "cuLaunchKernel");
 }
 
-static void open_card(int card, const char *kernel_us) {
-    char name[32];
-    void *module;
-    must(((int (*)(void **, int))find("cuDevicePrimaryCtxRetain"))(&context[card], card), "cuDevicePrimaryCtxRetain");
-    must(set_current(context[card]), "cuCtxSetCurrent");
+static void prepare(int card, const char *kernel_us) {
+    context[card] = open_card(card);
     must(((int (*)(void **, unsigned))find("cuStreamCreate"))(&stream[card], 1), "cuStreamCreate");
-    must(((int (*)(void **, const void *))find("cuModuleLoadData"))(&module, "\177ELF any binary"), "cuModuleLoadData");
-    snprintf(name, sizeof name, "spin_%sus", kernel_us);
-    must(((int (*)(void **, void *, const char *))find("cuModuleGetFunction"))(&function[card], module, name),
-         "cuModuleGetFunction");
+    function[card] = find_spin(load_module(), kernel_us);
 }
 
 static void *run(void *count) {
@@ -47,9 +40,8 @@ int main(int argc, char **argv) {
     open_driver();
     launch_kernel = find("cuLaunchKernel");
     set_current = find("cuCtxSetCurrent");
-    must(((int (*)(unsigned))find("cuInit"))(0), "cuInit");
     for (int card = 0; card < cards; card++)
-        open_card(card, argv[2]);
+        prepare(card, argv[2]);
     printf("running\n");
     double begin = now_s(), end = begin + atof(argv[3]);
     for (; now_s() < end; launches += each) {

@@ -29,19 +29,11 @@ struct card {
     void *context, *stream, *kernel, *event;
 };
 
-static int (*set_current)(void *);
-
-static void open_card(struct card *card, int number, const char *kernel_us) {
-    char name[32];
-    void *module;
-    must(((int (*)(void **, int))find("cuDevicePrimaryCtxRetain"))(&card->context, number), "cuDevicePrimaryCtxRetain");
-    must(set_current(card->context), "cuCtxSetCurrent");
+static void prepare(struct card *card, int number, const char *kernel_us) {
+    card->context = open_card(number);
     must(((int (*)(void **, unsigned))find("cuStreamCreate"))(&card->stream, 1), "cuStreamCreate");
     must(((int (*)(void **, unsigned))find("cuEventCreate"))(&card->event, 2), "cuEventCreate");
-    must(((int (*)(void **, const void *))find("cuModuleLoadData"))(&module, "\177ELF any binary"), "cuModuleLoadData");
-    snprintf(name, sizeof name, "spin_%sus", kernel_us);
-    must(((int (*)(void **, void *, const char *))find("cuModuleGetFunction"))(&card->kernel, module, name),
-         "cuModuleGetFunction");
+    card->kernel = find_spin(load_module(), kernel_us);
 }
 
 int main(int argc, char **argv) {
@@ -51,19 +43,17 @@ int main(int argc, char **argv) {
     pause_of_host.tv_nsec = atol(argv[3]) * 1000;
     setvbuf(stdout, NULL, _IOLBF, 0);
     open_driver();
-    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **) =
-        find("cuLaunchKernel");
+    launch_fn *launch = find("cuLaunchKernel");
     int (*call_function)(void *, void *, void *) = find("cuLaunchHostFunc");
     int (*add_callback)(void *, void *, void *, unsigned) = find("cuStreamAddCallback");
     int (*record)(void *, void *) = find("cuEventRecord");
     int (*wait_event)(void *, void *, unsigned) = find("cuStreamWaitEvent");
     int (*synchronize)(void *) = find("cuStreamSynchronize");
-    set_current = find("cuCtxSetCurrent");
-    must(((int (*)(unsigned))find("cuInit"))(0), "cuInit");
+    int (*set_current)(void *) = find("cuCtxSetCurrent");
     int event = !strcmp(argv[1], "event"), callback = !strcmp(argv[1], "callback");
     if (event)
-        open_card(&other, 1, argv[3]);
-    open_card(&card, 0, argv[2]);
+        prepare(&other, 1, argv[3]);
+    prepare(&card, 0, argv[2]);
     double begin = now_s(), end = begin + atof(argv[4]);
     long launches = 0;
     while (now_s() < end) {

@@ -28,11 +28,10 @@ from gpu_manager.ports.control_pages import Limit
 from gpu_manager.services.enforcement.time_sharing import CardTenant, TimeSharing
 from tests.fakes.metrics import service_metrics
 from tests.native import standin
-from tests.native.tools import LIB, build_tests, run, tool
+from tests.native.card_watch import Watch
+from tests.native.programs import built_interposer, compiled
 from vcuda.page.layout import uuid_text
 from vcuda.page.usage import SLOT_SIZE, USAGE_HEAD_SIZE, CardUsage, Slot, read_usage
-
-HERE = Path(__file__).parent
 
 
 def uuid_of(card: int) -> CardUuid:
@@ -53,160 +52,6 @@ def _machine() -> tempfile.TemporaryDirectory[str]:
 def one_machine() -> Path:
     """The machine that this process's NVML looks at: the stand-in reads where it is once a process."""
     return Path(_machine().name)
-
-
-@functools.cache
-def built_interposer(sanitize: str = "") -> Path:
-    """The interposer for a laptop's sandbox, and the unit tests beside it; built once for all workers of a run."""
-    return build_tests("sandbox-cuda", "unit_token_bucket", sanitize=sanitize)
-
-
-@functools.cache
-def compiled(source: str, *options: str) -> Path:
-    """One of this directory's C programs, built once for all workers of a run."""
-    target = built_interposer() / Path(source).stem
-    with (built_interposer() / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        model = (LIB / "test" / "standin").glob("*.[ch]")
-        newest = max(path.stat().st_mtime for path in (HERE / source, HERE / "core_program.h", *model))
-        if not target.exists() or target.stat().st_mtime < newest:
-            run(
-                tool("cc"),
-                "-O2",
-                "-Wall",
-                "-Wextra",
-                *options,
-                "-o",
-                target,
-                HERE / source,
-                "-ldl",
-                "-lpthread",
-            )
-    return target
-
-
-@functools.cache
-def _watch() -> Path:
-    model = LIB / "test" / "standin"
-    sources = [str(model / f"{name}.c") for name in ("card", "turn", "config")]
-    return compiled("core_watch.c", f"-I{model}", *sources)
-
-
-READING_FRESH_NS = 60_000_000
-"""A reading of a card is younger than this: nothing older lies in the pipe."""
-
-
-class Watch:
-    """The card's own account of whom it served, read from outside: late readings are as true as early ones."""
-
-    def __init__(self, environment: Mapping[str, str], period_ms: int = 1000) -> None:
-        self._process = subprocess.Popen(
-            [str(_watch()), str(period_ms)], env=environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert self._process.stdout
-        fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, 1 << 20)
-        self._seen: list[tuple[int, dict[int, int]]] = []
-
-    def look(self) -> tuple[int, dict[int, int]]:
-        """The next reading: the card's clock, and how long it served each process; nanoseconds."""
-        assert self._process.stdout
-        return _reading(self._process.stdout.readline())
-
-    def served(self, pid: int) -> int:
-        """How long the card has served this process by now, nanoseconds; what is read is kept for :meth:`fullest`."""
-        while True:
-            reading = self.look()
-            self._seen.append(reading)
-            if time.monotonic_ns() - reading[0] < READING_FRESH_NS:
-                return reading[1].get(pid, 0)
-
-    def shares(self, pids: Sequence[int], first_ns: int, length_ns: int) -> list[float]:
-        """What the card serves these processes in a window that begins so long from now: percent of its time.
-
-        Waits for the card's clock, which is CLOCK_MONOTONIC, to pass the window's end.
-        """
-        begin = time.monotonic_ns() + first_ns
-        while not self._seen or self._seen[-1][0] < begin + length_ns:
-            self._seen.append(self.look())
-        return self.between(pids, begin, begin + length_ns)
-
-    def between(self, pids: Sequence[int], begin_ns: int, end_ns: int) -> list[float]:
-        """The same of a window whose readings are in: between these times of the card's clock."""
-        within = [reading for reading in self._seen if begin_ns <= reading[0] <= end_ns]
-        (begin, before), (end, after) = within[0], within[-1]
-        return [100 * (after.get(pid, 0) - before.get(pid, 0)) / (end - begin) for pid in pids]
-
-    def shares_until(self, pids: Sequence[int], begin_ns: int, end_ns: int) -> list[float]:
-        """The same of a window that has ended, whose readings may still be in the pipe."""
-        while not self._seen or self._seen[-1][0] < end_ns:
-            self._seen.append(self.look())
-        return self.between(pids, begin_ns, end_ns)
-
-    def readings(self, pid: int, begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
-        """The card's clock and how long it had served this process, at each reading between these times."""
-        return [
-            (clock, served[pid])
-            for clock, served in self._seen
-            if begin_ns <= clock <= end_ns and pid in served
-        ]
-
-    def fullest(self, pid: int, readings: int) -> float:
-        """End it: the greatest share of the card's time, in percent, that it served this process in any window.
-
-        A window begins with each reading and is so many readings long.
-        """
-        out, _ = self._process.communicate("\n", timeout=30)
-        assert self._process.returncode == 0
-        seen = [*self._seen, *map(_reading, out.splitlines())]
-        ends = [(clock, served.get(pid, 0)) for clock, served in seen]
-        windows = zip(ends, ends[readings:], strict=False)
-        return max((100 * (b[1] - a[1]) / (b[0] - a[0]) for a, b in windows), default=0.0)
-
-    def windows(self, pid: int, first: float, readings: int = 1) -> list[float]:
-        """End it: the share of the card's time, in percent, that it served this process in each window.
-
-        A window begins with each reading and is so many periods long. The first seconds, counted from when the
-        process was seen, are left out, and what comes after its last work.
-        """
-        out, _ = self._process.communicate("\n", timeout=30)
-        assert self._process.returncode == 0
-        found = map(_reading, out.splitlines())
-        seen = [(clock, served[pid]) for clock, served in found if pid in served]
-        begin, last = seen[0][0] + first * 1e9, seen[-1][1]
-        judged = [(clock, served) for clock, served in seen if clock >= begin and served < last]
-        ends = judged[readings:]
-        return [100 * (b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(judged, ends, strict=False)]
-
-    def together(self, pids: Sequence[int], readings: int = 1) -> list[list[float]]:
-        """End it: the same of each process, in windows that begin once the card has served all of them.
-
-        They end with the last work of the first of them to end.
-        """
-        out, _ = self._process.communicate("\n", timeout=30)
-        assert self._process.returncode == 0
-        seen = [
-            (clock, [served.get(pid, 0) for pid in pids]) for clock, served in map(_reading, out.splitlines())
-        ]
-        last = [max(served[which] for _, served in seen) for which in range(len(pids))]
-        met = [(clock, served) for clock, served in seen
-               if all(served) and all(now < end for now, end in zip(served, last, strict=True))]  # fmt: skip
-        pairs = list(zip(met, met[readings:], strict=False))
-        return [
-            [100 * (b[1][which] - a[1][which]) / (b[0] - a[0]) for a, b in pairs]
-            for which in range(len(pids))
-        ]
-
-    def kill(self) -> None:
-        """End it, if it has not ended."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.communicate()
-
-
-def _reading(line: str) -> tuple[int, dict[int, int]]:
-    clock, *slots = line.split()
-    return int(clock), {int(pid): int(served) for pid, _, served in (slot.partition(":") for slot in slots)}
 
 
 @dataclass(slots=True)
@@ -355,8 +200,8 @@ class World:
     def host(self, *tenants: Tenant, driver: bool = False) -> Iterator[TimeSharing]:
         """The agent's co-activity loop over these containers; ``driver``: with what NVML sees of them."""
         stop = threading.Event()
-        seats = _Seats(self, [tenant.name for tenant in tenants], driver=driver)
-        service = TimeSharing(self.tenants, seats, SystemClock(), service_metrics())
+        sampler = _Sampler(self, [tenant.name for tenant in tenants], driver=driver)
+        service = TimeSharing(self.tenants, sampler, SystemClock(), service_metrics())
         thread = threading.Thread(target=service.run, args=(stop,))
         thread.start()
         try:
@@ -364,7 +209,7 @@ class World:
         finally:
             stop.set()
             thread.join(10)
-            seats.close()
+            sampler.close()
 
     def close(self) -> None:
         """End what still runs."""
@@ -376,7 +221,7 @@ class World:
         self.tenants.close()
 
 
-class _Seats:
+class _Sampler:
     """What the usage sampler tells the loop: who used the card since the last time, and how much NVML saw."""
 
     def __init__(self, world: World, names: Sequence[str], *, driver: bool) -> None:
@@ -386,16 +231,16 @@ class _Seats:
 
     def __call__(self) -> list[CardTenant]:
         seen = self._driver_shares()
-        seats = []
+        tenants = []
         for name in self._names:
             activity = self._world.tenants.activity(name)[0]
             at_work = activity.at_work > 0 or activity.busy_ns != self._busy.get(name, 0)
             self._busy[name] = activity.busy_ns
             pids = self._world.pids.get(name, [])
-            truth = sum(seen.get(pid, 0.0) for pid in pids) if seen else None
+            share = sum(seen.get(pid, 0.0) for pid in pids) if seen else None
             priority = self._world.priorities[name]
-            seats.append(CardTenant(name, activity.card, at_work, truth, priority=priority))
-        return seats
+            tenants.append(CardTenant(name, activity.card, at_work, share, priority=priority))
+        return tenants
 
     def _driver_shares(self) -> Mapping[int, float]:
         if self._cards is None:

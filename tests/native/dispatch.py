@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.native import standin
-from tests.native.core_world import World, compiled, world
+from tests.native.core_world import World, world
+from tests.native.programs import compiled
 
 LOOK_MS = 50
 """A window of a second begins this often."""

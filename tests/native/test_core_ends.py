@@ -9,8 +9,9 @@ import pytest
 
 from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.control_pages import Correction, Limit
-from tests.native.core_world import CARD, compiled, uuid_of, world
+from tests.native.core_world import CARD, uuid_of, world
 from tests.native.gates import closed
+from tests.native.programs import compiled
 
 
 @pytest.mark.parametrize("us", [1000, 10])

@@ -6,7 +6,8 @@ import subprocess
 from collections.abc import Mapping
 
 from tests.native import standin
-from tests.native.core_world import compiled, uuid_of, world
+from tests.native.core_world import uuid_of, world
+from tests.native.programs import compiled
 
 
 def launches(environment: Mapping[str, str], *arguments: object) -> float:

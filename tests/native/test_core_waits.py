@@ -11,7 +11,8 @@ import subprocess
 import pytest
 
 from tests.native import standin
-from tests.native.core_world import compiled, uuid_of, world
+from tests.native.core_world import uuid_of, world
+from tests.native.programs import compiled
 
 CLOSE = 2.0
 """Points by which the account may differ from what the card says."""

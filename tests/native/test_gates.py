@@ -14,8 +14,9 @@ import pytest
 from gpu_manager.domain.enforcement.protection import CardMember
 from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.control_pages import Correction
-from tests.native.core_world import CARD, Tenant, World, compiled, world
+from tests.native.core_world import CARD, Tenant, World, world
 from tests.native.gates import GatedHost, closed
+from tests.native.programs import compiled
 
 SECONDS = 4.0
 

@@ -18,8 +18,8 @@ import pytest
 
 from gpu_manager.domain.enforcement.evasion import EvasionReason
 from tests.native.contained import SETUP
-from tests.native.core_world import HERE
 from tests.native.driven import GRANULE, MIB, Container, program
+from tests.native.programs import HERE
 from tests.native.tools import ROOT, run, tool
 
 LIMIT = 600 * MIB

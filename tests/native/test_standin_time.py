@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.native import standin
-from tests.native.core_world import Watch
+from tests.native.card_watch import Watch
 
 SPIN = ("spin", "--mode", "stream", "--us", "30000")
 """Always another kernel in the queue, so long that a host that is late to add one does not show."""

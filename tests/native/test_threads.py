@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.core_world import HERE
 from tests.native.driven import MIB, SANITIZE, Container, program
+from tests.native.programs import HERE
 from tests.native.tools import ROOT, run, tool
 
 SECONDS = 100

@@ -22,7 +22,7 @@ from typing import Self
 import pytest
 from _pytest.runner import runtestprotocol
 
-from tests.native.core_world import compiled
+from tests.native.programs import compiled
 
 ATTEMPTS = 3
 PRIORITY = 5
