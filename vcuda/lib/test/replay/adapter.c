@@ -1,5 +1,5 @@
-/* The library's limiter for the replayer. Here: what throttle.c and launch.c do around the driver, done around the
- * modelled one; adapter_span.c and adapter_settle.c have the rest. */
+/* The library's limiter for the replayer. Here: what throttle.c, payment.c and launch.c do around the driver, done
+ * around the modelled one; adapter_span.c and adapter_settle.c have the rest. */
 #include "adapter_state.h"
 
 /* As they are named in timing_span.c, throttle.c, settle.c and settle.h. */
