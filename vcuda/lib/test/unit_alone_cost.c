@@ -64,9 +64,31 @@ static void the_least_of_many_mixed_runs_is_believed_if_it_is_more(void) {
     for (int i = 0; i < ALONE_COST_MIXED_RUNS - 1; i++)
         alone_cost_ran_mixed(cost, 9 * MS, false, 12 * SECOND + (uint64_t)i * ALONE_COST_MIXED_NS);
     for (int i = 0; i < 2 * ALONE_COST_MIXED_RUNS; i++)
-        alone_cost_ran_mixed(cost, 9 * MS, true, 20 * SECOND + (uint64_t)i * ALONE_COST_MIXED_NS / 20);
+        alone_cost_ran_mixed(cost, 5 * MS, true, 20 * SECOND + (uint64_t)i * ALONE_COST_MIXED_NS / 20);
     CHECK(alone_cost_ns(cost) == 3 * MS, "neither few of them are enough, nor what others explain: %" PRIu64,
           alone_cost_ns(cost));
+}
+
+static void many_far_shorter_runs_are_believed_and_few_are_not(void) {
+    struct cost *cost = known(6, 10 * MS);
+    const uint64_t runs = 100;
+    for (uint64_t i = 0; i < runs; i++) /* never ALONE_COST_RUNS of them in a row */
+        alone_cost_ran_mixed(cost, i % 10 ? 11 * MS : MS, true, 2 * SECOND + i * ALONE_COST_MIXED_NS / (runs - 1));
+    CHECK(alone_cost_ns(cost) == 10 * MS, "%" PRIu64, alone_cost_ns(cost));
+    for (uint64_t i = 0; i < runs; i++)
+        alone_cost_ran_mixed(cost, i % 3 ? 11 * MS : MS + i, true, 4 * SECOND + i * ALONE_COST_MIXED_NS / (runs - 1));
+    CHECK(alone_cost_ns(cost) == MS + 9, "the last of the shortest four: %" PRIu64, alone_cost_ns(cost));
+}
+
+static void what_takes_twice_as_long_at_least_is_believed_whatever_explains_it(void) {
+    struct cost *cost = known(7, MS);
+    const uint64_t runs = 2 * ALONE_COST_MIXED_RUNS;
+    for (uint64_t i = 0; i < runs; i++)
+        alone_cost_ran_mixed(cost, 2 * MS, true, 2 * SECOND + i * ALONE_COST_MIXED_NS / (runs - 1));
+    CHECK(alone_cost_ns(cost) == MS, "%" PRIu64, alone_cost_ns(cost));
+    for (uint64_t i = 0; i < runs; i++)
+        alone_cost_ran_mixed(cost, 3 * MS, true, 4 * SECOND + i * ALONE_COST_MIXED_NS / (runs - 1));
+    CHECK(alone_cost_ns(cost) == 3 * MS, "%" PRIu64, alone_cost_ns(cost));
 }
 
 static void another_kind_in_the_same_place_begins_anew(void) {
@@ -85,6 +107,8 @@ int main(void) {
     later_runs_count_by_how_long_ago_the_last_one_was();
     several_shorter_runs_in_a_row_are_believed();
     the_least_of_many_mixed_runs_is_believed_if_it_is_more();
+    many_far_shorter_runs_are_believed_and_few_are_not();
+    what_takes_twice_as_long_at_least_is_believed_whatever_explains_it();
     another_kind_in_the_same_place_begins_anew();
     return checked();
 }

@@ -16,9 +16,9 @@ static struct alone_cost {
     } shorter;
     struct {
         uint64_t since;
-        uint32_t runs;
-        bool unexplained; /* one of them */
-        uint64_t least, second;
+        uint32_t runs, short_runs; /* of them, so many took less than half of `ns` */
+        bool unexplained;          /* one of them */
+        uint64_t least[ALONE_COST_RUNS];
     } mixed;
 } alone_costs[COST_ENTRIES];
 
@@ -81,30 +81,38 @@ void alone_cost_ran_crossed(const struct cost *cost, uint64_t ns) {
         set(found, found->shorter.most);
 }
 
-/* The second least lowers what is known, for the least may be of a thread that was stopped; and only what is far off,
- * for where lengths vary a little it would be too short. */
+static void keep_least(uint64_t least[ALONE_COST_RUNS], uint64_t ns) {
+    for (int i = 0; i < ALONE_COST_RUNS; i++)
+        if (ns < least[i]) {
+            uint64_t longer = least[i];
+            least[i] = ns;
+            ns = longer;
+        }
+}
+
+/* Only what is far off becomes less by this, and only where many say so: where lengths vary a little the shortest are
+ * too short, and a few are of threads that were stopped. */
 void alone_cost_ran_mixed(const struct cost *cost, uint64_t ns, bool explained, uint64_t now) {
     struct alone_cost *found = find(cost);
     if (!found)
         return;
     if (!found->mixed.runs++) {
         found->mixed.since = now;
-        found->mixed.least = found->mixed.second = UINT64_MAX;
+        found->mixed.short_runs = 0;
         found->mixed.unexplained = false;
+        for (int i = 0; i < ALONE_COST_RUNS; i++)
+            found->mixed.least[i] = UINT64_MAX;
     }
-    if (ns < found->mixed.least) {
-        found->mixed.second = found->mixed.least;
-        found->mixed.least = ns;
-    } else if (ns < found->mixed.second) {
-        found->mixed.second = ns;
-    }
+    keep_least(found->mixed.least, ns);
+    found->mixed.short_runs += (double)ns < found->ns / 2;
     found->mixed.unexplained |= !explained;
     if (now < found->mixed.since + ALONE_COST_MIXED_NS)
         return;
-    if ((double)found->mixed.second < found->ns / 2)
-        set(found, (double)found->mixed.second);
-    else if (found->mixed.runs >= ALONE_COST_MIXED_RUNS && found->mixed.unexplained &&
-             (double)found->mixed.least > found->ns * 9 / 8)
-        set(found, (double)found->mixed.least);
+    const uint64_t few = found->mixed.least[ALONE_COST_RUNS - 1];
+    double longer = (double)found->mixed.least[0] / found->ns;
+    if (found->mixed.short_runs >= ALONE_COST_RUNS && found->mixed.short_runs >= found->mixed.runs / 4)
+        set(found, (double)few);
+    else if (found->mixed.runs >= ALONE_COST_MIXED_RUNS && longer > (found->mixed.unexplained ? 9.0 / 8 : 2.0))
+        set(found, (double)found->mixed.least[0]);
     found->mixed.runs = 0;
 }

@@ -20,9 +20,10 @@ void alone_cost_ran(const struct cost *cost, uint64_t ns, uint64_t now);
  * launches may find another's kernel in flight. */
 void alone_cost_ran_crossed(const struct cost *cost, uint64_t ns);
 
-/* One took so long where others' work comes between now and then, but not always. Over ALONE_COST_MIXED_NS: the second
- * shortest is known from then on if it took less than half of what was; the shortest of ALONE_COST_MIXED_RUNS or more,
- * if it took more by an eighth and if any took longer than others' work can explain. */
+/* One took so long where others' work comes between now and then, but not always. Over ALONE_COST_MIXED_NS: where
+ * ALONE_COST_RUNS or more and a quarter of all took less than half of what is known, the last of the shortest
+ * ALONE_COST_RUNS is known from then on; else the shortest of ALONE_COST_MIXED_RUNS or more, if it took more by an
+ * eighth and any took longer than others' work can explain, or if it took twice as long. */
 #define ALONE_COST_MIXED_RUNS 16
 #define ALONE_COST_MIXED_NS 500000000u
 void alone_cost_ran_mixed(const struct cost *cost, uint64_t ns, bool explained, uint64_t now);

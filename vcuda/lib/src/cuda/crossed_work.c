@@ -55,19 +55,19 @@ static uint64_t may_have_met(const struct vcuda_card_limits *limits, int card, u
     return (uint64_t)met;
 }
 
-struct crossed_work crossed_work(struct timing_span *span, const struct vcuda_limits_view *view,
-                                 const struct gpu_interval *ran, uint64_t known_ns, uint64_t fresh_ns, uint64_t now) {
+uint64_t crossed_work_met_ns(struct timing_span *span, const struct vcuda_limits_view *view,
+                             const struct gpu_interval *ran, uint64_t known_ns, uint64_t fresh_ns, uint64_t now) {
     int card = span->context_meter->card;
     uint64_t took = (uint64_t)(ran->to - ran->from), more = known_ns && fresh_ns > known_ns ? fresh_ns - known_ns : 0;
     bool is_one_kind_by_itself = fresh_ns >= took && span->kinds == 1;
     if (is_one_kind_by_itself)
         alone_cost_ran_crossed(span->kind[0].cost, (took + STOPPED_NS) / span->launches);
     if (!is_protected(view, card))
-        return (struct crossed_work){.met_ns = more};
+        return more;
     uint64_t met = follows_own(span, ran) ? may_have_met(&view->card[card], card, fresh_ns, more, now) : more;
     if (is_one_kind_by_itself && known_ns)
         alone_cost_ran_mixed(span->kind[0].cost, took / span->launches, met == more, now);
-    return (struct crossed_work){.met_ns = met, .says_nothing = more && met == more};
+    return met;
 }
 
 /* Where it truly takes longer than it did, that becomes known by an eighth at a time. */

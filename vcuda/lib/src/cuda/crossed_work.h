@@ -12,16 +12,10 @@
  * turn: none of it is the card's time in turns, and known work is charged as known. */
 bool is_crossed_work(const struct timing_span *span, const struct vcuda_limits_view *view, uint64_t now);
 
-/* Of a span that was crossed. */
-struct crossed_work {
-    uint64_t met_ns;   /* what of its new time on the card is taken for others' work; 0 where `known_ns` is 0 */
-    bool says_nothing; /* of what it costs: others' work explains all that it took more than is known */
-};
-
-/* It `ran` for so long, of that `fresh_ns` beside no other work of its process, where `known_ns` is what it costs alone
- * (0: not known). */
-struct crossed_work crossed_work(struct timing_span *span, const struct vcuda_limits_view *view,
-                                 const struct gpu_interval *ran, uint64_t known_ns, uint64_t fresh_ns, uint64_t now);
+/* A crossed span `ran` for so long, of that `fresh_ns` beside no other work of its process: what of it is taken for
+ * others' work, where `known_ns` is what it costs alone (0: not known). What is known follows. */
+uint64_t crossed_work_met_ns(struct timing_span *span, const struct vcuda_limits_view *view,
+                             const struct gpu_interval *ran, uint64_t known_ns, uint64_t fresh_ns, uint64_t now);
 
 /* By what the time that it took is divided, where it is to be remembered. `takes_turns`: best-effort work, of which
  * much is not crossed and tells the truth at once. */

@@ -129,17 +129,15 @@ uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *v
     bool by_itself = fresh >= took, is_crossed = measured && is_crossed_work(span, view, now);
     if (measured && by_itself && !is_crossed)
         learn_wait(span, &ran);
-    struct crossed_work crossed = {0};
-    if (is_crossed)
-        crossed = crossed_work(span, view, &ran, known, fresh, now);
+    uint64_t met = is_crossed ? crossed_work_met_ns(span, view, &ran, known, fresh, now) : 0;
     if (known && is_crossed)
         divided = crossed_work_stretch_q8(took, known, alone);
     else if (known && !alone)
         divided = sharers_during(view, context_meter->card, now, took, known);
-    if (measured && !bucket_is_silent(view, now) && (by_itself || !known || !is_crossed) && !crossed.says_nothing)
+    if (measured && !bucket_is_silent(view, now) && (by_itself || !known || !is_crossed))
         remember(span, bucket_used(took, divided, 256), now);
     /* It is not divided by how long it took: that may be the container's own other streams', charged for that. */
-    uint64_t used = bucket_used(fresh - crossed.met_ns, known && is_crossed ? 256 : divided, gain);
+    uint64_t used = bucket_used(fresh - met, known && is_crossed ? 256 : divided, gain);
     tell_host(context_meter, ran.to, (int64_t)fresh);
     if (ran.to > meter->settled_to)
         meter->settled_to = ran.to;
