@@ -20,6 +20,8 @@ from gpu_manager.domain.resources import (
     parse_quantity,
 )
 
+BEYOND = 1000
+"""Powers of ten from here on are all more than any amount that is judged."""
 EXACT = Context(prec=2000, Emax=10**6, Emin=-(10**6))
 POWERS = dict(zip("numkMGTPE", (-9, -6, -3, 3, 6, 9, 12, 15, 18), strict=True)) | {"": 0}
 BINARY = {f"{letter}i": 1024 ** (n + 1) for n, letter in enumerate("KMGTPE")}
@@ -43,7 +45,8 @@ def oracle(text: str) -> Fraction | None:
         and suffix[1:].isascii()
         and suffix[2:3] not in ("+", "-")
     ):
-        value = value.scaleb(int(suffix[1:]), EXACT)
+        exponent = min(int(suffix[1:]), BEYOND) if value else 0
+        value = value.scaleb(exponent, EXACT)
     else:
         return None
     value = value.quantize(Decimal("1e-9"), rounding=ROUND_UP, context=EXACT)
@@ -84,6 +87,9 @@ def test_every_quantity_form_equals_the_oracle(text: str) -> None:
 @example("1.1.M")
 @example("+-1")
 @example("1 ")
+@example("9e9999999")
+@example("0e9999999")
+@example("1e-999999")
 def test_what_is_no_quantity_for_the_oracle_is_none(text: str) -> None:
     if (expected := oracle(text)) is None or abs(expected) < 10**200:
         assert parsed(text) == expected
