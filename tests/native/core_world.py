@@ -211,6 +211,22 @@ class World:
             thread.join(10)
             sampler.close()
 
+    def charged_and_had(self, tenant: Tenant, *command: str) -> tuple[float, float]:
+        """Run a program that says ``launched SECONDS`` once its work is over and ends when it is told to: what the
+        container was charged by then, and what the card served it, in percent of the card over those seconds.
+        """
+        watch = self.watch(50)
+        process = subprocess.Popen(
+            command, env=self.environment(tenant), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout
+        kind, seconds = process.stdout.readline().split()[:2]
+        assert kind == "launched"
+        spent = (self.usage(tenant).busy_ns, watch.served(process.pid))
+        process.communicate("\n", timeout=30)
+        charged, had = (ns / float(seconds) / 1e7 for ns in spent)
+        return charged, had
+
     def close(self) -> None:
         """End what still runs."""
         for watch in self.watches:

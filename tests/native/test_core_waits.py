@@ -24,17 +24,7 @@ def test_a_stream_that_waits_is_charged_for_its_kernels_alone(way: str, limit: i
     """Kernels of 10 us, 200 us of waiting between them: for the host, or for kernels of another card."""
     with world(cards=2) as made:
         tenant = made.tenant(limit, cards=(uuid_of(0), uuid_of(1)))
-        watch = made.watch(50)
-        process = subprocess.Popen(
-            [str(compiled("core_waits.c")), way, "10", "200", "1.0"],
-            env=made.environment(tenant), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert process.stdout
-        words = process.stdout.readline().split()
-        assert words[0] == "launched"
-        spent = (made.usage(tenant).busy_ns, watch.served(process.pid))
-        process.communicate("\n", timeout=30)
-    accounted, used = (ns / float(words[1]) / 1e7 for ns in spent)
+        accounted, used = made.charged_and_had(tenant, str(compiled("core_waits.c")), way, "10", "200", "1.0")
     assert used > 0.2
     assert abs(accounted - used) <= CLOSE, (accounted, used)
 
