@@ -145,6 +145,17 @@ class Agent:
             self._books_changed,
             self._kube.node,
         )
+        self.stranded = PodsWithoutDevices(
+            self.state,
+            window,
+            self._kubelet,
+            pods,
+            processes,
+            clock,
+            self.metrics,
+            config.reclaim_seconds,
+            evict=config.evict,
+        )
         self.fronts = Fronts(config, self.state, plugin, dra, self.metrics, _restart)
         self.health = Health(self.cards, self._kube.node, clock, numa_policy=config.numa_policy)
         self.inventory = InventoryService(
@@ -158,6 +169,7 @@ class Agent:
             clock,
             self.fronts.offering,
             lambda: self.fronts.in_force,
+            stranded=lambda: self.stranded.uids,
             gates=gate_program(config) is not None,
         )
         self.other_plugins = OtherPlugins(
@@ -188,7 +200,6 @@ class Agent:
             processes,
             clock,
             self.metrics,
-            PodsWithoutDevices(self.state, pods, self.metrics, evict=config.evict),
             config.reclaim_seconds,
         )
         self._register(config)
@@ -347,7 +358,11 @@ class Agent:
             self._rounds(
                 min(reclaimer.LOOK_SECONDS, self._config.reclaim_seconds),
                 "reclaim",
-                {"reclaim": self.reclaimer.look, "front": self.fronts.look},
+                {
+                    "reclaim": self.reclaimer.look,
+                    "stranded": self.stranded.look,
+                    "front": self.fronts.look,
+                },
             ),
         ]
 

@@ -161,7 +161,9 @@ def command(
     libraries: Annotated[Path | None, Option(help="Directory of libvcuda; default: the package's.")] = None,
     stand_in: Annotated[Path | None, Option(help="The stand-in driver of simulated cards.")] = None,
     extra_config: Annotated[Path | None, Option(help="The predecessor's extra-config.json.")] = None,
-    evict: Annotated[bool, Option(help="Evict a controlled pod that got a wrong card.")] = True,
+    evict: Annotated[
+        bool, Option(help="Evict a controlled pod that got a wrong card, or cannot start a container again.")
+    ] = True,
     resize_alone: Annotated[
         bool, Option(help="Judge requests for another size on this node alone; only without an extender.")
     ] = False,

@@ -274,7 +274,8 @@ class Inventory:
     False while the node's agent starts or leaves or its kubelet is away, and after it has left: the kubelet
     may refuse a pod that is bound there then. ``resizes``: the agent follows answers to requests for another
     size, which agents of earlier releases pass over. ``gates``: it makes best-effort tenants wait for
-    protected ones, which agents of earlier releases do not.
+    protected ones, which agents of earlier releases do not. ``stranded``: UIDs of pods with containers that
+    cannot be started again, because the kubelet has no devices for them.
     """
 
     unit: int
@@ -286,6 +287,7 @@ class Inventory:
     released: tuple[str, ...] | None = None
     resizes: bool = True
     gates: bool = True
+    stranded: tuple[str, ...] = ()
 
 
 def encode_inventory(inventory: Inventory) -> str:
@@ -320,6 +322,7 @@ def encode_inventory(inventory: Inventory) -> str:
             **({} if inventory.released is None else {"released": list(inventory.released)}),
             **({"resizes": True} if inventory.resizes else {}),
             **({"gates": True} if inventory.gates else {}),
+            **({"stranded": list(inventory.stranded)} if inventory.stranded else {}),
         },
         separators=(",", ":"),
     )
@@ -350,6 +353,7 @@ def decode_inventory(text: str | None) -> Inventory | None:
             released=tuple(map(_text, _list(data["released"]))) if "released" in data else None,
             resizes=_flag(data.get("resizes", False)),
             gates=_flag(data.get("gates", False)),
+            stranded=tuple(map(_text, _list(data.get("stranded", [])))),
         )
     except (KeyError, TypeError, ValueError):
         return None

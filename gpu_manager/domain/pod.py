@@ -111,6 +111,7 @@ class Pod:
     created: str = ""
     started_at: str = ""  # status.startTime: when the kubelet admitted it; RFC 3339, as is ``created``
     twin: PodUid = PodUid("")
+    restarts_never: bool = False  # restartPolicy Never: no container that has started is started again
 
     @property
     def key(self) -> str:
@@ -222,6 +223,7 @@ def parse_pod(obj: object) -> Pod:
         scheduler=_text(spec.get("schedulerName"), "spec.schedulerName"),
         created=_text(meta.get("creationTimestamp"), "metadata.creationTimestamp"),
         twin=_mirrored(annotations, owners, node),
+        restarts_never=spec.get("restartPolicy") == "Never",
     )
 
 

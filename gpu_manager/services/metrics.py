@@ -96,7 +96,14 @@ class ServiceMetrics:
         )
         self.pods_without_devices = counter(
             "pods_without_devices",
-            "Pods without devices: admitted before this node offered the vcuda resources",
+            "Pods reported because the kubelet has no devices for containers of theirs: admitted before this "
+            "node offered the vcuda resources, or lost from the kubelet's checkpoint",
+        )
+        self.stranded_containers = Gauge(
+            "vcuda_stranded_containers",
+            "Containers of this node's pods that cannot be started again, because the kubelet has no devices "
+            "for them",
+            registry=registry,
         )
         self.allocations_reclaimed = counter(
             "allocations_reclaimed", "Allocations released because their pod no longer exists"

@@ -407,13 +407,12 @@ def test_pods_admitted_before_the_resource_existed_are_named_once_and_evicted_wh
             rig.kubelet.start_container(uid(owned), "c")
         good = running(rig, pod("good", container("c", 30, 4)))
         rig.pods.bind(parse_pod(rig.kubelet.pod(uid(good))))
-        rig.reclaimer.round()
         pass_(rig, SETTLE_SECONDS + 5)
-        rig.reclaimer.round()
+        rig.stranded.look()
         assert [e for e in rig.pods.events if e[1] == "VcudaStranded"] == [], "once is not proof"
         for _ in range(3):
             pass_(rig, 30)
-            rig.reclaimer.round()
+            rig.stranded.look()
         named = {key: text for key, reason, text in rig.pods.events if reason == "VcudaStranded"}
         assert len([e for e in rig.pods.events if e[1] == "VcudaStranded"]) == 2
         assert set(named) == {"default/bare", "default/owned"}
@@ -437,18 +436,74 @@ def test_a_pod_without_proof_of_having_nothing_is_not_stranded(tmp_path: Path) -
         rig.pods.bind(parse_pod(early))
         pass_(rig, SETTLE_SECONDS + 5)
         for _ in range(3):
-            rig.reclaimer.round()
+            pass_(rig, 30)
+            rig.stranded.look()
         assert rig.pods.events == []
         rig.kubelet.checkpoint_path.unlink()
         rig.pods.bind(
             parse_pod({**unread, "status": {"phase": "Running", "startTime": "2026-11-21T00:00:00Z"}})
         )
         for _ in range(3):
-            rig.reclaimer.round()
+            rig.stranded.look()
         assert rig.pods.events == []
     finally:
         rig.stop_agent()
         rig.kubelet.stop()
+
+
+@pytest.mark.parametrize("loss", ["gone", "torn"])
+def test_a_lost_checkpoint_leaves_containers_that_cannot_start_again_and_each_is_named(
+    still: NodeRig, loss: str
+) -> None:
+    """As Kubernetes 1.36 does it: what runs goes on, and a start is refused, not allocated anew."""
+    two, one = (
+        pod(name, container("c", 30, 4), container("d", 10, 4), controlled=name == "two")
+        for name in ("two", "one")
+    )
+    for obj in (two, one):
+        running(still, obj)
+        still.pods.bind(parse_pod(still.kubelet.pod(uid(obj))))
+        still.processes.living.add(PodUid(uid(obj)))
+    before = granted(still)
+    lose_checkpoint(still, loss)
+    still.kubelet.stop_container(uid(two), "c", exit_code=137)
+    with pytest.raises(NodeUnready, match="no devices found allocated in local cache"):
+        still.kubelet.start_container(uid(two), "c")
+    assert granted(still) == before, "what runs keeps its share"
+    for _ in range(2):
+        pass_(still, 3)
+        still.stranded.look()
+    named = {key: text for key, reason, text in still.pods.events if reason == "VcudaStranded"}
+    assert set(named) == {"default/one", "default/two"}
+    assert all('lost its record of the devices of containers "c", "d"' in text for text in named.values())
+    assert still.pods.evicted == [PodUid(uid(two))]
+
+
+def test_what_is_admitted_after_a_lost_checkpoint_is_not_named(still: NodeRig) -> None:
+    """The kubelet gives what does not run at its restart devices again: it has a record of these."""
+    idle = pod("idle", container("c", 30, 4))
+    assert still.admit(idle).admitted
+    lose_checkpoint(still, "gone")
+    still.pods.bind(parse_pod(still.kubelet.pod(uid(idle))))
+    new = running(still, pod("new", container("c", 30, 4)))
+    still.pods.bind(parse_pod(still.kubelet.pod(uid(new))))
+    for _ in range(40):
+        pass_(still, 3)
+        still.stranded.look()
+    assert [e for e in still.pods.events if e[1] == "VcudaStranded"] == []
+    still.kubelet.start_container(uid(idle), "c")
+
+
+def lose_checkpoint(rig: NodeRig, loss: str) -> None:
+    """The kubelet is ended, its checkpoint is lost or cut in half, and it starts again."""
+    rig.kubelet.stop()
+    whole = rig.kubelet.checkpoint_path.read_bytes()
+    rig.kubelet.checkpoint_path.unlink()
+    if loss == "torn":
+        rig.kubelet.checkpoint_path.write_bytes(whole[: len(whole) // 2])
+    rig.kubelet.start()
+    rig.await_registered()
+    rig.kubelet.resume()
 
 
 def test_cards_of_another_size_do_not_lose_what_was_booked(tmp_path: Path) -> None:

@@ -152,7 +152,9 @@ def _rounds(rig: NodeRig) -> None:
     assert isinstance(rig.clock, FakeClock)
     rig.clock.pass_(SETTLE_SECONDS + 5)
     for _ in range(3):
+        rig.clock.pass_(30)
         rig.reclaimer.round()
+        rig.stranded.look()
 
 
 def test_a_static_pod_without_ids_is_told_how_to_get_some(tmp_path: Path) -> None:

@@ -168,8 +168,18 @@ class NodeRig:
             self.processes,
             self.clock,
             self.metrics,
-            PodsWithoutDevices(self.state, self.pods, self.metrics, evict=self.evict),
             30.0,
+        )
+        self.stranded = PodsWithoutDevices(
+            self.state,
+            self.window,
+            self.client,
+            self.pods,
+            self.processes,
+            self.clock,
+            self.metrics,
+            30.0,
+            evict=self.evict,
         )
         self._serve(proof)
         if wait:

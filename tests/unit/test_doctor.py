@@ -77,6 +77,7 @@ AGENT = AgentFacts(
     enforced={"default/a c": "active", "default/b c": "exclusive", "ml/w w/gpu": "admin"},
     evading=(),
     not_injected=(),
+    stranded=0,
     blind=(),
     notes={"memory-refused": 4},
     sample_age_seconds=0.4,
@@ -195,6 +196,7 @@ FOUND = [
         "default/a c: whether its limits hold",
     ),
     ("evading", agent(evading=("default/a c: memory",)), "default/a c: memory"),
+    ("stranded-containers", agent(stranded=2), "2 containers cannot be started again once ended"),
     ("not-injected", agent(not_injected=("default/a c",)), "default/a c runs without the mounts"),
     ("library-trouble", agent(notes={"cuda-refused": 3}), "refused CUDA, 3 times"),
     ("evasion-detection-blind", agent(blind=("host-pid",)), "without hostPID"),
@@ -252,6 +254,11 @@ FOUND = [
     ),
     ("pod-without-card", cluster(pods=(PodFacts(a_pod(annotations={})),)), "on no card that is said"),
     ("pod-without-card", cluster(pods=(PodFacts(a_pod(node="n9")),)), "which publishes no cards"),
+    (
+        "pod-stranded",
+        cluster(nodes=(replace(NODE, inventory=replace(inventory(), stranded=("uid-p", "uid-gone"))),)),
+        "pod default/p on node n1 cannot start a container again",
+    ),
     ("static-pod-in-cluster", cluster(pods=(PodFacts(a_pod(), static=True),)), "is static"),
     ("runtime-class-missing", cluster(pods=(PodFacts(a_pod(), runtime_class="x"),)), "runtimeClass x"),
 ]

@@ -115,7 +115,10 @@ _POD = (
         "Its claims could not be prepared a moment ago: the kubelet tries again at once.",
     ),
 )
-_LINGERS = "what deleted pods hold whose processes still run, and whether the agent serves"
+_LINGERS = (
+    "what deleted pods hold whose processes still run, which pods cannot start a container again, and "
+    "whether the agent serves"
+)
 _NODE = (
     (c.INVENTORY, "agent", "JSON", f"The cards: state, links, what was refused last, {_LINGERS}."),
     (c.CORDON, "`gpu-manager cordon`", "card UUIDs, comma-separated", "Cards that take nothing new."),

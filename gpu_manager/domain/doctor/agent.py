@@ -7,6 +7,7 @@ from typing import Final
 
 from gpu_manager.domain.doctor.check import DoctorCheck, Severity, Unseen
 from gpu_manager.domain.doctor.facts import AgentFacts
+from gpu_manager.domain.doctor.shown import counted
 from gpu_manager.domain.enforcement.library_messages import TROUBLE, LibraryMessageKind
 
 _UNKNOWN: Final = "unknown"  # of the states of vcuda_container_enforcement
@@ -46,6 +47,13 @@ def _not_injected(agent: AgentFacts, _: float) -> Iterator[str]:
         raise Unseen("the agent's metrics cannot be read")
     for container in agent.not_injected:
         yield f"{container} runs without the mounts of its grant: it has no card, or no limit"
+
+
+def _stranded(agent: AgentFacts, _: float) -> Iterator[str]:
+    if agent.stranded is None:
+        raise Unseen("the agent's metrics cannot be read, or do not say it")
+    if agent.stranded:
+        yield f"{counted(agent.stranded, 'container')} cannot be started again once ended"
 
 
 def _evasion_detection_blind(agent: AgentFacts, _: float) -> Iterator[str]:
@@ -125,6 +133,17 @@ AGENT: Final = (
             "how cards are injected; choose another `--device-injection`, then delete the pod."
         ),
         judge=_not_injected,
+    ),
+    DoctorCheck(
+        id="stranded-containers",
+        group="agent",
+        severity=Severity.TROUBLE,
+        what="The kubelet has no devices for containers of this node: each fails at its next start.",
+        cure=(
+            "Delete their pods, which have the Event `VcudaStranded`; the agent evicts those that a "
+            "controller replaces, unless `--no-evict` is set."
+        ),
+        judge=_stranded,
     ),
     DoctorCheck(
         id="evasion-detection-blind",

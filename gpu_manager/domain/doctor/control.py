@@ -83,6 +83,17 @@ def _without_card(cluster: ClusterFacts, _: float) -> Iterator[str]:
     yield from bounded(lines)
 
 
+def _stranded(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    said = {uid: node.name for node in nodes_of(cluster) if node.inventory for uid in node.inventory.stranded}
+    pods = [f.pod for f in pods_of(cluster) if f.pod.uid in said]
+    yield from bounded(
+        [
+            f"pod {printable(pod.key)} on node {printable(said[pod.uid])} cannot start a container again"
+            for pod in pods
+        ]
+    )
+
+
 def _static(cluster: ClusterFacts, _: float) -> Iterator[str]:
     pods = [f.pod for f in pods_of(cluster) if f.static]
     yield from bounded([f"pod {printable(p.key)} on node {printable(p.node)} is static" for p in pods])
@@ -166,6 +177,19 @@ CONTROL: Final = (
         ),
         cure="Delete it, so that its controller recreates it. If that does not help, see the agent's log.",
         judge=_without_card,
+    ),
+    DoctorCheck(
+        id="pod-stranded",
+        group="cluster",
+        severity=Severity.TROUBLE,
+        what=(
+            "The kubelet has no devices for the pod, since its checkpoint was lost or the pod was admitted "
+            "before the node offered the resource: what runs goes on, and whatever ends stays down."
+        ),
+        cure=(
+            "Delete it, so that its controller recreates it; its Event `VcudaStranded` names the containers."
+        ),
+        judge=_stranded,
     ),
     DoctorCheck(
         id="static-pod-in-cluster",

@@ -87,8 +87,8 @@ class AgentFacts:
     """The state that the node's running agent reports.
 
     ``enforced`` maps ``namespace/pod container`` to the state of its enforcement; ``evading``, ``closed``,
-    ``blind`` and ``not_injected`` come from its metrics and its graph. ``notes`` counts the messages of
-    libvcuda since the agent's start, by kind.
+    ``blind``, ``not_injected`` and ``stranded`` (a count) come from its metrics and its graph. ``notes``
+    counts the messages of libvcuda since the agent's start, by kind.
     """
 
     url: str
@@ -102,6 +102,7 @@ class AgentFacts:
     notes: Mapping[str, int] | None = None
     sample_age_seconds: float | None = None
     not_injected: tuple[str, ...] | None = None
+    stranded: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

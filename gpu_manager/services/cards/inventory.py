@@ -37,6 +37,7 @@ log = structlog.get_logger(__name__)
 PERIOD_SECONDS = 5.0  # refusals leave the inventory within this time after their 30 s
 ELSEWHERE_SECONDS = 300.0  # between two looks at the other nodes for cards that vanished here
 STARTING_SECONDS = 0.25  # pods wait until it is published that the kubelet has our devices
+STRANDED_MOST = 64  # pods named in an inventory; the next are, once these have been replaced
 LINGERING_SECONDS = 1.0  # what deleted pods' processes held does, after the last of them has ended
 
 
@@ -56,11 +57,13 @@ class InventoryService:
         offering: Callable[[], bool] = lambda: True,
         front: Callable[[], Front] = lambda: Front.PLUGIN,
         *,
+        stranded: Callable[[], tuple[str, ...]] = tuple,
         gates: bool = False,
     ) -> None:
         """``offering``: the kubelet has our devices; while it has not, no pod may be bound here. With the
         ``front`` of DRA every card is held by it for those who place pods by extended resources; on a split
-        node those are that pods cannot have. ``gates``: best-effort containers wait for protected ones.
+        node those are that pods cannot have. ``stranded``: the UIDs of pods that cannot start a container
+        again. ``gates``: best-effort containers wait for protected ones.
         """
         self._state = state
         self._allocator = allocator
@@ -75,6 +78,7 @@ class InventoryService:
         self._period = PERIOD_SECONDS
         self._offering = offering
         self._front = front
+        self._stranded = stranded
         self._gates = gates
         self._clock = clock
         self._elsewhere_at = float("-inf")
@@ -124,6 +128,7 @@ class InventoryService:
             lingering,
             serving,
             self._departed.released(lingering),
+            stranded=self._stranded()[:STRANDED_MOST],
             gates=self._gates,
         )
         if inventory == self._inventory_told:

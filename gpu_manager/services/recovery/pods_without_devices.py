@@ -1,97 +1,203 @@
-"""Pods that were admitted before this node offered our resources, and so have no devices.
+"""Pods with containers that can never start again, because the kubelet has no device ids for them.
 
-The kubelet drops a resource that the node never had before it checks whether a pod fits. Such a pod holds no
-ids, and once the resource exists none of its containers can start again: the kubelet looks for devices that
-it never gave, and asks no plugin. Only a new pod helps: the pod is reported, and evicted if it has a
-controller.
+A kubelet gives device ids at a pod's admission alone. There are two ways to be without them:
+
+- The pod was admitted before this node offered our resources: the kubelet drops a resource that the node
+  never had before it checks whether a pod fits. It holds no card.
+- The kubelet lost its checkpoint, or found it torn, and started with an empty one. What runs then keeps its
+  card and limits, which our books have, but not a container that starts later.
+
+Once the resource exists, a start of such a container fails (*no devices found allocated in local cache*), and
+no plugin is asked. Only a new pod helps: the pod is reported as soon as its record is missing, long before a
+container of it ends, and evicted if it has a controller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import structlog
 
 from gpu_manager.domain.contract import EVENT_WITHOUT_DEVICES, RESOURCES
-from gpu_manager.domain.pod import MIRROR, ContainerKind, Pod, PodUid
-from gpu_manager.ports.kubelet import CheckpointEntry
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.pod import MIRROR, Container, ContainerKind, Pod, PodUid
+from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.kubelet import Kubelet
 from gpu_manager.ports.pods import Pods
+from gpu_manager.ports.processes import Processes
+from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
 SEEN_ROUNDS = 2  # in a row: the checkpoint and the pods that are known are not of one moment
+# A kubelet that has restarted admits its pods again for about that long; until then it is asked at each look,
+# and a pod of which nothing runs may still be given its devices.
+SETTLE_SECONDS = 60.0
+
+Holders = Collection[tuple[PodUid, str, str]]  # pod, container and resource that have ids in the checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Stranded:
+    """A pod and its containers that cannot start again. ``lost``: they had devices, of which the kubelet has
+    no record any more; otherwise they never had any of ``resource``.
+    """
+
+    pod: Pod
+    containers: tuple[str, ...]
+    resource: str
+    lost: bool
 
 
 class PodsWithoutDevices:
-    """Reports each such pod once. Not thread-safe."""
+    """Reports each such pod once. One thread calls :meth:`look`; others may read :attr:`uids`."""
 
-    def __init__(self, state: NodeState, pods: Pods, metrics: ServiceMetrics, *, evict: bool) -> None:
-        self._state = state
-        self._pods = pods
-        self._metrics = metrics
-        self._evict = evict
-        self._seen: Mapping[PodUid, int] = {}
-        self._named: frozenset[PodUid] = frozenset()
-
-    def look(
-        self, entries: Sequence[CheckpointEntry] | None, active: Collection[tuple[str, str]] | None
+    def __init__(
+        self,
+        state: NodeState,
+        window: AdmissionWindow,
+        kubelet: Kubelet,
+        pods: Pods,
+        processes: Processes,
+        clock: Clock,
+        metrics: ServiceMetrics,
+        seconds: float,
+        *,
+        evict: bool,
     ) -> None:
-        """Compare the pods' requests with the kubelet's checkpoint.
+        """``seconds``: between two listings of the kubelet's pods, once these have settled."""
+        self._state = state
+        self._window = window
+        self._kubelet = kubelet
+        self._pods = pods
+        self._processes = processes
+        self._clock = clock
+        self._metrics = metrics
+        self._seconds = seconds
+        self._evict = evict
+        self._listed_at = float("-inf")
+        self._seen: Mapping[PodUid, int] = {}
+        self._named: Mapping[PodUid, Stranded] = {}
 
-        ``active`` are the pods that the kubelet lists. A missing source proves nothing.
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """The pods that were reported and are still there, by the UIDs of their objects."""
+        return tuple(sorted(one.pod.api_uid for one in self._named.values()))
+
+    def look(self) -> None:
+        """Compare the pods' requests with the kubelet's checkpoint, and report whoever is without devices.
+
+        The kubelet is asked for its pods only where the checkpoint lacks one that was not reported. A
+        source that is missing proves nothing.
         """
-        if entries is None or active is None:
+        found = self._found()
+        if found is None:
             return
-        holders = {(e.pod, e.container, e.resource) for e in entries if e.ids}
-        booked = frozenset(pod for pod, _ in self._state.view.grants)
-        found = {
-            f.pod.uid: (f.pod, lacking)
-            for named in self._pods.local().values()
-            for f in named
-            if not f.tombstone and f.pod.uid not in booked and (f.pod.namespace, f.pod.name) in active
-            if (lacking := _lacking(f.pod, holders)) is not None
-        }
-        self._seen = {uid: self._seen.get(uid, 0) + 1 for uid in found}
-        self._named &= frozenset(found)
-        for uid, (pod, lacking) in found.items():
-            if self._seen[uid] >= SEEN_ROUNDS and uid not in self._named:
-                self._named |= {uid}
-                self._name(pod, *lacking)
+        self._named = {uid: found[uid] for uid in self._named if uid in found}
+        if not found.keys() <= self._named.keys():
+            self._confirm()
+        else:
+            self._seen = {}
+        self._metrics.stranded_containers.set(sum(len(one.containers) for one in self._named.values()))
 
-    def _name(self, pod: Pod, container: str, resource: str) -> None:
+    def _confirm(self) -> None:
+        now = self._clock.monotonic()
+        settling = now - self._window.registered_at < SETTLE_SECONDS
+        if not settling and now - self._listed_at < self._seconds:
+            return
+        active = self._active()
+        # Read after the listing: a pod that is listed while the kubelet admits none has its entries by now.
+        found = self._found()
+        if active is None or found is None:
+            return
+        self._listed_at = now
+        self._seen = {
+            uid: self._seen.get(uid, 0) + 1
+            for uid, one in found.items()
+            if (one.pod.namespace, one.pod.name) in active
+            and not (settling and self._processes.alive(uid) is False)
+        }
+        for uid, rounds in self._seen.items():
+            if rounds >= SEEN_ROUNDS and uid not in self._named:
+                self._named = {**self._named, uid: found[uid]}
+                self._report(found[uid])
+
+    def _active(self) -> frozenset[tuple[str, str]] | None:
+        try:
+            return self._window.when_idle(lambda: frozenset(self._kubelet.listing()))
+        except NodeUnready:
+            return None
+
+    def _found(self) -> Mapping[PodUid, Stranded] | None:
+        """Whoever lacks devices by the checkpoint alone; None where it cannot be read."""
+        entries = self._kubelet.checkpoint()
+        if entries is None:
+            return None
+        holders = {(e.pod, e.container, e.resource) for e in entries if e.ids}
+        known = (f.pod for named in self._pods.local().values() for f in named if not f.tombstone)
+        return {pod.uid: one for pod in known if (one := self._stranded(pod, holders)) is not None}
+
+    def _stranded(self, pod: Pod, holders: Holders) -> Stranded | None:
+        """The containers of an admitted pod that ask for devices and have none; None if there is none, or
+        that is not known.
+        """
+        unknown = MIRROR in pod.annotations and not pod.static  # its resource is unknown
+        if not pod.asks or not pod.started or pod.deleting or pod.terminal or unknown:
+            return None
+        booked = self._state.view.ledger.of_pod(pod.uid)
+        lost = {name for name, held in booked.items() if held.granted and held.claim is None}
+        lacking = [
+            (container.name, resource)
+            for container in pod.containers
+            if _starts_again(pod, container, given=bool(lost))
+            and (container.name in lost or not (lost or container.claims))
+            for resource in RESOURCES
+            if container.wants(resource) and (pod.uid, container.name, resource) not in holders
+        ]
+        if not lacking:
+            return None
+        names = tuple(dict.fromkeys(name for name, _ in lacking))
+        return Stranded(pod, names, lacking[0][1], bool(lost))
+
+    def _report(self, stranded: Stranded) -> None:
+        pod = stranded.pod
         evicted = self._evict and pod.controlled
         cure = "the pod is evicted" if evicted else "delete the pod"
         if pod.static:
             cure = "move the pod's manifest out of the kubelet's directory and back"
-        text = (
-            f'container "{container}" was admitted before this node offered {resource}: it holds no card and '
-            f"cannot be started again; {cure}, so that a new one is admitted in its place"
-        )
+        text = f"{'; '.join(_why(stranded))}; {cure}, so that a new one is admitted in its place"
         self._metrics.pods_without_devices.inc()
-        log.warning("stranded", pod=pod.key, container=container, resource=resource, evicted=evicted)
+        log.warning(
+            "stranded", pod=pod.key, containers=stranded.containers, lost=stranded.lost, evicted=evicted
+        )
         self._pods.event(pod, EVENT_WITHOUT_DEVICES, text, warning=True)
         if evicted:
             self._pods.evict(pod, text)
 
 
-def _lacking(pod: Pod, holders: Collection[tuple[PodUid, str, str]]) -> tuple[str, str] | None:
-    """A container of an admitted pod that asks for devices and has none; None if there is none, or it is
-    unknown.
-
-    Ordinary init containers do not decide: all containers of a pod are granted at its admission.
+def _starts_again(pod: Pod, container: Container, *, given: bool) -> bool:
+    """False for what the kubelet will not start again: ordinary init containers, whose pod would have to lose
+    its sandbox; and of a pod that restarts nothing, a container that has started with what it was ``given``.
     """
-    unknown = MIRROR in pod.annotations and not pod.static  # its resource is unknown
-    if not pod.started or pod.deleting or pod.terminal or unknown:
-        return None
-    return next(
-        (
-            (c.name, resource)
-            for c in pod.containers
-            if c.kind is not ContainerKind.INIT
-            for resource in RESOURCES
-            if c.wants(resource) and (pod.uid, c.name, resource) not in holders
-        ),
-        None,
-    )
+    if container.kind is ContainerKind.INIT:
+        return False
+    return not (given and pod.restarts_never and container.runtime_id)
+
+
+def _why(stranded: Stranded) -> Iterator[str]:
+    quoted: Sequence[str] = [f'"{name}"' for name in stranded.containers]
+    many = len(quoted) > 1
+    who = f"container{'s' if many else ''} {', '.join(quoted)}"
+    them = "they" if many else "it"
+    if stranded.lost:
+        yield f"the kubelet has lost its record of the devices of {who}"
+        have = "they have" if many else "it has"
+        yield f"what runs keeps its card and limits, but once {have} ended {them} cannot be started again"
+    else:
+        yield (
+            f"{who} {'were' if many else 'was'} admitted before this node offered {stranded.resource}: "
+            f"{them} {'hold' if many else 'holds'} no card and cannot be started again"
+        )

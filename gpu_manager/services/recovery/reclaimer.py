@@ -25,7 +25,6 @@ from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.reclaim import DepartedPods, living_pods
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
 from gpu_manager.services.metrics import ServiceMetrics
-from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
 
 log = structlog.get_logger(__name__)
 
@@ -50,7 +49,6 @@ class Reclaimer:
         processes: Processes,
         clock: Clock,
         metrics: ServiceMetrics,
-        pods_without_devices: PodsWithoutDevices,
         seconds: float,
     ) -> None:
         """``seconds``: between two rounds of :meth:`look` while no pod ends."""
@@ -64,7 +62,6 @@ class Reclaimer:
         self._processes = processes
         self._clock = clock
         self._metrics = metrics
-        self._pods_without_devices = pods_without_devices
         self._seconds = seconds
         self._rounded = float("-inf")
         self._ended: dict[PodUid, float] = {}  # holders that the API has no longer, and since when
@@ -95,7 +92,6 @@ class Reclaimer:
             self._absent = {}
             self._sweep()
             return ()
-        self._pods_without_devices.look(entries, listing)
         held = (a for a in view.ledger if a.claim is None)  # claims are released as the kubelet says
         gone = {a.key for a in held if self._gone(a, entries, listing, unnamed.get(a.key))}
         self._absent = {key: self._absent.get(key, 0) + 1 for key in gone}
