@@ -2,7 +2,9 @@
 it reads the limits in force under the mounts that the kubelet was handed, and compares them with the pod.
 
 Faults: the agent killed at any step of an admission, resources refused silently between two calls, pods
-deleted while their neighbours are admitted, by force too, kubelet restarts, names used again.
+deleted while their neighbours are admitted, by force too, kubelet restarts, names used again. And ghosts:
+pods that are deleted by force after they were bound, whose room the extender gives to others at once, and
+that the kubelet, which is seconds behind, admits all the same.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from gpu_manager.domain.rules.pod_request import judged_request
 from sandbox.kubelet import AdmissionResult, Step
 
 SEED = int(os.environ.get("BENCH_SEED", "1"))  # stated in the note: the same shapes and faults again
+GHOSTS = 0.05  # of the pods that are bound
 STRETCH = 250  # admissions with, or without, an extender
 SETTLE_SECONDS = 75.0  # the agent gives nothing back within 60 s after registering
 
@@ -78,9 +81,18 @@ class Driver:
                 self.finish()
                 self.extender = extender
             batch = [life for _ in range(self.random.randint(1, 12)) if (life := self._bind()) is not None]
+            ghosts = [life for life in batch if self.random.random() < GHOSTS]
+            buried = {ghost.pod.uid for ghost in ghosts}
+            for ghost in ghosts:
+                self.world.api.delete("pods", ghost.pod.name, grace=0)
+                self._gone(ghost)
+            batch += [life for _ in ghosts if (life := self._bind()) is not None]
             self.random.shuffle(batch)
             for life in batch:
-                self._admit(life)
+                if life.pod.uid in buried:
+                    self._admit_ghost(life)
+                else:
+                    self._admit(life)
             self._depart()
             if self.random.random() < 0.01:
                 self._restart_kubelet()
@@ -146,6 +158,15 @@ class Driver:
             return
         if self._start(life):
             self._judge(life)
+
+    def _admit_ghost(self, life: Life) -> None:
+        """It must be refused: its room is others', and it has a second to live."""
+        self.counts["ghosts"] += 1
+        result = self.world.kubelet.admit(life.obj)
+        if result.admitted:
+            self._wrong(life, "", "was deleted before its admission, and placed all the same")
+            self.world.kubelet.delete(life.pod.uid, force=True)
+        self.world.kubelet.reap(life.pod.uid)
 
     def _rejected(self, life: Life) -> None:
         result = life.result

@@ -48,9 +48,10 @@ class ServiceMetrics:
 
         self.allocations = counter(
             "allocations",
-            "Answers to Allocate calls, by result",
+            "Answers to Allocate calls, by result; deleted: refused, because the pod was deleted before the "
+            "kubelet admitted it",
             "result",
-            ("granted", "refused", "unidentified"),
+            ("granted", "refused", "deleted", "unidentified"),
         )
         self.preferred_allocation_unidentified = counter(
             "preferred_allocation_unidentified",

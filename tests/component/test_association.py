@@ -138,13 +138,67 @@ def test_a_namesake_behind_a_late_watch_is_not_taken_for_the_new_pod(rig: NodeRi
     assert rig.cards_of(new, "c") == (5,)
 
 
-def test_a_pod_that_the_api_forgot_is_known_by_its_tombstone(rig: NodeRig) -> None:
-    gone = pod("gone", container("c", 30, 20), on={"c": [(rig.states[2], 30, 5 * GIB)]})
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_pod_that_was_deleted_before_its_admission_takes_nobodys_room_and_closes_nothing(
+    rig: NodeRig, watched: bool
+) -> None:
+    """The kubelet is seconds behind the API: by then the room is another pod's, by its scheduler's word."""
+    states = rig.states
+    gone = pod("gone", container("c", 60, 20), on={"c": [(states[2], 60, 5 * GIB)]})
     rig.pods.bind(parse_pod(gone))
-    rig.pods.forget("default/gone")
-    result = rig.kubelet.admit(gone)
-    assert result.admitted
-    assert rig.cards_of(gone, "c") == (2,)
+    rig.state.introduce(parse_pod(gone))
+    rig.pods.forget("default/gone", watched=watched)
+    heirs = [pod(f"heir{i}", container("c", 60, 20), on={"c": [(states[i], 60, 5 * GIB)]}) for i in range(8)]
+    for heir in heirs:
+        rig.pods.bind(parse_pod(heir), watched=watched or heir is not heirs[2])
+    ghost = rig.kubelet.admit(gone)
+    assert not ghost.admitted
+    assert "was deleted before the kubelet admitted it" in ghost.message
+    for i, heir in enumerate(heirs):
+        assert rig.kubelet.admit(heir).admitted
+        assert rig.cards_of(heir, "c") == (i,)
+    assert rig.allocator.refused() == ()
+    assert rig.pods.events == []
+    assert counts(rig.metrics.allocations) == {"deleted": 1, "granted": 16}
+
+
+def test_of_a_pod_that_was_deleted_before_the_agent_began_the_kubelets_list_is_proof_enough(
+    rig: NodeRig,
+) -> None:
+    """All that can be read have what they ask for. Its name may be another pod's a moment later."""
+    beside = pod("beside", container("c", 30, 20))
+    assert rig.admit(beside).admitted
+    ghost = rig.kubelet.admit(pod("same", container("c", 60, 20)))
+    assert not ghost.admitted
+    assert "was deleted before the kubelet admitted it" in ghost.message
+    assert counts(rig.metrics.preferred_allocation_unidentified) == {}
+    assert rig.admit(pod("same", container("c", 60, 20)), watched=False).admitted
+
+
+def test_where_the_api_server_does_not_answer_nobody_is_taken_for_deleted(rig: NodeRig) -> None:
+    rig.pods.away = True
+    assert rig.kubelet.admit(pod("one", container("c", 60, 20))).admitted
+
+
+def test_a_pod_that_is_being_deleted_gets_no_card_any_more(rig: NodeRig) -> None:
+    going = pod("going", container("c", 60, 20), on={"c": [(rig.states[2], 60, 5 * GIB)]})
+    rig.pods.bind(parse_pod(going))
+    rig.state.introduce(parse_pod(going))
+    going["metadata"]["deletionTimestamp"] = "2026-11-21T00:00:00Z"
+    rig.pods.bind(parse_pod(going))
+    assert not rig.kubelet.admit(going).admitted
+    assert list(rig.state.view.ledger) == []
+    assert rig.allocator.refused() == ()
+
+
+def test_a_pod_that_is_deleted_between_its_two_resources_keeps_the_card_that_it_has(rig: NodeRig) -> None:
+    one = pod("one", container("c", 60, 20), on={"c": [(rig.states[5], 60, 5 * GIB)]})
+    rig.kubelet.hooks.after = lambda step: (
+        rig.pods.forget("default/one") if step.name == "Allocate" and step.resource == CORE else None
+    )
+    assert rig.admit(one).admitted
+    assert rig.cards_of(one, "c") == (5,)
+    assert rig.allocator.refused() == ()
 
 
 def test_crash_looping_pods_without_devices_do_not_hide_an_equal_new_pod(tmp_path: Path) -> None:

@@ -430,7 +430,7 @@ def test_ids_off_their_card_are_counted_while_they_are(board: Board) -> None:
 
 
 def test_counters_with_known_labels_start_at_zero(board: Board) -> None:
-    assert board.of("vcuda_allocations_total") == [0, 0, 0]
+    assert board.of("vcuda_allocations_total") == [0, 0, 0, 0]
     assert board.of("vcuda_registrations_total", resource=CORE) == [1]
     assert board.of("vcuda_allocations_reclaimed_total") == [0]
     assert board.of("vcuda_scrape_errors_total") == []

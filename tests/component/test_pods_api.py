@@ -164,3 +164,24 @@ def test_the_socket_comes_before_the_port_and_the_port_before_the_api_server(
     api.create(pod("by-api", container("c", 30, 4)))
     assert pods.fetch("default", "by-api") is not None
     sources.close()
+
+
+def test_a_pod_of_the_kubelets_that_the_api_has_no_longer_is_a_tombstone(
+    api: StandInApi, connection: Connection
+) -> None:
+    """It was deleted by force before this agent watched, and the kubelet has yet to admit it."""
+    clock, port = SystemClock(), Port()
+    pods = KubePods(connection, "n1", clock=clock, outbox=Outbox(clock), kubelet=port)
+    gone = parse_pod(pod("gone", container("c", 30, 4)))
+    there = parse_pod(api.create(pod("there", container("c", 30, 4))))
+    port.there = [gone]
+    assert pods.fetch("default", "gone") == gone
+    assert [f.tombstone for f in pods.local()["default/gone"]] == [False], "nothing is watched yet"
+    pods.start()
+    assert pods.wait(10)
+    port.there = [gone, there]
+    assert pods.fetch("default", "there") == there
+    assert pods.fetch("default", "gone") == gone
+    assert [f.tombstone for f in pods.local()["default/gone"]] == [True]
+    assert [f.tombstone for f in pods.local()["default/there"]] == [False]
+    pods.close()

@@ -138,6 +138,20 @@ def test_a_pod_without_room_is_told_why_and_so_is_the_scheduler(tmp_path: Path) 
         assert rig.allocator.refused() == ()
 
 
+def test_of_a_refused_pod_that_was_deleted_meanwhile_nobody_is_told(tmp_path: Path) -> None:
+    with DirectRig(tmp_path, cards(1), clock=FakeClock()) as rig:
+        assert rig.admit(pod("one", container("c", 80, 20))).admitted
+        rig.kubelet.hooks.order = lambda names: sorted(names, reverse=True)  # memory has room
+        rig.kubelet.hooks.before = lambda step: (
+            rig.pods.forget("default/big") if step.name == "Allocate" else None
+        )
+        refused = rig.admit(pod("big", container("c", 80, 20)))
+        assert not refused.admitted
+        assert rig.allocator.refused() == ()
+        assert rig.pods.events == []
+        assert counts(rig.metrics.allocations) == {"granted": 2, "deleted": 1}
+
+
 def test_an_init_container_hands_its_card_on(rig: DirectRig) -> None:
     one = pod("one", container("c", 20, 8), init=[container("i", 30, 20)])
     result = rig.admit(one)

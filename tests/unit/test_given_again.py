@@ -241,13 +241,15 @@ def test_a_pod_that_is_deleted_while_it_is_admitted_keeps_what_its_init_containe
         old, beside = running(rig, "old", 0, 30), running(rig, "beside", 0, 40)
         one = pod("one", container("c", 60, 8), init=[container("i", 20, 8)])
 
+        deleting = {**one, "metadata": {**one["metadata"], "deletionTimestamp": "2026-11-21T00:01:00Z"}}
+
         def ends(step: Step) -> None:
             if (step.name, step.container, step.resource) == ("Allocate", "i", MEMORY):
                 deleted_with_grace(rig, old)
+                rig.pods.bind(rig.parsed(deleting))
 
         rig.kubelet.hooks.after = ends
-        deleting = {**one, "metadata": {**one["metadata"], "deletionTimestamp": "2026-11-21T00:01:00Z"}}
-        result = rig.admit(deleting)
+        result = rig.admit(one)
         assert result.admitted, result.message
         calls = [(s.name, s.container) for s in rig.kubelet.steps if (s.pod, s.resource) == (uid(one), CORE)]
         assert calls == [("GetPreferredAllocation", "i"), ("Allocate", "i"), ("Allocate", "c")]

@@ -81,6 +81,12 @@ class PodCache:
                 elif known.until is not None and not known.tombstone:
                     self._set(_Known(pod, known.order, until))
 
+    def watched(self, pod: Pod) -> bool:
+        """True if the watch shows the pod, or has shown its end."""
+        with self._lock:
+            known = self._known.get(_place(pod))
+            return known is not None and (known.until is None or known.tombstone)
+
     def by_name(self) -> Mapping[str, Sequence[KnownPod]]:
         """``namespace/name`` → pods of that name: running before deleted, the newest first."""
         with self._lock:

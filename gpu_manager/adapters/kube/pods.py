@@ -19,7 +19,7 @@ from gpu_manager.adapters.kube.pod_paths import named_path
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.tasks import AnnotatePod, EventTeller, EvictPod, PostEvent
 from gpu_manager.adapters.kube.watched import WatchedObjects
-from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.pods import KnownPod
@@ -91,7 +91,26 @@ class KubePods(WatchedObjects):
             self._cache.remember(listed)
             same = [pod for pod in listed if (pod.namespace, pod.name) == (namespace, name)]
             if same:
-                return self._twinned(min(same, key=lambda pod: (pod.deleting, pod.terminal)))
+                found = min(same, key=lambda pod: (pod.deleting, pod.terminal))
+                self._look_for(found)
+                return self._twinned(found)
+        return self._get(namespace, name)
+
+    def _look_for(self, pod: Pod) -> None:
+        """Of a pod that the kubelet lists and the watch has never shown: it may have been deleted before
+        this agent began to watch, and is a tombstone then.
+        """
+        watching = self.wait(0) and self.error is None
+        if pod.static or not watching or self._cache.watched(pod):
+            return
+        try:
+            found = self._get(pod.namespace, pod.name)
+        except NodeUnready:
+            return
+        if found is None or found.uid != pod.uid:
+            self._announce(self._cache.remove(pod))
+
+    def _get(self, namespace: str, name: str) -> Pod | None:
         what = f"read the pod {namespace}/{name}"
         try:
             obj = self._connection.request(what, "GET", named_path(namespace, name))

@@ -25,8 +25,8 @@ from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.ports.injector import Injector
 from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.admission_window import AdmissionWindow
-from gpu_manager.services.allocation.association import Association
-from gpu_manager.services.allocation.grant import Booked, Decision, annotation_of, limits_of
+from gpu_manager.services.allocation.association import Association, is_deleted
+from gpu_manager.services.allocation.grant import DELETED, Booked, Decision, annotation_of, limits_of
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.numa_plans import NumaPlans
 from gpu_manager.services.allocation.preferred_ids import IdChoice
@@ -91,7 +91,7 @@ class Allocator:
             hints = self._state.ask(resource)
             answer = self._association.identify(PreferenceCall(resource, size, frozenset(must)), hints)
             still = self._departed.outwait(answer, set(offered).difference(must))
-        if answer.candidate is None:
+        if answer.candidate is None and not answer.deleted:
             self._metrics.preferred_allocation_unidentified.labels(resource).inc()
             log.warning("pod_not_identified", resource=resource, size=size, reason=answer.reason)
         self._plans.renew()
@@ -188,11 +188,20 @@ class Allocator:
             log.warning("granted_to_unidentified_pod", likely=likely.pod.key if likely else "", **facts)
 
     def _refuse(self, decision: Decision, error: VcudaError) -> NoReturn:
-        """Tell the pod by an Event, and the scheduler, which would send the next such pod here at once."""
+        """Tell the pod by an Event, and the scheduler, which would send the next such pod here at once.
+
+        Neither is told of a pod that was deleted: nobody reads of it, and the next of its shape may well fit.
+        """
+        meant = decision.candidate if decision.certain else None
+        if decision.deleted or (meant is not None and is_deleted(self._pods.local(), meant.pod)):
+            self._metrics.allocations.labels("deleted").inc()
+            who = f"pod {meant.pod.key}: " if meant else ""
+            log.info("deleted_pod_refused", pod=meant.pod.key if meant else "", reason=str(error))
+            raise DoesNotFit(f"{who}{DELETED}") from error
         self._metrics.allocations.labels("refused").inc()
-        if decision.candidate is None or not decision.certain:
+        if meant is None:
             raise error
-        pod, container = decision.candidate.pod, decision.candidate.container
+        pod, container = meant.pod, meant.container
         cores = container.wants(CORE) + container.wants(NVIDIA) * CORES_PER_CARD
         shape = Amount(cores, container.wants(MEMORY) * self._state.node.unit)
         with self._lock:

@@ -55,7 +55,8 @@ class Hints:
 class Identification:
     """The container, if it is certain, and the active pods, if the kubelet answered.
 
-    ``never`` are the pods that were passed over, now or before: they lack something for ever.
+    ``never`` are the pods that were passed over, now or before: they lack something for ever. ``deleted``: the pod
+    was deleted before the kubelet, which lags behind the API, admitted it, whichever it was.
     """
 
     candidate: ContainerCandidate | None
@@ -66,6 +67,7 @@ class Identification:
     )  # id → the active pod that PodResources shows it at
     has: Mapping[str, frozenset[str]] = field(default_factory=dict)  # ids listed at the container already
     reason: str = ""
+    deleted: bool = False
 
 
 @dataclass
@@ -77,6 +79,7 @@ class _Look:
     local: Mapping[str, Sequence[KnownPod]]
     unread: set[Name] = field(default_factory=set)
     forgotten: set[Name] = field(default_factory=set)
+    absent: set[str] = field(default_factory=set)  # ``namespace/name`` of the chosen pod, if the API has none
 
 
 class Association:
@@ -125,7 +128,22 @@ class Association:
             },
             has=_listed_at(candidate, listing, question.resource) if candidate else {},
             reason="" if candidate else _uncertain(question, fitting, lacking, listing, unknown),
+            deleted=self._deleted(candidate, lacking, look),
         )
+
+    def _deleted(
+        self, candidate: ContainerCandidate | None, lacking: Sequence[ContainerCandidate], look: _Look
+    ) -> bool:
+        """True if the pod that the kubelet is admitting is certain to have been deleted.
+
+        If no pod that can be read lacks anything, it is one of those that the API has no longer. They are
+        asked for once more: a pod of that name may have been made meanwhile.
+        """
+        if candidate is not None:
+            return candidate.pod.key in look.absent or is_deleted(self._pods.local(), candidate.pod)
+        if lacking or look.unread or not 0 < len(look.forgotten) <= _MOST_FETCHES:
+            return False
+        return all(self._ask(name, look) is None for name in sorted(look.forgotten)) and not look.unread
 
     def _object(
         self,
@@ -185,6 +203,8 @@ class Association:
             log.warning("pod_read_failed_watch_copy_used", pod=candidate.pod.key)
             self._metrics.association_unconfirmed.inc()
         if fresh is None:
+            if name not in look.unread:
+                look.absent.add(candidate.pod.key)
             return candidate
         if fresh.terminal:  # a kubelet before 1.34 lists it still: it is asking for another
             return None
@@ -252,6 +272,16 @@ def probable(
 def pod_of(local: Mapping[str, Sequence[KnownPod]], uid: PodUid) -> Pod | None:
     """The known pod of that UID, also if it is deleted."""
     return next((f.pod for found in local.values() for f in found if f.pod.uid == uid), None)
+
+
+def is_deleted(local: Mapping[str, Sequence[KnownPod]], pod: Pod) -> bool:
+    """True if the pod, by its UID, was deleted or is being deleted. The mirror of a static pod may be: the
+    kubelet makes another.
+    """
+    if pod.static:
+        return False
+    shown = (f for f in local.get(pod.key, ()) if f.pod.uid == pod.uid)
+    return pod.deleting or any(f.tombstone or f.pod.deleting for f in shown)
 
 
 def _standing(

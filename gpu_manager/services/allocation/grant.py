@@ -34,7 +34,7 @@ class Decision:
 
     ``refusal``: why the ids will be refused, empty if they will not. ``again``: the container has these ids
     already, and the kubelet gives them once more, unless the pod has ended. ``others``: containers that may
-    be meant as well, the likelier first.
+    be meant as well, the likelier first. ``deleted``: the pod was deleted before the kubelet admitted it.
     """
 
     candidate: ContainerCandidate | None
@@ -42,6 +42,7 @@ class Decision:
     refusal: VcudaError | None = None
     again: bool = False
     others: tuple[ContainerCandidate, ...] = ()
+    deleted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,24 @@ class Booked:
     def pod(self) -> Pod | None:
         """The pod, if it is certain."""
         return self.decision.candidate.pod if self.decision.candidate and self.decision.certain else None
+
+
+DELETED = "the pod was deleted before the kubelet admitted it: its room is given to others"
+
+
+def refuse_deleted(
+    books: Books, choice: IdChoice, candidate: ContainerCandidate | None
+) -> tuple[tuple[str, ...], Decision]:
+    """As :func:`decide`, for a pod that was deleted before the kubelet admitted it.
+
+    The scheduler has given its room away, and it would run for a second. Nothing is planned for it: a card
+    would be taken from pods that live.
+    """
+    if candidate is not None:
+        books.drop_plan(candidate.pod.uid)
+    return preferred_ids.best_ids(books, choice), Decision(
+        candidate, refusal=DoesNotFit(DELETED), deleted=True
+    )
 
 
 def decide(
@@ -196,6 +215,8 @@ def book(books: Books, resource: str, ids: frozenset[str], decision: Decision) -
         DoesNotFit: no room, or another pod holds one of the ids. Nothing is planned for the pod any more.
     """
     candidate = decision.candidate
+    if candidate is None and decision.refusal is not None:
+        raise decision.refusal
     if candidate is None or not decision.certain:
         if not unidentified_grants.owns(books, ids):
             raise _held_by(books, resource, books.owners(ids))

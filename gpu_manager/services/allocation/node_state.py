@@ -185,8 +185,12 @@ class NodeState:
             self._never = answer.never
             free, doubles = preferred_ids.clear(books, choice.free, answer)
             choice = replace(choice, free=free)
-            if answer.candidate is not None:
-                ids, decision = grant.decide(books, choice, answer.candidate, answer.has)
+            known = answer.candidate
+            if answer.deleted and not (known and books.ledger.granted(known.pod.uid)):
+                ids, decision = grant.refuse_deleted(books, choice, known)
+                self._decided[resource] = frozenset(ids), decision
+            elif known is not None:
+                ids, decision = grant.decide(books, choice, known, answer.has)
                 if still and isinstance(decision.refusal, DoesNotFit):
                     decision = replace(decision, refusal=DoesNotFit(f"{decision.refusal}; {still}"))
                 self._decided[resource] = frozenset(ids), decision

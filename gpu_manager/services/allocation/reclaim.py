@@ -205,7 +205,9 @@ class DepartedPods:
     def _in_the_way(
         self, answer: Identification, going: frozenset[PodUid], ending: frozenset[PodUid]
     ) -> bool:
-        return answer.candidate is not None and self._state.held_up(answer.candidate.pod, going, ending)
+        if answer.candidate is None or answer.deleted:
+            return False
+        return self._state.held_up(answer.candidate.pod, going, ending)
 
     def observe(self, answer: Identification, offered: Collection[str]) -> frozenset[PodUid]:
         """Release pods that have ended according to the kubelet's listing and whose processes have ended.
