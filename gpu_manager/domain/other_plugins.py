@@ -2,17 +2,26 @@
 
 Sources of the forms of ids: NVIDIA's plugin names a card by UUID or, with ``deviceIDStrategy: index``, by
 index, and a time-sliced replica by ``<id>::<n>``; HAMi, Volcano and gpushare put a suffix behind the UUID;
-KubeVirt's plugin names cards by PCI bus id.
+KubeVirt's plugin names cards by PCI bus id; GKE's names them by their device node, and a time-shared or MIG
+part of a card by ``<node>/<part>``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from gpu_manager.domain.card import Card, CardUuid
 
+OTHER_PLUGIN: Final = (
+    "another device plugin of this node"  # begins the reason of a card that is closed for it
+)
 _BY_INDEX: Final = "nvidia.com/"
+_BY_NODE: Final = re.compile(r"nvidia([0-9]{1,3})(?:/.*)?", re.ASCII)
+_UUID: Final = re.compile(r"GPU-[0-9a-f]{8}-", re.IGNORECASE)
+_INDEX: Final = re.compile(r"[0-9]{1,3}(?:::[0-9]+)?$", re.ASCII)
+_BUS_ID: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$", re.IGNORECASE)
 _SEPARATORS: Final = "-:_"
 _BUS_ID_LENGTH: Final = len("3b:00.0")
 
@@ -21,7 +30,7 @@ def offered_elsewhere(offers: Mapping[str, Collection[str]], cards: Sequence[Car
     """Card → the resource under which another plugin offers it. ``offers``: resource → device ids.
 
     A card is offered by an id that is its UUID, alone or with a suffix, or its PCI bus id; under a resource
-    of NVIDIA also by its index.
+    of NVIDIA also by its index, or by its number among the device nodes.
     """
     found: dict[CardUuid, str] = {}
     for resource, ids in sorted(offers.items()):
@@ -31,6 +40,13 @@ def offered_elsewhere(offers: Mapping[str, Collection[str]], cards: Sequence[Car
     return found
 
 
+def may_name_cards(resource: str, ids: Collection[str]) -> bool:
+    """True if these ids are of a form that names NVIDIA's cards, whichever cards a node has."""
+    ours = resource.startswith(_BY_INDEX)
+    forms = (_UUID, *((_BY_NODE, _INDEX, _BUS_ID) if ours else ()))
+    return any(form.match(device) for device in ids for form in forms)
+
+
 def _names(device: str, card: Card, resource: str) -> bool:
     lowered, uuid = device.lower(), card.uuid.lower()
     if lowered.startswith(uuid) and lowered[len(uuid) : len(uuid) + 1] in ("", *_SEPARATORS):
@@ -38,7 +54,11 @@ def _names(device: str, card: Card, resource: str) -> bool:
     # "00000000:3B:00.0" and "0000:3b:00.0" are one address.
     if card.pci_bus_id and lowered.endswith(card.pci_bus_id.lower()[-_BUS_ID_LENGTH:]):
         return _domain(lowered) == _domain(card.pci_bus_id.lower())
-    return resource.startswith(_BY_INDEX) and device.partition("::")[0] == str(card.index)
+    if not resource.startswith(_BY_INDEX):
+        return False
+    if node := _BY_NODE.fullmatch(device.partition("::")[0]):
+        return card.minor == int(node[1])
+    return device.partition("::")[0] == str(card.index)
 
 
 def _domain(bus_id: str) -> int | None:

@@ -479,6 +479,17 @@ def test_a_lost_checkpoint_leaves_containers_that_cannot_start_again_and_each_is
     assert still.pods.evicted == [PodUid(uid(two))]
 
 
+def test_after_a_lost_checkpoint_nobody_calls_the_pods_that_live_deleted(tmp_path: Path) -> None:
+    with NodeRig(tmp_path, cards(1), clock=FakeClock()) as rig:
+        for name in ("a", "b"):
+            rig.processes.living.add(PodUid(uid(running(rig, pod(name, container("c", 40, 4))))))
+        lose_checkpoint(rig, "gone")
+        refused = rig.admit(pod("late", container("c", 60, 4)))
+        assert not refused.admitted
+        assert "deleted" not in refused.message
+        assert "gives the device ids of 2 pods, default/a among them, out again" in refused.message
+
+
 def test_what_is_admitted_after_a_lost_checkpoint_is_not_named(still: NodeRig) -> None:
     """The kubelet gives what does not run at its restart devices again: it has a record of these."""
     idle = pod("idle", container("c", 30, 4))

@@ -167,6 +167,36 @@ def test_the_kubelets_files_say_what_is_registered_and_which_socket_it_uses(root
     assert runtime_socket(host, KUBELET, root) == "/run/x.sock"
 
 
+@pytest.mark.parametrize(
+    ("offers", "found"),
+    [
+        ({"nvidia.com/gpu": []}, set()),  # a plugin that was removed: its name stays for five minutes
+        ({"nvidia.com/gpu": ["x"]}, {"nvidia.com/gpu"}),
+        (
+            {"nvidia.com/gpu.shared": ["GPU-5fd4f087-86f3-7a43-b711-4771313afc50::0"]},
+            {"nvidia.com/gpu.shared"},
+        ),
+        (
+            {"volcano.sh/vgpu-number": ["GPU-5fd4f087-86f3-7a43-b711-4771313afc50-2"]},
+            {"volcano.sh/vgpu-number"},
+        ),
+        ({"aliyun.com/gpu-mem": ["GPU-5fd4f087-86f3-7a43-b711-4771313afc50-_-17"]}, {"aliyun.com/gpu-mem"}),
+        ({"nvidia.com/mine": ["nvidia0/vgpu1"]}, {"nvidia.com/mine"}),
+        ({"nvidia.com/mine": ["0::1"]}, {"nvidia.com/mine"}),
+        ({"nvidia.com/GA100": ["0000:3b:00.0"]}, {"nvidia.com/GA100"}),
+        ({"rdma/hca": ["0000:3b:00.0"], "x.io/nic": ["0"], "nvidia.com/mig-1g.5gb": ["MIG-5fd4f087"]}, set()),
+    ],
+)
+def test_another_plugin_is_known_by_what_it_offers_not_by_its_name(
+    root: Path, offers: dict[str, list[str]], found: set[str]
+) -> None:
+    text = json.dumps({"Data": {"RegisteredDevices": {CORE: ["a"], **offers}}})
+    host = put(root, {"var/lib/kubelet/device-plugins/kubelet_internal_checkpoint": text})
+    facts = gather_kubelet(host, KUBELET, sysfs=root, proc=root)
+    assert facts is not None
+    assert facts.others == found
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"Data":[]}', '{"Data":{"RegisteredDevices":3}}', "[" * 10_000])
 def test_a_torn_checkpoint_is_not_taken_for_an_empty_one(root: Path, text: str) -> None:
     host = put(root, {"var/lib/kubelet/device-plugins/kubelet_internal_checkpoint": text})

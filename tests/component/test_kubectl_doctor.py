@@ -42,7 +42,7 @@ def test_doctor_sees_the_clusters_troubles_and_names_each_cure(
     report = json.loads(said(capsys)[0])
     found = {finding["check"] for finding in report["findings"]}
     assert {
-        "two-plugins-on-node",
+        "left-over-capacity",
         "agent-absent",
         "webhook-missing",
         "webhook-certificate",

@@ -101,6 +101,9 @@ def a_pod(name: str = "p", **more: Any) -> Pod:
     return replace(base, **more)
 
 
+TAKEN = inventory(
+    healthy=False, reason="another device plugin of this node offers the card as nvidia.com/gpu"
+)
 HOOK = Webhook("gpu", "mutate", mutating=True, policy="Fail", expires=NOW + 90 * DAY, service="kube-system/a")
 CLUSTER = ClusterFacts(
     nodes=(NODE,),
@@ -182,7 +185,11 @@ FOUND = [
     ("plugin-not-registered", kubelet(registered=frozenset({CORE})), "vcuda-memory (the agent's socket"),
     ("plugin-not-registered", kubelet(registered=frozenset(), own_sockets=frozenset()), "no agent's socket"),
     ("agent-silent", kubelet(agent_problem="no agent answers"), "no agent answers"),
-    ("two-plugins", kubelet(registered=frozenset({CORE, MEMORY, "nvidia.com/gpu"})), "both tencent.com"),
+    (
+        "two-plugins",
+        kubelet(others=frozenset({"volcano.sh/vgpu-number"})),
+        "and volcano.sh/vgpu-number of the",
+    ),
     ("static-pod", kubelet(static_pods=("kube-system/s (/etc/s.yaml)",)), "static pod kube-system/s"),
     ("cgroup-v1", kubelet(cgroups=1), "failCgroupV1"),
     ("claims-without-cdi", claims(cdi=False, config="/etc/c.toml"), "/etc/c.toml has CDI off"),
@@ -236,7 +243,13 @@ FOUND = [
         cluster(nodes=(NODE, replace(NODE, inventory=replace(inventory(), unit=1)))),
         "1 in 1 B",
     ),
-    ("two-plugins-on-node", node(gpu=1), "offers 1 nvidia.com/gpu beside 100"),
+    ("two-plugins-on-node", node(gpu=1, inventory=TAKEN), "offers 1 nvidia.com/gpu beside 100"),
+    ("left-over-capacity", node(gpu=8), "node n1 shows 8 nvidia.com/gpu, and no plugin offers them"),
+    (
+        "node-gone",
+        cluster(nodes=(replace(NODE, name="n2"),)),
+        "node n1, on which 1 pod with tencent.com/vcuda-core run, is gone from the API",
+    ),
     ("card-unhealthy", node(inventory=inventory(healthy=False)), "card 0 (GPU-a)"),
     ("card-over-committed", cluster(pods=TWO_OF_60), "120 of 100 cores of card GPU-a"),
     ("webhook-missing", cluster(webhooks=(HOOK,)), "no validating webhook"),
@@ -253,7 +266,11 @@ FOUND = [
         "scheduler default-scheduler, which 1 pod with tencent.com/vcuda-core came to, has no extender",
     ),
     ("pod-without-card", cluster(pods=(PodFacts(a_pod(annotations={})),)), "on no card that is said"),
-    ("pod-without-card", cluster(pods=(PodFacts(a_pod(node="n9")),)), "which publishes no cards"),
+    (
+        "pod-without-card",
+        cluster(pods=(PodFacts(a_pod(node="n9")),), nodes=(NODE, DoctorNode("n9", None, None, None))),
+        "which publishes no cards",
+    ),
     (
         "pod-stranded",
         cluster(nodes=(replace(NODE, inventory=replace(inventory(), stranded=("uid-p", "uid-gone"))),)),
@@ -317,10 +334,10 @@ def test_what_the_api_server_refuses_to_show_is_said_in_its_words() -> None:
 
 
 def test_whole_cards_that_the_agent_itself_lends_as_nvidias_are_no_second_plugin() -> None:
-    both = frozenset({CORE, MEMORY, "nvidia.com/gpu"})
+    ours = frozenset({"nvidia.com/gpu"})
     lends = replace(CLUSTER.agents, lends=True)  # type: ignore[type-var]  # not None here
     facts = cluster(nodes=(replace(NODE, gpu=1),), agents=lends)
-    facts = replace(facts, kubelet=replace(KUBELET, registered=both, own_sockets=frozenset({"vnvidia.sock"})))
+    facts = replace(facts, kubelet=replace(KUBELET, others=ours, own_sockets=frozenset({"vnvidia.sock"})))
     assert examine(facts).findings == ()
 
 
@@ -379,7 +396,7 @@ def test_a_machine_that_is_no_node_is_told_so_and_what_to_run_instead() -> None:
 
 
 def test_many_cases_of_one_fault_are_counted_not_listed() -> None:
-    many = tuple(replace(NODE, name=f"n{i}", gpu=1) for i in range(500))
+    many = tuple(replace(NODE, name=f"n{i}", gpu=1, inventory=TAKEN) for i in range(500))
     found = [f for f in examine(cluster(nodes=many)).findings if f.check.id == "two-plugins-on-node"]
     assert len(found) == 11
     assert found[-1].text == "and 490 more like these"

@@ -18,8 +18,8 @@ from gpu_manager.services.cards.other_plugins import PERIOD_SECONDS, REOPEN_SECO
 FIRST = CardUuid("GPU-5fd4f087-86f3-7a43-b711-4771313afc50")
 SECOND = CardUuid("GPU-1cd4f087-0000-7a43-b711-4771313afc51")
 CARDS = (
-    Card(0, FIRST, "A100", 40 * GIB, pci_bus_id="00000000:3B:00.0"),
-    Card(1, SECOND, "A100", 40 * GIB, pci_bus_id="00000000:5E:00.0"),
+    Card(0, FIRST, "A100", 40 * GIB, pci_bus_id="00000000:3B:00.0", minor=3),
+    Card(1, SECOND, "A100", 40 * GIB, pci_bus_id="00000000:5E:00.0", minor=4),
 )
 
 
@@ -33,6 +33,10 @@ CARDS = (
         ("nvidia.com/gpu", "0::1"),
         ("volcano.sh/vgpu-number", f"{FIRST}-2"),
         ("aliyun.com/gpu-mem", f"{FIRST}-_-17"),
+        ("nvidia.com/gpu", "nvidia3"),  # GKE, by the device node
+        ("nvidia.com/gpu", "nvidia3/vgpu1"),  # time-shared
+        ("nvidia.com/gpu", "nvidia3/gi1"),  # a MIG instance
+        ("nvidia.com/gpu", "nvidia3/gi1/vgpu0"),
         ("nvidia.com/GA100_A100", "0000:3b:00.0"),  # KubeVirt, whole cards for virtual machines
     ],
 )
@@ -48,6 +52,10 @@ def test_a_card_is_known_by_the_ids_of_other_plugins(resource: str, device: str)
         ("rdma/hca", "0001:3b:00.0"),
         ("rdma/hca", "no-domain:3b:00.0"),
         ("nvidia.com/gpu", "7"),
+        ("nvidia.com/gpu", "nvidia0"),  # the index is no number of a device node
+        ("nvidia.com/gpu", "nvidia33"),
+        ("nvidia.com/gpu", "nvidia-uvm"),
+        ("example.test/gpu", "nvidia3"),
         ("nvidia.com/gpu", FIRST + "0"),
         ("nvidia.com/mig-1g.5gb", "MIG-5fd4f087-86f3-7a43-b711-4771313afc50"),
         ("amd.com/gpu", "card0"),

@@ -11,9 +11,19 @@ from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.adapters.driver_files.kubelet_config import kubelet_config
 from gpu_manager.adapters.kubelet.checkpoint import FILE_NAME, MAX_BYTES
 from gpu_manager.adapters.manifests import read_manifests
-from gpu_manager.domain.contract import CORE_SOCKET, DRA_SOCKET, KUBELET_SOCKET, MEMORY_SOCKET, NVIDIA_SOCKET
+from gpu_manager.domain.contract import (
+    CORE,
+    CORE_SOCKET,
+    DRA_SOCKET,
+    KUBELET_SOCKET,
+    MEMORY,
+    MEMORY_SOCKET,
+    NVIDIA,
+    NVIDIA_SOCKET,
+)
 from gpu_manager.domain.doctor.facts import KubeletFacts
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.other_plugins import may_name_cards
 from gpu_manager.domain.pod import parse_pod
 
 _STATIC: Final = "/etc/kubernetes/manifests"  # kubeadm's
@@ -30,10 +40,16 @@ def gather_kubelet(
     static = _text(config.get("staticPodPath")) or _STATIC
     driver = _text(config.get("cgroupDriver"))
     fail = config.get("failCgroupV1")
+    registered = _registered(host.read(f"{plugins}/{FILE_NAME}", MAX_BYTES))
     return KubeletFacts(
         socket=host.exists(f"{plugins}/{KUBELET_SOCKET}"),
         pod_resources=host.exists(f"{directory}/pod-resources/{KUBELET_SOCKET}"),
-        registered=_registered(host.read(f"{plugins}/{FILE_NAME}", MAX_BYTES)),
+        registered=None if registered is None else frozenset(registered),
+        others=frozenset(
+            name
+            for name, ids in (registered or {}).items()
+            if name not in (CORE, MEMORY) and ids and (name == NVIDIA or may_name_cards(name, ids))
+        ),
         own_sockets=frozenset(
             n for n in (CORE_SOCKET, MEMORY_SOCKET, NVIDIA_SOCKET) if host.exists(f"{plugins}/{n}")
         ),
@@ -45,13 +61,20 @@ def gather_kubelet(
     )
 
 
-def _registered(text: bytes | None) -> frozenset[str] | None:
-    """The resources that plugins have registered, as the kubelet's checkpoint lists them."""
+def _registered(text: bytes | None) -> dict[str, list[str]] | None:
+    """The resources that plugins have registered with their healthy ids, as the kubelet's checkpoint lists
+    them.
+    """
     try:
         devices = json.loads(text or b"")["Data"]["RegisteredDevices"] or {}
     except (ValueError, RecursionError, KeyError, TypeError):
         return None
-    return frozenset(str(name) for name in devices) if isinstance(devices, dict) else None
+    if not isinstance(devices, dict):
+        return None
+    return {
+        str(name): [one for one in ids if isinstance(one, str)] if isinstance(ids, list) else []
+        for name, ids in devices.items()
+    }
 
 
 def _static_pods(host: HostFiles, directory: str) -> tuple[str, ...]:

@@ -73,9 +73,12 @@ def _no_extender(cluster: ClusterFacts, _: float) -> Iterator[str]:
 
 
 def _without_card(cluster: ClusterFacts, _: float) -> Iterator[str]:
-    publishing = {n.name for n in nodes_of(cluster) if n.inventory}
+    nodes = nodes_of(cluster)
+    publishing, there = {n.name for n in nodes if n.inventory}, {n.name for n in nodes}
     lines = []
     for pod in (f.pod for f in pods_of(cluster) if not f.static and f.pod.phase == "Running"):
+        if pod.node not in there:
+            continue  # the node's object is gone, which says nothing of the pod
         if pod.node not in publishing:
             lines.append(f"pod {printable(pod.key)} runs on {printable(pod.node)}, which publishes no cards")
         elif ALLOCATION not in pod.annotations:

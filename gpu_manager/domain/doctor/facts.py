@@ -63,7 +63,9 @@ class RuntimeFacts:
 
 @dataclass(frozen=True, slots=True)
 class KubeletFacts:
-    """The kubelet's files. ``registered`` are the resources in its checkpoint, None if it cannot be read.
+    """The kubelet's files. ``registered`` are the resources in its checkpoint, None if it cannot be read;
+    ``others`` those of them under which another plugin offers NVIDIA's cards. One that has gone stays
+    registered for five minutes, and offers nothing.
 
     ``cgroup_driver`` is empty if its configuration names none. ``static_pods`` are ``namespace/name (file)``
     of static pods that request a share; ``agent_problem`` is why the agent on the node does not answer,
@@ -73,6 +75,7 @@ class KubeletFacts:
     socket: bool
     pod_resources: bool
     registered: frozenset[str] | None = None
+    others: frozenset[str] = frozenset()
     own_sockets: frozenset[str] = frozenset()
     cgroup_driver: str | None = None
     fail_cgroup_v1: bool | None = None

@@ -8,6 +8,7 @@ from typing import Final
 from gpu_manager.domain.contract import CORE, CORE_SOCKET, MEMORY, MEMORY_SOCKET, NVIDIA, NVIDIA_SOCKET
 from gpu_manager.domain.doctor.check import DoctorCheck, Severity, Unseen
 from gpu_manager.domain.doctor.facts import KubeletFacts, RuntimeFacts
+from gpu_manager.domain.errors import printable
 
 
 def _cgroup_v1(kubelet: KubeletFacts, _: float) -> Iterator[str]:
@@ -48,9 +49,9 @@ def _not_registered(kubelet: KubeletFacts, _: float) -> Iterator[str]:
 def _two_plugins(kubelet: KubeletFacts, _: float) -> Iterator[str]:
     if kubelet.registered is None:
         raise Unseen("the kubelet's checkpoint cannot be read: run as root")
-    ours = NVIDIA_SOCKET in kubelet.own_sockets
-    if CORE in kubelet.registered and NVIDIA in kubelet.registered and not ours:
-        yield f"the kubelet gives both {CORE} and {NVIDIA} of the same cards"
+    ours = {NVIDIA} if NVIDIA_SOCKET in kubelet.own_sockets else set()
+    for resource in sorted(kubelet.others - ours) if CORE in kubelet.registered else ():
+        yield f"the kubelet gives both {CORE} and {printable(resource)} of the same cards"
 
 
 def _agent_silent(kubelet: KubeletFacts, _: float) -> Iterator[str]:
@@ -138,7 +139,7 @@ KUBELET: Final = (
         severity=Severity.TROUBLE,
         what="Two device plugins offer the same cards: pods of one ignore the limits of the other.",
         cure=(
-            "Take nvidia-device-plugin off this node (with the GPU operator: label "
+            "Take the other plugin off this node (NVIDIA's with the GPU operator: label "
             "`nvidia.com/gpu.deploy.device-plugin=false`)."
         ),
         judge=_two_plugins,

@@ -23,6 +23,7 @@ from gpu_manager.domain.doctor.shown import bounded, counted, nodes_of, pods_of
 from gpu_manager.domain.dra.front import Front
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.label_selectors import meets, shown_terms
+from gpu_manager.domain.other_plugins import OTHER_PLUGIN
 from gpu_manager.domain.pod import ContainerKind
 from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
 
@@ -30,9 +31,26 @@ _FIRST_CONTAINERD_WITH_CDI: Final = (1, 7)
 _VERSION: Final = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,3})", re.ASCII)
 
 
+def _absent(cluster: ClusterFacts) -> dict[str, int]:
+    """Nodes that the API lacks, with the number of pods that run there and ask for a share."""
+    there = {node.name for node in nodes_of(cluster)}
+    on = Counter(f.pod.node for f in cluster.pods or () if f.pod.node and not f.pod.terminal)
+    return {name: count for name, count in sorted(on.items()) if name not in there}
+
+
+def _node_gone(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    pods_of(cluster)  # says why, where they cannot be seen
+    yield from bounded(
+        [
+            f"node {printable(name)}, on which {counted(count, 'pod')} with {CORE} run, is gone from the API"
+            for name, count in _absent(cluster).items()
+        ]
+    )
+
+
 def _no_node(cluster: ClusterFacts, _: float) -> Iterator[str]:
     nodes = nodes_of(cluster)
-    if not any(node.inventory for node in nodes):
+    if not any(node.inventory for node in nodes) and not _absent(cluster):
         yield f"of {counted(len(nodes), 'node')} none publishes an inventory of cards"
 
 
@@ -144,10 +162,27 @@ def _units(cluster: ClusterFacts, _: float) -> Iterator[str]:
 
 def _two_plugins(cluster: ClusterFacts, _: float) -> Iterator[str]:
     lends = cluster.agents is not None and cluster.agents.lends
-    both = [] if lends else [n for n in nodes_of(cluster) if n.gpu and n.core]
+    both = [] if lends else [n for n in nodes_of(cluster) if n.gpu and n.core and not _left_over_on(n)]
     yield from bounded(
         [f"node {printable(n.name)} offers {n.gpu} nvidia.com/gpu beside {n.core} {CORE}" for n in both]
     )
+
+
+def _left_over(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    lends = cluster.agents is not None and cluster.agents.lends
+    nodes = [] if lends else [n for n in nodes_of(cluster) if n.gpu and _left_over_on(n)]
+    yield from bounded(
+        [f"node {printable(n.name)} shows {n.gpu} nvidia.com/gpu, and no plugin offers them" for n in nodes]
+    )
+
+
+def _left_over_on(node: DoctorNode) -> bool:
+    """True if the agent, which asks the kubelet twice a second what other plugins offer, is told of nothing,
+    though the node's status counts ``nvidia.com/gpu``.
+    """
+    if node.inventory is None or not node.inventory.serving or not node.inventory.cards:
+        return False
+    return not any(s.reason.startswith(OTHER_PLUGIN) for s in node.inventory.cards)
 
 
 def _unhealthy(cluster: ClusterFacts, _: float) -> Iterator[str]:
@@ -189,6 +224,20 @@ NODES: Final = (
             "`gpu-manager doctor` on a node with cards says what is in the way."
         ),
         judge=_no_node,
+    ),
+    DoctorCheck(
+        id="node-gone",
+        group="cluster",
+        severity=Severity.TROUBLE,
+        what=(
+            "The Node object was deleted: what runs there keeps its card and limits, and nothing new is "
+            "placed there."
+        ),
+        cure=(
+            "Restart the node's kubelet, which makes the object again, and give it the labels back that were "
+            "set by hand. Where the machine is gone for good, delete its pods."
+        ),
+        judge=_node_gone,
     ),
     DoctorCheck(
         id="inventory-unreadable",
@@ -296,6 +345,22 @@ NODES: Final = (
             "`nvidia.com/gpu.deploy.device-plugin=false`)."
         ),
         judge=_two_plugins,
+    ),
+    DoctorCheck(
+        id="left-over-capacity",
+        group="cluster",
+        severity=Severity.TROUBLE,
+        what=(
+            "A kubelet that lost its checkpoint carries the number of a device plugin that has gone in its "
+            "node's status: a pod that asks for it is bound there, and runs without a card."
+        ),
+        cure=(
+            '`kubectl patch node NODE --subresource=status --type=json -p \'[{"op":"remove","path":'
+            '"/status/capacity/nvidia.com~1gpu"},{"op":"remove","path":'
+            '"/status/allocatable/nvidia.com~1gpu"}]\'`; so too the other names of a plugin that has gone. '
+            "Then delete the pods that were bound meanwhile."
+        ),
+        judge=_left_over,
     ),
     DoctorCheck(
         id="card-unhealthy",

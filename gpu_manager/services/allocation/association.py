@@ -55,8 +55,8 @@ class Hints:
 class Identification:
     """The container, if it is certain, and the active pods, if the kubelet answered.
 
-    ``never`` are the pods that were passed over, now or before: they lack something for ever. ``deleted``: the pod
-    was deleted before the kubelet, which lags behind the API, admitted it, whichever it was.
+    ``never`` are the pods that were passed over, now or before: they lack something for ever.
+    ``deleted``: the pod, whichever it is, was deleted before the kubelet admitted it, which lags behind.
     """
 
     candidate: ContainerCandidate | None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import structlog
 
@@ -195,12 +196,31 @@ class DepartedPods:
                 (ended if pod is not None and pod.deleting and not pod.static else unsure).add(uid)
         return ended, unsure
 
-    def _still_running(self, going: Collection[PodUid]) -> str:
-        ledger = self._state.view.ledger
-        names = sorted({a.pod_key for uid in going for a in ledger.of_pod(uid).values()})
-        log.warning("deleted_pods_still_running", pods=names[:5])
-        who = "a deleted pod" if len(going) == 1 else f"{len(going)} deleted pods"
-        return f"processes of {who} still run and hold the room: it fits once they have ended"
+    def _still_running(self, going: AbstractSet[PodUid]) -> str:
+        """The refusal. Deleted are those that the API has no longer or is deleting: a kubelet that has lost
+        its checkpoint gives the ids of pods that live to others.
+        """
+        ledger, local = self._state.view.ledger, self._pods.local()
+        over = going - living_pods(local) | {
+            f.pod.uid for found in local.values() for f in found if f.pod.deleting
+        }
+
+        def named(uids: Iterable[PodUid]) -> list[str]:
+            return sorted({a.pod_key for uid in uids for a in ledger.of_pod(uid).values()})
+
+        said = []
+        if deleted := named(going & over):
+            log.warning("deleted_pods_still_running", pods=deleted[:5])
+            who = "a deleted pod" if len(deleted) == 1 else f"{len(deleted)} deleted pods"
+            said.append(f"processes of {who} still run and hold the room: it fits once they have ended")
+        if living := named(going - over):
+            log.warning("ids_of_living_pods_given_again", pods=living[:5])
+            who = living[0] if len(living) == 1 else f"{len(living)} pods, {living[0]} among them,"
+            said.append(
+                f"the kubelet gives the device ids of {who} out again, as if it had lost its record of them; "
+                "they run and hold the room"
+            )
+        return "; ".join(said)
 
     def _in_the_way(
         self, answer: Identification, going: frozenset[PodUid], ending: frozenset[PodUid]

@@ -19,6 +19,7 @@ import structlog
 from gpu_manager import threads
 from gpu_manager.domain.card import UNREAD_MODEL, Card, CardState, CardUuid
 from gpu_manager.domain.errors import VcudaError
+from gpu_manager.domain.other_plugins import OTHER_PLUGIN
 from gpu_manager.domain.topology import NumaPolicy, Topology
 from gpu_manager.ports.cards import CardEvent, Cards, XidError
 from gpu_manager.ports.clock import Clock
@@ -348,7 +349,7 @@ class Health:
 
     def _other_plugin(self, uuid: CardUuid) -> str:
         resource = self._elsewhere.get(uuid)
-        return f"another device plugin of this node offers the card as {resource}" if resource else ""
+        return f"{OTHER_PLUGIN} offers the card as {resource}" if resource else ""
 
     def _say(self, event: str, card: Card, **more: str) -> None:
         self._counts[event] += 1
