@@ -91,6 +91,21 @@ static void a_measured_span_lies_where_its_events_lie(void) {
     CHECK(ran.to == start + 250000);
 }
 
+static void a_start_that_seems_late_moves_no_clock(void) {
+    struct card_clock clock = {0};
+    uint64_t now = NOW;
+    card_clock_seen(&clock, OFFSET, now);
+    for (int i = 0; i < 10000; i++, now += 500 * US) { /* a stream that waits for the legacy one, three times of four */
+        card_clock_seen(&clock, OFFSET + (i % 4 ? 150000 : 0), now);
+        CHECK(clock.offset_ns == OFFSET);
+    }
+    for (int i = 0; i < 600; i++, now += 500 * US) /* the clocks part: 20 millionths */
+        card_clock_seen(&clock, OFFSET + 10 * (i + 1) + (i % 4 ? 150000 : 0), now);
+    CHECK(clock.offset_ns > OFFSET + 1500 && clock.offset_ns <= OFFSET + 6000, "%" PRId64, clock.offset_ns - OFFSET);
+    card_clock_seen(&clock, OFFSET - 700, now);
+    CHECK(clock.offset_ns == OFFSET - 700);
+}
+
 static void a_launchs_call_and_a_record_are_no_work(void) {
     struct card_clock clock = {0};
     struct span_facts facts = {
@@ -173,6 +188,7 @@ int main(void) {
     measuring_takes_its_percentage_of_a_threads_time();
     few_of_many_new_threads_measure_at_once();
     a_measured_span_lies_where_its_events_lie();
+    a_start_that_seems_late_moves_no_clock();
     a_launchs_call_and_a_record_are_no_work();
     a_launchs_call_takes_about_the_least_of_the_last();
     a_span_without_events_is_as_long_as_expected_and_over_when_its_stream_has_drained();

@@ -56,7 +56,7 @@ static uint64_t scaled(uint64_t ns, uint64_t used, uint64_t expected) {
     return (uint64_t)((double)ns * ((double)used / (double)expected));
 }
 
-void cost_corrected(struct cost *cost, uint64_t used, uint64_t charged, uint64_t expected) {
+void cost_corrected(struct cost *cost, uint64_t ns, uint64_t used, uint64_t charged, uint64_t expected) {
     if (expected)
-        cost_measured(cost, scaled(cost_ns(cost), used, expected), scaled(cost_ns(cost), charged, expected));
+        cost_measured(cost, scaled(ns, used, expected), scaled(ns, charged, expected));
 }

@@ -115,6 +115,21 @@ static int64_t wait_of(const struct span_facts *facts, int64_t seemed) {
     return wait > most ? most > 0 ? most : 0 : wait > 0 ? wait : 0;
 }
 
+void card_clock_seen(struct card_clock *clock, int64_t offset_ns, uint64_t now) {
+    if (!clock->known) {
+        *clock = (struct card_clock){offset_ns, true, {offset_ns, offset_ns}, now, 0};
+    } else if (now > clock->since + CLOCK_EPOCH_NS && clock->looks >= CLOCK_EPOCH_LOOKS) {
+        clock->least_ns[1] = clock->least_ns[0];
+        clock->least_ns[0] = offset_ns;
+        clock->since = now;
+        clock->looks = 0;
+    }
+    clock->looks++;
+    if (offset_ns < clock->least_ns[0])
+        clock->least_ns[0] = offset_ns;
+    clock->offset_ns = clock->least_ns[0] < clock->least_ns[1] ? clock->least_ns[0] : clock->least_ns[1];
+}
+
 struct gpu_interval gpu_time_measured(const struct span_facts *facts, int64_t start, int64_t elapsed,
                                       uint32_t stretch_q8, struct card_clock *clock) {
     int64_t stamp = (int64_t)facts->stamp_ns;
@@ -125,9 +140,8 @@ struct gpu_interval gpu_time_measured(const struct span_facts *facts, int64_t st
     /* The start's record and the first launch reached the card as far apart as they were made. If all was over sooner,
      * the thread had stood still before it recorded: then nothing is known but that it took no longer than that. */
     if (facts->idle && !facts->held && from + (int64_t)facts->lead_ns < to) {
-        int64_t offset = start - (int64_t)(facts->launched_at - facts->lead_ns);
-        clock->offset_ns = clock->known ? clock->offset_ns + (offset - clock->offset_ns) / 8 : offset;
-        clock->known = true;
+        uint64_t recorded_at = facts->launched_at - facts->lead_ns;
+        card_clock_seen(clock, start - (int64_t)recorded_at, recorded_at);
         called = start + (int64_t)facts->lead_ns;
         from = called + wait_of(facts, to - called);
     }

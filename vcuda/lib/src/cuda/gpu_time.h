@@ -65,11 +65,20 @@ uint64_t launch_reaches_ns(uint64_t known_ns, uint64_t took_ns, bool loads);
 /* ---- spans --------------------------------------------------------------------------------------------------------
  */
 
-/* The card's time less the host's, as seen at the last starts on idle streams. */
+/* The card's time less the host's: the least of what the starts on idle streams showed lately. A start can only seem
+ * late, for a stream that waits for another one (the legacy stream, an event) or a thread that was stopped. */
+#define CLOCK_EPOCH_NS 100000000u
+#define CLOCK_EPOCH_LOOKS 16u /* an epoch has at least so many: the clocks part by some microseconds in it */
 struct card_clock {
     int64_t offset_ns;
     bool known;
+    int64_t least_ns[2]; /* of the present epoch, and of the one before */
+    uint64_t since;      /* host time at which the present epoch began */
+    uint32_t looks;
 };
+
+/* A start on an idle stream that the host made at `now` was seen `offset_ns` later on the card's clock. */
+void card_clock_seen(struct card_clock *clock, int64_t offset_ns, uint64_t now);
 
 /* A stretch of launches on one stream. Host times. */
 struct span_facts {

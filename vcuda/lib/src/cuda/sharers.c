@@ -1,12 +1,7 @@
 #include "cuda/sharers.h"
-#include "attachment.h"
-#include "slots.h"
 #include "token_bucket.h"
 
 #define LATELY_NS 3e9
-#define OWN_WEIGHT 16
-
-static double own_sharers[VCUDA_MAX_CARDS];
 
 /* What the host said over the last seconds, for when it falls silent. */
 static struct {
@@ -16,16 +11,7 @@ static struct {
     uint64_t since;
 } told[VCUDA_MAX_CARDS];
 
-/* The harmonic mean over the last looks, since time is divided. */
-static void look_at_own(int card) {
-    struct vcuda_usage *usage = vcuda_usage();
-    unsigned count = usage ? slots_busy(usage, card) : 0;
-    double inverse = count > 1 ? 1.0 / count : 1.0, old = own_sharers[card] > 0 ? 1 / own_sharers[card] : 1.0;
-    own_sharers[card] = 1 / (old + (inverse - old) / OWN_WEIGHT);
-}
-
 void sharers_look(const struct vcuda_limits_view *view, int card, uint64_t now) {
-    look_at_own(card);
     if (!view || (uint32_t)card >= view->card_count || bucket_is_silent(view, now))
         return;
     uint32_t q8 = bucket_sharers(view, card, now);
@@ -59,8 +45,7 @@ uint32_t sharers_now(const struct vcuda_limits_view *view, int card, uint64_t no
     uint32_t q8 = bucket_sharers(view, card, now);
     if (is_left_to_itself(view, card, now))
         q8 = (uint32_t)(256 / told[card].inverse);
-    double own = own_sharers[card] * 256;
-    return q8 > 256 || own < 256 ? q8 : (uint32_t)own;
+    return q8;
 }
 
 uint32_t sharers_during(const struct vcuda_limits_view *view, int card, uint64_t now, uint64_t elapsed_ns,

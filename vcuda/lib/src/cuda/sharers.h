@@ -1,4 +1,5 @@
-/* By how much others on a card stretch this process's work, so that measured time can be divided by it.
+/* By how much other containers on a card stretch this one's work, so that measured time can be divided by it. Processes
+ * of one container are not divided: what they had in flight together is bounded by their page's timeline (timeline.h).
  *
  * The host knows all containers of a card and says so ten times a second. While it says nothing, work whose cost is
  * known tells how many it shares the card with; work of unknown cost is divided by the mean of what the host said last.
@@ -10,8 +11,7 @@
 
 #include "page.h"
 
-/* Remember what the host says now, and how many processes of this container have work in flight. Only the one that
- * settles calls this, while the card has work. `view` may be NULL. */
+/* Remember what the host says now. Only the one that settles calls this, while the card has work. `view` may be NULL. */
 void sharers_look(const struct vcuda_limits_view *view, int card, uint64_t now);
 
 /* The divisor x 256, at least 256. */

@@ -74,15 +74,16 @@ static void teach(struct timing_span *span, uint64_t own, uint64_t charged) {
     else
         for (uint32_t i = 0; i < span->kinds; i++)
             if (span->kind[i].count)
-                cost_corrected(span->kind[i].cost, own, charged, span->facts.expected_ns);
+                cost_corrected(span->kind[i].cost, span->kind[i].ns, own, charged, span->facts.expected_ns);
 }
 
-/* What was new of an interval that ended at `to` of the card's time. Work is settled in about the order in which it
- * ran, so the new part is the last one. */
-static void tell_host(const struct context_meter *context_meter, int64_t to, int64_t fresh) {
+/* Enter what was new of an interval that ended at `to` of the card's time into the page's timeline. Work is settled in
+ * about the order in which it ran, so the new part is the last one. Returns how much of it the container's other
+ * processes leave room for. */
+static uint64_t enter(const struct context_meter *context_meter, int64_t to, int64_t fresh, uint32_t divided) {
     int64_t end = to - context_meter->clock.offset_ns;
-    timeline_add(&vcuda_usage()->timeline[context_meter->card], end - fresh, end);
     held_idle_ran(&vcuda_usage()->card[context_meter->card], end > 0 ? (uint64_t)end : 0);
+    return (uint64_t)timeline_add(&vcuda_usage()->timeline[context_meter->card], end - fresh, end, divided);
 }
 
 /* What it costs a card of its own, by what was measured while the host spoke; 0: not all of its work was. */
@@ -125,8 +126,10 @@ uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *v
     if (!measured)
         ran = gpu_time_expected(&span->facts, meter->settled_to, divided, &context_meter->clock);
     uint64_t took = (uint64_t)(ran.to - ran.from), known = measured ? known_ns(span) : 0;
-    uint64_t fresh = (uint64_t)busy_intervals_add(&context_meter->busy, ran.from, ran.to);
-    bool by_itself = fresh >= took, is_crossed = measured && is_crossed_work(span, view, now);
+    int64_t stamp = measured ? (int64_t)span->facts.stamp_ns : 0; /* the card was kept busy by the records too */
+    uint64_t fresh = (uint64_t)busy_intervals_add(&context_meter->busy, ran.from - stamp, ran.to + stamp);
+    uint64_t stamps = fresh < 2 * (uint64_t)stamp ? fresh : 2 * (uint64_t)stamp;
+    bool by_itself = fresh - stamps >= took, is_crossed = measured && is_crossed_work(span, view, now);
     if (measured && by_itself && !is_crossed)
         learn_wait(span, &ran);
     uint64_t met = is_crossed ? crossed_work_met_ns(span, view, &ran, known, fresh, now) : 0;
@@ -137,13 +140,14 @@ uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *v
     if (measured && !bucket_is_silent(view, now) && (by_itself || !known || !is_crossed))
         remember(span, bucket_used(took, divided, 256), now);
     /* It is not divided by how long it took: that may be the container's own other streams', charged for that. */
-    uint64_t used = bucket_used(fresh - met, known && is_crossed ? 256 : divided, gain);
-    tell_host(context_meter, ran.to, (int64_t)fresh);
+    uint32_t divisor = known && is_crossed ? 256 : divided;
+    uint64_t fits = enter(context_meter, ran.to, (int64_t)fresh, divisor);
+    uint64_t used = bucket_used(fits < fresh - met ? fits : fresh - met, divisor, gain);
     if (ran.to > meter->settled_to)
         meter->settled_to = ran.to;
     if (measured) {
         uint64_t own = bucket_used(took, divided, gain);
-        teach(span, own, used);
+        teach(span, own, used > stamps ? used - stamps : 0);
         stream_meter_corrected(meter, span->facts.expected_ns, own);
         bucket_note_longest(&vcuda_usage()->card[context_meter->card], own / span->launches);
     }

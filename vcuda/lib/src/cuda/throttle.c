@@ -166,8 +166,7 @@ static void end(struct throttled_work *work, CUresult result) {
     if (span_plan_ends(&span->facts, span->measured, thread_state.budget.left_ns > 0, span->launches,
                        cost_seen(work->cost)) ||
         (span->measured && is_sampled()) || (is_gated(work->meter) && span->facts.expected_ns >= GATE_SPAN_NS) ||
-        (span->measured && !work->meter->others_may_record &&
-         span_plan_ends_own(&thread_state.own_paid_until, vcuda_now_ns())))
+        (span->measured && span_plan_ends_own(&thread_state.own_paid_until, vcuda_now_ns())))
         close_slowly(span);
     else
         timing_span_put(work->meter, span);

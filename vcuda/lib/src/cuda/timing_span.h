@@ -44,6 +44,7 @@ struct timing_span {
     struct {
         struct cost *cost;
         uint32_t count;
+        uint64_t ns; /* what a launch of it was expected to take when it was last added */
     } kind[TIMING_SPAN_KINDS];
 };
 
@@ -165,11 +166,14 @@ static inline void timing_span_add(struct timing_span *span, struct cost *cost, 
     uint32_t i = span->kinds;
     while (i > 0 && span->kind[i - 1].cost != cost)
         i--;
+    if (!i && span->kinds < TIMING_SPAN_KINDS) {
+        i = ++span->kinds;
+        span->kind[i - 1].cost = cost;
+        span->kind[i - 1].count = 0;
+    }
     if (i) {
         span->kind[i - 1].count++;
-    } else if (span->kinds < TIMING_SPAN_KINDS) {
-        span->kind[span->kinds].cost = cost;
-        span->kind[span->kinds++].count = 1;
+        span->kind[i - 1].ns = expected_ns;
     }
 }
 

@@ -26,17 +26,9 @@ static void begin(void *state, struct modelled_driver *driver, const struct limi
     for (uint32_t i = 0; i < STREAMS; i++)
         a->stream[i].open = a->stream[i].first = a->stream[i].last = NONE;
     for (uint32_t i = 0; i < SPANS; i++)
-        a->span[i] = (struct span){i + 1 < SPANS ? i + 1 : NONE,
-                                   driver_event_create(driver),
-                                   driver_event_create(driver),
-                                   {0},
-                                   0,
-                                   {0},
-                                   0,
-                                   0,
-                                   false,
-                                   0,
-                                   0};
+        a->span[i] = (struct span){.next = i + 1 < SPANS ? i + 1 : NONE,
+                                   .start = driver_event_create(driver),
+                                   .end = driver_event_create(driver)};
 }
 
 static void close_quiet(struct adapter *a, uint64_t now) {
@@ -111,6 +103,8 @@ static void add(struct span *span, struct cost *cost, uint64_t ns, uint64_t char
         i++;
     if (i == span->kinds && i < KINDS)
         span->kind[span->kinds++] = cost;
+    if (i < KINDS)
+        span->kind_ns[i] = ns;
 }
 
 static uint64_t before_launch(void *state, const struct launch *launch, uint64_t now) {

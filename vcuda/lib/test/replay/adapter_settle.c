@@ -55,7 +55,7 @@ static void teach(const struct span *span, uint64_t own, uint64_t used) {
         cost_measured(span->kind[0], own / span->launches, used / span->launches);
     else
         for (uint32_t i = 0; i < span->kinds; i++)
-            cost_corrected(span->kind[i], own, used, span->facts.expected_ns);
+            cost_corrected(span->kind[i], span->kind_ns[i], own, used, span->facts.expected_ns);
 }
 
 static void settle(struct adapter *a, struct stream *stream, struct span *span) {

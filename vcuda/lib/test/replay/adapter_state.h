@@ -24,6 +24,7 @@ struct span {
     struct span_facts facts;
     uint64_t paid_ns;         /* taken from the bucket for its launches */
     struct cost *kind[KINDS]; /* of its launches */
+    uint64_t kind_ns[KINDS];  /* what each was expected to take */
     uint32_t kinds, launches;
     bool measured;
     uint64_t last_at, closed_at;
