@@ -64,7 +64,7 @@ static void a_millisecond_has_room_for_a_thousand_microseconds(void) {
     CHECK(timeline_add(&timeline, ROUND, ROUND + 600000, ALONE) == 600000);
     CHECK(timeline_add(&timeline, ROUND + 100000, ROUND + 700000, ALONE) == 400000); /* another process at once */
     CHECK(timeline_add(&timeline, ROUND, ROUND + 500000, ALONE) == 0);
-    CHECK(us_at(0, 1) == 1700); /* the host is told of all of them */
+    CHECK(us_at(0, 1) == 1700);                                                 /* the host is told of all of them */
     CHECK(timeline_add(&timeline, ROUND, ROUND + 500000, 2 * ALONE) == 300000); /* two containers take turns */
     CHECK(timeline_add(&timeline, ROUND + MS - 1000, ROUND + 2 * MS, ALONE) == MS);
 }

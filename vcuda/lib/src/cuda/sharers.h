@@ -11,7 +11,8 @@
 
 #include "page.h"
 
-/* Remember what the host says now. Only the one that settles calls this, while the card has work. `view` may be NULL. */
+/* Remember what the host says now. Only the one that settles calls this, while the card has work. `view` may be NULL.
+ */
 void sharers_look(const struct vcuda_limits_view *view, int card, uint64_t now);
 
 /* The divisor x 256, at least 256. */
