@@ -91,6 +91,7 @@ class Agent:
             kubelet_url=config.kubelet_pods_url,
             lending=config.lending,
             pods_api=PodsApi(config.device_plugins.parent / PODS_API_SOCKET, clock),
+            cordons=store_of(config, "cordons", "only the Node object has them"),
         )
         self._kubelet = KubeletClient(
             config.device_plugins, config.pod_resources, resources=LENDING if config.lending else SOCKETS

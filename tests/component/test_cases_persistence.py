@@ -384,6 +384,30 @@ def test_an_unidentified_grant_that_the_kubelet_does_not_keep_is_given_back(stil
     assert [a.key for a in still.reclaimer.round()] == [key]
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_an_unidentified_grant_goes_with_its_pod_though_the_kubelet_still_has_its_ids(
+    still: NodeRig, known: bool
+) -> None:
+    """The kubelet forgets ids at its next admission; of a pod that was never seen nobody knows whether it
+    has ended.
+    """
+    still.pods.away = True
+    one = pod("one", container("c", 30, 20))
+    assert still.kubelet.admit(one).admitted
+    assert all(key[0].startswith(UNIDENTIFIED) for key in granted(still))
+    still.pods.away = False
+    if known:
+        still.pods.bind(parse_pod(one))
+    still.kubelet.delete(uid(one))
+    still.pods.forget("default/one")
+    pass_(still, SETTLE_SECONDS + 5)
+    for _ in range(3):
+        still.reclaimer.look()
+        pass_(still, 2)
+    assert (granted(still) == {}) is known
+    assert held(still) != {}, "the kubelet has its entries all the same"
+
+
 def before_us(tmp_path: Path, *objects: dict[str, Any], evict: bool = True) -> NodeRig:
     """A node that ran these pods before our resources existed on it."""
     rig = NodeRig(tmp_path, clock=FakeClock(), evict=evict)

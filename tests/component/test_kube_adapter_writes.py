@@ -11,6 +11,7 @@ from gpu_manager.adapters.kube.reflector import Pause
 from gpu_manager.domain.contract import CORDON
 from gpu_manager.domain.pod import parse_pod
 from sandbox.api import ADMIN_TOKEN
+from tests.fakes.ports import FakeStore
 from tests.fakes.waiting import until
 
 QUICK = Timeouts(connect=1.0, answer=1.0, watch=30)
@@ -251,6 +252,51 @@ def test_cordoned_cards_follow_the_nodes_annotation(api, kube):
     until(lambda: kube.node.cordoned() == {"GPU-a", "GPU-b"})
     api.patch("nodes", "n1", {"metadata": {"annotations": {CORDON: None}}})
     until(lambda: kube.node.cordoned() == frozenset())
+
+
+def test_cards_stay_cordoned_when_the_node_object_is_made_anew(api, kube):
+    """As by ``kubectl delete node`` and a restart of its kubelet."""
+    node(api, annotations={CORDON: "GPU-a"})
+    until(kube.node.cordoned)
+    api.delete("nodes", "n1")
+    node(api)
+    until(lambda: api.get("nodes", "n1")["metadata"].get("annotations") == {CORDON: "GPU-a"})
+    assert kube.node.cordoned() == {"GPU-a"}
+    api.patch("nodes", "n1", {"metadata": {"annotations": {CORDON: None}}})
+    until(lambda: not kube.node.cordoned())
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_an_agent_knows_the_cordons_of_the_one_before_it(api, clock, anew):
+    store = FakeStore()
+
+    def agent():
+        connection = connect(url=api.url, token=ADMIN_TOKEN, timeouts=QUICK)
+        kube = Kube(connection, "n1", clock=clock, pause=Pause(0.01, 0.05), cordons=store)
+        kube.start()
+        assert kube.node.wait(10)
+        return kube
+
+    node(api, annotations={CORDON: "GPU-a"})
+    first = agent()
+    assert first.node.cordoned() == {"GPU-a"}
+    first.close()
+    if anew:
+        api.delete("nodes", "n1")
+        node(api)
+    else:
+        api.patch("nodes", "n1", {"metadata": {"annotations": {CORDON: None}}})
+    second = agent()
+    assert second.node.cordoned() == ({"GPU-a"} if anew else frozenset())
+    second.close()
+
+
+@pytest.mark.parametrize("state", [b"", b"[]", b"7", b'{"uid": 3, "cordoned": 4}', b"\xff", b"[" * 100_000])
+def test_cordons_that_cannot_be_read_close_nothing(api, clock, state):
+    connection = connect(url=api.url, token=ADMIN_TOKEN, timeouts=QUICK)
+    kube = Kube(connection, "n1", clock=clock, cordons=FakeStore(state))
+    assert kube.node.cordoned() == frozenset()
+    connection.close()
 
 
 def test_cards_stay_cordoned_while_the_api_server_is_away(api, kube):

@@ -26,6 +26,13 @@ def test_doctor_sees_the_clusters_troubles_and_names_each_cure(
     a_node(api, **{"nvidia.com/gpu": "1"})
     a_share(api, "stray", 30)
     api.patch("pods", "stray", {"status": {"phase": "Running"}}, subresource="status")
+    a_share(api, "late", 30)
+    failed = {
+        "phase": "Failed",
+        "reason": "UnexpectedAdmissionError",
+        "message": "no healthy devices present",
+    }
+    api.patch("pods", "late", {"status": failed}, subresource="status")
     client = {"service": {"name": "gpu-quota-admission", "namespace": "kube-system"}, "caBundle": "bm9uZQ=="}
     rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]
     api.create(
@@ -43,6 +50,7 @@ def test_doctor_sees_the_clusters_troubles_and_names_each_cure(
     found = {finding["check"] for finding in report["findings"]}
     assert {
         "left-over-capacity",
+        "pod-refused",
         "agent-absent",
         "webhook-missing",
         "webhook-certificate",

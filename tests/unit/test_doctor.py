@@ -276,6 +276,13 @@ FOUND = [
         cluster(nodes=(replace(NODE, inventory=replace(inventory(), stranded=("uid-p", "uid-gone"))),)),
         "pod default/p on node n1 cannot start a container again",
     ),
+    (
+        "pod-refused",
+        cluster(
+            pods=(PodFacts(a_pod(phase="Failed"), refused="Pod was rejected: no healthy devices present"),)
+        ),
+        "pod default/p on node n1: Pod was rejected: no healthy devices present",
+    ),
     ("static-pod-in-cluster", cluster(pods=(PodFacts(a_pod(), static=True),)), "is static"),
     ("runtime-class-missing", cluster(pods=(PodFacts(a_pod(), runtime_class="x"),)), "runtimeClass x"),
 ]

@@ -28,6 +28,7 @@ from gpu_manager.domain.untrusted import mapping, mappings, text
 _HOOKS: Final = "/apis/admissionregistration.k8s.io/v1"
 _HINTS: Final = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present")
 _MIRROR: Final = "kubernetes.io/config.mirror"
+_REFUSED: Final = "UnexpectedAdmissionError"
 
 T = TypeVar("T")
 
@@ -207,7 +208,13 @@ def _pod(obj: Mapping[str, Any]) -> PodFacts | None:
         return None
     if not pod.asks:
         return None
-    return PodFacts(pod, _MIRROR in pod.annotations, text(mapping(obj.get("spec")).get("runtimeClassName")))
+    status = mapping(obj.get("status"))
+    return PodFacts(
+        pod,
+        _MIRROR in pod.annotations,
+        text(mapping(obj.get("spec")).get("runtimeClassName")),
+        text(status.get("message")) if text(status.get("reason")) == _REFUSED else "",
+    )
 
 
 def _affinity(template: Mapping[str, Any]) -> tuple[tuple[Term, ...], ...]:

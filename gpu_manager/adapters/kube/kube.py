@@ -15,6 +15,7 @@ from gpu_manager.adapters.kube.pods import KubePods
 from gpu_manager.adapters.kube.reflector import Pause
 from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.store import Store
 
 
 class Kube:
@@ -32,6 +33,7 @@ class Kube:
         tombstone_seconds: how long a deleted pod is remembered.
         lending: whole cards go by NVIDIA's resource name too.
         pods_api: asks the kubelet for its pods before its port is; closed by :meth:`close`.
+        cordons: keeps the operator's cordons over the Node object's life.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Kube:
         tombstone_seconds: float = 120.0,
         lending: bool = False,
         pods_api: KubeletSource | None = None,
+        cordons: Store | None = None,
     ) -> None:
         self._connection = connection
         self.access = AccessCheck(KubeReviews(connection), clock)
@@ -64,7 +67,7 @@ class Kube:
             tombstone_seconds=tombstone_seconds,
             lending=lending,
         )
-        self.node = KubeNode(connection, node, clock=clock, outbox=self._outbox, pause=pause)
+        self.node = KubeNode(connection, node, clock=clock, outbox=self._outbox, pause=pause, cordons=cordons)
 
     def start(self) -> None:
         """Start the watches and the writer thread."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+import structlog
 
 from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.adapters.kube.outbox import Outbox
@@ -22,27 +25,42 @@ from gpu_manager.domain.contract import (
     decode_uuids,
     encode_uuids,
 )
-from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.resources import parse_quantity
-from gpu_manager.domain.untrusted import mapping
+from gpu_manager.domain.untrusted import mapping, text
 from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.store import Store
+
+log = structlog.get_logger(__name__)
 
 _AGAIN_SECONDS = 30.0  # shortest time between two repairs of keys that others changed
 
 
 class KubeNode(WatchedObjects):
-    """Watches the Node and patches it. Published keys are restored if they are removed."""
+    """Watches the Node and patches it. Published keys are restored if they are removed.
+
+    Cordons outlive the Node object: one that is made anew, with another UID and none on it, gets them back.
+    """
 
     def __init__(
-        self, connection: Connection, node: str, *, clock: Clock, outbox: Outbox, pause: Pause | None = None
+        self,
+        connection: Connection,
+        node: str,
+        *,
+        clock: Clock,
+        outbox: Outbox,
+        pause: Pause | None = None,
+        cordons: Store | None = None,
     ) -> None:
+        """``cordons`` keeps them while no agent runs; without it they live as long as this agent."""
         self._connection = connection
         self._node = node
         self._clock = clock
         self._outbox = outbox
         self._teller = EventTeller(connection, clock, node)
         self._lock = threading.Lock()
-        self._cordoned: frozenset[CardUuid] = frozenset()
+        self._cordons = cordons
+        self._uid, self._cordoned = _load(cordons)
         self._to_forget: frozenset[CardUuid] = frozenset()
         self._wanted: tuple[dict[str, str], dict[str, str | None]] = ({}, {})
         self._allocatable: Mapping[str, int] | None = None
@@ -128,13 +146,14 @@ class KubeNode(WatchedObjects):
     def _changed(self, node: Mapping[str, Any], gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
         meta = node.get("metadata") or {}
         annotations = meta.get("annotations") or {}
+        if not gone:
+            self._note_cordons(text(meta.get("uid")), annotations)
         with self._lock:
             if gone:
                 self._there = self._allocatable = None
                 return
             self._allocatable = _allocatable(node)
             self._there = (annotations, meta.get("labels") or {})
-            self._cordoned = decode_uuids(annotations.get(CORDON))
             self._to_forget = decode_uuids(annotations.get(FORGET))
             task = self._task()
             if self._holds() or self._outbox.waiting(task.key):
@@ -143,6 +162,35 @@ class KubeNode(WatchedObjects):
             self._repaired = max(now, self._repaired + _AGAIN_SECONDS)
             delay = self._repaired - now
         self._outbox.put(task, delay)
+
+    def _note_cordons(self, uid: str, annotations: Mapping[str, str]) -> None:
+        said = decode_uuids(annotations.get(CORDON))
+        with self._lock:
+            made_anew = self._uid not in ("", uid)
+            kept = self._cordoned if made_anew and CORDON not in annotations else frozenset()
+            if (uid, said | kept) == (self._uid, self._cordoned):
+                return
+            self._uid, self._cordoned = uid, said | kept
+            state = json.dumps({"uid": uid, "cordoned": encode_uuids(self._cordoned)}).encode()
+        if kept:
+            log.warning("cordons_restored", node=self._node, cards=sorted(kept))
+            self._outbox.put(PublishNode(self._connection, self._node, {CORDON: encode_uuids(kept)}, {}))
+        if self._cordons is not None:
+            try:
+                self._cordons.save(state)
+            except NodeUnready as error:
+                log.warning("cordons_not_saved", reason=str(error))
+
+
+def _load(cordons: Store | None) -> tuple[str, frozenset[CardUuid]]:
+    """The UID of the Node as last seen, and its cordons; nothing where that cannot be read."""
+    try:
+        state = cordons.load() if cordons is not None else None
+        kept = mapping(json.loads(state)) if state is not None else {}
+    except (NodeUnready, ValueError, RecursionError) as error:
+        log.error("cordons_lost", reason=str(error))
+        kept = {}
+    return text(kept.get("uid")), decode_uuids(text(kept.get("cordoned")))
 
 
 def _has(there: Mapping[str, str], wanted: Mapping[str, str | None]) -> bool:

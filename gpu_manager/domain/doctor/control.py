@@ -14,6 +14,7 @@ from gpu_manager.domain.errors import printable
 
 _DAY: Final = 86_400.0
 _SOON_SECONDS: Final = 7 * _DAY  # as the alert: spec of metrics, "webhook certificate expires in < 7 d"
+_SHOWN: Final = 200  # characters of a message of the kubelet
 _HOOKS: Final = "webhook configurations"
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 
@@ -93,6 +94,16 @@ def _stranded(cluster: ClusterFacts, _: float) -> Iterator[str]:
         [
             f"pod {printable(pod.key)} on node {printable(said[pod.uid])} cannot start a container again"
             for pod in pods
+        ]
+    )
+
+
+def _refused(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    failed = [f for f in pods_of(cluster) if f.refused and f.pod.phase == "Failed"]
+    yield from bounded(
+        [
+            f"pod {printable(f.pod.key)} on node {printable(f.pod.node)}: {printable(f.refused[:_SHOWN])}"
+            for f in failed
         ]
     )
 
@@ -193,6 +204,20 @@ CONTROL: Final = (
             "Delete it, so that its controller recreates it; its Event `VcudaStranded` names the containers."
         ),
         judge=_stranded,
+    ),
+    DoctorCheck(
+        id="pod-refused",
+        group="cluster",
+        severity=Severity.WARNING,
+        what=(
+            "The kubelet refused the pod for good when it admitted it: the node was rebooted, or its agent "
+            "killed, and no agent served at that moment; or the node had no room."
+        ),
+        cure=(
+            "Delete it. A controller has made another one in its place; a bare pod, and a Job that used up "
+            "its backoffLimit, are yours to make again."
+        ),
+        judge=_refused,
     ),
     DoctorCheck(
         id="static-pod-in-cluster",

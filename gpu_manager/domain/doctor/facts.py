@@ -165,11 +165,14 @@ class SchedulerFacts:
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """A pod that requests a share, with facts for the doctor only."""
+    """A pod that requests a share, with facts for the doctor only. ``refused`` is the kubelet's message, if
+    it refused the pod for good when it admitted it.
+    """
 
     pod: Pod
     static: bool = False
     runtime_class: str = ""
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

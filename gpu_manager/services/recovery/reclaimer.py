@@ -72,9 +72,14 @@ class Reclaimer:
         """A round if it is time for one: at each look for a while after a pod has ended, since what it holds
         beyond its device ids comes back by no other way.
         """
-        now, ledger = self._clock.monotonic(), self._state.view.ledger
-        claims = {allocation.pod for allocation in ledger.claims}
-        ended = set(ledger.pods) - claims - living_pods(self._pods.local())
+        now, view = self._clock.monotonic(), self._state.view
+        claims = {allocation.pod for allocation in view.ledger.claims}
+        ended = set(view.ledger.pods) - claims - living_pods(self._pods.local())
+        if unnamed := set(filter(is_unidentified, ended)):
+            ended -= unnamed  # of these the pods, which are named only in the kubelet's checkpoint
+            entries = self._kubelet.checkpoint() or ()
+            held = (g.ids for key, g in view.grants.items() if key[0] in unnamed)
+            ended |= {e.pod for ids in held for e in _entries_of(ids, entries)} & self._known_ended()
         self._ended = {uid: self._ended.get(uid, now) for uid in ended}
         hurries = any(now - since < HURRY_SECONDS for since in self._ended.values())
         if not hurries and now - self._rounded < self._seconds:
@@ -119,7 +124,7 @@ class Reclaimer:
     ) -> bool:
         """Absent from the kubelet's books *and* from the API; one of the two alone proves nothing."""
         if ids is not None:
-            return entries is not None and not any(e.ids == ids.get(e.resource) for e in entries)
+            return entries is not None and all(self._over(e.pod) for e in _entries_of(ids, entries))
         if self._living(allocation):
             return False
         if not allocation.granted:
@@ -131,6 +136,16 @@ class Reclaimer:
         # The checkpoint may show an ended pod until the next admission. A new kubelet lists its pods one by
         # one: not to be listed counts if the pod was before, or if nothing of it runs for certain.
         return self._departed.seen(allocation.pod) or self._processes.alive(allocation.pod) is False
+
+    def _over(self, uid: PodUid) -> bool:
+        """True if the API showed the pod's end and nothing of it runs: the kubelet keeps its entries until
+        the next admission.
+        """
+        return uid in self._known_ended() and self._processes.alive(uid) is False
+
+    def _known_ended(self) -> set[PodUid]:
+        known = (f for found in self._pods.local().values() for f in found)
+        return {f.pod.uid for f in known if f.tombstone or f.pod.terminal}
 
     def _living(self, allocation: Allocation) -> bool:
         """Pods that the API has; only a forged mirror of a static pod could have another's UID."""
@@ -152,3 +167,10 @@ class Reclaimer:
             log.info("directory_removed", directory=name)
         self._orphans = orphans
         self._injector.prune(named)
+
+
+def _entries_of(
+    ids: Mapping[str, frozenset[str]], entries: Sequence[CheckpointEntry]
+) -> Sequence[CheckpointEntry]:
+    """The entries of the checkpoint with exactly these ids, by resource."""
+    return [e for e in entries if e.ids == ids.get(e.resource)]
