@@ -10,9 +10,11 @@ from typing import Annotated, Final
 
 from admission.config import (
     EXTENDER,
+    KEEP_SECONDS,
     PROBES,
     QUOTA,
     SCHEDULER_USER,
+    SHORTEST_KEEP_SECONDS,
     TRUSTED_USERS,
     AdmissionSettings,
     ClusterTerms,
@@ -107,6 +109,14 @@ def command(
     bind_scheduler: Annotated[
         list[str] | None, Option(help="schedulerNames whose pods are bound here; --scheduler-name, else any.")
     ] = None,
+    keep_seconds: Annotated[
+        float,
+        Option(
+            min=SHORTEST_KEEP_SECONDS,
+            max=3600,
+            help="Seconds that a pod's place is kept at most until its scheduler binds it.",
+        ),
+    ] = KEEP_SECONDS,
     nodes_by_capacity: Annotated[  # noqa: FBT002  # the way to a flag
         bool,
         Option(
@@ -216,6 +226,7 @@ def command(
             ),
             binds_for=frozenset(bind_scheduler or filter(None, (scheduler_name,))),
             nodes_by_capacity=nodes_by_capacity,
+            keep_seconds=keep_seconds,
             claims=claims,
             quota_map=_named(quota_configmap),
             unseen_namespaces=frozenset({NAMESPACE, namespace, *(exclude_namespace or ())}),

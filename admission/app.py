@@ -266,7 +266,7 @@ def _open_extender(
         context,
         patience_seconds=InflightBounds().seconds,
         peers=peers,
-        questions=scheduler_questions(scheduling.extender, cluster_metrics, draining),
+        questions=scheduler_questions(scheduling.extender, endpoint, peers, cluster_metrics, draining),
     )
 
 

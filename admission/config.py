@@ -13,6 +13,8 @@ QUOTA = f"{NAMESPACE}/{QUOTA_MAP}"  # the predecessor's ConfigMap
 SCHEDULER_USER = "system:kube-scheduler"  # the common name in kube-scheduler's client certificate
 EXTENDER = "127.0.0.1:3456"  # the predecessor's flag and its default
 PROBES = ":9440"
+KEEP_SECONDS = 900.0  # from a scheduler's choice to its bind; an in-tree gang waits 300, a volume 600
+SHORTEST_KEEP_SECONDS = 5.0  # a burst of pods is bound within that, whatever became of them before
 # Who may write the annotations that say which cards a pod holds.
 TRUSTED_USERS = frozenset(
     f"system:serviceaccount:{NAMESPACE}:{account}" for account in (AGENT_NAME, ADMISSION_NAME)
@@ -122,6 +124,7 @@ class AdmissionSettings:
     signs for itself. ``probes``: host and port at which the kubelet asks whether the program is alive and
     ready, None for nowhere. ``binds_for``: schedulerNames whose pods are bound here, empty for any;
     ``claims``: ResourceClaims are watched, charged and held to the quota;
+    ``keep_seconds``: how long the place of a pod is kept at most until its scheduler binds it;
     ``nodes_by_capacity``: nodes without an inventory are judged by their capacity (the predecessor's agent);
     ``agent_token``: file with the bearer token of the agents' pages, None if they ask for none;
     ``prometheus``: URL from which the console has hours and days, empty for none, ``prometheus_token`` the
@@ -144,6 +147,7 @@ class AdmissionSettings:
     leadership: Leadership = field(default_factory=Leadership)
     binds_for: frozenset[str] = frozenset()
     nodes_by_capacity: bool = False
+    keep_seconds: float = KEEP_SECONDS
     claims: bool = False
     quota_map: tuple[str, str] = (NAMESPACE, QUOTA_MAP)
     unseen_namespaces: frozenset[str] = frozenset({NAMESPACE})

@@ -64,7 +64,9 @@ class SchedulingController:
         self._access = access
         self._metrics = metrics
         self._clock = clock
-        self.cluster = ClusterState(terms.unit, by_capacity=settings.nodes_by_capacity)
+        self.cluster = ClusterState(
+            terms.unit, by_capacity=settings.nodes_by_capacity, keep_seconds=settings.keep_seconds
+        )
         self.judge = FeasibilityJudge()
         self._inherited: bool | None = None  # whether the first list had a pod that waits
         watches = {
@@ -304,10 +306,13 @@ class SchedulingController:
         if self._is_labelled:
             # A Service selects by it. One that still has it and leads no more refuses to bind.
             self._label("true" if leads else None)
-        if leads:
-            self._quota.wake()  # what changed before, and the one before may not have come to
-            for finding in self._bypasses.findings():
-                self._access.writer.event(finding.occupant.pod, EVENT_BYPASSED, finding.text)
+        if not leads:
+            self.binder.end()
+            return
+        self.binder.begin()
+        self._quota.wake()  # what changed before, and the one before may not have come to
+        for finding in self._bypasses.findings():
+            self._access.writer.event(finding.occupant.pod, EVENT_BYPASSED, finding.text)
 
     def _label(self, value: str | None) -> None:
         self._access.writer.label(

@@ -1,23 +1,48 @@
 """Pods that count as lying on a node before the watch shows them there.
 
-One is expected from its scheduler's choice on, for some seconds, and reserved while its Binding is under way.
+A pod is *expected* from its scheduler's choice on: a bind may come minutes later, for volumes that are
+provisioned for the chosen node and for gangs that wait until they are complete. It is *reserved* while its
+Binding is under way.
+
+The place of an expected pod is kept for half of what is left of :data:`ROUNDS` times ``keep_seconds`` at
+most, which a pod may spend in a day: a pod that never comes has its place for 15 minutes, then for half of
+that, and so on, and one that is asked about again at once loses nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from itertools import takewhile
+from dataclasses import dataclass
+from typing import Final
 
 from admission.cluster.pod_view import PodView
+from admission.config import KEEP_SECONDS, SHORTEST_KEEP_SECONDS
 from gpu_manager.domain.pod import PodUid
+
+ROUNDS: Final = 2
+_FORGOTTEN_SECONDS: Final = 86_400.0
+_MOST_SPENT: Final = 1 << 14  # pods; the oldest go
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    occupant: PodView
+    began: float
+    until: float
+    asked: PodView  # as its scheduler showed it when it asked
 
 
 class AssumedPods:
     """Each pod as it will be once bound. A pod is reserved or expected, not both. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep_seconds: float = KEEP_SECONDS) -> None:
+        self._keep = keep_seconds
+        self._now = 0.0
         self._reserved: dict[PodUid, PodView] = {}
-        self._expected: dict[PodUid, tuple[float, PodView]] = {}  # until when; the oldest first
+        self._expected: dict[PodUid, _Expected] = {}
+        self._first_end = math.inf  # no place ends before that
+        self._spent: dict[PodUid, tuple[float, float]] = {}  # since when, and how many seconds in vain
 
     def of(self, uid: PodUid) -> PodView | None:
         """The pod as it will be; None if nothing is assumed of it."""
@@ -26,7 +51,7 @@ class AssumedPods:
     def nodes(self) -> Mapping[PodUid, str]:
         """The node of each."""
         return {
-            **{uid: occupant.pod.node for uid, (_, occupant) in self._expected.items()},
+            **{uid: each.occupant.pod.node for uid, each in self._expected.items()},
             **{uid: occupant.pod.node for uid, occupant in self._reserved.items()},
         }
 
@@ -36,20 +61,44 @@ class AssumedPods:
 
     def expected(self, uid: PodUid) -> PodView | None:
         """The pod as it will be, if it is expected."""
-        return self._expected.get(uid, (0.0, None))[1]
+        each = self._expected.get(uid)
+        return None if each is None else each.occupant
+
+    def all_expected(self) -> list[PodUid]:
+        """Every pod that is expected."""
+        return list(self._expected)
+
+    def is_given_up(self, occupant: PodView) -> bool:
+        """True if its scheduler has said since that the pod found no node, or goes to another one."""
+        each = self._expected.get(occupant.uid)
+        if each is None:
+            return False
+        refused = occupant.verdict not in (0, each.asked.verdict)
+        return refused or occupant.nominated not in ("", each.asked.nominated, each.occupant.pod.node)
 
     def expired(self, now: float) -> list[PodUid]:
-        """Who was expected until now, or before, and has not come."""
-        return [uid for uid, _ in takewhile(lambda each: each[1][0] <= now, self._expected.items())]
+        """Whose place was kept until now, or before. ``now`` is the time of all that follows."""
+        self._now = now
+        if now < self._first_end:
+            return []
+        self._first_end = min((e.until for e in self._expected.values() if e.until > now), default=math.inf)
+        return [uid for uid, each in self._expected.items() if each.until <= now]
 
     def reserve(self, occupant: PodView) -> None:
         """Its Binding begins; it is expected no more."""
         self._expected.pop(occupant.uid, None)
         self._reserved[occupant.uid] = occupant
 
-    def expect(self, occupant: PodView, until: float) -> None:
-        """Its scheduler has chosen."""
-        self._expected[occupant.uid] = until, occupant
+    def expect(self, occupant: PodView, asked: PodView, now: float, most: float = math.inf) -> None:
+        """Its scheduler has chosen, for ``most`` seconds; ``asked`` is the pod as that has shown it."""
+        self._now = now
+        since, spent = self._spent.get(occupant.uid, (now, 0.0))
+        if now - since >= _FORGOTTEN_SECONDS:
+            del self._spent[occupant.uid]
+            spent = 0.0
+        until = now + min(most, max(SHORTEST_KEEP_SECONDS, self._keep - spent / ROUNDS))
+        self._expected[occupant.uid] = _Expected(occupant, now, until, asked)
+        self._first_end = min(self._first_end, until)
 
     def release(self, uid: PodUid) -> PodView | None:
         """End its reservation, and return what it was."""
@@ -57,10 +106,22 @@ class AssumedPods:
 
     def unexpect(self, uid: PodUid) -> PodView | None:
         """End its expectation, and return what it was."""
-        return self._expected.pop(uid, (0.0, None))[1]
+        each = self._expected.pop(uid, None)
+        if each is None:
+            return None
+        since, spent = self._spent.pop(uid, (each.began, 0.0))
+        self._spent[uid] = since, spent + max(0.0, min(self._now, each.until) - each.began)
+        if len(self._spent) > _MOST_SPENT:
+            del self._spent[next(iter(self._spent))]
+        return each.occupant
+
+    def forget(self, uid: PodUid) -> None:
+        """The pod is gone, or bound: what its places took counts no more."""
+        self._spent.pop(uid, None)
 
     def copy(self) -> AssumedPods:
         """The same, changed apart from these."""
-        other = AssumedPods()
+        other = AssumedPods(self._keep)
         other._reserved, other._expected = self._reserved.copy(), self._expected.copy()
+        other._spent, other._now, other._first_end = self._spent.copy(), self._now, self._first_end
         return other

@@ -4,6 +4,7 @@ watch shows it there. Not thread-safe: :class:`~admission.cluster.snapshot.Clust
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.turnover import Turnover
 from admission.cluster.unshown_answers import UnshownAnswers
 from admission.cluster.workload_sizes import WorkloadSizes
+from admission.config import KEEP_SECONDS
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
 
@@ -22,13 +24,13 @@ class PodBooks:
     ``lapsed`` counts expectations that ended though nobody was bound.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep_seconds: float = KEEP_SECONDS) -> None:
         self.changed: set[str] = set()
         self.lapsed = 0
         self.workloads = WorkloadSizes()
         self._pods: dict[PodUid, PodView] = {}
         self._names: dict[str, PodUid] = {}
-        self._assumed = AssumedPods()
+        self._assumed = AssumedPods(keep_seconds)
         self._answers = UnshownAnswers()
         self._resizing: set[PodUid] = set()
         self._turnover = Turnover()
@@ -64,8 +66,9 @@ class PodBooks:
         self._names[occupant.pod.key] = uid
         if occupant.pod.node or occupant.pod.terminal:
             self.release(uid)
-        elif occupant.pod.deleting:
-            self.unexpect(uid)  # no scheduler binds it any more
+            self._assumed.forget(uid)
+        elif occupant.pod.deleting or self._assumed.is_given_up(occupant):
+            self.give_up(uid)
         for node in occupant.places:
             self._touch(node, uid)
         coming = self._assumed.of(uid)
@@ -85,6 +88,7 @@ class PodBooks:
                 self._turnover.left(occupant)
             self._untouch(uid, occupant.places)
         self.release(uid)
+        self._assumed.forget(uid)
 
     # What this process is about to bind.
 
@@ -100,16 +104,22 @@ class PodBooks:
         self._go(known, node)
 
     def expect(
-        self, uid: PodUid, node: str, placement: Mapping[str, tuple[Share, ...]], until: float
+        self,
+        asked: PodView,
+        node: str,
+        placement: Mapping[str, tuple[Share, ...]],
+        now: float,
+        most: float = math.inf,
     ) -> None:
         """See :meth:`ClusterState.expect`."""
+        uid = asked.uid
         known = self._pods.get(uid)
         if known is None or not known.waits or self._assumed.reserved(uid):
             return
         before = self._assumed.expected(uid)
         self.lapsed += before is not None and before.pod.node != node
         self.unexpect(uid)
-        self._assumed.expect(known.on(node, placement), until)
+        self._assumed.expect(known.on(node, placement), asked, now, most)
         self._go(known, node)
 
     def unexpect(self, uid: PodUid) -> None:
@@ -118,11 +128,20 @@ class PodBooks:
         if occupant is not None:
             self._leave(occupant)
 
+    def give_up(self, uid: PodUid) -> None:
+        """The pod does not come where it is expected: that is free, and nothing in the API says so."""
+        self.lapsed += self._assumed.expected(uid) is not None
+        self.unexpect(uid)
+
+    def give_up_all(self) -> None:
+        """The same of every pod that is expected."""
+        for uid in self._assumed.all_expected():
+            self.give_up(uid)
+
     def expire(self, now: float) -> None:
         """End the expectations whose time is over."""
         for uid in self._assumed.expired(now):
-            self.unexpect(uid)
-            self.lapsed += 1
+            self.give_up(uid)
 
     def release(self, uid: PodUid) -> bool:
         """Undo a reservation; False if there is none any more."""
@@ -163,6 +182,11 @@ class PodBooks:
     def all(self) -> Iterable[PodView]:
         """Every pod as the watch shows it."""
         return self._pods.values()
+
+    def expected_on(self, uid: PodUid) -> str:
+        """See :meth:`ClusterState.expected_on`."""
+        occupant = self._assumed.expected(uid)
+        return occupant.pod.node if occupant else ""
 
     def reserved_on(self, uid: PodUid) -> str:
         """The node that the pod is reserved on, empty if on none."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from zlib import crc32
 
 from admission.cluster.host_cpu import asked
 from gpu_manager.domain.cluster.placed_pods import PlacedPod, assigned_cards, ids_elsewhere
@@ -30,7 +31,8 @@ class PodView(PlacedPod):
 
     ``nominated`` is the node where preemption is making room for it, ``reserved`` marks one whose Binding is
     under way. ``cpu`` is the host CPU it asks for, in thousandths. ``constraints`` are what it requires of
-    nodes while it has none; ``unschedulable``: its scheduler has found no node.
+    nodes while it has none; ``unschedulable``: its scheduler has found no node. ``verdict`` numbers what its
+    scheduler said last of why it has no node, 0 if it said nothing: another number is another verdict.
     """
 
     nominated: str = ""
@@ -38,6 +40,7 @@ class PodView(PlacedPod):
     cpu: int = 0
     constraints: PodConstraints = ANYWHERE
     unschedulable: bool = False
+    verdict: int = 0
 
     @property
     def lent(self) -> bool:
@@ -91,6 +94,7 @@ def pod_view(pod: Pod, obj: Mapping[str, Any] | None = None) -> PodView:
     """The pod with what the books need beside :class:`Pod`; ``obj`` is the object it was read from."""
     status = (obj or {}).get("status")
     status = status if isinstance(status, Mapping) else {}
+    unplaced = [] if pod.node else [c for c in mappings(status.get("conditions")) if _is_unplaced(c)]
     return PodView(
         pod=pod,
         assigned=assigned_cards(pod),
@@ -98,13 +102,17 @@ def pod_view(pod: Pod, obj: Mapping[str, Any] | None = None) -> PodView:
         nominated=text(status.get("nominatedNodeName")),
         cpu=asked(obj or {}),
         constraints=ANYWHERE if obj is None or pod.node else pod_constraints(obj.get("spec")),
-        unschedulable=not pod.node and any(map(_found_no_node, mappings(status.get("conditions")))),
+        unschedulable=any(condition.get("reason") == UNSCHEDULABLE for condition in unplaced),
+        verdict=crc32(
+            repr([(c.get("reason"), c.get("message")) for c in unplaced]).encode("utf-8", "replace")
+        )
+        if unplaced
+        else 0,
     )
 
 
-def _found_no_node(condition: Mapping[str, Any]) -> bool:
-    said = condition.get("type"), condition.get("status"), condition.get("reason")
-    return said == (POD_SCHEDULED, "False", UNSCHEDULABLE)
+def _is_unplaced(condition: Mapping[str, Any]) -> bool:
+    return (condition.get("type"), condition.get("status")) == (POD_SCHEDULED, "False")
 
 
 def read_pod_view(obj: Mapping[str, Any]) -> PodView | None:

@@ -22,6 +22,7 @@ from admission.cluster.nodes import Nodes, OnNode, name_of
 from admission.cluster.other_pods import OtherPods
 from admission.cluster.pod_books import PodBooks
 from admission.cluster.pod_view import PodView, read_pod_view
+from admission.config import KEEP_SECONDS
 from gpu_manager.domain.cluster.held_sums import Used, added
 from gpu_manager.domain.cluster.terminating import terminating_shares
 from gpu_manager.domain.placement.ledger import Share
@@ -57,14 +58,14 @@ class ClusterState:
     """Thread-safe. Nobody waits for the outside while the lock is held.
 
     ``unit``: bytes of one unit of memory. ``by_capacity``: nodes that publish no inventory are judged by
-    their capacity.
+    their capacity. ``keep_seconds``: for how long the place of a pod is kept at most until it is bound.
     """
 
-    def __init__(self, unit: int, *, by_capacity: bool = False) -> None:
+    def __init__(self, unit: int, *, by_capacity: bool = False, keep_seconds: float = KEEP_SECONDS) -> None:
         self.unit = unit
         self._lock = threading.RLock()
         self._nodes = Nodes(unit, by_capacity=by_capacity)
-        self._pods = PodBooks()
+        self._pods = PodBooks(keep_seconds)
         self.workloads = self._pods.workloads
         self.claims = ClusterClaims(unit, self._nodes.offered)
         self._others = OtherPods()
@@ -165,20 +166,36 @@ class ClusterState:
             self._pods.reserve(pod, node, placement)
 
     def expect(
-        self, uid: PodUid, node: str, placement: Mapping[str, tuple[Share, ...]], until: float
+        self,
+        asked: PodView,
+        node: str,
+        placement: Mapping[str, tuple[Share, ...]],
+        now: float,
+        most: float = math.inf,
     ) -> None:
-        """Count a waiting pod as lying there, as one that its scheduler will bind in a moment.
+        """Count a waiting pod as lying there, as one that its scheduler will bind; ``asked`` is the pod as
+        that has shown it; for ``most`` seconds.
 
-        Ends with :meth:`reserve`, when the watch shows the pod bound or gone, with :meth:`unexpect`, or by
-        :meth:`expire` once it is ``until``.
+        Ends with :meth:`reserve`, when the watch shows the pod bound, gone, or given up by its scheduler,
+        with :meth:`give_up`, or by :meth:`expire` once its place was kept for long enough.
         """
         with self._lock:
-            self._pods.expect(uid, node, placement, until)
+            self._pods.expect(asked, node, placement, now, most)
 
-    def unexpect(self, uid: PodUid) -> None:
+    def expected_on(self, uid: PodUid) -> str:
+        """The node on which the pod's place is kept though its Binding has not begun, empty if on none."""
+        with self._lock:
+            return self._pods.expected_on(uid)
+
+    def give_up(self, uid: PodUid) -> None:
         """Its scheduler has decided otherwise."""
         with self._lock:
-            self._pods.unexpect(uid)
+            self._pods.give_up(uid)
+
+    def give_up_all(self) -> None:
+        """No pod is expected any more: their schedulers are others now."""
+        with self._lock:
+            self._pods.give_up_all()
 
     def expire(self, now: float) -> None:
         """End the expectations whose time is over, and what deleted pods hold on nodes that say nothing."""

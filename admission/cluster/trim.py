@@ -98,7 +98,7 @@ def _constraints(spec: Obj) -> Obj:
 def _unscheduled(status: Obj) -> Obj:
     """What its scheduler said of a pod that waits."""
     said = [c for c in mappings(status.get("conditions")) if c.get("type") == POD_SCHEDULED]
-    return {"conditions": [_picked(c, ("type", "status", "reason")) for c in said]} if said else {}
+    return {"conditions": [_picked(c, ("type", "status", "reason", "message")) for c in said]} if said else {}
 
 
 def _named(container: Obj) -> Iterator[str]:

@@ -25,7 +25,7 @@ import structlog
 from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState
 from admission.extender.feasibility import FeasibilityJudge, Unfit
-from admission.extender.filter_results import OFFER_SECONDS, FilterResults
+from admission.extender.filter_results import FilterResults
 from admission.extender.refusal_lines import why
 from admission.extender.wire import BindingArgs
 from admission.quota.quota_book import QuotaBook
@@ -115,7 +115,7 @@ class Binder:
         rules: BindRules,
         count: Callable[[str, str], None] = lambda _name, _label: None,
     ) -> None:
-        self.offers = FilterResults(clock)
+        self.offers = FilterResults()
         self._cluster = cluster
         self._quota = quota
         self._judge = judge
@@ -138,10 +138,20 @@ class Binder:
             pod = f"{args.namespace}/{args.name}"
             log.info("bind_refused", pod=pod, uid=args.uid, node=args.node, reason=str(error))
             self._count("binds", "refused")
-            self._cluster.unexpect(args.uid)
+            self._cluster.give_up(args.uid)
             return str(error)
         self._count("binds", "bound")
         return ""
+
+    def begin(self) -> None:
+        """This process leads from now on. What the last leader offered for the pods that wait is not known
+        here: until they are asked about, their binds are judged by the node alone.
+        """
+        self.offers.inherit(occupant.uid for occupant in self._cluster.waiting())
+
+    def end(self) -> None:
+        """It leads no more: other schedulers decide on the pods whose places were kept."""
+        self._cluster.give_up_all()
 
     def binds(self, pod: Pod) -> bool:
         """True if this process, now, is who binds such a pod."""
@@ -196,8 +206,8 @@ class Binder:
             raise NodeUnready(reason)
         if not self.offers.has(args.uid, args.node):
             raise RequestInvalid(
-                f"node {quoted(args.node)} was not offered for {quoted(args.name)} in the last"
-                f" {OFFER_SECONDS:.0f} s: a pod is bound only where filter said that it fits"
+                f"node {quoted(args.node)} was never offered for {quoted(args.name)}: a pod is bound only"
+                " where filter said that it fits"
             )
 
     def _pod(self, args: BindingArgs) -> PodView:

@@ -2,14 +2,16 @@
 
 Answers are functions of the snapshot and the question; no API call is on the path of any but bind. A
 scheduler decides on the next pod before it binds this one, and never says what it decided. So the node that
-got the 10 (or was the only one to fit) counts as taken by a pod that waits, for a few seconds or until its
-bind comes: without that, a burst of pods would be sent to the same card and most be refused at bind.
+got the 10 (or was the only one to fit) counts as taken by a pod that waits until its bind comes, it is asked
+about again or given up, or for some minutes (:mod:`admission.cluster.assumed_pods`): without that, a burst of
+pods would be sent to the same card, and a pod that waits for a volume or its gang would lose its place.
 
 :meth:`Extender.routes` is the table that a server mounts; its handlers may be called from any thread.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +23,7 @@ import structlog
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState, Snapshot
+from admission.config import SHORTEST_KEEP_SECONDS
 from admission.extender.binding import Binder
 from admission.extender.feasibility import SOMEWHERE, FeasibilityCheck, FeasibilityJudge, Fit, Unfit
 from admission.extender.last_filter import LastAnswers, LastFilter
@@ -54,7 +57,6 @@ from gpu_manager.ports.clock import Clock
 log = structlog.get_logger(__name__)
 
 JUDGE_SECONDS: Final = 0.1  # of one question: the scheduler asks about one pod after the other
-EXPECT_SECONDS: Final = 5.0  # from a scheduler's choice to its bind
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +74,17 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A POST. ``guarded``: only over loopback or with a client certificate."""
+    """A POST. ``guarded``: only for callers that may bind; ``others`` answers those that may not, if any."""
 
     path: str
     verb: str
     handle: Callable[[bytes], Reply]
     guarded: bool = False
+    others: Callable[[bytes], Reply] | None = None
+
+    def handler(self, *, binds: bool) -> Callable[[bytes], Reply]:
+        """What answers a caller that may bind, or one that may not."""
+        return self.handle if binds or self.others is None else self.others
 
 
 class Extender:
@@ -116,17 +123,21 @@ class Extender:
 
     def routes(self) -> tuple[Route, ...]:
         """Every path that a scheduler may be configured with."""
+        filter_, prioritize = partial(self.filter, binds=False), partial(self.prioritize, binds=False)
         return (
-            Route("/scheduler/filter", "filter", self.filter),
-            Route("/scheduler/predicates", "filter", self.filter),
-            Route("/scheduler/prioritize", "prioritize", self.prioritize),
-            Route("/scheduler/priorities", "prioritize", self.prioritize),
+            Route("/scheduler/filter", "filter", self.filter, others=filter_),
+            Route("/scheduler/predicates", "filter", self.filter, others=filter_),
+            Route("/scheduler/prioritize", "prioritize", self.prioritize, others=prioritize),
+            Route("/scheduler/priorities", "prioritize", self.prioritize, others=prioritize),
             Route("/scheduler/bind", "bind", self.bind, guarded=True),
             Route("/scheduler/preempt", "preempt", self.preempt, guarded=True),
         )
 
-    def filter(self, body: bytes) -> Reply:
-        """ExtenderArgs → ExtenderFilterResult. What keeps the whole pod out is its Error."""
+    def filter(self, body: bytes, *, binds: bool = True) -> Reply:
+        """ExtenderArgs → ExtenderFilterResult. What keeps the whole pod out is its Error.
+
+        ``binds``: the caller may bind; for others a place is kept for a moment, and none is freed.
+        """
         try:
             args = read_args(body, self._names)
             occupant = self._read(args.pod)
@@ -159,10 +170,13 @@ class Extender:
         view_at = partial(self._view, args, snapshot)
         failed, lasting = reasons(question, args.names, view_at, verdicts, full=1 if fitting else FULL_LINES)
         self._binder.offers.remember(occupant.uid, fitting)
+        place = self._cluster.expected_on(occupant.uid) if binds else ""
+        if place and place not in fitting and self._is_of_its_scheduler(occupant):
+            self._cluster.give_up(occupant.uid)
         after: Callable[[], object] | None = None
         if len(fitting) == 1:  # then kube-scheduler does not ask for priorities
             if (taken := view_at(fits.index(1))) is not None:
-                self._expect(question, occupant, taken, question.on(taken))
+                self._expect(question, occupant, taken, question.on(taken), binds=binds)
         elif fitting:  # what it asks next
             if args.nodes is None:
                 self._names.keep(fitting)
@@ -176,8 +190,11 @@ class Extender:
         log.debug("filtered", pod=occupant.pod.key, fitting=len(fitting), failed=len(failed) + len(lasting))
         return Reply(filter_answer(args, fitting, failed, lasting), after=after)
 
-    def prioritize(self, body: bytes) -> Reply:
-        """ExtenderArgs → HostPriorityList: one 10, the others 0 to 8; all 0 for a pod that is not ours."""
+    def prioritize(self, body: bytes, *, binds: bool = True) -> Reply:
+        """ExtenderArgs → HostPriorityList: one 10, the others 0 to 8; all 0 for a pod that is not ours.
+
+        ``binds`` as for :meth:`filter`.
+        """
         try:
             args = read_args(body, self._names)
             occupant = self._read(args.pod)
@@ -201,7 +218,8 @@ class Extender:
             best = int(given.argmax())
             taken = self._view(args, snapshot, best)
             if taken is not None:
-                self._expect(question, occupant, taken, chosen[int(verdicts.numbers[best])][1])
+                where = chosen[int(verdicts.numbers[best])][1]
+                self._expect(question, occupant, taken, where, binds=binds)
         return Reply(priority_answer(args.names, given), after=self._cluster.build)
 
     def bind(self, body: bytes) -> Reply:
@@ -300,15 +318,21 @@ class Extender:
         return self._judge.ask(occupant, request, snapshot, namespace), snapshot
 
     def _expect(
-        self, question: FeasibilityCheck, occupant: PodView, view: NodeView, fit: Fit | Unfit
+        self, question: FeasibilityCheck, occupant: PodView, view: NodeView, fit: Fit | Unfit, *, binds: bool
     ) -> None:
         """Count the pod as lying there; only as the watch shows it, for a question can say anything."""
-        known = self._cluster.pod(occupant.uid)
-        if self._clock is None or isinstance(fit, Unfit) or known is None:
+        if self._clock is None or isinstance(fit, Unfit) or not self._is_of_its_scheduler(occupant):
             return
-        if known.pod.containers == occupant.pod.containers and self._binder.binds(known.pod):
-            until = self._clock.monotonic() + EXPECT_SECONDS
-            self._cluster.expect(occupant.uid, view.name, question.placement(view, fit), until)
+        if binds or not self._cluster.expected_on(occupant.uid):
+            now, most = self._clock.monotonic(), math.inf if binds else SHORTEST_KEEP_SECONDS
+            self._cluster.expect(occupant, view.name, question.placement(view, fit), now, most)
+
+    def _is_of_its_scheduler(self, occupant: PodView) -> bool:
+        """True if the question is about the pod as the watch shows it, and this process binds it."""
+        known = self._cluster.pod(occupant.uid)
+        if known is None or known.pod.containers != occupant.pod.containers:
+            return False
+        return self._binder.binds(known.pod)
 
     def _view(self, args: ExtenderArgs, snapshot: Snapshot, place: int) -> NodeView | None:
         known = snapshot.nodes.get(args.names[place])

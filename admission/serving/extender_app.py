@@ -1,8 +1,8 @@
 """Where schedulers ask, :3456: the extender's table as an ASGI application, bind and preempt guarded.
 
 Filter and prioritize say nothing that a caller could not see in the cluster, and change nothing but where a
-pod is expected for a few seconds. Bind writes and preempt chooses who is evicted: only for who runs in this
-pod, or shows a certificate.
+pod is expected: for minutes if the caller may bind, else for a moment. Bind writes and preempt chooses who is
+evicted: only for who runs in this pod, or shows a certificate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from admission.extender.cluster_metrics import ClusterMetrics
 from admission.extender.verbs import Extender, Reply, Route
 from admission.serving.http_protocol import Peers
 from admission.serving.inflight_limit import InflightLimit
-from admission.serving.questions import Questions, WholeAnswer
+from admission.serving.questions import Client, Questions, WholeAnswer
 
 # Not all of 127/8: a mesh's proxy in this pod calls from 127.0.0.6 for whoever called it.
 _HERE: Final = (ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1"))
@@ -63,14 +63,22 @@ def build_extender(
 
 
 def scheduler_questions(
-    extender: Extender, metrics: ClusterMetrics, draining: Callable[[], bool]
+    extender: Extender,
+    endpoint: ExtenderEndpoint,
+    peers: Peers,
+    metrics: ClusterMetrics,
+    draining: Callable[[], bool],
 ) -> Questions:
     """What any scheduler may ask, answered in the event loop: it waits for nothing but the interpreter, so
     that a thread for it only adds two changes of threads.
     """
 
-    def answers(route: Route) -> Callable[[bytes], WholeAnswer]:
-        return lambda body: _answer(route, metrics, time.perf_counter(), route.handle(body))
+    def answers(route: Route) -> Callable[[bytes, Client], WholeAnswer]:
+        def answer(body: bytes, client: Client) -> WholeAnswer:
+            handle = route.handler(binds=_may_write(client, endpoint, peers))
+            return _answer(route, metrics, time.perf_counter(), handle(body))
+
+        return answer
 
     return Questions({r.path.encode(): answers(r) for r in extender.routes() if not r.guarded}, draining)
 
@@ -133,21 +141,22 @@ class _Verb:
         """One call."""
         route, who = self._route, scope.get("client")
         client = (who[0], who[1]) if who else None
-        if route.guarded and not _may_write(client, self._endpoint, self._peers):
+        binds = _may_write(client, self._endpoint, self._peers)
+        if route.guarded and not binds:
             self._metrics.asked(route.verb, int(HTTPStatus.FORBIDDEN), 0.0)
             refusal = JSONResponse({"error": _FORBIDDEN}, status_code=int(HTTPStatus.FORBIDDEN))
             await refusal(scope, receive, send)
             return
         body = (await receive()).get("body", b"")
         begun = time.perf_counter()
-        reply = await self._workers.run(route.handle, body)
+        reply = await self._workers.run(route.handler(binds=binds), body)
         answer = _answer(route, self._metrics, begun, reply)
         headers = [(b"content-type", answer.kind), (b"content-length", b"%d" % len(answer.body))]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
 
 
-def _may_write(client: tuple[str, int] | None, endpoint: ExtenderEndpoint, peers: Peers) -> bool:
+def _may_write(client: Client, endpoint: ExtenderEndpoint, peers: Peers) -> bool:
     if client is None:
         return False
     try:

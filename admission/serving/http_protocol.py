@@ -249,7 +249,7 @@ class BoundedHttp(HttpToolsProtocol, ServerProtocol):
     def _answer(self, question: Question) -> None:
         self._asked = None
         try:
-            answer = question.answer(bytes(question.body))
+            answer = question.answer(bytes(question.body), self.client)
         except BaseException:
             self._say(_FAILED, last=True)
             raise

@@ -20,6 +20,8 @@ _MOST_HELD: Final = 16 << 20  # bytes announced by all questions that are being 
 _STATUS_LINES: Final = {int(s): f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 
 Header = tuple[bytes, bytes]
+Client = tuple[str, int] | None
+"""Address and port that a request came from."""
 
 
 class WholeAnswer(NamedTuple):
@@ -43,7 +45,7 @@ class WholeAnswer(NamedTuple):
 class Question:
     """One of which the head was read: ``size`` bytes are announced."""
 
-    answer: Callable[[bytes], WholeAnswer]
+    answer: Callable[[bytes, Client], WholeAnswer]
     size: int
     body: bytearray = field(default_factory=bytearray)  # what has come of them
 
@@ -56,7 +58,7 @@ class Questions:
 
     def __init__(
         self,
-        answers: Mapping[bytes, Callable[[bytes], WholeAnswer]],
+        answers: Mapping[bytes, Callable[[bytes, Client], WholeAnswer]],
         ending: Callable[[], bool] = lambda: False,
     ) -> None:
         self._answers = answers

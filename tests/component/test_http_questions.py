@@ -44,7 +44,7 @@ def listening(
     ending: Callable[[], bool] = lambda: False,
     patience_seconds: float = 10.0,
 ) -> Iterator[Callable[[], socket.socket]]:
-    questions = Questions({PATH: answer}, ending)
+    questions = Questions({PATH: lambda body, _client: answer(body)}, ending)
     with lines_to(ordinary, patience_seconds=patience_seconds, questions=questions) as connect:
         yield connect
 
@@ -218,7 +218,9 @@ def test_a_connection_that_is_to_end_answers_the_question_that_is_being_sent() -
             read.set()
             return super().begin(*args)
 
-    server = HttpsServer(ordinary, "127.0.0.1", 0, questions=Watched({PATH: echo}))
+    server = HttpsServer(
+        ordinary, "127.0.0.1", 0, questions=Watched({PATH: lambda body, _client: echo(body)})
+    )
     server.start()
     ended = threading.Thread(target=server.stop)
     with ExitStack() as lines:

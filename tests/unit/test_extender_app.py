@@ -23,6 +23,12 @@ class Table:
     def routes(self) -> tuple[Route, ...]:
         return (
             Route("/scheduler/filter", "filter", lambda _: Reply(b'"filter"')),
+            Route(
+                "/scheduler/prioritize",
+                "prioritize",
+                lambda _: Reply(b'"keeps"'),
+                others=lambda _: Reply(b'"keeps nothing"'),
+            ),
             Route("/scheduler/bind", "bind", lambda _: Reply(b'"bind"'), guarded=True),
         )
 
@@ -70,6 +76,8 @@ def app(peers: Peers) -> Any:
 def test_bind_is_for_loopback_and_filter_for_all(client: tuple[str, int] | None, may: bool) -> None:
     made = app(Peers())
     assert call(made, "/scheduler/filter", client) == (200, b'"filter"')
+    kept = b'"keeps"' if may else b'"keeps nothing"'
+    assert call(made, "/scheduler/prioritize", client) == (200, kept)
     status, body = call(made, "/scheduler/bind", client)
     assert (status, b"--extender-client-ca-file" in body) == ((200, False) if may else (403, True))
 
@@ -89,11 +97,21 @@ def test_a_certificate_of_the_right_name_binds_from_anywhere() -> None:
 
 def test_what_anybody_may_ask_is_answered_at_once_and_counted() -> None:
     registry = CollectorRegistry()
-    asked = scheduler_questions(Table(), ClusterMetrics(registry), lambda: True)  # type: ignore[arg-type]
+    asked = scheduler_questions(
+        Table(),  # type: ignore[arg-type]
+        ExtenderEndpoint(),
+        Peers(),
+        ClusterMetrics(registry),
+        lambda: True,
+    )
     head = ((b"content-length", b"2"),)
     question = asked.begin(b"/scheduler/filter", head)
     assert question is not None
-    assert question.answer(b"{}") == (200, b"application/json", b'"filter"', None)
+    assert question.answer(b"{}", None) == (200, b"application/json", b'"filter"', None)
+    question = asked.begin(b"/scheduler/prioritize", head)
+    assert question is not None
+    answers = [question.answer(b"{}", (address, 1)).body for address in ("127.0.0.1", "10.0.0.7")]
+    assert answers == [b'"keeps"', b'"keeps nothing"']
     assert asked.begin(b"/scheduler/bind", head) is None
     assert asked.ending()
     labels = {"verb": "filter", "code": "200"}

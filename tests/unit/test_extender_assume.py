@@ -1,9 +1,9 @@
-"""Between a scheduler's choice and its bind: the place counts as taken, for a waiting pod and a moment only."""
+"""Between a scheduler's choice and its bind: the place counts as taken, for a waiting pod until its bind, for some minutes at most."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.extender.verbs import EXPECT_SECONDS
+from admission.config import KEEP_SECONDS
 from tests.fakes.extender import World, bound, node, pod
 
 quick = settings(deadline=None, max_examples=60, derandomize=True)
@@ -28,10 +28,10 @@ def test_the_only_node_that_fits_is_taken_without_a_question_for_priorities():
     assert world.filter(pod("b", 80, 4), ["n1"])["NodeNames"] == []
 
 
-def test_it_ends_by_itself_after_a_few_seconds():
+def test_it_ends_by_itself_after_some_minutes():
     world = small()
     world.filter(pod("a", 80, 4), ["n1"])
-    world.clock.time += EXPECT_SECONDS - 0.1
+    world.clock.time += KEEP_SECONDS - 0.1
     assert world.filter(pod("b", 80, 4), ["n1"])["NodeNames"] == []
     world.clock.time += 0.1
     assert world.filter(pod("b", 80, 4), ["n1"])["NodeNames"] == ["n1"]
@@ -60,7 +60,7 @@ def test_where_others_made_room_for_a_pod_none_is_kept_once_it_is_expected_elsew
     assert world.filter(other)["NodeNames"] == ["n2"]
     world.filter(awaited, ["n2"])
     assert world.filter(other)["NodeNames"] == ["n1"]
-    world.clock.time += EXPECT_SECONDS
+    world.clock.time += KEEP_SECONDS
     assert world.filter(other)["NodeNames"] == ["n2"], "it did not go there after all"
 
 
@@ -83,7 +83,7 @@ def test_a_pod_that_is_bound_where_it_was_expected_changes_no_book():
     assert world.bind(pod("a", 80, 4), "n1") == ""
     assert world.cluster.snapshot().turn == before.turn
     assert world.booked("n1") == [(80, 4)]
-    world.clock.time += EXPECT_SECONDS + 1  # it is no expectation any more, and does not end like one
+    world.clock.time += KEEP_SECONDS + 1  # it is no expectation any more, and does not end like one
     assert world.filter(pod("b", 80, 4))["NodeNames"] == ["n2"]
     assert world.cluster.reserved_on("uid-default-a") == "n1"
 

@@ -50,7 +50,8 @@ def _change(world: World, event: str, at: int, core: int) -> None:
         )
     elif event == "is mine":
         mine = {"main": (Share(uuid(name, 0), Amount(60, 4 * UNIT)),)}
-        world.cluster.expect("uid-default-asks", name, mine, world.clock.monotonic() + 5)
+        asks = world.cluster.pod("uid-default-asks")
+        world.cluster.expect(asks, name, mine, world.clock.monotonic())
     else:
         world.limit({"*": {"quota": {"T4": core / 50}}})
 

@@ -18,7 +18,7 @@ from admission.cluster.claims import CLAIMS, CLASSES, slim_claim
 from admission.cluster.kept_node import KeptFor
 from admission.cluster.snapshot import NODES
 from admission.extender.many_nodes import SEVERAL
-from admission.extender.verbs import EXPECT_SECONDS, Reply
+from admission.extender.verbs import Reply
 from gpu_manager.domain.contract import PLACEMENT
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import parse_pod
@@ -59,7 +59,7 @@ class History:
 
     def go_on(self) -> None:
         """A pod is scheduled, or something else happens."""
-        self.world.clock.pass_(self._dice.choice((0.1, 0.5, EXPECT_SECONDS)))
+        self.world.clock.pass_(self._dice.choice((0.1, 0.5, 5.0, 300.0)))
         if self._chance(0.6):
             self._schedule()
         else:
@@ -248,7 +248,7 @@ class History:
         for uid, where in snapshot.reserved.items():
             assigned = snapshot.nodes[where].bound[uid].assigned or {}
             lies = {name: tuple(Share(*one) for one in shares) for name, shares in assigned.items()}
-            other.cluster.expect(uid, where, lies, now + EXPECT_SECONDS)
+            other.cluster.expect(mine.pod(uid), where, lies, now)
         other.clock.time = self.world.clock.time
         return other
 

@@ -92,7 +92,7 @@ def test_many_at_a_time_are_judged_as_each_alone(
     views = [*cluster.snapshot().nodes.values()]
     for uid, view in zip((asked.uid, parse_pod(other).uid), views, strict=False):
         if own and isinstance(fit := ask().on(view), Fit):  # the other lies on a node that may look the same
-            cluster.expect(uid, view.name, ask().placement(view, fit), 1.0)
+            cluster.expect(cluster.pod(uid), view.name, ask().placement(view, fit), 1.0)
     views = [*cluster.snapshot().nodes.values()]
     verdicts = judge_nodes(ask(), [*views, None])
     for view, together in zip(views, verdicts.answers, strict=False):

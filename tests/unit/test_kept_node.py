@@ -204,7 +204,7 @@ def test_where_its_cards_are_free_and_it_does_not_come_the_node_opens_soon():
 
 
 def test_a_pod_that_its_scheduler_is_about_to_bind_keeps_the_node_but_not_beyond_the_bound(busy):
-    busy.world.cluster.expect(BIG["metadata"]["uid"], "n1", {}, until=float("inf"))
+    busy.world.cluster.expect(read_pod_view(BIG), "n1", {}, 0.0)
     busy.leave(CLOSED_FOR * 10 - 1)
     assert busy.kept[0][:2] == ("n1", "big")
     assert busy.world.filter(pod("small", 30, 4))["NodeNames"] == ["n2"]

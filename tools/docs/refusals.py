@@ -179,10 +179,10 @@ SAYINGS: Final = (
             ),
             RefusalText(
                 "not-offered",
-                "node <node> was not offered for <pod> in the last 60 s: a pod is bound only where filter said "
-                "that it fits",
-                "A bind without a filter before it, or long after it.",
-                "Configure `filterVerb` and `bindVerb` for the same extender; a slow scheduler asks again.",
+                "node <node> was never offered for <pod>: a pod is bound only where filter said that it fits",
+                "A bind without a filter before it. How long ago filter answered does not matter: bind judges the "
+                "node anew.",
+                "Configure `filterVerb` and `bindVerb` for the same extender.",
             ),
             RefusalText(
                 "pod-gone",
