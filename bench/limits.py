@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
 from bench import (
+    limits_core,
     limits_dispatch,
     limits_evader,
     limits_settle,
@@ -135,6 +136,7 @@ PARTS: Mapping[str, Measure] = {
     "settle": limits_settle.rows,
     "dispatch": limits_dispatch.rows,
     "threads": limits_threads.rows,
+    "core": limits_core.rows,
 }
 
 

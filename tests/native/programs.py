@@ -37,5 +37,6 @@ def compiled(source: str, *options: str) -> Path:
                 HERE / source,
                 "-ldl",
                 "-lpthread",
+                "-lm",
             )
     return target

@@ -1,0 +1,168 @@
+"""Programs in the shapes of real frameworks on the modelled card: what they need, had, and were charged.
+
+A program is a list of words (core_shape.c says which). It runs bare, or in a container with a core limit, in one process
+or several at once. The judge is the modelled card, which counts what it serves each process, and the program itself,
+which counts the kernels that it asked for. The stand-in's calls cost what a profile of :data:`COSTS` says.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tests.native import standin
+from tests.native.core_world import World, world
+from tests.native.programs import compiled
+
+H100: Final = {
+    "launch_ns": 3600, "reach_percent": 50, "record_ns": 1000, "stamp_ns": 1250, "host_ns": 50_000,
+    "quantum_us": 2430, "switch_us": 100,
+}  # fmt: skip
+"""What an H100's calls, records and turns were seen to take (tests/data/cards)."""
+FREE: Final = dict.fromkeys(H100, 0) | {"reach_percent": 50, "quantum_us": 2000}
+"""Calls and turns that cost nothing."""
+COSTS: Final[Mapping[str, Mapping[str, int]]] = {"h100": H100, "free": FREE}
+READY_NS: Final = 30_000_000
+"""So long after the last process is ready, all of them begin."""
+LOOK_MS: Final = 25
+WINDOW_NS: Final = 1_000_000_000
+SAME_POINTS: Final = 0.1
+"""The card serves a program what it asked for: by its own count and the program's, but for the last instant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A program, and what it imitates; ``processes``: it is run in so many at once."""
+
+    name: str
+    words: str
+    imitates: str
+    processes: Sequence[int] = (1, 2)
+
+    @property
+    def overlaps(self) -> bool:
+        """True if its kernels may run at the same time: then they take less of the card than the sum of them."""
+        return any(word.startswith("o:") for word in self.words.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One run. Figures are percent of the card's time, from the first launch until the last work was done.
+
+    ``had`` is what the card served but for copies, which no limit is for; the library's own records are in it. ``work`` is
+    what its kernels took: by the program's own count, or by the card's where they may overlap. ``fullest`` is what it had
+    in the fullest window of a second that begins a second or more after the first launch. ``longest`` is its longest
+    kernel or graph, as a part of a second, ``seconds`` how long it took.
+    """
+
+    work: float
+    had: float
+    charged: float
+    fullest: float
+    longest: float
+    seconds: float
+    launches: int
+
+
+class DisagreementError(Exception):
+    """The program asked the modelled card for more than that says it served."""
+
+
+def bare(shape: Shape, processes: int, seconds: float, costs: str, seed: int = 1) -> Use:
+    """The program without a library, alone on its card."""
+    with world(settings=COSTS[costs]) as made:
+        driver = {"LD_LIBRARY_PATH": str(standin.built() / made.version)}
+        environment = standin.environment(made.state, made.version, **made.settings) | driver
+        return _run(made, environment, shape, processes, seconds, seed, lambda: 0)
+
+
+def held(shape: Shape, limit: int, processes: int, seconds: float, costs: str, seed: int = 1) -> Use:
+    """The program in a container with this limit, alone on its card."""
+    with world(settings=COSTS[costs]) as made:
+        tenant = made.tenant(limit)
+        environment = made.environment(tenant)
+        return _run(made, environment, shape, processes, seconds, seed, lambda: made.usage(tenant).busy_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a process says at its end, in nanoseconds."""
+
+    done: int
+    asked: int
+    copied: int
+    longest: int
+    launches: int
+
+
+def _run(
+    made: World,
+    environment: Mapping[str, str],
+    shape: Shape,
+    processes: int,
+    seconds: float,
+    seed: int,
+    charged: object,
+) -> Use:
+    assert callable(charged)
+    watch = made.watch(LOOK_MS)
+    started = [
+        subprocess.Popen(
+            [str(compiled("core_shape.c")), str(seconds), str(seed * 64 + number), *shape.words.split()],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for number in range(processes)
+    ]  # fmt: skip
+    try:
+        for process in started:
+            assert _line(process) == "ready"
+        begin = time.monotonic_ns() + READY_NS
+        for process in started:
+            _tell(process, begin)
+        said = [_Said(*map(int, _line(process).split()[1:])) for process in started]
+        charged_ns = float(charged())
+        pids = [process.pid for process in started]
+        end = max(one.done for one in said)
+        served_ns = sum(watch.served(pid) for pid in pids)
+        windows = [
+            sum(watch.between(pids, at, at + WINDOW_NS))
+            for at in range(begin + WINDOW_NS, end - WINDOW_NS, LOOK_MS * 1_000_000)
+        ]
+        for process in started:
+            _tell(process, 0)
+            process.communicate(timeout=30)
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+        watch.kill()
+    asked_ns = sum(one.asked for one in said)
+    had_ns = max(0, served_ns - sum(one.copied for one in said))
+    percent = 100 / (end - begin)
+    if not shape.overlaps and (asked_ns - had_ns) * percent > SAME_POINTS:
+        raise DisagreementError(f"{shape.name}: asked {asked_ns}, had {had_ns} ns")
+    return Use(
+        work=(had_ns if shape.overlaps else asked_ns) * percent,
+        had=had_ns * percent,
+        charged=charged_ns * percent,
+        fullest=max(windows, default=0.0) * had_ns / max(1, served_ns),
+        longest=max(one.longest for one in said) / WINDOW_NS * 100,
+        seconds=(end - begin) / 1e9,
+        launches=sum(one.launches for one in said),
+    )
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    line = process.stdout.readline().rstrip("\n")
+    assert line, process.communicate()
+    return line
+
+
+def _tell(process: subprocess.Popen[str], number: int) -> None:
+    assert process.stdin
+    process.stdin.write(f"{number}\n")
+    process.stdin.flush()
