@@ -56,6 +56,7 @@ from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import PreStart
 from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.cards.health import VANISHED, Health
+from gpu_manager.services.cards.injection_watch import InjectionWatch
 from gpu_manager.services.cards.inventory import InventoryService
 from gpu_manager.services.cards.known_cards import KnownCards
 from gpu_manager.services.cards.other_plugins import OtherPlugins
@@ -159,6 +160,7 @@ class Agent:
         )
         self.fronts = Fronts(config, self.state, plugin, dra, self.metrics, _restart)
         self.health = Health(self.cards, self._kube.node, clock, numa_policy=config.numa_policy)
+        self.injection_watch = InjectionWatch(injector, self.health, self.metrics)
         self.inventory = InventoryService(
             self.state,
             allocator,
@@ -171,6 +173,7 @@ class Agent:
             self.fronts.offering,
             lambda: self.fronts.in_force,
             stranded=lambda: self.stranded.uids,
+            no_injection=lambda: self.injection_watch.why,
             gates=gate_program(config) is not None,
         )
         self.other_plugins = OtherPlugins(
@@ -247,7 +250,7 @@ class Agent:
             "cards": any(not s.missing for s in self.state.node.cards) and not self.health.trouble,
             "pods": self._kube.pods.error is None,
             "only_plugin": not self.other_plugins.offers,
-            "injection": not self.keeper.trouble,
+            "injection": not (self.keeper.trouble or self.injection_watch.why),
             "front": not self.fronts.trouble,
         }
 
@@ -259,6 +262,7 @@ class Agent:
             self.health.trouble or away,
             self.other_plugins.trouble,
             self.keeper.trouble,
+            self.injection_watch.why,
             self.fronts.trouble,
             self._kube.pods.error,
         )
@@ -327,6 +331,7 @@ class Agent:
         self.health.discover()
         self.health.settle()
         self.other_plugins.look()  # before the kubelet hears of any card
+        self.injection_watch.look()
         self.health.settle()
         self.inventory.cards_changed(self.health.states())
 
@@ -353,7 +358,9 @@ class Agent:
             threads.forever("inventory", lambda: self.inventory.run(self._stop)),
             *self.running.threads(self._stop),
             self._rounds(
-                injection_keeper.PERIOD_SECONDS, "injection-kept", {"injection-kept": self.keeper.look}
+                injection_keeper.PERIOD_SECONDS,
+                "injection-kept",
+                {"injection-kept": self.keeper.look, "injection-possible": self.injection_watch.look},
             ),
             self._rounds(0.0, "other-plugins", {"other-plugins": self.other_plugins.round}),
             self._rounds(

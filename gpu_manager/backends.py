@@ -10,7 +10,7 @@ import structlog
 
 from gpu_manager.adapters.control_pages.gate_watcher import NativeGateWatcher
 from gpu_manager.adapters.control_pages.pages import FileControlPages
-from gpu_manager.adapters.driver_files import DriverFiles, HostFiles, Strategy, detect, find_nvml
+from gpu_manager.adapters.driver_files import DeviceNodes, DriverFiles, HostFiles, Strategy, detect, find_nvml
 from gpu_manager.adapters.driver_memory_limit import DriverLimits
 from gpu_manager.adapters.nvml.faults import FaultPolicy
 from gpu_manager.config import Config
@@ -82,6 +82,7 @@ def build_injector(
         if config.injection not in names:
             raise RequestInvalid(f"--device-injection is {config.injection!r}: use auto, {', '.join(names)}")
         strategy = Strategy(config.injection)
+    host = HostFiles(config.host_root)
     return DriverFiles(
         strategy,
         cards=cards,
@@ -89,11 +90,11 @@ def build_injector(
         pages=config.pages,
         libraries=config.libraries or installed_libraries(),
         label=label,
-        host=HostFiles(config.host_root),
+        host=host,
         driver_root=str(config.driver_root),
         stand_in=config.stand_in,
         cdi_dir=config.cdi,
-        extra_devices=config.extra_devices,
+        nodes=DeviceNodes(host, str(config.driver_root), config.extra_devices, proc=config.proc),
         simulated=config.simulated and strategy is Strategy.CDI,
     )
 

@@ -275,7 +275,8 @@ class Inventory:
     may refuse a pod that is bound there then. ``resizes``: the agent follows answers to requests for another
     size, which agents of earlier releases pass over. ``gates``: it makes best-effort tenants wait for
     protected ones, which agents of earlier releases do not. ``stranded``: UIDs of pods with containers that
-    cannot be started again, because the kubelet has no devices for them.
+    cannot be started again, because the kubelet has no devices for them. ``no_injection``: why no container
+    can be given a card now, empty if one can.
     """
 
     unit: int
@@ -288,6 +289,7 @@ class Inventory:
     resizes: bool = True
     gates: bool = True
     stranded: tuple[str, ...] = ()
+    no_injection: str = ""
 
 
 def encode_inventory(inventory: Inventory) -> str:
@@ -323,6 +325,10 @@ def encode_inventory(inventory: Inventory) -> str:
             **({"resizes": True} if inventory.resizes else {}),
             **({"gates": True} if inventory.gates else {}),
             **({"stranded": list(inventory.stranded)} if inventory.stranded else {}),
+            "injection": {
+                "ok": not inventory.no_injection,
+                **({"why": inventory.no_injection[:_LONGEST_REASON]} if inventory.no_injection else {}),
+            },
         },
         separators=(",", ":"),
     )
@@ -354,6 +360,7 @@ def decode_inventory(text: str | None) -> Inventory | None:
             resizes=_flag(data.get("resizes", False)),
             gates=_flag(data.get("gates", False)),
             stranded=tuple(map(_text, _list(data.get("stranded", [])))),
+            no_injection=_text(_map(data.get("injection", {})).get("why", "")),
         )
     except (KeyError, TypeError, ValueError):
         return None

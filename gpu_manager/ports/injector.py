@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.injection import Injection
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod
@@ -25,6 +26,21 @@ class HeldInjection:
     by_claim: bool = False
     priority: Priority = Priority.NORMAL
     preload: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Injectable:
+    """Whether a container can be given cards now: ``why`` not, empty if it can; ``cards``: why not these."""
+
+    why: str = ""
+    cards: Mapping[CardUuid, str] = field(default_factory=dict)
+
+
+class InjectionProbe(Protocol):
+    """Asks what :meth:`Injector.inject` would need, before any pod is admitted."""
+
+    def probe(self, cards: Sequence[CardState]) -> Injectable:
+        """Look at the node as it is now; what is missing and may be made is made."""
 
 
 class Injector(Protocol):

@@ -44,6 +44,8 @@ from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.cards.health import Health
 from gpu_manager.services.enforcement.usage import UsageSampler
 
+# Not to hold by these does not make the agent's pod unready: its metrics go on, and a roll-out does not hang.
+_TOLD: Final = frozenset({"injection"})
 Answer = tuple[HTTPStatus, str, bytes]
 _JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
@@ -205,7 +207,9 @@ class Status:
         if all(checks.values()):
             return _json(HTTPStatus.OK, checks)
         why = self._why()
-        return _json(HTTPStatus.SERVICE_UNAVAILABLE, checks | ({"why": why} if why else {}))
+        waits = all(holds for name, holds in checks.items() if name not in _TOLD)
+        code = HTTPStatus.OK if waits else HTTPStatus.SERVICE_UNAVAILABLE
+        return _json(code, checks | ({"why": why} if why else {}))
 
     def usage(self, scope: NameScope = ALL_NAMES) -> dict[str, Any]:
         """Pod UID → its containers, their cards and what they asked for (MiB, percent, cards).

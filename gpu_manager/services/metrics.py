@@ -106,6 +106,11 @@ class ServiceMetrics:
             "for them",
             registry=registry,
         )
+        self.injection_possible = Gauge(
+            "vcuda_injection_possible",
+            "1 while containers can be given cards: the driver's libraries and device nodes are there",
+            registry=registry,
+        )
         self.allocations_reclaimed = counter(
             "allocations_reclaimed", "Allocations released because their pod no longer exists"
         )

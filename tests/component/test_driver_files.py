@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_manager.adapters.driver_files import DriverFiles, HostFiles, Strategy, extra_devices
+from gpu_manager.adapters.driver_files import DeviceNodes, DriverFiles, HostFiles, Strategy, extra_devices
 from gpu_manager.adapters.driver_files.elf import multiarch
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import Bug, NodeUnready, RequestInvalid
@@ -449,7 +449,8 @@ def test_extra_devices_reach_every_container_and_missing_ones_are_left_out(world
     config = world.node.file(
         "/extra.json", '{"default": {"devices": ["/dev/infiniband/uverbs0", "/dev/gone"]}}'
     )
-    injector = world.injector(Strategy.DIRECT, extra_devices=extra_devices(config))
+    nodes = DeviceNodes(HostFiles(world.node.root), "/", extra_devices(config))
+    injector = world.injector(Strategy.DIRECT, nodes=nodes)
     for shares in (FRACTION, WHOLE):
         assert injector.inject(NAME, shares, None, "{}").devices[-1] == DeviceNode(
             "/dev/infiniband/uverbs0", "/dev/infiniband/uverbs0", "rwm"
@@ -457,7 +458,8 @@ def test_extra_devices_reach_every_container_and_missing_ones_are_left_out(world
 
 
 def test_extra_devices_cannot_give_away_another_card(world):
-    injector = world.injector(Strategy.DIRECT, extra_devices=("/dev/nvidia0", "/dev/nvidia4"))
+    nodes = DeviceNodes(HostFiles(world.node.root), "/", ("/dev/nvidia0", "/dev/nvidia4"))
+    injector = world.injector(Strategy.DIRECT, nodes=nodes)
     paths = [device.path for device in injector.inject(NAME, FRACTION, None, "{}").devices]
     assert "/dev/nvidia0" not in paths
     assert paths.count("/dev/nvidia4") == 1

@@ -184,6 +184,15 @@ def test_not_ready_says_why(served: Served) -> None:
     assert served.ask("/healthz")[0] == 200
 
 
+def test_an_agent_that_can_inject_nothing_says_why_and_stays_ready(served: Served) -> None:
+    """Its metrics go on, and a roll-out of the chart does not hang on it."""
+    served.checks["injection"], served.why = False, "the node has no /dev/nvidia-uvm: load the driver"
+    code, _, body = served.ask("/readyz")
+    assert code == 200
+    found = json.loads(body)
+    assert (found["injection"], found["why"]) == (False, served.why)
+
+
 def test_a_peer_that_talks_slowly_is_cut_off_in_bounded_time(rig: NodeRig) -> None:
     pages = Served(rig, bounds=Bounds(request_seconds=0.5))
     try:

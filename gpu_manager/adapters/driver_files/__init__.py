@@ -1,19 +1,20 @@
 """The node's driver in a container: found, mounted beside our library, or named in a CDI spec.
 
 ``injector`` answers :class:`gpu_manager.ports.injector.Injector`; ``driver`` finds the driver's libraries
-(``elf`` reads them, ``host`` follows links on the node); ``content`` says what goes where; ``delivery``
-installs our library; ``cdi`` and ``records`` keep what outlives a call; ``detect`` chooses a strategy by
-the runtime (``runtimes``, ``containerd``) that the kubelet uses (``kubelet_config``); ``extra`` reads
-the predecessor's extra-config.json.
+(``elf`` reads them, ``host`` follows links on the node), ``device_nodes`` its device nodes; ``content`` says
+what goes where; ``delivery`` installs our library; ``cdi`` and ``records`` keep what outlives a call;
+``detect`` chooses a strategy by the runtime (``runtimes``, ``containerd``) that the kubelet uses
+(``kubelet_config``); ``extra`` reads the predecessor's extra-config.json.
 """
 
 from __future__ import annotations
 
 from gpu_manager.adapters.driver_files.detect import detect
+from gpu_manager.adapters.driver_files.device_nodes import DeviceNodes
 from gpu_manager.adapters.driver_files.extra import extra_devices
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.adapters.driver_files.injector import DriverFiles
 from gpu_manager.adapters.driver_files.nvml_library import find_nvml
 from gpu_manager.adapters.driver_files.strategy import Strategy
 
-__all__ = ["DriverFiles", "HostFiles", "Strategy", "detect", "extra_devices", "find_nvml"]
+__all__ = ["DeviceNodes", "DriverFiles", "HostFiles", "Strategy", "detect", "extra_devices", "find_nvml"]

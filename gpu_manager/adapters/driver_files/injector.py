@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 import structlog
 
@@ -19,11 +18,12 @@ from gpu_manager.adapters.driver_files.content import (
     trusted_directories,
 )
 from gpu_manager.adapters.driver_files.delivery import LDCACHE, Delivered, Delivery
+from gpu_manager.adapters.driver_files.device_nodes import CONTROL, DeviceNodes
 from gpu_manager.adapters.driver_files.driver import Driver, DriverFinder
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.adapters.driver_files.records import InjectionRecord, Records, is_name
 from gpu_manager.adapters.driver_files.strategy import Strategy
-from gpu_manager.domain.card import CardState
+from gpu_manager.domain.card import Card, CardState
 from gpu_manager.domain.contract import (
     ALLOCATION,
     CARDS_ENV,
@@ -41,13 +41,9 @@ from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.rules.pod_annotations import preload_of, priority_of
-from gpu_manager.ports.injector import HeldInjection
+from gpu_manager.ports.injector import HeldInjection, Injectable
 
 log = structlog.get_logger(__name__)
-
-_NEEDED: Final = ("nvidiactl", "nvidia-uvm")
-_OPTIONAL: Final = ("nvidia-uvm-tools", "nvidia-modeset")
-_PERMISSIONS: Final = "rw"  # "m" would let the container make more nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +79,16 @@ class DriverFiles:
         driver_root: str = "/",
         stand_in: Path | None = None,
         cdi_dir: Path = Path(CDI_DIR),
-        extra_devices: Sequence[str] = (),
         label: bytes | None = None,
         simulated: bool = False,
+        nodes: DeviceNodes | None = None,
     ) -> None:
         self.strategy = strategy
         self._cards = cards
         self._pages = pages
         self._host = host or HostFiles()
         self._driver_root = "/" + driver_root.strip("/")
-        self._extra = tuple(extra_devices)
+        self._nodes = nodes or DeviceNodes(self._host, self._driver_root)
         self._lock = threading.Lock()
         self._simulated = strategy is Strategy.SIMULATED or simulated
         self._finder = self._make_finder(state / "driver", stand_in)
@@ -104,7 +100,6 @@ class DriverFiles:
         self._orphans: frozenset[str] = frozenset()
         self._looked = False  # for the driver, since the start
         self._without_pod: set[str] = set()  # specs that were rebuilt before the API showed the pod
-        self._absent: frozenset[str] = frozenset()
 
     def _make_finder(self, links: Path, stand_in: Path | None) -> DriverFinder | None:
         if self._simulated:
@@ -200,6 +195,30 @@ class DriverFiles:
             devices=tuple(self._devices(shares)),
             hooks=hooks,
         )
+
+    def probe(self, cards: Sequence[CardState]) -> Injectable:
+        """See :meth:`gpu_manager.ports.injector.InjectionProbe.probe`. Makes missing device nodes."""
+        if self._simulated:
+            return Injectable()
+        with self._lock:
+            try:
+                if self._finder is not None:
+                    self._finder.find()
+                self._nodes.require(*CONTROL)
+            except NodeUnready as error:
+                return Injectable(str(error))
+            closed = {s.card.uuid: why for s in cards if not s.card.mig and (why := self._no_node(s.card))}
+        return Injectable(cards=closed)
+
+    def _no_node(self, card: Card) -> str:
+        if card.minor is None:
+            wsl = "; Windows Subsystem for Linux gives none to any card" if self._nodes.wsl() else ""
+            return f"the card has no device node of its own, by which a container could be given it{wsl}"
+        try:
+            self._nodes.require(f"nvidia{card.minor}")
+        except NodeUnready as error:
+            return str(error)
+        return ""
 
     def _installed(self, *, fraction: bool) -> Delivered | None:
         """Our files on the node: fractions cannot do without them, whole cards under CDI use the hook."""
@@ -385,32 +404,7 @@ class DriverFiles:
     def _devices(self, shares: Sequence[Share]) -> Iterator[DeviceNode]:
         if self._simulated:
             return
-        root = "/dev"
-        if not self._host.exists("/dev/nvidiactl") and self._host.exists(
-            f"{self._driver_root}/dev/nvidiactl"
-        ):
-            root = f"{self._driver_root.rstrip('/')}/dev"
-        for node in (*(f"nvidia{self._minor(share)}" for share in shares), *_NEEDED):
-            if not self._host.exists(f"{root}/{node}"):
-                raise NodeUnready(
-                    f"the node has no {root}/{node}: load the driver with nvidia-modprobe -u -c=0, "
-                    "and see dmesg if that fails"
-                )
-            yield DeviceNode(f"/dev/{node}", f"{root}/{node}", _PERMISSIONS)
-        for node in _OPTIONAL:
-            if self._host.exists(f"{root}/{node}"):
-                yield DeviceNode(f"/dev/{node}", f"{root}/{node}", _PERMISSIONS)
-        yield from self._extra_devices()
-
-    def _extra_devices(self) -> Iterator[DeviceNode]:
-        """The operator's own nodes. A missing one would keep every container from starting: it is said."""
-        absent = frozenset(path for path in self._extra if not self._host.exists(path))
-        if absent - self._absent:
-            log.warning("extra_devices_absent", devices=sorted(absent))
-        self._absent = absent
-        for path in self._extra:
-            if path not in absent and not path.startswith("/dev/nvidia"):
-                yield DeviceNode(path, path, "rwm")  # as the predecessor gave them
+        yield from self._nodes.of([self._minor(share) for share in shares])
 
     def _minor(self, share: Share) -> int:
         for state in self._cards():

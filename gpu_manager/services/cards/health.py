@@ -23,6 +23,7 @@ from gpu_manager.domain.other_plugins import OTHER_PLUGIN
 from gpu_manager.domain.topology import NumaPolicy, Topology
 from gpu_manager.ports.cards import CardEvent, Cards, XidError
 from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.injector import Injectable
 from gpu_manager.ports.inventory import InventoryPublisher
 from gpu_manager.services.cards.health_log import CLOSING_XID, XID, HealthEvent, HealthLog
 from gpu_manager.services.cards.links import KnownLinks
@@ -109,6 +110,7 @@ class Health:
         self._entries: dict[CardUuid, _Entry] = {}
         self._cordoned: frozenset[CardUuid] = frozenset()
         self._elsewhere: Mapping[CardUuid, str] = {}
+        self._injectable = Injectable()
         self._states: tuple[CardState, ...] | None = None  # None until the first look
         self._subscribers: list[_Subscriber] = []
         self._trouble, self._trouble_since, self._failures = "", 0.0, 0
@@ -187,6 +189,13 @@ class Health:
         """Close the cards that another device plugin offers, each under that resource; open the others."""
         with self._turn:
             self._elsewhere = dict(offers)
+            self._news = True
+            self._turn.notify_all()
+
+    def injectable(self, found: Injectable) -> None:
+        """Close all cards while no container can be injected, or those that none can be given."""
+        with self._turn:
+            self._injectable = found
             self._news = True
             self._turn.notify_all()
 
@@ -339,17 +348,19 @@ class Health:
         return tuple(
             CardState(
                 e.card,
-                healthy=e.open and e.card.uuid not in self._elsewhere,
+                healthy=e.open and not self._withheld(e.card.uuid),
                 cordoned=e.card.uuid in self._cordoned,
-                reason=e.reason or self._other_plugin(e.card.uuid),
+                reason=e.reason or self._withheld(e.card.uuid),
                 missing=e.missing,
             )
             for e in sorted(self._entries.values(), key=lambda e: (e.card.index, e.card.uuid))
         )
 
-    def _other_plugin(self, uuid: CardUuid) -> str:
-        resource = self._elsewhere.get(uuid)
-        return f"{OTHER_PLUGIN} offers the card as {resource}" if resource else ""
+    def _withheld(self, uuid: CardUuid) -> str:
+        """Why a card that is well is not offered; empty if it is."""
+        if resource := self._elsewhere.get(uuid):
+            return f"{OTHER_PLUGIN} offers the card as {resource}"
+        return self._injectable.why or self._injectable.cards.get(uuid, "")
 
     def _say(self, event: str, card: Card, **more: str) -> None:
         self._counts[event] += 1

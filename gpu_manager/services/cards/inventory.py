@@ -58,12 +58,14 @@ class InventoryService:
         front: Callable[[], Front] = lambda: Front.PLUGIN,
         *,
         stranded: Callable[[], tuple[str, ...]] = tuple,
+        no_injection: Callable[[], str] = str,
         gates: bool = False,
     ) -> None:
         """``offering``: the kubelet has our devices; while it has not, no pod may be bound here. With the
         ``front`` of DRA every card is held by it for those who place pods by extended resources; on a split
         node those are that pods cannot have. ``stranded``: the UIDs of pods that cannot start a container
-        again. ``gates``: best-effort containers wait for protected ones.
+        again. ``no_injection``: why no container can be given a card. ``gates``: best-effort containers wait
+        for protected ones.
         """
         self._state = state
         self._allocator = allocator
@@ -79,6 +81,7 @@ class InventoryService:
         self._offering = offering
         self._front = front
         self._stranded = stranded
+        self._no_injection = no_injection
         self._gates = gates
         self._clock = clock
         self._elsewhere_at = float("-inf")
@@ -129,6 +132,7 @@ class InventoryService:
             serving,
             self._departed.released(lingering),
             stranded=self._stranded()[:STRANDED_MOST],
+            no_injection=self._no_injection(),
             gates=self._gates,
         )
         if inventory == self._inventory_told:

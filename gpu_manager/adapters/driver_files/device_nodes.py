@@ -1,0 +1,145 @@
+"""The driver's device nodes, as containers get them; those that are missing are made where the agent may.
+
+The driver makes ``/dev/nvidia-uvm`` only once a CUDA program has run since the boot, and on machines without
+udev rules of the driver the others only once some program of it did. Without them no container starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from gpu_manager.adapters.driver_files.host import HostFiles
+from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.injection import DeviceNode
+
+log = structlog.get_logger(__name__)
+
+CONTROL: Final = ("nvidiactl", "nvidia-uvm")
+_OPTIONAL: Final = ("nvidia-uvm-tools", "nvidia-modeset")
+_PERMISSIONS: Final = "rw"  # "m" would let the container make more nodes
+_MODE: Final = 0o666  # the driver's own default
+_CARD: Final = re.compile(r"nvidia([0-9]{1,3})", re.ASCII)
+# The names under which /proc/devices has the driver's numbers: newer drivers first.
+_FRONTEND: Final = ("nvidia", "nvidia-frontend", "nvidiactl")
+_UVM: Final = ("nvidia-uvm",)
+
+Mknod = Callable[[Path, int, int], None]
+
+
+class DeviceNodes:
+    """Not thread-safe."""
+
+    def __init__(
+        self,
+        host: HostFiles,
+        driver_root: str,
+        extra: Sequence[str] = (),
+        *,
+        proc: Path = Path("/proc"),
+        mknod: Mknod | None = None,
+    ) -> None:
+        """``extra`` are the operator's own nodes. ``mknod`` makes a character device of these numbers."""
+        self._host = host
+        self._driver_root = driver_root
+        self._extra = tuple(extra)
+        self._proc = proc
+        self._mknod = mknod or _mknod
+        self._absent: frozenset[str] = frozenset()
+        self._refused: frozenset[str] = frozenset()
+
+    def of(self, minors: Sequence[int]) -> Iterator[DeviceNode]:
+        """Nodes of the cards of these numbers, and what every container needs beside them.
+
+        Raises:
+            NodeUnready: one is missing and cannot be made; the text says the cure.
+        """
+        root = self._root()
+        for name in (*(f"nvidia{minor}" for minor in minors), *CONTROL):
+            self._require(root, name)
+            yield DeviceNode(f"/dev/{name}", f"{root}/{name}", _PERMISSIONS)
+        for name in _OPTIONAL:
+            if self._host.exists(f"{root}/{name}"):
+                yield DeviceNode(f"/dev/{name}", f"{root}/{name}", _PERMISSIONS)
+        yield from self._extra_nodes()
+
+    def require(self, *names: str) -> None:
+        """Raise NodeUnready if one of these nodes is missing and cannot be made."""
+        root = self._root()
+        for name in names:
+            self._require(root, name)
+
+    def wsl(self) -> bool:
+        """True on Windows Subsystem for Linux, where no card has a node of its own."""
+        return self._host.exists("/dev/dxg")
+
+    def _root(self) -> str:
+        """Where the nodes are: a driver container has its own, where the node has none."""
+        theirs = f"{self._driver_root.rstrip('/')}/dev"
+        there = self._host.exists(f"{theirs}/nvidiactl")
+        return theirs if there and not self._host.exists("/dev/nvidiactl") else "/dev"
+
+    def _require(self, root: str, name: str) -> None:
+        if self._host.exists(f"{root}/{name}") or self._make(root, name):
+            return
+        raise NodeUnready(
+            f"the node has no {root}/{name}: load the driver with nvidia-modprobe -u -c=0, "
+            "and see dmesg if that fails"
+        )
+
+    def _make(self, root: str, name: str) -> bool:
+        """Make the node, if the driver that is loaded has a number for it; False if that is refused."""
+        number = self._number(name)
+        directory = self._host.resolve(root)
+        if number is None or directory is None:
+            return False
+        try:
+            self._mknod(self._host.seen(f"{directory}/{name}"), *number)
+        except OSError as error:
+            if name not in self._refused:
+                log.info("device_node_not_made", node=f"{root}/{name}", reason=error.strerror)
+            self._refused |= {name}
+            return False
+        log.info("device_node_made", node=f"{root}/{name}", major=number[0], minor=number[1])
+        self._refused -= {name}
+        return True
+
+    def _number(self, name: str) -> tuple[int, int] | None:
+        card = _CARD.fullmatch(name)
+        minor = {"nvidiactl": 255, "nvidia-uvm": 0}.get(name, int(card[1]) if card else None)
+        majors = self._majors()
+        found = (majors[one] for one in (_UVM if name == "nvidia-uvm" else _FRONTEND) if one in majors)
+        major = next(found, None)
+        return None if major is None or minor is None else (major, minor)
+
+    def _majors(self) -> dict[str, int]:
+        """Driver → number of its character devices, as the kernel lists them."""
+        try:
+            text = (self._proc / "devices").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return {}
+        rows = (line.split() for line in text.partition("Block devices:")[0].splitlines())
+        return {row[1]: int(row[0]) for row in rows if len(row) == 2 and row[0].isdecimal()}
+
+    def _extra_nodes(self) -> Iterator[DeviceNode]:
+        """The operator's own nodes. A missing one would keep every container from starting: it is said."""
+        absent = frozenset(path for path in self._extra if not self._host.exists(path))
+        if absent - self._absent:
+            log.warning("extra_devices_absent", devices=sorted(absent))
+        self._absent = absent
+        for path in self._extra:
+            if path not in absent and not path.startswith("/dev/nvidia"):
+                yield DeviceNode(path, path, "rwm")  # as the predecessor gave them
+
+
+def _mknod(path: Path, major: int, minor: int) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mknod(path, _MODE | stat.S_IFCHR, os.makedev(major, minor))
+        path.chmod(_MODE)  # whatever the umask
