@@ -187,6 +187,7 @@ TOKEN_HEADER: Final = "X-Vcuda-Authorization"  # noqa: S105  # a header's name
 
 VERSION: Final = 1
 _LONGEST_REASON = 160  # characters of why a card is closed
+_LONGEST_WHY: Final = 400  # characters of a reason that stands once in an inventory, with its cure
 _LONGEST_JSON = 1 << 20  # characters; Kubernetes holds all annotations of an object under 256 KiB
 
 
@@ -327,7 +328,7 @@ def encode_inventory(inventory: Inventory) -> str:
             **({"stranded": list(inventory.stranded)} if inventory.stranded else {}),
             "injection": {
                 "ok": not inventory.no_injection,
-                **({"why": inventory.no_injection[:_LONGEST_REASON]} if inventory.no_injection else {}),
+                **({"why": inventory.no_injection[:_LONGEST_WHY]} if inventory.no_injection else {}),
             },
         },
         separators=(",", ":"),
