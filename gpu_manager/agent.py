@@ -111,7 +111,7 @@ class Agent:
         departed = DepartedPods(self.state, pods, processes)
         allocator = Allocator(
             self.state,
-            association=Association(self._kubelet, pods, clock, self.metrics),
+            association=Association(self._kubelet, pods, clock, self.metrics, config.node),
             window=window,
             departed=departed,
             pods=pods,

@@ -178,7 +178,7 @@ def listed(name: str, **ids: str) -> PodResourcesEntry:
 def identify(
     pods: FakePods, *lists: PodResourcesEntry, resource: str = CORE, never: frozenset[PodUid] = frozenset()
 ) -> Identification:
-    association = Association(Listing(*lists), pods, FakeClock(), service_metrics())
+    association = Association(Listing(*lists), pods, FakeClock(), service_metrics(), "n1")
     question = PreferenceCall(resource, 30 if resource == CORE else 20)
     return association.identify(question, Hints(lambda *_: frozenset(), never))
 

@@ -268,7 +268,7 @@ def test_a_question_waits_for_a_listing_that_began_before_it() -> None:
     state, window = state_of(cards(1)), AdmissionWindow(clock)
     allocator = Allocator(
         state,
-        association=Association(kubelet, pods, clock, metrics),
+        association=Association(kubelet, pods, clock, metrics, "n1"),
         window=window,
         departed=DepartedPods(state, pods, FakeProcesses()),
         pods=pods,

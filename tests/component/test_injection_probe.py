@@ -265,7 +265,7 @@ def test_a_pod_waits_for_the_driver_instead_of_failing_and_starts_once_it_is_the
             until(lambda: kubelet.allocatable()[CORE] == 400)
             until(lambda: (found := inventory()) is not None and found.no_injection == "")
             kubelet.publish_node()
-            assert kubelet.admit(pod("late", container("c", 100, 0))).admitted
+            assert kubelet.admit(api.create(pod("late", container("c", 100, 0)))).admitted
         finally:
             agent.stop()
             kubelet.stop()

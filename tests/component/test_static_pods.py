@@ -44,6 +44,19 @@ def granted(rig: NodeRig) -> dict[tuple[str, str], str]:
     return {g.key: g.allocation.pod_key for g in rig.state.view.grants.values()}
 
 
+def test_a_static_pod_that_has_no_mirror_yet_is_not_taken_for_a_deleted_one(rig: NodeRig) -> None:
+    """The kubelet admits it first, and makes its copy in the API then: until then the API has no such pod."""
+    assert rig.kubelet.admit(static()).admitted
+    assert counts(rig.metrics.allocations) == {"unidentified": 2}
+
+
+def test_a_static_pod_whose_mirror_was_deleted_is_there_all_the_same(rig: NodeRig) -> None:
+    one = static()
+    rig.pods.bind(seen(mirror_of(one)))
+    rig.pods.forget(seen(mirror_of(one)).key)
+    assert rig.kubelet.admit(one).admitted
+
+
 def test_a_mirror_is_the_static_pod_that_it_copies() -> None:
     one = parse_pod(mirror_of(static()))
     assert (one.uid, one.twin, one.static, one.controlled) == (MIRROR, DIGEST, True, False)

@@ -144,7 +144,7 @@ class NodeRig:
         self.departed = DepartedPods(self.state, self.pods, self.processes, self.patience)
         self.allocator = Allocator(
             self.state,
-            association=Association(self.client, self.pods, self.clock, self.metrics),
+            association=Association(self.client, self.pods, self.clock, self.metrics, NODE),
             window=self.window,
             departed=self.departed,
             pods=self.pods,

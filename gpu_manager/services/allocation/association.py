@@ -85,7 +85,11 @@ class _Look:
 class Association:
     """Asks the kubelet and the API server; thread-safe, holds no lock."""
 
-    def __init__(self, kubelet: Kubelet, pods: Pods, clock: Clock, metrics: ServiceMetrics) -> None:
+    def __init__(
+        self, kubelet: Kubelet, pods: Pods, clock: Clock, metrics: ServiceMetrics, node: str
+    ) -> None:
+        """``node``: its name, with which the names of its static pods end."""
+        self._node = node
         self._kubelet = kubelet
         self._pods = pods
         self._clock = clock
@@ -140,7 +144,11 @@ class Association:
         asked for once more: a pod of that name may have been made meanwhile.
         """
         if candidate is not None:
-            return candidate.pod.key in look.absent or is_deleted(self._pods.local(), candidate.pod)
+            absent = candidate.pod.key in look.absent and not candidate.pod.static
+            return absent or is_deleted(self._pods.local(), candidate.pod)
+        # The kubelet admits a static pod before it makes its copy in the API.
+        if any(name.endswith(f"-{self._node}") for _, name in look.forgotten):
+            return False
         if lacking or look.unread or not 0 < len(look.forgotten) <= _MOST_FETCHES:
             return False
         return all(self._ask(name, look) is None for name in sorted(look.forgotten)) and not look.unread
