@@ -29,7 +29,7 @@ from admission.explain.explain_api import ExplainSources, explain_routes
 from admission.extender.binding import BindAnswer, BindOutcome
 from admission.extender.cluster_metrics import ClusterMetrics
 from admission.extender.leader_election import HeldLease, LeaseSource, SingleReplica, WatchedLeader
-from admission.ports import ClusterAccess, WatchRequest
+from admission.ports import ClusterAccess, Involved, WatchRequest
 from admission.program import AdmissionProgram
 from admission.serving.authority import SelfSigned
 from admission.serving.certs import Certificates, ClientGuard, FileCertificates, Switch
@@ -65,6 +65,18 @@ log = structlog.get_logger(__name__)
 _FILES_CHECK_SECONDS: Final = 2.0
 _OWN_CHECK_SECONDS: Final = 1.5  # a caBundle that someone wiped is back within two seconds
 _LEADER_LIMITS: Final = HttpLimits(1.0, 3.0, 1 << 20)  # an API server waits five seconds for a webhook
+
+
+_KINDS: Final = {
+    NODES: "Node",
+    PODS: "Pod",
+    BUDGETS: "PodDisruptionBudget",
+    CLAIMS: "ResourceClaim",
+    CLASSES: "DeviceClass",
+    TEMPLATES: "ResourceClaimTemplate",
+    QUOTA: "ConfigMap",
+    **{resource: kind for kind, resource in KINDS.items()},
+}
 
 
 def compose(settings: AdmissionSettings) -> AdmissionProgram:
@@ -184,7 +196,9 @@ def _cluster_access(
             selector,
             replaced=wanted.replaced,
             changed=wanted.changed,
-            keep=wanted.keep,
+            unreadable=lambda found: wanted.unreadable(
+                Involved(_KINDS[wanted.resource], found.namespace, found.name, found.uid), found.event
+            ),
             pause=Pause(0.2, 5.0),
             watch_selector="" if wanted.resource == PODS else None,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import structlog
@@ -19,7 +19,6 @@ from admission.cluster.claims import CLAIMS, CLASSES, TEMPLATES, slim_claim, sli
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import BUDGETS, NODES, PODS, ClusterState
 from admission.cluster.trim import slim_node, slim_pod
-from admission.cluster.workload_sizes import slim_workload
 from admission.config import AdmissionSettings, LeaderMode
 from admission.explain.claiming_pods import ClaimingPods
 from admission.explain.explanation import Explanation, explain
@@ -33,14 +32,14 @@ from admission.extender.leader_election import Leader, PodLister
 from admission.extender.requeue import Requeue
 from admission.extender.resizing import ResizeAnswers
 from admission.extender.verbs import Extender
-from admission.ports import ClusterAccess, Obj, WatchRequest
+from admission.ports import ClusterAccess, Involved, Obj, WatchRequest
 from admission.quota.admitted_claims import AdmittedClaims
 from admission.quota.claim_creations import ClaimCreations
 from admission.quota_controller import QuotaController
 from admission.serving.gc_tuning import spare_pauses
 from admission.serving.https_server import HttpsServer
 from gpu_manager import threads
-from gpu_manager.domain.contract import EVENT_BYPASSED, LEADER_LABEL, QUOTA_SEEN
+from gpu_manager.domain.contract import EVENT_BYPASSED, EVENT_UNREADABLE, LEADER_LABEL, QUOTA_SEEN
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resize.owners import KINDS
@@ -70,24 +69,17 @@ class SchedulingController:
         self.judge = FeasibilityJudge()
         self._inherited: bool | None = None  # whether the first list had a pod that waits
         watches = {
-            NODES: WatchRequest(NODES, lambda o: self.cluster.replace(NODES, o), self._node, slim_node),
-            PODS: WatchRequest(PODS, self._pods, self._pod, slim_pod),
-            BUDGETS: WatchRequest(
-                BUDGETS, lambda o: self.cluster.replace(BUDGETS, o), self._budget, lambda o: o
-            ),
-            QUOTA: WatchRequest(
-                QUOTA,
-                lambda objects: self._quota.take(objects[0] if objects else None),
-                lambda obj, gone: self._quota.take(None if gone else obj),
-                lambda o: o,
-            ),
+            NODES: self._of_cluster(NODES, slim_node),
+            PODS: WatchRequest(PODS, self._pods, self._pod, self._unreadable),
+            BUDGETS: self._of_cluster(BUDGETS, lambda obj: obj),
+            QUOTA: WatchRequest(QUOTA, self._quota_listed, self._quota_changed, self._unreadable),
         }
         watches |= {resource: self._sizes_of(kind, resource) for kind, resource in KINDS.items()}
         if settings.claims:
             watches |= {
-                CLAIMS: self._of_claims(CLAIMS, slim_claim),
-                CLASSES: self._of_claims(CLASSES, slim_class),
-                TEMPLATES: self._of_claims(TEMPLATES, slim_template),
+                CLAIMS: self._of_cluster(CLAIMS, slim_claim),
+                CLASSES: self._of_cluster(CLASSES, slim_class),
+                TEMPLATES: self._of_cluster(TEMPLATES, slim_template),
             }
         self._watches = {name: access.watch(wanted) for name, wanted in watches.items()}
         pods = self._watches[PODS]
@@ -138,7 +130,14 @@ class SchedulingController:
         self._waker = Requeue(self.cluster.pod, self.extender.has_room, self._wake, clock)
         self._bypasses = Bypasses(terms.unit, terms.minimum_cores, settings.unseen_namespaces, self._bypassed)
         metrics.show(
-            ClusterFigures(self.cluster, self.quota, self.leader.leads, self._ages, self._bypasses.counts)
+            ClusterFigures(
+                self.cluster,
+                self.quota,
+                self.leader.leads,
+                self._ages,
+                self._bypasses.counts,
+                lambda: {name: watch.unreadable for name, watch in self._watches.items()},
+            )
         )
         self._ended = threading.Event()
         self.listener: HttpsServer | None = None
@@ -177,6 +176,12 @@ class SchedulingController:
     def ready(self) -> Mapping[str, bool]:
         """Once nodes and pods are known."""
         return {"snapshot": self.cluster.synced}
+
+    def why(self) -> str:
+        """What cannot be read at present, for /readyz, which names nobody; empty if all can."""
+        counts = {name: len(watch.spoiled) for name, watch in self._watches.items() if watch.spoiled}
+        found = ", ".join(f"{count} of the {name}" for name, count in sorted(counts.items()))
+        return f"cannot read {found}: see object_unreadable in the log" if found else ""
 
     def stop(self) -> None:
         """Bind no more; once nothing is under way, let another begin; then end everything."""
@@ -220,18 +225,30 @@ class SchedulingController:
 
     # What the watches bring.
 
-    def _of_claims(self, resource: str, keep: Callable[[Obj], Obj]) -> WatchRequest:
+    def _of_cluster(self, resource: str, slim: Callable[[Obj], Obj]) -> WatchRequest:
         def changed(obj: Obj, gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
-            self.cluster.apply(resource, "DELETED" if gone else "MODIFIED", keep(obj))
+            self.cluster.apply(resource, "DELETED" if gone else "MODIFIED", slim(obj))
             if gone and resource == TEMPLATES and self.templates is not None:
                 self.templates.forget(*(str(obj["metadata"].get(key)) for key in ("namespace", "name")))
 
-        return WatchRequest(
-            resource,
-            lambda objects: self.cluster.replace(resource, objects),
-            changed,
-            keep,
-        )
+        def replaced(objects: Iterator[Obj], take: Callable[[Obj], None]) -> None:
+            self.cluster.replace(resource, objects, take)
+
+        return WatchRequest(resource, replaced, changed, self._unreadable)
+
+    def _unreadable(self, involved: Involved, text: str) -> None:
+        if involved.uid and self.leader.leads():
+            self._access.writer.event_about(involved, EVENT_UNREADABLE, text)
+
+    def _quota_listed(self, objects: Iterator[Obj], take: Callable[[Obj], None]) -> None:
+        found = next(objects, None)
+        if found is None:
+            self._quota.take(None)
+        else:
+            take(found)
+
+    def _quota_changed(self, obj: Obj, gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
+        self._quota.take(None if gone else obj)
 
     def _sweeper(self, templates: ClaimTemplates) -> threading.Thread:
         """The leader's deletions of templates that no turned pod needs any more."""
@@ -250,7 +267,7 @@ class SchedulingController:
     def _sizes_of(self, kind: str, resource: str) -> WatchRequest:
         """The sizes that workloads of this kind ask for."""
 
-        def replaced(objects: Sequence[Obj]) -> None:
+        def replaced(objects: Iterator[Obj], _: Callable[[Obj], None]) -> None:
             self.cluster.workloads.replace(kind, objects)
             self._resizes.wake()
 
@@ -258,30 +275,18 @@ class SchedulingController:
             self.cluster.workloads.change(kind, obj, gone=gone)
             self._resizes.wake()
 
-        return WatchRequest(resource, replaced, changed, slim_workload)
-
-    def _node(self, obj: Obj, gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
-        self.cluster.apply(NODES, "DELETED" if gone else "MODIFIED", slim_node(obj))
-
-    def _budget(self, obj: Obj, gone: bool) -> None:  # noqa: FBT001 - same
-        self.cluster.apply(BUDGETS, "DELETED" if gone else "MODIFIED", obj)
+        return WatchRequest(resource, replaced, changed, self._unreadable)
 
     def _tell_of_claims(self) -> None:
         self.claiming.run(self._ended)
 
-    def _pods(self, objects: Sequence[Obj]) -> None:
-        self.cluster.replace(PODS, objects)
-        if self._settings.claims:
-            for obj in objects:
-                self.claiming.look(obj, gone=False, tells=self.leader.leads())
+    def _pods(self, objects: Iterator[Obj], take: Callable[[Obj], None]) -> None:
+        uids = self.cluster.replace(PODS, objects, take)
         if self._inherited is None:
             self._inherited = bool(self.cluster.waiting())
-        uids = [PodUid(str(obj["metadata"].get("uid"))) for obj in objects]
         self._bypasses.retain(uids)
-        for uid in uids:
-            self._look(uid)
 
-    def _pod(self, obj: Obj, gone: bool) -> None:  # noqa: FBT001 - same
+    def _pod(self, obj: Obj, gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
         trimmed = slim_pod(obj)
         if trimmed is None:
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +22,11 @@ class ClusterWatch(Protocol):
     listed: float | None
     heard: float | None
     error: str | None
+    unreadable: int
+
+    @property
+    def spoiled(self) -> Mapping[str, object]:
+        """What cannot be read at present, by name."""
 
     def start(self) -> None:
         """Begin."""
@@ -33,6 +38,16 @@ class ClusterWatch(Protocol):
         """End."""
 
 
+@dataclass(frozen=True, slots=True)
+class Involved:
+    """The object that an Event is about."""
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+
 class Writer(EventSender, Protocol):
     """Writes in the background."""
 
@@ -42,8 +57,8 @@ class Writer(EventSender, Protocol):
     def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
         """Merge annotations into exactly this pod."""
 
-    def event_of_map(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
-        """A warning about a ConfigMap."""
+    def event_about(self, involved: Involved, reason: str, message: str) -> None:
+        """A warning about an object."""
 
     def label(self, namespace: str, name: str, key: str, value: str | None) -> None:
         """Give a pod a label, or take it away."""
@@ -52,14 +67,20 @@ class Writer(EventSender, Protocol):
         """End."""
 
 
+def _unheard(_object: Involved, _text: str) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
-    """What a watch is to bring: ``keep`` says what of each object, None for nothing of it."""
+    """What a watch calls: ``replaced`` with each full list and what takes in one object of it by ``changed``,
+    ``changed`` with an object and whether it is gone, ``unreadable`` with one that cannot be read and a text
+    about it.
+    """
 
     resource: str
-    replaced: Callable[[Sequence[Obj]], None]
+    replaced: Callable[[Iterator[Obj], Callable[[Obj], None]], None]
     changed: Callable[[Obj, bool], None]
-    keep: Callable[[Obj], Obj | None]
+    unreadable: Callable[[Involved, str], None] = _unheard
 
 
 @dataclass(frozen=True, slots=True)

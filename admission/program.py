@@ -81,6 +81,7 @@ class AdmissionProgram:
             checks,
             routers,
             ask_leader,
+            self.why,
             ensure,
         )
         self._listener = HttpsServer(
@@ -93,7 +94,7 @@ class AdmissionProgram:
             evicted=metrics.evicted,
         )
         self._probes = (
-            ProbeServer(*settings.probes, lambda: self._listener.stalled, self.ready)
+            ProbeServer(*settings.probes, lambda: self._listener.stalled, self.ready, self.why)
             if settings.probes
             else None
         )
@@ -112,6 +113,10 @@ class AdmissionProgram:
         for part in self._parts:
             checks |= part.ready()
         return checks
+
+    def why(self) -> str:
+        """What is wrong beside that; empty if nothing is."""
+        return "; ".join(part.why() for part in self._parts if isinstance(part, SchedulingController))
 
     def start(self) -> None:
         """Answer; ready once there is a certificate. Raises NodeUnready: the port cannot be served."""

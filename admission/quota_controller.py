@@ -10,7 +10,7 @@ import structlog
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState
 from admission.extender.cluster_metrics import ClusterMetrics
-from admission.ports import Obj, Writer
+from admission.ports import Involved, Obj, Writer
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.cluster.quota import ANY
 from gpu_manager.domain.contract import EVENT_QUOTA_UNUSABLE, QUOTA_SEEN
@@ -94,4 +94,5 @@ class QuotaController:
             self._told = complaint
             held = "The last good quota stays in force" if self.book.current else "No GPU pod is placed"
             text = f"{complaint}. {held} until it is mended"
-            self._writer.event_of_map(*self._place, self._uid, EVENT_QUOTA_UNUSABLE, text)
+            involved = Involved("ConfigMap", *self._place, self._uid)
+            self._writer.event_about(involved, EVENT_QUOTA_UNUSABLE, text)

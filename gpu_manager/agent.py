@@ -237,6 +237,7 @@ class Agent:
             offered_elsewhere=lambda: self.other_plugins.offers,
             energy=lambda: self.running.energy.told,
             writes_dropped=lambda: self._kube.writes_dropped,
+            unreadable=lambda: self._kube.unreadable,
             sized=lambda: self.running.sizes.told,
             front=lambda: self.fronts.in_force,
         )
@@ -255,7 +256,7 @@ class Agent:
         }
 
     def why(self) -> str:
-        """Return why the agent is not ready, if known; empty otherwise."""
+        """Return why the agent is not ready, if known, and what it cannot read; empty otherwise."""
         cards = self.state.node.cards
         away = f"all {len(cards)} cards {VANISHED}" if cards and all(s.missing for s in cards) else ""
         whys = (
@@ -265,6 +266,7 @@ class Agent:
             self.injection_watch.why,
             self.fronts.trouble,
             self._kube.pods.error,
+            self._kube.trouble,
         )
         return "; ".join(filter(None, whys))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from gpu_manager.domain.whatif.disruption_budgets import DisruptionBudget, read_budget
@@ -31,9 +31,9 @@ class KnownBudgets:
         else:
             self._known[key] = budget
 
-    def clear(self) -> None:
-        """Forget all: a full list follows."""
-        self._known.clear()
+    def keep(self, listed: Collection[tuple[str, str]]) -> None:
+        """Forget all but those of these namespaces and names."""
+        self._known = {key: budget for key, budget in self._known.items() if key in listed}
 
     def all(self) -> tuple[DisruptionBudget, ...]:
         """Every one."""

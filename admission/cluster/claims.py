@@ -4,7 +4,7 @@ thread-safe: :class:`~admission.cluster.snapshot.ClusterState` holds the lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -31,7 +31,7 @@ CLAIMS: Final = "resourceclaims"
 CLASSES: Final = "deviceclasses"
 TEMPLATES: Final = "resourceclaimtemplates"
 OF_CLAIMS: Final = frozenset({CLAIMS, CLASSES, TEMPLATES})
-_META: Final = ("name", "namespace", "uid", "creationTimestamp", "ownerReferences")
+_META: Final = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp", "ownerReferences")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +123,23 @@ class ClusterClaims:
         (self.class_of if kind == CLASSES else self.template)(obj, gone=gone)
         return set()
 
-    def keep(self, kind: str, objects: Iterable[Mapping[str, Any]]) -> set[str]:
-        """Whatever is not in the list is gone; what is in it comes by :meth:`apply`."""
+    def keep(self, kind: str, listed: Collection[Any]) -> set[str]:
+        """Whatever is not listed is gone: claims by UID, classes by name, templates by namespace and name."""
         if kind == CLAIMS:
-            gone = self._claims.keys() - set(map(_uid, objects))
-            return set().union(*map(self.drop, gone))
+            for uid in self._admitted.keys() & listed:
+                del self._admitted[uid]
+            self._used = None
+            return set().union(*map(self.drop, self._claims.keys() - listed))
         if kind == CLASSES:
-            self._classes.clear()
-            self._told.clear()
+            for name in self._classes.keys() - listed:
+                del self._classes[name]
+                self._told.pop(name, None)
             self._changed()
         else:
-            self._templates.clear()
-            self._turned.clear()
+            for key in self._templates.keys() - listed:
+                del self._templates[key]
+            for key in self._turned.keys() - listed:
+                del self._turned[key]
         return set()
 
     def class_of(self, obj: Mapping[str, Any], *, gone: bool) -> None:
@@ -359,15 +364,16 @@ def slim_template(obj: Mapping[str, Any]) -> Mapping[str, Any]:
     """A ResourceClaimTemplate with what is read here."""
     devices = mapping(mapping(obj.get("spec")).get("spec")).get("devices")
     meta = mapping(obj.get("metadata"))
-    kept = ["name", "namespace"]
+    kept = ["name", "namespace", "resourceVersion"]
     if read_turned_template(obj) is not None:
-        kept += ["uid", "resourceVersion", "labels", "annotations"]
+        kept += ["uid", "labels", "annotations"]
     return {"metadata": {key: meta.get(key) for key in kept}, "spec": {"spec": {"devices": devices}}}
 
 
 def slim_class(obj: Mapping[str, Any]) -> Mapping[str, Any]:
     """A DeviceClass with what is read here."""
+    meta = mapping(obj.get("metadata"))
     return {
-        "metadata": {"name": mapping(obj.get("metadata")).get("name")},
+        "metadata": {key: meta[key] for key in ("name", "resourceVersion") if key in meta},
         "spec": {"selectors": mapping(obj.get("spec")).get("selectors"), **_config(mapping(obj.get("spec")))},
     }

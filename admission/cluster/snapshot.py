@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -27,12 +28,13 @@ from gpu_manager.domain.cluster.held_sums import Used, added
 from gpu_manager.domain.cluster.terminating import terminating_shares
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import MIRROR, Pod, PodUid
-from gpu_manager.domain.untrusted import mapping, timestamp
+from gpu_manager.domain.untrusted import mapping, text, timestamp
 from gpu_manager.domain.whatif.disruption_budgets import DisruptionBudget
 
 NODES: Final = "nodes"
 PODS: Final = "pods"
 BUDGETS: Final = "poddisruptionbudgets"
+Obj = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +77,7 @@ class ClusterState:
         self._dirty = self._pods.changed  # the same set: nodes to be built anew, whatever changed there
         self._since = math.inf
         self._synced: set[str] = set()
+        self._versions: dict[str, dict[Hashable, str]] = {}  # kind → identity → resourceVersion taken in
         self._snapshot: Snapshot | None = None
         self._silent = 0  # nodes that did not say what became of a deleted pod
 
@@ -123,6 +126,7 @@ class ClusterState:
         """One change: ``kind`` as in the API's paths, ``event`` ADDED, MODIFIED or DELETED."""
         with self._lock:
             gone = event == "DELETED"
+            self._note_version(kind, obj, gone=gone)
             if kind == PODS:
                 self._apply_pod(obj, gone=gone)
             elif kind == NODES:
@@ -134,29 +138,50 @@ class ClusterState:
                 self._dirty |= self.claims.apply(kind, obj, gone=gone)
                 self._snapshot = None
 
-    def replace(self, kind: str, objects: Sequence[Mapping[str, Any]]) -> None:
-        """A full list, begun after every change that was applied: whatever is not in it is gone."""
-        with self._lock:
-            if kind == PODS:
-                uids = {_uid(obj) for obj in objects}
-                unseen = [pod.uid for pod in self._pods.all() if pod.uid not in uids]
-                for uid in unseen:  # deleted while the watch was down: whether it had ended was not shown
-                    self._count_until_told(uid)
-                for uid in unseen:
-                    self._pods.forget(uid)
-                self._dirty |= self._others.keep(uids)
-            elif kind == NODES:
-                names = {name_of(obj) for obj in objects}
-                for name in [name for name in self._nodes.known() if name not in names]:
-                    self._drop_node(name)
-            elif kind == BUDGETS:
-                self._budgets.clear()
-            elif kind in OF_CLAIMS:
-                self._dirty |= self.claims.keep(kind, objects)
-            for obj in objects:
+    def replace(
+        self, kind: str, objects: Iterable[Obj], take: Callable[[Obj], None] | None = None
+    ) -> frozenset[Any]:
+        """A full list, begun after every change that was applied: whatever is not in it is gone.
+
+        ``objects`` is read and taken in one by one, the lock free in between, by ``take``, which applies it
+        (default: as it is). What is known in that version already is passed over. If ``objects`` raises, the
+        rest is as it was. Returns the identities of all that is there: of a pod its UID.
+        """
+        listed: set[Hashable] = set()
+        known = self._versions.setdefault(kind, {})
+        for obj in objects:
+            identity = identity_of(kind, obj)
+            listed.add(identity)
+            version = mapping(obj.get("metadata")).get("resourceVersion")
+            if version is not None and known.get(identity) == version:
+                continue
+            if take is None:
                 self.apply(kind, "ADDED", obj)
+            else:
+                take(obj)
+        with self._lock:
+            self._keep_alone(kind, listed)
+            for identity in known.keys() - listed:
+                del known[identity]
             self._synced.add(kind)
             self._snapshot = None
+        return frozenset(listed)
+
+    def _keep_alone(self, kind: str, listed: AbstractSet[Any]) -> None:
+        if kind == PODS:
+            unseen = [pod.uid for pod in self._pods.all() if pod.uid not in listed]
+            for uid in unseen:  # deleted while the watch was down: whether it had ended was not shown
+                self._count_until_told(uid)
+            for uid in unseen:
+                self._pods.forget(uid)
+            self._dirty |= self._others.keep(listed)
+        elif kind == NODES:
+            for name in [name for name in self._nodes.known() if name not in listed]:
+                self._drop_node(name)
+        elif kind == BUDGETS:
+            self._budgets.keep(listed)
+        elif kind in OF_CLAIMS:
+            self._dirty |= self.claims.keep(kind, listed)
 
     # What this process is about to bind.
 
@@ -326,7 +351,19 @@ class ClusterState:
             known = self.snapshot().nodes.get(name_of(obj))
             return self._nodes.imagined(obj) if known is None else known
 
-    # Pods. Every method below is called with the lock held.
+    # Every method below is called with the lock held.
+
+    def _note_version(self, kind: str, obj: Obj, *, gone: bool) -> None:
+        known, version = (
+            self._versions.setdefault(kind, {}),
+            mapping(obj.get("metadata")).get("resourceVersion"),
+        )
+        if gone or not isinstance(version, str):
+            known.pop(identity_of(kind, obj), None)
+        else:
+            known[identity_of(kind, obj)] = version
+
+    # Pods.
 
     def _apply_pod(self, obj: Mapping[str, Any], *, gone: bool) -> None:
         uid = _uid(obj)
@@ -390,6 +427,15 @@ class ClusterState:
         self._deleted.forget(name)
         if self._nodes.drop(name):
             self._dirty.add(name)
+
+
+def identity_of(kind: str, obj: Obj) -> Hashable:
+    """Under what an object of that kind is known here: its UID, its name, or namespace and name."""
+    if kind in (PODS, CLAIMS):
+        return _uid(obj)
+    if kind in (NODES, CLASSES):
+        return name_of(obj)
+    return text(mapping(obj.get("metadata")).get("namespace")), name_of(obj)
 
 
 def _uid(obj: Mapping[str, Any]) -> PodUid:

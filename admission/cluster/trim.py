@@ -10,7 +10,9 @@ from gpu_manager.domain.pod import MIRROR, POD_SCHEDULED
 from gpu_manager.domain.untrusted import mapping, mappings
 
 _GROUPS: Final = ("initContainers", "containers")
-_META: Final = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "labels")
+_NAMED: Final = ("name", "namespace", "uid", "resourceVersion")
+_TIMED: Final = (*_NAMED, "creationTimestamp", "deletionTimestamp")
+_META: Final = (*_TIMED, "labels")
 _SPEC: Final = ("nodeName", "priority", "schedulerName", "overhead")
 _WISHES: Final = ("nodeSelector", "tolerations")  # of a pod that waits
 _STATUS: Final = ("phase", "startTime", "nominatedNodeName")
@@ -38,7 +40,7 @@ def slim_pod(obj: Obj) -> Obj | None:
             return _claiming(meta, spec, mapping(obj.get("status"))) if spec.get("resourceClaims") else None
         small = {name: [_picked(c, _OTHERS) for c in group] for name, group in groups.items() if group}
         return {
-            "metadata": _picked(meta, ("name", "namespace", "uid")),
+            "metadata": _picked(meta, _NAMED),
             "spec": {**_picked(spec, ("nodeName", "overhead")), **small},
             "status": _picked(mapping(obj.get("status")), ("phase",)),
         }
@@ -62,7 +64,7 @@ def _claiming(meta: Obj, spec: Obj, status: Obj) -> Obj:
     """One that waits, and uses ResourceClaims: whose they are, they say themselves."""
     return {
         "metadata": {
-            **_picked(meta, ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp")),
+            **_picked(meta, _TIMED),
             "annotations": _annotations(meta),
         },
         "spec": _picked(spec, ("resourceClaims", "schedulerName")),
@@ -78,8 +80,7 @@ def slim_node(obj: Obj) -> Obj:
     meta = mapping(obj.get("metadata"))
     return {
         "metadata": {
-            "name": meta.get("name"),
-            "creationTimestamp": meta.get("creationTimestamp"),
+            **_picked(meta, ("name", "resourceVersion", "creationTimestamp")),
             "labels": mapping(meta.get("labels")),
             "annotations": _annotations(meta),
         },
@@ -119,7 +120,8 @@ def _ended(statuses: object) -> Iterator[Obj]:
 
 
 def _annotations(meta: Obj) -> Obj:
-    return {k: v for k, v in mapping(meta.get("annotations")).items() if OUR_PREFIX in k or k == MIRROR}
+    found = mapping(meta.get("annotations"))
+    return {key: value for key, value in found.items() if key.startswith(OUR_PREFIX) or key == MIRROR}
 
 
 def _controllers(meta: Obj) -> Iterator[Obj]:

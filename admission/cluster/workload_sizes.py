@@ -16,21 +16,6 @@ from gpu_manager.domain.untrusted import mapping, text
 Obj = Mapping[str, Any]
 
 
-def slim_workload(obj: Obj) -> Obj | None:
-    """Of a workload what is read here; None if it asks for no size."""
-    meta = mapping(obj.get("metadata"))
-    asked = text(mapping(meta.get("annotations")).get(RESIZE))
-    if not asked:
-        return None
-    return {
-        "metadata": {
-            "namespace": meta.get("namespace"),
-            "name": meta.get("name"),
-            "annotations": {RESIZE: asked},
-        }
-    }
-
-
 class WorkloadSizes:
     """Thread-safe."""
 

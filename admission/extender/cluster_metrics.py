@@ -19,6 +19,7 @@ from gpu_manager.domain.cluster.quota import QuotaLine
 from gpu_manager.domain.placement.protection import is_protected, neighbours
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.scrape import counter_by_label
 
 _BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
 VERBS: Final = ("filter", "prioritize", "bind", "preempt")
@@ -34,13 +35,16 @@ _STEPS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterFigures:
-    """What is asked at each scrape. ``ages``: seconds since the watch of each resource was heard of."""
+    """What is asked at each scrape. ``ages``: seconds since the watch of each resource was heard of,
+    ``unreadable``: how often an object of it could not be read.
+    """
 
     cluster: ClusterState
     quota: QuotaBook
     leads: Callable[[], bool]
     ages: Callable[[], Mapping[str, float]]
     bypasses: Callable[[], Mapping[str, int]]
+    unreadable: Callable[[], Mapping[str, int]] = dict
 
 
 class ClusterMetrics:
@@ -136,6 +140,8 @@ class _Cluster(Collector):
         for resource, seconds in seen.ages().items():
             age.add_metric((resource,), seconds)
         yield age
+        text = "Objects of the API server that could not be read and were passed over, by resource"
+        yield counter_by_label("vcuda_admission_unreadable_objects", text, "resource", seen.unreadable())
         bypassing = GaugeMetricFamily(
             "vcuda_admission_bypassing_pods",
             "GPU pods that run past the rules or the scheduler now, by reason",

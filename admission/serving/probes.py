@@ -19,7 +19,7 @@ class ProbeServer:
     """``/healthz`` and ``/readyz`` over HTTP, from :meth:`start` to :meth:`stop`.
 
     ``stalled`` is True while the program serves nobody and only a restart would help; ``checks`` are the
-    conditions for being asked, by name.
+    conditions for being asked, by name, ``why`` is what is wrong beside them.
     """
 
     def __init__(
@@ -28,10 +28,12 @@ class ProbeServer:
         port: int,
         stalled: Callable[[], bool],
         checks: Callable[[], Mapping[str, bool]],
+        why: Callable[[], str] = str,
     ) -> None:
         """Bind. Raises NodeUnready: the address is taken or not ours."""
         self._stalled = stalled
         self._checks = checks
+        self._why = why
         routes = [Route("/healthz", self._healthz), Route("/readyz", self._readyz)]
         self._server = HttpsServer(Router(routes), address, port, bounds=_BOUNDS, grace_seconds=1)
         self.port = self._server.port
@@ -43,10 +45,10 @@ class ProbeServer:
         return PlainTextResponse("ok\n")
 
     async def _readyz(self, _request: Request) -> Response:
-        return readiness(self._checks())
+        return readiness(self._checks(), self._why())
 
 
-def readiness(checks: Mapping[str, bool]) -> JSONResponse:
-    """Every check and whether it holds; 503 unless all do."""
+def readiness(checks: Mapping[str, bool], why: str) -> JSONResponse:
+    """Every check and whether it holds, and ``why`` where there is something to say; 503 unless all do."""
     status = HTTPStatus.OK if all(checks.values()) else HTTPStatus.SERVICE_UNAVAILABLE
-    return JSONResponse(dict(checks), status_code=int(status))
+    return JSONResponse({**checks, **({"why": why} if why else {})}, status_code=int(status))

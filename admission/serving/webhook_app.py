@@ -55,6 +55,7 @@ class WebhookParts:
     checks: CreateTimeChecks = SILENT
     routers: Sequence[APIRouter] = ()
     ask_leader: Callable[[bytes], bytes | None] = _nobody
+    why: Callable[[], str] = str  # what is wrong beside the conditions of being ready
     ensure: EnsureTemplate | None = None  # None where no pod is turned into a claim
 
 
@@ -197,7 +198,7 @@ def _status(parts: WebhookParts) -> APIRouter:
     @router.get("/readyz", responses={503: {"description": "Not all of them hold"}})
     def readyz() -> JSONResponse:
         """What must hold before this replica is asked, and whether it does."""
-        return readiness(parts.ready())
+        return readiness(parts.ready(), parts.why())
 
     @router.get("/version")
     def version_() -> dict[str, str]:

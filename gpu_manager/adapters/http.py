@@ -13,7 +13,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict, Unpack
 from urllib.parse import urlencode, urlsplit
@@ -210,6 +210,33 @@ def _whole(
         size += len(piece)
         if size > limits.largest:
             raise NoAnswer(f"the answer has more than {limits.largest} bytes")
+
+
+def body_pieces(response: urllib3.BaseHTTPResponse, seconds: float) -> Iterator[bytes]:
+    """Yield the body as it arrives, then close or release its connection.
+
+    ``seconds`` bound the waiting for all of it; the time in which the caller works on a piece does not count.
+
+    Raises:
+        NoAnswer: it did not arrive in time, or was cut short.
+    """
+    sock, left = getattr(response.connection, "sock", None), seconds
+    try:
+        while left > 0:
+            if sock is not None:
+                sock.settimeout(left)
+            began = time.monotonic()
+            piece = response.read1(_PIECE)
+            left -= time.monotonic() - began
+            if not piece:
+                response.release_conn()
+                return
+            yield piece
+        raise NoAnswer(f"the answer did not end within {seconds:g} s")
+    except FOREIGN as error:
+        raise NoAnswer(reason(error)) from error
+    finally:
+        response.close()
 
 
 class _KeptConnectionError(ConnectionError):

@@ -143,6 +143,7 @@ EVENT_LIBRARY_MESSAGE: Final = "VcudaLibraryMessage"
 EVENT_OTHER_PLUGIN: Final = "VcudaOtherPlugin"
 EVENT_NOT_INJECTED: Final = "VcudaNotInjected"
 EVENT_LEDGER_REBUILT: Final = "VcudaLedgerRebuilt"
+EVENT_UNREADABLE: Final = "VcudaUnreadable"
 EVENT_NOT_PLACED: Final = "GPUNotPlaced"
 EVENT_BYPASSED: Final = "GPUBypassed"
 EVENT_QUOTA_UNUSABLE: Final = "GPUQuotaUnusable"
@@ -159,6 +160,7 @@ EVENTS: Final = (
     EVENT_OTHER_PLUGIN,
     EVENT_NOT_INJECTED,
     EVENT_LEDGER_REBUILT,
+    EVENT_UNREADABLE,
     EVENT_NOT_PLACED,
     EVENT_BYPASSED,
     EVENT_QUOTA_UNUSABLE,

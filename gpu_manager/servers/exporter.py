@@ -38,6 +38,11 @@ from gpu_manager.services.enforcement.usage import UsageSampler
 _RESOURCES = (CORE, MEMORY)
 # Name, help, label.
 _EVENTS = ("vcuda_card_events", "What happened to the cards since the start, by event", "event")
+_UNREADABLE = (
+    "vcuda_watch_unreadable_objects",
+    "Objects of the API server that could not be read and were passed over, by resource",
+    "resource",
+)
 _FAILURES = ("vcuda_thread_failures", "Unexpected errors in the agent's own threads, which went on", "thread")
 
 
@@ -46,8 +51,8 @@ class Exporter(Collector):
 
     ``events`` counts what happened to the cards, ``xids`` the XIDs of each, ``offered_elsewhere`` names those
     that another device plugin offers too, ``energy`` is what was used of each, ``writes_dropped`` counts what
-    the API server was never told, ``sized`` is the advice for containers, ``front`` how
-    the node gives its cards.
+    the API server was never told, ``unreadable`` what could not be read of it, ``sized`` is
+    the advice for containers, ``front`` how the node gives its cards.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class Exporter(Collector):
         offered_elsewhere: Callable[[], Mapping[CardUuid, str]] = dict,
         energy: Callable[[], Mapping[tuple[CardUuid, Holder], float]] = dict,
         writes_dropped: Callable[[], int] = int,
+        unreadable: Callable[[], Mapping[str, int]] = dict,
         sized: Callable[[], Sequence[Sized]] = tuple,
         front: Callable[[], Front] = lambda: Front.PLUGIN,
     ) -> None:
@@ -76,6 +82,7 @@ class Exporter(Collector):
         self._offered_elsewhere = offered_elsewhere
         self._energy = energy
         self._writes_dropped = writes_dropped
+        self._unreadable = unreadable
         self._sized = sized
         self._front = front
 
@@ -106,6 +113,7 @@ class Exporter(Collector):
         yield counter_by_label(*_EVENTS, self._events())
         yield counter_by_label(*_FAILURES, threads.failures())
         yield _writes_dropped(self._writes_dropped())
+        yield counter_by_label(*_UNREADABLE, self._unreadable())
 
 
 def describe(*, legacy: bool = True) -> Iterator[Metric]:
@@ -126,6 +134,7 @@ def describe(*, legacy: bool = True) -> Iterator[Metric]:
     yield counter_by_label(*_EVENTS, {})
     yield counter_by_label(*_FAILURES, {})
     yield _writes_dropped(0)
+    yield counter_by_label(*_UNREADABLE, {})
 
 
 def _other_plugins(view: View, offers: Mapping[CardUuid, str]) -> Metric:

@@ -203,10 +203,7 @@ class Status:
         return _json(HTTPStatus.OK, {"since": self._health.began, "events": events})
 
     def _readiness(self) -> Answer:
-        checks: dict[str, Any] = dict(self._ready())
-        if all(checks.values()):
-            return _json(HTTPStatus.OK, checks)
-        why = self._why()
+        checks, why = dict(self._ready()), self._why()
         waits = all(holds for name, holds in checks.items() if name not in _TOLD)
         code = HTTPStatus.OK if waits else HTTPStatus.SERVICE_UNAVAILABLE
         return _json(code, checks | ({"why": why} if why else {}))

@@ -84,6 +84,7 @@ class Board:
                 bills=lambda: self.bills.told,
                 events=lambda: self.events,
                 writes_dropped=lambda: self.dropped,
+                unreadable=lambda: {"pods": self.dropped, "nodes": 0},
                 sized=lambda: self.sized,
             )
         )
@@ -445,6 +446,8 @@ def test_what_the_api_server_was_never_told_is_counted(board: Board) -> None:
     assert board.of("vcuda_api_writes_dropped_total") == [0]
     board.dropped = 7
     assert board.of("vcuda_api_writes_dropped_total") == [7]
+    assert board.of("vcuda_watch_unreadable_objects_total", resource="pods") == [7]
+    assert board.of("vcuda_watch_unreadable_objects_total", resource="nodes") == [0]
 
 
 def test_without_legacy_metrics_the_predecessors_are_gone(board: Board) -> None:

@@ -75,7 +75,7 @@ class Rig:
                 kind,
                 f"/api/v1/{kind}",
                 "",
-                replaced=lambda objects, kind=kind: world.cluster.replace(kind, objects),
+                replaced=lambda objects, take, kind=kind: world.cluster.replace(kind, objects, take),
                 changed=lambda obj, gone, kind=kind: world.cluster.apply(
                     kind, "DELETED" if gone else "MODIFIED", obj
                 ),
@@ -145,7 +145,7 @@ def test_a_wider_watch_shows_a_pod_that_ends_as_ended_and_one_deleted_by_force_a
         "/api/v1/pods",
         running,
         watch_selector="",
-        replaced=lambda objects: listed.extend(o["metadata"]["name"] for o in objects),
+        replaced=lambda objects, _: listed.extend(o["metadata"]["name"] for o in objects),
         changed=lambda o, gone: changes.append((o["metadata"]["name"], o["status"]["phase"], gone)),
         pause=_QUICK,
     )

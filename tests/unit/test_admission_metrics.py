@@ -24,7 +24,8 @@ def shown(registry: CollectorRegistry, name: str, **labels: str) -> float | None
 def watched(registry: CollectorRegistry, world: World, **more: Any) -> ClusterMetrics:
     metrics = ClusterMetrics(registry)
     ages = {"pods": 3.0}
-    figures = {"leads": lambda: True, "ages": lambda: ages, "bypasses": lambda: {"bound-by-hand": 2}, **more}
+    figures = {"leads": lambda: True, "ages": lambda: ages, "bypasses": lambda: {"bound-by-hand": 2}}
+    figures |= {"unreadable": lambda: {"pods": 4}, **more}
     metrics.show(ClusterFigures(world.cluster, world.quota, **figures))
     return metrics
 
@@ -36,6 +37,7 @@ def test_the_cluster_is_read_at_each_scrape(registry: CollectorRegistry) -> None
     assert shown(registry, "leader") == 1
     assert shown(registry, "snapshot_age_seconds", resource="pods") == 3
     assert shown(registry, "bypassing_pods", reason="bound-by-hand") == 2
+    assert shown(registry, "unreadable_objects_total", resource="pods") == 4
     assert (shown(registry, "nodes"), shown(registry, "waiting_pods")) == (2, 0)
     world.create(pod("late", 30, 4))
     assert shown(registry, "waiting_pods") == 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+import json
+from collections.abc import Iterator, Mapping
+from typing import cast
 
 from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.adapters.kube.reading import read_cluster
@@ -16,9 +17,10 @@ class Lists:
     def __init__(self) -> None:
         self.asked: list[tuple[str, Mapping[str, str]]] = []
 
-    def request(self, _what: str, _method: str, path: str, *, query: Mapping[str, str]) -> Mapping[str, Any]:
+    def pieces(self, _what: str, path: str, query: Mapping[str, str]) -> Iterator[bytes]:
         self.asked.append((path, {key: value for key, value in query.items() if key != "limit"}))
-        return {"items": [node("n1")] if path.endswith("nodes") else [pod("p", on="n1")]}
+        items = [node("n1")] if path.endswith("nodes") else [pod("p", on="n1")]
+        yield json.dumps({"kind": "List", "metadata": {}, "items": items}).encode()
 
 
 def test_of_one_node_that_node_and_its_pods_are_listed_alone() -> None:

@@ -12,6 +12,7 @@ from admission.cluster.snapshot import PODS
 from admission.cluster.trim import slim_pod
 from admission.explain.claiming_pods import ClaimingPods
 from admission.extender.cluster_metrics import ClusterMetrics
+from admission.ports import Involved
 from admission.quota_controller import QuotaController
 from gpu_manager.domain.contract import EVENT_QUOTA_UNUSABLE, QUOTA_SEEN
 from gpu_manager.domain.pod import Pod
@@ -39,8 +40,8 @@ class Paper:
         self.world.api.put(changed)
         self.world.cluster.apply(PODS, "MODIFIED", changed)
 
-    def event_of_map(self, *said: str) -> None:
-        self.events.append(said)
+    def event_about(self, involved: Involved, reason: str, text: str) -> None:
+        self.events.append((involved.namespace, involved.name, involved.uid, reason, text))
 
 
 class Rig:

@@ -31,6 +31,7 @@ class Watch:
 
     def __init__(self, clock):
         self.clock, self.error, self.last = clock, None, None
+        self.unreadable, self.spoiled = 0, {}
 
     @property
     def listed(self):
@@ -71,7 +72,7 @@ class Writer:
     def event(self, pod, reason, message, *, warning=True):
         pass
 
-    def event_of_map(self, namespace, name, uid, reason, message):
+    def event_about(self, involved, reason, message):
         pass
 
     def label(self, namespace, name, key, value):

@@ -9,7 +9,6 @@ import pytest
 
 from admission.cluster.snapshot import ClusterState
 from admission.cluster.trim import slim_pod
-from admission.cluster.workload_sizes import slim_workload
 from admission.webhook.admit import CreateTimeChecks, mutate, validate
 from gpu_manager.domain.contract import ADVICE, CORE, MEMORY, RESIZE, TEMPLATE_SIZE
 from gpu_manager.domain.pod import Pod, PodUid, parse_pod
@@ -175,9 +174,7 @@ def test_a_list_of_one_kind_leaves_the_others() -> None:
     assert state.workloads.asked_of(there) == wants(cores=5)
 
 
-def test_what_is_kept_of_workloads_and_of_pods_owners_is_small() -> None:
-    assert slim_workload({"metadata": {"name": "web"}, "spec": {"replicas": 3}}) is None
-    assert slim_workload({**workload("x"), "spec": {"replicas": 3}}) == workload("x")
+def test_what_is_kept_of_pods_owners_is_small() -> None:
     kept = slim_pod(replica("one"))
     assert kept is not None
     assert parse_pod(kept).workload == "Deployment/web"

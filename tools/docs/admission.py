@@ -57,5 +57,7 @@ def described() -> list[Any]:
     for kind in (NODES, PODS):
         cluster.replace(kind, ())
     quota.update({"data": {QUOTA_KEY: '{"": {"quota": {"": 1}, "memory": {"": 1}}}'}})
-    figures.show(ClusterFigures(cluster, quota, lambda: True, lambda: {"": 0.0}, lambda: {"": 0}))
+    figures.show(
+        ClusterFigures(cluster, quota, lambda: True, lambda: {"": 0.0}, lambda: {"": 0}, lambda: {"": 0})
+    )
     return list(metrics.registry.collect())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from gpu_manager.adapters.kube.connection import JSON_BODY, MERGE_PATCH, Connection, Refused, Unreachable
 from gpu_manager.adapters.kube.outbox import FINAL, Outbox, Task
@@ -25,6 +25,19 @@ from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.ports.clock import Clock
 
 _ROOM: Final = 4096  # writes that wait: a quota change marks every pod that waits for it
+
+
+class Named(Protocol):
+    """The object that an Event is about."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def uid(self) -> str: ...
 
 
 class ClusterPods:
@@ -124,9 +137,11 @@ class ClusterPods:
         """Record an Event about the pod; a repetition increments its count."""
         self._tell(pod, reason, message, warning=warning)
 
-    def event_of_map(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
-        """Record a warning Event about a ConfigMap."""
-        self._tell(Thing("ConfigMap", uid, namespace, name), reason, message, warning=True)
+    def event_about(self, involved: Named, reason: str, message: str) -> None:
+        """Record a warning Event about an object; one without a namespace has it in the default one."""
+        namespace = involved.namespace or "default"
+        subject = Thing(involved.kind, involved.uid, namespace, involved.name)
+        self._tell(subject, reason, message, warning=True)
 
     def label(self, namespace: str, name: str, key: str, value: str | None) -> None:
         """Set a label of a pod, or remove it (None), in the background."""

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpu_manager.adapters.http import FOREIGN, HttpAnswer, HttpClient, HttpLimits, NoAnswer, reason
+from gpu_manager.adapters.http import (
+    FOREIGN,
+    HttpAnswer,
+    HttpClient,
+    HttpLimits,
+    NoAnswer,
+    body_pieces,
+    reason,
+)
 from gpu_manager.adapters.kube.kubeconfig import (
     SERVICE_ACCOUNT,
     ApiAccess,
@@ -18,12 +25,16 @@ from gpu_manager.adapters.kube.kubeconfig import (
     access_of,
     access_of_pod,
 )
+from gpu_manager.adapters.kube.objects import decode
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_BODY = "application/json"
-_LINE_LIMIT = 16 << 20  # bytes of one watch event; etcd keeps objects of at most 1.5 MiB
-_LARGEST_LIST = 1 << 30  # bytes: a list is asked for in pages, but servers may ignore that
+_LARGEST = 64 << 20  # bytes of an answer that is no list; etcd keeps objects of at most 1.5 MiB
+_REFUSAL = 1 << 20  # bytes that are read of a refusal
 _KEPT = 32  # connections: an extender binds 16 pods at once beside its watches, and each would be made anew
 # A dead peer is noticed after 15 + 3 * 5 s of silence even if no packet ever says so.
 _KEEPALIVE = [
@@ -94,7 +105,7 @@ class Connection:
         self._cures = cures
         self._client = HttpClient(
             access.url,
-            limits=HttpLimits(self.timeouts.connect, self.timeouts.answer, _LARGEST_LIST),
+            limits=HttpLimits(self.timeouts.connect, self.timeouts.answer, _LARGEST),
             tls=access.tls,
             server_name=access.server_name,
             proxy=access.proxy,
@@ -128,9 +139,9 @@ class Connection:
             headers, encoded = {"Content-Type": content_type, **(headers or {})}, json.dumps(body).encode()
         answer = self._ask(what, method, path, query, encoded, headers)
         try:
-            data = json.loads(answer.body)
-        except (ValueError, RecursionError) as error:
-            raise self._unreachable(what, error) from error
+            data = decode(answer.body)
+        except ValueError as error:
+            raise self.unreachable(what, error) from error
         if not isinstance(data, dict):
             raise Unreachable(f"cannot {what}: the API server at {self.host} answered with something else")
         return data
@@ -153,7 +164,7 @@ class Connection:
         try:
             return self._client.ask(method, path, body=body, headers=self._headers(headers))
         except NoAnswer as error:
-            raise self._unreachable(what, error) from error
+            raise self.unreachable(what, error) from error
 
     def renew(self) -> bool:
         """Say that the login was refused; true if there is a new one to try."""
@@ -165,24 +176,27 @@ class Connection:
         kind, _, token = self._access.credentials.header().partition(" ")
         return token if kind == "Bearer" else ""
 
-    def watch(self, what: str, path: str, query: Mapping[str, str]) -> WatchStream:
-        """Open a watch; ends by itself after the time-out. Raises as :meth:`request`."""
-        seconds = self.timeouts.watch
-        asked = {**query, "watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
+    def pieces(self, what: str, path: str, query: Mapping[str, str]) -> Iterator[bytes]:
+        """Yield the body of a GET as it arrives, however long it is. Raises as :meth:`request`."""
         try:
-            response = self._client.open("GET", path, query=asked, headers=self._headers())
+            yield from body_pieces(self.open(what, path, query), self.timeouts.answer)
+        except NoAnswer as error:
+            raise self.unreachable(what, error) from error
+
+    def open(self, what: str, path: str, query: Mapping[str, str]) -> BaseHTTPResponse:
+        """Begin a GET; the caller reads the answer and closes it. Raises as :meth:`request`."""
+        try:
+            response = self._client.open("GET", path, query=query, headers=self._headers())
+            if response.status == 401 and self._access.credentials.refused():
+                response.close()
+                response = self._client.open("GET", path, query=query, headers=self._headers())
             if not 200 <= response.status < 300:
-                refusal = HttpAnswer(response.status, response.read(_LINE_LIMIT), _lower(response.headers))
-                response.release_conn()
-                self._access.credentials.refused()  # renewed before the next try
+                refusal = HttpAnswer(response.status, response.read(_REFUSAL), _lower(response.headers))
+                response.close()
                 raise _refused(what, refusal, self._cures)
         except (NoAnswer, *FOREIGN) as error:
-            raise self._unreachable(what, error) from error
-        # The answer has begun in time; from here on silence is normal until the watch ends.
-        connected = getattr(response.connection, "sock", None)
-        if connected is not None:
-            connected.settimeout(seconds + 15)
-        return WatchStream(self, what, response)
+            raise self.unreachable(what, error) from error
+        return response
 
     def _ask(
         self,
@@ -201,7 +215,7 @@ class Connection:
                     method, path, query=query, body=body, headers=self._headers(headers)
                 )
         except NoAnswer as error:
-            raise self._unreachable(what, error) from error
+            raise self.unreachable(what, error) from error
         if not 200 <= answer.status < 300:
             raise _refused(what, answer, self._cures)
         return answer
@@ -220,56 +234,11 @@ class Connection:
             **(more or {}),
         }
 
-    def _unreachable(self, what: str, error: Exception) -> Unreachable:
+    def unreachable(self, what: str, error: Exception) -> Unreachable:
+        """The error of this connection for what ended without a usable answer."""
         return Unreachable(
             f"cannot {what}: no answer from the API server at {self.host}: {reason(error)[:300]}"
         )
-
-
-class WatchStream:
-    """The events of one watch as (type, object) pairs; iterate once, :meth:`close` from any thread."""
-
-    def __init__(self, connection: Connection, what: str, response: Any) -> None:
-        self._connection = connection
-        self._what = what
-        self._response = response
-
-    def close(self) -> None:
-        """End the stream: a thread that waits for its next event goes on at once."""
-        with contextlib.suppress(OSError, ValueError, RuntimeError):
-            self._response.shutdown()
-
-    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield events to the end of the stream. A broken last line was no event.
-
-        Raises:
-            Unreachable: the stream broke. Refused: the server ended it (410: begin anew with a list).
-        """
-        rest = b""
-        try:
-            for piece in self._response.stream(1 << 16, decode_content=True):
-                *lines, rest = (rest + piece).split(b"\n")
-                if len(rest) > _LINE_LIMIT:
-                    raise Unreachable(f"cannot {self._what}: one event has more than {_LINE_LIMIT} bytes")
-                for line in lines:
-                    if line.strip():
-                        yield self._event(line)
-        except (*FOREIGN, AttributeError, RecursionError) as error:
-            raise self._connection._unreachable(self._what, error) from error  # noqa: SLF001 - same file, same words
-        finally:
-            self._response.close()
-            self._response.release_conn()
-
-    def _event(self, line: bytes) -> tuple[str, dict[str, Any]]:
-        event = json.loads(line)
-        kind, obj = event.get("type"), event.get("object")
-        if not isinstance(kind, str) or not isinstance(obj, dict):
-            raise ValueError("an event without type or object")  # noqa: TRY004 - nobody passed it here
-        if kind == "ERROR":
-            raise Refused(
-                self._what, int(obj.get("code") or 500), str(obj.get("message") or obj.get("reason"))
-            )
-        return kind, obj
 
 
 def _lower(headers: Mapping[str, str]) -> Mapping[str, str]:
@@ -278,8 +247,8 @@ def _lower(headers: Mapping[str, str]) -> Mapping[str, str]:
 
 def _refused(what: str, answer: HttpAnswer, cures: Mapping[int, str] | None) -> Refused:
     try:
-        message = str(json.loads(answer.body)["message"])
-    except (ValueError, RecursionError, KeyError, TypeError):
+        message = str(decode(answer.body)["message"])
+    except (ValueError, KeyError, TypeError):
         message = answer.body[:200].decode(errors="replace") or "no reason given"
     wait = answer.headers.get("retry-after", "")
     return Refused(what, answer.status, message, float(wait) if wait.isdecimal() else 0.0, cures)

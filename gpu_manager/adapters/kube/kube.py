@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from gpu_manager.access import AccessCheck
@@ -79,6 +80,19 @@ class Kube:
     def writes_dropped(self) -> int:
         """Writes given up because too many waited."""
         return self._outbox.dropped
+
+    @property
+    def unreadable(self) -> Mapping[str, int]:
+        """How often an object could not be read, by resource."""
+        return {"nodes": self.node.unreadable, "pods": self.pods.unreadable}
+
+    @property
+    def trouble(self) -> str:
+        """What cannot be read at present, for /readyz, which names nobody; empty if all can."""
+        count = self.node.spoiled + self.pods.spoiled
+        return (
+            f"{count} of the node's objects cannot be read: see object_unreadable in the log" if count else ""
+        )
 
     def close(self) -> None:
         """Stop all threads, within about a second each, and close the connection."""

@@ -6,7 +6,6 @@ Needs the fine-grained right ``get nodes/pods`` (never ``nodes/proxy``: that one
 from __future__ import annotations
 
 import contextlib
-import json
 import ssl
 import threading
 from collections.abc import Sequence
@@ -16,6 +15,8 @@ from urllib.parse import urlsplit
 import structlog
 
 from gpu_manager.adapters.http import HttpAnswer, HttpClient, HttpLimits
+from gpu_manager.adapters.kube.objects import ListReader
+from gpu_manager.adapters.kube.streams import unheard
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.ports.clock import Clock
@@ -59,7 +60,7 @@ class KubeletPods:
             try:
                 answer = self._ask()
                 status, pods = answer.status, _parse(answer.body) if answer.status == 200 else None
-            except (NodeUnready, RequestInvalid, OSError, ValueError, RecursionError) as error:
+            except (NodeUnready, RequestInvalid, OSError, ValueError) as error:
                 self._close()
                 self._rest(_REST_SECONDS, f"no answer: {error or type(error).__name__}")
                 return None
@@ -111,12 +112,9 @@ _CURES = {
 
 
 def _parse(data: bytes) -> list[Pod]:
-    listing = json.loads(data)
-    items = listing.get("items") if isinstance(listing, dict) else None
-    if not isinstance(items, list):
-        raise ValueError("the answer is no list of pods")  # noqa: TRY004 - nobody passed it here
+    """The pods of a list that can be read. Raises ValueError: it is none."""
     pods = []
-    for item in items:
+    for item in ListReader(iter((data,)), unheard):
         with contextlib.suppress(RequestInvalid):
             pods.append(parse_pod(item))
     return pods

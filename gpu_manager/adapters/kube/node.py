@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import structlog
 
 from gpu_manager.adapters.kube.connection import Connection
+from gpu_manager.adapters.kube.objects import Obj
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
@@ -18,6 +19,7 @@ from gpu_manager.adapters.kube.watched import WatchedObjects
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import (
     CORDON,
+    EVENT_UNREADABLE,
     FORGET,
     INVENTORY,
     RESOURCES,
@@ -73,6 +75,7 @@ class KubeNode(WatchedObjects):
             f"metadata.name={node}",
             replaced=self._replaced,
             changed=self._changed,
+            unreadable=lambda found: self.event(EVENT_UNREADABLE, found.event),
             pause=pause,
         )
         super().__init__(reflector)
@@ -139,9 +142,9 @@ class KubeNode(WatchedObjects):
         annotations, labels = self._there
         return _has(annotations, self._wanted[0]) and _has(labels, self._wanted[1])
 
-    def _replaced(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+    def _replaced(self, nodes: Iterable[Obj], take: Callable[[Obj], None]) -> None:
         for node in nodes:
-            self._changed(node, gone=False)
+            take(node)
 
     def _changed(self, node: Mapping[str, Any], gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
         meta = node.get("metadata") or {}

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +14,16 @@ from gpu_manager import threads
 from gpu_manager.adapters.kube.cache import TOMBSTONE_SECONDS, PodCache
 from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable
 from gpu_manager.adapters.kube.kubelet_sources import KubeletSource
+from gpu_manager.adapters.kube.objects import Obj, Unreadable, named
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.pod_paths import named_path
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
-from gpu_manager.adapters.kube.tasks import AnnotatePod, EventTeller, EvictPod, PostEvent
+from gpu_manager.adapters.kube.tasks import AnnotatePod, EventTeller, EvictPod, PostEvent, Thing
 from gpu_manager.adapters.kube.watched import WatchedObjects
+from gpu_manager.domain.contract import EVENT_UNREADABLE
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.untrusted import mapping
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.pods import KnownPod
 
@@ -61,6 +64,7 @@ class KubePods(WatchedObjects):
             f"spec.nodeName={node}",
             replaced=self._replaced,
             changed=self._changed,
+            unreadable=self._unreadable,
             pause=pause,
         )
         super().__init__(reflector)
@@ -153,7 +157,7 @@ class KubePods(WatchedObjects):
         pod = self._twinned(pod)
         return replace(pod, uid=pod.api_uid)
 
-    def _replaced(self, objects: Sequence[Mapping[str, Any]]) -> None:
+    def _replaced(self, objects: Iterable[Obj], _: Callable[[Obj], None]) -> None:
         pods = [pod for pod in map(self._read, objects) if pod is not None]
         for found in self._cache.replace(pods):
             self._announce(found)
@@ -176,8 +180,14 @@ class KubePods(WatchedObjects):
         try:
             return self._here(parse_pod(obj))
         except RequestInvalid as error:
-            log.warning("pod_unreadable", reason=str(error))
+            self._reflector.spoil(named(mapping(obj.get("metadata")), str(error)))
             return None
+
+    def _unreadable(self, found: Unreadable) -> None:
+        if found.uid:
+            now, subject = self._clock.now(), Thing("Pod", found.uid, found.namespace, found.name)
+            event = PostEvent(self._teller, subject, EVENT_UNREADABLE, found.event, True, now, now)  # noqa: FBT003 - a warning
+            self._outbox.put(event)
 
     def _here(self, pod: Pod) -> Pod:
         """The pod with this node's lent cards."""

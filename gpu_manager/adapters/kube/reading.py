@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from gpu_manager.adapters.kube.connection import Connection, Refused
 from gpu_manager.adapters.kube.path_segment import segment
+from gpu_manager.adapters.kube.streams import Pages
 from gpu_manager.domain.cluster.accounting import cluster_books
 from gpu_manager.domain.cluster.claims import KnownClaim, read_claim
 from gpu_manager.domain.cluster.held_sums import Used
@@ -17,23 +18,14 @@ from gpu_manager.domain.contract import AGENT_DAEMONSET, DRA_DRIVER
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod
 
-_PAGE: Final = "500"
 _CLAIMS: Final = "/apis/resource.k8s.io/v1/resourceclaims"
 
 
 def list_all(
     connection: Connection, what: str, path: str, query: Mapping[str, str] | None = None
 ) -> Iterator[Mapping[str, Any]]:
-    """Every object of a list, page by page. ``what`` completes "refused to …". Raises NodeUnready."""
-    asked = {**(query or {}), "limit": _PAGE}
-    while True:
-        page = connection.request(what, "GET", path, query=asked)
-        yield from (item for item in page.get("items") or () if isinstance(item, Mapping))
-        metadata = page.get("metadata")
-        more = metadata.get("continue") if isinstance(metadata, Mapping) else None
-        if not isinstance(more, str) or not more:
-            return
-        asked["continue"] = more
+    """Every object of a list that can be read. ``what`` completes "refused to …". Raises NodeUnready."""
+    return Pages(connection, what, path, query).read()
 
 
 def pod_path(namespace: str, name: str, port: int, page: str) -> str:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 
 from gpu_manager import threads
-from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable, WatchStream
+from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable
+from gpu_manager.adapters.kube.objects import Obj, Told, Unreadable, named
+from gpu_manager.adapters.kube.streams import Pages, WatchStream, unheard
+from gpu_manager.adapters.kube.streams import watch as open_watch
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.untrusted import mapping
 
-Obj = Mapping[str, Any]
+Replaced = Callable[[Iterator[Obj], Callable[[Obj], None]], None]
 log = structlog.get_logger(__name__)
 
 
@@ -32,19 +35,20 @@ class Pause:
         return whole * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
 
 
-PAGE = 500  # objects of one page: bounds the memory of a list
-
-
-def _whole(obj: Obj) -> Obj | None:
-    return obj
+SLICE_SECONDS = 0.005  # of work on a list, after which other threads have their turn
+_REST_SECONDS = 0.001
+_MOST_SPOILED = 100  # names of objects that could not be read
 
 
 class Reflector:
     """One thread. ``replaced`` gets every full list, ``changed`` each (object, gone) after it.
 
-    Both are called from that thread; an error of theirs is logged and causes a new list. A list is read in
-    pages, and ``keep`` reduces each object before the list is complete (None drops it), so that a large
-    cluster costs no more memory than is needed of it.
+    Both are called from that thread. A list is given as an iterator that reads it from the API server, in
+    slices between which other threads have their turn, together with what takes in one of its objects by
+    ``changed``. If the list breaks, the iterator raises and a new list is read.
+
+    An object that cannot be read, or at which ``changed`` fails, costs itself: it is counted, and
+    ``unreadable`` is told once of each version.
 
     ``watch_selector`` is the field selector of the watch where it differs from the list's. A watch shows an
     object that leaves its selection as deleted, in the state before: only a wider one tells that from a
@@ -58,20 +62,20 @@ class Reflector:
         path: str,
         selector: str,
         *,
-        replaced: Callable[[Sequence[Obj]], None],
+        replaced: Replaced,
         changed: Callable[[Obj, bool], None],
+        unreadable: Told = unheard,
         pause: Pause | None = None,
-        keep: Callable[[Obj], Obj | None] = _whole,
         watch_selector: str | None = None,
     ) -> None:
-        self._keep = keep
         self._connection = connection
         self._name = name
         self._path = path
-        self._listed = _selected_by(selector)
+        self._pages = Pages(connection, f"list {name}", path, _selected_by(selector), self.spoil)
         self._watched = _selected_by(selector if watch_selector is None else watch_selector)
         self._replaced = replaced
         self._changed = changed
+        self._unreadable = unreadable
         self._pause = pause or Pause()
         self._stopped = threading.Event()
         self._synced = threading.Event()
@@ -84,6 +88,9 @@ class Reflector:
         self.error: str | None = None  # why the contents may be stale, None while the watch is up
         self.listed: float | None = None  # monotonic: when the last complete list was requested
         self.heard: float | None = None  # monotonic: when the API server last sent anything
+        self._spoiled_now: set[str] = set()  # since the last list began
+        self.unreadable = 0  # how often an object could not be read
+        self.spoiled: Mapping[str, Unreadable] = {}  # the last of them by name; replaced, never changed
 
     def start(self) -> None:
         """Start the thread."""
@@ -141,7 +148,8 @@ class Reflector:
         with self._lock:
             if self._stopped.is_set() or self._again.is_set():
                 return
-        watch = self._connection.watch(what, self._path, {**self._watched, "resourceVersion": self._version})
+        query = {**self._watched, "resourceVersion": self._version}
+        watch = open_watch(self._connection, what, self._path, query, self.spoil)
         with self._lock:
             self._watch = watch
             if self._stopped.is_set() or self._again.is_set():
@@ -168,28 +176,57 @@ class Reflector:
     def _list(self) -> str:
         """Read a full list; returns its resourceVersion."""
         began = time.monotonic()
-        kept: list[Obj] = []
-        query = {**self._listed, "limit": str(PAGE)}
-        while True:
-            page = self._connection.request(f"list {self._name}", "GET", self._path, query=query)
-            items, meta = _contents(page)
-            kept += filter(None, map(self._keep, items))
-            more = str(meta.get("continue") or "")
-            if not more:
-                break
-            query["continue"] = more
-        self._replaced(kept)
+        self._spoiled_now.clear()
+        objects = self._in_slices()
+        self._replaced(objects, lambda obj: self._tell(obj, gone=False))
+        for _ in objects:  # whoever takes less of it wants no more
+            pass
+        self.spoiled = {key: one for key, one in self.spoiled.items() if key in self._spoiled_now}
         self.listed, self.heard = began, time.monotonic()
-        return str(meta.get("resourceVersion") or "")
+        return self._pages.version
+
+    def _in_slices(self) -> Iterator[Obj]:
+        began = time.monotonic()
+        for obj in self._pages.read():
+            yield obj
+            now = time.monotonic()
+            if now - began >= SLICE_SECONDS:
+                if self._stopped.wait(_REST_SECONDS):
+                    raise Unreachable(f"stopped to list {self._name}")
+                began = self.heard = now
 
     def _take(self, kind: str, obj: Obj) -> None:
         self.heard = time.monotonic()
         if kind in ("ADDED", "MODIFIED", "DELETED"):
-            self._changed(obj, kind == "DELETED")
-        version = (obj.get("metadata") or {}).get("resourceVersion")
+            self._tell(obj, gone=kind == "DELETED")
+        version = _metadata(obj).get("resourceVersion")
         if version:
             self._version = str(version)
         self._failures = 0
+
+    def _tell(self, obj: Obj, *, gone: bool) -> None:
+        try:
+            self._changed(obj, gone)
+        except Exception as error:  # noqa: BLE001 - a run loop: one object's fault is not the others'
+            threads.failed("object_failed", resource=self._name)
+            self.spoil(named(_metadata(obj), f"{type(error).__name__}: {error}"))
+        else:
+            if self.spoiled:
+                self._mend(named(_metadata(obj), "").key)
+
+    def spoil(self, found: Unreadable) -> None:
+        """Count and name an object that could not be read; for this thread and those who read for it."""
+        self.unreadable += 1
+        self._spoiled_now.add(found.key)
+        known = self.spoiled.get(found.key)
+        self.spoiled = {**dict(list(self.spoiled.items())[1 - _MOST_SPOILED :]), found.key: found}
+        if known is None or known.version != found.version:
+            log.warning("object_unreadable", resource=self._name, object=found.key, reason=found.reason)
+            self._unreadable(found)
+
+    def _mend(self, key: str) -> None:
+        if key in self.spoiled:
+            self.spoiled = {name: one for name, one in self.spoiled.items() if name != key}
 
     def _fresh(self) -> None:
         if self.error is not None:
@@ -210,13 +247,5 @@ def _selected_by(selector: str) -> Mapping[str, str]:
     return {"fieldSelector": selector} if selector else {}
 
 
-def _contents(listing: Obj) -> tuple[list[Obj], Obj]:
-    """Items and metadata; an answer without items must not count as an empty list."""
-    items, meta = listing.get("items"), listing.get("metadata")
-    if (
-        not str(listing.get("kind")).endswith("List")
-        or not isinstance(items or [], list)
-        or not isinstance(meta, dict)
-    ):
-        raise Unreachable("the API server answered a list request with something else")
-    return [item for item in items or () if isinstance(item, dict)], meta
+def _metadata(obj: Obj) -> Obj:
+    return mapping(obj.get("metadata"))

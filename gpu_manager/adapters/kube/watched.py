@@ -24,6 +24,16 @@ class WatchedObjects:
         """Why the contents may be stale; None while the watch is up."""
         return self._reflector.error
 
+    @property
+    def unreadable(self) -> int:
+        """How often an object could not be read."""
+        return self._reflector.unreadable
+
+    @property
+    def spoiled(self) -> int:
+        """Number of objects that cannot be read at present."""
+        return len(self._reflector.spoiled)
+
     def close(self) -> None:
         """Stop watching (within about a second)."""
         self._reflector.close()

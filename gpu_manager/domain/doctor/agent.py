@@ -83,6 +83,15 @@ def _library_notes(agent: AgentFacts, _: float) -> Iterator[str]:
             yield f"a process {what[kind]}{f', {count} times' if count > 1 else ''} since the agent's start"
 
 
+def _unreadable_objects(agent: AgentFacts, _: float) -> Iterator[str]:
+    if agent.unreadable is None:
+        raise Unseen("the agent's metrics cannot be read")
+    for resource, count in sorted(agent.unreadable.items()):
+        if count:
+            times = "once" if count == 1 else f"{count} times"
+            yield f"one of the {resource} could not be read, {times} since the agent's start"
+
+
 def _old_sample(agent: AgentFacts, _: float) -> Iterator[str]:
     if agent.sample_age_seconds is None:
         raise Unseen("the agent's metrics cannot be read")
@@ -171,6 +180,17 @@ AGENT: Final = (
         what="A card takes no new shares.",
         cure="`gpu-manager uncordon UUID` opens a cordoned one; an unhealthy one names its reason.",
         judge=_closed,
+    ),
+    DoctorCheck(
+        id="objects-unreadable",
+        group="agent",
+        severity=Severity.WARNING,
+        what="An object of the API server cannot be read. The agent passes it over and serves all others.",
+        cure=(
+            "`object_unreadable` in the agent's log and the Event `VcudaUnreadable` name it and say why. "
+            "Delete it, and see who wrote it."
+        ),
+        judge=_unreadable_objects,
     ),
     DoctorCheck(
         id="sample-old",

@@ -91,7 +91,8 @@ class AgentFacts:
 
     ``enforced`` maps ``namespace/pod container`` to the state of its enforcement; ``evading``, ``closed``,
     ``blind``, ``not_injected`` and ``stranded`` (a count) come from its metrics and its graph. ``notes``
-    counts the messages of libvcuda since the agent's start, by kind.
+    counts the messages of libvcuda since the agent's start, by kind, ``unreadable`` objects of the API
+    server that it could not read, by resource.
     """
 
     url: str
@@ -106,6 +107,7 @@ class AgentFacts:
     sample_age_seconds: float | None = None
     not_injected: tuple[str, ...] | None = None
     stranded: int | None = None
+    unreadable: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,270 @@
+"""Objects as the API server sends them, each decoded by itself: of a list as it arrives, of a watch by lines.
+
+The API server keeps some parts of an object as its author wrote them: ``managedFields``, parameters of
+claims. They may nest 10,000 deep, hold bytes that are no UTF-8 and numbers of any length, all of which
+Python's decoder refuses. Here bytes are replaced, such a number becomes infinite, and where an object nests
+too deep for the decoder, all that lies below its 64th level is left out undecoded: what is read of an object
+lies far above that.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+Obj = Mapping[str, Any]
+
+LARGEST: Final = 16 << 20  # bytes or characters of one object; etcd keeps objects of at most 1.5 MiB
+COUNTS_AS_HELD: Final = "so it counts for no more than what its node's agent holds for it"
+_DEEPEST: Final = 64
+_DIGITS: Final = 400  # of a number; a float has at most 309
+_HEAD: Final = 2048  # bytes in which the name of an unreadable object is looked for
+_SPACE: Final = re.compile(r"[ \t\n\r]*+")
+_TO_BRACKET: Final = re.compile(r'(?:[^"\[\]{}]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+([\[\]{}])', re.DOTALL)
+_NAMES: Final = ("namespace", "name", "uid", "resourceVersion")
+_FIELD: Final = re.compile(r'"(namespace|name|uid|resourceVersion)"\s*:\s*"([^"\\]{1,253})"')
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An object that cannot be read: what is known of it, empty for what is not, and why."""
+
+    namespace: str
+    name: str
+    uid: str
+    version: str
+    reason: str
+
+    @property
+    def key(self) -> str:
+        """``namespace/name``, or what there is of it."""
+        return "/".join(filter(None, (self.namespace, self.name))) or "an object without a name"
+
+    @property
+    def event(self) -> str:
+        """The text of an Event about it."""
+        return f"it cannot be read and is passed over, {COUNTS_AS_HELD}: {self.reason}"
+
+
+Told = Callable[[Unreadable], None]
+
+
+def unreadable(text: bytes, reason: str) -> Unreadable:
+    """What is known of an object by the beginning of its text: the API server writes its name first."""
+    found: dict[str, str] = {}
+    for key, value in _FIELD.findall(text[:_HEAD].decode("utf-8", "replace")):
+        found.setdefault(key, value)
+    return named(found, reason)
+
+
+def named(metadata: Mapping[str, Any], reason: str) -> Unreadable:
+    """An object with this metadata that cannot be read."""
+    namespace, name, uid, version = (str(metadata.get(key) or "") for key in _NAMES)
+    return Unreadable(namespace, name, uid, version, reason)
+
+
+def decode(data: bytes) -> Any:
+    """The one value that ``data`` holds. Raises ValueError: it is no JSON."""
+    text = data.decode("utf-8", "replace")
+    value, end = _decoded(text, _after_space(text, 0))
+    if _after_space(text, end) != len(text):
+        raise json.JSONDecodeError("more than one value", text, end)
+    return value
+
+
+def lines(pieces: Iterable[bytes], told: Told) -> Iterator[bytes]:
+    """Yield the lines that are whole and not empty; ``told`` hears of each that is too long, and left out."""
+    waiting: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        *ends, rest = piece.split(b"\n")
+        for end in ends:
+            waiting.append(end)
+            line, size = b"".join(waiting), size + len(end)
+            waiting.clear()
+            if size > LARGEST:
+                told(unreadable(line, f"it has {size} bytes, more than {LARGEST}"))
+            elif line.strip():
+                yield line
+            size = 0
+        size += len(rest)
+        waiting.append(rest)
+        if size > LARGEST:
+            waiting[1:] = []  # the first piece has its name
+
+
+class ListReader:
+    """Reads one list from the pieces of its text; iterate once.
+
+    ``told`` hears of each item that cannot be read and is left out. Once all items have been read, ``head``
+    is all else that the list says.
+    """
+
+    def __init__(self, pieces: Iterator[bytes], told: Told) -> None:
+        self._pieces = pieces
+        self._told = told
+        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+        self._text = ""
+        self._at = 0
+        self.count = 0
+        self.head: Mapping[str, Any] = {}
+
+    def __iter__(self) -> Iterator[Obj]:
+        """Yield the items.
+
+        Raises:
+            ValueError: this is no list, or it was cut short. Items before that have been yielded.
+        """
+        head: dict[str, Any] = {}
+        self._take("{")
+        while self._next() != "}":
+            name = self._value() if self._next() == '"' else ""
+            self._take(":")
+            if name == "items" and self._next() == "[":
+                head[name] = None
+                yield from self._items()
+            else:
+                head[name] = self._value()
+            if self._next() == ",":
+                self._at += 1
+        if head.pop("items", self) is not None or any(isinstance(v, _PassedOver) for v in head.values()):
+            raise ValueError("the answer is no list")
+        self.head = head
+        for _ in self._pieces:  # to the end: then the connection serves again
+            pass
+
+    def _items(self) -> Iterator[Obj]:
+        self._take("[")
+        while self._next() != "]":
+            self.count += 1
+            item = self._value()
+            if isinstance(item, dict):
+                yield item
+            elif isinstance(item, _PassedOver):
+                self._told(unreadable(item.head.encode(), item.reason))
+            else:
+                self._told(unreadable(b"", "an item that is no object"))
+            if self._next() == ",":
+                self._at += 1
+        self._take("]")
+
+    def _value(self) -> Any:
+        """The next value, or that it has been passed over, since it cannot be read."""
+        self._next()
+        while True:
+            try:
+                value, end = _decoded(self._text, self._at)
+            except json.JSONDecodeError as error:
+                size = len(self._text) - self._at
+                if size <= LARGEST and self._fill(2 * size):
+                    continue
+                reason = str(error) if size <= LARGEST else f"it has more than {LARGEST} characters"
+                return self._pass_over(reason)
+            if end < len(self._text) or not self._fill(end - self._at + 1):  # else a number may go on
+                self._at = end
+                return value
+
+    def _pass_over(self, reason: str) -> _PassedOver:
+        """Go to the end of the value without decoding it. Raises ValueError: it has none."""
+        passed, depth = _PassedOver(self._text[self._at : self._at + _HEAD], reason), 0
+        while True:
+            for found in _TO_BRACKET.finditer(self._text, self._at):
+                if found.start() != self._at:
+                    break
+                self._at = found.end()
+                depth += 1 if found[1] in "[{" else -1
+                if depth <= 0:
+                    return passed
+            size = len(self._text) - self._at
+            if size > LARGEST or not self._fill(2 * size + 1):
+                raise ValueError(f"the list was cut short: {reason}")
+
+    def _take(self, character: str) -> None:
+        if self._next() != character:
+            raise ValueError(f"the list was cut short or is none: no {character!r} where one is due")
+        self._at += 1
+
+    def _next(self) -> str:
+        """The next character that is no space, not yet taken; empty at the end."""
+        while True:
+            self._at = _after_space(self._text, self._at)
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._fill(1):
+                raise ValueError("the list was cut short")
+
+    def _fill(self, least: int) -> bool:
+        """Read on until ``least`` characters wait to be decoded, or to the end; False if there were none."""
+        kept = [self._text[self._at :]]
+        size = before = len(kept[0])
+        while size < least:
+            piece = next(self._pieces, None)
+            more = self._bytes.decode(piece or b"", final=piece is None)
+            kept.append(more)
+            size += len(more)
+            if piece is None:
+                break
+        self._text, self._at = "".join(kept), 0
+        return size > before
+
+
+@dataclass(frozen=True, slots=True)
+class _PassedOver:
+    """A value that is no JSON, or too large: how it begins, and why it was not read."""
+
+    head: str
+    reason: str
+
+
+def _after_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _decoded(text: str, at: int) -> tuple[Any, int]:
+    """The value that begins there, and where it ends. Raises JSONDecodeError: it is none, or cut short."""
+    try:
+        try:
+            return _STRICT.raw_decode(text, at)
+        except json.JSONDecodeError:
+            raise
+        except ValueError:  # a whole number of more digits than Python takes
+            return _OF_ANY_NUMBER.raw_decode(text, at)
+    except RecursionError:
+        shallow, end = _shallow(text, at)
+        return _OF_ANY_NUMBER.decode(shallow), end
+
+
+def _shallow(text: str, at: int) -> tuple[str, int]:
+    """The text of the value that begins there without what nests too deep, and where the value ends."""
+    kept: list[str] = []
+    since = last = at
+    depth = 0
+    for found in _TO_BRACKET.finditer(text, at):
+        if found.start() != last:  # the end of a string is missing
+            break
+        last = found.end()
+        if found[1] in "[{":
+            depth += 1
+            if depth == _DEEPEST + 1:
+                kept += (text[since : last - 1], "null")
+        else:
+            depth -= 1
+            if depth == _DEEPEST:
+                since = last
+            elif depth == 0:
+                return "".join((*kept, text[since:last])), last
+    raise json.JSONDecodeError("cut short", text, at)
+
+
+def _number(digits: str) -> float:
+    return int(digits) if len(digits) <= _DIGITS else math.copysign(math.inf, -1 if digits[0] == "-" else 1)
+
+
+_STRICT: Final = json.JSONDecoder()
+_OF_ANY_NUMBER: Final = json.JSONDecoder(parse_int=_number)

@@ -1,0 +1,180 @@
+"""Lists and watches of the API server, object by object as they arrive.
+
+A list is read in pages of about :data:`PAGE_BYTES`, and of none more than one object is held at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from gpu_manager.adapters.http import FOREIGN
+from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable
+from gpu_manager.adapters.kube.objects import ListReader, Obj, Told, Unreadable, decode, lines, unreadable
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse
+
+PAGE_BYTES: Final = 8 << 20  # what a page should have: the API server holds it whole
+_FIRST: Final = 100  # objects of the first page, whose size nobody knows
+_MOST: Final = 500
+_GROWTH: Final = 4  # from page to page
+_TRIES: Final = 3  # of a page
+
+
+def unheard(_: Unreadable) -> None:
+    """Pass over what cannot be read, without a word."""
+
+
+class Pages:
+    """Lists one resource; :meth:`read` as often as wanted, one at a time.
+
+    A page is asked for by the number of its objects. That follows from the bytes of those before it, and is
+    halved where a page does not arrive in time. ``told`` hears of each object that cannot be read.
+    ``version`` is the resourceVersion of the last list that was read to its end.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        what: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        told: Told = unheard,
+    ) -> None:
+        """``what`` completes "refused to …" in the text of an error."""
+        self._connection = connection
+        self._what = what
+        self._path = path
+        self._query = query or {}
+        self._told = told
+        self._limit = _FIRST
+        self.version = ""
+
+    def read(self) -> Iterator[Obj]:
+        """Yield every object; one of a page that was begun anew comes twice.
+
+        Raises:
+            Refused: the server refuses. Unreachable: no usable answer, nor with smaller pages.
+        """
+        more, failures = "", 0
+        while True:
+            page = _Page(self._connection, self._what, self._path, self._asked(more))
+            reader = ListReader(page.pieces(), self._told)
+            try:
+                yield from reader
+                version, following = _read_to(reader.head)
+            except (Unreachable, Refused, ValueError) as error:
+                small, self._limit = self._limit == 1, max(1, self._limit // 2)
+                failures += 1
+                begun = bool(more or reader.count)
+                if isinstance(error, Refused) or small or not begun or failures == _TRIES:
+                    if isinstance(error, ValueError):
+                        raise self._connection.unreachable(self._what, error) from error
+                    raise
+                continue
+            failures, more = 0, following
+            if reader.count:
+                fitting = PAGE_BYTES * reader.count // page.size
+                self._limit = max(1, min(fitting, _GROWTH * self._limit, _MOST))
+            if not more:
+                self.version = version
+                return
+
+    def _asked(self, more: str) -> Mapping[str, str]:
+        return {**self._query, "limit": str(self._limit), **({"continue": more} if more else {})}
+
+
+def _read_to(head: Mapping[str, Any]) -> tuple[str, str]:
+    """A page's resourceVersion and continue token. Raises ValueError: something else must not count as an
+    empty list.
+    """
+    meta = head.get("metadata")
+    if not str(head.get("kind")).endswith("List") or not isinstance(meta, dict):
+        raise ValueError("the answer is no list")
+    return str(meta.get("resourceVersion") or ""), str(meta.get("continue") or "")
+
+
+class _Page:
+    """The bytes of a page, counted."""
+
+    def __init__(self, connection: Connection, what: str, path: str, query: Mapping[str, str]) -> None:
+        self._asked = connection, what, path, query
+        self.size = 0
+
+    def pieces(self) -> Iterator[bytes]:
+        connection, what, path, query = self._asked
+        for piece in connection.pieces(what, path, query):
+            self.size += len(piece)
+            yield piece
+
+
+def watch(connection: Connection, what: str, path: str, query: Mapping[str, str], told: Told) -> WatchStream:
+    """Open a watch, which ends by itself after the connection's time for it.
+
+    Raises:
+        Refused, Unreachable: as :meth:`Connection.request`.
+    """
+    seconds = connection.timeouts.watch
+    asked = {**query, "watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
+    response = connection.open(what, path, asked)
+    # The answer has begun in time; from here on silence is normal until the watch ends.
+    connected = getattr(response.connection, "sock", None)
+    if connected is not None:
+        connected.settimeout(seconds + 15)
+    return WatchStream(connection, what, response, told)
+
+
+class WatchStream:
+    """The events of one watch as (type, object) pairs; iterate once, :meth:`close` from any thread.
+
+    ``told`` hears of each event that cannot be read; the stream goes on after it.
+    """
+
+    def __init__(self, connection: Connection, what: str, response: BaseHTTPResponse, told: Told) -> None:
+        self._connection = connection
+        self._what = what
+        self._response = response
+        self._told = told
+
+    def close(self) -> None:
+        """End the stream: a thread that waits for its next event goes on at once."""
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            self._response.shutdown()
+
+    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield events to the end of the stream. A broken last line was no event.
+
+        Raises:
+            Unreachable: the stream broke. Refused: the server ended it (410: begin anew with a list).
+        """
+        try:
+            for line in lines(self._response.stream(1 << 16, decode_content=True), self._told):
+                event = self._event(line)
+                if event is not None:
+                    yield event
+        except (*FOREIGN, AttributeError) as error:
+            raise self._connection.unreachable(self._what, error) from error
+        finally:
+            self._response.close()
+            self._response.release_conn()
+
+    def _event(self, line: bytes) -> tuple[str, dict[str, Any]] | None:
+        try:
+            event = decode(line)
+        except ValueError as error:
+            self._told(unreadable(line, str(error)))
+            return None
+        kind, obj = (event.get("type"), event.get("object")) if isinstance(event, dict) else (None, None)
+        if not isinstance(kind, str) or not isinstance(obj, dict):
+            self._told(unreadable(line, "an event without type or object"))
+            return None
+        if kind == "ERROR":
+            code = obj.get("code")
+            raise Refused(
+                self._what,
+                code if isinstance(code, int) else 500,
+                str(obj.get("message") or obj.get("reason")),
+            )
+        return kind, obj

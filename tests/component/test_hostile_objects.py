@@ -1,0 +1,258 @@
+"""Objects that a tenant wrote to do harm, in lists and watches of an API server: each costs itself alone."""
+
+from __future__ import annotations
+
+import json
+import queue
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.adapters.kube.connection import Connection, Timeouts, Unreachable, connect
+from gpu_manager.adapters.kube.kube import Kube
+from gpu_manager.adapters.kube.objects import Unreadable
+from gpu_manager.adapters.kube.reading import list_pods
+from gpu_manager.adapters.kube.reflector import Pause, Reflector
+from gpu_manager.adapters.kube.streams import PAGE_BYTES, Pages
+from gpu_manager.domain.contract import EVENT_UNREADABLE
+from tests.fakes.waiting import until
+from tests.fakes.web import given, send, serving
+
+_QUICK = Timeouts(connect=2.0, answer=10.0, watch=60)
+DEEP = b'{"f:a":' * 1_500 + b"{}" + b"}" * 1_500
+HOSTILE = {"deep": DEEP, "byte": b'{"f:\xff":{}}', "number": b"1" * 5_000}
+
+
+def pod(name: str, fields: bytes = b"{}", version: int = 1) -> bytes:
+    meta = {"name": name, "namespace": "team", "uid": f"u-{name}", "resourceVersion": str(version)}
+    return b'{"metadata":%b,"managedFields":[%b]},"spec":{}}' % (json.dumps(meta).encode()[:-1], fields)
+
+
+class Api:
+    """Answers lists of pods in pages, and watches with what :meth:`event` is told."""
+
+    def __init__(self, *pods: bytes) -> None:
+        self.pods = list(pods)
+        self.limits: list[int] = []
+        self.watched_from: list[str] = []
+        self.lists = 0
+        self.posted: list[dict[str, Any]] = []
+        self.spoil: Callable[[int], bool] = lambda _limit: False  # a page of so many breaks off
+        self._events: queue.Queue[bytes | None] = queue.Queue()
+
+    def event(self, kind: str, obj: bytes) -> None:
+        self._events.put(b'{"type":"%b","object":%b}\n' % (kind.encode(), obj))
+
+    def line(self, line: bytes) -> None:
+        self._events.put(line)
+
+    def end_watch(self) -> None:
+        self._events.put(None)
+
+    def respond(self, handler: BaseHTTPRequestHandler) -> None:
+        asked = {key: values[0] for key, values in parse_qs(urlsplit(handler.path).query).items()}
+        if handler.command == "POST":
+            self.posted.append(json.loads(given(handler)))
+            send(handler, b"{}", 201)
+            return
+        if "watch" in asked:
+            self.watched_from.append(asked["resourceVersion"])
+            handler.send_response(200)
+            handler.send_header("Content-Type", "application/json")
+            handler.send_header("Transfer-Encoding", "chunked")
+            handler.end_headers()
+            while (line := self._events.get()) is not None:
+                handler.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
+                handler.wfile.flush()
+            handler.wfile.write(b"0\r\n\r\n")
+            return
+        self.lists += "continue" not in asked
+        limit, begin = int(asked["limit"]), int(asked.get("continue", 0))
+        self.limits.append(limit)
+        page = self.pods[begin : begin + limit]
+        more = str(begin + limit) if begin + limit < len(self.pods) else ""
+        head = json.dumps({"resourceVersion": "100", "continue": more}).encode()
+        body = b'{"kind":"PodList","apiVersion":"v1","metadata":%b,"items":[%b]}' % (head, b",".join(page))
+        if self.spoil(limit):
+            send(handler, body[: len(body) * 2 // 3], length=len(body))
+        else:
+            send(handler, body)
+
+
+@contextmanager
+def serving_pods(*pods: bytes) -> Iterator[tuple[Api, Connection]]:
+    api = Api(*pods)
+    with serving(api.respond) as url:
+        connection = connect(url=url, timeouts=_QUICK)
+        try:
+            yield api, connection
+        finally:
+            api.end_watch()
+            connection.close()
+
+
+class Watcher:
+    """Keeps what a reflector hears."""
+
+    def __init__(self, connection: Connection, poison: str = "") -> None:
+        self.heard: list[tuple[str, bool]] = []
+        self.told: list[Unreadable] = []
+        self.poison = poison
+        self.reflector = Reflector(
+            connection,
+            "pods",
+            "/api/v1/pods",
+            "",
+            replaced=lambda objects, take: [take(obj) for obj in objects],
+            changed=self._changed,
+            unreadable=self.told.append,
+            pause=Pause(0.01, 0.05),
+        )
+
+    def _changed(self, obj: Any, gone: bool) -> None:
+        if obj["metadata"]["name"] == self.poison:
+            raise KeyError("spec")
+        self.heard.append((obj["metadata"]["name"], gone))
+
+
+@contextmanager
+def watching(connection: Connection, poison: str = "") -> Iterator[Watcher]:
+    watcher = Watcher(connection, poison)
+    watcher.reflector.start()
+    try:
+        yield watcher
+    finally:
+        watcher.reflector.close()
+
+
+@pytest.mark.parametrize("fields", HOSTILE.values(), ids=list(HOSTILE))
+def test_a_list_with_a_hostile_pod_is_heard_whole(fields: bytes) -> None:
+    with serving_pods(pod("a"), pod("evil", fields), pod("b")) as (_, connection):
+        with watching(connection) as watcher:
+            assert watcher.reflector.wait(20)
+            assert watcher.heard == [("a", False), ("evil", False), ("b", False)]
+            assert watcher.reflector.error is None
+        assert [obj["metadata"]["name"] for obj in list_pods(connection)] == ["a", "evil", "b"]
+
+
+@pytest.mark.parametrize("fields", HOSTILE.values(), ids=list(HOSTILE))
+def test_a_watch_goes_on_after_a_hostile_pod_and_repeats_nothing(fields: bytes) -> None:
+    with serving_pods() as (api, connection), watching(connection) as watcher:
+        assert watcher.reflector.wait(20)
+        api.event("ADDED", pod("a", version=101))
+        api.event("ADDED", pod("evil", fields, version=102))
+        api.event("DELETED", pod("evil", fields, version=103))
+        api.event("ADDED", pod("b", version=104))
+        until(lambda: ("b", False) in watcher.heard)
+        assert watcher.heard == [("a", False), ("evil", False), ("evil", True), ("b", False)]
+        api.end_watch()
+        until(lambda: len(api.watched_from) > 1)
+        assert api.watched_from[:2] == ["100", "104"]
+
+
+def test_an_event_that_cannot_be_read_is_named_once_and_the_watch_goes_on() -> None:
+    with serving_pods() as (api, connection), watching(connection) as watcher:
+        assert watcher.reflector.wait(20)
+        for _ in range(2):
+            api.line(b'{"type":"ADDED","object":' + pod("evil")[:-1] + b",}}\n")
+        api.line(b'{"type":"ADDED"}\n')
+        api.event("ADDED", pod("b", version=104))
+        until(lambda: ("b", False) in watcher.heard)
+        assert [(one.key, one.uid, one.version) for one in watcher.told] == [
+            ("team/evil", "u-evil", "1"),
+            ("an object without a name", "", ""),
+        ]
+        assert watcher.reflector.unreadable == 3
+        assert set(watcher.reflector.spoiled) == {"team/evil", "an object without a name"}
+        api.event("MODIFIED", pod("evil", version=105))
+        until(lambda: ("evil", False) in watcher.heard)
+        until(lambda: set(watcher.reflector.spoiled) == {"an object without a name"})
+        assert len(api.watched_from) == 1
+
+
+def test_an_object_at_which_its_reader_fails_costs_itself() -> None:
+    with (
+        serving_pods(pod("a"), pod("poison"), pod("b")) as (api, connection),
+        watching(connection, poison="poison") as watcher,
+    ):
+        assert watcher.reflector.wait(20)
+        assert watcher.heard == [("a", False), ("b", False)]
+        api.event("MODIFIED", pod("poison", version=101))
+        api.event("ADDED", pod("c", version=102))
+        until(lambda: ("c", False) in watcher.heard)
+        assert [(one.key, one.version, one.reason) for one in watcher.told] == [
+            ("team/poison", "1", "KeyError: 'spec'"),
+            ("team/poison", "101", "KeyError: 'spec'"),
+        ]
+        assert api.lists == 1
+
+
+def test_the_agent_tells_of_a_pod_that_it_cannot_read() -> None:
+    broken = pod("evil")[:-1] + b",}"
+    with serving_pods(broken, pod("odd").replace(b'"spec":{}', b'"spec":[]')) as (api, connection):
+        kube = Kube(connection, "n1", clock=SystemClock(), pause=Pause(0.01, 0.05))
+        kube.start()
+        try:
+            assert kube.pods.wait(20)
+            until(lambda: {"evil", "odd"} <= {event["involvedObject"]["name"] for event in api.posted})
+            about = {event["involvedObject"]["name"]: event for event in api.posted}
+            assert about["evil"]["reason"] == EVENT_UNREADABLE
+            assert about["evil"]["involvedObject"]["uid"] == "u-evil"
+            assert "it cannot be read and is passed over" in about["odd"]["message"]
+            assert kube.unreadable["pods"] == 2
+            assert kube.pods.spoiled == 2
+            assert "cannot be read: see object_unreadable in the log" in kube.trouble
+            assert "evil" not in kube.trouble
+        finally:
+            for _ in range(2):
+                api.end_watch()
+            kube.close()
+
+
+def test_what_could_not_be_read_is_forgotten_with_a_list_that_lacks_it() -> None:
+    with serving_pods(pod("a"), b"7") as (api, connection), watching(connection) as watcher:
+        assert watcher.reflector.wait(20)
+        assert set(watcher.reflector.spoiled) == {"an object without a name"}
+        api.pods.pop()
+        listed = watcher.reflector.listed
+        watcher.reflector.relist()
+        api.end_watch()
+        until(lambda: watcher.reflector.listed != listed)
+        assert watcher.reflector.spoiled == {}
+
+
+def test_pages_are_asked_for_by_what_their_objects_weigh() -> None:
+    large = b'["' + b"x" * (PAGE_BYTES // 20) + b'"]'
+    with serving_pods(*(pod(str(at), large) for at in range(200))) as (api, connection):
+        found = [obj["metadata"]["name"] for obj in Pages(connection, "list", "/api/v1/pods").read()]
+        assert found == [str(at) for at in range(200)]
+        assert api.limits == [100, 19, 19, 19, 19, 19, 19]
+
+
+def test_pages_of_small_objects_grow() -> None:
+    with serving_pods(*(pod(str(at)) for at in range(1_500))) as (api, connection):
+        assert sum(1 for _ in Pages(connection, "list", "/api/v1/pods").read()) == 1_500
+        assert api.limits == [100, 400, 500, 500]
+
+
+def test_a_page_that_breaks_off_is_asked_for_again_at_half_its_size() -> None:
+    with serving_pods(*(pod(str(at)) for at in range(300))) as (api, connection):
+        api.spoil = lambda limit: limit > 150
+        names = {obj["metadata"]["name"] for obj in Pages(connection, "list", "/api/v1/pods").read()}
+        assert names == {str(at) for at in range(300)}
+        assert api.limits == [100, 400, 200, 100, 400, 200, 100][: len(api.limits)]
+
+
+def test_a_server_that_answers_no_page_is_an_error_and_the_next_list_begins_smaller() -> None:
+    with serving_pods(*(pod(str(at)) for at in range(300))) as (api, connection):
+        api.spoil = lambda limit: limit > 10
+        pages = Pages(connection, "list pods", "/api/v1/pods")
+        with pytest.raises(Unreachable, match="list pods"):
+            list(pages.read())
+        assert api.limits == [100, 50, 25]
+        assert sum(1 for _ in pages.read()) >= 300
