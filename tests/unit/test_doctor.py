@@ -204,6 +204,7 @@ FOUND = [
         "default/a c: whether its limits hold",
     ),
     ("evading", agent(evading=("default/a c: memory",)), "default/a c: memory"),
+    ("runtime-config-broken", runtime(broken="b is of version 4, above the 2 of a"), "above the 2 of a"),
     ("stranded-containers", agent(stranded=2), "2 containers cannot be started again once ended"),
     ("not-injected", agent(not_injected=("default/a c",)), "default/a c runs without the mounts"),
     ("library-trouble", agent(notes={"cuda-refused": 3}), "refused CUDA, 3 times"),

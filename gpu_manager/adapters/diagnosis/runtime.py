@@ -46,6 +46,7 @@ def gather_runtime(
         cri=cri,
         toolkit=_toolkit(host),
         cgroups=cgroup_version(sysfs),
+        broken=one.broken,
     )
 
 

@@ -2,8 +2,9 @@
 
 Facts from containerd's documentation (containerd-config.toml(5), docs/cri/config.md): a file without a
 version is of version 1; versions 1 and 2 are containerd 1's (2 reads version 2 as well), version 3 is
-containerd 2's; CDI came with 1.7, switched off, and is on by default in 2. Containerd 1 replaces a plugin's
-whole section by that of a later file; 2 merges them key by key.
+containerd 2's, version 4 that of 2.3, which names its socket under a plugin of its own; CDI came with 1.7,
+switched off, and is on by default in 2. Containerd 1 replaces a plugin's whole section by that of a later
+file; 2 merges them key by key. A file that is imported must not be of a later version than the first.
 """
 
 from __future__ import annotations
@@ -17,15 +18,23 @@ from typing import Any, Final
 from gpu_manager.adapters.driver_files.host import HostFiles
 
 FIRST_WITH_CDI_ON: Final = 3  # version of the file, which containerd 2 alone reads
-_CRI: Final = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
+_CRI: Final = {
+    1: "cri",
+    2: "io.containerd.grpc.v1.cri",
+    3: "io.containerd.cri.v1.runtime",
+    4: "io.containerd.cri.v1.runtime",
+}
+_SERVER: Final = "io.containerd.server.v1.grpc"  # from version 4 on, in place of the table grpc
+_FIRST_WITH_SERVER: Final = 4
 _MOST_FILES: Final = 64
 _WILDCARDS: Final = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerdConfig:
-    """``cri`` are the CRI plugin's settings on which containerd 1 and 2 agree, ``disabled`` says that the
-    plugin is off, ``address`` is the socket, empty if the files do not name it.
+    """``cri`` are the CRI plugin's settings on which containerd 1 and 2 agree, ``readings`` those of each
+    where the two may differ; ``disabled`` says that the plugin is off, ``address`` is the socket, empty if
+    the files do not name it. ``broken``: why containerd does not start with these files, empty if it does.
     """
 
     path: str
@@ -33,6 +42,8 @@ class ContainerdConfig:
     cri: Mapping[str, Any] = field(default_factory=dict)
     disabled: bool = False
     address: str = ""
+    readings: tuple[Mapping[str, Any], ...] = ()
+    broken: str = ""
 
 
 def read_containerd(host: HostFiles, path: str) -> ContainerdConfig | None:
@@ -40,24 +51,31 @@ def read_containerd(host: HostFiles, path: str) -> ContainerdConfig | None:
     files = list(_files(host, path))
     if not files:
         return None
-    version = _version(files[0], 1)
-    sections, off, address = [], False, ""
-    for data in files:
-        name = _CRI[_version(data, version)]
-        section = table(table(data, "plugins"), name)
+    version = _version(files[0][1], 1)
+    sections, off, address, broken = [], False, "", ""
+    for name, data in files:
+        own = _version(data, version)
+        if own > version:
+            broken = f"{name} is of version {own}, above the {version} of {path}: containerd will not start"
+        section = table(table(data, "plugins"), _CRI[own])
         sections += [section] if section else []
         disabled = data.get("disabled_plugins")
         off = off or (
             isinstance(disabled, list) and not {"cri", *_CRI.values()}.isdisjoint(_strings(disabled))
         )
-        said = table(data, "grpc").get("address")
+        server = table(table(data, "plugins"), _SERVER) if own >= _FIRST_WITH_SERVER else table(data, "grpc")
+        said = server.get("address")
         address = said if isinstance(said, str) and said else address
+    if broken:
+        return ContainerdConfig(path, version, {}, off, address, broken=broken)
     both: dict[str, Any] = {}
     for section in sections:
         both = merged(both, section)
+    readings = [both]
     if version < FIRST_WITH_CDI_ON and sections:
+        readings.append(sections[-1])
         both = _agreed(both, sections[-1])
-    return ContainerdConfig(path, version, both, off, address)
+    return ContainerdConfig(path, version, both, off, address, tuple(readings))
 
 
 def parse_toml(host: HostFiles, path: str) -> dict[str, Any]:
@@ -98,8 +116,10 @@ def _agreed(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     return same
 
 
-def _files(host: HostFiles, path: str) -> Iterator[dict[str, Any]]:
-    """The file and all that it imports, each once, in the order in which they are laid upon each other."""
+def _files(host: HostFiles, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The file and all that it imports, with their paths, each once, in the order in which they are laid upon
+    each other.
+    """
     waiting, seen = [path], set[str]()
     while waiting and len(seen) < _MOST_FILES:
         here = waiting.pop(0)
@@ -110,7 +130,7 @@ def _files(host: HostFiles, path: str) -> Iterator[dict[str, Any]]:
         data = parse_toml(host, here)
         if not data:
             continue
-        yield data
+        yield here, data
         imports = data.get("imports")
         for pattern in _strings(imports) if isinstance(imports, list) else ():
             base = pattern if pattern.startswith("/") else f"{here.rpartition('/')[0]}/{pattern}"

@@ -46,7 +46,8 @@ class ContainerRuntime:
     """A container runtime. ``config`` is its file, empty if there is none; ``cdi`` says whether it reads
     our CDI specs (None: its files leave that open), ``cdi_why`` by what; ``default`` names its default
     runtime, ``runtimes`` maps each runtime to its binary; ``systemd`` is whether it keeps cgroups through
-    systemd; ``serves`` is False where its CRI is switched off.
+    systemd, None if versions of it read its files differently; ``serves`` is False where its CRI is switched
+    off. ``broken``: why it does not start with its files, empty if it does.
     """
 
     socket: str
@@ -57,6 +58,7 @@ class ContainerRuntime:
     runtimes: Mapping[str, str] = field(default_factory=dict)
     systemd: bool | None = None
     serves: bool = True
+    broken: str = ""
 
 
 def answers(path: Path) -> bool:
@@ -140,7 +142,9 @@ def _configured(config: ContainerdConfig, where: str) -> ContainerRuntime:
     cri, path = config.cri, config.path
     enabled, directories = cri.get("enable_cdi"), cri.get("cdi_spec_dirs")
     cdi: bool | None = False
-    if config.disabled:
+    if config.broken:
+        cdi, why = None, config.broken
+    elif config.disabled:
         why = f"{path}: the CRI plugin is disabled"
     elif enabled is False:
         why = f"{path}: enable_cdi is false"
@@ -155,7 +159,7 @@ def _configured(config: ContainerdConfig, where: str) -> ContainerRuntime:
     part = table(cri, "containerd")
     tables = table(part, "runtimes")
     options = {name: table(table(tables, name), "options") for name in tables}
-    systemd = options.get("runc", {}).get("SystemdCgroup")
+    systemd = {_by_systemd(reading) for reading in config.readings}
     return ContainerRuntime(
         where,
         path,
@@ -163,9 +167,19 @@ def _configured(config: ContainerdConfig, where: str) -> ContainerRuntime:
         why,
         default=_string(part.get("default_runtime_name")),
         runtimes={name: _string(values.get("BinaryName")) for name, values in options.items()},
-        systemd=systemd is True,  # an absent switch is containerd's default, which is off
+        systemd=systemd.pop() if len(systemd) == 1 else None,
         serves=not config.disabled,
+        broken=config.broken,
     )
+
+
+def _by_systemd(cri: Mapping[str, Any]) -> bool:
+    """The switch of the default runtime, else runc's; an absent one is containerd's default, which is off."""
+    part = table(cri, "containerd")
+    tables = table(part, "runtimes")
+    names = (_string(part.get("default_runtime_name")), "runc")
+    said = (table(table(tables, name), "options").get("SystemdCgroup") for name in names)
+    return next((switch for switch in said if switch is not None), False) is True
 
 
 def _crio(host: HostFiles) -> ContainerRuntime | None:

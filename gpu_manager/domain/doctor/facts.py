@@ -44,7 +44,8 @@ class RuntimeFacts:
     ``config`` is the file that was read, empty if none; ``runtimes`` maps each configured runtime's name to
     its binary (empty: the default's); ``missing`` are the binaries that do not exist. ``cri`` is the socket
     that the kubelet is configured to use, None if unknown; ``sockets`` are those that exist.
-    ``toolkit`` is the version of libnvidia-container; ``cgroups`` is 1 or 2.
+    ``toolkit`` is the version of libnvidia-container; ``cgroups`` is 1 or 2. ``broken``: why the runtime does
+    not start with its files, empty if it does.
     """
 
     strategy: str
@@ -59,6 +60,7 @@ class RuntimeFacts:
     cri: str | None = None
     toolkit: Version | None = None
     cgroups: int | None = None
+    broken: str = ""
 
 
 @dataclass(frozen=True, slots=True)

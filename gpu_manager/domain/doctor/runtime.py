@@ -19,6 +19,11 @@ def _wrong_socket(runtime: RuntimeFacts, _: float) -> Iterator[str]:
         yield f"the kubelet is told to use {runtime.cri}, which does not exist; there is {there}"
 
 
+def _broken(runtime: RuntimeFacts, _: float) -> Iterator[str]:
+    if runtime.broken:
+        yield runtime.broken
+
+
 def _runtime_binary(runtime: RuntimeFacts, _: float) -> Iterator[str]:
     for name in sorted(runtime.missing):
         default = ", and it is the default" if name == runtime.default_runtime else ""
@@ -75,6 +80,14 @@ RUNTIME: Final = (
             "restart the kubelet."
         ),
         judge=_wrong_socket,
+    ),
+    DoctorCheck(
+        id="runtime-config-broken",
+        group="runtime",
+        severity=Severity.TROUBLE,
+        what="The runtime will not start again with the files that it has now.",
+        cure="Write the imported file in the version of the first, or bring the first to that of the import.",
+        judge=_broken,
     ),
     DoctorCheck(
         id="runtime-binary-missing",

@@ -1,0 +1,101 @@
+"""Containerd's files of several versions and makers: socket, CDI, cgroup driver, or that they start nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_manager.adapters.diagnosis.runtime import gather_runtime
+from gpu_manager.adapters.driver_files.host import HostFiles
+from gpu_manager.domain.doctor.facts import RuntimeFacts
+
+FIRST = "etc/containerd/config.toml"
+DROP_IN = "etc/containerd/conf.d/99-nvidia.toml"
+SOCKET = "/run/containerd/containerd.sock"
+OLD, NEW = 'plugins."io.containerd.grpc.v1.cri"', "plugins.'io.containerd.cri.v1.runtime'"
+IMPORTS = 'imports = ["/etc/containerd/conf.d/*.toml"]\n'
+GIVEN = Path(__file__).parents[2].parent / "shared/cases/node/roots"
+
+
+def read(root: Path, files: dict[str, str], socket: str = SOCKET) -> RuntimeFacts:
+    for path, text in {**files, socket.lstrip("/"): ""}.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return gather_runtime(HostFiles(root), socket, sysfs=root)
+
+
+def options(part: str, runtime: str, *, systemd: bool) -> str:
+    binary = f'BinaryName = "/usr/bin/{runtime}"\n'
+    return f"[{part}.containerd.runtimes.{runtime}.options]\n{binary}SystemdCgroup = {str(systemd).lower()}\n"
+
+
+def test_version_4_names_its_socket_under_a_plugin_and_has_cdi_on(tmp_path: Path) -> None:
+    own = "/run/containerd-k8s/containerd.sock"
+    text = f"version = 4\n[plugins.'io.containerd.server.v1.grpc']\naddress = \"{own}\"\n"
+    found = read(tmp_path, {FIRST: text + options(NEW, "runc", systemd=True)}, own)
+    assert (found.strategy, found.cdi, found.systemd_cgroup) == ("cdi", True, True)
+    assert "version 4" in found.why
+    assert found.config == f"/{FIRST}"
+
+
+def test_a_later_version_s_table_says_nothing_to_an_earlier_one(tmp_path: Path) -> None:
+    text = "version = 3\n[plugins.'io.containerd.server.v1.grpc']\naddress = \"/run/other.sock\"\n"
+    assert read(tmp_path, {FIRST: text}).cdi is True
+
+
+@pytest.mark.parametrize(("first", "above"), [(2, 3), (2, 4), (3, 4), (1, 2)])
+def test_an_imported_file_above_the_first_keeps_containerd_from_starting(
+    tmp_path: Path, first: int, above: int
+) -> None:
+    drop_in = f"version = {above}\n[{NEW if above > 2 else OLD}]\nenable_cdi = true\n"
+    found = read(tmp_path, {FIRST: f"version = {first}\n{IMPORTS}", DROP_IN: drop_in})
+    assert f"is of version {above}, above the {first} of /{FIRST}: containerd will not start" in found.broken
+    assert (found.cdi, found.systemd_cgroup, found.default_runtime, found.strategy) == (
+        None,
+        None,
+        "",
+        "direct",
+    )
+
+
+def test_an_imported_file_of_the_same_or_an_earlier_version_is_read(tmp_path: Path) -> None:
+    drop_in = f"version = 2\n[{OLD}]\nenable_cdi = false\n"
+    found = read(tmp_path, {FIRST: f"version = 2\n{IMPORTS}[{OLD}]\nenable_cdi = false\n", DROP_IN: drop_in})
+    assert (found.broken, found.cdi) == ("", False)
+
+
+def test_what_two_versions_of_containerd_read_differently_is_not_known(tmp_path: Path) -> None:
+    """The drop-in has the CRI plugin's section without runc: containerd 1 then knows no runc's options."""
+    first = f"version = 2\n{IMPORTS}" + options(OLD, "runc", systemd=True)
+    drop_in = "version = 2\n" + options(OLD, "nvidia", systemd=True)
+    assert read(tmp_path, {FIRST: first, DROP_IN: drop_in}).systemd_cgroup is None
+
+
+@pytest.mark.parametrize("systemd", [True, False])
+def test_the_default_runtime_s_own_switch_counts(tmp_path: Path, systemd: bool) -> None:
+    text = f'version = 2\n[{OLD}.containerd]\ndefault_runtime_name = "nvidia"\n'
+    only = text + options(OLD, "nvidia", systemd=systemd)
+    assert read(tmp_path / "only", {FIRST: only}).systemd_cgroup is systemd
+    beside = only + options(OLD, "runc", systemd=not systemd)
+    assert read(tmp_path / "beside", {FIRST: beside}).systemd_cgroup is systemd
+
+
+def test_a_default_runtime_that_is_not_configured_leaves_runc_s_switch(tmp_path: Path) -> None:
+    text = f'version = 2\n[{OLD}.containerd]\ndefault_runtime_name = "gone"\n'
+    assert read(tmp_path, {FIRST: text + options(OLD, "runc", systemd=True)}).systemd_cgroup is True
+
+
+@pytest.mark.skipif(not GIVEN.is_dir(), reason="the cases (../shared/cases/node) are not on this machine")
+@pytest.mark.parametrize(
+    ("name", "strategy", "systemd", "broken"),
+    [
+        ("containerd-v4-own-socket", "cdi", True, False),
+        ("ctk-default-only-nvidia", "nvidia", True, False),
+        ("aks-dropin-v4-over-root-v2", "direct", None, True),
+    ],
+)
+def test_nodes_that_were_reported(name: str, strategy: str, systemd: bool | None, broken: bool) -> None:
+    socket = "/run/containerd-k8s/containerd.sock" if "own-socket" in name else SOCKET
+    found = gather_runtime(HostFiles(GIVEN / name), socket, sysfs=GIVEN)
+    assert (found.strategy, found.systemd_cgroup, bool(found.broken)) == (strategy, systemd, broken)
