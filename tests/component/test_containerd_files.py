@@ -26,7 +26,8 @@ def read(root: Path, files: dict[str, str], socket: str = SOCKET) -> RuntimeFact
 
 
 def options(part: str, runtime: str, *, systemd: bool) -> str:
-    binary = f'BinaryName = "/usr/bin/{runtime}"\n'
+    name = "nvidia-container-runtime" if runtime == "nvidia" else runtime
+    binary = f'BinaryName = "/usr/bin/{name}"\n'
     return f"[{part}.containerd.runtimes.{runtime}.options]\n{binary}SystemdCgroup = {str(systemd).lower()}\n"
 
 
@@ -86,6 +87,27 @@ def test_a_default_runtime_that_is_not_configured_leaves_runc_s_switch(tmp_path:
     assert read(tmp_path, {FIRST: text + options(OLD, "runc", systemd=True)}).systemd_cgroup is True
 
 
+@pytest.mark.parametrize(
+    ("settings", "strategy", "why"),
+    [
+        ("accept-nvidia-visible-devices-envvar-when-unprivileged = false\n", "direct", "unprivileged pods"),
+        ('[nvidia-container-runtime]\nmode = "cdi"\n', "direct", "mode cdi"),
+        ("accept-nvidia-visible-devices-envvar-when-unprivileged = true\n", "nvidia", "is nvidia"),
+        ('[nvidia-container-runtime]\nmode = "auto"\n', "nvidia", "is nvidia"),
+        ("= torn [", "nvidia", "is nvidia"),
+    ],
+)
+@pytest.mark.parametrize("place", ["etc", "usr/bin/.config"])
+def test_a_toolkit_that_ignores_the_variable_makes_its_runtime_useless(
+    tmp_path: Path, settings: str, strategy: str, why: str, place: str
+) -> None:
+    text = f'version = 2\n[{OLD}.containerd]\ndefault_runtime_name = "nvidia"\n'
+    toolkit = f"{place}/nvidia-container-runtime/config.toml"
+    found = read(tmp_path, {FIRST: text + options(OLD, "nvidia", systemd=True), toolkit: settings})
+    assert found.strategy == strategy
+    assert why in found.why
+
+
 @pytest.mark.skipif(not GIVEN.is_dir(), reason="the cases (../shared/cases/node) are not on this machine")
 @pytest.mark.parametrize(
     ("name", "strategy", "systemd", "broken"),
@@ -93,6 +115,7 @@ def test_a_default_runtime_that_is_not_configured_leaves_runc_s_switch(tmp_path:
         ("containerd-v4-own-socket", "cdi", True, False),
         ("ctk-default-only-nvidia", "nvidia", True, False),
         ("aks-dropin-v4-over-root-v2", "direct", None, True),
+        ("toolkit-hardened", "direct", True, False),
     ],
 )
 def test_nodes_that_were_reported(name: str, strategy: str, systemd: bool | None, broken: bool) -> None:

@@ -23,7 +23,7 @@ def gather_runtime(
 ) -> RuntimeFacts:
     """``cri`` is the socket that the kubelet is told to use; ``injection`` what the agent is told."""
     found, none = in_use(host, cri)
-    strategy, why = choose(found, none)
+    strategy, why = choose(host, found, none)
     if injection != "auto":
         why = f"--device-injection says so; auto would take {strategy.value} ({why})"
         strategy = Strategy(injection)
