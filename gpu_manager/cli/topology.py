@@ -62,7 +62,7 @@ def _read(file: Path) -> str:
 
 
 def _pick(parsed: ParsedTopology, pick: int, busy: str) -> tuple[int, ...]:
-    topology, numa = parsed.topology, tuple(affinity.node for affinity in parsed.affinities)
+    topology, numa = parsed.topology, parsed.nodes
     taken = frozenset(_index(part, topology.size) for part in busy.split(",") if part.strip())
     if not 1 <= pick <= topology.size:
         raise RequestInvalid(f"--pick {pick}: the machine has {topology.size} cards, ask for 1 to that many")

@@ -176,8 +176,13 @@ class Affinity:
 
     @property
     def node(self) -> int | None:
-        """The NUMA node of the GPU's CPUs; None if unknown or several."""
-        return int(self.numa) if self.numa and re.fullmatch("[0-9]{1,5}", self.numa) else None
+        """The NUMA node of the GPU's CPUs; None if unknown or several.
+
+        Of a list as ``0,3-9,11-17`` it is the first: the others are memory of GPUs, without CPUs, which such
+        machines (GB200, GB300) count as nodes too. Neighbours with CPUs are written as a range.
+        """
+        found = re.match("([0-9]{1,5})(?:,|$)", self.numa or "")
+        return int(found[1]) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +192,21 @@ class ParsedTopology:
     topology: Topology
     affinities: tuple[Affinity, ...]
 
+    @property
+    def nodes(self) -> tuple[int | None, ...]:
+        """The NUMA node of each GPU. Where no row has one, as of old drivers, the CPUs tell the GPUs of one
+        socket from those of another: these are numbered in the order of the rows.
+        """
+        written = tuple(place.node for place in self.affinities)
+        if any(place.numa for place in self.affinities):
+            return written
+        sockets = list(dict.fromkeys(place.cpus for place in self.affinities if _is_cpus(place.cpus)))
+        if len(sockets) < 2:  # one says nothing: it may be every CPU of the machine
+            return written
+        return tuple(
+            sockets.index(place.cpus) if place.cpus in sockets else None for place in self.affinities
+        )
+
 
 MAX_CARDS = 64  # more than any node has; bounds the work that a hostile text can cause
 
@@ -194,6 +214,10 @@ _AFFINITY_COLUMNS = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 # Colours: the escape byte, its replacement by editors and logs, or no byte at all before "[4m".
 _COLOUR = re.compile(r"(?:\x1b|\ufffd|\^\[)(?:\[[0-9;?]*[A-Za-z]|\(B)|\[[0-9;]*m")
 _GPU = re.compile(r"GPU(0|[1-9][0-9]{0,3})")
+# Beside many network cards nvidia-smi leaves no blank between columns: NIC11NIC12, NIC11CPU Affinity, SYSSYS.
+_GLUED = re.compile(r"(?<=\S)(?=NIC[0-9]+|CPU[ \t]+Affinity|NUMA[ \t]+Affinity)")
+_LINKS = re.compile(r"(?:X|NV[0-9]{1,3}|PIX|PXB|PHB|NODE|SYS|SOC)+", re.ASCII)
+_CPUS = re.compile(r"[0-9]{1,5}(?:-[0-9]{1,5})?(?:,[0-9]{1,5}(?:-[0-9]{1,5})?)*", re.ASCII)
 _COLUMN = re.compile("|".join(name.replace(" ", r"[ \t]+") for name in _AFFINITY_COLUMNS) + r"|\S+")
 _WORD = re.compile(r"\S+")
 
@@ -266,7 +290,7 @@ def _find_header(lines: list[str]) -> tuple[int, _Header]:
 def _read_header(line: str) -> _Header:
     links: list[str] = []
     affinities: list[tuple[str, int]] = []
-    for match in _COLUMN.finditer(line):
+    for match in _COLUMN.finditer(_GLUED.sub(" ", line)):
         name = " ".join(match[0].split())
         if name in _AFFINITY_COLUMNS or affinities:
             if name not in dict(affinities):
@@ -282,6 +306,10 @@ def _read_header(line: str) -> _Header:
                 f"the matrix has {len(gpus)} GPU columns but not one GPU{i}: {' '.join(gpus)}"
             )
     return _Header(tuple(links), tuple(affinities))
+
+
+def _is_cpus(cell: str | None) -> bool:
+    return cell is not None and _CPUS.fullmatch(cell) is not None
 
 
 def _is_link(cell: str) -> bool:
@@ -308,7 +336,8 @@ def _read_row(name: str, line: str, header: _Header) -> tuple[dict[str, Link], A
     for column in header.gpus:
         if column not in links:
             raise RequestInvalid(f"row {name}, column {column}: nothing there, the row is too short")
-    end = words[len(header.links) - 1].end() if len(words) >= len(header.links) else len(line)
+    # Cells may be glued where columns are: an affinity, of which none is a link, stands behind the last link.
+    end = max(word.end() for word in words if _LINKS.fullmatch(word[0]))
     return links, _read_affinity(line, end, header)
 
 

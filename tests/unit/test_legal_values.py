@@ -384,6 +384,28 @@ def test_what_was_surely_not_meant_is_a_warning(core: int, memory: object, rule:
     assert check_pod(pod) == ()
 
 
+@pytest.mark.parametrize(
+    ("init", "app"), [((30, 20), (30, 20)), ((10, 4), (50, 20)), ((200, None), (200, None))]
+)
+def test_an_init_container_that_asks_too_is_warned_of(
+    init: tuple[int, int | None], app: tuple[int, int | None]
+) -> None:
+    """A kubelet that restarts judges it anew while its pod runs."""
+    pod = pod_of(container("c", *app), init=(container("check", *init), container("again", *init)))
+    (warning,) = warn_pod(pod)
+    assert (warning.rule.id, warning.container) == ("init-container-asks", "check")
+    assert f"asks for {init[0]} cores: a restart of the kubelet may fail the pod" in warning.message
+    assert check_pod(pod) == ()
+
+
+def test_of_sidecars_and_of_pods_that_are_refused_anyway_nothing_is_warned() -> None:
+    sidecar = container("side", 30, 20, restartPolicy="Always")
+    assert warn_pod(pod_of(container("c", 30, 20), init=(sidecar, container("plain")))) == ()
+    refused = pod_of(container("c", 200), init=(container("check", 30, 20),))
+    assert broken(refused) == ["init-container-cards"]
+    assert warn_pod(refused) == ()
+
+
 def test_an_ordinary_pod_has_no_warning() -> None:
     assert warn_pod(pod_of(container("a", 30, 20), container("b", 200), container("c", 150, 2))) == ()
 

@@ -9,7 +9,7 @@ import pytest
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import EVENT_OTHER_PLUGIN
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.other_plugins import offered_elsewhere
+from gpu_manager.domain.other_plugins import may_name_cards, offered_elsewhere
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology
 from gpu_manager.services.cards.health import Health
@@ -64,6 +64,24 @@ def test_a_card_is_known_by_the_ids_of_other_plugins(resource: str, device: str)
 )
 def test_other_devices_are_none_of_our_cards(resource: str, device: str) -> None:
     assert offered_elsewhere({resource: {device}}, CARDS) == {}
+
+
+@pytest.mark.parametrize(
+    ("resource", "device", "may"),
+    [
+        ("volcano.sh/vgpu-number", f"{FIRST}-2", True),
+        ("example.test/gpu", FIRST.lower(), True),
+        ("nvidia.com/gpu", "nvidia7/vgpu1", True),
+        ("nvidia.com/gpu.shared", "3::1", True),
+        ("nvidia.com/GA100", "0000:3b:00.0", True),
+        ("rdma/hca", "0000:3b:00.0", False),
+        ("example.test/nic", "0", False),
+        ("nvidia.com/mig-1g.5gb", "MIG-5fd4f087-86f3", False),
+    ],
+)
+def test_ids_that_may_name_cards_are_known_without_the_cards(resource: str, device: str, may: bool) -> None:
+    assert may_name_cards(resource, {device}) is may
+    assert not may_name_cards(resource, ())
 
 
 class Node:

@@ -162,9 +162,67 @@ def test_the_matrix_is_read_in_every_form(text, expected):
     assert (first.cpus, first.numa, first.gpu_numa) == expected
 
 
-@pytest.mark.parametrize(("numa", "node"), [("3", 3), ("0-1", None), ("N/A", None), (None, None), ("", None)])
+@pytest.mark.parametrize(
+    ("numa", "node"),
+    [
+        ("3", 3),
+        ("0-1", None),
+        ("N/A", None),
+        (None, None),
+        ("", None),
+        ("0,3-9,11-17", 0),  # GB200: the others are memory of cards
+        ("1,2-9", 1),
+        ("x,1", None),
+        ("123456", None),
+    ],
+)
 def test_the_numa_node_is_known_only_where_it_is_one(numa, node):
     assert Affinity(numa=numa).node == node
+
+
+def wide(*, glued: str, cells: str = "SYS  NODE") -> str:
+    """Two cards of two sockets beside two network cards, whose columns nvidia-smi has set without a blank."""
+    head = f"        GPU0    GPU1    {glued}    NUMA Affinity   GPU NUMA ID\n"
+    return (
+        head
+        + f"GPU0     X      SYS     {cells}     0-15    0               N/A\n"
+        + f"GPU1    SYS      X      {cells}     16-31   1               N/A\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("glued", "cells"),
+    [
+        ("NIC0    NIC1    CPU Affinity", "SYS  NODE"),
+        ("NIC0NIC1    CPU Affinity", "SYS  NODE"),
+        ("NIC0    NIC1CPU Affinity", "SYS  NODE"),
+        ("NIC0NIC1CPU Affinity", "SYSNODE"),
+        ("NIC10NIC11    CPU Affinity", "PIX NV18"),
+    ],
+)
+def test_columns_without_a_blank_between_them_move_no_affinity(glued: str, cells: str) -> None:
+    parsed = parse_topology(wide(glued=glued, cells=cells))
+    assert parsed.topology.size == 2
+    assert parsed.affinities == (Affinity("0-15", "0", "N/A"), Affinity("16-31", "1", "N/A"))
+    assert parsed.nodes == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "nodes"),
+    [
+        (("0-23,48-71", "0-23,48-71", "24-47,72-95"), (0, 0, 1)),
+        (("24-47", "0-23", "24-47"), (0, 1, 0)),
+        (("0-95", "0-95", "0-95"), (None, None, None)),  # every CPU there is, or one socket: no difference
+        (("0-23", "N/A", "24-47"), (0, None, 1)),
+        (("N/A", "N/A", "N/A"), (None, None, None)),
+    ],
+)
+def test_where_no_numa_node_is_written_the_cpus_tell_the_sockets(
+    cpus: tuple[str, ...], nodes: tuple[int | None, ...]
+) -> None:
+    rows = ("GPU0 X SYS SYS", "GPU1 SYS X SYS", "GPU2 SYS SYS X")
+    lines = [f"{row} {place}" for row, place in zip(rows, cpus, strict=True)]
+    assert parse_topology("\n".join(("GPU0 GPU1 GPU2 CPU Affinity", *lines))).nodes == nodes
 
 
 def test_a_single_card_is_a_machine_too():

@@ -34,7 +34,7 @@ def test_the_answer_is_the_best_for_every_recorded_machine(path, capsys):
 
     def rank(cards, free):
         left = topology.sum(set(free) - set(cards)) if nvlinks else 0
-        return -topology.sum(cards), len({parsed.affinities[card].node for card in cards}), -left, cards
+        return -topology.sum(cards), len({parsed.nodes[card] for card in cards}), -left, cards
 
     for busy in ((), (0,), (0, 2)):
         free = [card for card in range(topology.size) if card not in busy]

@@ -89,7 +89,7 @@ def of_matrix(
         parsed = parse_topology(text)
     except RequestInvalid as error:
         raise RequestInvalid(f"{source}: {error}") from None
-    cards = tuple(CardKind(model, memory, numa=place.node) for place in parsed.affinities)
+    cards = tuple(CardKind(model, memory, numa=node) for node in parsed.nodes)
     return Profile(name, cards, parsed.topology)
 
 

@@ -132,6 +132,7 @@ def warn_pod(pod: Pod, unit: int = DEFAULT_UNIT) -> tuple[Violation, ...]:
     """Return what is legal in the pod but probably a mistake."""
     return (
         *(v for c in pod.containers for v in _warn_container(c, unit)),
+        *_warn_init_containers(pod),
         *warn_priority(pod),
         *unknown_names(pod),
     )
@@ -281,6 +282,13 @@ def _check_init_containers(pod: Pod) -> Iterator[Violation]:
         format_number(first.core or Fraction(0)),
         shapes=shapes + more,
     )
+
+
+def _warn_init_containers(pod: Pod) -> Iterator[Violation]:
+    """Yield a warning for the first ordinary init container that asks for a share, where that is legal."""
+    first = next((c for c in pod.containers if c.kind is ContainerKind.INIT and c.core), None)
+    if first is not None and not any(_check_init_containers(pod)):
+        yield violation(Rule.INIT_CONTAINER_ASKS, first.name, CORE, format_number(first.core or Fraction(0)))
 
 
 def peak_cores(pod: Pod) -> Fraction:

@@ -379,6 +379,16 @@ class Rule(Enum):
         "Remove the line.",
         warning=True,
     )
+    INIT_CONTAINER_ASKS = RuleText(
+        "init-container-asks",
+        "it is an init container that asks for {value} cores: a restart of the kubelet may fail the pod "
+        "while it runs: remove the request, or make it a sidecar (restartPolicy: Always)",
+        "A kubelet that restarts admits its pods again, and passes over containers that run. One that has "
+        "ended is judged anew: where the agent has not registered again by then, the pod fails (Kubernetes "
+        "issues 124345 and 138446). The agent registers within 0.3 s, which is mostly early enough.",
+        "Do the work that needs a card in an app container, or in a sidecar.",
+        warning=True,
+    )
     MEMORY_BEYOND_CARDS = RuleText(
         "memory-beyond-cards",
         f"{MEMORY} is {{value}} units of {{unit}}, more than a card holds{{hint}}",
