@@ -30,6 +30,7 @@ GROUPS = (
     "migrate",
     "console",
     "admission",
+    "pods",
     "placement",
     "dra",
     "hooks",

@@ -13,22 +13,27 @@ from gpu_manager.domain.pod import Pod
 class KeptFor:
     """The pod that waits, the whole cards of one node that it asks for, and how many pods of the cluster may
     leave their nodes before this one is open again.
+
+    ``seconds``: the node has room for the pod, and is open again so long after that was first so; None while
+    it has none.
     """
 
     pod: Pod
     cards: int
     left: int
+    seconds: int | None = None
 
     def refuses(self, pod: Pod, cards: int) -> bool:
         """True if a pod whose largest part asks for so many whole cards may not come."""
         return cards < self.cards and pod.priority <= self.pod.priority and pod.uid != self.pod.uid
 
     def as_json(self, namespace: str = "") -> Mapping[str, Any]:
-        """Who waits since when, for how many cards, and how many pods may leave. ``namespace``: the only one
-        whose pods are named, empty for all; else ``pod`` is empty.
+        """Who waits since when, for how many cards, and how many pods may leave, or after how many seconds it
+        is open again. ``namespace``: the only one whose pods are named, empty for all; else ``pod`` is empty.
         """
         name = self.pod.key if namespace in ("", self.pod.namespace) else ""
-        return {"pod": name, "since": self.pod.created, "cards": self.cards, "left": self.left}
+        found = {"pod": name, "since": self.pod.created, "cards": self.cards, "left": self.left}
+        return found if self.seconds is None else {**found, "seconds": self.seconds}
 
 
 @dataclass(slots=True)

@@ -7,8 +7,9 @@ nobody's way, and looked at again one by one: nodes come and change.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import islice
 from typing import Final
 
@@ -20,7 +21,7 @@ from admission.extender.node_rooms import NodeRooms
 from gpu_manager.domain.cluster.quota import NamespaceQuota, Quota
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import Amount
-from gpu_manager.domain.score.closing import NodeClosing
+from gpu_manager.domain.score.closing import NodeClosing, Tenants
 from gpu_manager.domain.score.draining import drained
 from gpu_manager.domain.score.request_mix import RequestShape, Stock
 from gpu_manager.domain.whatif.scheduling_constraints import PodConstraints
@@ -64,6 +65,23 @@ class _Pod:
         return LargestPart(largest, self.constraints, closed, quota.pools)
 
 
+def _running(snapshot: Snapshot, namespace: str) -> int:
+    """How many pods of the namespace are on nodes."""
+    return sum(o.pod.namespace == namespace for view in snapshot.nodes.values() for o in view.bound.values())
+
+
+def _but_for_own(
+    namespace: str, nearest: NearestNodes, snapshot: Snapshot, node: str, to_end: int
+) -> tuple[str, int]:
+    """The node, and how many cores must end there: none if only pods of the same namespace are in the way."""
+    if to_end:
+        view = snapshot.nodes[node]
+        own = [uid for uid, occupant in view.bound.items() if occupant.pod.namespace == namespace]
+        if own and nearest.without(view, own) == 0:
+            return node, 0
+    return node, to_end
+
+
 def _charge(shapes: Sequence[RequestShape], stock: Stock, unit: int) -> Amount:
     """What these take of cards of one model: a whole card with all of its memory."""
     return Amount(
@@ -96,9 +114,10 @@ class DrainedNodes:
             if len(self._came) > _MOST_KNOWN:
                 del self._came[next(iter(self._came))]
 
-    def left(self, count: int) -> None:
-        """So many pods have left their nodes."""
-        self._closing.left(count)
+    def left(self, namespaces: Iterable[str]) -> None:
+        """Pods of these namespaces have left their nodes."""
+        for namespace in namespaces:
+            self._closing.left(1, namespace)
 
     def close(self, cluster: ClusterState, bounds: QuotaBounds, now: float) -> None:
         """Close the node whose turn it is to smaller pods, and open the one whose time is over; ``now`` in
@@ -109,12 +128,16 @@ class DrainedNodes:
         unschedulable = {uid: each.cards for uid, each, pod in self._known(cluster) if pod.unschedulable}
         before = self._closing.closed
         if before is not None and before.left and before.pod in snapshot.reserved:
-            return  # it is about to come, or its scheduler tries in vain: within the bound either is well
+            self._closing.hold(now)  # its place is kept for it: what is left of the node is anybody's
+            cluster.keep("", None)
+            return
         if before is None and not unschedulable:
             self._nearest.clear()
+            self._closing.hold(now)
             cluster.keep("", None)
             return
         new = [True]  # one a look, as for those that are kept
+        own: dict[tuple[str, LargestPart], tuple[str, int]] = {}
 
         def nearest(uid: PodUid) -> tuple[str, int] | None:
             if uid in self._nowhere and (before is None or uid != before.pod):
@@ -126,17 +149,24 @@ class DrainedNodes:
             found = known.first(cluster)
             if found is None:
                 self._set_aside(uid, known)
-            else:
-                self._nowhere.pop(uid, None)
-            return found
+                return None
+            self._nowhere.pop(uid, None)
+            about = self._came[uid].namespace, known.asked
+            if about not in own:
+                own[about] = _but_for_own(about[0], known, snapshot, *found)
+            return own[about]
 
         running = sum(len(view.bound) for view in snapshot.nodes.values())
-        closed = self._closing.look(unschedulable, running, nearest, now)
+        tenants: Tenants[PodUid] = Tenants(
+            lambda uid: self._came[uid].namespace, cache(partial(_running, snapshot))
+        )
+        closed = self._closing.look(unschedulable, running, nearest, now, tenants)
         waits = None if closed is None else cluster.pod(closed.pod)
         if closed is None or waits is None:
             cluster.keep("", None)
         else:
-            cluster.keep(closed.node, KeptFor(waits.pod, closed.cards, closed.left))
+            seconds = None if closed.seconds is None else round(closed.seconds)
+            cluster.keep(closed.node, KeptFor(waits.pod, closed.cards, closed.left, seconds))
 
     def kept(self, cluster: ClusterState, bounds: QuotaBounds) -> Mapping[NodeContent, int]:
         """Return which nodes are kept, and for how many cards."""

@@ -271,7 +271,7 @@ class LeastFragmentation:
             created = (timestamp(occupant.pod.created) for occupant in fresh if occupant.occupies)
             self._arrivals.began([at for at in created if at is not None], self._cluster.since)
         gone = self._cluster.gone()
-        self._drained.left(len(gone))
+        self._drained.left(occupant.pod.namespace for occupant in gone)
         for occupant in gone:
             self._arrivals.leave(len(shapes_of(occupant, self._cluster.unit)))
 

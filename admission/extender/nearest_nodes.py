@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 
 from admission.cluster.node_view import NodeView
 from admission.cluster.snapshot import ClusterState
 from admission.extender.node_rooms import NodeRooms
+from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.score.draining import MOST, left_to_end
 from gpu_manager.domain.score.request_mix import RequestShape
 from gpu_manager.domain.whatif.scheduling_constraints import PodConstraints
@@ -50,6 +51,11 @@ class NearestNodes:
         """The node with the least to end, and how many cores; None if none is large enough."""
         least = self._look(cluster)
         return (least[0][2], least[0][0]) if least else None
+
+    def without(self, view: NodeView, uids: Sequence[PodUid]) -> int | None:
+        """How many cores must end on that node beside what these pods hold; None if it is too small."""
+        rooms = [room for room in self._rooms.without(view, uids) if room.model not in self.asked.closed]
+        return left_to_end(self.asked.shape, tuple(rooms), None)
 
     def _look(self, cluster: ClusterState) -> list[_Able]:
         before = self.turn

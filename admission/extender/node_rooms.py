@@ -49,6 +49,10 @@ class NodeRooms:
             _keep(self._rooms, (view.state, view.cpu), known)
         return known
 
+    def without(self, view: NodeView, uids: Sequence[PodUid]) -> Rooms:
+        """What would be free on a node if these pods had left it."""
+        return _grouped(self._layout(view), _free(view, view.without(uids)), view.cpu)
+
     def change(self, uid: PodUid, view: NodeView, fit: Fit, cpu: int) -> NodeChange:
         """The node without the pod, and as it would be with it. ``cpu``: host CPU that the pod asks for."""
         layout, spare, own = self._layout(view), view.cpu, view.bound.get(uid)

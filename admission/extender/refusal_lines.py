@@ -107,6 +107,9 @@ def kept_for(kept: KeptFor, namespace: str | None) -> str:
 
 def until_open(kept: KeptFor) -> str:
     """When the node is open again at the latest."""
+    if kept.seconds is not None:
+        minutes = max(1, round(kept.seconds / 60))
+        return f"it has its place, or its cards have been free for {minutes} minute{'s' * (minutes > 1)}"
     left = "1 more pod with cards has left its node"
     if kept.left != 1:
         left = f"{kept.left} more pods with cards have left their nodes"

@@ -33,7 +33,9 @@ function Kept({ kept }) {
   if (!kept) return null;
   const who = kept.pod ? html`<a href=${link(["pod", ...kept.pod.split("/")])}>${kept.pod}</a>` : t("a pod of another namespace");
   return html`<p class="state closed">${t("Closed to pods that ask for fewer than {0} cards and have no higher priority, for", kept.cards)} ${who}.
-    <small>${t("It has waited for {0}. The node is open again when it has its place, or when {1} more pods with cards have left their nodes.", age(kept.since), kept.left)}</small></p>`;
+    <small>${kept.seconds === undefined
+      ? t("It has waited for {0}. The node is open again when it has its place, or when {1} more pods with cards have left their nodes.", age(kept.since), kept.left)
+      : t("It has waited for {0}. The node is open again when it has its place, or when its cards have been free for {1} minutes.", age(kept.since), Math.max(1, Math.round(kept.seconds / 60)))}</small></p>`;
 }
 
 // Address and name of one of these cards; a card that is not among them any more has its UUID alone.

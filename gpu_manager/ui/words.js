@@ -203,6 +203,8 @@ const ZH = {
   "Closed to pods that ask for fewer than {0} cards and have no higher priority, for": "不接收请求少于 {0} 张卡且优先级不更高的 Pod，留给",
   "It has waited for {0}. The node is open again when it has its place, or when {1} more pods with cards have left their nodes.":
     "它已等待 {0}。它得到位置后，或再有 {1} 个持有卡的 Pod 离开其节点后，节点重新开放。",
+  "It has waited for {0}. The node is open again when it has its place, or when its cards have been free for {1} minutes.":
+    "它已等待 {0}。它得到位置后，或所需的卡空闲 {1} 分钟后，节点重新开放。",
   "Node by node": "逐个节点",
   "would have room without: {0}": "如果没有这些 Pod 就有空间：{0}",
   "It is not among what is shown here: it may be gone, or another namespace's.": "它不在这里显示的内容中：可能已不存在，或属于其他命名空间。",

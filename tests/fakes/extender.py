@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from admission.cluster.snapshot import BUDGETS, NODES, PODS, ClusterState
+from admission.config import KEEP_SECONDS
 from admission.extender.binding import BindAnswer, Binder, BindOutcome, BindRules
 from admission.extender.feasibility import FeasibilityJudge
 from admission.extender.ranking import BestFit, NodePolicy
@@ -256,11 +257,12 @@ class World:
         schedulers: frozenset[str] = frozenset({"gpu-scheduler"}),
         expecting: bool = False,
         by_capacity: bool = False,
+        keep_seconds: float = KEEP_SECONDS,
         clock: FakeClock | None = None,
     ) -> None:
         self.clock = clock or FakeClock()
         self.api = FakeApi()
-        self.cluster = ClusterState(UNIT, by_capacity=by_capacity)
+        self.cluster = ClusterState(UNIT, by_capacity=by_capacity, keep_seconds=keep_seconds)
         self.quota = QuotaBook()
         self.leads = True
         self.counts: dict[tuple[str, str], int] = {}

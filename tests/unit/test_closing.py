@@ -12,7 +12,9 @@ from gpu_manager.domain.score.closing import (
     WAITED,
     ClosedNode,
     NodeClosing,
+    Tenants,
 )
+from gpu_manager.domain.score.room_clock import DAY, NODE_SECONDS, TENANT_SECONDS, RoomClock
 
 RUNNING = 40
 CARDS = {"a": 8, "b": 4, "c": 8, "d": 2, "e": 4}
@@ -215,3 +217,141 @@ def test_the_pause_doubles_so_many_times_only():
         min(2**n, 2**MOST_DOUBLED) for n in range(len(pauses) - 1)
     ]
     assert len(pauses) > MOST_DOUBLED + 1
+
+
+# By tenant, and by the clock where the request fits.
+
+OWNERS = Tenants(of=lambda pod: pod[0], running={"a": 10, "b": 0}.get)
+
+
+def look(closing, now, *pods, at=("n1", 300)):
+    return closing.look(dict.fromkeys(pods, 8), RUNNING, lambda _pod: at, now, OWNERS)
+
+
+def waited(*pods, at=("n1", 300), now=0.0, closing=None):
+    """As many others have left as makes every pod wait for long."""
+    closing = closing or NodeClosing()
+    look(closing, now, *pods, at=at)
+    closing.left(int(WAITED * RUNNING), "others")
+    return closing, look(closing, now, *pods, at=at)
+
+
+def test_departures_of_the_pods_own_tenant_do_not_count_beside_others_that_run():
+    closing = NodeClosing()
+    look(closing, 0.0, "a1", "b1")
+    closing.left(1000, "a")
+    assert look(closing, 0.0, "a1") is None
+    closing.left(int(WAITED * (RUNNING - 10)), "others")
+    assert look(closing, 0.0, "a1") is None
+    closing.left(1, "others")
+    assert look(closing, 0.0, "a1").pod == "a1"
+
+
+def test_where_all_that_runs_is_its_own_each_departure_counts():
+    closing, alone = NodeClosing(), Tenants(of=lambda _pod: "a", running=lambda _tenant: RUNNING)
+    for count in (int(WAITED * RUNNING) - 1, 1):
+        found = closing.look({"a1": 8}, RUNNING, lambda _pod: ("n1", 300), 0.0, alone)
+        assert found is None
+        closing.left(count, "a")
+    assert closing.look({"a1": 8}, RUNNING, lambda _pod: ("n1", 300), 0.0, alone)
+
+
+def test_where_it_fits_already_the_clock_opens_the_node_whoever_leaves():
+    closing, found = waited("a1", at=("n1", 0))
+    assert found == ClosedNode("n1", "a1", 8, CLOSED_FOR * RUNNING, TENANT_SECONDS)
+    closing.left(CLOSED_FOR * RUNNING - 1, "others")
+    assert look(closing, TENANT_SECONDS - 1, "a1", at=("n1", 0))
+    assert look(closing, TENANT_SECONDS, "a1", at=("n1", 0)) is None
+
+
+def test_the_clock_stands_while_it_does_not_fit_and_goes_on_where_it_stood():
+    closing, _ = waited("a1", at=("n1", 0))
+    assert look(closing, 100.0, "a1", at=("n1", 5)).seconds is None
+    assert look(closing, 5000.0, "a1", at=("n1", 0)).seconds == TENANT_SECONDS - 100
+    assert look(closing, 5000.0 + TENANT_SECONDS - 101, "a1", at=("n1", 0))
+    assert look(closing, 5000.0 + TENANT_SECONDS - 100, "a1", at=("n1", 0)) is None
+
+
+def test_the_time_of_a_tenant_is_that_of_all_its_pods_and_nodes_for_a_week_and_no_others():
+    closing, _ = waited("a1", at=("n1", 0))
+    assert look(closing, TENANT_SECONDS, "a1", at=("n1", 0)) is None
+    _, found = waited("a2", at=("n2", 0), now=TENANT_SECONDS, closing=closing)
+    assert found is None
+    closing.left(10_000, "others")
+    assert look(closing, 6 * DAY, "a2", at=("n2", 0)) is None
+    assert look(closing, 6 * DAY, "a2", at=("n2", 5)).pod == "a2", (
+        "a node that must drain first is another thing"
+    )
+    _, found = waited("b1", at=("n2", 0), now=6 * DAY, closing=NodeClosing())
+    assert found.seconds == TENANT_SECONDS
+
+
+def test_of_one_node_all_tenants_have_ten_minutes_a_day():
+    clock = RoomClock()
+    clock.spend("n1", "a", 350, 350.0)
+    clock.spend("n1", "b", 200, 1000.0)
+    assert (clock.left("n1", "c", 1000.0), clock.left("n2", "c", 1000.0)) == (
+        NODE_SECONDS - 550,
+        TENANT_SECONDS,
+    )
+    assert clock.left("n2", "b", 1000.0) == TENANT_SECONDS - 200
+    assert clock.left("n1", "c", 350.0 + DAY) == TENANT_SECONDS
+    assert clock.left("n1", "b", 1000.0 + DAY) == TENANT_SECONDS - 200
+    assert clock.left("n1", "b", 1000.0 + 7 * DAY) == TENANT_SECONDS
+
+
+def test_stretches_that_follow_one_another_are_one_and_end_with_the_last():
+    clock = RoomClock()
+    for second in range(1, 101):
+        clock.spend("n1", "a", 1, float(second))
+    assert clock.left("n1", "a", 99.0 + 7 * DAY) == TENANT_SECONDS - 100
+    assert clock.left("n1", "a", 100.0 + 7 * DAY) == TENANT_SECONDS
+
+
+def test_a_pod_that_comes_late_and_leaves_at_once_wins_its_tenant_no_time():
+    closing, _ = waited("a1", at=("n1", 0))
+    look(closing, TENANT_SECONDS - 10, "a1", at=("n1", 0))
+    closing.started("a1", 8, "n1")
+    _, found = waited("a2", at=("n1", 0), now=TENANT_SECONDS - 10, closing=closing)
+    assert found.seconds == 10
+
+
+def test_what_a_tenant_had_closed_in_vain_is_forgotten_when_its_own_pods_come_not_those_of_others():
+    closing, found = waited("a1", "b1")
+    assert found.pod == "a1"
+    closing.left(CLOSED_FOR * RUNNING, "others")
+    assert look(closing, 0.0, "a1", "b1") is None
+    closing.left(CLOSED_FOR * RUNNING, "others")
+    assert look(closing, 0.0, "a1", "b1").pod == "b1", "the tenant that failed stands back"
+    closing.started("b1", 8, "n1")
+    _, found = waited("a2", "b2", closing=closing)
+    assert found.pod == "b2"
+    closing.started("b2", 8, "n1")
+    assert look(closing, 0.0, "a2").pod == "a2"
+    closing.started("a2", 8, "n1")
+    _, found = waited("a3", "b3", closing=closing)
+    assert found.pod == "a3"
+
+
+def test_after_a_second_closing_in_vain_a_tenant_pauses_for_twice_as_long_and_others_do_not():
+    closing, _ = waited("a1")
+    closing.left(CLOSED_FOR * RUNNING, "others")
+    assert look(closing, 0.0, "a1") is None
+    closing.left(CLOSED_FOR * RUNNING, "others")
+    assert look(closing, 0.0, "a1").pod == "a1"
+    closing.left(CLOSED_FOR * RUNNING, "others")
+    assert look(closing, 0.0, "a1", "b1") is None
+    closing.left(CLOSED_FOR * RUNNING, "others")
+    assert look(closing, 0.0, "a1", "b1").pod == "b1"
+    closing.started("b1", 8, "n1")
+    assert look(closing, 0.0, "a1") is None
+    closing.left(CLOSED_FOR * RUNNING, "others")
+    assert look(closing, 0.0, "a1").pod == "a1"
+
+
+def test_time_in_which_the_node_is_open_for_the_pods_own_place_is_not_counted():
+    closing, _ = waited("a1", at=("n1", 0))
+    closing.hold(60.0)
+    assert look(closing, 5000.0, "a1", at=("n1", 0)).seconds == TENANT_SECONDS
+    assert look(closing, 5000.0 + TENANT_SECONDS - 61, "a1", at=("n1", 0))
+    assert look(closing, 5000.0 + TENANT_SECONDS - 60, "a1", at=("n1", 0)) is None

@@ -266,7 +266,7 @@ def test_the_nodes_for_a_request_are_sought_once_for_the_preference_and_for_the_
     assert rooms.read == 2
     bounds, drained_nodes = QuotaBounds(None, stock(world), world.cluster.unit), world.policy._drained
     drained_nodes.close(world.cluster, bounds, 1.0)
-    drained_nodes.left(100)
+    drained_nodes.left(["others"] * 100)
     drained_nodes.close(world.cluster, bounds, 2.0)
     assert [view.name for view in world.cluster.snapshot().nodes.values() if view.kept] == ["n1"]
     assert rooms.read == 2

@@ -3,6 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
+from admission.cluster.kept_node import KeptFor
 from admission.cluster.pod_view import read_pod_view
 from admission.cluster.snapshot import NODES, PODS
 from admission.console.cluster_page import graph
@@ -10,9 +11,11 @@ from admission.explain.explanation import explain
 from admission.explain.views import as_text, closed_nodes
 from admission.extender.cluster_metrics import ClusterFigures, ClusterMetrics
 from admission.extender.fragmentation_score import LeastFragmentation
+from admission.extender.refusal_lines import until_open
 from admission.extender.simulation import ExtenderSimulation
 from admission.extender.verbs import Extender
-from gpu_manager.domain.score.closing import CLOSED_FOR, COMES_WITHIN, WAITED
+from gpu_manager.domain.score.closing import CLOSED_FOR, WAITED
+from gpu_manager.domain.score.room_clock import TENANT_SECONDS
 from tests.fakes.extender import World, node, pod
 
 SINCE = "2026-01-01T00:00:00Z"
@@ -27,8 +30,8 @@ class Busy:
     """Two nodes of four cards with ten pods; n1 has the least to end. Others come and go on n2."""
 
     def __init__(self, quota=None, nodes=(), **more):
-        self.held = [pod(f"x{i}", 10, 1, on="n1") for i in range(5)]
-        self.held += [pod(f"y{i}", 20, 1, on="n2") for i in range(5)]
+        self.held = [pod(f"x{i}", 10, 1, on="n1", namespace="others") for i in range(5)]
+        self.held += [pod(f"y{i}", 20, 1, on="n2", namespace="others") for i in range(5)]
         self.world = World([node("n1", cards=4), node("n2", cards=4), *nodes], self.held, quota=quota, **more)
         world = self.world
         self.policy = world.policy = LeastFragmentation(
@@ -54,11 +57,17 @@ class Busy:
     def tick(self):
         self.policy.close(self.now)
 
-    def leave(self, count):
-        """So many pods come to n2 and leave it again."""
+    def pass_(self, seconds):
+        """Time goes by, looked at each second."""
+        for _ in range(seconds):
+            self.now += 1
+            self.tick()
+
+    def leave(self, count, whose="others"):
+        """So many pods of a namespace come to n2 and leave it again."""
         for _ in range(count):
             self.gone += 1
-            passing = pod(f"gone{self.gone}", 1, 0, on="n2")
+            passing = pod(f"gone{self.gone}", 1, 0, on="n2", namespace=whose)
             self.world.create(passing)
             self.world.delete(passing)
         self.tick()
@@ -192,24 +201,73 @@ def test_a_new_extender_begins_with_all_nodes_open_and_the_wait_begins_anew(busy
     assert again.kept
 
 
-def test_where_its_cards_are_free_and_it_does_not_come_the_node_opens_soon():
+def freed():
+    """n1 is closed, and then idle."""
     made = Busy()
     made.wait_for_long(BIG)
     for held in made.held[:5]:
         made.world.delete(held)
     made.tick()
     assert made.kept[0][:2] == ("n1", "big")
-    made.leave(10 // COMES_WITHIN + 1)
-    assert made.kept == [], "a volume, a taint of which nobody here knows"
+    return made
 
 
-def test_a_pod_that_its_scheduler_is_about_to_bind_keeps_the_node_but_not_beyond_the_bound(busy):
-    busy.world.cluster.expect(read_pod_view(BIG), "n1", {}, 0.0)
-    busy.leave(CLOSED_FOR * 10 - 1)
-    assert busy.kept[0][:2] == ("n1", "big")
-    assert busy.world.filter(pod("small", 30, 4))["NodeNames"] == ["n2"]
-    busy.leave(1)
-    assert busy.kept == []
+def test_where_its_cards_are_free_and_it_does_not_come_the_clock_opens_the_node():
+    """A volume, a taint of which nobody here knows."""
+    made = freed()
+    small = pod("small", 30, 4)
+    (told,) = made.world.filter(small)["FailedAndUnresolvableNodes"].values()
+    assert told.endswith("until it has its place, or its cards have been free for 6 minutes")
+    view = made.world.cluster.snapshot().nodes["n1"]
+    assert graph(view)["kept"]["seconds"] == TENANT_SECONDS
+    made.leave(20)
+    made.pass_(int(TENANT_SECONDS) - 1)
+    assert made.kept[0][:2] == ("n1", "big"), "however many leave"
+    made.pass_(1)
+    assert made.kept == []
+    made.wait_for_long()
+    made.leave(100)
+    assert made.kept == [], "not before a week is over"
+
+
+def test_where_only_pods_of_its_own_namespace_are_in_the_way_the_clock_decides_too():
+    made = freed()
+    made.pass_(100)
+    made.world.create(pod("own", 1, 1, on="n1"))
+    made.tick()
+    assert made.kept[0][:2] == ("n1", "big")
+    made.pass_(int(TENANT_SECONDS) - 100)
+    assert made.kept == []
+
+
+def test_departures_of_its_own_namespace_close_no_node():
+    made = Busy()
+    made.world.create(BIG)
+    made.tick()
+    made.leave(500, whose="default")
+    assert made.kept == []
+    made.leave(int(WAITED * made.running) + 1)
+    assert made.kept
+
+
+def test_while_a_place_is_kept_for_the_pod_the_rest_of_the_node_is_open():
+    made = freed()
+    made.world.cluster.expect(read_pod_view(BIG), "n1", {}, 0.0)
+    made.tick()
+    assert made.kept == []
+    made.pass_(int(TENANT_SECONDS) + 1)
+    made.world.cluster.give_up(BIG["metadata"]["uid"])
+    made.tick()
+    assert made.kept[0][:2] == ("n1", "big"), "that time does not count"
+    made.world.cluster.expect(read_pod_view(BIG), "n1", {}, 0.0)
+    made.leave(CLOSED_FOR * 10)
+    assert made.kept == [], "its bound is over, whatever becomes of the place"
+
+
+@pytest.mark.parametrize("text", ["1 minute", "5 minutes"])
+def test_the_time_is_told_in_whole_minutes(text):
+    kept = KeptFor(read_pod_view(BIG).pod, 4, 9, int(text[0]) * 60 - 20)
+    assert until_open(kept) == f"it has its place, or its cards have been free for {text}"
 
 
 @pytest.mark.parametrize(

@@ -17,3 +17,5 @@ def test_a_node_that_is_kept_says_for_whom_and_for_how_long(pod: str, whom: str)
         f"kept for {whom} until it is here, or 7 more pods with cards have left their nodes"
     )
     assert text.splitlines() == ["n1: 0 cards", told]
+    text = node_text({"node": "n1", "cards": [], "kept": {"cards": 4, "pod": pod, "left": 7, "seconds": 350}})
+    assert text.endswith(f"kept for {whom} until it is here, or its cards have been free for 6 min\n")

@@ -111,7 +111,7 @@ SAYINGS: Final = (
                 "node-kept",
                 "kept for <pod>, which asks for <n> cards and has waited since <time>: closed to pods that ask"
                 " for fewer and have no higher priority until it has its place, or <so many more pods"
-                " with cards have left their nodes>",
+                " with cards have left their nodes | its cards have been free for so many minutes>",
                 "The larger pod has waited for longer than pods run, and smaller ones took each card that got free.",
                 "Wait: the node opens once that pod has come or is gone, and once so many pods have left at the"
                 " latest. A pod of higher priority may come at once.",

@@ -67,12 +67,14 @@ def _closed(login: Login, admission: str) -> Mapping[str, Mapping[str, Any]]:
     for one in mappings(said):
         cards, left = one.get("cards"), one.get("left")
         if isinstance(cards, int) and isinstance(left, int):
-            kept = {
+            kept: dict[str, Any] = {
                 "pod": text(one.get("pod")),
                 "since": text(one.get("since")),
                 "cards": cards,
                 "left": left,
             }
+            if isinstance(seconds := one.get("seconds"), int):
+                kept["seconds"] = seconds
             found[text(one.get("node"))] = {"kept": kept}
     return found
 

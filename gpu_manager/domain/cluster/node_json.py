@@ -105,11 +105,14 @@ def node_text(graph: Mapping[str, Any]) -> str:
     """
     lines = [f"{printable(graph['node'])}: {len(graph['cards'])} cards{_stranded(graph)}"]
     if kept := graph.get("kept"):
+        until = f"{kept['left']} more pods with cards have left their nodes"
+        if kept.get("seconds") is not None:
+            until = f"its cards have been free for {max(1, round(kept['seconds'] / 60))} min"
         lines.append(
             printable(
                 f"|---closed to pods that ask for fewer than {kept['cards']} cards and have no higher "
                 f"priority: kept for {kept['pod'] or 'a pod of another namespace'} until it is here, or "
-                f"{kept['left']} more pods with cards have left their nodes"
+                f"{until}"
             )
         )
     for card in graph["cards"]:

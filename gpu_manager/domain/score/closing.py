@@ -2,21 +2,26 @@
 
 A node that is left to drain (:mod:`gpu_manager.domain.score.draining`) is a preference: where the queue
 grows, smaller requests still take each card that gets free there. So once a request has waited for a quarter
-more departures than pods run, the node with the least to end is closed: smaller requests are refused there.
+more departures than pods run, those of its own tenant counted neither among the ones nor among the others,
+the node with the least to end is closed: smaller requests are refused there.
 
 Nobody may close nodes for good. One node is closed at a time, for :data:`CLOSED_FOR` departures a running
-pod at most, and for a day at most; where the request fits and does not come, only for an eighth of a
-departure a running pod. If it has not come by then, no node is closed for as many departures as this one
-was, for twice as many after a second time in a row, and so on; after a day also for a day, two, and so on.
-Whoever has waited for long enough too, and had nodes closed for it in vain less often, has its turn first.
-All of this is forgotten once one for whom a node was closed has come.
+pod at most, and for a day at most; where the request fits already the clock decides
+(:mod:`gpu_manager.domain.score.room_clock`; for who gives no time, an eighth of a departure a running pod).
+If it has not come by then, no node is closed for as many departures as this one was, and none for its tenant
+for twice as many after a second time in a row, and so on; after a day also for a day, two, and so on. Whose
+tenant had nodes closed in vain less often, and after that who had so itself, has its turn first. A tenant's
+failures are forgotten once one of its pods for which a node was closed has come, those of others are not.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
+
+from gpu_manager.domain.score.room_clock import RoomClock
 
 WAITED: Final = 1.25  # departures, a running pod, before a node is closed
 CLOSED_FOR: Final = 3  # departures, a running pod
@@ -30,24 +35,48 @@ _Node = TypeVar("_Node", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class ClosedNode(Generic[_Pod, _Node]):
-    """The node, the pod that waits, its cards, and how many departures it stays closed at most."""
+    """The node, the pod that waits, its cards, and how many departures it stays closed at most.
+
+    ``seconds``: the same by the clock, from when the request fitted there on; None while it does not.
+    """
 
     node: _Node
     pod: _Pod
     cards: int
     left: int
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants(Generic[_Pod]):
+    """Whose each pod is, and how many pods of a tenant run. By default all pods are of one that is nobody's:
+    every departure counts for them.
+    """
+
+    of: Callable[[_Pod], str] = lambda _pod: ""
+    running: Callable[[str], int] = lambda _tenant: 0
+
+
+@dataclass(slots=True)
+class _Tenant:
+    departures: int = 0  # of its own pods
+    failures: int = 0  # in a row
+    opens: int = 0  # departures from which on a node may be closed for it
+    opens_at: float = 0.0  # the same by the clock, after a node that was closed for too long by it
 
 
 @dataclass(slots=True)
 class _Closing(Generic[_Pod, _Node]):
     pod: _Pod
+    tenant: str
     cards: int
     node: _Node
     began: int  # in departures so far, as all that follows
     ends: int
-    comes: int  # departures within which it comes where there is room
+    comes: int  # departures within which it comes where there is room and nobody knows the time
     at: float  # seconds
     room: int | None = None  # since when the request fits
+    seconds: float | None = None  # for how long it may, since then
 
 
 class NodeClosing(Generic[_Pod, _Node]):
@@ -55,12 +84,14 @@ class NodeClosing(Generic[_Pod, _Node]):
 
     def __init__(self) -> None:
         self._departures = 0
-        self._since: dict[_Pod, int] = {}  # departures when it began to wait
+        self._tenants = defaultdict[str, _Tenant](_Tenant)
+        self._since: dict[_Pod, tuple[int, int]] = {}  # departures when it began to wait: all, its tenant's
         self._in_vain: dict[_Pod, int] = {}  # nodes that were closed for it
         self._closing: _Closing[_Pod, _Node] | None = None
-        self._failures = 0  # in a row
         self._opens = 0  # departures from which on a node may be closed
-        self._opens_at = 0.0  # the same by the clock, after a node that was closed for too long by it
+        self._opens_at = 0.0  # the same by the clock
+        self._clock = RoomClock[_Node]()
+        self._roomy: tuple[_Node, str, float] | None = None  # closed with room since, not counted yet
 
     @property
     def closed(self) -> ClosedNode[_Pod, _Node] | None:
@@ -68,11 +99,14 @@ class NodeClosing(Generic[_Pod, _Node]):
         now = self._closing
         if now is None:
             return None
-        return ClosedNode(now.node, now.pod, now.cards, max(0, now.ends - self._departures))
+        left = max(0, now.ends - self._departures)
+        return ClosedNode(now.node, now.pod, now.cards, left, now.seconds)
 
-    def left(self, count: int = 1) -> None:
-        """So many pods have left their nodes."""
+    def left(self, count: int = 1, tenant: str = "") -> None:
+        """So many pods of one tenant have left their nodes; of nobody's without a name."""
         self._departures += count
+        if tenant:
+            self._tenants[tenant].departures += count
 
     def started(self, pod: _Pod, cards: int, node: _Node) -> None:
         """A pod that asks for so many whole cards of one node has come to the node."""
@@ -80,55 +114,84 @@ class NodeClosing(Generic[_Pod, _Node]):
         self._in_vain.pop(pod, None)
         now = self._closing
         if now is not None and (pod == now.pod or (node == now.node and cards >= now.cards)):
-            self._closing, self._failures, self._opens, self._opens_at = None, 0, self._departures, 0.0
+            tenant = self._tenants[now.tenant]
+            tenant.failures, tenant.opens, tenant.opens_at = 0, self._departures, 0.0
+            self._closing, self._opens, self._opens_at = None, self._departures, 0.0
+
+    def hold(self, now: float) -> None:
+        """No node is closed from now on until the next look: nobody waits, or the pod has its place."""
+        self._count_room(now)
 
     def look(
         self,
         waiting: Mapping[_Pod, int],
         running: int,
         nearest: Callable[[_Pod], tuple[_Node, int] | None],
-        now: float = 0.0,
+        now: float | None = None,
+        tenants: Tenants[_Pod] = Tenants(),
     ) -> ClosedNode[_Pod, _Node] | None:
-        """Return the node that is closed from now on, ``now`` in seconds.
+        """Return the node that is closed from now on, ``now`` in seconds, None for who has no clock.
 
         ``waiting``: the cards of each request for several that waits, the first come first. ``running``: pods
         that run. ``nearest``: the node on which the least must end before a request fits, and how many cores.
         """
-        self._since = {pod: self._since.get(pod, self._departures) for pod in waiting}
+        self._count_room(now)
+        self._since = {pod: self._since.get(pod) or self._begins(tenants.of(pod)) for pod in waiting}
         self._in_vain = {pod: count for pod, count in self._in_vain.items() if pod in waiting}
         if self._closing is not None:
             self._go_on(self._closing, waiting, nearest, now)
-        if self._closing is None and self._departures >= self._opens and now >= self._opens_at:
-            self._begin(waiting, running, nearest, now)
+        if self._closing is None and self._departures >= self._opens and (now or 0.0) >= self._opens_at:
+            self._begin(waiting, running, nearest, now, tenants)
+        closing = self._closing
+        if closing is not None and closing.room is not None and now is not None:
+            self._roomy = closing.node, closing.tenant, now
         return self.closed
+
+    def _begins(self, tenant: str) -> tuple[int, int]:
+        return self._departures, self._tenants[tenant].departures if tenant else 0
+
+    def _count_room(self, now: float | None) -> None:
+        if self._roomy is not None and now is not None:
+            node, tenant, since = self._roomy
+            self._clock.spend(node, tenant, now - since, now)
+        self._roomy = None
 
     def _go_on(
         self,
         closing: _Closing[_Pod, _Node],
         waiting: Mapping[_Pod, int],
         nearest: Callable[[_Pod], tuple[_Node, int] | None],
-        now: float,
+        now: float | None,
     ) -> None:
         found = nearest(closing.pod) if closing.pod in waiting else None
-        if now - closing.at >= LONGEST:
-            self._opens_at = now + (now - closing.at) * 2 ** min(self._failures, MOST_DOUBLED)
+        if now is not None and now - closing.at >= LONGEST:
+            lasted, tenant = now - closing.at, self._tenants[closing.tenant]
+            self._opens_at = now + lasted
+            tenant.opens_at = now + lasted * 2 ** min(tenant.failures, MOST_DOUBLED)
             self._fail(closing)
-            return
-        if found is None or self._departures >= closing.ends:
-            self._fail(closing)
-            return
-        closing.node, to_end = found
-        if to_end:
-            closing.room = None
-        elif closing.room is None:
-            closing.room = self._departures
-        elif self._departures - closing.room >= closing.comes:
+        elif found is None or self._departures >= closing.ends or not self._stays(closing, *found, now):
             self._fail(closing)
 
+    def _stays(self, closing: _Closing[_Pod, _Node], node: _Node, to_end: int, now: float | None) -> bool:
+        """True if this node may be closed now, on which so many cores must end."""
+        moved, closing.node = node != closing.node, node
+        if to_end:
+            closing.room = closing.seconds = None
+            return True
+        if closing.room is None:
+            closing.room = self._departures
+        if now is None:
+            return self._departures - closing.room < closing.comes
+        left = self._clock.left(node, closing.tenant, now)
+        if moved or closing.seconds is None:
+            closing.seconds = left
+        return left > 0
+
     def _fail(self, closing: _Closing[_Pod, _Node]) -> None:
-        lasted = max(1, self._departures - closing.began)
-        self._opens = self._departures + (lasted << min(self._failures, MOST_DOUBLED))
-        self._failures += 1
+        lasted, tenant = max(1, self._departures - closing.began), self._tenants[closing.tenant]
+        self._opens = self._departures + lasted
+        tenant.opens = self._departures + (lasted << min(tenant.failures, MOST_DOUBLED))
+        tenant.failures += 1
         self._in_vain[closing.pod] = self._in_vain.get(closing.pod, 0) + 1
         self._closing = None
 
@@ -137,13 +200,34 @@ class NodeClosing(Generic[_Pod, _Node]):
         waiting: Mapping[_Pod, int],
         running: int,
         nearest: Callable[[_Pod], tuple[_Node, int] | None],
-        now: float,
+        now: float | None,
+        tenants: Tenants[_Pod],
     ) -> None:
         running = max(1, running)
-        able = (pod for pod in waiting if self._departures - self._since[pod] >= WAITED * running)
-        for pod in sorted(able, key=lambda pod: self._in_vain.get(pod, 0)):
+        able = [
+            (self._tenants[tenant].failures, self._in_vain.get(pod, 0), place, pod, tenant)
+            for place, pod in enumerate(waiting)
+            if self._has_waited(pod, tenant := tenants.of(pod), running, now, tenants.running)
+        ]
+        for *_, pod, tenant in sorted(able, key=lambda each: each[:3]):
             found = nearest(pod)
-            if found is not None:
-                ends, comes = self._departures + CLOSED_FOR * running, max(1, running // COMES_WITHIN)
-                self._closing = _Closing(pod, waiting[pod], found[0], self._departures, ends, comes, now)
+            if found is None:
+                continue
+            ends, comes = self._departures + CLOSED_FOR * running, max(1, running // COMES_WITHIN)
+            closing = _Closing(pod, tenant, waiting[pod], found[0], self._departures, ends, comes, now or 0.0)
+            if found[1] or now is None or self._stays(closing, *found, now):
+                self._closing = closing
                 return
+
+    def _has_waited(
+        self, pod: _Pod, tenant: str, running: int, now: float | None, runs: Callable[[str], int]
+    ) -> bool:
+        """True if so many have left since it began to wait that a node may be closed for it."""
+        known = self._tenants[tenant]
+        all_, own = self._since[pod]
+        left = self._departures - all_
+        if left < WAITED * running or self._departures < known.opens or (now or 0.0) < known.opens_at:
+            return False
+        if not tenant:
+            return True
+        return left - (known.departures - own) >= WAITED * (running - runs(tenant))
