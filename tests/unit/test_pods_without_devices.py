@@ -29,6 +29,7 @@ class Kubelet:
     def __init__(self) -> None:
         self.entries: Sequence[CheckpointEntry] | None = ()
         self.active = True
+        self.listed: Mapping[str, frozenset[str]] = {}  # of container c
         self.lists = 0
 
     def checkpoint(self) -> Sequence[CheckpointEntry] | None:
@@ -36,7 +37,8 @@ class Kubelet:
 
     def listing(self) -> Mapping[tuple[str, str], Sequence[PodResourcesEntry]]:
         self.lists += 1
-        return {("default", "old"): ()} if self.active else {}
+        one = PodResourcesEntry("default", "old", "c", self.listed)
+        return {("default", "old"): (one,)} if self.active else {}
 
 
 class Look:
@@ -156,6 +158,16 @@ def test_a_source_that_is_missing_proves_nothing() -> None:
         assert look.again() == []
         look.kubelet.entries, look.kubelet.active = (), False
         assert look.again() == []
+
+
+def test_whom_the_kubelet_lists_with_devices_lacks_nothing_whatever_its_checkpoint_says() -> None:
+    """A kubelet that writes the file in another way than its agent knows must cost nobody his pod."""
+    look = Look(booked=("c",), controlled=True)
+    look.kubelet.listed = {CORE: frozenset({"a"}), MEMORY: frozenset({"b"})}
+    assert [look() for _ in range(3)] == [[], [], []]
+    look.kubelet.listed = {}
+    look()
+    assert len(look()) == 1
 
 
 def test_of_a_copy_of_a_static_pod_nobody_can_say() -> None:

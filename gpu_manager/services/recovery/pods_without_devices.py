@@ -23,7 +23,7 @@ from gpu_manager.domain.contract import EVENT_WITHOUT_DEVICES, RESOURCES
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import MIRROR, Container, ContainerKind, Pod, PodUid
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.kubelet import Kubelet
+from gpu_manager.ports.kubelet import Kubelet, PodResourcesEntry
 from gpu_manager.ports.pods import Pods
 from gpu_manager.ports.processes import Processes
 from gpu_manager.services.allocation.admission_window import AdmissionWindow
@@ -39,17 +39,23 @@ SETTLE_SECONDS = 60.0
 
 Holders = Collection[tuple[PodUid, str, str]]  # pod, container and resource that have ids in the checkpoint
 
+Listing = Mapping[tuple[str, str], Sequence[PodResourcesEntry]]  # as Kubelet.listing has it
+
 
 @dataclass(frozen=True, slots=True)
 class Stranded:
-    """A pod and its containers that cannot start again. ``lost``: they had devices, of which the kubelet has
-    no record any more; otherwise they never had any of ``resource``.
+    """A pod with what its containers lack: (container, resource). ``lost``: they had devices, of which the
+    kubelet has no record any more; otherwise they never had any.
     """
 
     pod: Pod
-    containers: tuple[str, ...]
-    resource: str
+    lacking: tuple[tuple[str, str], ...]
     lost: bool
+
+    @property
+    def containers(self) -> tuple[str, ...]:
+        """The containers that cannot start again."""
+        return tuple(dict.fromkeys(name for name, _ in self.lacking))
 
 
 class PodsWithoutDevices:
@@ -117,17 +123,16 @@ class PodsWithoutDevices:
         self._seen = {
             uid: self._seen.get(uid, 0) + 1
             for uid, one in found.items()
-            if (one.pod.namespace, one.pod.name) in active
-            and not (settling and self._processes.alive(uid) is False)
+            if _listed_without(active, one) and not (settling and self._processes.alive(uid) is False)
         }
         for uid, rounds in self._seen.items():
             if rounds >= SEEN_ROUNDS and uid not in self._named:
                 self._named = {**self._named, uid: found[uid]}
                 self._report(found[uid])
 
-    def _active(self) -> frozenset[tuple[str, str]] | None:
+    def _active(self) -> Listing | None:
         try:
-            return self._window.when_idle(lambda: frozenset(self._kubelet.listing()))
+            return self._window.when_idle(self._kubelet.listing)
         except NodeUnready:
             return None
 
@@ -149,18 +154,15 @@ class PodsWithoutDevices:
             return None
         booked = self._state.view.ledger.of_pod(pod.uid)
         lost = {name for name, held in booked.items() if held.granted and held.claim is None}
-        lacking = [
+        lacking = tuple(
             (container.name, resource)
             for container in pod.containers
             if _starts_again(pod, container, given=bool(lost))
             and (container.name in lost or not (lost or container.claims))
             for resource in RESOURCES
             if container.wants(resource) and (pod.uid, container.name, resource) not in holders
-        ]
-        if not lacking:
-            return None
-        names = tuple(dict.fromkeys(name for name, _ in lacking))
-        return Stranded(pod, names, lacking[0][1], bool(lost))
+        )
+        return Stranded(pod, lacking, bool(lost)) if lacking else None
 
     def _report(self, stranded: Stranded) -> None:
         pod = stranded.pod
@@ -176,6 +178,16 @@ class PodsWithoutDevices:
         self._pods.event(pod, EVENT_WITHOUT_DEVICES, text, warning=True)
         if evicted:
             self._pods.evict(pod, text)
+
+
+def _listed_without(active: Listing, stranded: Stranded) -> bool:
+    """True if the kubelet, too, lists the pod without what the checkpoint lacks: a second witness."""
+    entries = active.get((stranded.pod.namespace, stranded.pod.name))
+    return entries is not None and not any(
+        entry.container == name and entry.ids.get(resource)
+        for entry in entries
+        for name, resource in stranded.lacking
+    )
 
 
 def _starts_again(pod: Pod, container: Container, *, given: bool) -> bool:
@@ -198,6 +210,6 @@ def _why(stranded: Stranded) -> Iterator[str]:
         yield f"what runs keeps its card and limits, but once {have} ended {them} cannot be started again"
     else:
         yield (
-            f"{who} {'were' if many else 'was'} admitted before this node offered {stranded.resource}: "
+            f"{who} {'were' if many else 'was'} admitted before this node offered {stranded.lacking[0][1]}: "
             f"{them} {'hold' if many else 'holds'} no card and cannot be started again"
         )
