@@ -119,6 +119,7 @@ class Agent:
             injector=injector,
             clock=clock,
             metrics=self.metrics,
+            not_injected=lambda: self.injection_watch.look(),  # noqa: PLW0108 - it is made below
         )
         self._limits = limits = LimitPages(self.state, tenants)
         prestart = PreStart(self.state, self._kubelet, pods, limits, clock, self.metrics, evict=config.evict)

@@ -109,6 +109,7 @@ class NodeRig:
         self.pods, self.store = FakePods(), FakeStore()
         self.tenants, self.processes = FakeTenants(), FakeProcesses()
         self.injector = FakeInjector()
+        self.not_injected: list[str] = []
         self.registry = CollectorRegistry()
         self.metrics = ServiceMetrics(self.registry)
         self.evict = evict
@@ -152,6 +153,7 @@ class NodeRig:
             injector=self.injector,
             clock=self.clock,
             metrics=self.metrics,
+            not_injected=lambda: self.not_injected.append(self.injector.lacking),
         )
         self.limit_pages = LimitPages(self.state, self.tenants)
         proof = PreStart(

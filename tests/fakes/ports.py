@@ -228,11 +228,14 @@ class FakeInjector:
     minors: Mapping[CardUuid, int] = field(default_factory=dict)  # of cards that are given as device nodes
     restored: Mapping[str, HeldInjection] = field(default_factory=dict)
     broken: str = ""  # why nothing can be restored
+    lacking: str = ""  # why nothing can be injected
     removed: bool = False  # the directory that it writes into
     claimed: dict[str, tuple[Share, ...]] = field(default_factory=dict)  # what claims were given
     said: dict[str, tuple[Priority, bool]] = field(default_factory=dict)  # and what they said of it
 
     def inject(self, name: str, shares: Sequence[Share], pod: Pod | None, annotation: str) -> Injection:
+        if self.lacking:
+            raise NodeUnready(self.lacking)
         return Injection(
             env={"VCUDA_CARDS": ",".join(s.card for s in shares)},
             mounts=(Mount("/etc/vcuda/limits", str(self.root / name / "limits")),),

@@ -152,6 +152,14 @@ def test_of_a_refused_pod_that_was_deleted_meanwhile_nobody_is_told(tmp_path: Pa
         assert counts(rig.metrics.allocations) == {"granted": 2, "deleted": 1}
 
 
+def test_where_a_container_cannot_be_injected_the_node_is_probed_before_the_next_pod(rig: DirectRig) -> None:
+    rig.injector.lacking = "the node has no /dev/nvidia-uvm"
+    refused = rig.admit(pod("one", container("c", 30, 20)))
+    assert "no /dev/nvidia-uvm" in refused.message
+    assert rig.not_injected == [rig.injector.lacking]
+    assert list(rig.state.view.ledger) == [], "nothing stays booked"
+
+
 def test_an_init_container_hands_its_card_on(rig: DirectRig) -> None:
     one = pod("one", container("c", 20, 8), init=[container("i", 30, 20)])
     result = rig.admit(one)

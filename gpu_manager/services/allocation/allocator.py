@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import structlog
@@ -53,7 +53,10 @@ class Allocator:
         injector: Injector,
         clock: Clock,
         metrics: ServiceMetrics,
+        not_injected: Callable[[], object] = lambda: None,
     ) -> None:
+        """``not_injected`` is called when a container could not be given its cards."""
+        self._not_injected = not_injected
         self._state = state
         self._association = association
         self._window = window
@@ -170,7 +173,11 @@ class Allocator:
         if limits:
             self._tenants.open(granted.directory, limits)
         annotation = annotation_of(granted, self._state.node.name)
-        return self._injector.inject(granted.directory, granted.allocation.shares, booked.pod, annotation)
+        try:
+            return self._injector.inject(granted.directory, granted.allocation.shares, booked.pod, annotation)
+        except NodeUnready:
+            self._not_injected()  # before the next pod comes
+            raise
 
     def _say(self, booked: Booked) -> None:
         allocation, pod = booked.grant.allocation, booked.pod

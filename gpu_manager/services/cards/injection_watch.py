@@ -6,6 +6,8 @@ its admission, and a controller would make the next one at once.
 
 from __future__ import annotations
 
+import threading
+
 import structlog
 
 from gpu_manager.ports.injector import Injectable, InjectionProbe
@@ -16,12 +18,13 @@ log = structlog.get_logger(__name__)
 
 
 class InjectionWatch:
-    """One thread calls :meth:`look`; any may read :attr:`why`."""
+    """Thread-safe."""
 
     def __init__(self, probe: InjectionProbe, health: Health, metrics: ServiceMetrics) -> None:
         self._probe = probe
         self._health = health
         self._metrics = metrics
+        self._lock = threading.Lock()
         self._found = Injectable()
 
     @property
@@ -31,6 +34,10 @@ class InjectionWatch:
 
     def look(self) -> None:
         """Probe, and have cards closed and opened accordingly."""
+        with self._lock:
+            self._look()
+
+    def _look(self) -> None:
         found = self._probe.probe([s for s in self._health.states() if not s.missing])
         self._metrics.injection_possible.set(not found.why)
         if found == self._found:
