@@ -18,7 +18,7 @@ from typing import Any
 
 from gpu_manager.domain.contract import ALLOCATION, CARDS_ENV, CORE, LIMITS_PATH, MEMORY, RESIZED
 from gpu_manager.domain.resources import DEFAULT_UNIT
-from tests.cluster import decoding, layout
+from tests.cluster import decoding, layout, processes
 from tests.cluster.cluster import Cluster
 from tests.cluster.decoding import Shares
 
@@ -257,9 +257,8 @@ def process_of(held: Held) -> int:
 def processes_of(held: Held) -> list[int]:
     """Every process of the container, by its cgroup. Raises ProcessLookupError if it has none."""
     for path in hierarchy().glob(f"{layout.CGROUP}/**/pod{held.uid}/{held.container_id}/cgroup.procs"):
-        pids = path.read_text("utf-8").split()
-        if pids:
-            return [int(pid) for pid in pids]
+        if pids := processes.members(path):
+            return pids
     raise ProcessLookupError(f"{held}: no process")
 
 

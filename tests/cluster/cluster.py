@@ -24,7 +24,7 @@ from typing import Any, Final
 from gpu_manager.adapters.driver_files.native_libraries import find_native_libraries
 from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.domain.card import Card
-from tests.cluster import images, layout
+from tests.cluster import images, layout, processes
 from tests.cluster.api import Api, ApiError
 from tests.cluster.parts import BUILD, PRODUCT, MissingError, Parts, find
 from tests.cluster.periods import chosen
@@ -128,8 +128,7 @@ class Cluster:
         """End everything and remove every trace. Idempotent."""
         running = self._read()
         if running is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(running.init, signal.SIGKILL)  # ends all processes of its PID namespace
+            processes.end(running.init)  # and with it all processes of its PID namespace
             ends = time.monotonic() + 20
             while _alive(running.init) and time.monotonic() < ends:
                 time.sleep(0.05)
@@ -180,16 +179,14 @@ class Cluster:
         pid = self.pid(part)
         if not pid:
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+        processes.end(pid, number)
         running = self.running
         running.parts.pop(part, None)
         self._save(running)
         ends = time.monotonic() + _STOP_SECONDS
         while _alive(pid):
             if time.monotonic() > ends:  # kube-apiserver waits a minute for its watches
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                processes.end(pid)
             time.sleep(0.05)
 
     def restart(self, part: str, number: int = signal.SIGKILL) -> None:
@@ -378,7 +375,7 @@ def _occupied() -> bool:
     paths = (
         path for hierarchy in _hierarchies() for path in hierarchy.glob(f"{layout.CGROUP}/**/cgroup.procs")
     )
-    return any(path.read_text("utf-8") for path in paths)
+    return any(map(processes.members, paths))
 
 
 def _remove_cgroup(directory: Path) -> None:

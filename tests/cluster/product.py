@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any, Final
 
 from gpu_manager.domain.contract import DRA_DRIVER
-from tests.cluster import auditor
+from tests.cluster import auditor, processes
 from tests.cluster.api import ApiError
 from tests.cluster.cluster import PROFILE, Cluster
 from tests.cluster.parts import ROOT
@@ -176,12 +174,11 @@ def kill(cluster: Cluster, selector: str) -> None:
     path = f"/api/v1/namespaces/{NAMESPACE}/pods"
     pods = cluster.api.get(path, labelSelector=selector, fieldSelector="spec.nodeName=n1")["items"]
     for pod in pods:
-        for pid in processes(pod):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for pid in processes_of(pod):
+            processes.end(pid)
 
 
-def processes(pod: dict[str, Any]) -> list[int]:
+def processes_of(pod: dict[str, Any]) -> list[int]:
     """Of a pod's containers, without the one that holds its namespaces."""
     held = [
         auditor.Held(pod["metadata"]["name"], pod["metadata"]["uid"], status["name"], 0, 0, number, None)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import Final
 
-from tests.cluster import auditor, layout, product
+from tests.cluster import auditor, layout, processes, product
 from tests.cluster.cluster import Cluster
 
 
@@ -20,8 +18,8 @@ def reboot(cluster: Cluster) -> None:
     cluster.kill("containerd")
     try:
         for path in auditor.hierarchy().glob(f"{layout.CGROUP}/**/cgroup.procs"):
-            for number in path.read_text("utf-8").split():
-                os.kill(int(number), signal.SIGKILL)
+            for pid in processes.members(path):
+                processes.end(pid)
         cluster.inside("sh", "-c", WIPE, check=True)
     finally:
         cluster.start("containerd")

@@ -87,5 +87,9 @@ def timed(cluster: Cluster, pods: Pods, manifest: Mapping[str, Any]) -> float:
 
 
 def _began_ms(pid: int) -> float:
-    text = Path(f"/proc/{pid}/stat").read_text("utf-8")
+    """When the process began; 0 for one that has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8")
+    except OSError:
+        return 0.0
     return int(text.rpartition(")")[2].split()[_STARTED]) * _TICK_MS

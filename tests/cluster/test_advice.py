@@ -97,7 +97,7 @@ def test_the_doctor_tells_a_page_that_is_gone_from_one_that_was_overwritten(
     [running] = pods.run(made)
     assert "enforcement-" not in doctor(cluster)
     if found == "enforcement-off":
-        [pid, *_] = product.processes(running)
+        [pid, *_] = product.processes_of(running)
         with Path(f"/proc/{pid}/root{USAGE_PATH}").open("r+b") as page:
             page.write(b"\xff" * 64)
     else:

@@ -5,10 +5,7 @@ The node has cgroup v1 or v2 as its machine has; tests/cluster/test_cgroup_v2.py
 
 from __future__ import annotations
 
-import contextlib
-import os
 import secrets
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +13,7 @@ import pytest
 from gpu_manager.adapters.driver_files import cdi
 from gpu_manager.domain.contract import EVENT_NOT_INJECTED, LIBRARY_DIR, LIMITS_PATH
 from gpu_manager.domain.injection import DeviceNode, Injection, Mount
-from tests.cluster import auditor, cdi_off, foreign_plugin, product
+from tests.cluster import auditor, cdi_off, foreign_plugin, processes, product
 from tests.cluster.api import ApiError
 from tests.cluster.cluster import Cluster
 from tests.cluster.pods import Pods, container, pod
@@ -111,9 +108,8 @@ def restarts(status: list[dict[str, int]]) -> int:
 
 def ends_and_starts_again(cluster: Cluster, pods: Pods, name: str) -> None:
     before = restarts(pods.get(name)["status"]["containerStatuses"])
-    for pid in product.processes(pods.get(name)):
-        with contextlib.suppress(ProcessLookupError):  # it ends with the one before
-            os.kill(pid, signal.SIGKILL)
+    for pid in product.processes_of(pods.get(name)):
+        processes.end(pid)
     cluster.wait(
         lambda: (
             restarts(pods.get(name)["status"]["containerStatuses"]) > before

@@ -160,7 +160,7 @@ def test_a_stream_that_is_cut_is_registered_again(cluster: Cluster, pods: Pods, 
     before, agent = auditor.ledger_of(cluster), product.agent_pod(cluster)
     assert agent is not None
     said, kubelet = len(product.offers(cluster)), cluster.pid("kubelet")
-    assert sum(sever.cut(pid, socket, kubelet) for pid in product.processes(agent)) >= 1
+    assert sum(sever.cut(pid, socket, kubelet) for pid in product.processes_of(agent)) >= 1
     # The node's status may show the devices all the while: the kubelet looks every 10 s.
     cluster.wait(lambda: len(product.offers(cluster)) >= said + 2, 10, "not offered again")
     cluster.wait(lambda: product.allocatable(cluster) == FULL, 20, "not offered again")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_manager.domain.contract import INVENTORY, decode_inventory
-from tests.cluster import auditor, layout, product
+from tests.cluster import auditor, layout, processes, product
 from tests.cluster.cluster import Cluster
 from tests.cluster.pods import Pods, container, pod
 from tests.cluster.test_kills import AWAY, ended
@@ -136,7 +136,7 @@ def test_a_pod_deleted_while_the_kubelet_is_down_is_given_back(cluster: Cluster,
 def alive(uid: str) -> bool:
     """True while a process of the pod lives."""
     paths = Path("/sys/fs/cgroup/devices", layout.CGROUP).glob(f"**/pod{uid}/*/cgroup.procs")
-    return any(path.read_text("utf-8") for path in paths)
+    return any(map(processes.members, paths))
 
 
 def test_a_killed_containerd_and_a_killed_api_server(cluster: Cluster, pods: Pods) -> None:
@@ -175,7 +175,7 @@ def _inner(pid: int) -> str:
 
 def _new_process(held: auditor.Held) -> int | None:
     for path in Path("/sys/fs/cgroup/devices", layout.CGROUP).glob(f"**/pod{held.uid}/*/cgroup.procs"):
-        if path.parent.name != held.container_id and len(path.read_text().split()) > 1:
+        if path.parent.name != held.container_id and len(processes.members(path)) > 1:
             return 1
     return None
 

@@ -34,7 +34,7 @@ def no_api_server(cluster: Cluster) -> Iterator[None]:
     """The agent's pod has no way to the API server until the block ends."""
     agent = product.agent_pod(cluster)
     assert agent is not None
-    enter = ("nsenter", f"--target={product.processes(agent)[0]}", "--net", "ip", "route")
+    enter = ("nsenter", f"--target={product.processes_of(agent)[0]}", "--net", "ip", "route")
     ways = (layout.ADDRESS, layout.SERVICE)
     for way in ways:
         subprocess.run([*enter, "add", "blackhole", way], check=True)
