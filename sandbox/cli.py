@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +11,7 @@ import structlog
 
 from gpu_manager.arguments import Option
 from gpu_manager.cli.files import load_objects
+from gpu_manager.cli.program import interrupt_on_termination
 from gpu_manager.domain.dra.front import Front
 from gpu_manager.domain.errors import RequestInvalid, printable
 
@@ -79,7 +79,7 @@ def command(
         from sandbox.demo import run  # noqa: PLC0415  # only where it is needed
 
         _quiet()
-        _end_when_told()
+        interrupt_on_termination()
         return run(profile, port or None, directory, native, admission=admission)
     objects = [obj for name in apply or () for _, obj in load_objects(name)]
     from sandbox.control import SandboxOrder, send  # noqa: PLC0415  # gRPC, only where it is needed
@@ -122,7 +122,7 @@ def _keep(settings: SandboxSettings, order: SandboxOrder) -> int:
 
     _quiet()
     stop = threading.Event()
-    _end_when_told()
+    interrupt_on_termination()
     try:
         with Sandbox(settings) as sandbox:
             control = ControlServer(sandbox)
@@ -169,12 +169,6 @@ def _admission(sandbox: Sandbox) -> list[str]:
 
 def _models(sandbox: Sandbox) -> str:
     return ", ".join(dict.fromkeys(card.model for card in sandbox.cards))
-
-
-def _end_when_told() -> None:
-    """SIGTERM ends it like Ctrl-C, and so does a SIGINT that a shell had ignored, as for a job with `&`."""
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(sign, signal.default_int_handler)
 
 
 def _quiet() -> None:

@@ -7,6 +7,7 @@ A command is a function, in a module that is imported when the command is called
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,12 @@ def load(program: str, name: str, place: str) -> Command:
     """The command at that place of the table."""
     module, _, function = place.partition(":")
     return Command(f"{program} {name}", getattr(import_module(module), function or "command"))
+
+
+def interrupt_on_termination() -> None:
+    """Raise KeyboardInterrupt on SIGINT and SIGTERM. A shell starts a background job with SIGINT ignored."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from urllib.parse import urlsplit
 
@@ -20,6 +20,7 @@ from gpu_manager import ui
 from gpu_manager.cli.kubectl.main import run
 from gpu_manager.domain.contract import TOKEN_HEADER
 from sandbox.api import ADMIN_TOKEN, StandInApi
+from tests.fakes.background import SIGINT_IGNORED
 from tests.fakes.browser import NEEDS_A_BROWSER, browsing
 from tests.fakes.console import card, cluster, holder, node, past
 
@@ -56,15 +57,17 @@ def service(api: StandInApi) -> Service:
 
 
 @contextmanager
-def opened(*words: str) -> Iterator[str]:
+def opened(
+    *words: str, ended_by: signal.Signals = signal.SIGINT, started_by: Sequence[str] = ()
+) -> Iterator[str]:
     """The address that it prints; ended as by Ctrl+C, which is no failure."""
-    command = [sys.executable, "-c", PROGRAM, "ui", "--no-browser", *words]
+    command = [*started_by, sys.executable, "-c", PROGRAM, "ui", "--no-browser", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as program:
         assert program.stdout is not None
         try:
             yield program.stdout.readline().strip()
         finally:
-            program.send_signal(signal.SIGINT)
+            program.send_signal(ended_by)
             assert program.wait(30) == 0
 
 
@@ -132,6 +135,12 @@ def test_who_may_see_one_namespace_gets_its_view(service: Service) -> None:
         assert address.endswith("/ui#/overview?namespace=default")
     with opened("-n", "team-a") as address:
         assert address.endswith("/ui#/overview?namespace=team-a")
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
+def test_a_background_job_of_a_shell_ends_as_well(service: Service, ended_by: signal.Signals) -> None:
+    with opened(ended_by=ended_by, started_by=SIGINT_IGNORED) as address:
+        assert get(address)[0] == 200
 
 
 def test_a_service_that_cannot_be_asked_is_an_error_and_says_what_to_do(

@@ -33,6 +33,7 @@ from sandbox.demo.stage import PODS, manifest
 from sandbox.picture import CardRow, Holder, Picture, PodRow
 from sandbox.simulated_cluster import LOCK, default_directory
 from sandbox.table import card_line, draw, plain
+from tests.fakes.background import SIGINT_IGNORED
 from tests.fakes.sandbox import alive, short_directory, until
 
 ROOT = Path(__file__).parents[2]
@@ -74,10 +75,6 @@ class Command:
     def end(self, number: int) -> None:
         self.process.send_signal(number)
         self.process.wait(30)
-
-
-# As shells start a job with `&`: the sandbox must end all the same when it is told to.
-SIGINT_IGNORED = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
 
 
 def scrape(port: str) -> str:

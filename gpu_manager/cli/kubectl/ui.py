@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 from gpu_manager.arguments import Option
 from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in
+from gpu_manager.cli.program import interrupt_on_termination
 from gpu_manager.domain.contract import TOKEN_HEADER
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ui import CONTENT_POLICY
@@ -52,6 +53,7 @@ def command(
         with serve(relay, port) as server:
             query = f"#/overview?{urlencode({'namespace': shown})}" if shown else ""
             address = f"http://127.0.0.1:{server.server_port}/{server.secret}/ui{query}"
+            interrupt_on_termination()
             try:
                 print(f"{address}\nopen until Ctrl+C; whoever has this address sees what you may", flush=True)
                 if not no_browser and not webbrowser.open(address):
