@@ -38,12 +38,13 @@ GROUPS = (
     "protected",
     "cluster",
 )
+ALONE = ("steady",)  # groups that take hours: run by their name alone
 
 
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--only", choices=GROUPS, help="one group")
+    parser.add_argument("--only", choices=GROUPS + ALONE, help="one group")
     parser.add_argument("--part", default="", help="one part of a group that has parts")
     parser.add_argument("--full", action="store_true", help="the full size, for figures that docs quote")
     arguments = parser.parse_args()

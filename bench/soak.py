@@ -10,7 +10,7 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -38,14 +38,18 @@ class Outcome:
 
 
 def run(
-    measure: Callable[[int], Outcome], seeds: range, kept: Path = KEPT, pool: Executor | None = None
+    measure: Callable[[int], Outcome],
+    seeds: range,
+    kept: Path = KEPT,
+    pool: Executor | None = None,
+    files: Iterable[Path] = (),
 ) -> list[Outcome]:
     """The slices of these seeds: those of this code that are ``kept``, and those that are measured now.
 
     A slice keeps about one processor at work, so that as many run at once as the machine has, each in a
-    process of its own; ``pool`` runs them otherwise.
+    process of its own; ``pool`` runs them otherwise. ``files``: the code; by default, what the agent runs.
     """
-    code, found = code_digest(sorted(_files())), []
+    code, found = code_digest(files or sorted(_files())), []
     workers = pool or ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn"))
     try:
         for one in workers.map(partial(_slice, measure, kept, code), seeds):
