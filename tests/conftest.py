@@ -1,8 +1,9 @@
-"""What all tests share: a log that none keeps for the next, and no deadline for an example."""
+"""What all tests share: one seed, a log that none keeps for the next, and no deadline for an example."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 
@@ -10,12 +11,28 @@ import hypothesis
 import pytest
 import structlog
 
+from tests import seeds
+
 # On a machine that does something else beside, any example may take a second, and so may making it: that says
-# nothing of the code.
+# nothing of the code. No database: what one run has found must not decide what the next one draws.
 hypothesis.settings.register_profile(
-    "shared machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "steady",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize=not seeds.GIVEN,
+    database=None,
 )
-hypothesis.settings.load_profile("shared machine")
+hypothesis.settings.load_profile("steady")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Order and examples follow the one seed, before the plugins of both read their options."""
+    os.environ.setdefault("PYTHONHASHSEED", str(seeds.SEED))  # of workers, and of programs that tests start
+    if config.getoption("randomly_seed", None) == "default":
+        config.option.randomly_seed = seeds.SEED
+    if seeds.GIVEN and config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = seeds.SEED
 
 
 class StandardOutput:

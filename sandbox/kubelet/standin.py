@@ -255,7 +255,7 @@ class StandInKubelet:
         """Healthy devices by resource."""
         return self._live().books.counts()[1]
 
-    def wait(self, allocatable: Mapping[str, int], seconds: float = 10.0) -> None:
+    def wait(self, allocatable: Mapping[str, int], seconds: float = 120.0) -> None:
         """Wait until these resources have exactly so many healthy devices.
 
         Raises:

@@ -9,6 +9,7 @@ from gpu_manager.pb.podresources.v1 import api_pb2 as resources
 from tests.agreement.node import NodeWorld, letters, refusing, verdict
 from tests.agreement.world import NAMESPACE, PODS, Table
 from tests.fakes.plugin import device
+from tests.fakes.waiting import PATIENCE
 
 BOOKS = Table()
 
@@ -40,7 +41,7 @@ def get_one(n: NodeWorld) -> object:
 
     def get(name: str) -> Any:
         request = resources.GetPodResourcesRequest(pod_name=name, pod_namespace=NAMESPACE)
-        return n.ask(lambda stub: stub.Get(request, timeout=10))
+        return n.ask(lambda stub: stub.Get(request, timeout=PATIENCE))
 
     found = n.holds(get("one").pod_resources)
     assert found == n.listed()["one"]
@@ -83,7 +84,7 @@ def allocatable(n: NodeWorld) -> object:
     n.plugin("a", [device("a0"), device("a1"), device("a2", healthy=False), device("a3")])
     n.run("some", {"c": {"a": 2}})
     answer = n.ask(
-        lambda stub: stub.GetAllocatableResources(resources.AllocatableResourcesRequest(), timeout=10)
+        lambda stub: stub.GetAllocatableResources(resources.AllocatableResourcesRequest(), timeout=PATIENCE)
     )
     return {one for entry in answer.devices if entry.resource_name == n("a") for one in entry.device_ids}
 

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests.agreement.world import NAMESPACE, PODS, STRATEGIC, World, pod
+from tests.fakes.waiting import PATIENCE
 
 MANAGED = "example.test/card"  # the resource that the extender is asked about
 LABEL = "example.test/case"  # pods of a case go to its own nodes alone
@@ -77,7 +78,7 @@ class Extender:
         with self._changed:
             return [at for v, q, at in self._asked if v == verb and name == _about(q)]
 
-    def wait(self, verb: str, name: str, count: int = 1, seconds: float = 20.0) -> list[Obj]:
+    def wait(self, verb: str, name: str, count: int = 1, seconds: float = PATIENCE) -> list[Obj]:
         """Wait for so many questions about a pod; all of them."""
         with self._changed:
             self._changed.wait_for(lambda: len(self.asked(verb, name)) >= count, seconds)

@@ -15,6 +15,7 @@ from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateRespons
 from gpu_manager.pb.podresources.v1 import api_pb2, api_pb2_grpc
 from tests.agreement.world import NAMESPACE, PODS, World, plain, pod
 from tests.fakes.plugin import Plugin, device
+from tests.fakes.waiting import PATIENCE
 
 FOREVER: Final = "trap 'exit 0' TERM; sleep 1000000 & wait"
 _ENDED: Final = ("Succeeded", "Failed")
@@ -86,7 +87,7 @@ class NodeWorld:
             enough = capacity is None or int(status["capacity"].get(resource, -1)) == capacity
             return enough and int(status["allocatable"].get(resource, -1)) == count
 
-        self.world.until(found, f"{resource} is not {count}", 40)
+        self.world.until(found, f"{resource} is not {count}")
 
     # Pods.
 
@@ -130,7 +131,7 @@ class NodeWorld:
             runs = status.get("phase") == "Running" and all("running" in r["state"] for r in rows)
             return status if status.get("phase") in _ENDED or runs else None
 
-        return dict(self.world.until(found, f"{name} neither runs nor ends", 60))
+        return dict(self.world.until(found, f"{name} neither runs nor ends"))
 
     def status(self, name: str) -> Obj:
         """The pod's status now."""
@@ -142,16 +143,13 @@ class NodeWorld:
             self.world.until(
                 lambda: (phase := self.status(name).get("phase")) in _ENDED and phase,
                 f"{name} does not end",
-                60,
             )
         )
 
     def delete(self, name: str) -> None:
         """Delete with grace, and wait until it is gone."""
         self.world.ask("DELETE", f"{PODS}/{name}").ok()
-        self.world.until(
-            lambda: self.world.ask("GET", f"{PODS}/{name}").code == 404, f"{name} does not go", 40
-        )
+        self.world.until(lambda: self.world.ask("GET", f"{PODS}/{name}").code == 404, f"{name} does not go")
 
     # What the kubelet shows.
 
@@ -166,7 +164,7 @@ class NodeWorld:
 
     def listed(self) -> dict[str, dict[str, dict[str, set[str]]]]:
         """List: pod → container → short resource → ids, of the case's own."""
-        answer = self.ask(lambda stub: stub.List(api_pb2.ListPodResourcesRequest(), timeout=10))
+        answer = self.ask(lambda stub: stub.List(api_pb2.ListPodResourcesRequest(), timeout=PATIENCE))
         return {p.name: self.holds(p) for p in answer.pod_resources if p.namespace == NAMESPACE}
 
     def holds(self, found: api_pb2.PodResources) -> dict[str, dict[str, set[str]]]:

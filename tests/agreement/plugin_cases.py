@@ -11,6 +11,7 @@ from tests.agreement.node import NodeWorld, letters, refusing, verdict
 from tests.agreement.world import Table
 from tests.fakes.kubelet_node import lowest
 from tests.fakes.plugin import Plugin, device
+from tests.fakes.waiting import PATIENCE
 
 PLUGINS = Table()
 
@@ -39,7 +40,7 @@ def _refused(n: NodeWorld, plugin: Plugin, version: str, resource: str) -> str:
     target = f"unix://{(n.sockets / 'kubelet.sock').absolute()}"
     with grpc.insecure_channel(target, options=(("grpc.default_authority", "localhost"),)) as channel:
         try:
-            api_pb2_grpc.RegistrationStub(channel).Register(request, timeout=20)
+            api_pb2_grpc.RegistrationStub(channel).Register(request, timeout=PATIENCE)
         except grpc.RpcError as error:
             return str(error.details())
     return "taken"
@@ -197,7 +198,7 @@ def merged(n: NodeWorld) -> object:
 def started_again(n: NodeWorld) -> object:
     plugin = n.plugin("a")
     n.create("again", {"c": {"a": 2}}, script="exit 3", restartPolicy="OnFailure")
-    n.world.until(lambda: len(plugin.asked("S")) > 1, "it does not start again", 40)
+    n.world.until(lambda: len(plugin.asked("S")) > 1, "it does not start again")
     return letters(plugin)[:4]
 
 
@@ -309,7 +310,7 @@ def pre_start(n: NodeWorld) -> object:
         state = rows[0].get("state", {}).get("waiting", {})
         return state if state.get("message") else None
 
-    state = n.world.until(waits, "nothing is said", 40)
+    state = n.world.until(waits, "nothing is said")
     plugin.start = lambda _ids: None
     return (state["reason"], state["message"]), verdict(n.settled("start"))[0], len(plugin.asked("A"))
 

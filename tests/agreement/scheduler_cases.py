@@ -206,7 +206,7 @@ def _more(s: Scheduling, name: str, before: int, expected: int, seconds: float =
     scheduler on a busy machine may take longer than that while.
     """
     with suppress(AssertionError):
-        s.extender.wait("filter", name, before + expected, 15)
+        s.extender.wait("filter", name, before + expected)
     count = -1
     while count != (count := len(s.extender.asked("filter", name))):
         with suppress(AssertionError):

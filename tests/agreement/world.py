@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from tests.fakes.waiting import PATIENCE
+
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
@@ -167,9 +169,9 @@ class World:
         host, port = address.hostname or "", address.port
         if self.authority is not None:
             context = ssl.create_default_context(cafile=str(self.authority))
-            connection = http.client.HTTPSConnection(host, port, timeout=30, context=context)
+            connection = http.client.HTTPSConnection(host, port, timeout=PATIENCE, context=context)
         else:
-            connection = http.client.HTTPConnection(host, port, timeout=100)
+            connection = http.client.HTTPConnection(host, port, timeout=PATIENCE)
         try:
             text = None if body is None else json.dumps(body)
             whole = f"{path}?{urlencode(query)}" if query else path
@@ -178,9 +180,9 @@ class World:
         finally:
             connection.close()
 
-    def until(self, holds: Callable[[], Any], otherwise: str, seconds: float = 30.0) -> Any:
+    def until(self, holds: Callable[[], Any], otherwise: str) -> Any:
         """Poll until something holds; what it returned."""
-        ends = time.monotonic() + seconds
+        ends = time.monotonic() + PATIENCE
         while not (found := holds()):
             assert time.monotonic() < ends, otherwise
             time.sleep(0.05)

@@ -172,7 +172,7 @@ def test_before_the_first_certificate_it_is_unready_and_then_ready_by_itself() -
             assert caller.get("/readyz")[0] == 200
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(["/mutate", "/validate"]),
     st.binary(max_size=300)

@@ -17,6 +17,7 @@ from admission.webhook.admit import CreateTimeChecks
 from gpu_manager.domain.errors import NodeUnready
 from tests.fakes.https import HOST, Webhooks, issued, trusting
 from tests.fakes.reviews import review
+from tests.fakes.waiting import PATIENCE
 
 Serve = Callable[..., Webhooks]
 
@@ -28,7 +29,7 @@ def serve() -> Iterator[Serve]:
 
 
 def raw(port: int) -> ssl.SSLSocket:
-    line = socket.create_connection((HOST, port), timeout=10)
+    line = socket.create_connection((HOST, port), timeout=PATIENCE)
     return trusting(issued().authority).wrap_socket(line, server_hostname=HOST)
 
 
@@ -46,7 +47,7 @@ def asked_beside(service: Webhooks) -> tuple[threading.Thread, list[int]]:
 
 
 def test_a_body_that_never_ends_gives_its_place_back(serve: Serve) -> None:
-    service = serve(InflightBounds(seconds=1, at_work=1, waiting=0))
+    service = serve(InflightBounds(seconds=3, at_work=1, waiting=0))
     with raw(service.port) as slow, service.caller() as caller:
         slow.sendall(
             b"POST /validate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
@@ -57,7 +58,7 @@ def test_a_body_that_never_ends_gives_its_place_back(serve: Serve) -> None:
 
 
 def test_a_header_that_never_ends_is_cut_off_and_an_idle_connection_is_not(serve: Serve) -> None:
-    service = serve(InflightBounds(seconds=1))
+    service = serve(InflightBounds(seconds=3))
     with raw(service.port) as silent, raw(service.port) as slow, service.caller() as caller:
         assert caller.get("/healthz")[0] == 200
         slow.sendall(b"GET /healthz HTTP/1.1\r\nHo")
@@ -71,12 +72,12 @@ def test_more_than_may_wait_are_sent_away_and_health_is_still_answered(serve: Se
 
     def slow(*_: Any) -> tuple[()]:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE)
         return ()
 
     service = serve(InflightBounds(at_work=1, waiting=0), checks=CreateTimeChecks(warn=slow))
     first, results = asked_beside(service)
-    assert begun.wait(10)
+    assert begun.wait(PATIENCE)
     with service.caller() as caller:
         status, answer = caller.post("/validate", review())
         assert (status, answer["error"], caller.headers["retry-after"]) == (
@@ -114,18 +115,18 @@ def test_while_draining_it_answers_says_so_and_closes(serve: Serve) -> None:
         assert other.post("/validate", review())[0] == 200
         ending.join()
     with pytest.raises(OSError):
-        socket.create_connection((HOST, service.port), timeout=1).close()
+        socket.create_connection((HOST, service.port), timeout=PATIENCE).close()
 
 
 def test_a_review_at_work_is_answered_before_the_end(serve: Serve) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    checks = CreateTimeChecks(warn=lambda *_: (begun.set(), go_on.wait(10), ())[2])
+    checks = CreateTimeChecks(warn=lambda *_: (begun.set(), go_on.wait(PATIENCE), ())[2])
     service = serve(checks=checks)
     asking, results = asked_beside(service)
-    assert begun.wait(10)
+    assert begun.wait(PATIENCE)
     ending = threading.Thread(target=service.program.stop)
     ending.start()
-    assert service.program._ended.wait(10)
+    assert service.program._ended.wait(PATIENCE)
     go_on.set()
     asking.join()
     ending.join()

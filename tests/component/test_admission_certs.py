@@ -73,11 +73,8 @@ class Load:
 
     def wait_for(self, more: int) -> None:
         """Until so many more answers have come."""
-        goal, deadline = self.answers + more, time.monotonic() + 20
-        tick = threading.Event()
-        while self.answers < goal and not self.failures:
-            assert time.monotonic() < deadline
-            tick.wait(0.005)
+        goal = self.answers + more
+        until(lambda: self.answers >= goal or self.failures)
 
 
 @pytest.fixture

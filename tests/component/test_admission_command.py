@@ -17,6 +17,7 @@ from gpu_manager.domain.contract import PREDICATE_NODE
 from sandbox.api import StandInApi
 from tests.fakes.https import Caller, issued, trusting
 from tests.fakes.reviews import container, pod, review
+from tests.fakes.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +53,7 @@ def test_the_program_serves_files_and_ends_with_sigterm(tmp_path: Path, cluster:
                 assert "4 units (1 GiB)" in answer["response"]["warnings"][0]
                 assert PREDICATE_NODE not in str(answer)
                 program.send_signal(signal.SIGTERM)
-                assert program.wait(10) == 0
+                assert program.wait(PATIENCE) == 0
             assert '"stopping"' in program.stderr.read()
         finally:
             program.kill()

@@ -26,6 +26,7 @@ from sandbox.api import StandInApi
 from tests.fakes.admission import ROOT, Process
 from tests.fakes.https import HOST, Webhooks, issued, trusting
 from tests.fakes.reviews import review
+from tests.fakes.waiting import PATIENCE
 
 Serve = Callable[..., Webhooks]
 ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -40,7 +41,7 @@ def serve() -> Iterator[Serve]:
 
 
 def line_to(port: int, source: str = "127.0.0.1") -> ssl.SSLSocket:
-    line = socket.create_connection(("127.0.0.1", port), timeout=10, source_address=(source, 0))
+    line = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE, source_address=(source, 0))
     return trusting(issued().authority).wrap_socket(line, server_hostname=HOST)
 
 
@@ -86,14 +87,14 @@ def test_who_never_ends_the_handshake_gives_way_too(serve: Serve) -> None:
     service = serve(connections=ConnectionBounds(total=8, per_source=4))
     with ExitStack() as silent:
         for _ in range(20):
-            silent.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=10))
+            silent.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=PATIENCE))
         with service.caller() as caller:
             assert caller.post("/validate", review())[0] == 200
 
 
 def test_a_review_at_work_keeps_its_connection(serve: Serve) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    checks = CreateTimeChecks(warn=lambda *_: (begun.set(), go_on.wait(10), ())[2])
+    checks = CreateTimeChecks(warn=lambda *_: (begun.set(), go_on.wait(PATIENCE), ())[2])
     service = serve(connections=ConnectionBounds(total=3, per_source=2), checks=checks)
     results: list[int] = []
 
@@ -103,7 +104,7 @@ def test_a_review_at_work_keeps_its_connection(serve: Serve) -> None:
 
     asking = threading.Thread(target=ask)
     asking.start()
-    assert begun.wait(10)
+    assert begun.wait(PATIENCE)
     with ExitStack() as lines:
         for _ in range(6):
             assert answered(lines.enter_context(line_to(service.port)))
@@ -125,9 +126,9 @@ def test_a_client_that_takes_none_of_its_answer_is_cut_off() -> None:
     server = HttpsServer(endless, "127.0.0.1", 0, patience_seconds=0.3)
     server.start()
     try:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as line:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as line:
             line.sendall(ASK)
-            assert ended.wait(10)
+            assert ended.wait(PATIENCE)
     finally:
         server.stop()
 
@@ -187,7 +188,7 @@ def resident_mib(pid: int) -> int:
 
 def probe(port: int, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

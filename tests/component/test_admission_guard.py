@@ -24,6 +24,7 @@ from admission.serving.https_server import HttpsServer
 from gpu_manager.domain.errors import NodeUnready
 from tests.fakes.https import Caller, trusting, visit
 from tests.fakes.sandbox import until
+from tests.fakes.waiting import PATIENCE
 
 SCHEDULER = "system:kube-scheduler"
 REFUSED = (ssl.SSLError, ConnectionError, http.client.HTTPException)
@@ -91,7 +92,7 @@ def ask(listener: HttpsServer, authority: Authority, pair: tuple[Path, Path] | N
     context = trusting(authority.pem)
     if pair is not None:
         context.load_cert_chain(*pair)
-    line = http.client.HTTPSConnection("localhost", listener.port, context=context, timeout=10)
+    line = http.client.HTTPSConnection("localhost", listener.port, context=context, timeout=PATIENCE)
     try:
         line.request("GET", "/")
         with line.getresponse() as answer:

@@ -229,7 +229,7 @@ def test_no_manifest_and_no_path_breaks_the_service(api: StandInApi, serve: Serv
     """Whatever is sent, the answer is a sentence and never a fault of ours."""
     service = serve()
 
-    @hypothesis.settings(max_examples=25, deadline=None)
+    @hypothesis.settings(max_examples=25)
     @hypothesis.given(body=_JSON, word=st.text(max_size=12))
     def ask(body: Any, word: str) -> None:
         quoted = urllib.parse.quote(word, safe="")

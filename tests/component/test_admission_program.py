@@ -17,6 +17,7 @@ from gpu_manager.domain.contract import LEADER_LABEL
 from sandbox.api import StandInApi
 from tests.fakes.admission import NODES, Process, Service, booked, cluster, create, known
 from tests.fakes.sandbox import until
+from tests.fakes.waiting import PATIENCE
 
 Serve = Callable[..., Service]
 
@@ -84,7 +85,7 @@ def test_a_binding_under_way_when_its_sender_is_killed_is_waited_for(
     asking.start()
     until(lambda: service.figures()["vcuda_admission_reservations", ()])
     service.kill()
-    asking.join(20)
+    asking.join(PATIENCE)
     service = process()
     second = create(api, "second", core=80)
     until(known(service, "second"))
@@ -133,7 +134,7 @@ def test_while_the_api_server_is_away_nothing_is_bound_and_all_goes_on_after(
     later = create(api, "later")
     until(known(service, "later"))
     assert service.placed(later, ["n2"]) == "n2"
-    assert service.placed(obj, NODES, 30) in NODES
+    assert service.placed(obj, NODES) in NODES
 
 
 def test_an_expired_watch_is_listed_anew(api: StandInApi, serve: Serve) -> None:
@@ -190,7 +191,7 @@ def test_a_replica_that_does_not_lead_keeps_neither_a_label_nor_its_callers_conn
     api.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
 
     def closed(service: Service) -> bool:
-        line = http.client.HTTPConnection("127.0.0.1", service.extender_port, timeout=20)
+        line = http.client.HTTPConnection("127.0.0.1", service.extender_port, timeout=PATIENCE)
         try:
             line.request("POST", "/scheduler/filter", "{}", {"Content-Type": "application/json"})
             with line.getresponse() as answer:

@@ -13,6 +13,7 @@ import pytest
 from gpu_manager.domain.contract import CORE, MEMORY, PREDICATE_NODE
 from sandbox.api import ADMIN_TOKEN, Hook, StandInApi, https_hook
 from tests.fakes.https import HOST, Webhooks, issued
+from tests.fakes.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def send(
     url = f"{api.url}/api/v1/namespaces/default/pods{path}"
     sent = urllib.request.Request(url, json.dumps(obj).encode(), headers, method=method)
     try:
-        with urllib.request.urlopen(sent, timeout=10) as answer:
+        with urllib.request.urlopen(sent, timeout=PATIENCE) as answer:
             return answer.status, json.load(answer), " ".join(answer.headers.get_all("Warning") or [])
     except urllib.error.HTTPError as error:
         with error:

@@ -32,7 +32,7 @@ from gpu_manager.domain.priority import Priority
 from sandbox.api import ADMIN_TOKEN, StandInApi
 from sandbox.kubelet import AdmissionResult, StandInKubelet
 from tests.fakes.node import container, pod
-from tests.fakes.waiting import until
+from tests.fakes.waiting import PATIENCE, until
 from vcuda.page.layout import uuid_text
 from vcuda.page.limits import read_limits
 
@@ -97,7 +97,7 @@ class World:
             f"http://127.0.0.1:{self.agent.http.port}{path}",
             headers={"Accept": accept, "Authorization": f"Bearer {ADMIN_TOKEN}"},
         )
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return answer.read().decode()
 
     def run(self, obj: dict[str, Any]) -> AdmissionResult:

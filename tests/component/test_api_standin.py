@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 
 import pytest
 from kubernetes import client, config
@@ -13,6 +12,7 @@ from urllib3.exceptions import HTTPError
 
 from gpu_manager.domain.errors import NodeUnready
 from sandbox.api import ApiError, StandInApi
+from tests.fakes.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ def test_a_port_that_is_taken_is_named(api):
 
 
 def test_stopping_does_not_wait_for_requests_that_are_held(api, core):
-    api.delay(60, match="get configmaps")
+    api.delay(10 * PATIENCE, match="get configmaps")
     outcome = []
 
     def read():
@@ -307,14 +307,9 @@ def test_stopping_does_not_wait_for_requests_that_are_held(api, core):
 
     reader = threading.Thread(target=read)
     reader.start()
-    deadline = time.monotonic() + 10
-    while not any(a.verb == "get" and a.resource == "configmaps" for a in api.verbs_used()):
-        assert time.monotonic() < deadline
-        reader.join(0.01)
-    began = time.monotonic()
+    until(lambda: any(a.verb == "get" and a.resource == "configmaps" for a in api.verbs_used()))
     api.stop()
-    reader.join(10)
-    assert time.monotonic() - began < 20
+    reader.join(PATIENCE)
     assert len(outcome) == 1
 
 

@@ -18,6 +18,7 @@ from sandbox.api import (
     https_hook,
     service_account,
 )
+from tests.fakes.waiting import PATIENCE
 from tests.fakes.web import given, send, serving
 
 AGENT = service_account("kube-system", "gpu-manager")
@@ -150,7 +151,7 @@ def refuse_by_name(handler):
 
 def test_a_webhook_is_asked_over_http_and_its_absence_fails_closed_or_open():
     with serving(refuse_by_name) as url:
-        call = https_hook(f"{url}/validate", timeout=5)
+        call = https_hook(f"{url}/validate", timeout=PATIENCE)
         api = StandInApi(hooks=[Hook("web.x", call)])
         api.create(pod("allowed"))
         with pytest.raises(ApiError, match=r'webhook "web\.x" denied the request: Invalid') as caught:

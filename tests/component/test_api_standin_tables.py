@@ -20,6 +20,7 @@ from sandbox.api import StandInApi
 from sandbox.api.tables import age, pod_word
 from sandbox.http_client import LoopbackClient
 from tests.fakes.sandbox import BareNode, shell, short_directory, until
+from tests.fakes.waiting import PATIENCE
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 NGINX = Path(__file__).parents[2] / "docs/examples/nginx.yaml"
@@ -40,7 +41,7 @@ def api() -> Iterator[StandInApi]:
 
 
 def get(api: StandInApi, path: str, accept: str = TABLE) -> Any:
-    link = http.client.HTTPConnection(urlsplit(api.url).netloc, timeout=10)
+    link = http.client.HTTPConnection(urlsplit(api.url).netloc, timeout=PATIENCE)
     try:
         link.request("GET", path, headers={"Accept": accept})
         return json.loads(link.getresponse().read())
@@ -141,7 +142,7 @@ def test_kubectl_applies_gets_describes_and_deletes() -> None:
                 check=False,
                 capture_output=True,
                 text=True,
-                timeout=30,
+                timeout=PATIENCE,
             )
             assert done.returncode == 0, done.stderr
             return done.stdout

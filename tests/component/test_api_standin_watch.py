@@ -13,6 +13,7 @@ from kubernetes import watch
 from kubernetes.client.exceptions import ApiException
 
 from sandbox.api import StandInApi
+from tests.fakes.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ class Raw:
 
     def __init__(self, api, query):
         address = urlsplit(api.url)
-        self.socket = socket.create_connection((address.hostname, address.port), timeout=10)
+        self.socket = socket.create_connection((address.hostname, address.port), timeout=PATIENCE)
         self.socket.sendall(f"GET /api/v1/pods?watch=true&{query} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         self.file = self.socket.makefile("rb")
         while self.file.readline() not in (b"\r\n", b""):

@@ -16,6 +16,7 @@ from sandbox.kubelet.pods_api import PodsApiServer
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakePods, cards
 from tests.fakes.sandbox import short_directory
+from tests.seeds import generator, seeds
 
 UNITS = 4
 
@@ -69,7 +70,7 @@ def run(rig: Rig, draw: random.Random, names: range, *, in_api: bool) -> None:
         assert rig.cards_of(obj, "c") == (index,)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_each_container_gets_the_card_that_was_chosen_for_it(rig: Rig, seed: int) -> None:
     run(rig, random.Random(seed), range(16), in_api=False)
     assert rig.api.calls > 0
@@ -77,7 +78,7 @@ def test_each_container_gets_the_card_that_was_chosen_for_it(rig: Rig, seed: int
 
 
 def test_when_the_api_goes_away_the_others_are_asked_and_nothing_is_guessed(rig: Rig) -> None:
-    draw = random.Random(7)
+    draw = generator(7)
     run(rig, draw, range(8), in_api=False)
     rig.api.stop(leave=True)
     run(rig, draw, range(8, 16), in_api=True)

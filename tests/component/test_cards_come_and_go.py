@@ -22,6 +22,7 @@ from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS
 from sandbox.kubelet import NumaPolicy
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeClock, cards
+from tests.seeds import seeds
 
 STEPS = 40
 
@@ -173,7 +174,7 @@ class Fate:
 
 
 @pytest.mark.parametrize(
-    ("seed", "numa"), [(1, NumaPolicy.NONE), (2, NumaPolicy.NONE), (3, NumaPolicy.SINGLE)]
+    ("seed", "numa"), [*zip(seeds(3), (NumaPolicy.NONE, NumaPolicy.NONE, NumaPolicy.SINGLE), strict=True)]
 )
 def test_no_container_starts_on_a_card_that_is_not_its_own(
     tmp_path: Path, seed: int, numa: NumaPolicy

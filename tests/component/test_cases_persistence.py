@@ -23,6 +23,7 @@ from sandbox.kubelet import checkpoint
 from tests.fakes.metrics import counts
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeClock, cards
+from tests.fakes.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -550,5 +551,5 @@ def test_cards_of_another_size_do_not_lose_what_was_booked(tmp_path: Path) -> No
         rig.topology = type(rig.topology)(tuple(row[:7] for row in rig.topology.links[:7]))
         rig.start_agent(wait=False)
         assert granted(rig) == before
-        assert rig.plugin.registered.wait(10)
+        assert rig.plugin.registered.wait(PATIENCE)
         rig.kubelet.start_container(uid(one), "c")

@@ -34,7 +34,7 @@ from sandbox.kubelet import NumaPolicy, StandInKubelet, Step
 from tests.fakes.agent import agent_command
 from tests.fakes.node import NODE, NodeRig, container, pod
 from tests.fakes.ports import FakeClock, cards
-from tests.fakes.waiting import until
+from tests.fakes.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def test_case_02_the_plugin_serves_while_its_registration_is_still_being_answere
         def Register(self, request: api_pb2.RegisterRequest, context: grpc.ServicerContext) -> api_pb2.Empty:  # noqa: N802
             with grpc.insecure_channel(unix_target(directory / request.endpoint)) as channel:
                 plugin = api_pb2_grpc.DevicePluginStub(channel)
-                answer = plugin.GetDevicePluginOptions(api_pb2.Empty(), timeout=5)
-                first = next(plugin.ListAndWatch(api_pb2.Empty(), timeout=5))
+                answer = plugin.GetDevicePluginOptions(api_pb2.Empty(), timeout=PATIENCE)
+                first = next(plugin.ListAndWatch(api_pb2.Empty(), timeout=PATIENCE))
                 devices[request.resource_name] = len(first.devices)
                 options[request.resource_name] = answer
                 assert (request.version, request.options) == ("v1beta1", answer)
@@ -98,10 +98,10 @@ def test_case_09_sigterm_ends_the_program_and_leaves_no_socket_behind(tmp_path: 
     kubelet.start()
     agent = subprocess.Popen(agent_command(tmp_path, api=api.url), stderr=subprocess.PIPE, text=True)
     try:
-        kubelet.wait({CORE: 400}, 60)
-        until(lambda: kubelet.allocatable().get(MEMORY), 60)  # the second to register
+        kubelet.wait({CORE: 400})
+        until(lambda: kubelet.allocatable().get(MEMORY))  # the second to register
         agent.send_signal(signal.SIGTERM)
-        _, log = agent.communicate(timeout=60)
+        _, log = agent.communicate(timeout=PATIENCE)
         assert agent.returncode == 0, log
         assert "Traceback" not in log
         assert [name for name in SOCKETS.values() if (kubelet.device_plugins / name).exists()] == []
@@ -309,7 +309,7 @@ def test_nodes_without_cards_offer_nothing_and_say_so(tmp_path: Path) -> None:
     rig.kubelet.start()
     rig.start_agent(wait=False)
     try:
-        assert rig.plugin.registered.wait(10)
+        assert rig.plugin.registered.wait(PATIENCE)
         rig.kubelet.wait({CORE: 0, MEMORY: 0})  # a resource it does not know yet is nothing to refuse for
         assert NodeCards.of(NODE, DEFAULT_UNIT, (), Topology(())).ids.of_card == {r: {} for r in RESOURCES}
         assert not rig.admit(pod("one", container("c", 30, 4))).admitted

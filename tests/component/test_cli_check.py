@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from gpu_manager.cli.main import COMMANDS, run
+from tests.fakes.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 NGINX = """\
@@ -251,7 +252,7 @@ PROGRAM = "from gpu_manager.cli.main import main; main()"
 def test_the_program_ends_with_the_same_code_and_no_colour_in_a_pipe(tmp_path: Path) -> None:
     (tmp_path / "pod.yaml").write_text(yaml.safe_dump(pod(150, name="größe-显卡")))
     with python(PROGRAM, "check", str(tmp_path / "pod.yaml"), env={"PYTHONIOENCODING": "latin-1"}) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (1, b"")
     assert out.startswith(b"illegal   Pod default/gr\xf6\xdfe-\\u663e\\u5361\n")
     assert b"\x1b" not in out
@@ -281,7 +282,7 @@ def test_check_does_not_load_the_kubernetes_client_or_anything_as_heavy(tmp_path
         "sys.exit(' '.join(heavy & set(sys.modules)) or 0)"
     )
     with python(code, "check", str(tmp_path / "pod.yaml")) as process:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (0, b"")
 
 
@@ -296,7 +297,7 @@ def test_an_interrupt_ends_it_without_a_word(tmp_path: Path) -> None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=1)
                 break
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out, err) == (130, b"", b"")
 
 
@@ -308,7 +309,7 @@ def test_a_reader_that_leaves_hears_no_complaint(arguments: list[str], tmp_path:
     command = [sys.executable, "-c", PROGRAM, *arguments, str(tmp_path / "many.yaml")]
     with subprocess.Popen(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE) as process:
         os.close(writing)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (1, b"")
 
 

@@ -22,6 +22,7 @@ from gpu_manager.domain.errors import NodeUnready
 from sandbox.api import StandInApi
 from sandbox.kubelet import StandInKubelet
 from tests.fakes.agent import NODE, agent_command
+from tests.fakes.waiting import PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,11 @@ def test_a_bad_setting_is_one_line_and_2(
 
 def test_the_program_ends_with_2_for_a_bad_setting_and_no_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
-        agent_command(tmp_path, "--cards", "floppy"), capture_output=True, text=True, timeout=60, check=False
+        agent_command(tmp_path, "--cards", "floppy"),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert "--cards is 'floppy'" in done.stderr.splitlines()[-1]
@@ -69,7 +74,7 @@ def test_a_ledger_that_cannot_be_written_ends_the_agent_with_1(tmp_path: Path) -
             agent_command(tmp_path, "--state-dir", "/proc/self/nowhere", api=api.url),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
             check=False,
         )
     finally:
@@ -111,8 +116,8 @@ def test_without_nvml_the_agent_runs_on_without_cards_and_says_so(tmp_path: Path
         assert "could not load the NVML library" in answer["why"]
         assert "install the NVIDIA driver" in answer["why"]
         agent.send_signal(signal.SIGTERM)
-        assert agent.wait(60) == 0
-        reader.join(5)
+        assert agent.wait(PATIENCE) == 0
+        reader.join(PATIENCE)
     finally:
         agent.kill()
         agent.wait()
@@ -125,7 +130,7 @@ def test_without_nvml_the_agent_runs_on_without_cards_and_says_so(tmp_path: Path
 
 def _not_ready(port: int) -> dict[str, Any]:
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=PATIENCE)
     with refused.value as answer:
         assert answer.code == 503
         return dict(json.loads(answer.read()))

@@ -20,6 +20,7 @@ from gpu_manager.domain.errors import NodeUnready, VcudaError
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports.control_pages import Correction, Limit
 from tests.fakes.pages import CARD, LIMIT, NAME, limits_of, put, register, usage_file
+from tests.fakes.waiting import PATIENCE
 from vcuda.page.limits import LIMITS_SIZE
 from vcuda.page.usage import (
     MAX_NS,
@@ -159,7 +160,7 @@ def test_a_process_killed_in_another_session_is_seen_dead(tenants, root):
         assert process.stdout.readline() == b"ready\n"
         assert tenants.usage(NAME)[0].processes == 1
         process.kill()
-        process.wait(10)
+        process.wait(PATIENCE)
     assert tenants.usage(NAME)[0].processes == 0
 
 
@@ -307,8 +308,8 @@ def test_a_reader_never_sees_a_torn_limit_while_two_threads_change_it(tenants, r
         beats.start()
         for cores in range(1, 91):
             tenants.open(NAME, [Limit(CARD, cores * GIB, cores, cores)])
-        beats.join(30)
-        said, _ = reader.communicate("enough", timeout=30)
+        beats.join(PATIENCE)
+        said, _ = reader.communicate("enough", timeout=PATIENCE)
     assert said.endswith(" []\n"), said
     assert int(said.split()[0]) > 1
     assert limits_of(root).heartbeat_ns == 149

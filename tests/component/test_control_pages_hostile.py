@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.domain.errors import NodeUnready
 from tests.fakes.pages import LIMIT, NAME, put, register, usage_file
+from tests.fakes.waiting import PATIENCE
 from vcuda.page.usage import MAX_BYTES, MAX_NS, MAX_SLOTS, USAGE_SIZE
 
 
@@ -88,7 +89,7 @@ def test_a_link_in_the_directory_s_place_is_not_followed(tenants, root, tmp_path
     assert not (root / NAME).is_symlink()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     head=st.binary(min_size=0, max_size=256),
     offset=st.integers(0, USAGE_SIZE - 256),
@@ -129,7 +130,7 @@ def test_a_tenant_that_truncates_and_grows_while_it_is_read_breaks_nothing(tenan
 
     attacker = threading.Thread(target=attack)
     attacker.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     try:
         while tenants.tampering().get(NAME, 0) < 50:
             assert time.monotonic() < deadline, "the attack was not seen"
@@ -138,6 +139,6 @@ def test_a_tenant_that_truncates_and_grows_while_it_is_read_breaks_nothing(tenan
                 tenants.reset(NAME)
     finally:
         stop.set()
-        attacker.join(10)
+        attacker.join(PATIENCE)
     tenants.reset(NAME)
     assert tenants.usage(NAME)[0].memory == 0

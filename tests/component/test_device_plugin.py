@@ -25,6 +25,7 @@ from sandbox.kubelet import NumaPolicy
 from tests.fakes.metrics import counts
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import cards
+from tests.fakes.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_case_04_a_refused_registration_is_counted_and_tried_again(tmp_path: Pat
     server.start()
     rig.start_agent(wait=False)
     try:
-        assert refused.wait(5)
+        assert refused.wait(PATIENCE)
         rig.until(lambda: counts(rig.metrics.registration_failures).get("", 0) >= 1)
         server.stop(0).wait()
         rig.kubelet.start()
@@ -103,7 +104,7 @@ def test_case_05_a_kubelet_that_goes_has_our_devices_no_more(rig: NodeRig) -> No
     """Schedulers hear of it at once: what they bound now, the kubelet would refuse for good when it is back."""
     rig.until(rig.plugin.offering)
     rig.kubelet.stop()
-    assert rig.lost.wait(10)
+    assert rig.lost.wait(PATIENCE)
     assert not rig.plugin.offering()
     rig.kubelet.start()
     rig.await_registered()
@@ -141,7 +142,7 @@ def test_case_05_a_kubelet_that_deletes_the_socket_it_is_told_of_is_not_waited_f
             told.append(request.resource_name)
             if len(told) == 1:
                 (directory / request.endpoint).unlink()
-                release.wait(30)
+                release.wait(PATIENCE)
             elif set(told[1:]) == set(SOCKETS):
                 answered.set()
             return api_pb2.Empty()
@@ -152,7 +153,7 @@ def test_case_05_a_kubelet_that_deletes_the_socket_it_is_told_of_is_not_waited_f
     server.start()
     rig.start_agent(wait=False)
     try:
-        assert answered.wait(8), told
+        assert answered.wait(PATIENCE), told
     finally:
         release.set()
         rig.stop_agent()
@@ -179,8 +180,8 @@ def test_case_08_after_an_overlapping_old_instance_ends_the_resource_comes_back(
         old.stop.set()
         old.plugin.wake()
         try:
-            young.until(lambda: young.kubelet.registrations[CORE] >= 3, 60)
-            young.until(lambda: young.kubelet.allocatable().get(CORE) == 800, 60)
+            young.until(lambda: young.kubelet.registrations[CORE] >= 3)
+            young.until(lambda: young.kubelet.allocatable().get(CORE) == 800)
         finally:
             young.stop_agent()
 
@@ -244,7 +245,7 @@ def test_case_19_a_vanished_card_takes_its_ids_away_and_its_pods_stay_booked(rig
     assert rig.admit(one).admitted
     rig.state.refit(rig.states[:7], Topology.uniform(7, Link(LinkKind.SYS)))
     rig.plugin.announce()
-    rig.until(lambda: rig.kubelet.capacity()[CORE] == 700, 1)
+    rig.until(lambda: rig.kubelet.capacity()[CORE] == 700)
     held = rig.state.view.ledger.get(one["metadata"]["uid"], "c")
     assert held is not None
 
@@ -296,7 +297,7 @@ def test_case_23_an_internal_fault_gives_an_empty_answer(rig: NodeRig) -> None:
     assert counts(rig.metrics.preferred_allocation_failures) == {CORE: 1}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_case_21_the_answer_holds_what_must_be_included_has_the_size_and_is_offered(
     rig: NodeRig, data: st.DataObject

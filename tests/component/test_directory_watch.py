@@ -12,8 +12,7 @@ import pytest
 
 from gpu_manager.adapters.kubelet import SocketWatch
 from gpu_manager.adapters.kubelet.directory import DirectoryWatch
-
-LONG = 30.0
+from tests.fakes.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -25,8 +24,8 @@ def watch(tmp_path: Path) -> Iterator[DirectoryWatch]:
 
 def ends_at_once(watch: DirectoryWatch) -> bool:
     started = time.monotonic()
-    watch.wait(LONG)
-    return time.monotonic() - started < LONG
+    watch.wait(PATIENCE)
+    return time.monotonic() - started < PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_a_stopped_watch_of_sockets_gives_its_instance_back(tmp_path: Path) -> N
     looked = threading.Event()
     watch = SocketWatch(tmp_path, ["own.sock"], lambda change: looked.set())
     watch.start()
-    assert looked.wait(LONG)
+    assert looked.wait(PATIENCE)
     watch.stop()
     assert instances() == before
 

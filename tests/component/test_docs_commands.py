@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpu_manager.domain import contract
+from tests.fakes.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "README.zh.md", "docs/quickstart.md", "docs/zh/quickstart.md")
@@ -79,7 +80,7 @@ def test_a_program_that_is_shown_runs_as_written(command: str) -> None:
                 first = started.stdout.readline()
             assert first, "the sandbox ended before it was up"
             started.send_signal(signal.SIGINT)
-        rest, _ = started.communicate(timeout=60)
+        rest, _ = started.communicate(timeout=PATIENCE)
         assert started.returncode == 0, first + rest
         assert first.strip()
         assert "Traceback" not in rest

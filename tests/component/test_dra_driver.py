@@ -27,7 +27,7 @@ from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from sandbox.api import ADMIN_TOKEN
 from tests.fakes.dra_world import NAMESPACE, NODE, DraWorld
 from tests.fakes.sandbox import short_directory
-from tests.fakes.waiting import until
+from tests.fakes.waiting import PATIENCE, until
 from vcuda.page.limits import read_limits
 
 GIB = 1 << 30
@@ -56,7 +56,7 @@ def ask(world: DraWorld, path: str, token: str = ADMIN_TOKEN) -> dict:
     url = f"http://127.0.0.1:{world.agent.http.port}{path}"
     login = {"Authorization": f"Bearer {token}"} if token else {}
     asked = urllib.request.Request(url, headers={"Accept": "application/json", **login})
-    with urllib.request.urlopen(asked, timeout=5) as answer:
+    with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:
         return json.loads(answer.read())
 
 
@@ -280,14 +280,14 @@ def test_a_node_that_leaves_claims_hands_idle_cards_over_and_keeps_those_that_cl
     world.start_agent_with(leave_claims=True, injection="cdi", settle_seconds=1.0)
     assert world.agent.fronts.in_force is Front.SPLIT
     assert "its cards have left claims, of which 1 hold cards" in world.agent.why()
-    until(lambda: world.kubelet.allocatable().get(CORE) == 200, 20)
+    until(lambda: world.kubelet.allocatable().get(CORE) == 200)
     world.manager.prepare(late)
     assert world.limits(late, "c0")
     world.end(late)
-    until(lambda: world.kubelet.allocatable().get(CORE) == 300, 20)
+    until(lambda: world.kubelet.allocatable().get(CORE) == 300)
     assert not restart.is_set()
     world.end(pod)
-    until(lambda: world.kubelet.allocatable().get(CORE) == 400, 20)
+    until(lambda: world.kubelet.allocatable().get(CORE) == 400)
     until(restart.is_set)
     world.stop_agent()
     world.agent = Agent(world.config(leave_claims=True))
@@ -304,7 +304,7 @@ def test_an_idle_node_that_leaves_claims_is_split_until_its_slice_is_empty(
     world.agent = Agent(world.config(leave_claims=True, injection="cdi", settle_seconds=1.0))
     world.agent.start()
     assert world.agent.fronts.in_force is Front.SPLIT
-    until(lambda: world.kubelet.allocatable().get(CORE) == 400, 20)
+    until(lambda: world.kubelet.allocatable().get(CORE) == 400)
     assert world.scheduler.devices(NODE) == []
     until(restart.is_set)
 

@@ -325,7 +325,7 @@ share_sets = st.one_of(
 )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     strategy=st.sampled_from(STRATEGIES),
     given_to=st.lists(share_sets, min_size=2, max_size=4),

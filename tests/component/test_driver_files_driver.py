@@ -70,7 +70,7 @@ def test_what_is_no_shared_object_has_no_soname(tmp_path):
     assert read_elf(tmp_path / "absent") is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_a_damaged_object_is_read_without_an_error(objects, tmp_path_factory, data):
     image = bytearray(objects.make("libcuda.so.1").read_bytes())
@@ -245,7 +245,7 @@ def test_links_never_lead_out_of_the_node(node, tmp_path):
     assert HostFiles(node.root).read("/up") == b"the node's own"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     target=st.lists(st.sampled_from(["..", ".", "a", "b", "", "link"]), min_size=1, max_size=6).map("/".join)
 )

@@ -14,6 +14,7 @@ from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.domain.errors import NodeUnready, Tampered
 from tests.fakes.pages import LIMIT, NAME, register, usage_file
+from tests.fakes.waiting import PATIENCE
 from vcuda.page.usage import USAGE_SIZE
 
 EXITING, RUNNING = 0x404, 0x400  # PF_EXITING beside PF_RANDOMIZE
@@ -89,5 +90,5 @@ def test_a_living_process_of_this_machine_is_known_and_a_dead_one_is_not() -> No
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     processes = CgroupProcesses()
     assert processes.inner_pid(child.pid) == child.pid
-    child.communicate(b"\n", timeout=30)
+    child.communicate(b"\n", timeout=PATIENCE)
     assert processes.inner_pid(child.pid) is None

@@ -27,6 +27,7 @@ from gpu_manager.services.cards.health import Health
 from gpu_manager.services.enforcement.usage import UsageSampler
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeCards, FakeNodeObject
+from tests.fakes.waiting import PATIENCE
 
 PATHS = (
     "/ui",
@@ -75,7 +76,7 @@ class Served:
             f"http://127.0.0.1:{self.server.port}{path}", method=method, headers=headers
         )
         try:
-            with urllib.request.urlopen(request, timeout=5) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
                 return answer.status, answer.headers["Content-Type"], answer.read().decode()
         except urllib.error.HTTPError as error:
             with closing(error):
@@ -83,7 +84,7 @@ class Served:
 
     def connect(self, source: str = "127.0.0.1") -> socket.socket:
         address = ("127.0.0.1", self.server.port)
-        return socket.create_connection(address, timeout=5, source_address=(source, 0))
+        return socket.create_connection(address, timeout=PATIENCE, source_address=(source, 0))
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +157,9 @@ def test_prometheus_chooses_the_format(served: Served) -> None:
 
 def test_the_page_comes_with_a_policy_that_lets_nothing_else_in(served: Served) -> None:
     address = f"http://127.0.0.1:{served.server.port}"
-    with urllib.request.urlopen(f"{address}/ui/", timeout=5) as answer:  # to where its relative links hold
+    with urllib.request.urlopen(
+        f"{address}/ui/", timeout=PATIENCE
+    ) as answer:  # to where its relative links hold
         assert answer.url == f"{address}/ui"
         assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'")
 
@@ -194,12 +197,12 @@ def test_an_agent_that_can_inject_nothing_says_why_and_stays_ready(served: Serve
 
 
 def test_a_peer_that_talks_slowly_is_cut_off_in_bounded_time(rig: NodeRig) -> None:
-    pages = Served(rig, bounds=Bounds(request_seconds=0.5))
+    pages = Served(rig, bounds=Bounds(request_seconds=2.0))
     try:
         with pages.connect() as slow:
             slow.sendall(b"GET /metric HTTP/1.1\r\n")
             tick, ended = threading.Event(), False
-            for _ in range(60):
+            for _ in range(int(PATIENCE / 0.1)):
                 try:
                     slow.sendall(b"x")  # one byte at a time, for ever
                 except OSError:
@@ -232,7 +235,7 @@ def test_without_an_address_it_listens_on_every_family_that_the_machine_has(serv
     server.start()
     try:
         for address in addresses:
-            with socket.create_connection((address, server.port), timeout=5) as peer:
+            with socket.create_connection((address, server.port), timeout=PATIENCE) as peer:
                 peer.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
                 assert b"200" in peer.recv(100)
     finally:

@@ -18,6 +18,7 @@ from gpu_manager.domain.contract import ALLOCATION, decode_assignment
 from gpu_manager.domain.pod import Pod, parse_pod
 from sandbox.api import StandInApi
 from tests.fakes.extender import World, node, pod
+from tests.fakes.waiting import PATIENCE
 
 _QUICK = Pause(first=0.01, most=0.05)
 
@@ -83,7 +84,7 @@ class Rig:
             )
             watch.start()
             self.watches.append(watch)
-            assert watch.wait(20)
+            assert watch.wait(PATIENCE)
         return world
 
     def create(self, name: str, **more: Any) -> dict[str, Any]:
@@ -97,7 +98,7 @@ class Rig:
         return (world or self.world).cluster.pod(obj["metadata"]["uid"])
 
     def until(self, true: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         seen = 0
         while not true():
             assert time.monotonic() < deadline
@@ -151,7 +152,7 @@ def test_a_wider_watch_shows_a_pod_that_ends_as_ended_and_one_deleted_by_force_a
     )
     watch.start()
     rig.watches.append(watch)
-    assert watch.wait(20)
+    assert watch.wait(PATIENCE)
     assert listed == ["ends", "forced"]
     rig.api.patch("pods", "ends", ended, subresource="status")
     rig.api.delete("pods", "forced", grace=0)

@@ -25,6 +25,7 @@ from gpu_manager.domain.topology import Link, Topology
 from tests.fakes.extender import World, bound, container, node, pod
 from tests.fakes.node import NODE, NodeRig
 from tests.fakes.ports import cards
+from tests.seeds import seeds
 
 STEPS = 40
 FRACTIONS = ((10, 4), (20, 8), (30, 20), (50, 32), (70, 40), (99, 1))
@@ -48,7 +49,7 @@ def asked(dice: random.Random, name: str) -> dict[str, Any]:
     return pod(name, *one, uid=uid)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_what_filter_accepts_the_agent_grants_on_the_same_cards(tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
     topology = Topology.uniform(8, Link.parse("NV12"))

@@ -83,9 +83,9 @@ def test_a_gate_is_mounted_watched_and_opened_whatever_becomes_of_the_agent(worl
     assert until(lambda: closed(gate))
     assert "vcuda_protected_wait_seconds{" in world.get("/metric")
     world.kill()
-    killed = time.monotonic()
+    left = read_gate(gate.read_bytes()).closed_until_ns - time.monotonic_ns()
+    assert left < 1e9, "what is written opens it by itself, whenever the machine comes to it"
     assert until(lambda: not closed(gate))
-    assert time.monotonic() - killed < 1.0, "it is a tenth of a second on a machine that is not busy"
     world.start_agent()
     assert until(lambda: closed(gate)), "the work is still there"
     os.close(lock)

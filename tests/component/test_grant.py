@@ -29,6 +29,7 @@ from tests.fakes.metrics import counts, service_metrics
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeClock, FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
 from tests.fakes.state import put, state_of
+from tests.fakes.waiting import PATIENCE
 
 
 class SlowStore(FakeStore):
@@ -42,7 +43,7 @@ class SlowStore(FakeStore):
     def save(self, state: bytes) -> None:
         if self.slow:
             self.reached.set()
-            assert self.done.wait(20), "nobody let the disk go on"
+            assert self.done.wait(PATIENCE), "nobody let the disk go on"
         super().save(state)
 
 
@@ -76,14 +77,14 @@ def test_who_only_looks_waits_for_no_disk(slow: tuple[NodeRig, SlowStore]) -> No
     with ThreadPoolExecutor(2) as pool:
         one = pod("one", container("c", 30, 20))
         coming = pool.submit(rig.admit, one)
-        assert store.reached.wait(10)
+        assert store.reached.wait(PATIENCE)
         look = pool.submit(lambda: [a.pod_name for a in rig.state.view.ledger])
-        assert look.result(5) == ["one"]
+        assert look.result(PATIENCE) == ["one"]
         rig.state.introduce(rig.parsed(pod("two", container("c", 30, 20))))
         assert rig.allocator.refused() == ()
         assert not coming.done(), "the kubelet is told when it is on the disk"
         store.done.set()
-        result = coming.result(20)
+        result = coming.result(PATIENCE)
     assert result.admitted, result.message
 
 
@@ -101,11 +102,11 @@ def test_nobody_lists_while_a_grant_waits_for_a_slow_disk_nor_right_after(
         obj = pod("one", container("c", 30, 20))
         rig.pods.bind(rig.parsed(obj), watched=known)
         coming = pool.submit(rig.kubelet.admit, obj)
-        assert store.reached.wait(10)
+        assert store.reached.wait(PATIENCE)
         clock.pass_(QUIET_SECONDS + 1)
         assert rig.reclaimer.active() is None
         store.done.set()
-        assert coming.result(20).admitted
+        assert coming.result(PATIENCE).admitted
         assert counts(rig.metrics.preferred_allocation_unidentified).get(CORE, 0) == (not known)
         assert rig.reclaimer.active() is None
         clock.pass_(QUIET_SECONDS)
@@ -120,11 +121,11 @@ def test_the_disk_has_what_was_changed_last_however_slow_it_is(slow: tuple[NodeR
     store.slow = True
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(rig.state.release, [(uid(one), "c")])
-        assert store.reached.wait(10)
+        assert store.reached.wait(PATIENCE)
         second = pool.submit(put, rig.state, late)
         store.done.set()
-        first.result(10)
-        second.result(10)
+        first.result(PATIENCE)
+        second.result(PATIENCE)
     (held,), planned = decode(store.state or b"")
     assert (held.key, planned) == (late.key, ())
 
@@ -255,7 +256,7 @@ class SlowKubelet:
     def listing(self) -> Mapping[tuple[str, str], Sequence[PodResourcesEntry]]:
         self.lists += 1
         self.asked.set()
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(PATIENCE)
         return {}
 
     def checkpoint(self) -> None:
@@ -280,12 +281,12 @@ def test_a_question_waits_for_a_listing_that_began_before_it() -> None:
     clock.pass_(QUIET_SECONDS)
     with ThreadPoolExecutor(2) as pool:
         idle = pool.submit(window.when_idle, lambda: frozenset(kubelet.listing()))
-        assert kubelet.asked.wait(10)
+        assert kubelet.asked.wait(PATIENCE)
         question = pool.submit(allocator.prefer, CORE, sorted(state.node.ids.card_of[CORE]), (), 30)
         with pytest.raises(TimeoutError):
             question.result(0.2)
         assert kubelet.lists == 1
         kubelet.go_on.set()
-        assert idle.result(10) == frozenset()
-        assert len(question.result(10)) == 30
+        assert idle.result(PATIENCE) == frozenset()
+        assert len(question.result(PATIENCE)) == 30
     assert kubelet.lists == 2

@@ -20,7 +20,7 @@ from gpu_manager.adapters.kube.reading import list_pods
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.streams import PAGE_BYTES, Pages
 from gpu_manager.domain.contract import EVENT_UNREADABLE
-from tests.fakes.waiting import until
+from tests.fakes.waiting import PATIENCE, until
 from tests.fakes.web import given, send, serving
 
 _QUICK = Timeouts(connect=2.0, answer=10.0, watch=60)
@@ -134,7 +134,7 @@ def watching(connection: Connection, poison: str = "") -> Iterator[Watcher]:
 def test_a_list_with_a_hostile_pod_is_heard_whole(fields: bytes) -> None:
     with serving_pods(pod("a"), pod("evil", fields), pod("b")) as (_, connection):
         with watching(connection) as watcher:
-            assert watcher.reflector.wait(20)
+            assert watcher.reflector.wait(PATIENCE)
             assert watcher.heard == [("a", False), ("evil", False), ("b", False)]
             assert watcher.reflector.error is None
         assert [obj["metadata"]["name"] for obj in list_pods(connection)] == ["a", "evil", "b"]
@@ -143,7 +143,7 @@ def test_a_list_with_a_hostile_pod_is_heard_whole(fields: bytes) -> None:
 @pytest.mark.parametrize("fields", HOSTILE.values(), ids=list(HOSTILE))
 def test_a_watch_goes_on_after_a_hostile_pod_and_repeats_nothing(fields: bytes) -> None:
     with serving_pods() as (api, connection), watching(connection) as watcher:
-        assert watcher.reflector.wait(20)
+        assert watcher.reflector.wait(PATIENCE)
         api.event("ADDED", pod("a", version=101))
         api.event("ADDED", pod("evil", fields, version=102))
         api.event("DELETED", pod("evil", fields, version=103))
@@ -157,7 +157,7 @@ def test_a_watch_goes_on_after_a_hostile_pod_and_repeats_nothing(fields: bytes) 
 
 def test_an_event_that_cannot_be_read_is_named_once_and_the_watch_goes_on() -> None:
     with serving_pods() as (api, connection), watching(connection) as watcher:
-        assert watcher.reflector.wait(20)
+        assert watcher.reflector.wait(PATIENCE)
         for _ in range(2):
             api.line(b'{"type":"ADDED","object":' + pod("evil")[:-1] + b",}}\n")
         api.line(b'{"type":"ADDED"}\n')
@@ -180,7 +180,7 @@ def test_an_object_at_which_its_reader_fails_costs_itself() -> None:
         serving_pods(pod("a"), pod("poison"), pod("b")) as (api, connection),
         watching(connection, poison="poison") as watcher,
     ):
-        assert watcher.reflector.wait(20)
+        assert watcher.reflector.wait(PATIENCE)
         assert watcher.heard == [("a", False), ("b", False)]
         api.event("MODIFIED", pod("poison", version=101))
         api.event("ADDED", pod("c", version=102))
@@ -198,7 +198,7 @@ def test_the_agent_tells_of_a_pod_that_it_cannot_read() -> None:
         kube = Kube(connection, "n1", clock=SystemClock(), pause=Pause(0.01, 0.05))
         kube.start()
         try:
-            assert kube.pods.wait(20)
+            assert kube.pods.wait(PATIENCE)
             until(lambda: {"evil", "odd"} <= {event["involvedObject"]["name"] for event in api.posted})
             about = {event["involvedObject"]["name"]: event for event in api.posted}
             assert about["evil"]["reason"] == EVENT_UNREADABLE
@@ -216,7 +216,7 @@ def test_the_agent_tells_of_a_pod_that_it_cannot_read() -> None:
 
 def test_what_could_not_be_read_is_forgotten_with_a_list_that_lacks_it() -> None:
     with serving_pods(pod("a"), b"7") as (api, connection), watching(connection) as watcher:
-        assert watcher.reflector.wait(20)
+        assert watcher.reflector.wait(PATIENCE)
         assert set(watcher.reflector.spoiled) == {"an object without a name"}
         api.pods.pop()
         listed = watcher.reflector.listed

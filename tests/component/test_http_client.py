@@ -15,6 +15,7 @@ import pytest
 from gpu_manager.adapters.http import IDEMPOTENT, HttpClient, HttpLimits, NoAnswer, fetch, proxy_of
 from gpu_manager.domain.errors import RequestInvalid
 from tests.fakes.certificates import self_signed
+from tests.fakes.waiting import PATIENCE
 from tests.fakes.web import send, serving
 
 HELLO = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
@@ -54,7 +55,7 @@ def raw_server(behave: Behaviour, context: ssl.SSLContext | None = None) -> Iter
         thread.start()
         yield listening.getsockname()[1], seen
         listening.shutdown(socket.SHUT_RDWR)
-        thread.join(5)
+        thread.join(PATIENCE)
 
 
 def one_answer_then(end: Callable[[socket.socket], None]) -> Behaviour:

@@ -12,6 +12,7 @@ from typing import Any
 from admission.serving.https_server import HttpsServer
 from admission.serving.questions import LARGEST, Questions, WholeAnswer
 from tests.fakes.http_lines import lines_to
+from tests.fakes.waiting import PATIENCE
 
 PATH = b"/ask"
 CLOSE = b"Connection: close\r\n"
@@ -151,7 +152,7 @@ def test_what_comes_behind_garbage_is_not_read() -> None:
     with lines_to(slow) as connect:
         line, other = connect(), connect()
         line.sendall(post(b"22", path=b"/slow") + GARBAGE)
-        assert asked.wait(10)
+        assert asked.wait(PATIENCE)
         line.sendall(post(b"333") + GARBAGE)
         other.sendall(post(b"1"))
         assert until(other, b"<app:1>")  # by then what came before it is received
@@ -225,13 +226,13 @@ def test_a_connection_that_is_to_end_answers_the_question_that_is_being_sent() -
     ended = threading.Thread(target=server.stop)
     with ExitStack() as lines:
         asks, idle = (
-            lines.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+            lines.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE))
             for _ in range(2)
         )
         idle.sendall(post(b"1", path=b"/"))
         assert until(idle, b"<app:1>")
         asks.sendall(post(b"1234")[:-2])
-        assert read.wait(10)
+        assert read.wait(PATIENCE)
         ended.start()
         assert idle.recv(1) == b""  # all connections have been told
         asks.sendall(b"34")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -15,9 +16,9 @@ from gpu_manager.adapters.kube.reflector import Pause
 from gpu_manager.domain.contract import CORE
 from gpu_manager.domain.errors import NodeUnready
 from sandbox.api import ADMIN_TOKEN
-from tests.fakes.waiting import until
+from tests.fakes.waiting import PATIENCE, until
 
-QUICK = Timeouts(connect=1.0, answer=1.0, watch=30)
+PATIENT = Timeouts(connect=PATIENCE, answer=PATIENCE, watch=30)
 
 
 class Changes:
@@ -35,14 +36,19 @@ class Changes:
     def wait(self, wanted):
         """The first change for which ``wanted`` is true."""
         with self._news:
-            assert self._news.wait_for(lambda: any(map(wanted, self._seen)), 10), self._seen
+            assert self._news.wait_for(lambda: any(map(wanted, self._seen)), PATIENCE), self._seen
             return next(found for found in self._seen if wanted(found))
 
 
 @pytest.fixture
-def kube(api):
+def timeouts():
+    return PATIENT
+
+
+@pytest.fixture
+def kube(api, timeouts):
     kube = Kube(
-        connect(url=api.url, token=ADMIN_TOKEN, timeouts=QUICK),
+        connect(url=api.url, token=ADMIN_TOKEN, timeouts=timeouts),
         "n1",
         clock=SystemClock(),
         pause=Pause(0.01, 0.05),
@@ -50,7 +56,7 @@ def kube(api):
     kube.changes = Changes()
     kube.pods.on_change(kube.changes)
     kube.start()
-    assert kube.pods.wait(10)
+    assert kube.pods.wait(PATIENCE)
     yield kube
     kube.close()
 
@@ -90,11 +96,11 @@ def test_a_bound_pod_is_seen_with_its_annotation_from_its_first_event_on(api, ku
 
 def test_pods_that_were_there_before_the_agent_are_known_after_the_first_list(api):
     api.create(pod("early"))
-    connection = connect(url=api.url, token=ADMIN_TOKEN, timeouts=QUICK)
+    connection = connect(url=api.url, token=ADMIN_TOKEN, timeouts=PATIENT)
     kube = Kube(connection, "n1", clock=SystemClock(), pause=Pause(0.01, 0.05))
     assert kube.pods.local() == {}
     kube.start()
-    assert kube.pods.wait(10)
+    assert kube.pods.wait(PATIENCE)
     assert names(kube) == ["default/early"]
     kube.close()
 
@@ -232,30 +238,28 @@ def test_a_listener_that_fails_costs_nobody_else_the_news(api, kube):
         later.wait(named(name))
 
 
+@pytest.mark.parametrize("timeouts", [Timeouts(connect=1.0, answer=1.0, watch=3600)])
 def test_a_slow_server_blocks_neither_the_books_nor_the_end(api, kube):
     api.create(pod())
     found = kube.changes.wait(named("train"))
-    api.delay(60)
+    api.delay(3600)
     api.drop_watches()
     began = time.monotonic()
     for number in range(100):
         kube.pods.annotate(found.pod, {"n": str(number)})
         kube.pods.event(found.pod, "Refused", "no room", warning=True)
         kube.pods.local()
-    assert time.monotonic() - began < 10  # a second each, if they waited for an answer
+    assert time.monotonic() - began < PATIENCE  # a second each, if they waited for an answer
     with pytest.raises(NodeUnready, match="no answer"):
         kube.pods.fetch("default", "train")
-    began = time.monotonic()
     kube.close()
-    assert time.monotonic() - began < 20
     api.faults.clear()
 
 
+@pytest.mark.parametrize("timeouts", [replace(PATIENT, watch=3600)])
 def test_open_watches_end_at_once_when_the_adapter_is_closed(api, kube):
     until(lambda: api.watching() == 2)
-    began = time.monotonic()
     kube.close()
-    assert time.monotonic() - began < 10  # a watch ends by itself after half a minute
     until(lambda: not [t for t in threading.enumerate() if t.name.startswith(("watch-", "outbox"))])
 
 

@@ -14,7 +14,7 @@ from gpu_manager.adapters.kube.reflector import Pause
 from gpu_manager.domain.pod import Pod, parse_pod
 from sandbox.api import ADMIN_TOKEN, StandInApi
 from tests.fakes.static import DIGEST, mirror_of, static
-from tests.fakes.waiting import until
+from tests.fakes.waiting import PATIENCE, until
 
 NAME = static()["metadata"]["name"]
 
@@ -34,7 +34,9 @@ class Listing:
 
 @pytest.fixture
 def connection(api: StandInApi) -> Iterator[Connection]:
-    one = connect(url=api.url, token=ADMIN_TOKEN, timeouts=Timeouts(connect=1.0, answer=1.0, watch=30))
+    one = connect(
+        url=api.url, token=ADMIN_TOKEN, timeouts=Timeouts(connect=PATIENCE, answer=PATIENCE, watch=30)
+    )
     yield one
     one.close()
 
@@ -51,7 +53,7 @@ def pods(connection: Connection, listing: Listing) -> Iterator[KubePods]:
     outbox.start()
     pods = KubePods(connection, "n1", clock=clock, outbox=outbox, kubelet=listing, pause=pause)  # type: ignore[arg-type]
     pods.start()
-    assert pods.wait(10)
+    assert pods.wait(PATIENCE)
     yield pods
     pods.close()
     outbox.close()

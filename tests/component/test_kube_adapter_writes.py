@@ -12,9 +12,9 @@ from gpu_manager.domain.contract import CORDON
 from gpu_manager.domain.pod import parse_pod
 from sandbox.api import ADMIN_TOKEN
 from tests.fakes.ports import FakeStore
-from tests.fakes.waiting import until
+from tests.fakes.waiting import PATIENCE, until
 
-QUICK = Timeouts(connect=1.0, answer=1.0, watch=30)
+PATIENT = Timeouts(connect=PATIENCE, answer=PATIENCE, watch=30)
 
 
 class SettableClock(SystemClock):
@@ -38,11 +38,11 @@ def clock():
 @pytest.fixture
 def kube(api, clock):
     kube = Kube(
-        connect(url=api.url, token=ADMIN_TOKEN, timeouts=QUICK), "n1", clock=clock, pause=Pause(0.01, 0.05)
+        connect(url=api.url, token=ADMIN_TOKEN, timeouts=PATIENT), "n1", clock=clock, pause=Pause(0.01, 0.05)
     )
     kube.start()
-    assert kube.pods.wait(10)
-    assert kube.node.wait(10)
+    assert kube.pods.wait(PATIENCE)
+    assert kube.node.wait(PATIENCE)
     yield kube
     kube.close()
 
@@ -271,10 +271,10 @@ def test_an_agent_knows_the_cordons_of_the_one_before_it(api, clock, anew):
     store = FakeStore()
 
     def agent():
-        connection = connect(url=api.url, token=ADMIN_TOKEN, timeouts=QUICK)
+        connection = connect(url=api.url, token=ADMIN_TOKEN, timeouts=PATIENT)
         kube = Kube(connection, "n1", clock=clock, pause=Pause(0.01, 0.05), cordons=store)
         kube.start()
-        assert kube.node.wait(10)
+        assert kube.node.wait(PATIENCE)
         return kube
 
     node(api, annotations={CORDON: "GPU-a"})
@@ -293,7 +293,7 @@ def test_an_agent_knows_the_cordons_of_the_one_before_it(api, clock, anew):
 
 @pytest.mark.parametrize("state", [b"", b"[]", b"7", b'{"uid": 3, "cordoned": 4}', b"\xff", b"[" * 100_000])
 def test_cordons_that_cannot_be_read_close_nothing(api, clock, state):
-    connection = connect(url=api.url, token=ADMIN_TOKEN, timeouts=QUICK)
+    connection = connect(url=api.url, token=ADMIN_TOKEN, timeouts=PATIENT)
     kube = Kube(connection, "n1", clock=clock, cordons=FakeStore(state))
     assert kube.node.cordoned() == frozenset()
     connection.close()

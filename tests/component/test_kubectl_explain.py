@@ -34,6 +34,7 @@ from sandbox.api import StandInApi
 from tests.fakes.kubectl import MANIFEST, a_node, a_share, an_agent, said
 from tests.fakes.node import container, pod
 from tests.fakes.sandbox import until
+from tests.fakes.waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("kubectl_login")
 
@@ -274,7 +275,7 @@ def test_the_real_admission_service_behind_the_proxy_answers_for_what_the_caller
     def passed_on(path: str, method: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
         # As API servers reach a service by https: they look at no certificate of it.
         context = ssl._create_unverified_context()
-        connection = http.client.HTTPSConnection("127.0.0.1", service.port, context=context, timeout=10)
+        connection = http.client.HTTPSConnection("127.0.0.1", service.port, context=context, timeout=PATIENCE)
         kept = ("accept", "content-type", TOKEN_HEADER.lower())
         try:
             connection.request(method, path, body, {k: v for k, v in headers.items() if k in kept})

@@ -23,6 +23,7 @@ from sandbox.api import ADMIN_TOKEN, StandInApi
 from tests.fakes.background import SIGINT_IGNORED
 from tests.fakes.browser import NEEDS_A_BROWSER, browsing
 from tests.fakes.console import card, cluster, holder, node, past
+from tests.fakes.waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("kubectl_login")
 
@@ -68,13 +69,13 @@ def opened(
             yield program.stdout.readline().strip()
         finally:
             program.send_signal(ended_by)
-            assert program.wait(30) == 0
+            assert program.wait(PATIENCE) == 0
 
 
 def get(url: str, body: bytes | None = None, **headers: str) -> tuple[int, Mapping[str, str], bytes]:
     request = urllib.request.Request(url, body, headers)
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return answer.status, answer.headers, answer.read()
     except urllib.error.HTTPError as error:
         with error:
@@ -123,7 +124,7 @@ def test_every_request_has_the_callers_token_and_none_is_answered_without_the_se
 )
 def test_a_malformed_request_ends_nothing(service: Service, line: bytes) -> None:
     with opened() as address:
-        with closing(socket.create_connection(("127.0.0.1", urlsplit(address).port or 0), 30)) as peer:
+        with closing(socket.create_connection(("127.0.0.1", urlsplit(address).port or 0), PATIENCE)) as peer:
             peer.sendall(line + b"\r\nContent-Length: -1\r\nConnection: close\r\n\r\n")
             assert b" 4" in peer.recv(4096)
         assert get(address)[0] == 200

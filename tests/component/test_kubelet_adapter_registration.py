@@ -14,6 +14,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from tests.fakes.kubelet_node import Node
 from tests.fakes.plugin import CORE, devices
+from tests.fakes.waiting import PATIENCE
 
 OPTIONS = api_pb2.DevicePluginOptions()
 
@@ -59,7 +60,7 @@ def test_4_a_refusal_carries_the_kubelets_words(node):
 def test_a_kubelet_that_does_not_answer_is_given_up(node):
     release = threading.Event()
     plugin = node.serve(CORE, devices("c", 1))
-    plugin.describe = lambda: release.wait(20) and plugin.options
+    plugin.describe = lambda: release.wait(PATIENCE) and plugin.options
     with pytest.raises(NodeUnready, match=r"did not answer the registration of .* within 0\.3 s"):
         register(node.kubelet.device_plugins, CORE, plugin.endpoint, OPTIONS, timeout=0.3)
     release.set()
@@ -72,17 +73,17 @@ def test_a_registration_is_abandoned_once_a_socket_was_replaced(node):
 
     def describe() -> api_pb2.DevicePluginOptions:
         asked.set()
-        release.wait(20)
+        release.wait(PATIENCE)
         return plugin.options
 
     plugin.describe = describe
     with ThreadPoolExecutor(1) as pool:
         place = node.kubelet.device_plugins
         registering = pool.submit(register, place, CORE, plugin.endpoint, OPTIONS, abandon=abandon)
-        assert asked.wait(10)
+        assert asked.wait(PATIENCE)
         abandon.set()
         with pytest.raises(NodeUnready, match="was abandoned: a socket was replaced"):
-            registering.result(5)
+            registering.result(PATIENCE)
         release.set()
 
 
@@ -103,7 +104,7 @@ def test_5_a_kubelet_made_anew_is_seen_every_time(node):
     with Watching(node, []) as watching:
         for _ in range(5):
             node.kubelet.restart()
-            assert watching.changes.get(timeout=5) is SocketChange.KUBELET
+            assert watching.changes.get(timeout=PATIENCE) is SocketChange.KUBELET
         assert watching.changes.empty()
 
 
@@ -112,7 +113,7 @@ def test_5_a_kubelet_that_only_went_away_is_no_change(node):
     with Watching(node, [plugin.endpoint]) as watching:
         node.kubelet.stop()
         (node.kubelet.device_plugins / plugin.endpoint).unlink()
-        assert watching.changes.get(timeout=5) is SocketChange.OWN
+        assert watching.changes.get(timeout=PATIENCE) is SocketChange.OWN
         assert watching.changes.empty()
 
 
@@ -121,18 +122,18 @@ def test_6_a_lost_or_replaced_own_socket_is_told_once(node):
     path.touch()
     with Watching(node, ["mine.sock"]) as watching:
         path.unlink()
-        assert watching.changes.get(timeout=5) is SocketChange.OWN
+        assert watching.changes.get(timeout=PATIENCE) is SocketChange.OWN
         path.touch()
         node.kubelet.restart()  # comes after it, and is all that is told
-        assert watching.changes.get(timeout=5) is SocketChange.KUBELET
+        assert watching.changes.get(timeout=PATIENCE) is SocketChange.KUBELET
     assert watching.changes.empty()
 
 
 def test_an_own_socket_that_is_missing_from_the_start_is_told_once(node):
     with Watching(node, ["mine.sock"]) as watching:
-        assert watching.changes.get(timeout=5) is SocketChange.OWN
+        assert watching.changes.get(timeout=PATIENCE) is SocketChange.OWN
         node.kubelet.restart()
-        assert watching.changes.get(timeout=5) is SocketChange.KUBELET
+        assert watching.changes.get(timeout=PATIENCE) is SocketChange.KUBELET
     assert watching.changes.empty()
 
 
@@ -140,14 +141,14 @@ def test_a_restart_before_the_watch_started_is_seen_too(node):
     watching = Watching(node, [])
     node.kubelet.restart()
     with watching:
-        assert watching.changes.get(timeout=5) is SocketChange.KUBELET
+        assert watching.changes.get(timeout=PATIENCE) is SocketChange.KUBELET
 
 
 def test_a_restart_takes_the_own_socket_with_it(node):
     plugin = node.plugin(CORE, devices("c", 1))
     with Watching(node, [plugin.endpoint]) as watching:
         node.kubelet.restart()
-        told = {watching.changes.get(timeout=5), watching.changes.get(timeout=5)}
+        told = {watching.changes.get(timeout=PATIENCE), watching.changes.get(timeout=PATIENCE)}
     assert told == {SocketChange.KUBELET, SocketChange.OWN}
 
 
@@ -161,5 +162,5 @@ def test_a_watch_may_be_stopped_from_its_own_thread_and_before_it_started(node):
     watch = SocketWatch(node.kubelet.device_plugins, [], stop, interval=0.01)
     watch.start()
     node.kubelet.restart()
-    assert ended.wait(5)
+    assert ended.wait(PATIENCE)
     SocketWatch(node.kubelet.device_plugins, [], stop).stop()

@@ -15,6 +15,7 @@ from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import (
 from sandbox.kubelet import Step
 from tests.fakes.kubelet_node import Node, lowest, pod
 from tests.fakes.plugin import CORE, MEMORY, devices
+from tests.fakes.waiting import PATIENCE
 
 RDMA = "x.io/rdma"
 
@@ -160,7 +161,7 @@ def test_1_6_a_start_that_takes_too_long_fails(node):
     core, _ = node.both()
     release = threading.Event()
     node.kubelet.admit(pod("u", {"main": {CORE: 3}}))
-    core.start = lambda _ids: release.wait(20)
+    core.start = lambda _ids: release.wait(PATIENCE)
     with pytest.raises(NodeUnready, match="code = DeadlineExceeded"):
         node.kubelet.start_container("u", "main")
     release.set()

@@ -61,7 +61,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(events, st.integers(0, 1000))
 def test_no_two_active_pods_ever_hold_the_same_id_and_nothing_is_lost(steps, seed):
     rng = Random(seed)

@@ -15,6 +15,7 @@ from gpu_manager.pb.podresources.v1 import api_pb2, api_pb2_grpc
 from sandbox.kubelet import Limiter, PodsEndpoint
 from tests.fakes.kubelet_node import Node, lowest, pod
 from tests.fakes.plugin import CORE, MEMORY, device, devices
+from tests.fakes.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_2_all_callers_share_one_bucket_of_ten_refilled_a_hundred_times_a_second
     ):
         stub = api_pb2_grpc.PodResourcesListerStub(channel)
         calls = [stub.List.future(api_pb2.ListPodResourcesRequest()) for _ in range(60)]
-        errors = [error for call in calls if (error := call.exception(timeout=10)) is not None]
+        errors = [error for call in calls if (error := call.exception(timeout=PATIENCE)) is not None]
         assert {(e.code(), e.details()) for e in errors} == {
             (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
         }
@@ -194,12 +195,12 @@ def test_pods_are_served_over_http_to_who_has_the_token(node):
     endpoint.start()
     try:
         request = urllib.request.Request(f"{endpoint.url}/pods", headers={"Authorization": "Bearer secret"})
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             assert [p["metadata"]["uid"] for p in json.load(answer)["items"]] == ["u"]
         for path, headers, code in (("/pods", {}, 401), ("/run", {"Authorization": "Bearer secret"}, 404)):
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(
-                    urllib.request.Request(endpoint.url + path, headers=headers), timeout=5
+                    urllib.request.Request(endpoint.url + path, headers=headers), timeout=PATIENCE
                 )
             assert refused.value.code == code
             refused.value.close()
@@ -228,7 +229,7 @@ def test_lists_during_admissions_from_many_threads_keep_the_books_whole(node):
         assert node.kubelet.admit(pod(f"u{i}", {"app": {CORE: 4, MEMORY: 4}})).admitted
     done.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE)
     assert not failures
     held = [one for grant in node.kubelet.grants() for one in grant.ids]
     assert len(held) == len(set(held)) == 240

@@ -11,6 +11,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from tests.fakes.kubelet_node import Node, pod
 from tests.fakes.plugin import CORE, Plugin, device, devices
+from tests.fakes.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def node() -> Iterator[Node]:
 
 def call_register(node: Node, **fields: object) -> None:
     with grpc.insecure_channel(f"unix://{node.kubelet.device_plugins}/kubelet.sock") as channel:
-        api_pb2_grpc.RegistrationStub(channel).Register(api_pb2.RegisterRequest(**fields), timeout=10)
+        api_pb2_grpc.RegistrationStub(channel).Register(api_pb2.RegisterRequest(**fields), timeout=PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +58,8 @@ def test_1_2_2_register_fails_when_the_options_cannot_be_had(node):
     assert node.kubelet.capacity() == {}
 
 
-def test_1_2_2_register_fails_when_nobody_serves_the_endpoint(node):
-    with pytest.raises(NodeUnready, match="failed to dial device plugin"):
+def test_1_2_2_register_fails_when_nobody_serves_the_endpoint():
+    with Node(dial_seconds=0.5) as node, pytest.raises(NodeUnready, match="failed to dial device plugin"):
         register(node.kubelet.device_plugins, CORE, "nobody.sock", api_pb2.DevicePluginOptions())
 
 
@@ -100,7 +101,7 @@ def test_1_2_6_the_end_of_an_old_stream_disconnects_its_successor(node):
     new = node.plugin(CORE, devices("d", 5), endpoint="second.sock")
     assert node.kubelet.allocatable() == {CORE: 5}
     old.stop()
-    assert new.ended.wait(10)
+    assert new.ended.wait(PATIENCE)
     node.kubelet.wait({CORE: 0})
     assert node.kubelet.capacity() == {CORE: 5}
     new.register(node.kubelet.device_plugins)
@@ -143,7 +144,7 @@ def test_1_3_a_start_deletes_every_socket_and_nothing_else(node):
 def test_1_12_a_list_above_4_mib_ends_the_stream_and_the_resource_shows_nothing(node):
     plugin = node.serve(CORE, [device(f"{i:063}") for i in range(60_000)])
     plugin.register(node.kubelet.device_plugins)
-    assert plugin.ended.wait(10)
+    assert plugin.ended.wait(PATIENCE)
     assert node.kubelet.allocatable().get(CORE, 0) == 0
 
 
@@ -151,7 +152,7 @@ def test_a_stream_cut_by_the_kubelet_is_not_dialled_again(node):
     plugin = node.plugin(CORE, devices("c", 3))
     node.kubelet.cut(CORE)
     node.kubelet.wait({CORE: 0})
-    assert plugin.ended.wait(10)
+    assert plugin.ended.wait(PATIENCE)
     result = node.kubelet.admit(pod("u", {"main": {CORE: 1}}))
     assert "no healthy devices present; cannot allocate unhealthy devices" in result.message
     node.register(plugin)

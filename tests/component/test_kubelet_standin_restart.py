@@ -12,7 +12,7 @@ from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateRespons
 from sandbox.kubelet import StandInKubelet
 from tests.fakes.kubelet_node import Node, lowest, pod
 from tests.fakes.plugin import CORE, MEMORY, Plugin, device, devices
-from tests.fakes.waiting import until
+from tests.fakes.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def test_3_9_a_plugin_that_hangs_does_not_keep_the_kubelet_from_ending(node):
 
     def hang(_ids):
         entered.set()
-        assert release.wait(20)
+        assert release.wait(PATIENCE)
 
     core.answer = hang
     outcome = []
@@ -247,9 +247,9 @@ def test_3_9_a_plugin_that_hangs_does_not_keep_the_kubelet_from_ending(node):
 
     thread = threading.Thread(target=admit)
     thread.start()
-    assert entered.wait(10)
+    assert entered.wait(PATIENCE)
     node.kubelet.stop()
-    thread.join(10)
+    thread.join(PATIENCE)
     release.set()
     assert outcome == ["the kubelet was stopped while it admitted pod u"]
 

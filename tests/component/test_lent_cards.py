@@ -24,6 +24,7 @@ from sandbox.kubelet import AdmissionResult, Step
 from tests.fakes.metrics import counts
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeClock, FakeInjector, cards
+from tests.seeds import seeds
 
 Held = dict[str, tuple[int, ...]]
 
@@ -264,7 +265,7 @@ def test_without_the_option_nvidias_pods_are_none_of_our_business(tmp_path: Path
         assert rig.pods.events == []
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_any_mix_of_both_names_with_faults_books_no_card_twice(tmp_path: Path, seed: int) -> None:
     """Pods of both kinds come and go, calls fail in between, agent and kubelet restart; the judge is the
     kubelet's side: the cards in the answers that it was handed.

@@ -14,6 +14,7 @@ import pynvml
 import pytest
 
 from tests.fakes.nvml import FakeNvml
+from tests.fakes.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -47,7 +48,7 @@ def library(tmp_path_factory):
     source = ROOT / "tests/data/nvml/standin.c"
     warnings = ["-Wall", "-Wextra", "-Werror"]
     options = ["-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", *warnings, "-o", str(path), str(source)]
-    subprocess.run([compiler, *options], check=True, timeout=60)
+    subprocess.run([compiler, *options], check=True, timeout=PATIENCE)
     return path
 
 
@@ -57,7 +58,7 @@ def test_the_real_binding_reads_a_library_that_only_we_can_find(library):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert run.returncode == 0, run.stderr

@@ -15,8 +15,7 @@ from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.adapters.nvml.faults import FaultPolicy
 from gpu_manager.ports.cards import CardEvent, HealthChange, XidError
 from tests.fakes.nvml import FakeNvml, Gpu
-
-SECONDS = 20.0  # a deadline, not a pause
+from tests.fakes.waiting import PATIENCE
 
 
 class Watched:
@@ -44,14 +43,14 @@ class Watched:
             self.told.put(change)
 
     def next(self) -> HealthChange:
-        return self.told.get(timeout=SECONDS)
+        return self.told.get(timeout=PATIENCE)
 
     def settle(self) -> None:
         """Returns when the thread has taken every event made so far, and gone round once more."""
         for _ in range(2):
             done = threading.Event()
             self.nvml.events.put(Marker(self.nvml.gpus[0], done))
-            assert done.wait(SECONDS)
+            assert done.wait(PATIENCE)
 
 
 class Marker(SimpleNamespace):
@@ -88,7 +87,7 @@ def test_a_critical_xid_closes_its_card_and_no_other(watched):
     change = w.next()
     assert (change.uuid, change.healthy) == (w.nvml.gpus[1].uuid, False)
     assert change.reason.startswith("XID 48: ")
-    assert w.xids.get(timeout=SECONDS) == XidError(change.uuid, 48, closes=True)
+    assert w.xids.get(timeout=PATIENCE) == XidError(change.uuid, 48, closes=True)
     assert [s.healthy for s in w.cards.list()] == [True, False]  # what the watch tells, the list says
     assert w.threads == {"nvml-events"}
 
@@ -97,7 +96,7 @@ def test_an_application_error_closes_nothing(watched):
     w = watched(Gpu(0))
     for xid in (13, 31, 43, 45, 68, 109):
         w.nvml.xid(w.nvml.gpus[0], xid)
-        assert w.xids.get(timeout=SECONDS) == XidError(w.nvml.gpus[0].uuid, xid, closes=False)
+        assert w.xids.get(timeout=PATIENCE) == XidError(w.nvml.gpus[0].uuid, xid, closes=False)
     assert w.told.empty()
     assert w.cards.list()[0].healthy
 

@@ -27,6 +27,7 @@ from tests.component.test_exporter_http import Served
 from tests.fakes.browser import NEEDS_A_BROWSER, browsing
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeClock
+from tests.fakes.waiting import PATIENCE
 
 NAMES = ("reactor", "turbine", "neutron", "Pod/", "team-a", "team-b", "secret-c")
 NEED = Need(2 * DAY, 3, 4 * HOUR, 30, (2 * GIB,) * 25, (2 * GIB,) * 3)
@@ -46,7 +47,7 @@ class HeldReviews:
 
     def who(self, token: str) -> Mapping[str, Any] | None:
         self.asked += 1
-        assert self.open.wait(10)
+        assert self.open.wait(PATIENCE)
         if self.down:
             raise NodeUnready("no API server")
         return {"username": token} if token in self.rights else None
@@ -198,7 +199,7 @@ def test_while_the_api_server_thinks_health_and_strangers_are_answered(pages: Na
         assert pages.get("/graph")[0] == 200
         assert not any(one.done() for one in asked)
         pages.reviews.open.set()
-        assert all(one.result(10)[0] == 200 for one in asked)
+        assert all(one.result(PATIENCE)[0] == 200 for one in asked)
     assert pages.reviews.asked == 1, "one question for one token"
 
 

@@ -27,6 +27,7 @@ from sandbox.kubelet.serving import SocketServer
 from tests.fakes.node import container, pod
 from tests.fakes.ports import FakeClock
 from tests.fakes.sandbox import short_directory
+from tests.fakes.waiting import PATIENCE
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "pods-api" / "pods.json").read_text("utf-8"))[
     "pods"
@@ -137,7 +138,9 @@ def api() -> Iterator[StandInApi]:
 
 @pytest.fixture
 def connection(api: StandInApi) -> Iterator[Connection]:
-    one = connect(url=api.url, token=ADMIN_TOKEN, timeouts=Timeouts(connect=1.0, answer=1.0, watch=30))
+    one = connect(
+        url=api.url, token=ADMIN_TOKEN, timeouts=Timeouts(connect=PATIENCE, answer=PATIENCE, watch=30)
+    )
     yield one
     one.close()
 
@@ -178,7 +181,7 @@ def test_a_pod_of_the_kubelets_that_the_api_has_no_longer_is_a_tombstone(
     assert pods.fetch("default", "gone") == gone
     assert [f.tombstone for f in pods.local()["default/gone"]] == [False], "nothing is watched yet"
     pods.start()
-    assert pods.wait(10)
+    assert pods.wait(PATIENCE)
     port.there = [gone, there]
     assert pods.fetch("default", "there") == there
     assert pods.fetch("default", "gone") == gone

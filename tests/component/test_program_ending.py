@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.fakes.waiting import PATIENCE
+
 HEAD = """
 import signal, threading
 from gpu_manager.program import Ending
@@ -14,7 +16,7 @@ ending = Ending()
 
 def ended(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", HEAD + code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", HEAD + code], capture_output=True, text=True, check=True, timeout=PATIENCE
     )
     return done.stdout
 

@@ -47,7 +47,7 @@ def emptied(sandbox: Sandbox) -> Iterator[None]:
         sandbox.api.delete("pods", pod["metadata"]["name"], pod["metadata"]["namespace"], grace=0)
     until(lambda: not sandbox.api.list("pods"))
     # What a pod deleted by force held counts until its node has spoken, or was silent for a minute.
-    until(lambda: takes_all_cards(sandbox), 90)
+    until(lambda: takes_all_cards(sandbox))
 
 
 def takes_all_cards(sandbox: Sandbox) -> bool:
@@ -119,16 +119,16 @@ def test_while_admission_is_down_other_pods_come_and_go_and_cards_wait(sandbox: 
     until(lambda: keeper.pid == 0 or keeper.starts > starts)
     commands.apply(sandbox.api, [manifest("plain", None)])
     until(lambda: state(sandbox, "plain") == "Running")
-    until(lambda: sandbox.admission is not None and sandbox.admission.ready(), 30)
+    until(lambda: sandbox.admission is not None and sandbox.admission.ready())
     assert keeper.starts == starts + 1
     commands.apply(sandbox.api, [manifest("b", 80, 20), manifest("c", 80, 20)])
-    until(lambda: state(sandbox, "b") == state(sandbox, "c") == "Running", 30)
+    until(lambda: state(sandbox, "b") == state(sandbox, "c") == "Running")
     assert len(set(cards_of(sandbox, "a", "b", "c").values())) == 3
 
 
 def test_a_burst_by_way_of_the_scheduler_has_no_conflict(sandbox: Sandbox) -> None:
     commands.apply(sandbox.api, [manifest(f"p{n}", 20, 16) for n in range(40)])
-    until(lambda: all(state(sandbox, f"p{n}") == "Running" for n in range(40)), 30)
+    until(lambda: all(state(sandbox, f"p{n}") == "Running" for n in range(40)))
     assert len(set(cards_of(sandbox, *(f"p{n}" for n in range(40))).values())) == 8
     steps = {
         k: v
@@ -141,11 +141,11 @@ def test_a_burst_by_way_of_the_scheduler_has_no_conflict(sandbox: Sandbox) -> No
 
 def test_an_urgent_pod_evicts_of_one_card_what_it_needs(sandbox: Sandbox) -> None:
     commands.apply(sandbox.api, [manifest(f"q{n}", 60, 16) for n in range(8)])
-    until(lambda: all(state(sandbox, f"q{n}") == "Running" for n in range(8)), 30)
+    until(lambda: all(state(sandbox, f"q{n}") == "Running" for n in range(8)))
     importance = {"kind": "PriorityClass", "metadata": {"name": "more"}, "value": 10}
     sandbox.api.create({"apiVersion": "scheduling.k8s.io/v1", **importance})
     commands.apply(sandbox.api, [manifest("urgent", 80, 20, priorityClassName="more")])
-    until(lambda: state(sandbox, "urgent") == "Running", 30)
+    until(lambda: state(sandbox, "urgent") == "Running")
     assert sum(bool(sandbox.api.get("pods", f"q{n}")) for n in range(8)) == 7
     told = [e for e in sandbox.api.list("events") if e["reason"] == "Preempted"]
     assert len(told) == 1

@@ -35,6 +35,7 @@ from sandbox.simulated_cluster import LOCK, default_directory
 from sandbox.table import card_line, draw, plain
 from tests.fakes.background import SIGINT_IGNORED
 from tests.fakes.sandbox import alive, short_directory, until
+from tests.fakes.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 NGINX = ROOT / "docs/examples/nginx.yaml"
@@ -55,7 +56,7 @@ class Command:
             )
 
     def await_running(self) -> None:
-        until(lambda: self.process.poll() is not None or "Ctrl-C ends it" in self.text(), 30)
+        until(lambda: self.process.poll() is not None or "Ctrl-C ends it" in self.text())
         assert self.process.poll() is None, self.text()
 
     def text(self) -> str:
@@ -67,19 +68,19 @@ class Command:
             check=False,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def end(self, number: int) -> None:
         self.process.send_signal(number)
-        self.process.wait(30)
+        self.process.wait(PATIENCE)
 
 
 def scrape(port: str) -> str:
     """The agent's metrics, empty while it does not answer."""
-    link = http.client.HTTPConnection("127.0.0.1", int(port), timeout=5)
+    link = http.client.HTTPConnection("127.0.0.1", int(port), timeout=PATIENCE)
     try:
         link.request("GET", "/metric")
         return link.getresponse().read().decode()
@@ -235,7 +236,7 @@ def test_one_sandbox_serves_many_terminals_and_ends_within_5_seconds(place: Path
         with pytest.raises(RequestInvalid, match="not found"):
             send(place, SandboxOrder(delete=["default/nobody"]), print)
         second = subprocess.run(
-            program("--directory", str(place)), check=False, capture_output=True, text=True, timeout=60
+            program("--directory", str(place)), check=False, capture_output=True, text=True, timeout=PATIENCE
         )
         assert second.returncode == 2
         assert "runs in" in second.stderr

@@ -23,6 +23,7 @@ from sandbox import programs
 from sandbox.processes import ProcessTable
 from sandbox.runtime import Runtime, free_port
 from tests.fakes.sandbox import alive, until
+from tests.fakes.waiting import PATIENCE
 
 NOTHING = ContainerAllocateResponse()
 
@@ -44,7 +45,7 @@ class Rig:
 
     def run(self, command: list[str], response: ContainerAllocateResponse = NOTHING, **fields: Any) -> str:
         started = self.start(command, response, **fields)
-        assert self.codes.get(timeout=15) == 0, started.log.read_text()
+        assert self.codes.get(timeout=PATIENCE) == 0, started.log.read_text()
         return str(started.log.read_text())
 
     def environment(self, response: ContainerAllocateResponse = NOTHING, **fields: Any) -> dict[str, str]:
@@ -106,7 +107,7 @@ def test_mounts_are_links_at_their_paths_in_the_root(rig: Rig, tmp_path: Path) -
         mounts=[Mount(container_path="/etc/vcuda/limits", host_path=str(page))]
     )
     started = rig.start(["sh", "-c", 'cat "$VCUDA_ROOT/etc/vcuda/limits"'], response)
-    assert rig.codes.get(timeout=15) == 0
+    assert rig.codes.get(timeout=PATIENCE) == 0
     assert started.log.read_text() == "limits of p"
     assert (started.root / "etc/vcuda/limits").readlink() == page
 
@@ -154,7 +155,7 @@ def test_our_libraries_are_exchanged_for_their_sandbox_build(tmp_path: Path) -> 
     )
     try:
         started = rig.start(["sh", "-c", 'cat "$VCUDA_STANDIN_CONFIG"'], response)
-        assert rig.codes.get(timeout=15) == 0
+        assert rig.codes.get(timeout=PATIENCE) == 0
         machine = started.log.read_text()
         assert (started.root / front[1:]).readlink() == place / "sandbox/libcuda.so.1"
         assert (
@@ -179,7 +180,7 @@ def test_nothing_native_is_found_where_nothing_was_built(tmp_path: Path) -> None
 )
 def test_exit_codes_are_a_containers(rig: Rig, script: str, code: int) -> None:
     rig.start(["sh", "-c", script])
-    assert rig.codes.get(timeout=15) == code
+    assert rig.codes.get(timeout=PATIENCE) == code
 
 
 def test_arguments_are_never_read_by_a_shell(rig: Rig) -> None:
@@ -195,7 +196,7 @@ def test_a_container_of_which_only_the_image_is_known_waits_until_it_is_told(rig
     started = rig.start([], args=["--flag"])
     assert alive(started.pid)
     rig.runtime.signal(started.id, signal.SIGTERM)
-    assert rig.codes.get(timeout=15) == 0
+    assert rig.codes.get(timeout=PATIENCE) == 0
 
 
 def test_signals_reach_the_whole_group(rig: Rig, tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_signals_reach_the_whole_group(rig: Rig, tmp_path: Path) -> None:
     started = rig.start(["sh", "-c", f"sleep 60 & echo $! > {child}; wait"])
     pid = int(until(lambda: child.exists() and child.read_text().strip()))
     rig.runtime.signal(started.id, signal.SIGKILL)
-    assert rig.codes.get(timeout=15) == 137
+    assert rig.codes.get(timeout=PATIENCE) == 137
     until(lambda: not alive(pid))
 
 
@@ -217,7 +218,7 @@ def test_what_a_container_leaves_behind_dies_with_it(rig: Rig, tmp_path: Path) -
             f"setsid sh -c 'echo $$$$ > {child}; exec sleep 60' & while [ ! -s {child} ]; do :; done",
         ]
     )
-    assert rig.codes.get(timeout=15) == 0
+    assert rig.codes.get(timeout=PATIENCE) == 0
     until(lambda: not alive(int(child.read_text())))
 
 
@@ -255,7 +256,7 @@ threading.Event().wait()
 def test_the_first_processes_end_even_when_their_keeper_is_killed(rig: Rig) -> None:
     started = rig.start(["sleep", "60"])
     os.kill(rig.processes.pid, signal.SIGKILL)
-    assert rig.codes.get(timeout=15) == 137
+    assert rig.codes.get(timeout=PATIENCE) == 137
     until(lambda: not alive(started.pid))
 
 

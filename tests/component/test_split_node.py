@@ -18,8 +18,6 @@ from tests.fakes.node import container
 from tests.fakes.sandbox import short_directory
 from tests.fakes.waiting import until
 
-HAND_OVER_SECONDS = 20.0
-
 
 class SplitWorld(DraWorld):
     """``cards`` go by claims. What the kubelet has of our devices is reported as the node's allocatable."""
@@ -71,7 +69,7 @@ def healthy(kubelet: StandInKubelet) -> dict[str, int]:
 @pytest.fixture
 def world() -> Iterator[SplitWorld]:
     with short_directory() as directory, SplitWorld(directory) as running:
-        until(lambda: running.devices() == 2, HAND_OVER_SECONDS)
+        until(lambda: running.devices() == 2)
         yield running
 
 
@@ -115,10 +113,10 @@ def test_cards_go_back_and_a_late_claim_keeps_its_card_till_its_end(world: Split
     assert world.limits(stale, "c0")
     assert world.report().get(CORE) == 200
     world.end(stale)
-    until(lambda: world.report().get(CORE) == 300, HAND_OVER_SECONDS)
+    until(lambda: world.report().get(CORE) == 300)
     assert len(world.scheduler.devices(NODE)) == 1, "a card that is held stays"
     world.end(bound)
-    until(lambda: world.report().get(CORE) == 400, HAND_OVER_SECONDS)
+    until(lambda: world.report().get(CORE) == 400)
     assert world.scheduler.devices(NODE) == []
 
 
@@ -129,9 +127,9 @@ def test_a_node_that_is_split_no_more_changes_card_by_card(world: SplitWorld) ->
     world.start_agent_with(injection="cdi")
     assert world.agent.fronts.in_force is Front.SPLIT
     assert "stays split until 2 of its 4 cards have changed to plugin" in world.agent.why()
-    until(lambda: world.report().get(CORE) == 300, HAND_OVER_SECONDS)
+    until(lambda: world.report().get(CORE) == 300)
     world.end(pod)
-    until(lambda: world.report().get(CORE) == 400, HAND_OVER_SECONDS)
+    until(lambda: world.report().get(CORE) == 400)
     world.stop_agent()
     world.agent = Agent(world.config())
     world.agent.start()

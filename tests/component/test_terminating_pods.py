@@ -25,7 +25,7 @@ from tests.fakes import extender
 from tests.fakes.metrics import counts
 from tests.fakes.node import NODE, NodeRig, container, pod
 from tests.fakes.ports import FakeCards, FakeClock, FakeNodeObject, cards
-from tests.fakes.waiting import until
+from tests.fakes.waiting import PATIENCE, until
 
 FULL = ("c", 60, 40)  # 60 cores, 10 GiB of 16: two of them never share a card
 
@@ -85,7 +85,7 @@ def test_the_next_pod_waits_for_the_processes_of_a_deleted_one_and_starts(one_ca
         assert not coming.done(), "nobody holds the lock while it waits"
         assert held == Amount(60, 10 * GIB), "and nothing is booked over"
         one_card.processes.living.clear()
-        result: AdmissionResult = coming.result(20)
+        result: AdmissionResult = coming.result(PATIENCE)
     assert result.admitted, result.message
     assert one_card.cards_of(next_, "c") == (0,)
     assert counts(one_card.metrics.allocations).get("refused", 0) == 0
@@ -98,7 +98,7 @@ def test_a_namesake_waits_for_the_processes_of_the_pod_before_it(one_card: NodeR
         coming = pool.submit(one_card.admit, pod("set-0", container(*FULL)))
         one_card.until(lambda: one_card.processes.asked.count(uid(gone)) >= 3)
         one_card.processes.living.clear()
-        assert coming.result(20).admitted
+        assert coming.result(PATIENCE).admitted
 
 
 def test_a_pod_whose_end_the_watch_has_yet_to_show_is_waited_for_too(one_card: NodeRig) -> None:
@@ -116,7 +116,7 @@ def test_a_pod_whose_end_the_watch_has_yet_to_show_is_waited_for_too(one_card: N
         one_card.until(lambda: one_card.pods.looks > 4)
         assert not coming.done()
         one_card.pods.watch()
-        result = coming.result(20)
+        result = coming.result(PATIENCE)
     assert result.admitted, result.message
 
 
@@ -136,7 +136,7 @@ def test_the_assigned_card_is_waited_for_though_another_has_room(tmp_path: Path)
             coming = pool.submit(rig.kubelet.admit, new)
             rig.until(lambda: rig.pods.looks > 4 or coming.done())
             rig.pods.watch()
-            assert coming.result(20).admitted
+            assert coming.result(PATIENCE).admitted
         assert rig.cards_of(new, "c") == (0,)
 
 
@@ -163,7 +163,7 @@ def test_a_card_is_waited_for_though_its_last_pods_name_is_used_again(
             coming = pool.submit(rig.kubelet.admit, new)
             rig.until(lambda: rig.pods.looks > 6 or coming.done())
             rig.pods.watch()
-            assert coming.result(20).admitted
+            assert coming.result(PATIENCE).admitted
         assert rig.cards_of(new, "c") == (0,)
 
 
@@ -297,7 +297,7 @@ def test_where_processes_cannot_be_seen_it_is_told_until_the_books_give_it_back(
         assert [left.pod for left in board.inventory.lingering] == [uid(one)]
         rig.kubelet.reap(uid(one))
         clock.pass_(SETTLE_SECONDS + 5)
-        rig.until(lambda: bool(rig.reclaimer.round()), 3)
+        rig.until(lambda: bool(rig.reclaimer.round()))
         inventory.publish()
         assert board.inventory.lingering == ()
 
@@ -390,7 +390,7 @@ def test_the_agent_tells_of_a_pod_deleted_by_force_from_its_cgroup_until_its_pro
         until(lambda: told() == [])
         world.api.delete("pods", "one", grace=0)
         world.kubelet.delete(name, force=True)
-        until(lambda: told() == [name], 3)
+        until(lambda: told() == [name])
         (proc / "4711/cgroup").unlink()
         (proc / "4711").rmdir()
-        until(lambda: told() == [], 5)
+        until(lambda: told() == [])

@@ -7,12 +7,13 @@ import urllib.request
 from admission.serving.metrics import AdmissionMetrics
 from gpu_manager import threads
 from sandbox.api import ADMIN_TOKEN, StandInApi
+from tests.fakes.waiting import PATIENCE
 
 
 def test_admission_and_the_sandbox_show_what_failed(api: StandInApi) -> None:
     thread = threads.once("shown", lambda: 1 // 0)
     thread.start()
-    thread.join(10)
+    thread.join(PATIENCE)
     request = urllib.request.Request(f"{api.url}/metrics", headers={"Authorization": f"Bearer {ADMIN_TOKEN}"})
     with urllib.request.urlopen(request) as answer:
         pages = {"sandbox": answer.read(), "admission": AdmissionMetrics("0").page("")[0]}

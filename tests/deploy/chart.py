@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from tests.fakes.waiting import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "gpu-manager"
 MANIFESTS = ROOT / "deploy" / "manifests"
@@ -74,7 +76,9 @@ SETS: dict[str, tuple[str, ...]] = {
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run helm; the caller judges."""
     assert HELM.exists(), "helm is not there: run make tools"
-    return subprocess.run([str(HELM), *arguments], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        [str(HELM), *arguments], capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
 
 
 @functools.cache

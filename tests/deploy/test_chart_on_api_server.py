@@ -24,6 +24,7 @@ import pytest
 from gpu_manager.domain import contract
 from tests.deploy.chart import CHART, HELM, KUBECTL, MANIFESTS, ROOT, SETS
 from tests.fakes.sandbox import short_directory
+from tests.fakes.waiting import PATIENCE
 
 SERVERS = sorted((ROOT / "build" / "cluster").glob("bin-*/kube-apiserver"))
 BARE = ("--set=monitoring.serviceMonitor=false",)  # no Prometheus operator has brought its kinds
@@ -103,7 +104,7 @@ class Server:
     def stop(self) -> None:
         for process in reversed(self._processes):
             process.terminate()
-            process.wait(20)
+            process.wait(PATIENCE)
 
     def run(self, program: Path, *arguments: str, given: str | None = None) -> str:
         """What it prints; with what went wrong, if something did."""
@@ -114,7 +115,7 @@ class Server:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=PATIENCE,
         )
         return done.stdout if done.returncode == 0 else f"FAILED {done.stderr}"
 
@@ -141,7 +142,7 @@ class Server:
             f"https://127.0.0.1:{self.port}/readyz", headers={"Authorization": "Bearer admin"}
         )
         try:
-            with urllib.request.urlopen(request, timeout=5, context=ssl._create_unverified_context()):
+            with urllib.request.urlopen(request, timeout=PATIENCE, context=ssl._create_unverified_context()):
                 return True
         except OSError:
             return False

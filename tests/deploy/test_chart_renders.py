@@ -14,6 +14,7 @@ import yaml
 
 from tests.deploy.chart import CHART, KUBECTL, MANIFESTS, ROOT, SETS, helm, objects, text_of
 from tests.deploy.schemas import faults
+from tests.fakes.waiting import PATIENCE
 
 VERSIONS = ("1.30.0", "1.37.0")  # the oldest that is supported, the newest known
 SINCE_1_34 = "resource.k8s.io/v1"  # and the chart refuses what needs it on an older one
@@ -141,14 +142,18 @@ def test_manifests_readme_and_policies_are_what_the_chart_makes() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_kubectl_reads_the_manifests_and_they_are_the_charts_defaults() -> None:
     done = subprocess.run(
-        [str(KUBECTL), "kustomize", str(MANIFESTS)], capture_output=True, text=True, check=False, timeout=60
+        [str(KUBECTL), "kustomize", str(MANIFESTS)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     plain = {key(o): o for o in yaml.safe_load_all(done.stdout)}

@@ -168,7 +168,7 @@ def test_the_real_scheduler_shares_our_cards_and_we_read_what_it_gave(server: Se
             said = server.run(KUBECTL, "create", "-f", "-", given=json.dumps(obj))
             assert "created" in said, said
     claims = KubeClaims(connection, DEFAULT_UNIT)
-    found = {name: until(lambda name=name: _allocated(claims, name), 20) for name in wanted}
+    found = {name: until(lambda name=name: _allocated(claims, name)) for name in wanted}
     given = {name: (one.shares[0].amount.cores, one.shares[0].amount.memory) for name, one in found.items()}
     assert given == wanted
     assert all(one.pods[0][1] == name and one.shares[0].share_id for name, one in found.items())
@@ -220,7 +220,7 @@ def _say_terms(server: Server, claims: KubeClaims) -> None:
     for obj in (batch, claim(spec, "terms"), _pod("terms")):
         said = server.run(KUBECTL, "create", "-f", "-", given=json.dumps(obj))
         assert "created" in said, said
-    got = until(lambda: _allocated(claims, "terms"), 20)
+    got = until(lambda: _allocated(claims, "terms"))
     assert got.terms == {
         "gpu": ShareTerms(0, Priority.PROTECTED),
         "b": ShareTerms(90, Priority.BEST_EFFORT),
@@ -245,7 +245,7 @@ def _look_at_cards(server: Server, claims: KubeClaims, preparer: ClaimPreparer, 
 
     least = exactly(asks(5, "256Mi", adminAccess=True, allocationMode="All"))
     run("watch", least)
-    watch = until(lambda: _allocated(claims, "watch"), 20)
+    watch = until(lambda: _allocated(claims, "watch"))
     assert [(one.device, one.is_admin, one.amount) for one in watch.shares] == [
         (name, True, ZERO) for name in ("gpu-00000000", "gpu-00000001")
     ]
@@ -253,13 +253,13 @@ def _look_at_cards(server: Server, claims: KubeClaims, preparer: ClaimPreparer, 
         one.device for one in watch.shares
     ]
     run("rest", exactly(asks(100 - held, "256Mi")))
-    rest = until(lambda: _allocated(claims, "rest"), 20)
+    rest = until(lambda: _allocated(claims, "rest"))
     assert rest.shares[0].device == "gpu-00000000", "all that was left, watched or not"
     first = {"selectors": [{"cel": {"expression": f"device.attributes['{DRA_DRIVER}'].index == 0"}}]}
     run("full", exactly(asks(5, "256Mi", adminAccess=True, **first)))
     run("whole", exactly(asks(adminAccess=True)))
     for name in ("full", "whole"):
-        until(lambda name=name: "cannot allocate all claims" in _waits(server, name), 20)
+        until(lambda name=name: "cannot allocate all claims" in _waits(server, name))
         assert _allocated(claims, name) is None
 
 

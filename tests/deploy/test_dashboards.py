@@ -38,6 +38,7 @@ from tests.fakes.admission import Process
 from tests.fakes.prometheus import Prometheus, needs_prometheus
 from tests.fakes.reviews import container, pod, review
 from tests.fakes.sandbox import short_directory, until
+from tests.fakes.waiting import PATIENCE
 from tests.fakes.web import send, serving
 from tests.unit.test_agents_usage import Agents
 
@@ -213,7 +214,7 @@ def observe(directory: Path, sandbox: Sandbox, states: int, webhook: int, extend
         load(sandbox)
         ask(webhook, extender)
         hours = "namespace:vcuda_wasted_core_hours:increase_1h"
-        until(lambda: prometheus.query(f"count_over_time({hours}[1m]) >= 5"), 30)
+        until(lambda: prometheus.query(f"count_over_time({hours}[1m]) >= 5"))
         yield Seen(prometheus, sandbox)
 
 
@@ -268,7 +269,7 @@ def ask(webhook: int, extender: int) -> None:
     ):
         asked = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
         urllib.request.urlopen(
-            asked, timeout=10, context=context if url.startswith("https") else None
+            asked, timeout=PATIENCE, context=context if url.startswith("https") else None
         ).close()
 
 
@@ -308,12 +309,12 @@ def empty(prometheus: Prometheus, asked: Iterator[tuple[str, str]]) -> list[str]
 
 @needs_prometheus
 def test_every_query_of_every_panel_returns_data(seen: Seen) -> None:
-    until(lambda: not empty(seen.prometheus, queries()), 20)
+    until(lambda: not empty(seen.prometheus, queries()))
 
 
 @needs_prometheus
 def test_every_label_that_a_legend_or_a_column_names_is_there(seen: Seen) -> None:
-    until(lambda: not empty(seen.prometheus, queries()), 20)
+    until(lambda: not empty(seen.prometheus, queries()))
     for where, text, labels in targets():
         for series in seen.prometheus.query(text):
             absent = {"rule", "reason"}  # a refusal may have no rule, and what is not refused no reason
@@ -348,7 +349,7 @@ def test_what_ails_in_the_sandbox_fires_and_its_text_names_it(seen: Seen) -> Non
         found = {a["labels"]["alertname"]: a for a in seen.prometheus.get("alerts")["alerts"]}
         return found if wanted <= set(found) else None
 
-    alerts = until(firing, 20)
+    alerts = until(firing)
     assert alerts["VcudaCardUnhealthy"]["annotations"]["summary"] == f"Card 7 of {NODE} is unhealthy"
     assert (
         alerts["VcudaMemoryNearLimit"]["annotations"]["summary"] == "nlp/full main is near its memory limit"
@@ -398,7 +399,7 @@ def test_the_bill_comes_from_this_prometheus(seen: Seen, by: str, capsys: pytest
         lines = [x for x in json.loads(capsys.readouterr().out)["lines"] if x["namespace"] != "research"]
         return [] if any(line["core_hours_used"] is None for line in lines) else lines
 
-    lines = until(bill, 20)
+    lines = until(bill)
     assert len(lines) == (4 if by == "pod" else 2)
     for line in lines:
         assert 0 < line["core_hours"] <= 70 / 60
@@ -443,5 +444,5 @@ def test_a_pod_that_comes_is_seen_within_seconds(seen: Seen) -> None:
 
     before = seen.prometheus.query("sum(vcuda_card_cores_booked_ratio)")[0]["value"][1]
     commands.apply(seen.sandbox.api, [asking("late", "research", ["sleep", "600"], 10, 4, "green")])
-    until(lambda: booked() == [10.0], 20)
-    until(lambda: seen.prometheus.query(f"sum(vcuda_card_cores_booked_ratio) > {before}"), 5)
+    until(lambda: booked() == [10.0])
+    until(lambda: seen.prometheus.query(f"sum(vcuda_card_cores_booked_ratio) > {before}"))

@@ -12,7 +12,6 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,9 +43,11 @@ from gpu_manager.domain.rules.request import PlacementPolicy
 from tests.deploy.chart import CHART, HELM, KUBECTL, SETS
 from tests.deploy.test_chart_on_api_server import SERVERS, Server, free_port, serving_certificate
 from tests.deploy.test_claim_quota_on_api_server import claim
+from tests.fakes import waiting
 from tests.fakes.extender import node
 from tests.fakes.ports import FakeClock
 from tests.fakes.sandbox import short_directory
+from tests.fakes.waiting import PATIENCE
 
 pytestmark = pytest.mark.skipif(
     not SERVERS or shutil.which("etcd") is None,
@@ -126,20 +127,15 @@ def _install(server: Server) -> None:
             one["clientConfig"] = {"url": f"https://127.0.0.1:{port}{path}", "caBundle": bundle}
         said = server.run(KUBECTL, "replace", "-f", "-", given=json.dumps(hooks))
         assert "replaced" in said, said
-    assert until(lambda: "created" in create(server, pod("ready"), "--dry-run=server"), 60), _log(server)
+    assert until(lambda: "created" in create(server, pod("ready"), "--dry-run=server")), _log(server)
     limited = claim("ready", 10)  # once the service knows which claims others have let pass
     limited["metadata"]["namespace"] = "full"
-    assert until(lambda: "created" in create(server, limited, "--dry-run=server"), 90), _log(server)
+    assert until(lambda: "created" in create(server, limited, "--dry-run=server")), _log(server)
 
 
-def until(holds: Callable[[], Any], seconds: float) -> Any:
+def until(holds: Callable[[], Any]) -> Any:
     """Look twice a second: each look is a program that starts."""
-    tick = threading.Event()
-    for _ in range(int(2 * seconds)):
-        if found := holds():
-            return found
-        tick.wait(0.5)
-    raise AssertionError("it did not come to pass")
+    return waiting.until(holds, every=0.5)
 
 
 def _log(server: Server) -> str:
@@ -183,7 +179,7 @@ def create(server: Server, obj: dict[str, Any], *more: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
     )
     return done.stdout + done.stderr
 
@@ -211,7 +207,7 @@ def allocated(server: Server, name: str, where: str = "team") -> AllocatedClaim:
                 return None  # not allocated yet
         return None
 
-    found = until(look, 60)
+    found = until(look)
     connection.close()
     return found
 
@@ -228,7 +224,7 @@ def test_a_pod_of_extended_resources_is_allocated_just_that_by_kubernetes_itself
     for n, one in enumerate(spec["containers"]):
         assert one["resources"]["limits"] == {"cpu": "100m"}
         assert one["resources"]["claims"] == [{"name": "vcuda", "request": f"c{n}"}]
-    assert until(lambda: stored(server, "pod", "team", "train")["spec"].get("nodeName") == "n1", 30)
+    assert until(lambda: stored(server, "pod", "team", "train")["spec"].get("nodeName") == "n1")
 
 
 def test_a_model_that_the_pod_names_chooses_the_card(server: Server) -> None:
@@ -279,7 +275,7 @@ def test_the_quota_counts_the_claim_once_and_refuses_what_could_never_pass(serve
         "as pods of extended resources do"
     )
     events = ("get", "events", "-n", "full", "--field-selector=reason=FailedResourceClaimCreation")
-    assert until(lambda: "0.3 used or being bound, 0.3 asked" in server.run(KUBECTL, *events), 20)
+    assert until(lambda: "0.3 used or being bound, 0.3 asked" in server.run(KUBECTL, *events))
     assert "created" in create(server, pod("rest", (20, 4), where="full"))
     assert allocated(server, "rest", "full").shares[0].amount == Amount(20, GIB), "counted once"
 
@@ -295,7 +291,7 @@ def test_where_no_template_may_be_made_the_pod_is_refused_with_the_answer(server
             server.run(KUBECTL, "delete", "pod", "never", "-n", "gone", "--force")
         return said if "cannot be made" in said else ""
 
-    said = until(refused, 20)
+    said = until(refused)
     assert "the ResourceClaimTemplate of the pod cannot be made: the API server refused to create" in said
     assert "templates are not wanted here" in said
     assert "NotFound" in server.run(KUBECTL, "get", "pod", "never", "-n", "gone")

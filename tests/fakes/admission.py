@@ -24,6 +24,7 @@ from gpu_manager.domain.contract import ALLOCATION, decode_assignment
 from sandbox.api import ADMIN_TOKEN, StandInApi, User
 from tests.fakes.extender import binding, node, pod
 from tests.fakes.sandbox import until
+from tests.fakes.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 Obj = dict[str, Any]
@@ -47,7 +48,7 @@ class Calls:
         self.extender_port = extender_port
 
     def ask(self, verb: str, body: Any) -> tuple[int, Any]:
-        line = http.client.HTTPConnection("127.0.0.1", self.extender_port, timeout=20)
+        line = http.client.HTTPConnection("127.0.0.1", self.extender_port, timeout=PATIENCE)
         try:
             line.request("POST", f"/scheduler/{verb}", json.dumps(body), {"Content-Type": "application/json"})
             with line.getresponse() as answer:
@@ -63,7 +64,7 @@ class Calls:
         self, method: str, path: str, body: Any, token: str | None = ADMIN_TOKEN, **headers: str
     ) -> tuple[int, str]:
         sent = {"Authorization": f"Bearer {token}"} if token else {}
-        line = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20, context=blind())
+        line = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=PATIENCE, context=blind())
         try:
             line.request(method, path, None if body is None else json.dumps(body), {**sent, **headers})
             with line.getresponse() as answer:
@@ -98,9 +99,9 @@ class Calls:
         best = max(scores, key=lambda score: score["Score"])["Host"]
         return self.bind(obj, best) or best
 
-    def placed(self, obj: Obj, nodes: Sequence[str], seconds: float = 20.0) -> str:
+    def placed(self, obj: Obj, nodes: Sequence[str]) -> str:
         """The same, tried again until it is placed, as a scheduler's queue does."""
-        return str(until(lambda: (found := self.place(obj, nodes)) in nodes and found, seconds))
+        return str(until(lambda: (found := self.place(obj, nodes)) in nodes and found))
 
 
 class Process(Calls):
@@ -121,7 +122,7 @@ class Process(Calls):
             if line.startswith("{") and json.loads(line)["event"] == "running":
                 break
         else:
-            raise AssertionError(f"it ended with {self.program.wait(10)}: {''.join(said)}")
+            raise AssertionError(f"it ended with {self.program.wait(PATIENCE)}: {''.join(said)}")
         ports = json.loads(said[-1])
         super().__init__(ports["port"], ports["extender_port"])
         self.probe_port = int(ports["probe_port"])
@@ -142,8 +143,8 @@ class Process(Calls):
     def close(self) -> None:
         if self.program.poll() is None:
             self.program.terminate()
-        self.program.wait(30)
-        self._reader.join(30)
+        self.program.wait(PATIENCE)
+        self._reader.join(PATIENCE)
         assert self.program.stderr is not None
         self.program.stderr.close()
 

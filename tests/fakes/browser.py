@@ -16,12 +16,12 @@ import pytest
 import websocket
 
 from tests.fakes.sandbox import until
+from tests.fakes.waiting import PATIENCE
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 NEEDS_A_BROWSER = pytest.mark.skipif(
     CHROMIUM is None, reason="no chromium (Debian: apt-get install chromium)"
 )
-SECONDS = 30.0
 KEYS = {"/": ("Slash", 191), "Enter": ("Enter", 13), "Tab": ("Tab", 9), "ArrowRight": ("ArrowRight", 39)}
 
 
@@ -60,7 +60,11 @@ class Page:
     def look(self, expression: str) -> Any:
         """The value of a JavaScript expression; a promise is awaited."""
         said = self.call(
-            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True, timeout=30000
+            "Runtime.evaluate",
+            expression=expression,
+            awaitPromise=True,
+            returnByValue=True,
+            timeout=2000 * PATIENCE,
         )
         assert "exceptionDetails" not in said, said["exceptionDetails"]
         return said["result"].get("value")
@@ -68,7 +72,7 @@ class Page:
     def wait(self, condition: str) -> None:
         """Until the JavaScript condition holds; the page itself watches for it."""
         script = f"""new Promise((yes) => {{
-          const end = performance.now() + {SECONDS * 1000};
+          const end = performance.now() + {PATIENCE * 1000};
           const look = () => ({condition}) ? yes(true) : performance.now() > end ? yes(false) : setTimeout(look, 10);
           look(); }})"""
         assert self.look(script), (
@@ -137,11 +141,11 @@ def browsing(profile: Path, *flags: str, language: str = "en-US") -> Iterator[Pa
     quiet = subprocess.DEVNULL
     browser = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
     try:
-        port = until(lambda: _port(profile), SECONDS)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=SECONDS) as answer:
+        port = until(lambda: _port(profile))
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=PATIENCE) as answer:
             (target, *_) = [one for one in json.load(answer) if one["type"] == "page"]
         line = websocket.create_connection(
-            target["webSocketDebuggerUrl"], timeout=2 * SECONDS, max_size=None, suppress_origin=True
+            target["webSocketDebuggerUrl"], timeout=2 * PATIENCE, max_size=None, suppress_origin=True
         )
         try:
             yield Page(line)
@@ -149,7 +153,7 @@ def browsing(profile: Path, *flags: str, language: str = "en-US") -> Iterator[Pa
             line.close()
     finally:
         browser.terminate()
-        browser.wait(SECONDS)
+        browser.wait(PATIENCE)
 
 
 def _port(profile: Path) -> int:

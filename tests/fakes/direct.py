@@ -188,6 +188,6 @@ class DirectRig(NodeRig):
         self.plugin.announce()
         return super().admit(obj, watched=watched)
 
-    def until(self, holds: Any, seconds: float = 10.0) -> None:
+    def until(self, holds: Any) -> None:
         self.plugin.announce()
-        until(holds, seconds)
+        until(holds)

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from admission.serving.https_server import HttpsServer
+from tests.fakes.waiting import PATIENCE
 
 
 @contextmanager
@@ -18,7 +19,7 @@ def lines_to(app: Any, **options: Any) -> Iterator[Callable[[], socket.socket]]:
     with ExitStack() as lines:
         try:
             yield lambda: lines.enter_context(
-                socket.create_connection(("127.0.0.1", server.port), timeout=10)
+                socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
             )
         finally:
             server.stop()

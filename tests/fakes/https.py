@@ -15,6 +15,7 @@ from admission.program import AdmissionProgram
 from admission.serving.certs import Issued, Switch, issue
 from admission.serving.metrics import AdmissionMetrics
 from gpu_manager.domain.errors import NodeUnready
+from tests.fakes.waiting import PATIENCE
 
 HOST = "localhost"
 
@@ -33,7 +34,7 @@ def trusting(*authorities: bytes) -> ssl.SSLContext:
 def visit(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None = None) -> Visit:
     """One GET on a connection of its own, resumed from ``session`` if the server lets it."""
     with (
-        socket.create_connection((HOST, port), timeout=10) as line,
+        socket.create_connection((HOST, port), timeout=PATIENCE) as line,
         context.wrap_socket(line, server_hostname=HOST, session=session) as wrapped,
     ):
         wrapped.sendall(f"GET /healthz HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode())
@@ -53,7 +54,7 @@ class Caller:
     """One connection, kept open as long as the service lets it."""
 
     def __init__(self, port: int, context: ssl.SSLContext) -> None:
-        self._connection = http.client.HTTPSConnection(HOST, port, context=context, timeout=10)
+        self._connection = http.client.HTTPSConnection(HOST, port, context=context, timeout=PATIENCE)
 
     def __enter__(self) -> Self:
         return self

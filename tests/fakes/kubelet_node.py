@@ -14,6 +14,7 @@ from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2
 from sandbox.kubelet import Limiter, NumaPolicy, StandInKubelet
 from tests.fakes.plugin import CORE, MEMORY, Plugin, devices
 from tests.fakes.ports import FakeClock
+from tests.fakes.waiting import PATIENCE
 
 OPEN = Limiter(rate=1e6, burst=1_000_000)
 
@@ -21,7 +22,14 @@ OPEN = Limiter(rate=1e6, burst=1_000_000)
 class Node:
     """The stand-in, started, and what a test needs around it; a short path, for sockets have room for 107."""
 
-    def __init__(self, *, seed: int = 0, limiter: Limiter = OPEN, numa: NumaPolicy = NumaPolicy.NONE) -> None:
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        limiter: Limiter = OPEN,
+        numa: NumaPolicy = NumaPolicy.NONE,
+        dial_seconds: float = PATIENCE,
+    ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="vk"))
         self.clock = FakeClock()
         self.kubelet = StandInKubelet(
@@ -30,8 +38,8 @@ class Node:
             seed=seed,
             limiter=limiter,
             numa=numa,
-            dial_seconds=0.5,
-            pre_start_seconds=0.5,
+            dial_seconds=dial_seconds,
+            pre_start_seconds=PATIENCE,
         )
         self.kubelet.start()
         self.plugins: list[Plugin] = []

@@ -38,7 +38,7 @@ from gpu_manager.services.recovery.rebuild import rebuild
 from gpu_manager.services.recovery.reclaimer import Reclaimer
 from sandbox.kubelet import AdmissionResult, StandInKubelet
 from tests.fakes.ports import FakeInjector, FakePods, FakeProcesses, FakeStore, FakeTenants, cards
-from tests.fakes.waiting import until
+from tests.fakes.waiting import PATIENCE, until
 
 NODE = "n1"
 _serial = itertools.count()
@@ -63,7 +63,7 @@ def pod(
     controlled: bool = False,
 ) -> dict[str, Any]:
     """A bound pod; ``on`` is the extender's choice: container → (card, cores, memory bytes)."""
-    uid = uid or f"uid-{name}-{next(_serial)}"
+    uid = uid or f"uid-{name}-{next(_serial):06}"  # in the order of making, whatever was made before
     written = dict(annotations or {})
     if on is not None:
         chosen = {c: tuple((s.card.uuid, Amount(k, m)) for s, k, m in shares) for c, shares in on.items()}
@@ -216,7 +216,7 @@ class NodeRig:
         self._thread.start()
 
     def await_registered(self) -> None:
-        assert self.plugin.registered.wait(60), "the plugin did not register"
+        assert self.plugin.registered.wait(PATIENCE), "the plugin did not register"
         offer = self.state.offer
         open_cards = sum(s.healthy and s.card.uuid not in offer.lent for s in self.states)
         wanted = 100 * open_cards - len(offer.withdrawn.get(CORE, ()))
@@ -233,16 +233,16 @@ class NodeRig:
         self.stop.set()
         self.plugin.wake()
         if self._thread is not None:
-            self._thread.join(10)
+            self._thread.join(PATIENCE)
         self.client.close()
 
     def restart_agent(self) -> None:
         self.stop_agent()
         self.start_agent()
 
-    def until(self, holds: Callable[[], bool], seconds: float = 10.0) -> None:
+    def until(self, holds: Callable[[], bool]) -> None:
         """Wait for what another thread is about to do."""
-        until(holds, seconds)
+        until(holds)
 
     def admit(self, obj: dict[str, Any], *, watched: bool = True) -> AdmissionResult:
         self.pods.bind(self.parsed(obj), watched=watched)

@@ -17,6 +17,7 @@ import yaml
 
 from sandbox.runtime import free_port
 from tests.fakes.sandbox import until
+from tests.fakes.waiting import PATIENCE
 
 PACKAGE = "Debian's package prometheus is not installed (apt-get install prometheus)"
 needs_prometheus = pytest.mark.skipif(
@@ -27,7 +28,7 @@ needs_prometheus = pytest.mark.skipif(
 def promtool(*arguments: str | Path) -> None:
     """Run it; what it says is the failure."""
     done = subprocess.run(
-        ["promtool", *map(str, arguments)], check=False, capture_output=True, text=True, timeout=60
+        ["promtool", *map(str, arguments)], check=False, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -75,7 +76,7 @@ class Prometheus:
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         try:
-            self._process.wait(10)
+            self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -83,7 +84,7 @@ class Prometheus:
     def _ready(self) -> bool:
         assert self._process.poll() is None, (self._directory / "log").read_text()
         try:
-            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=5) as answer:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=PATIENCE) as answer:
                 return answer.status == 200
         except OSError:
             return False
@@ -92,7 +93,7 @@ class Prometheus:
         """The ``data`` of an answer; what Prometheus says where it refuses."""
         try:
             with urllib.request.urlopen(
-                f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=10
+                f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=PATIENCE
             ) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:

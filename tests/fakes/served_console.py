@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 from gpu_manager import ui
 from tests.fakes.browser import Page
 from tests.fakes.console import GIB, past
+from tests.fakes.waiting import PATIENCE
 from tests.fakes.web import given, send
 
 SHOWN = "document.querySelector('main h1')"  # any view is
@@ -47,7 +48,7 @@ class Served:
         if parts.path == "/ui/data":
             self.asked.append(parse_qs(parts.query))
             if self.silent:
-                self.ended.wait(60)
+                self.ended.wait(PATIENCE)
                 return
         if parts.path == "/ui/what-if":
             assert given(handler) == b"kind: Deployment"

@@ -327,7 +327,7 @@ WORDS = st.sampled_from(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.one_of(
         st.binary(max_size=200), st.lists(WORDS, max_size=20).map(lambda words: " ".join(words).encode())

@@ -78,8 +78,6 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", service())
 schema.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 bounded = settings(
     max_examples=int(os.environ.get("SCHEMA_EXAMPLES", "40")),
-    deadline=None,
-    derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
 

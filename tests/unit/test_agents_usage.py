@@ -14,6 +14,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.names import container_digest
 from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from tests.fakes.ports import FakeClock
+from tests.fakes.waiting import PATIENCE
 
 
 class Agents:
@@ -142,7 +143,7 @@ def test_nobody_is_asked_before_somebody_looks_and_after_nobody_does():
         assert usage.ready() == {}
         assert not agents.heard.wait(0.2)
         usage.look()
-        assert agents.heard.wait(10)
+        assert agents.heard.wait(PATIENCE)
         usage._clock.pass_(LOOKED_SECONDS + 1)
     finally:
         usage.stop()

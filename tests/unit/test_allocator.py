@@ -21,6 +21,7 @@ from tests.fakes.direct import DirectRig
 from tests.fakes.metrics import counts
 from tests.fakes.node import container, pod
 from tests.fakes.ports import FakeClock, cards
+from tests.seeds import seeds
 
 
 @pytest.fixture
@@ -359,7 +360,7 @@ def test_a_whole_card_that_nobody_asked_about_outlives_a_restart(tmp_path: Path,
         assert rig.state.view.grants.keys() == {(uid(one), "c"), (uid(two), "c")}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_whatever_comes_in_whatever_order_everybody_has_what_he_asked_for(tmp_path: Path, seed: int) -> None:
     with DirectRig(tmp_path, cards(3), clock=FakeClock(), seed=seed) as rig:
         fate = Fate(rig, seed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import pytest
@@ -28,6 +27,8 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import Amount
 from tests.fakes.extender import UNIT, World, node, pod
+from tests.fakes.waiting import PATIENCE
+from tests.seeds import generator
 
 CLASS = {
     "metadata": {"name": "vcuda.tencent.com"},
@@ -376,18 +377,18 @@ def test_claims_that_come_together_are_recorded_by_few_writes() -> None:
     original = one.client.write
 
     def slow(text: str) -> bool:
-        go.wait(5)
+        go.wait(PATIENCE)
         return original(text)
 
     one.client.write = slow  # type: ignore[method-assign]  # a fake's own method
 
     def create(n: int) -> str:
-        began.wait(5)
+        began.wait(PATIENCE)
         return one.service.create(claim(f"c{n}", **part(10)))
 
     with ThreadPoolExecutor(16) as pool:
         answers = [pool.submit(create, n) for n in range(16)]
-        began.wait(5)
+        began.wait(PATIENCE)
         while one.world.cluster.claims.admitted < 16:
             threading.Event().wait(0.001)
         go.set()
@@ -437,11 +438,15 @@ def test_the_webhook_says_no_or_ask_again() -> None:
 
 
 def test_a_race_through_two_replicas_never_passes_the_quota_though_leaders_are_killed() -> None:
-    counts = race(Random("unit/1"), creates=400)
-    assert counts["over"] == 0
-    assert counts["killed"]
-    assert min(counts["let pass"], counts["refused"], counts["again"]) > 50
+    killed = runs = 0
+    while not killed:  # four of five runs kill one
+        runs += 1
+        counts = race(generator(f"unit/{runs}"), creates=400)
+        assert counts["over"] == 0
+        assert min(counts["let pass"], counts["refused"], counts["again"]) > 50
+        killed = counts["killed"]
 
 
 def test_the_race_s_judge_notices_a_leader_that_does_not_know_what_was_let_pass() -> None:
-    assert sum(race(Random(f"unit/{n}"), creates=400, forgets=True)["over"] for n in range(4)) > 0
+    runs = (race(generator(f"unit/{n}"), creates=400, forgets=True) for n in range(60))
+    assert any(counts["over"] for counts in runs), "one of five runs passes the quota"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Mapping
-from random import Random
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from gpu_manager.domain.contract import TEMPLATE_NEEDED, TURNED_LABEL
 from gpu_manager.domain.errors import NodeUnready
 from tests.fakes.extender import World
 from tests.fakes.ports import FakeClock
+from tests.seeds import generator
 
 SPEC = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "vcuda.tencent.com"}}]}}
 
@@ -196,7 +196,7 @@ def test_one_that_is_collected_first_is_made_again_for_the_pod(api: Api) -> None
 def test_no_pod_that_was_let_pass_lacks_its_template_under_any_interleaving() -> None:
     """Two replicas, a leader that sweeps, pods that come and go, hands that delete nothing."""
     for seed in range(300):
-        draw, api, clock = Random(f"templates/{seed}"), Api(), FakeClock()
+        draw, api, clock = generator(f"templates/{seed}"), Api(), FakeClock()
         replicas = [replica(api, clock), replica(api, clock)]
         seen: list[TurnedTemplate] = []
         storing: list[tuple[float, tuple[str, str]]] = []  # pods that were let pass, stored within a minute

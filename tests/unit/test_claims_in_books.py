@@ -21,6 +21,7 @@ from gpu_manager.services.enforcement.ended_containers import ABSENT_SECONDS, En
 from tests.fakes.claims import claim_grant
 from tests.fakes.ports import FakeClock, FakePods, FakeProcesses, FakeStore, cards
 from tests.fakes.state import node_of, state_of
+from tests.seeds import seeds
 
 STATES = cards(2)
 FIRST, SECOND = (state.card.uuid for state in STATES)
@@ -156,7 +157,7 @@ def test_a_metric_names_each_pod_of_a_claim() -> None:
     assert {sample.labels["container"] for sample in info.samples} == {"a/gpu"}
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_no_order_of_claims_and_containers_books_more_than_a_card_has(seed: int) -> None:
     rng, store = Random(seed), FakeStore()
     state = state_of(STATES, store=store)

@@ -158,7 +158,7 @@ events = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(events, max_size=120))
 def test_whatever_the_order_of_events_no_node_is_closed_beyond_its_bound_and_the_pause_after_it_holds(
     happens,

@@ -10,6 +10,7 @@ from admission.console.promql import promql
 from gpu_manager.domain.cluster.usage_history import MINUTES, HistoryQuery, HistorySubject
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from tests.fakes.ports import FakeClock
+from tests.fakes.waiting import PATIENCE
 from tests.unit.test_agents_usage import Agents
 
 CLUSTER = HistoryQuery(HistorySubject.CLUSTER)
@@ -28,7 +29,7 @@ class Prometheus:
     def __call__(self, text, start, end, step):
         self.asked.append((text, start, end, step))
         self.asking.set()
-        self.go_on.wait(30)
+        self.go_on.wait(PATIENCE)
         if self.silent:
             raise NodeUnready("Prometheus does not answer: it did not answer in time")
         return [({"uuid": "GPU-1"}, {0: 0.25, 60: float(len(self.asked))})]
@@ -90,12 +91,12 @@ def test_two_questions_wait_for_prometheus_and_no_more():
         waiting.append(threading.Thread(target=history.answer, args=(query, "1h")))
         prometheus.asking.clear()
         waiting[-1].start()
-        assert prometheus.asking.wait(30)
+        assert prometheus.asking.wait(PATIENCE)
     with pytest.raises(NodeUnready, match="try again"):
         history.answer(CLUSTER, "1h")
     prometheus.go_on.set()
     for thread in waiting:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert history.answer(CLUSTER, "1h")["series"]
 
 

@@ -12,6 +12,7 @@ from gpu_manager.domain.contract import TerminatingShare
 from gpu_manager.domain.pod import MIRROR
 from gpu_manager.domain.resources import Amount
 from tests.fakes.extender import UNIT, World, node, pod, uuid
+from tests.seeds import seeds
 
 UID = "uid-default-a"
 FREE, HELD = [(0, 0)], [(60, 4)]
@@ -109,7 +110,7 @@ def test_after_a_list_too_nobody_waits_for_a_silent_agent_or_one_that_has_told()
     assert listed_anew(released=None).booked("n1") == FREE, "an agent of before says nothing of it"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_whatever_the_watch_misses_the_books_are_those_of_the_api_and_the_nodes_in_the_end(seed: int) -> None:
     dice, names = random.Random(seed), [f"n{at}" for at in range(4)]
     world = World([node(name, 2, released=()) for name in names])

@@ -103,7 +103,7 @@ def test_without_all_cells_there_is_no_figure_of_their_worst(tmp_path, monkeypat
 
 @needs_compiler
 @pytest.mark.parametrize("policy", ["ours", "FGD", "BestFit"])
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(st.integers(0, 1 << 20), st.sampled_from(LAWS), st.floats(0.7, 1.4), st.sampled_from([60.0, math.inf]))
 def test_the_compiled_replay_of_departures_is_the_one_in_python_to_the_last_digit(
     policy, seed, law, load, patience

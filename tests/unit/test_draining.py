@@ -28,7 +28,7 @@ FOUR = RequestShape(400, 0, 32_000)
 cards = st.lists(st.one_of(st.just(100), st.integers(0, 99)), min_size=1, max_size=6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.sampled_from("AB"), cards), min_size=1, max_size=2), st.integers(2, 4))
 def test_what_must_end_is_the_least_over_all_choices_of_cards_of_a_model_that_is_allowed(groups, count):
     shape = RequestShape(100 * count, 0, 1000, ("A",))
@@ -157,7 +157,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(events)
 def test_the_nearest_nodes_are_those_that_a_look_at_all_of_them_would_find_whatever_changes(changes):
     world, there = World([node("a", cards=4)]), {"a"}

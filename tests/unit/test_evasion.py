@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
@@ -24,6 +23,7 @@ from gpu_manager.domain.enforcement.evasion import (
     weigh,
 )
 from gpu_manager.domain.resources import GIB, MIB
+from tests.seeds import generator
 
 OWN = ContainerProcess(4711, 3 * GIB, 25.0, registered=True)
 FAIR = ContainerEvidence(
@@ -265,7 +265,7 @@ def test_every_reason_is_named_within_five_seconds_of_samples_at_one_hertz() -> 
 
 def test_an_honest_container_beside_another_is_never_named_for_its_time() -> None:
     """As an H100's driver tells of two that alternate evenly: each of five looks a second is one's as a whole."""
-    dice, time, suspicion = random.Random(1), SharedTime(), Suspicion()
+    dice, time, suspicion = generator(1), SharedTime(), Suspicion()
     named = at_once = 0
     for _ in range(20_000):
         looks = sum(dice.random() < 0.5 for _ in range(5)) / 5
@@ -283,7 +283,7 @@ def test_an_honest_container_beside_another_is_never_named_for_its_time() -> Non
 
 
 def test_who_hides_time_beside_another_is_named_when_enough_was_seen() -> None:
-    dice, time, suspicion, seconds = random.Random(2), SharedTime(), Suspicion(), 0
+    dice, time, suspicion, seconds = generator(2), SharedTime(), Suspicion(), 0
     while not suspicion.named:
         seconds += 1
         looks = sum(dice.random() < 0.9 for _ in range(5)) / 5

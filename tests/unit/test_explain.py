@@ -239,7 +239,7 @@ amounts = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=200, derandomize=True)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(1, 9)),

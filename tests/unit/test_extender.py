@@ -19,7 +19,7 @@ from gpu_manager.domain.rules.pod_request import judged_request
 from tests.fakes.extender import UNIT, World, answer, args, bound, container, node, pod, uuid
 from tests.fakes.ports import FakeClock
 
-quick = settings(deadline=None, max_examples=50, derandomize=True)
+quick = settings(max_examples=50)
 
 
 def failed(world, obj, name="n1"):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from admission.config import KEEP_SECONDS
 from tests.fakes.extender import World, bound, node, pod
 
-quick = settings(deadline=None, max_examples=60, derandomize=True)
+quick = settings(max_examples=60)
 
 
 def small():

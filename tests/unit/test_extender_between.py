@@ -56,7 +56,7 @@ def _change(world: World, event: str, at: int, core: int) -> None:
         world.limit({"*": {"quota": {"T4": core / 50}}})
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @example(changes=[("comes", 5, 100)], quota=True, spread=False, names=_NAMES)
 @example(changes=[("is mine", 2, 60), ("comes", 4, 60)], quota=False, spread=False, names=_NAMES)
 @given(
@@ -81,7 +81,7 @@ def test_scores_are_those_of_the_nodes_as_they_are_whatever_filter_saw(changes, 
 _some = st.permutations(_NAMES).flatmap(lambda names: st.integers(2, 6).map(lambda most: names[:most]))
 
 
-@settings(deadline=None, max_examples=200, derandomize=True)
+@settings(max_examples=200)
 @given(
     rounds=st.lists(
         st.tuples(_changes, st.sampled_from([20, 60, 100]), st.just(_NAMES) | _some | st.just(["n1", "n1"])),

@@ -18,8 +18,9 @@ from gpu_manager.domain.contract import (
 )
 from gpu_manager.domain.resources import Amount
 from tests.fakes.extender import UNIT, World, bound, container, node, pod, uuid
+from tests.fakes.waiting import PATIENCE
 
-quick = settings(deadline=None, max_examples=60, derandomize=True)
+quick = settings(max_examples=60)
 
 
 @pytest.fixture
@@ -309,7 +310,7 @@ def test_two_schedulers_at_once_never_over_commit_a_node():
     start = threading.Barrier(8)
 
     def scheduler(share):
-        start.wait(10)
+        start.wait(PATIENCE)
         for i, obj in enumerate(share):
             world.bind(obj, ("n1", "n2")[i % 2])
 
@@ -317,7 +318,7 @@ def test_two_schedulers_at_once_never_over_commit_a_node():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert world.over_committed() == []
     used = world.cluster.snapshot().used
     assert used["x"]["Tesla-T4"].cores <= 200

@@ -24,6 +24,7 @@ from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.topology import NumaPolicy
 from tests.fakes.extender import UNIT, World, args, container, node, on_numa_nodes, pod
+from tests.seeds import seeds
 from tests.unit.test_cluster_claims import CLASS, claim, held, part
 
 STEPS = 60
@@ -255,7 +256,7 @@ class History:
 
 @pytest.mark.parametrize("expecting", [False, True])
 @pytest.mark.parametrize(
-    ("seed", "nodes"), [*enumerate((3, 6, 9, 3, 6, 9, 3, 6, 9)), (9, SEVERAL + 8), (10, 6)]
+    ("seed", "nodes"), [*zip(seeds(11), (3, 6, 9, 3, 6, 9, 3, 6, 9, SEVERAL + 8, 6), strict=True)]
 )
 def test_every_answer_is_that_of_a_service_begun_afresh(seed: int, nodes: int, expecting: bool) -> None:
     history = History(seed, nodes=nodes, expecting=expecting)

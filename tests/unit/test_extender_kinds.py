@@ -25,6 +25,7 @@ from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.topology import NumaPolicy
 from tests.fakes.extender import UNIT, node, pod
+from tests.seeds import seeds
 
 _CLOSED = st.lists(st.integers(0, 1), max_size=2, unique=True)
 _NODES = st.lists(st.tuples(st.integers(1, 3), _CLOSED, st.booleans(), st.booleans()), min_size=1, max_size=8)
@@ -62,7 +63,7 @@ def test_what_was_read_beside_the_questions_is_not_read_by_one() -> None:
     assert cards.with_room(request, unreadable).tolist() == FreeCards().with_room(request, views).tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(shapes=_NODES, core=st.sampled_from([20, 50, 100, 200]), own=st.booleans())
 @example(shapes=[(1, [], False, True)] * 2, core=100, own=True)
 def test_many_at_a_time_are_judged_as_each_alone(
@@ -141,7 +142,7 @@ def asked(
 
 def test_many_new_nodes_are_judged_in_one_go_as_each_alone() -> None:
     fits = 0
-    for seed in range(12):
+    for seed in seeds(12):
         dice, cluster = random.Random(seed), part_used(SEVERAL + 30, seed)
         views = [*cluster.snapshot().nodes.values()]
         for _ in range(6):

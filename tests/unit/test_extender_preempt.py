@@ -12,7 +12,7 @@ from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.whatif.disruption_budgets import read_budget, violating
 from tests.fakes.extender import UNIT, World, answer, container, node, pod, uuid
 
-quick = settings(deadline=None, max_examples=60, derandomize=True)
+quick = settings(max_examples=60)
 
 
 def lying(name, card, core=50, units=4, *, where="n1", **more):

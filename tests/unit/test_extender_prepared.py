@@ -43,7 +43,7 @@ def done(reply: Reply, works: bool) -> bytes:
     return reply.body
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(pods=_pods, leave=st.sets(st.integers(0, 23)), between=st.sets(st.integers(0, 23)))
 def test_what_is_done_after_an_answer_changes_none(pods, leave, between):
     said = []

@@ -1,7 +1,5 @@
 """The deployed choice among nodes: fed by the watch, deterministic, blind to names, ready before it is asked."""
 
-import random
-
 import pytest
 
 from admission.cluster.snapshot import NODES, PODS
@@ -13,6 +11,7 @@ from gpu_manager.domain.contract import PLACEMENT
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.score.request_mix import RequestShape, Stock
 from tests.fakes.extender import UNIT, World, container, node, pod
+from tests.seeds import generator
 
 
 def at_once(job):
@@ -76,7 +75,7 @@ def test_pods_without_a_card_take_host_cpu_too():
 
 
 def test_the_names_of_the_nodes_and_their_order_decide_nothing():
-    chance = random.Random(5)
+    chance = generator(5)
     held = [(f"h{i}", chance.choice([20, 30, 50, 70]), i % 6) for i in range(12)]
     chosen = []
     for names in ("abcdef", "fedcba", "cafebd"):
@@ -88,7 +87,7 @@ def test_the_names_of_the_nodes_and_their_order_decide_nothing():
 
 
 def test_what_was_remembered_is_what_a_fresh_one_finds():
-    chance = random.Random(11)
+    chance = generator(11)
     world = world_of([node(f"n{i}", cards=4) for i in range(6)])
     for i in range(40):
         world.create(obj := pod(f"p{i}", chance.choice([10, 25, 50, 80]), chance.choice([4, 8, 16])))
@@ -147,7 +146,7 @@ def test_a_mix_that_its_thread_has_not_begun_is_made_when_it_is_to_answer():
 
 def nodes_chosen(late):
     """The answers for the same pods, with each new mix made ``late`` pods after it was due."""
-    chance, jobs, chosen = random.Random(8), [], []
+    chance, jobs, chosen = generator(8), [], []
     world = world_of([node(f"n{i}", cards=4) for i in range(8)], aside=jobs.append)
     for i in range(60):
         world.create(obj := pod(f"p{i}", chance.choice([10, 20, 35, 50, 70]), chance.choice([4, 8])))
@@ -222,7 +221,7 @@ def test_the_last_node_for_several_cards_is_left_to_those_who_need_it():
 
 
 def test_the_places_left_are_counted_up_and_down_as_if_counted_anew():
-    chance = random.Random(3)
+    chance = generator(3)
     askers = [pod(f"w{i}", cores, None) for i, cores in enumerate((200, 200, 400))]
     world = world_of([node(f"n{i}", cards=4) for i in range(5)], askers, aside=lambda job: None)
     world.create(obj := pod("first", 20, 8))

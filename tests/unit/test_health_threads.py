@@ -13,8 +13,7 @@ from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.domain.card import CardState
 from gpu_manager.services.cards.health import Health, HealthTimes
 from tests.fakes.ports import FakeNodeObject
-
-SECONDS = 20.0  # a deadline, not a pause; the next look by the clock is an hour away
+from tests.fakes.waiting import PATIENCE
 
 
 class HookedCards(SimulatedCards):
@@ -43,7 +42,7 @@ class Running:
         self.told.put(states)
 
     def until(self, wanted) -> tuple[CardState, ...]:
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + PATIENCE
         while True:
             states = self.told.get(timeout=max(0.0, deadline - time.monotonic()))
             if wanted(states):
@@ -72,28 +71,28 @@ def running():
 def test_a_fault_is_told_long_before_the_next_look_and_so_is_the_recovery(running):
     r = running(period=3600, probation=0)
     r.health.start()
-    assert len(r.told.get(timeout=SECONDS)) == 4
+    assert len(r.told.get(timeout=PATIENCE)) == 4
     r.cards.set_health(r.uuids[2], False, "XID 79")
-    states = r.told.get(timeout=SECONDS)
+    states = r.told.get(timeout=PATIENCE)
     assert [s.healthy for s in states] == [True, True, False, True]
     assert states[2].reason == "XID 79"
     r.cards.set_health(r.uuids[2], True)
-    assert all(s.healthy for s in r.told.get(timeout=SECONDS))
+    assert all(s.healthy for s in r.told.get(timeout=PATIENCE))
     assert r.threads == {"health-settle"}
 
 
 def test_a_cordon_is_told_long_before_the_next_look(running):
     r = running(period=3600)
     r.health.start()
-    r.told.get(timeout=SECONDS)
+    r.told.get(timeout=PATIENCE)
     r.inventory.closed = frozenset({r.uuids[1]})
-    assert [s.open for s in r.told.get(timeout=SECONDS)] == [True, False, True, True]
+    assert [s.open for s in r.told.get(timeout=PATIENCE)] == [True, False, True, True]
 
 
 def test_a_removed_card_vanishes_and_a_new_one_is_found_without_waiting_for_the_period(running):
     r = running(period=3600)
     r.health.start()
-    r.told.get(timeout=SECONDS)
+    r.told.get(timeout=PATIENCE)
     r.cards.remove(r.uuids[0])
     assert not r.until(lambda states: not states[0].healthy)[0].open
     r.cards.add()
@@ -115,10 +114,10 @@ def test_a_driver_that_comes_late_brings_the_cards(running):
     began = threading.Event()
     r.cards.before = began.set
     r.health.start()
-    assert began.wait(SECONDS)
+    assert began.wait(PATIENCE)
     assert r.told.empty()
     r.cards.set_driver()
-    assert len(r.told.get(timeout=SECONDS)) == 4
+    assert len(r.told.get(timeout=PATIENCE)) == 4
 
 
 def test_an_unexpected_error_does_not_end_the_service(running):
@@ -131,14 +130,14 @@ def test_an_unexpected_error_does_not_end_the_service(running):
 
     r.cards.before = fail_twice
     r.health.start()
-    assert len(r.told.get(timeout=SECONDS)) == 4
+    assert len(r.told.get(timeout=PATIENCE)) == 4
     assert r.health.counts()["discovery_failed"] == 2
 
 
 def test_stop_ends_the_threads_and_nobody_is_told_any_more(running):
     r = running()
     r.health.start()
-    r.told.get(timeout=SECONDS)
+    r.told.get(timeout=PATIENCE)
     r.health.stop()
     r.cards.set_health(r.uuids[0], False, "late")
     assert r.told.empty()

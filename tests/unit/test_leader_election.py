@@ -364,7 +364,7 @@ def test_a_scheduler_that_begins_anew_in_the_same_pod_goes_on() -> None:
 # Both, under any interleaving.
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from("ab"), st.floats(0.0, 6.0), st.booleans(), st.booleans()), max_size=60

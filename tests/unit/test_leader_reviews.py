@@ -8,6 +8,7 @@ import time
 
 from admission.serving.certs import Pair, Switch, issue
 from admission.serving.leader_reviews import LeaderReviews, ReviewClient
+from tests.fakes.waiting import PATIENCE
 
 
 def pair(name: str = "a") -> Pair:
@@ -50,7 +51,7 @@ def test_while_eight_reviews_wait_for_the_leader_a_ninth_does_not() -> None:
 
     def slow(_body: bytes) -> bytes | None:
         waiting.release()
-        ended.wait(10)
+        ended.wait(PATIENCE)
         return b"yes"
 
     reviews = LeaderReviews(switch, lambda _tls: slow)
@@ -58,7 +59,7 @@ def test_while_eight_reviews_wait_for_the_leader_a_ninth_does_not() -> None:
     for thread in threads:
         thread.start()
     for _ in threads:
-        assert waiting.acquire(timeout=10)
+        assert waiting.acquire(timeout=PATIENCE)
     assert reviews.ask(b"") is None
     ended.set()
     for thread in threads:

@@ -13,7 +13,7 @@ from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, ZERO, Amount
 INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
 CARDS = [Card(i, CardUuid(f"GPU-{i}"), "T4", 16 * GIB) for i in range(3)]
 WHOLE = Amount(100, 16 * GIB)
-quick = settings(deadline=None, max_examples=150, derandomize=True)
+quick = settings(max_examples=150)
 
 
 def books(*facts):

@@ -22,6 +22,7 @@ from admission.cluster.trim import slim_node, slim_pod
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import Amount
 from tests.fakes.extender import UNIT, World, node, pod
+from tests.fakes.waiting import PATIENCE
 
 Obj = Mapping[str, Any]
 
@@ -38,7 +39,7 @@ def test_questions_are_answered_while_a_list_is_read() -> None:
         for name in ("a", "b", "c"):
             asker = threading.Thread(target=lambda: answered.append(len(world.cluster.snapshot().nodes)))
             asker.start()
-            asker.join(20)
+            asker.join(PATIENCE)
             assert not asker.is_alive(), "the books are locked for the whole list"
             yield pod(name, on="n1")
 

@@ -21,6 +21,7 @@ from gpu_manager.services.allocation.node_state import NodeState
 from tests.fakes.node import container, pod
 from tests.fakes.ports import FakeStore, cards
 from tests.fakes.state import node_of, state_of
+from tests.fakes.waiting import PATIENCE
 
 STATES = cards(2)
 FIRST = STATES[0].card.uuid
@@ -46,7 +47,7 @@ class OpenStore(FakeStore):
 
     def save(self, state: bytes) -> None:
         self.reached.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(PATIENCE)
         super().save(state)
 
 
@@ -77,7 +78,7 @@ def test_who_looks_waits_for_no_disk_and_who_writes_waits_for_its_turn() -> None
     state = state_of(STATES, grant("a"), grant("b"), store=store)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(state.release, [grant("a").key])
-        assert store.reached.wait(10)
+        assert store.reached.wait(PATIENCE)
         assert [a.pod for a in state.view.ledger] == ["b"], "in memory already"
         assert state.offer.busy == {FIRST}
         second = pool.submit(state.confirm, [grant("b").key])
@@ -85,8 +86,8 @@ def test_who_looks_waits_for_no_disk_and_who_writes_waits_for_its_turn() -> None
             second.result(0.05)
         assert not state.view.grants["b", "c"].proven, "the change itself waits too"  # type: ignore[index]
         store.go_on.set()
-        assert [a.pod for a in first.result(10)] == ["a"]
-        second.result(10)
+        assert [a.pod for a in first.result(PATIENCE)] == ["a"]
+        second.result(PATIENCE)
     assert stored(store).keys() == {"b"}
     assert stored(store)["b"].proven
 

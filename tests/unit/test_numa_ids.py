@@ -35,6 +35,7 @@ from tests.fakes.extender import World, node, on_numa_nodes, pod, uuid
 from tests.fakes.node import container
 from tests.fakes.node import pod as rig_pod
 from tests.fakes.ports import FakeClock, cards
+from tests.seeds import seeds
 
 UNIT = DEFAULT_UNIT
 STRICT = [NumaPolicy.RESTRICTED, NumaPolicy.SINGLE]
@@ -141,7 +142,7 @@ def kubelet_admits(
 def test_a_pod_lacks_ids_where_the_kubelet_would_fail_it(policy: NumaPolicy) -> None:
     admitted = failed = 0
     totals = {number: Amount(2 * CORES_PER_CARD, 8 * GIB) for number in (0, 1, 4)}
-    for seed in range(200):
+    for seed in seeds(200):
         dice = random.Random(seed)
         held = {
             PodUid(f"p{n}"): {dice.choice((0, 1, 4)): Amount(dice.randint(1, 90), dice.randint(0, 12) * UNIT)}
@@ -157,7 +158,7 @@ def test_a_pod_lacks_ids_where_the_kubelet_would_fail_it(policy: NumaPolicy) -> 
         admits = kubelet_admits(policy, free, totals, Amount(cores, memory))
         assert (not ids.lack(request, list(held))) is admits, (seed, free, cores, memory)
         admitted, failed = admitted + admits, failed + (not admits)
-    assert min(admitted, failed) > 20
+    assert min(admitted, failed) > 3, "one of ten fails"
 
 
 def _pod_of(dice: random.Random, name: str) -> dict[str, Any]:
@@ -181,7 +182,7 @@ def test_pods_of_several_containers_lack_ids_where_the_kubelet_would_fail_them(
 ) -> None:
     """Against the stand-in's own admission, with whatever ids pods hold by then."""
     verdicts: Counter[bool] = Counter()
-    for seed in range(6):
+    for seed in seeds(6):
         dice = random.Random(seed)
         nodes = (0, 0, 1, 1, 4, 4)
         states = tuple(replace(s, card=replace(s.card, numa=nodes[s.card.index])) for s in cards(6, 8 * GIB))
@@ -201,7 +202,7 @@ def test_pods_of_several_containers_lack_ids_where_the_kubelet_would_fail_them(
                     verdicts[lacks] += 1
                 if result.admitted:
                     rig.start(obj)
-    assert min(verdicts[True], verdicts[False]) > 8, verdicts
+    assert min(verdicts[True], verdicts[False]) > 2, verdicts
 
 
 def _counted(rig: DirectRig, uid: PodUid) -> dict[int, Amount]:

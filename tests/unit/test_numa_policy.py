@@ -20,6 +20,7 @@ from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Reque
 from gpu_manager.domain.topology import Link, NumaPolicy, Topology
 from sandbox.kubelet.topology import affinity, hints
 from tests.fakes.machines import tree
+from tests.seeds import seeds
 
 
 def cards_on(*nodes: int | None) -> tuple[CardState, ...]:
@@ -46,7 +47,7 @@ def kubelet_admits(
 @pytest.mark.parametrize("policy", NumaPolicy)
 def test_a_set_is_found_wherever_the_kubelet_admits_one_and_it_admits_that_set(policy: NumaPolicy) -> None:
     found = refused = 0
-    for seed in range(150):
+    for seed in seeds(150):
         dice = random.Random(seed)
         size = dice.randint(1, 8)
         cards = cards_on(*(dice.randint(0, dice.choice((1, 1, 3))) for _ in range(size)))
@@ -170,7 +171,7 @@ def kubelet_aligns(
 @pytest.mark.parametrize("policy", [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED])
 def test_the_kubelet_aligns_to_the_cards_that_are_foreseen(policy: NumaPolicy) -> None:
     foreseen = 0
-    for seed in range(120):
+    for seed in seeds(120):
         dice = random.Random(seed)
         cards = cards_on(*(dice.choice((0, 1, 3, 5)) for _ in range(dice.randint(2, 8))))
         topology = under(policy, tree(len(cards), (2, "NV4")))

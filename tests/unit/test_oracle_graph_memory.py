@@ -24,6 +24,7 @@ from tests.oracle.graph_memory import (
     weight,
 )
 from tests.oracle.random_graphs import MIB, apply, random_graph, random_history
+from tests.seeds import generator, seeds
 
 A, B, C = 1, 2, 3  # addresses
 
@@ -88,7 +89,7 @@ def by_running(graph: Graph, chance: random.Random) -> int:
     return most
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.integers(-9, 9), max_size=9),
     st.sets(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=20),
@@ -103,7 +104,7 @@ def test_the_heaviest_set_is_the_one_that_brute_force_finds(
 def test_ten_thousand_random_graphs_hold_no_more_than_their_peak_in_any_run_and_no_less_in_the_worst() -> (
     None
 ):
-    chance = random.Random(14)
+    chance = generator(14)
     small = 0
     for _ in range(10_000):
         graph = random_graph(chance, count(1), nodes=8)
@@ -116,7 +117,7 @@ def test_ten_thousand_random_graphs_hold_no_more_than_their_peak_in_any_run_and_
 
 
 def test_random_graphs_have_branches_children_and_unfreed_allocations() -> None:
-    graphs = [random_graph(random.Random(seed), count(1)) for seed in range(500)]
+    graphs = [random_graph(random.Random(seed), count(1)) for seed in seeds(500)]
     assert sum(any(isinstance(node, Child) for node in graph.nodes) for graph in graphs) > 100
     assert sum(bool(graph.unfreed()) for graph in graphs) > 50
     assert sum(peak(graph) < sum(graph.allocations().values()) for graph in graphs) > 100
@@ -261,7 +262,7 @@ def test_an_update_takes_effect_with_the_next_launch() -> None:
 def test_random_histories_keep_their_order(block: int) -> None:
     """200 histories: live by node never exceeds held by launch; both fall to what is unfreed once all is done."""
     verbs: dict[str, int] = {}
-    for seed in range(block * 40, block * 40 + 40):
+    for seed in seeds(200)[block * 40 : block * 40 + 40]:
         history, process = random_history(seed), Process()
         assert history == random_history(seed)
         for number, call in enumerate(history.calls):

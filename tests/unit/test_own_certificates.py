@@ -10,6 +10,7 @@ from admission.serving.authority import merge
 from admission.serving.certs import issue
 from gpu_manager.domain.errors import NodeUnready
 from tests.fakes.vault import AUTHORITY, DAY, NAME, Replica, Vault, everyone_trusts, trusts
+from tests.seeds import seeds
 
 
 def test_the_first_start_makes_a_secret_tells_every_webhook_and_serves() -> None:
@@ -140,7 +141,7 @@ def test_a_secret_that_always_changes_ends_in_a_word() -> None:
         Replica(vault, [1e9]).check()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_whatever_replicas_do_every_api_server_trusts_what_each_of_them_serves(seed: int) -> None:
     """API servers see the configurations up to 50 s late; clocks differ by half an hour; replicas come and go."""
     chance, vault, time_ = random.Random(seed), Vault(), [1e9]

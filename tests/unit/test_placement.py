@@ -23,7 +23,7 @@ from gpu_manager.domain.rules.request import (
 from tests.fakes.machines import SIX, tree
 
 INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
-quick = settings(deadline=None, max_examples=150, derandomize=True)
+quick = settings(max_examples=150)
 
 
 class Node:
@@ -392,7 +392,7 @@ def test_what_is_placed_is_also_followed(node, request):
     assert follow(request, assignment, node.cards, node.ledger) == verdict
 
 
-@settings(deadline=None, max_examples=120, derandomize=True)
+@settings(max_examples=120)
 @given(nodes(most=3), requests(most=3))
 def test_what_could_fit_fits(node, request):
     """Every assignment of cards to containers is tried; if one can be followed, the pod is placed."""
@@ -431,7 +431,7 @@ def one_by_one(request, node):
     return placed
 
 
-@settings(deadline=None, max_examples=300, derandomize=True)
+@settings(max_examples=300)
 @given(
     nodes(),
     st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=6),
@@ -448,7 +448,7 @@ def test_equal_containers_together_lie_as_one_by_one(node, runs, placement):
     assert found == (None if isinstance(verdict, Refusal) else verdict)
 
 
-@settings(deadline=None, max_examples=200, derandomize=True)
+@settings(max_examples=200)
 @given(nodes(), requests(most=8))
 def test_a_node_is_refused_by_its_sums_only_where_nothing_fits(node, request):
     verdict = judge(request, node.cards, node.topology, node.ledger)

@@ -60,6 +60,7 @@ from gpu_manager.domain.score.request_mix import FreeShape, RequestShape
 from gpu_manager.domain.topology import Link, Topology
 from tests.fakes.machines import SIX, nvswitch
 from tests.fakes.small_trace import NODES, TRACE, allowed, pods_of
+from tests.seeds import generator, seeds
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_compiler = pytest.mark.skipif(not compiled.available(), reason="the compiled replay needs g++")
@@ -202,7 +203,7 @@ def test_who_waits_is_counted_for_as_long_as_it_waits():
     assert waiting_demand(nodes, coming, BestFit()) == pytest.approx(100 * 80 / 180)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10_000))
 def test_no_choice_of_cards_is_better_than_hindsight(seed):
     chance = random.Random(seed)
@@ -230,12 +231,12 @@ def test_irregular_machines_are_the_same_each_time_and_of_both_kinds():
 
 @pytest.mark.parametrize(("size", "kinds"), [(4, ("NV1", "NV2")), (5, ("NV2", "PIX", "SYS"))])
 def test_nobody_who_chooses_in_time_is_expected_to_do_better_than_the_best(size, kinds):
-    machine = random_machine(size, random.Random(3), kinds)
+    machine = random_machine(size, generator(3), kinds)
     best = online.Best(machine)
     everyone = (online.product(machine), lambda free, count: tuple(sorted(free)[:count]))
     ours, first = map(best.expected_of, everyone)
     assert first < ours <= best.expected_of_best_now <= best.expected
-    each = [sequence(size, seed) for seed in range(300)]
+    each = [sequence(size, seed) for seed in seeds(300)]
     assert statistics.mean(map(best.achieved, each)) == pytest.approx(best.expected, rel=0.02)
     got = [achieved(machine, events, Product(machine)) for events in each]
     assert statistics.mean(got) == pytest.approx(ours, rel=0.02)
@@ -299,7 +300,7 @@ def test_traces_are_read_in_every_form_of_openb_with_machines_of_any_number_of_c
 
 @needs_compiler
 @pytest.mark.parametrize("policy", ["ours", "FGD", "BestFit", "without roll-out", "without places"])
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(st.integers(0, 1 << 20))
 def test_the_compiled_replay_of_arrivals_is_the_one_in_python_to_the_last_digit(policy, seed):
     chance = random.Random(seed)

@@ -67,7 +67,7 @@ def test_the_weights_in_force_are_a_candidate_and_its_runs_are_kept(tmp_path, mo
 
 @pytest.mark.skipif(not compiled.available(), reason="the compiled replay needs g++")
 def test_candidates_wait_alike_in_both_replays_and_what_is_assumed_of_departures_counts(monkeypatch):
-    chance = random.Random(5)
+    chance = random.Random(5)  # an example in which what is assumed tells: not every one does
     shapes = [RequestShape(30, 0, 2000), RequestShape(100, 0, 8000), RequestShape(200, 0, 90_000)]
     pods = tuple(Pod(f"p{i:03d}", chance.choice(shapes), 1000, i, i + 500) for i in range(300))
     nodes = [Node(f"n{i}", cpu, 400_000, 4, "A") for i, cpu in enumerate((40_000, 96_000) * 6)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
@@ -172,11 +172,9 @@ def test_a_ledger_knows_whether_any_priority_is_in_play() -> None:
 held = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40), st.sampled_from(Priority)), max_size=10)
 sizes = st.lists(st.integers(1, 99), min_size=1, max_size=3)
 policies = st.sampled_from([policy.value for policy in PlacementPolicy])
-quick = settings(deadline=None, derandomize=True)
 
 
 @given(held, sizes, policies, st.sampled_from(Priority))
-@quick
 def test_priorities_choose_among_cards_and_never_whether_a_pod_fits(
     there: list[tuple[int, int, Priority]], cores: list[int], policy: str, priority: Priority
 ) -> None:
@@ -196,7 +194,6 @@ def test_priorities_choose_among_cards_and_never_whether_a_pod_fits(
 
 
 @given(held, sizes, policies)
-@quick
 def test_where_no_pod_has_a_priority_every_answer_is_as_before(
     there: list[tuple[int, int, Priority]], cores: list[int], policy: str
 ) -> None:

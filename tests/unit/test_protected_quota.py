@@ -190,7 +190,7 @@ def test_kubectl_counts_protected_shares_as_the_extender_does() -> None:
     )
 
 
-@settings(deadline=None, max_examples=40, derandomize=True)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(

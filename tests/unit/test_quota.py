@@ -14,7 +14,7 @@ from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.resources import GIB, MIB, Amount
 from tests.fakes.extender import World, config_map, container, node, pod
 
-quick = settings(deadline=None, max_examples=60, derandomize=True)
+quick = settings(max_examples=60)
 T4, V100 = "Tesla-T4", "Tesla-V100-SXM2-32GB"
 
 

@@ -30,7 +30,7 @@ from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from tests.fakes.node import container, pod
 from tests.unit.test_ledger import CARDS, holding
 
-quick = settings(deadline=None, max_examples=150, derandomize=True)
+quick = settings(max_examples=150)
 UNIT = DEFAULT_UNIT
 
 

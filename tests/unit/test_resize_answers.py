@@ -28,7 +28,7 @@ from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resize.sizes import ResizeAnswer, answer_of, encode_answer
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from tests.fakes.extender import World, node, pod, uuid
-from tests.fakes.waiting import until
+from tests.fakes.waiting import PATIENCE, until
 
 UNIT = DEFAULT_UNIT
 Obj = dict[str, Any]
@@ -448,7 +448,7 @@ def test_a_request_that_the_watch_shows_is_answered_at_once(world: Cluster) -> N
     occupant = world.cluster.named("default", "one")
     assert occupant is not None
     world.answers.look(occupant)
-    answering.join(10)
+    answering.join(PATIENCE)
     assert not answering.is_alive()
 
 

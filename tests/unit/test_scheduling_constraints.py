@@ -153,7 +153,7 @@ anything = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=200, derandomize=True)
+@settings(max_examples=200)
 @given(st.dictionaries(st.text(max_size=3), anything, max_size=2), anything)
 def test_whatever_objects_say_the_answer_is_a_sentence_or_nothing(node, spec):
     assert isinstance(node_constraints(node).bars(pod_constraints(spec)), str)

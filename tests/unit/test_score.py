@@ -74,7 +74,7 @@ def value(room: FreeShape, weight: float) -> float:
     return sum((1 - weight) * c + weight * 100 * m / UNITS for c, m in room.free if c)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(mixes, st.lists(rooms(), min_size=1, max_size=12))
 def test_a_value_does_not_depend_on_what_else_is_asked_or_was_asked_before(counts, asked):
     at_once = Fragmentation(mix_of(counts), STOCK).of(asked)
@@ -83,7 +83,7 @@ def test_a_value_does_not_depend_on_what_else_is_asked_or_was_asked_before(count
     assert one_by_one.of(list(reversed(asked))) == list(reversed(at_once))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(mixes, rooms())
 def test_the_waste_is_never_below_nothing_nor_above_what_is_free(counts, room):
     mix = mix_of(counts)
@@ -110,7 +110,7 @@ def offered(room: FreeShape, bag: list[RequestShape]) -> tuple[tuple[int, int], 
     return tuple(free)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(mixes, rooms())
 def test_the_roll_out_is_what_offering_each_bag_by_hand_leaves(counts, room):
     mix = mix_of(counts)
@@ -127,7 +127,7 @@ def test_the_roll_out_is_what_offering_each_bag_by_hand_leaves(counts, room):
     assert abs(found - sum(left) / BAGS) < 0.05
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(mixes, rooms())
 def test_the_fill_up_is_what_copies_of_each_shape_alone_leave(counts, room):
     mix = mix_of(counts)
@@ -152,7 +152,7 @@ def test_the_fill_up_is_what_copies_of_each_shape_alone_leave(counts, room):
     assert abs(found - expected) < 0.05
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(mixes, shapes, st.lists(rooms(), min_size=1, max_size=8), st.randoms(use_true_random=False))
 def test_the_order_of_the_nodes_changes_no_choice(counts, shape, nodes, chance):
     scorer = Scorer(mix_of(counts), STOCK)
@@ -165,7 +165,7 @@ def test_the_order_of_the_nodes_changes_no_choice(counts, shape, nodes, chance):
     assert min(scorer.costs(moves)) == min(again.costs(shuffled))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(mixes, st.lists(rooms(), min_size=2, max_size=8), st.lists(shapes, max_size=6))
 def test_scoring_only_what_changed_is_scoring_all_from_scratch(counts, nodes, coming):
     kept = Scorer(mix_of(counts), STOCK)
@@ -311,7 +311,7 @@ def test_cards_without_host_cpu_are_worth_nothing_to_come():
     assert lost > kept
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(mixes, rooms())
 def test_a_node_holds_as_many_of_a_request_for_several_cards_as_fit_one_after_the_other(counts, room):
     several = [shape for shape, _ in mix_of(counts).counts if shape.cards > 1]
@@ -328,7 +328,7 @@ def test_a_node_holds_as_many_of_a_request_for_several_cards_as_fit_one_after_th
     assert slots.of((room,)) == (*held, *idle[: len(slots) - len(held)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.floats(0.001, 29), st.integers(0, 60))
 def test_the_chance_to_be_missed_is_that_as_many_come(expected, places):
     fewer = sum(math.exp(-expected + k * math.log(expected) - math.lgamma(k + 1)) for k in range(places))

@@ -21,7 +21,7 @@ from gpu_manager.domain.whatif.scheduling_constraints import NodeConstraints, Po
 from gpu_manager.domain.whatif.simulation import SimNode, SimPod, drain, nodes_needed, simulate, why_not
 
 UNITS = 64
-quick = settings(deadline=None, max_examples=100, derandomize=True)
+quick = settings(max_examples=100)
 
 
 def node(name, cards=2):

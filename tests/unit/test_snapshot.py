@@ -11,7 +11,7 @@ from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import GIB, ZERO, Amount
 from tests.fakes.extender import UNIT, World, bound, container, node, pod, uuid
 
-quick = settings(deadline=None, max_examples=60, derandomize=True)
+quick = settings(max_examples=60)
 
 
 def says(where, uid, *cards, name="main", cores=30, units=4):

@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gpu_manager import threads
+from tests.fakes.waiting import PATIENCE
 from tests.sources import sources
 
 # What a pool runs answers to somebody: gRPC and ASGI turn an error into a reply, others ask for the result.
@@ -73,7 +74,7 @@ def test_a_loop_goes_on_after_an_error_and_ends_when_it_returns() -> None:
     with capture_logs() as logs:
         thread = threads.forever("loop", loop, again_seconds=0.0)
         thread.start()
-        thread.join(10)
+        thread.join(PATIENCE)
     assert not thread.is_alive()
     assert len(rounds) == 3
     assert threads.failures()["loop"] - before == 2
@@ -92,7 +93,7 @@ def test_a_step_that_fails_costs_its_round_alone() -> None:
 
     thread = threads.every(0.0, "step", step, stop)
     thread.start()
-    thread.join(10)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     assert threads.failures()["step"] - before == 1
 
@@ -107,5 +108,5 @@ def test_a_job_ends_either_way(error: Exception | None) -> None:
     thread = threads.once("job", job)
     assert thread.daemon
     thread.start()
-    thread.join(10)
+    thread.join(PATIENCE)
     assert threads.failures().get("job", 0) - before == (error is not None)

@@ -20,7 +20,7 @@ from gpu_manager.domain.topology import (
 )
 from tests.fakes.machines import links, recorded, topologies
 
-quick = settings(deadline=None, max_examples=100, derandomize=True)
+quick = settings(max_examples=100)
 
 
 # -- links ------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import sys
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
@@ -22,7 +22,6 @@ KINDS = st.sampled_from(ContainerKind)
     st.lists(st.tuples(KINDS, st.integers(1, 99), st.integers(0, 1), st.booleans()), max_size=8),
     st.lists(st.tuples(KINDS, st.integers(1, 99)), max_size=3),
 )
-@settings(deadline=None, derandomize=True)
 def test_what_is_left_of_a_card_is_what_it_holds_less_the_peak_of_the_pod(laid, more):
     uid = PodUid("uid")
 

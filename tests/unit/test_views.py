@@ -13,7 +13,7 @@ from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_room
 from gpu_manager.domain.pod import parse_pod
 from tests.fakes.extender import UNIT, World, node, pod
 
-quick = settings(deadline=None, max_examples=60, derandomize=True)
+quick = settings(max_examples=60)
 
 
 def why(world, obj, **more):

@@ -194,7 +194,7 @@ pods = st.builds(
 
 
 @needs_cel
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(pods, st.sampled_from([LAX, STRICT]), st.sampled_from(["someone", SCHEDULER]))
 def test_policies_and_webhook_refuse_new_pods_by_the_same_rules(
     judges: Any, obj: dict[str, Any], terms: ClusterTerms, user: str
@@ -203,7 +203,7 @@ def test_policies_and_webhook_refuse_new_pods_by_the_same_rules(
 
 
 @needs_cel
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     annotations,
     annotations,
