@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from weakref import WeakKeyDictionary, ref
 
 from admission.cluster.assumed_pods import AssumedPods
 from admission.cluster.pod_view import PodView, pod_view
@@ -16,6 +17,7 @@ from admission.cluster.workload_sizes import WorkloadSizes
 from admission.config import KEEP_SECONDS
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.whatif.scheduling_constraints import ANYWHERE, PodConstraints
 
 
 class PodBooks:
@@ -34,6 +36,7 @@ class PodBooks:
         self._answers = UnshownAnswers()
         self._resizing: set[PodUid] = set()
         self._turnover = Turnover()
+        self._constraints: WeakKeyDictionary[PodConstraints, ref[PodConstraints]] = WeakKeyDictionary()
         self._at: dict[str, set[PodUid]] = {}  # node → pods bound, reserved or nominated there
 
     def copy(self) -> PodBooks:
@@ -51,7 +54,7 @@ class PodBooks:
         uid, before = occupant.uid, self._pods.get(occupant.uid)
         if before is not None and before.pod.node and not occupant.pod.node:
             return  # a UID is bound once for all: this is an older picture of it
-        occupant = self._answers.shown(occupant)
+        occupant = self._answers.shown(self._with_shared_constraints(occupant))
         if before == occupant:
             return
         if before is not None:
@@ -213,6 +216,18 @@ class PodBooks:
     def left(self) -> list[PodView]:
         """The same of pods that have left a node, or have ended there."""
         return self._turnover.take_left()
+
+    def _with_shared_constraints(self, occupant: PodView) -> PodView:
+        """The pod, with constraints that equal another's held once."""
+        constraints = occupant.constraints
+        if constraints == ANYWHERE:
+            return occupant
+        known = self._constraints.get(constraints)
+        shared = None if known is None else known()
+        if shared is None:
+            self._constraints[constraints] = ref(constraints)
+            return occupant
+        return replace(occupant, constraints=shared)
 
     # Which nodes that changes.
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA, OUR_PREFIX
-from gpu_manager.domain.pod import MIRROR, POD_SCHEDULED
+from gpu_manager.domain.pod import MIRROR, POD_SCHEDULED, affinity_bytes
+from gpu_manager.domain.rules.legal_values import MOST_AFFINITY_BYTES
 from gpu_manager.domain.untrusted import mapping, mappings
 
 _GROUPS: Final = ("initContainers", "containers")
@@ -93,7 +94,9 @@ def _constraints(spec: Obj) -> Obj:
     """What the pod requires of nodes."""
     found = _picked(spec, _WISHES)
     node = mapping(mapping(spec.get("affinity")).get("nodeAffinity"))
-    return {**found, "affinity": {"nodeAffinity": node}} if node else found
+    if not node or affinity_bytes(spec) > MOST_AFFINITY_BYTES:  # it came past the rule
+        return found
+    return {**found, "affinity": {"nodeAffinity": node}}
 
 
 def _unscheduled(status: Obj) -> Obj:

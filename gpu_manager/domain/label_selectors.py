@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 
 from gpu_manager.domain.untrusted import mapping
@@ -24,17 +25,21 @@ Term = tuple[str, str, frozenset[str]]
 def read_terms(selector: object) -> tuple[Term, ...] | None:
     """Return the terms of a selector, all of which labels must meet; None if it is no selector.
 
+    Equal keys and values are held once, since thousands of pods name the same nodes.
     Reads ``matchLabels`` and ``matchExpressions`` of a workload, a budget, or one term of a node affinity.
     """
     if not isinstance(selector, Mapping):
         return None
-    terms = [(str(k), "In", frozenset({str(v)})) for k, v in mapping(selector.get("matchLabels")).items()]
+    terms = [
+        (sys.intern(str(k)), "In", frozenset({sys.intern(str(v))}))
+        for k, v in mapping(selector.get("matchLabels")).items()
+    ]
     expressions = selector.get("matchExpressions")
     for expression in (expressions if isinstance(expressions, list) else [])[:_MOST_EXPRESSIONS]:
         one = mapping(expression)
         values = one.get("values")
-        listed = frozenset(map(str, values)) if isinstance(values, list) else frozenset()
-        terms.append((str(one.get("key")), str(one.get("operator")), listed))
+        listed = frozenset(sys.intern(str(v)) for v in values) if isinstance(values, list) else frozenset()
+        terms.append((sys.intern(str(one.get("key"))), sys.intern(str(one.get("operator"))), listed))
     return tuple(terms)
 
 

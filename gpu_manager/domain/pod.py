@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -112,6 +113,7 @@ class Pod:
     started_at: str = ""  # status.startTime: when the kubelet admitted it; RFC 3339, as is ``created``
     twin: PodUid = PodUid("")
     restarts_never: bool = False  # restartPolicy Never: no container that has started is started again
+    affinity_bytes: int = 0  # of spec.affinity.nodeAffinity, as JSON
 
     @property
     def key(self) -> str:
@@ -224,7 +226,14 @@ def parse_pod(obj: object) -> Pod:
         created=_text(meta.get("creationTimestamp"), "metadata.creationTimestamp"),
         twin=_mirrored(annotations, owners, node),
         restarts_never=spec.get("restartPolicy") == "Never",
+        affinity_bytes=affinity_bytes(spec),
     )
+
+
+def affinity_bytes(spec: Mapping[str, object]) -> int:
+    """Return the size of a pod's node affinity as JSON; 0 without one."""
+    node = mapping(spec.get("affinity")).get("nodeAffinity")
+    return len(json.dumps(node, separators=(",", ":"))) if node else 0
 
 
 def _mirrored(annotations: Mapping[str, str], owners: Sequence[Mapping[str, object]], node: str) -> PodUid:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, LARGEST_COUNT, MIB
 from gpu_manager.domain.rules.legal_values import (
     MOST_ASKING,
@@ -288,6 +291,26 @@ def test_the_number_of_containers_that_ask_is_bounded_and_of_others_it_is_not() 
     with pytest.raises(RequestInvalid, match="a pod may have 64"):
         judged_request(pod_of(*asking, container("more", 100)))
     assert booked_request(pod_of(*asking, container("more", 100))) is None
+
+
+def affine(size: int, app: dict[str, Any]) -> Pod:
+    """A pod whose node affinity has so many bytes."""
+    expression = {"key": "k", "operator": "In", "values": [""]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    node = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    expression["values"] = ["x" * (size - len(json.dumps(node, separators=(",", ":"))))]
+    return parse_pod({"spec": {"containers": [app], "affinity": {"nodeAffinity": node}}})
+
+
+def test_the_node_affinity_of_a_pod_that_asks_is_bounded_and_of_others_it_is_not() -> None:
+    largest = 64 << 10
+    assert check_pod(affine(largest, container("c", 30, 1))) == ()
+    (found,) = check_pod(affine(largest + 1, container("c", 30, 1)))
+    assert found.refusal == (
+        "spec.affinity.nodeAffinity has 65537 bytes in a pod that asks for tencent.com/vcuda-core: "
+        "use 65536 at most"
+    )
+    assert check_pod(affine(largest + 1, container("c", None, None))) == ()
 
 
 def test_sidecars_are_free_of_the_init_containers_rule_but_count_in_its_sum() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -154,3 +156,33 @@ def test_annotations_that_only_contain_our_name_are_not_kept() -> None:
     slim = slim_pod(pod("a", annotations={"x.tencent.com/y": "x" * 1000, "tencent.com/gpu-model": "T4"}))
     assert slim is not None
     assert slim["metadata"]["annotations"] == {"tencent.com/gpu-model": "T4"}
+
+
+def selecting(name: str, *hosts: str) -> Obj:
+    made = pod(name)
+    term = {"matchExpressions": [{"key": "host", "operator": "In", "values": list(hosts)}]}
+    node_affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    return {**made, "spec": {**made["spec"], "affinity": {"nodeAffinity": node_affinity}}}
+
+
+def test_equal_node_affinities_are_held_once_and_go_with_the_last_pod() -> None:
+    world = World([node("n1")])
+    for name in ("a", "b", "c"):
+        world.show(selecting(name, "h1", "h2") if name != "c" else selecting(name, "h1"))
+    held = [view.constraints for name in "abc" if (view := world.cluster.named("default", name))]
+    assert held[0] is held[1]
+    assert held[2] != held[0]
+    gone = weakref.ref(held[0])
+    del held
+    world.cluster.replace(PODS, [])
+    world.cluster.fresh()  # whoever counts arrivals and departures has seen them
+    world.cluster.gone()
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_node_affinity_that_came_past_the_rule_is_not_kept() -> None:
+    slim = slim_pod(selecting("a", *(f"host-{at}" for at in range(20_000))))
+    assert slim is not None
+    assert "affinity" not in slim["spec"]
+    assert "affinity" in (slim_pod(selecting("a", "host-1")) or {})["spec"]

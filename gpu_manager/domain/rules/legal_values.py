@@ -39,6 +39,7 @@ from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 from gpu_manager.domain.rules.unknown_names import unknown_names
 
 __all__ = [
+    "MOST_AFFINITY_BYTES",
     "MOST_ASKING",
     "Rule",
     "Violation",
@@ -62,6 +63,7 @@ __all__ = [
 ]
 
 MOST_ASKING = 64  # containers of one pod that ask for cores
+MOST_AFFINITY_BYTES = 64 << 10  # of a pod's node affinity, as JSON
 _LARGEST_CORES = LARGEST_COUNT // CORES_PER_CARD * CORES_PER_CARD
 _LARGEST_CARD = 1024 * GIB  # several times the largest card; anything above was meant in another unit
 
@@ -111,7 +113,7 @@ def check_pod(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tup
     amounts = check_amounts(pod, unit, minimum_cores)
     if not _names_ours(pod):
         return amounts  # the annotations of a pod without our resources are not checked
-    return (*amounts, *_check_visible_devices(pod), *check_annotations(pod))
+    return (*amounts, *_check_visible_devices(pod), *_check_node_affinity(pod), *check_annotations(pod))
 
 
 def check_amounts(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tuple[Violation, ...]:
@@ -262,6 +264,17 @@ def _check_count(pod: Pod) -> Iterator[Violation]:
     asking = sum(c.core is not None and c.core > 0 for c in pod.containers)
     if asking > MOST_ASKING:
         yield violation(Rule.CONTAINERS_TOO_MANY, "", "spec.containers", str(asking), (MOST_ASKING,))
+
+
+def _check_node_affinity(pod: Pod) -> Iterator[Violation]:
+    if pod.affinity_bytes > MOST_AFFINITY_BYTES:
+        yield violation(
+            Rule.NODE_AFFINITY_TOO_LARGE,
+            "",
+            "spec.affinity.nodeAffinity",
+            str(pod.affinity_bytes),
+            (MOST_AFFINITY_BYTES,),
+        )
 
 
 def _check_init_containers(pod: Pod) -> Iterator[Violation]:

@@ -160,6 +160,14 @@ class Rule(Enum):
         "one pod of hundreds would hold up the scheduling of all others.",
         "Give several processes one container and one share, or split the pod.",
     )
+    NODE_AFFINITY_TOO_LARGE = RuleText(
+        "node-affinity-too-large",
+        f"spec.affinity.nodeAffinity has {{value}} bytes in a pod that asks for {CORE}: "
+        "use {nearest} at most",
+        "What a pod that waits requires of nodes is held for every such pod: some large ones would take the "
+        "memory of the service that places all others.",
+        "Give the nodes a label, and select by that instead of listing nodes by name.",
+    )
     CEILING_NOT_INTEGER = RuleText(
         "ceiling-not-integer",
         f"annotation {CORE_LIMIT} is {{value}}: use a whole number of percent ({{nearest}})",

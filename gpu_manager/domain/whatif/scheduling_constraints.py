@@ -33,7 +33,7 @@ Alternative = tuple[tuple[Term, ...], tuple[Term, ...]]
 """What the labels, and what the fields of a node must meet."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class PodConstraints:
     """What a pod requires of nodes. ``affinity``: alternatives; None requires nothing.
 
