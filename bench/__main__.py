@@ -31,6 +31,7 @@ GROUPS = (
     "console",
     "admission",
     "pods",
+    "objects",
     "placement",
     "dra",
     "hooks",

@@ -41,23 +41,22 @@ _IDLE = 5000
 
 
 class ApiProcess:
-    """The stand-in's process."""
+    """The stand-in's process, by a ``module`` that speaks as :mod:`bench.api_process` does."""
 
-    def __init__(self, nodes: int) -> None:
-        command = [sys.executable, "-m", "bench.api_process", str(nodes)]
+    def __init__(self, nodes: int, module: str = "bench.api_process") -> None:
+        command = [sys.executable, "-m", module, str(nodes)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         self._line = LoopbackClient(int(self.url.rpartition(":")[2]))
 
-    def pods(self, prefix: str, count: int) -> list[Obj]:
-        """So many new ones."""
+    def pods(self, prefix: str, count: int) -> Any:
+        """So many new ones; returns what the program answers."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{prefix} {count}\n")
         self.process.stdin.flush()
-        found: list[Obj] = json.loads(self.process.stdout.readline())
-        return found
+        return json.loads(self.process.stdout.readline())
 
     def get(self, path: str) -> Obj:
         headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
@@ -173,7 +172,7 @@ def _webhook(api: ApiProcess, service: ServiceProcess, *, full: bool) -> Row:
     authority = api.authority()
     line = LoopbackClient(service.port, f"{ADMISSION_NAME}.{NAMESPACE}.svc", lambda: authority)
     seconds = 60 if full else 15
-    review = json.dumps(_review()).encode()
+    review = json.dumps(sample_review()).encode()
     kind = {"Content-Type": "application/json"}
 
     def judge(number: int) -> None:
@@ -198,7 +197,7 @@ def _webhook(api: ApiProcess, service: ServiceProcess, *, full: bool) -> Row:
 def _reviews_at_once(api: ApiProcess, service: ServiceProcess, *, full: bool) -> Row:
     """Reviews without an answer, each on a connection of its own, as an API server asks."""
     context = ssl.create_default_context(cadata=api.authority())
-    body = json.dumps(_review()).encode()
+    body = json.dumps(sample_review()).encode()
     head = (
         f"POST /validate HTTP/1.1\r\nHost: {ADMISSION_NAME}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
@@ -231,7 +230,7 @@ def _idle_connections(*, full: bool) -> Iterator[Row]:
     with world(1000) as (api, service):
         authority = api.authority()
         line = LoopbackClient(service.port, f"{ADMISSION_NAME}.{NAMESPACE}.svc", lambda: authority)
-        review, kind = json.dumps(_review()).encode(), {"Content-Type": "application/json"}
+        review, kind = json.dumps(sample_review()).encode(), {"Content-Type": "application/json"}
         command = [sys.executable, "-m", "tests.fakes.idle_connections", str(service.port), str(_IDLE)]
         idle = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
@@ -283,7 +282,8 @@ def _paced(act: Callable[[int], None], seconds: int) -> list[float]:
     return took
 
 
-def _review() -> Obj:
+def sample_review() -> Obj:
+    """An AdmissionReview of a pod that asks for a fraction."""
     request = {
         "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
         "kind": {"group": "", "version": "v1", "kind": "Pod"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import select
 import socket
 import ssl
@@ -14,6 +13,7 @@ from typing import Any
 from sandbox.api.faults import CutConnection
 from sandbox.api.routing import ApiRequest, Router
 from sandbox.api.status import ApiError, bad_request
+from sandbox.api.verbatim import written
 from sandbox.api.verbs import VerbOutcome
 from sandbox.api.watching import ApiWatch
 
@@ -143,7 +143,7 @@ class ApiHandler(BaseHTTPRequestHandler):
         return self.rfile.read(int(text))
 
     def _send_outcome(self, outcome: VerbOutcome) -> None:
-        text = outcome.text if outcome.text is not None else json.dumps(outcome.obj).encode()
+        text = outcome.text if outcome.text is not None else written(outcome.obj)
         warnings = ", ".join(f'299 - "{w.translate(_QUOTED)}"' for w in outcome.warnings)
         self._send(outcome.code, text, {"Warning": warnings} if warnings else {})
 

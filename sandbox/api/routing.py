@@ -14,13 +14,14 @@ from prometheus_client import CollectorRegistry
 from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.scrape import SampledCounter, scrape
+from sandbox.api import verbatim
 from sandbox.api.access import AccessGate, AccessRules, User
 from sandbox.api.faults import ApiFaults, CutConnection
 from sandbox.api.kinds import NO_CONTROLLERS, REVIEW_GROUPS, Target, discovery, parse_path
 from sandbox.api.selectors import Predicate, field_selector, label_selector
 from sandbox.api.status import ApiError, bad_request
 from sandbox.api.tables import table, wants_table
-from sandbox.api.verbs import Call, VerbOutcome, Verbs
+from sandbox.api.verbs import Call, Page, VerbOutcome, Verbs
 from sandbox.api.watching import ApiWatch
 
 VERSION = {
@@ -124,7 +125,8 @@ class Router:
         if verb in ("list", "watch", "deletecollection"):
             matches = _selection(target, query)
             if verb == "list":
-                return self._verbs.listing(target, matches)
+                page = Page.asked(query.get("limit", ""), query.get("continue", ""))
+                return self._verbs.listing(target, matches, page)
             if verb == "watch":
                 return self._watch(target, matches, query)
             return self._verbs.delete_collection(target, matches, _options(request, query), call)
@@ -205,7 +207,7 @@ def _json(request: ApiRequest) -> Any:
             f"the sandbox's API server reads JSON, not {kind}: write a manifest, and kubectl apply -f it",
         )
     try:
-        return json.loads(request.body)
+        return verbatim.read(request.body)
     except (ValueError, RecursionError) as error:
         raise bad_request(f"couldn't read the body as JSON: {error}") from None
 

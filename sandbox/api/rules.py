@@ -48,7 +48,14 @@ def _encode_secret(obj: Obj) -> None:
     obj.setdefault("type", "Opaque")
 
 
-_KEPT = "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generateName"
+_KEPT = (
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generateName",
+    "managedFields",
+)
 
 
 def check_identity(target: Target, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

@@ -5,7 +5,6 @@ A stored object is never changed in place, so whoever holds one may read it with
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import deque
@@ -15,17 +14,23 @@ from typing import Any
 
 from sandbox.api.kinds import Resource
 from sandbox.api.status import ApiError
+from sandbox.api.verbatim import written
 
 Key = tuple[str, str]  # namespace ("" for cluster-wide objects), name
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One version of one object, with its JSON text."""
+    """One version of one object. ``write`` makes its JSON text; what it makes is not kept."""
 
     obj: Mapping[str, Any]
     version: int
-    text: bytes
+    write: Callable[[], bytes]
+
+    @property
+    def text(self) -> bytes:
+        """Its JSON text."""
+        return self.write()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,19 @@ class Storage:
             self._publish(resource, Change(new.version, old, new, gone=False, at=self._monotonic()))
             return new
 
+    def put_written(
+        self, resource: Resource, key: Key, obj: dict[str, Any], write: Callable[[int], bytes]
+    ) -> None:
+        """Store ``obj``, whose text ``write`` makes of its resource version each time that it is sent."""
+        with self.lock:
+            objects = self._objects.setdefault(resource, {})
+            self.version += 1
+            version = self.version
+            obj["metadata"]["resourceVersion"] = str(version)
+            old, new = objects.get(key), Stored(obj, version, lambda: write(version))
+            objects[key] = new
+            self._publish(resource, Change(version, old, new, gone=False, at=self._monotonic()))
+
     def remove(self, resource: Resource, key: Key, last: dict[str, Any] | None = None) -> Stored:
         """Take the object out; returns its ``last`` state (default: as stored) at the version of its end."""
         with self.lock:
@@ -119,7 +137,8 @@ class Storage:
     def _stamp(self, obj: dict[str, Any]) -> Stored:
         self.version += 1
         obj["metadata"]["resourceVersion"] = str(self.version)
-        return Stored(obj, self.version, json.dumps(obj, separators=(",", ":")).encode())
+        text = written(obj)
+        return Stored(obj, self.version, lambda: text)
 
     def _publish(self, resource: Resource, change: Change) -> None:
         changes = self._changes.setdefault(resource, deque())

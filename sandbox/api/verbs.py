@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import datetime as dt
+import json
 import random
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from sandbox.api import admission, pods
@@ -19,6 +22,7 @@ from sandbox.api.rules import check_identity, prepare_create, prepare_update
 from sandbox.api.selectors import Predicate
 from sandbox.api.status import already_exists, bad_request, invalid, not_found, success
 from sandbox.api.storage import Key, Storage, Stored
+from sandbox.api.verbatim import Verbatim
 
 Obj = dict[str, Any]
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"  # the letters of generated names: no vowels, no words
@@ -30,6 +34,33 @@ class Call:
 
     user: User
     dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What of a list is asked for: the first ``limit`` objects (0: all) ``after`` a key, as of a version."""
+
+    limit: int = 0
+    version: int = 0
+    after: Key = ("", "")
+
+    @classmethod
+    def asked(cls, limit: str, token: str) -> Page:
+        """By the parameters of a request. Raises ApiError."""
+        if limit and not limit.isdigit():
+            raise bad_request(f"strconv.ParseInt: parsing {limit!r}: invalid syntax")
+        try:
+            version, *after = json.loads(base64.b64decode(token, validate=True)) if token else (0, "", "")
+            return cls(int(limit or 0), int(version), (str(after[0]), str(after[1])))
+        except (ValueError, TypeError, LookupError):
+            raise bad_request("continue key is not valid") from None
+
+    def token(self) -> str:
+        """The parameter that asks for what comes after it."""
+        return base64.b64encode(json.dumps([self.version, *self.after]).encode()).decode()
+
+
+WHOLE = Page()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +91,27 @@ class Verbs:
         stored = self._find(target)
         return VerbOutcome(stored.obj, text=stored.text)
 
-    def listing(self, target: Target, matches: Predicate) -> VerbOutcome:
-        """The objects of a namespace (or all) that match, with the version of the listing."""
+    def listing(self, target: Target, matches: Predicate, page: Page = WHOLE) -> VerbOutcome:
+        """The objects of a namespace (or all) that match, with the version of the listing.
+
+        A page that continues another has its version, and the objects as they are now.
+        """
         stored, version = self.storage.all(target.resource)
         namespace = target.namespace
-        chosen = [
+        wanted = (
             s
             for s in stored
-            if (not namespace or s.obj["metadata"].get("namespace") == namespace) and matches(s.obj)
-        ]
+            if (not namespace or s.obj["metadata"].get("namespace") == namespace)
+            and _key_of(s) > page.after
+            and matches(s.obj)
+        )
+        chosen = list(islice(wanted, page.limit + 1 if page.limit else None))
+        meta = {"resourceVersion": str(page.version or version)}
+        if 0 < page.limit < len(chosen):
+            chosen.pop()
+            meta["continue"] = Page(0, int(meta["resourceVersion"]), _key_of(chosen[-1])).token()
         head = f'{{"kind":"{target.resource.kind}List","apiVersion":"{target.resource.api_version}",'
-        head += f'"metadata":{{"resourceVersion":"{version}"}},"items":['
+        head += f'"metadata":{json.dumps(meta, separators=(",", ":"))},"items":['
         return VerbOutcome({}, text=head.encode() + b",".join(s.text for s in chosen) + b"]}")
 
     def create(self, target: Target, body: Obj, call: Call) -> VerbOutcome:
@@ -127,8 +168,10 @@ class Verbs:
                 raise not_found("namespaces", target.namespace)
         else:
             meta.pop("namespace", None)
-        for key in ("deletionTimestamp", "deletionGracePeriodSeconds", "managedFields", "selfLink"):
+        for key in ("deletionTimestamp", "deletionGracePeriodSeconds", "selfLink"):
             meta.pop(key, None)
+        if not isinstance(meta.get("managedFields"), Verbatim):
+            meta.pop("managedFields", None)
         meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp()}
         return obj, Target(resource, target.namespace if resource.namespaced else "", name)
 
@@ -266,6 +309,11 @@ class Verbs:
             for stored in self.storage.all(resource)[0]:
                 if stored.obj["metadata"].get("namespace") == namespace:
                     self.storage.remove(resource, (namespace, stored.obj["metadata"]["name"]))
+
+
+def _key_of(stored: Stored) -> Key:
+    meta = stored.obj["metadata"]
+    return meta.get("namespace", ""), meta["name"]
 
 
 def _key(target: Target) -> Key:

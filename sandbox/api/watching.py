@@ -14,6 +14,7 @@ from sandbox.api.kinds import Target
 from sandbox.api.selectors import Predicate
 from sandbox.api.status import ApiError
 from sandbox.api.storage import Change, Storage, Stored
+from sandbox.api.verbatim import written
 
 LAST_BOOKMARK_SECONDS: Final = 2.0  # before the end of a watch
 
@@ -135,7 +136,7 @@ class ApiWatch:
         if change.gone or change.old is None:
             return _line("DELETED", change.new.text)
         metadata = {**change.old.obj["metadata"], "resourceVersion": str(change.version)}
-        return _line("DELETED", json.dumps({**change.old.obj, "metadata": metadata}).encode())
+        return _line("DELETED", written({**change.old.obj, "metadata": metadata}))
 
 
 def _line(kind: str, text: bytes) -> bytes:

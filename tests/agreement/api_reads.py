@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
-from tests.agreement.world import MERGE, NAMESPACE, NOBODY, PODS, Table, World
+from tests.agreement.world import MERGE, NAMESPACE, NOBODY, PODS, Table, World, pod
 
 READS = Table()
 
@@ -27,6 +28,46 @@ def selectors(w: World) -> object:
     ]
     found = [w.ask("GET", PODS, **query).ok()["items"] for query in queries]
     return [sorted(p["metadata"]["name"] for p in items) for items in found]
+
+
+@READS.case(
+    "a list comes in pages of limit objects by its continue token, each of which may ask for another limit",
+    [["p-1"], ["p-2", "p-3"], ["p-4"]],
+)
+def pages(w: World) -> object:
+    for name in ("p-1", "p-2", "p-3", "p-4"):
+        w.pod(name)
+    found, query = [], {}
+    for limit in (1, 2, 100):
+        answer = w.ask("GET", PODS, labelSelector="case in (p-1,p-2,p-3,p-4)", limit=limit, **query).ok()
+        found.append([item["metadata"]["name"] for item in answer["items"]])
+        query = {"continue": answer["metadata"].get("continue", "")}
+    assert not query["continue"]
+    return found
+
+
+# What a tenant may write that not every decoder reads: deeper than most go, and no UTF-8.
+_HOSTILE = {"deep": b'{"f:a":' * 1_500 + b"{}" + b"}" * 1_500, "byte": b'{"f:\xff":{}}'}
+
+
+@READS.case(
+    "managedFields that nest 1,500 deep or hold a byte that is no UTF-8 are stored, and read, listed and watched",
+    dict.fromkeys(_HOSTILE, (201, True, True, True)),
+)
+def hostile_fields(w: World) -> object:
+    found = {}
+    for name, fields in _HOSTILE.items():
+        body = pod(f"h-{name}")
+        entry = {"manager": "m", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1"}
+        body["metadata"]["managedFields"] = [{**entry, "time": "2026-01-01T00:00:00Z", "fieldsV1": "here"}]
+        code = w.ask("POST", PODS, json.dumps(body).encode().replace(b'"here"', fields)).code
+        w.made(f"{PODS}/h-{name}")
+        one = w.written(f"{PODS}/h-{name}")
+        listed = w.written(PODS, labelSelector=f"case=h-{name}")
+        selected = {"fieldSelector": f"metadata.name=h-{name}", "timeoutSeconds": 1}
+        watched = w.written(PODS, watch="true", **selected)
+        found[name] = (code, *(fields in text for text in (one, listed, watched)))
+    return found
 
 
 @READS.case("a field that cannot be selected by is 400", (400, "BadRequest"))

@@ -121,7 +121,7 @@ class World:
             content = response.read()
         try:
             return Answer(response.status, json.loads(content))
-        except ValueError:
+        except (ValueError, RecursionError):
             return Answer(response.status, content.decode("utf-8", "replace"))
 
     def make(self, collection: str, body: Mapping[str, Any]) -> Any:
@@ -130,9 +130,18 @@ class World:
         self._made.append(f"{collection}/{made['metadata']['name']}")
         return made
 
+    def made(self, path: str) -> None:
+        """It goes with the case, too."""
+        self._made.append(path)
+
     def pod(self, name: str, *, annotations: Mapping[str, str] | None = None, **spec: Any) -> Any:
         """Create a pod that no scheduler looks at, of one container unless ``spec`` says otherwise."""
         return self.make(PODS, pod(name, annotations=annotations, **spec))
+
+    def written(self, path: str, **query: object) -> bytes:
+        """The bytes of a GET."""
+        with self._sent("GET", path, None, "", self.headers[""], query) as response:
+            return response.read()
 
     def bind(self, name: str, node: str = "nowhere", **meta: object) -> Answer:
         """POST a Binding."""
@@ -173,7 +182,7 @@ class World:
         else:
             connection = http.client.HTTPConnection(host, port, timeout=PATIENCE)
         try:
-            text = None if body is None else json.dumps(body)
+            text = body if body is None or isinstance(body, bytes) else json.dumps(body)
             whole = f"{path}?{urlencode(query)}" if query else path
             connection.request(method, whole, text, {**headers, **({"Content-Type": kind} if text else {})})
             yield connection.getresponse()

@@ -214,6 +214,22 @@ def test_the_agent_tells_of_a_pod_that_it_cannot_read() -> None:
             kube.close()
 
 
+def test_the_agent_keeps_no_annotations_of_others() -> None:
+    meta = {"metadata": {"name": "a", "namespace": "team", "uid": "u", "annotations": {"note": "x" * 1_000}}}
+    meta["metadata"]["annotations"] |= {"tencent.com/placement": "spread"}
+    with serving_pods(json.dumps({**meta, "spec": {"nodeName": "n1"}}).encode()) as (api, connection):
+        kube = Kube(connection, "n1", clock=SystemClock(), pause=Pause(0.01, 0.05))
+        kube.start()
+        try:
+            assert kube.pods.wait(20)
+            ((found,),) = kube.pods.local().values()
+            assert found.pod.annotations == {"tencent.com/placement": "spread"}
+        finally:
+            for _ in range(2):
+                api.end_watch()
+            kube.close()
+
+
 def test_what_could_not_be_read_is_forgotten_with_a_list_that_lacks_it() -> None:
     with serving_pods(pod("a"), b"7") as (api, connection), watching(connection) as watcher:
         assert watcher.reflector.wait(PATIENCE)
@@ -231,13 +247,13 @@ def test_pages_are_asked_for_by_what_their_objects_weigh() -> None:
     with serving_pods(*(pod(str(at), large) for at in range(200))) as (api, connection):
         found = [obj["metadata"]["name"] for obj in Pages(connection, "list", "/api/v1/pods").read()]
         assert found == [str(at) for at in range(200)]
-        assert api.limits == [100, 19, 19, 19, 19, 19, 19]
+        assert api.limits == [20, *[19] * 10]
 
 
 def test_pages_of_small_objects_grow() -> None:
     with serving_pods(*(pod(str(at)) for at in range(1_500))) as (api, connection):
         assert sum(1 for _ in Pages(connection, "list", "/api/v1/pods").read()) == 1_500
-        assert api.limits == [100, 400, 500, 500]
+        assert api.limits == [20, 80, 320, 500, 500, 500]
 
 
 def test_a_page_that_breaks_off_is_asked_for_again_at_half_its_size() -> None:
@@ -245,14 +261,14 @@ def test_a_page_that_breaks_off_is_asked_for_again_at_half_its_size() -> None:
         api.spoil = lambda limit: limit > 150
         names = {obj["metadata"]["name"] for obj in Pages(connection, "list", "/api/v1/pods").read()}
         assert names == {str(at) for at in range(300)}
-        assert api.limits == [100, 400, 200, 100, 400, 200, 100][: len(api.limits)]
+        assert api.limits[:5] == [20, 80, 320, 160, 80]
 
 
 def test_a_server_that_answers_no_page_is_an_error_and_the_next_list_begins_smaller() -> None:
     with serving_pods(*(pod(str(at)) for at in range(300))) as (api, connection):
-        api.spoil = lambda limit: limit > 10
+        api.spoil = lambda limit: limit > 3
         pages = Pages(connection, "list pods", "/api/v1/pods")
         with pytest.raises(Unreachable, match="list pods"):
             list(pages.read())
-        assert api.limits == [100, 50, 25]
+        assert api.limits == [20, 10, 5]
         assert sum(1 for _ in pages.read()) >= 300

@@ -88,9 +88,9 @@ def test_the_pods_of_this_node_are_known_and_no_others(api, kube):
 
 def test_a_bound_pod_is_seen_with_its_annotation_from_its_first_event_on(api, kube):
     api.create(pod(node=None))
-    api.bind("train", "n1", annotations={"card": "3"})
+    api.bind("train", "n1", annotations={"tencent.com/card": "3"})
     found = kube.changes.wait(named("train"))
-    assert found.pod.annotations == {"card": "3"}
+    assert found.pod.annotations == {"tencent.com/card": "3"}
     assert found.pod.containers[0].wants(CORE) == 30
 
 

@@ -236,11 +236,11 @@ def _decoded(text: str, at: int) -> tuple[Any, int]:
         except ValueError:  # a whole number of more digits than Python takes
             return _OF_ANY_NUMBER.raw_decode(text, at)
     except RecursionError:
-        shallow, end = _shallow(text, at)
-        return _OF_ANY_NUMBER.decode(shallow), end
+        kept, end = shallow(text, at)
+        return _OF_ANY_NUMBER.decode(kept), end
 
 
-def _shallow(text: str, at: int) -> tuple[str, int]:
+def shallow(text: str, at: int) -> tuple[str, int]:
     """The text of the value that begins there without what nests too deep, and where the value ends."""
     kept: list[str] = []
     since = last = at

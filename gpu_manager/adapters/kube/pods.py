@@ -20,13 +20,14 @@ from gpu_manager.adapters.kube.pod_paths import named_path
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.tasks import AnnotatePod, EventTeller, EvictPod, PostEvent, Thing
 from gpu_manager.adapters.kube.watched import WatchedObjects
-from gpu_manager.domain.contract import EVENT_UNREADABLE
+from gpu_manager.domain.contract import EVENT_UNREADABLE, OUR_PREFIX
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.untrusted import mapping
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.pods import KnownPod
 
+_READ = (OUR_PREFIX, "kubernetes.io/config.")  # the second are a static pod's
 log = structlog.get_logger(__name__)
 
 
@@ -190,6 +191,9 @@ class KubePods(WatchedObjects):
             self._outbox.put(event)
 
     def _here(self, pod: Pod) -> Pod:
-        """The pod with this node's lent cards."""
-        pod = pod.as_on_node()
+        """The pod with this node's lent cards, and of its annotations those that are read: of deleted pods
+        thousands are remembered.
+        """
+        read = {k: v for k, v in pod.annotations.items() if k.startswith(_READ)}
+        pod = replace(pod.as_on_node(), annotations=read)
         return pod.with_lent_cards() if self._lending else pod

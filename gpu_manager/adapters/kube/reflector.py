@@ -35,7 +35,7 @@ class Pause:
         return whole * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
 
 
-SLICE_SECONDS = 0.005  # of work on a list, after which other threads have their turn
+SLICE_SECONDS = 0.003  # of work on a list, after which other threads have their turn
 _REST_SECONDS = 0.001
 _MOST_SPOILED = 100  # names of objects that could not be read
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
 
 PAGE_BYTES: Final = 8 << 20  # what a page should have: the API server holds it whole
-_FIRST: Final = 100  # objects of the first page, whose size nobody knows
+_FIRST: Final = 20  # objects of the first page, whose size nobody knows
 _MOST: Final = 500
 _GROWTH: Final = 4  # from page to page
 _TRIES: Final = 3  # of a page
