@@ -190,6 +190,10 @@ class StandInKubelet:
         asked = next((c for c in pod.asked if c.name == name), None)
         if asked is None or pod.phase in ("Succeeded", "Failed"):
             raise NodeUnready(f"pod {uid} has no container {name} to start (phase {pod.phase})")
+        if not pod.added:  # after a reboot too: what ran before is started once its pod is admitted again
+            raise NodeUnready(
+                f"pod {uid} has not been admitted since the kubelet's start: resume() comes first"
+            )
         process.granter.pre_start(uid, name, asked.limits, active=pod.active)
         container = pod.containers[name]
         if container.id:

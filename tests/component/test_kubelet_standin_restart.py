@@ -119,6 +119,20 @@ def test_1_3_after_a_reboot_a_pod_fails_unless_the_plugin_was_faster(node):
     assert early.ids == kept
 
 
+@pytest.mark.parametrize("reboot", [True, False])
+def test_1_3_a_kubelet_starts_no_container_of_a_pod_that_it_has_not_admitted_again(node, reboot):
+    core = node.plugin(CORE, devices("c", 10))
+    node.kubelet.admit(pod("u", {"main": {CORE: 3}}))
+    node.kubelet.start_container("u", "main")
+    node.kubelet.restart(reboot=reboot)
+    come_back(node, core)
+    node.kubelet.stop_container("u", "main", 137)
+    with pytest.raises(NodeUnready, match="has not been admitted since the kubelet's start"):
+        node.kubelet.start_container("u", "main")
+    assert [result.admitted for result in node.kubelet.resume()] == [True]
+    node.kubelet.start_container("u", "main")
+
+
 def test_1_3_a_pod_whose_devices_are_gone_after_a_reboot_fails(node):
     core = node.plugin(CORE, devices("c", 10))
     core.prefer = lowest
