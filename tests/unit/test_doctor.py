@@ -413,6 +413,18 @@ def test_many_cases_of_one_fault_are_counted_not_listed() -> None:
     assert found[-1].text == "and 490 more like these"
 
 
+@pytest.mark.parametrize(
+    "inventory_of_node",
+    [None, replace(inventory(), serving=False), replace(inventory(), cards=(), topology=Topology(()))],
+)
+def test_whether_a_plugin_is_behind_nvidias_resource_an_agent_must_be_there_to_say(
+    inventory_of_node: Inventory | None,
+) -> None:
+    found = [f.check.id for f in examine(node(gpu=8, inventory=inventory_of_node)).findings]
+    assert "left-over-capacity" not in found
+    assert "two-plugins-on-node" in found
+
+
 def test_the_page_of_the_docs_names_every_check() -> None:
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
     assert [line[4:] for line in page.splitlines() if line.startswith("### ")] == [c.id for c in CHECKS]

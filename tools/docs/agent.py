@@ -116,8 +116,8 @@ _POD = (
     ),
 )
 _LINGERS = (
-    "what deleted pods hold whose processes still run, which pods cannot start a container again, and "
-    "whether the agent serves"
+    "what deleted pods hold whose processes still run, which pods cannot start a container again, "
+    "whether the agent serves, and whether containers can be given cards"
 )
 _NODE = (
     (c.INVENTORY, "agent", "JSON", f"The cards: state, links, what was refused last, {_LINGERS}."),
