@@ -102,7 +102,14 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
     )
     cluster, quota, judge = scheduling.cluster, scheduling.quota, scheduling.judge
     knowledge = ExplainSources(
-        cluster, quota, judge, scheduling.policy, settings.terms, pods.fetch_object, scheduling.claiming
+        cluster,
+        quota,
+        judge,
+        scheduling.policy,
+        settings.terms,
+        pods.fetch_object,
+        scheduling.claiming,
+        settings.binds_for,
     )
     agents = KubeAgents(connection, settings.namespace, settings.agent_token)
     usage = AgentsUsage(agents, clock, lambda node: _pods_of(node, knowledge))

@@ -137,6 +137,7 @@ class SchedulingController:
                 self._ages,
                 self._bypasses.counts,
                 lambda: {name: watch.unreadable for name, watch in self._watches.items()},
+                self._pending_events.held,
             )
         )
         self._ended = threading.Event()
@@ -349,6 +350,7 @@ class SchedulingController:
             self.quota.current,
             self.judge,
             self._settings.terms.minimum_cores,
+            schedulers=self._settings.binds_for,
         )
 
     def stale_seconds(self) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 from zlib import crc32
 
 from admission.cluster.host_cpu import asked
@@ -24,6 +24,8 @@ from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.untrusted import mappings, text
 from gpu_manager.domain.whatif.scheduling_constraints import ANYWHERE, PodConstraints, pod_constraints
 
+_SAID: Final = 512  # characters of a scheduler's words
+
 
 @dataclass(frozen=True, slots=True)
 class PodView(PlacedPod):
@@ -32,7 +34,8 @@ class PodView(PlacedPod):
     ``nominated`` is the node where preemption is making room for it, ``reserved`` marks one whose Binding is
     under way. ``cpu`` is the host CPU it asks for, in thousandths. ``constraints`` are what it requires of
     nodes while it has none; ``unschedulable``: its scheduler has found no node. ``verdict`` numbers what its
-    scheduler said last of why it has no node, 0 if it said nothing: another number is another verdict.
+    scheduler said last of why it has no node, 0 if it said nothing: another number is another verdict;
+    ``said`` is how that begins. ``gates``: its scheduling gates.
     """
 
     nominated: str = ""
@@ -41,6 +44,8 @@ class PodView(PlacedPod):
     constraints: PodConstraints = ANYWHERE
     unschedulable: bool = False
     verdict: int = 0
+    said: str = ""
+    gates: tuple[str, ...] = ()
 
     @property
     def lent(self) -> bool:
@@ -108,7 +113,14 @@ def pod_view(pod: Pod, obj: Mapping[str, Any] | None = None) -> PodView:
         )
         if unplaced
         else 0,
+        said=next((text(c.get("message"))[:_SAID] for c in unplaced), ""),
+        gates=() if pod.node else _gates((obj or {}).get("spec")),
     )
+
+
+def _gates(spec: object) -> tuple[str, ...]:
+    found = mappings(spec.get("schedulingGates")) if isinstance(spec, Mapping) else ()
+    return tuple(name for gate in found if (name := text(gate.get("name"))))
 
 
 def _is_unplaced(condition: Mapping[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from admission.console.agents_usage import AgentAnswer
-from admission.explain.explanation import BARRED, FITS, Explanation
+from admission.explain.explanation import BARRED, FITS, HELD, Explanation
 from admission.extender.feasibility import Unfit
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_json import hidden, node_json
@@ -202,7 +202,11 @@ _GROUPS: Final = (
 
 
 def _group(explanation: Explanation) -> str:
-    """The outcome on the nodes that come nearest to taking the pod; the word for no cards if none has any."""
+    """Whether somebody holds it, else the outcome on the nodes nearest to taking the pod; the word for
+    no cards if none has any.
+    """
+    if explanation.held:
+        return HELD
     return next((word for word in _GROUPS if explanation.counts.get(word)), Unfit.NODE.value)
 
 

@@ -41,7 +41,8 @@ from gpu_manager.domain.pod import parse_pod
 @dataclass(frozen=True, slots=True)
 class ExplainSources:
     """What is known here. ``fetch`` asks the API server for a pod's object, for one that holds and wants
-    nothing; ``claiming`` knows the pods that wait for ResourceClaims.
+    nothing; ``claiming`` knows the pods that wait for ResourceClaims; ``schedulers`` are those that ask this
+    service, empty for any.
     """
 
     cluster: ClusterState
@@ -51,6 +52,7 @@ class ExplainSources:
     terms: ClusterTerms
     fetch: Callable[[str, str], Mapping[str, Any] | None]
     claiming: ClaimingPods | None = None
+    schedulers: frozenset[str] = frozenset()
 
     def snapshot(self) -> Snapshot:
         """As it is. Raises NodeUnready: before the first lists."""
@@ -70,6 +72,7 @@ class ExplainSources:
             self.judge,
             self.terms.minimum_cores,
             everywhere=everywhere,
+            schedulers=self.schedulers,
         )
         if self.claiming is None or not _has_room(own):
             return own

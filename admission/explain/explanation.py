@@ -20,7 +20,9 @@ from admission.explain.remedies import JudgedNode, Remedy, WaitingPod, cheapest_
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
 from admission.extender.refusal_lines import describe, kept_for, refusal, until_open, why
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
+from gpu_manager.domain.cluster.pod_holder import Hold, HoldFacts, find_holder
 from gpu_manager.domain.cluster.quota import Quota
+from gpu_manager.domain.cluster.quota import refusal as refused_by_quota
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.placement.explain import (
     LINE_LIMIT,
@@ -30,6 +32,7 @@ from gpu_manager.domain.placement.explain import (
     with_priority,
 )
 from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
@@ -38,6 +41,7 @@ from gpu_manager.domain.whatif.scheduling_constraints import shown_bars
 SHOWN_NODES: Final = 200  # in full; the rest is counted
 FITS: Final = "fits"
 BARRED: Final = "barred"
+HELD: Final = "held"  # by something else than the nodes
 _FITS: Final = "fits: "  # before what it would get
 _WORDS: Final = {
     FITS: ("would take it", "would take it"),
@@ -82,7 +86,8 @@ class Explanation:
     """Everything about one pod: ``line`` is the one sentence, ``change`` the smallest that would let it run.
 
     ``counts`` add up to ``total`` nodes, of which ``nodes`` shows the first. ``nearest`` is the pod as that
-    change would make it, where the change is one of its own amounts.
+    change would make it, where the change is one of its own amounts. ``held``: who holds it, where it is not
+    the cards, a word of :class:`~gpu_manager.domain.cluster.pod_holder.Holder`.
     """
 
     pod: str
@@ -94,6 +99,7 @@ class Explanation:
     nodes: tuple[NodeLine, ...] = ()
     quota: tuple[str, ...] = ()
     nearest: PodRequest | None = None
+    held: str = ""
 
 
 def explain(
@@ -104,10 +110,12 @@ def explain(
     minimum_cores: int = 1,
     *,
     everywhere: bool = False,
+    schedulers: frozenset[str] = frozenset(),
 ) -> Explanation:
     """Why the pod waits or where it would go; the pod may not exist yet.
 
     ``everywhere``: who reads it may get pods in all namespaces; else those of others are counted, not named.
+    ``schedulers``: names of those that ask this service, empty for any.
     """
     pod = occupant.pod
     total = len(snapshot.nodes)
@@ -132,14 +140,24 @@ def explain(
         return _placed(occupant, request, snapshot, lines)
     case = WaitingPod(occupant, request, snapshot, mine, judge, None if everywhere else pod.namespace)
     question = case.ask(request)
+    facts = HoldFacts(occupant.gates, occupant.said, schedulers)
+    if hold := find_holder(pod, facts):
+        return _held(hold, pod, request, total, lines)
     views = (_opened(question, view) for view in snapshot.nodes.values())
     found = [_judged(view, question.on(view), occupant) for view in views]
     found.sort(key=lambda one: (_ORDER.index(one.outcome), one.view.name))
     counts = Counter(one.outcome for one in found)
+    facts = replace(facts, fits=bool(counts[FITS]))
+    if not facts.fits:
+        older, spent = _older_in_the_way(question, occupant, found), _spent(question, snapshot, minimum_cores)
+        facts = replace(facts, older=older, spent=spent)
+    hold = find_holder(pod, facts)
+    if hold and not hold.by.is_told:
+        return _held(hold, pod, request, total, lines)
     nodes = tuple(_node(case, question, one) for one in found[:SHOWN_NODES])
     change = None if counts[FITS] else cheapest_remedy(case, question, found)
     barred = {one.view.name: one.bars for one in found if one.outcome == BARRED}
-    return Explanation(
+    explanation = Explanation(
         pod=pod.key,
         asks=describe(request),
         line=_line(pod, counts, total, change, nodes, barred, _own(pod, snapshot)),
@@ -150,6 +168,60 @@ def explain(
         quota=lines,
         nearest=change.nearest if change else None,
     )
+    if hold is None:
+        return explanation
+    line = f"{hold.line}. What helps: {hold.cure}"[:LINE_LIMIT]
+    return replace(explanation, line=line, change=hold.cure, nearest=None, held=hold.by.value)
+
+
+def _held(hold: Hold, pod: Pod, request: PodRequest, total: int, quota: tuple[str, ...]) -> Explanation:
+    return Explanation(
+        pod.key,
+        describe(request),
+        f"{hold.line}. What helps: {hold.cure}"[:LINE_LIMIT],
+        hold.cure,
+        {HELD: total},
+        total,
+        quota=quota,
+        held=hold.by.value,
+    )
+
+
+def _older_in_the_way(
+    question: FeasibilityCheck, occupant: PodView, found: Sequence[JudgedNode]
+) -> tuple[str, ...]:
+    """The pods of its workload's older templates on a node that would have room without them."""
+    pod = occupant.pod
+    if not pod.owner or pod.workload == pod.owner:  # of no Deployment
+        return ()
+    for one in found:
+        if one.fit is not Unfit.ROOM or one.bars:
+            continue
+        bound = one.view.bound.values()
+        older = [o.pod for o in bound if _is_older(o.pod, pod)]
+        if older and question.without(one.view, [each.uid for each in older]) is not None:
+            return tuple(each.key for each in older)
+    return ()
+
+
+def _is_older(other: Pod, pod: Pod) -> bool:
+    mine = other.namespace == pod.namespace and other.workload == pod.workload
+    return mine and other.owner != pod.owner and not other.deleting
+
+
+def _spent(question: FeasibilityCheck, snapshot: Snapshot, minimum_cores: int) -> str:
+    """The quota's sums, where not even the smallest part of a card that the pod may use passes it."""
+    if question.quota is None or question.request.priority is Priority.PROTECTED:
+        return ""  # without that priority it may pass
+    least, reasons = Amount(minimum_cores, snapshot.unit), dict[str, str]()
+    cards = {s.card.model: s.card for view in snapshot.nodes.values() for s in view.node.cards}
+    for model, card in sorted(cards.items()):
+        if not question.request.models or question.request.allows(card):
+            passed = question.quota.passed(question.used, {model: least}, question.protected)
+            if not passed:
+                return ""
+            reasons |= passed
+    return refused_by_quota(question.pod.namespace, reasons.values()) if reasons else ""
 
 
 _ORDER = [

@@ -8,8 +8,8 @@ it is one thread's, with a bounded queue, and a pod is told of at most once in f
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol
@@ -19,6 +19,7 @@ import structlog
 from admission.cluster.pod_view import PodView
 from admission.explain.explanation import FITS, Explanation
 from gpu_manager import threads
+from gpu_manager.domain.cluster.pod_holder import Holder
 from gpu_manager.domain.contract import EVENT_NOT_PLACED
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod, PodUid
@@ -44,6 +45,8 @@ class _Told:
     due: float | None  # None: nothing to look at until it is refused again
     last: float = float("-inf")
     line: str = ""
+    looked: float = float("-inf")
+    held: str = ""
 
 
 class PendingEvents:
@@ -84,16 +87,24 @@ class PendingEvents:
         """Everyone who looks for a node now; called every few seconds.
 
         Where a node's sum is too small already a scheduler asks no extender, and its own words say no more
-        than that. Who is here twice and was never told of is looked at too.
+        than that. Who is here twice and was never told of is looked at too, and others again after a while.
         """
         now, here = self._clock.monotonic(), frozenset(uids)
         with self._lock:
             for uid in [u for u, told in self._told.items() if told.due is None and u not in here]:
                 del self._told[uid]
+            for told in self._told.values():
+                if told.due is None and now >= told.looked + AGAIN_SECONDS:
+                    told.due = now
             new = (here & self._waited) - self._told.keys()
             for uid in islice(new, max(0, _ROOM - len(self._told))):  # nobody is forgotten for it
                 self._add(uid, now)
             self._waited = here
+
+    def held(self) -> Mapping[str, int]:
+        """How many of those that wait are held by whom else than the cards."""
+        with self._lock:
+            return Counter(told.held for told in self._told.values() if told.held)
 
     def _add(self, uid: PodUid, due: float) -> None:
         if len(self._told) >= _ROOM:
@@ -125,7 +136,9 @@ class PendingEvents:
                 self._told.pop(uid, None)
             return True
         explanation = self._explain(occupant)
-        if explanation.counts.get(FITS) or explanation.line == told.line:
+        told.held, told.looked = explanation.held, now
+        is_told = not told.held or Holder(told.held).is_told
+        if not is_told or explanation.counts.get(FITS) or explanation.line == told.line:
             return True
         told.last, told.line = now, explanation.line
         self._voice.event(occupant.pod, EVENT_NOT_PLACED, explanation.line)

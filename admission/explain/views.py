@@ -51,6 +51,7 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
         "change": explanation.change,
         "counts": dict(explanation.counts),
         "total": explanation.total,
+        "held": explanation.held,
         "quota": list(explanation.quota),
         "nodes": [
             {

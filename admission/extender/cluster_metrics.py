@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from admission.cluster.node_view import NodeView
 from admission.cluster.snapshot import ClusterState
 from admission.quota.quota_book import QuotaBook
+from gpu_manager.domain.cluster.pod_holder import Holder
 from gpu_manager.domain.cluster.quota import QuotaLine
 from gpu_manager.domain.placement.protection import is_protected, neighbours
 from gpu_manager.domain.priority import Priority
@@ -36,7 +37,7 @@ _STEPS: Final = {
 @dataclass(frozen=True, slots=True)
 class ClusterFigures:
     """What is asked at each scrape. ``ages``: seconds since the watch of each resource was heard of,
-    ``unreadable``: how often an object of it could not be read.
+    ``unreadable``: how often an object of it could not be read; ``held``: pods by who holds them.
     """
 
     cluster: ClusterState
@@ -45,6 +46,7 @@ class ClusterFigures:
     ages: Callable[[], Mapping[str, float]]
     bypasses: Callable[[], Mapping[str, int]]
     unreadable: Callable[[], Mapping[str, int]] = dict
+    held: Callable[[], Mapping[str, int]] = dict
 
 
 class ClusterMetrics:
@@ -154,7 +156,15 @@ class _Cluster(Collector):
             return
         snapshot = seen.cluster.snapshot()
         yield _gauge("reservations", "Pods whose place is kept until they are bound", len(snapshot.reserved))
-        yield _gauge("waiting_pods", "GPU pods that look for a node", len(seen.cluster.waiting()))
+        held = seen.held()
+        waiting = sum(not occupant.gates for occupant in seen.cluster.waiting())
+        others = sum(count for holder, count in held.items() if holder != Holder.GATE.value)
+        yield _gauge(
+            "waiting_pods",
+            "GPU pods that look for a node and that nothing else holds",
+            max(0, waiting - others),
+        )
+        yield from _held(held)
         yield _gauge("nodes", "Nodes known here, with cards or without", len(snapshot.nodes))
         yield from _kept(snapshot.nodes.values())
         yield from _stranded(snapshot.nodes.values())
@@ -170,6 +180,17 @@ class _Cluster(Collector):
         lines = list(quota.usage(snapshot.used, snapshot.protected))
         for part, words in (("used", "held, or being bound"), ("limit", "granted")):
             yield from _amounts(part, words, lines)
+
+
+def _held(held: Mapping[str, int]) -> Iterator[Metric]:
+    family = GaugeMetricFamily(
+        "vcuda_pods_held",
+        "GPU pods that wait for something else than cards, by who holds them; told by the leader",
+        labels=("by",),
+    )
+    for holder in Holder:
+        family.add_metric((holder.value,), held.get(holder.value, 0))
+    yield family
 
 
 def _kept(nodes: Iterable[NodeView]) -> Iterator[Metric]:

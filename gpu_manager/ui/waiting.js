@@ -4,6 +4,7 @@ import { t } from "./words.js";
 
 const GROUPS = {
   fits: "Fits now: waits for the scheduler",
+  held: "Held by something else: a gate, its workload, a volume, a scheduler, the quota",
   room: "No room now",
   refused: "Refused by a node a moment ago",
   kept: "Kept for a larger pod that waits",

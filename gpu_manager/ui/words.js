@@ -102,6 +102,7 @@ const ZH = {
   "Refused by a node a moment ago": "刚被某个节点拒绝",
   "Kept for a larger pod that waits": "节点留给正在等待的更大的 Pod",
   "Closed by quota": "受配额限制",
+  "Held by something else: a gate, its workload, a volume, a scheduler, the quota": "被其他因素阻挡：调度门、自身工作负载、卷、调度器或配额",
   "Too large for every node, or not legal": "对所有节点都太大，或不合法",
   "No node has cards for it": "没有节点有适合它的卡",
   "Being worked out": "正在计算",

@@ -3,7 +3,7 @@
 import pytest
 
 from admission.config import SHORTEST_KEEP_SECONDS
-from bench import pods_bound_late, pods_closed
+from bench import pods_bound_late, pods_closed, pods_held
 
 
 def test_no_late_bind_is_lost_where_places_are_kept_and_some_are_where_they_are_not():
@@ -18,3 +18,8 @@ def test_tenants_that_work_together_close_nodes_for_pods_with_room_for_minutes_a
     found = pods_closed.run(seed)
     assert 0 < found.a_day <= pods_closed.MOST_A_DAY
     assert found.in_all <= pods_closed.MOST_IN_ALL
+
+
+@pytest.mark.parametrize("holder", pods_held.CASES)
+def test_who_holds_a_pod_is_told_right(holder):
+    assert not any(pods_held.told_wrong(holder, seed) for seed in range(12))

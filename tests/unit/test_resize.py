@@ -14,7 +14,7 @@ from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import CORE_LIMIT, RESIZE, RESIZED
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
 from gpu_manager.domain.placement.ledger import Ledger
-from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.pod import ContainerKind, Pod, parse_pod
 from gpu_manager.domain.resize.judgement import check_resize, judge_room, legal_sizes, resized
 from gpu_manager.domain.resize.sizes import (
     ResizeAnswer,
@@ -202,6 +202,19 @@ def test_text_that_is_no_json_or_too_long_is_not_read() -> None:
 
 
 # Room.
+
+
+def test_what_another_phase_of_the_pod_takes_is_free_to_the_container_too() -> None:
+    ledger = Ledger(CARDS, UNIT)
+    ledger.commit((holding(pod="other", cores=40, units=4),))
+    first = holding(pod="mine", name="first", kind=ContainerKind.INIT, cores=50, units=4)
+    app = holding(pod="mine", name="app", order=1, cores=20, units=4)
+    ledger.commit((first, app))
+    refusal = judge_room(ledger, app, Amount(70, 4 * UNIT), CardState(CARDS[0]))
+    assert refusal is not None
+    assert (refusal.free.cores, refusal.largest.cores) == (10, 60)
+    assert judge_room(ledger, app, Amount(60, 4 * UNIT), CardState(CARDS[0])) is None
+
 
 held = st.lists(st.tuples(st.integers(1, 99), st.integers(1, 40)), min_size=1, max_size=5)
 

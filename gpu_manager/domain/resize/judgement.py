@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -138,14 +139,36 @@ def judge_room(
         return None
     card = state.card.uuid
     free = ledger.free(card).peak(Amount(0, 0))
-    largest = Amount(min(held.cores + free.cores, _MOST_CORES), held.memory + free.memory)
-    refusal = ResizeRefusal(allocation.container, wanted, held, free, largest, state.card.index)
+    refusal = ResizeRefusal(allocation.container, wanted, held, free, held, state.card.index)
     if not state.open:
         why = state.reason or ("cordoned" if state.cordoned else "not healthy")
-        return replace(refusal, closed=why, largest=held)
-    trial = ledger.copy()
+        return replace(refusal, closed=why)
+    if _fits(ledger, allocation, held.peak(wanted)):
+        return None
+    return replace(refusal, largest=_largest(ledger, allocation, state))
+
+
+def _fits(ledger: Ledger, allocation: Allocation, size: Amount) -> bool:
     try:
-        trial.commit((resized(allocation, held.peak(wanted)),))
+        ledger.copy().commit((resized(allocation, size),))
     except DoesNotFit:
-        return refusal
-    return None
+        return False
+    return True
+
+
+def _largest(ledger: Ledger, allocation: Allocation, state: CardState) -> Amount:
+    """The most cores, and the most memory, that the container may have. More than it holds and what is free,
+    where another phase of its pod takes more than its own: a pod is booked at its peak.
+    """
+    held, unit = allocation.shares[0].amount, ledger.unit
+    most_units = state.card.capacity(unit).memory // unit
+    cores = _most(lambda n: _fits(ledger, allocation, replace(held, cores=n)), held.cores, _MOST_CORES)
+    units = _most(
+        lambda n: _fits(ledger, allocation, replace(held, memory=n * unit)), held.memory // unit, most_units
+    )
+    return Amount(cores, max(held.memory, units * unit))
+
+
+def _most(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest number that fits, of those between; ``low`` does."""
+    return low + bisect_left(range(low + 1, high + 1), True, key=lambda n: not fits(n))  # noqa: FBT003  # a value

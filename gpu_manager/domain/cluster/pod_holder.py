@@ -1,0 +1,120 @@
+"""Who keeps a pod from being placed, where it is not the cards: asked before any arithmetic of cards. Pure.
+
+A pod that a gate, a volume or another scheduler holds does not wait for room, whatever is free; one whose own
+workload's older pods hold the cards, or whose quota has nothing left, waits for ever until somebody acts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.errors import printable, quoted
+from gpu_manager.domain.pod import Pod
+
+_KUEUE: Final = "kueue.x-k8s.io/"
+_SHOWN: Final = 3
+_LONGEST: Final = 200  # characters of what a scheduler said
+# What kube-scheduler 1.36 says of volumes: of the pod as a whole, and of some of its nodes.
+_NO_VOLUME: Final = re.compile(
+    r"unbound immediate PersistentVolumeClaims|persistentvolumeclaim \"|ephemeral volume controller"
+    r"|plugin \"Volume(Binding|Zone|Restrictions)\""
+)
+_NO_VOLUME_HERE: Final = re.compile(
+    r"node\(s\) (had (no available )?volume|had no available disk"
+    r"|didn't (find available persistent volumes|match PersistentV)"
+    r"|did not have enough free storage|unavailable due to one or more pvc|exceed(ed)? max volume count)"
+)
+
+
+class Holder(Enum):
+    """Who holds the pod; the value is its word in metrics and JSON."""
+
+    GATE = "gate"
+    OWNER = "owner"
+    VOLUME = "volume"
+    SCHEDULER = "scheduler"
+    QUOTA = "quota"
+
+    @property
+    def is_told(self) -> bool:
+        """True where an Event of ours helps: the others say themselves why the pod waits."""
+        return self in (Holder.OWNER, Holder.QUOTA)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Who holds a pod, one line that says so, and what would end it."""
+
+    by: Holder
+    line: str
+    cure: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldFacts:
+    """What is known of a pod that waits. ``gates``: its scheduling gates; ``verdict``: what its scheduler
+    said last of why it has no node; ``schedulers``: names of those that ask this service, empty for any.
+
+    ``fits``: a node has room for it. ``older``: pods of its own workload's older templates without which a
+    node would have room. ``spent``: the sums of its namespace's quota, where not even the smallest part of a
+    card passes it; else empty.
+    """
+
+    gates: Sequence[str] = ()
+    verdict: str = ""
+    schedulers: Collection[str] = ()
+    fits: bool = False
+    older: Sequence[str] = ()
+    spent: str = ""
+
+
+def find_holder(pod: Pod, facts: HoldFacts) -> Hold | None:
+    """Return who holds the pod that waits; None if the cards decide."""
+    if facts.gates:
+        return _by_gates(facts.gates)
+    if pod.phase and facts.schedulers and pod.scheduler not in facts.schedulers:
+        name = quoted(pod.scheduler or "default-scheduler")
+        ours = ", ".join(sorted(facts.schedulers))
+        return Hold(
+            Holder.SCHEDULER,
+            f"held by scheduler {name}, which does not ask this service: its own events say why it waits",
+            f"ask its scheduler, or set schedulerName to {ours}",
+        )
+    if _NO_VOLUME.search(facts.verdict) or (facts.fits and _NO_VOLUME_HERE.search(facts.verdict)):
+        said = printable(facts.verdict[:_LONGEST])
+        return Hold(
+            Holder.VOLUME, f"held by a volume: its scheduler says: {said}", "see to its claims' volumes"
+        )
+    if facts.older and not facts.fits:
+        return _by_owner(pod, facts.older)
+    if facts.spent and not facts.fits:
+        return Hold(Holder.QUOTA, f"held by the quota of its namespace: {facts.spent}", "let the quota grow")
+    return None
+
+
+def _by_gates(gates: Sequence[str]) -> Hold:
+    names = ", ".join(quoted(gate) for gate in gates[:_SHOWN])
+    more = f" and {len(gates) - _SHOWN} more" if len(gates) > _SHOWN else ""
+    several = "s" if len(gates) > 1 else ""
+    cure = "wait until who set it takes it off"
+    if any(gate.startswith(_KUEUE) for gate in gates):
+        cure = f"wait until Kueue admits it: its ClusterQueue must cover {CORE} and {MEMORY}"
+    return Hold(
+        Holder.GATE, f"held by the scheduling gate{several} {names}{more}: no scheduler looks at it", cure
+    )
+
+
+def _by_owner(pod: Pod, older: Sequence[str]) -> Hold:
+    names = ", ".join(map(printable, older[:_SHOWN]))
+    more = f" and {len(older) - _SHOWN} more" if len(older) > _SHOWN else ""
+    holds = "hold the cards until this one is" if len(older) > 1 else "holds the cards until this one is"
+    return Hold(
+        Holder.OWNER,
+        f"held by its own {printable(pod.workload)}: {names}{more} of an older template {holds} ready",
+        "set the strategy Recreate, or rollingUpdate with maxSurge 0 and maxUnavailable 1",
+    )
