@@ -343,4 +343,4 @@ def test_of_a_pod_without_cards_little_is_kept_and_nothing_before_it_has_a_node(
 )
 def test_objects_of_no_shape_are_passed_over(obj: dict[str, Any]) -> None:
     assert slim_pod(obj) is None
-    assert slim_node(obj)["metadata"]["name"] is None
+    assert slim_node(obj)["metadata"].get("name") is None
