@@ -53,13 +53,17 @@ $(BUILT): pyproject.toml sandbox/pyproject.toml requirements-build.lock requirem
 	$(PROGRESS) $(BIN)/python -m pip install --no-build-isolation --no-deps --editable . --editable ./sandbox
 	touch $@
 
-check: $(CHECK) ## format, lint, types, floors, spelling
+check: $(CHECK) ## format, lint, types, floors, spelling, ceilings of packages
 	ruff format --check .
 	ruff check .
 	mypy
 	lint-imports
+	python -m tools.size --check
 	codespell
 	find vcuda/lib -name '*.[ch]' | xargs clang-format --dry-run --Werror
+
+size: $(CHECK) ## lines of code of each package: without blank lines, comments and docstrings
+	python -m tools.size
 
 format: $(CHECK) ## let the formatters decide
 	ruff format .
@@ -226,4 +230,4 @@ ci: $(STAMP) check proto-check unit native ## what a commit must pass
 clean: ## everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help release reference setup check format test unit component native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts cluster-claim-starts cluster-claim-waves cluster-rollouts cluster-double-offers cluster-cdi-off cluster-numa cluster-resizes release-trial foreign-image cluster-record cluster-down
+.PHONY: help release reference setup check size format test unit component native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts cluster-claim-starts cluster-claim-waves cluster-rollouts cluster-double-offers cluster-cdi-off cluster-numa cluster-resizes release-trial foreign-image cluster-record cluster-down
