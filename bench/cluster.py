@@ -64,7 +64,7 @@ def recorded() -> dict[str, Any]:
 def _starts(found: Mapping[str, Any] | None) -> Row:
     name, unit, bar = "pod_start_added_ms", "ms", "≤ 150"
     if found is None:
-        return Row(name, None, unit, bar, note="never measured: make cluster-starts")
+        return Row(name, None, unit, bar, note="never measured: make cluster CMD=starts")
     note = f"medians of {found['pairs']} pods each, with a share {found['shared_ms']} ms; {_on(found)}"
     return Row(name, found["added_ms"], unit, bar, found["plain_ms"], full=True, note=note)
 
@@ -72,7 +72,7 @@ def _starts(found: Mapping[str, Any] | None) -> Row:
 def _claim_starts(found: Mapping[str, Any] | None) -> Row:
     name, unit, bar = "claim_pod_start_added_ms", "ms", "≤ 250"
     if found is None:
-        return Row(name, None, unit, bar, note="never measured: make cluster-claim-starts")
+        return Row(name, None, unit, bar, note="never measured: make cluster CMD=claim-starts")
     note = (
         f"medians of {found['rounds']} pods each, with a claim that is there before its pod; by a template, "
         f"of which Kubernetes makes the claim first, {found['template_added_ms']} ms; {_on(found)}"
@@ -85,7 +85,7 @@ def _claim_waves(found: Mapping[str, Any] | None) -> Iterator[Row]:
     units = {"overcommitted": "cards", "wrong": "containers", "failed": "pods", "stuck": "pods"}
     for key, unit in units.items():
         if found is None:
-            note = "never run: make cluster-claim-waves"
+            note = "never run: make cluster CMD=claim-waves"
             yield Row(f"claim_waves_{key}", None, unit, "= 0", note=note)
             continue
         note = (
@@ -101,7 +101,7 @@ def _claim_waves(found: Mapping[str, Any] | None) -> Iterator[Row]:
 
 def _soak(name: str, key: str, found: Mapping[str, Any] | None) -> Row:
     if found is None:
-        return Row(name, None, "count", "= 0", note="never run: make soak-cluster")
+        return Row(name, None, "count", "= 0", note="never run: make cluster CMD=soak")
     note = f"{found['starts']} pods in {found['seconds'] / 60:.0f} min"
     if "forced" in found:  # since the auditor looks by the clock
         gap = f"at most {found['longest_gap']:.1f} s apart"
@@ -115,7 +115,7 @@ def _soak(name: str, key: str, found: Mapping[str, Any] | None) -> Row:
 def _other_cards(soak: Mapping[str, Any] | None) -> Row:
     name, unit, bar = "other_card_percent", "%", "≤ 2"
     if soak is None or "elsewhere" not in soak:
-        return Row(name, None, unit, bar, note="not counted in the last run: make soak-cluster")
+        return Row(name, None, unit, bar, note="not counted in the last run: make cluster CMD=soak")
     note = f"{soak['elsewhere']} of {soak['granted']} containers are on other cards than the extender chose"
     full = soak["starts"] >= ENOUGH
     return Row(name, round(100 * soak["elsewhere"] / soak["granted"], 2), unit, bar, full=full, note=note)
@@ -124,7 +124,7 @@ def _other_cards(soak: Mapping[str, Any] | None) -> Row:
 def _rollouts(name: str, found: Mapping[str, Any] | None) -> Row:
     unit, bar = "pods", "= 0"
     if found is None:
-        return Row(name, None, unit, bar, note="never run: make cluster-rollouts")
+        return Row(name, None, unit, bar, note="never run: make cluster CMD=rollouts")
     waiting = f" beside a backlog of {found['backlog']}" if found.get("backlog") else ""
     note = f"{found['rollouts']} rollouts, {found['created']} pods created{waiting}; {_on(found)}"
     return Row(name, found["failed"], unit, bar, full=found["rollouts"] >= ENOUGH_ROLLOUTS, note=note)
@@ -133,8 +133,8 @@ def _rollouts(name: str, found: Mapping[str, Any] | None) -> Row:
 def _numa(found: Mapping[str, Any] | None) -> Iterator[Row]:
     refused, elsewhere = ("numa_refusals", "pods", "= 0"), ("numa_elsewhere", "containers", "= 0")
     if found is None:
-        yield Row(refused[0], None, *refused[1:], note="never run: make cluster-numa")
-        yield Row(elsewhere[0], None, *elsewhere[1:], note="never run: make cluster-numa")
+        yield Row(refused[0], None, *refused[1:], note="never run: make cluster CMD=numa")
+        yield Row(elsewhere[0], None, *elsewhere[1:], note="never run: make cluster CMD=numa")
         return
     full = found["starts"] >= ENOUGH_ALIGNED
     note = (
@@ -160,7 +160,7 @@ def _had(found: Mapping[str, Any]) -> str:
 def _resizes(found: Mapping[str, Any] | None) -> Row:
     name, unit, bar = "resize_from_kubectl_s", "s", "≤ 1.5"
     if found is None:
-        return Row(name, None, unit, bar, note="never run: make cluster-resizes")
+        return Row(name, None, unit, bar, note="never run: make cluster CMD=resizes")
     medians = ", ".join(f"{kind} {seconds:.2f}" for kind, seconds in found["median_seconds"].items())
     said = max(found["said_seconds"].values())
     note = (
@@ -174,7 +174,7 @@ def _resizes(found: Mapping[str, Any] | None) -> Row:
 def _double_offers(found: Mapping[str, Any] | None) -> Row:
     name, unit, bar = "double_offers", "orders", "= 0"
     if found is None:
-        return Row(name, None, unit, bar, note="never run: make cluster-double-offers")
+        return Row(name, None, unit, bar, note="never run: make cluster CMD=double-offers")
     note = (
         f"of {found['orders']} random orders in which a second plugin for the same cards comes and restarts "
         "beside restarts of kubelet and agent, those with a card on offer by both for over 2 s; longest "
@@ -186,7 +186,7 @@ def _double_offers(found: Mapping[str, Any] | None) -> Row:
 def _cdi_off(found: Mapping[str, Any] | None) -> Row:
     name, unit, bar = "injection_unseen_live", "containers", "= 0"
     if found is None:
-        return Row(name, None, unit, bar, note="never run: make cluster-cdi-off")
+        return Row(name, None, unit, bar, note="never run: make cluster CMD=cdi-off")
     note = (
         f"of {found['off']} containers on the real kubelet while containerd has CDI off and the agent "
         f"injects by it, those not named by an Event within 10 s; of {found['on']} with CDI on, those named; "

@@ -1,6 +1,6 @@
 """The cluster by hand.
 
-``python -m tests.cluster build|up|down|status|soak MINUTES|starts|claim-starts|claim-waves [EACH [WAVE]]|rollouts [COUNT [BACKLOG]]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|release DIRECTORY|foreign ARCHIVE|record``
+``python -m tests.cluster build|up|down|status|soak [MINUTES]|starts|claim-starts|claim-waves [EACH [WAVE]]|rollouts [COUNT [BACKLOG]]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|release DIRECTORY|foreign ARCHIVE|record``
 """
 
 # ruff: noqa: T201 - a program that prints, not a library
@@ -29,6 +29,9 @@ from tests.cluster import (
 )
 from tests.cluster.cluster import Cluster, NotRunningError
 from tests.cluster.parts import ROOT, MissingError
+
+SOAK_MINUTES = 10.0
+BACKLOG = 200  # pods that wait for room while the agent is replaced, in the second half of ``rollouts``
 
 
 def _with_product(cluster: Cluster) -> None:
@@ -78,8 +81,8 @@ def main() -> int:
         elif words == ["status"]:
             for part in cluster.running.parts:
                 print(f"{part:26}{cluster.pid(part) or 'not running'}")
-        elif words[:1] == ["soak"] and len(words) == 2:
-            return soak.main(float(words[1]))
+        elif words[:1] == ["soak"] and len(words) <= 2:
+            return soak.main(float(words[1]) if words[1:] else SOAK_MINUTES)
         elif words == ["starts"]:
             _with_product(cluster)
             _keep("starts", starts.measure(cluster).as_json(), cluster)
@@ -88,6 +91,8 @@ def main() -> int:
             _keep("claim_starts", claim_starts.measure(cluster).as_json(), cluster)
         elif words[:1] == ["claim-waves"] and len(words) <= 3:
             return _waves(cluster, *map(int, words[1:]))
+        elif words == ["rollouts"]:
+            return max(_rollouts(cluster), _rollouts(cluster, backlog=BACKLOG))
         elif words[:1] == ["rollouts"] and len(words) <= 3:
             return _rollouts(cluster, *map(int, words[1:]))
         elif words[:1] == ["double-offers"] and len(words) <= 2:

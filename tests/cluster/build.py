@@ -1,6 +1,6 @@
 """Builds the cluster's Go programs before any cluster is made: no test waits for a compiler.
 
-``make cluster-build``. The first time it takes twenty to forty minutes on two cores and tells how far it is;
+``make cluster CMD=build``. The first time it takes twenty to forty minutes on two cores and tells how far it is;
 Go keeps what is compiled, so an interrupted build goes on where it was.
 """
 

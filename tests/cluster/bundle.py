@@ -16,7 +16,7 @@ from typing import Any, Final
 from gpu_manager.adapters.driver_files import cdi
 from gpu_manager.domain.injection import Injection
 
-RUNC: Final = shutil.which("runc") or "runc"  # make cluster-packages installs it
+RUNC: Final = shutil.which("runc") or "runc"  # make cluster CMD=packages installs it
 _TREES: Final = [tree for tree in ("usr", "lib", "lib64", "bin", "sbin") if Path("/", tree).exists()]
 
 

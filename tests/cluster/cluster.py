@@ -117,11 +117,11 @@ class Cluster:
         found = self.wait(lambda: self.api.get("/version"), 60, "the API server does not answer")
         if found["gitVersion"] != version:
             raise MissingError(
-                f"Kubernetes {found['gitVersion']} runs here, not {version}: make cluster-down first"
+                f"Kubernetes {found['gitVersion']} runs here, not {version}: make cluster CMD=down first"
             )
         if periods != chosen().name:
             raise MissingError(
-                f"the cluster runs with {periods} periods, not {chosen().name}: make cluster-down first"
+                f"the cluster runs with {periods} periods, not {chosen().name}: make cluster CMD=down first"
             )
 
     def down(self) -> None:
@@ -243,7 +243,7 @@ class Cluster:
         """Raises NotRunningError."""
         found = self._running()
         if found is None:
-            raise NotRunningError("no cluster runs: make cluster-up")
+            raise NotRunningError("no cluster runs: make cluster CMD=up")
         return found
 
     def root(self, path: str) -> Path:

@@ -84,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def bare() -> Cluster:
-    """The cluster, made if there is none. It stays for the next run: ``make cluster-down`` ends it."""
+    """The cluster, made if there is none. It stays for the next run: ``make cluster CMD=down`` ends it."""
     cluster = Cluster()
     try:
         cluster.up()

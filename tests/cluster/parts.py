@@ -1,6 +1,6 @@
 """The foreign programs that a cluster is made of, and where each comes from.
 
-Debian's packages, kubectl and helm from the package index, and what ``make cluster-build`` builds of Go modules.
+Debian's packages, kubectl and helm from the package index, and what ``make cluster CMD=build`` builds of Go modules.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def find() -> Parts:
     paths |= {name: tools / name for name in ("kubectl", "helm")}
     for programs in (kubernetes(), containerd()):
         if not programs.built:
-            raise MissingError(f"{programs.name} is not built: make cluster-build")
+            raise MissingError(f"{programs.name} is not built: make cluster CMD=build")
         paths |= programs.paths
     return Parts(kubernetes_version(), paths, _translates())
 

@@ -1,6 +1,6 @@
 """How often the kubelet reports and the agent reclaims: as users have it, or faster for whoever tries one test.
 
-``PERIODS=fast`` in the environment (``make cluster-up PERIODS=fast``) names the faster profile. What is measured
+``PERIODS=fast`` in the environment (``make cluster CMD=up PERIODS=fast``) names the faster profile. What is measured
 and recorded is had with the periods that are shipped.
 """
 

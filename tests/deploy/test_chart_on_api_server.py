@@ -1,6 +1,6 @@
 """The chart on a real API server, where one is built: every render taken, every policy compiled and obeyed.
 
-``make cluster-build`` builds kube-apiserver below build/cluster; every version found there is asked.
+``make cluster CMD=build`` builds kube-apiserver below build/cluster; every version found there is asked.
 A fresh clone has none, and ten minutes of Go are more than a commit's check should take: there these are skipped.
 """
 
@@ -35,7 +35,7 @@ AGENT = (
 )
 pytestmark = pytest.mark.skipif(
     not SERVERS or shutil.which("etcd") is None,
-    reason="no kube-apiserver below build/cluster (make cluster-build builds one), or no etcd on the PATH",
+    reason="no kube-apiserver below build/cluster (make cluster CMD=build builds one), or no etcd on the PATH",
 )
 
 

@@ -21,7 +21,7 @@ from tests.fakes.sandbox import short_directory
 
 pytestmark = pytest.mark.skipif(
     not SERVERS or shutil.which("etcd") is None,
-    reason="no kube-apiserver below build/cluster (make cluster-build builds one), or no etcd on the PATH",
+    reason="no kube-apiserver below build/cluster (make cluster CMD=build builds one), or no etcd on the PATH",
 )
 QUOTA = {"default": {"quota": {"T4": 1}}}
 

@@ -49,7 +49,7 @@ from tests.fakes.waiting import until
 NODE = "n1"
 pytestmark = pytest.mark.skipif(
     not SERVERS or shutil.which("etcd") is None,
-    reason="no kube-apiserver below build/cluster (make cluster-build builds one), or no etcd on the PATH",
+    reason="no kube-apiserver below build/cluster (make cluster CMD=build builds one), or no etcd on the PATH",
 )
 
 

@@ -51,7 +51,7 @@ from tests.fakes.waiting import PATIENCE
 
 pytestmark = pytest.mark.skipif(
     not SERVERS or shutil.which("etcd") is None,
-    reason="no kube-apiserver below build/cluster (make cluster-build builds one), or no etcd on the PATH",
+    reason="no kube-apiserver below build/cluster (make cluster CMD=build builds one), or no etcd on the PATH",
 )
 STATES = [
     CardState(Card(n, CardUuid(f"GPU-{n:08x}-0000"), model, 16 * GIB))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ OTHERS = ("README.md", "README.zh.md", "deploy/helm/gpu-manager/README.md")
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in OTHERS)]
 PROGRAMS = {"gpu-manager": main.COMMANDS, "kubectl vcuda": kubectl.COMMANDS}
 TARGETS = set(re.findall(r"(?m)^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
+OF_THE_CLUSTER = re.compile(r'make cluster CMD="?([a-z-]+)')
 _LINE = re.compile(r"(?:^|.* -- |\| |\$ |\.venv/bin/)(gpu-manager|kubectl vcuda|make) (.*)")
 
 
@@ -75,3 +77,18 @@ def test_targets_of_make_exist() -> None:
             if re.fullmatch("[a-z0-9-]+", word) and word not in TARGETS
         ]
     assert wrong == []
+
+
+def test_make_help_shows_each_target_in_one_of_four_groups() -> None:
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    lines = shown.splitlines()
+    assert len([line for line in lines if not line.startswith(" ")]) == 4
+    explained = re.findall(r"(?m)^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert sorted(line.split()[0] for line in lines if line.startswith(" ")) == sorted(explained)
+
+
+def test_each_word_of_the_cluster_is_one_that_its_program_knows() -> None:
+    words = {word for page in PAGES for word in OF_THE_CLUSTER.findall(page.read_text(encoding="utf-8"))}
+    assert len(words) > 10
+    program = (ROOT / "tests" / "cluster" / "__main__.py").read_text(encoding="utf-8")
+    assert words - {"packages"} <= set(re.findall(r'\["([a-z-]+)"\]', program))
