@@ -221,7 +221,7 @@ def test_the_agent_keeps_no_annotations_of_others() -> None:
         kube = Kube(connection, "n1", clock=SystemClock(), pause=Pause(0.01, 0.05))
         kube.start()
         try:
-            assert kube.pods.wait(20)
+            assert kube.pods.wait(PATIENCE)
             ((found,),) = kube.pods.local().values()
             assert found.pod.annotations == {"tencent.com/placement": "spread"}
         finally:
