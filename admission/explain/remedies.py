@@ -18,7 +18,9 @@ from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, F
 from admission.extender.preemption import choose, names
 from admission.extender.refusal_lines import refusal, why
 from admission.extender.wire import Victims
+from admission.quota.pod_creations import least_charge
 from gpu_manager.domain.cluster.quota import NamespaceQuota
+from gpu_manager.domain.cluster.quota import refusal as refused_by_quota
 from gpu_manager.domain.contract import GPU_MODEL, GPU_UUID, PRIORITY
 from gpu_manager.domain.errors import printable, quoted
 from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_placement
@@ -26,7 +28,7 @@ from gpu_manager.domain.placement.numa import most_together
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.domain.rules.request import PodRequest, Request
+from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
 from gpu_manager.domain.topology import NumaPolicy
 
 _ALLOW_MORE: Final = Fraction(
@@ -139,6 +141,8 @@ def _by_others(case: WaitingPod, question: FeasibilityCheck, found: Found) -> Re
             wait = "have the right granted" if none else f"{QUOTA_GROWS}, or pods of the namespace end"
             return Remedy(_OTHERS, f"{wait}: {why(question, view)}"[:LINE_LIMIT])
     whys = [text for unfit, text in _LEFT_TO_WAIT_FOR.items() if any(no is unfit for _, no in found)]
+    if whys and (beyond := _beyond_quota(case, case.request, found)):
+        return Remedy(_OTHERS, f"{QUOTA_GROWS}: {beyond}"[:LINE_LIMIT])
     if whys:
         return Remedy(_OTHERS, f"wait for pods to end: every node that could hold it is {' or '.join(whys)}")
     return None
@@ -152,12 +156,38 @@ def _fewer_cards(case: WaitingPod, found: Found) -> Remedy | None:
     policy = f"gives one container more (the kubelet's policy {NumaPolicy.SINGLE.value})"
     more = policy if apart else "has more"
     for one in case.request.containers:
-        if 0 < most < one.request.cards:
-            less = Request(most * CORES_PER_CARD, 0)
+        beyond = ""
+        for cards in range(most if most < one.request.cards else 0, 0, -1):
+            less = Request(cards * CORES_PER_CARD, 0)
+            if beyond := _beyond_quota(case, _with(case.request, one, less), found):
+                continue
             change = f"ask {less} instead of {one.request} for {quoted(one.name)}"
-            text = f"{change}, as no node that it may go to {more}, and wait for them"
-            return Remedy(1 - Fraction(most, one.request.cards), text[:LINE_LIMIT])
+            why_less = (
+                more if cards == most else f"{more} than {most}, the quota of its namespace grants no more"
+            )
+            text = f"{change}, as no node that it may go to {why_less}, and wait for them"
+            return Remedy(1 - Fraction(cards, one.request.cards), text[:LINE_LIMIT])
+        if beyond:
+            return Remedy(_OTHERS, f"{QUOTA_GROWS}: {beyond}"[:LINE_LIMIT])
     return None
+
+
+def _with(request: PodRequest, one: ContainerRequest, less: Request) -> PodRequest:
+    containers = (replace(c, request=less) if c is one else c for c in request.containers)
+    return replace(request, containers=tuple(containers))
+
+
+def _beyond_quota(case: WaitingPod, request: PodRequest, found: Found) -> str:
+    """The quota's sums, if it grants less than that of every model, were nothing of it used; else empty."""
+    unit, reasons = case.snapshot.unit, dict[str, str]()
+    cards = {s.card.model: s.card for view, _ in found for s in view.node.cards if request.allows(s.card)}
+    for model, card in sorted(cards.items()) if case.quota is not None else ():
+        asked = least_charge(request, card.capacity(unit).memory)
+        passed = case.quota.passed({}, {model: asked}, {}) if case.quota is not None else {}
+        if not passed:
+            return ""
+        reasons |= passed
+    return refused_by_quota(case.occupant.pod.namespace, reasons.values()) if reasons else ""
 
 
 def _allow_more(case: WaitingPod, found: Found) -> Iterator[Remedy]:

@@ -34,7 +34,9 @@ def quota_refusal(
         if not request.models or request.allows(state.card) or request.uuids
     }
     protected = snapshot.protected if request.priority is Priority.PROTECTED else None
-    return refuse_at_create(quota, snapshot.used, pod.namespace, _least(request), models, protected) or ""
+    return (
+        refuse_at_create(quota, snapshot.used, pod.namespace, least_charge(request), models, protected) or ""
+    )
 
 
 def refused_past_scheduler(quota: Quota, snapshot: Snapshot, pod: Pod, request: PodRequest) -> str:
@@ -56,14 +58,14 @@ def refused_past_scheduler(quota: Quota, snapshot: Snapshot, pod: Pod, request: 
         reasons.append(f"node {quoted(pod.node)} is in none of its pools ({pools})")
     memory = {card.model: card.capacity(view.node.unit).memory for card in cards} if view else {}
     for model in sorted(memory) or [""]:
-        asked = {model: _least(request, memory.get(model, 0))}
+        asked = {model: least_charge(request, memory.get(model, 0))}
         reasons += mine.passed(used, asked, protected).values()
     if not reasons:
         return ""
     return f"{refusal(pod.namespace, reasons)}, and with spec.nodeName it cannot wait: leave that out"
 
 
-def _least(request: PodRequest, whole: int = 0) -> Amount:
+def least_charge(request: PodRequest, whole: int = 0) -> Amount:
     """What the pod takes at least at its worst moment, were all of it of one model.
 
     ``whole``: bytes of a whole card. By default the memory is not known before the card is, and counts as

@@ -87,3 +87,23 @@ def test_a_pod_of_several_cards_is_told_of_whole_cards_or_to_wait_and_never_of_a
     idle = cure(World([node("n1", cards=2)], held[:1]), pod("pair", 200, None))
     assert idle is not None
     assert idle.text.startswith("ask 1 whole card instead of 2 whole cards")
+
+
+def test_the_smallest_change_passes_the_quota_too_where_no_node_could_hold_the_pod() -> None:
+    for granted, change in ((0.5, "let the quota grow: "), (4, "ask 4 whole cards instead of 8 whole cards")):
+        world = World([node("n1", cards=8, unhealthy=[6])], quota={"default": {"quota": {"*": granted}}})
+        found = cure(world, pod("p", 800, None))
+        assert found is not None
+        assert found.text.startswith(change)
+    assert found.text.endswith("the quota of its namespace grants no more, and wait for them")
+
+
+def test_nobody_is_told_to_wait_for_what_the_quota_never_grants() -> None:
+    full = [pod("full", 800, None, on="n1", namespace="others")]
+    world = World([node("n1", cards=8)], full, quota={"default": {"quota": {"*": 4}}})
+    found = cure(world, pod("p", 700, None))
+    assert found is not None
+    assert found.text.startswith("let the quota grow: ExceedsGPUQuota")
+    found = cure(world, pod("q", 400, None))
+    assert found is not None
+    assert found.text.startswith("wait for pods to end")
