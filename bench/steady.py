@@ -52,7 +52,7 @@ def measure(seed: int) -> Outcome:
         if loaded:
             beside.enter_context(load(LOAD))
         done = subprocess.run(
-            [*(_IGNORING if background else ()), "make", "test"],
+            [*(_IGNORING if background else ()), "make", "--keep-going", "test"],
             cwd=soak.ROOT,
             env={**os.environ, "STEADY_SEED": str(seed)},
             stdin=subprocess.DEVNULL,
