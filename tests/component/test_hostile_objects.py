@@ -7,6 +7,7 @@ import queue
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -19,7 +20,9 @@ from gpu_manager.adapters.kube.objects import Unreadable
 from gpu_manager.adapters.kube.reading import list_pods
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.streams import PAGE_BYTES, Pages
+from gpu_manager.cli.kubectl.cluster_view import read_view
 from gpu_manager.domain.contract import EVENT_UNREADABLE
+from gpu_manager.domain.errors import RequestInvalid
 from tests.fakes.waiting import PATIENCE, until
 from tests.fakes.web import given, send, serving
 
@@ -272,3 +275,29 @@ def test_a_server_that_answers_no_page_is_an_error_and_the_next_list_begins_smal
             list(pages.read())
         assert api.limits == [20, 10, 5]
         assert sum(1 for _ in pages.read()) >= 300
+
+
+def test_a_saved_cluster_with_a_hostile_pod_is_read(tmp_path: Path) -> None:
+    saved = tmp_path / "cluster.json"
+    hostile = (pod(name, fields).replace(b"{", b'{"kind":"Pod",', 1) for name, fields in HOSTILE.items())
+    saved.write_bytes(b'{"apiVersion":"v1","kind":"List","items":[%b],"metadata":{}}' % b",".join(hostile))
+    view = read_view(str(saved), "", "")
+    assert (view.nodes, view.pods) == ((), ())
+    assert set(view.hosts.details) == {f"u-{name}" for name in HOSTILE}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "empty"),
+        (b"\n", "empty"),
+        (b"kind: List", "not a list"),
+        (b'{"items":[{}', "not a list"),
+        (b"{}", "not"),
+    ],
+)
+def test_a_file_that_is_no_saved_cluster_is_refused(content: bytes, words: str, tmp_path: Path) -> None:
+    saved = tmp_path / "cluster.json"
+    saved.write_bytes(content)
+    with pytest.raises(RequestInvalid, match=words):
+        read_view(str(saved), "", "")

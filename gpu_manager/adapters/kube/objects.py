@@ -173,9 +173,7 @@ class ListReader:
         """Go to the end of the value without decoding it. Raises ValueError: it has none."""
         passed, depth = _PassedOver(self._text[self._at : self._at + _HEAD], reason), 0
         while True:
-            for found in _TO_BRACKET.finditer(self._text, self._at):
-                if found.start() != self._at:
-                    break
+            while found := _TO_BRACKET.match(self._text, self._at):
                 self._at = found.end()
                 depth += 1 if found[1] in "[{" else -1
                 if depth <= 0:
@@ -245,9 +243,7 @@ def shallow(text: str, at: int) -> tuple[str, int]:
     kept: list[str] = []
     since = last = at
     depth = 0
-    for found in _TO_BRACKET.finditer(text, at):
-        if found.start() != last:  # the end of a string is missing
-            break
+    while found := _TO_BRACKET.match(text, last):  # a search would look in a string without an end, too
         last = found.end()
         if found[1] in "[{":
             depth += 1

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
 from gpu_manager.arguments import Option
 from gpu_manager.cli.files import shown
@@ -48,6 +48,7 @@ SAVING: Final = "kubectl get nodes,pods,pdb,priorityclasses -A -o json"
 _NO_CLAIMS: Final = "the file has none (let kubectl get print resourceclaims, too)"
 _SYSTEM: Final = {"system-node-critical": 2_000_001_000, "system-cluster-critical": 2_000_000_000}
 _LARGEST: Final = 1 << 30  # bytes of a file with a saved cluster
+_PIECE: Final = 1 << 16
 
 Source = Annotated[
     str,
@@ -181,31 +182,33 @@ def _classes(login: Login) -> list[Mapping[str, Any]]:
 
 
 def _saved(source: str) -> Mapping[str, list[Mapping[str, Any]]]:
+    """The objects of a file that kubectl wrote, by kind; one that cannot be read is passed over."""
+    from gpu_manager.adapters.kube.objects import ListReader  # noqa: PLC0415  # heavy
+
     name = printable(shown(source))
-    try:
-        if source == "-":
-            data = sys.stdin.buffer.read(_LARGEST + 1)
-        else:
-            with Path(source).open("rb") as file:
-                data = file.read(_LARGEST + 1)
-    except (OSError, ValueError) as error:
-        raise RequestInvalid(f"{name}: {getattr(error, 'strerror', None) or error}") from error
-    if not data.strip():
-        raise RequestInvalid(f"{name}: empty; save a cluster with {SAVING}")
-    if len(data) > _LARGEST:
-        raise RequestInvalid(f"{name}: larger than {format_bytes(_LARGEST)}")
-    try:
-        parsed = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise RequestInvalid(f"{name}: not JSON; save a cluster with {SAVING}") from error
-    items = parsed.get("items") if isinstance(parsed, dict) else None
-    if not isinstance(items, list):
-        raise RequestInvalid(f"{name}: not a list of objects, as {SAVING} prints")
     found: dict[str, list[Mapping[str, Any]]] = {}
-    for item in items:
-        if isinstance(item, dict):
-            found.setdefault(str(item.get("kind")), []).append(item)
+    try:
+        with nullcontext(sys.stdin.buffer) if source == "-" else Path(source).open("rb") as file:
+            begin = file.read(_PIECE)
+            if not begin.strip():
+                raise RequestInvalid(f"{name}: empty; save a cluster with {SAVING}")
+            for item in ListReader(_pieces(name, begin, file), lambda _: None):
+                found.setdefault(str(item.get("kind")), []).append(item)
+    except OSError as error:
+        raise RequestInvalid(f"{name}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise RequestInvalid(f"{name}: not a list of objects in JSON, as {SAVING} prints") from error
     return found
+
+
+def _pieces(name: str, begin: bytes, file: IO[bytes]) -> Iterator[bytes]:
+    size, piece = 0, begin
+    while piece:
+        yield piece
+        size += len(piece)
+        if size > _LARGEST:
+            raise RequestInvalid(f"{name}: larger than {format_bytes(_LARGEST)}")
+        piece = file.read(_PIECE)
 
 
 def _view(
