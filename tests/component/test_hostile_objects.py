@@ -256,7 +256,7 @@ def test_pages_are_asked_for_by_what_their_objects_weigh() -> None:
 def test_pages_of_small_objects_grow() -> None:
     with serving_pods(*(pod(str(at)) for at in range(1_500))) as (api, connection):
         assert sum(1 for _ in Pages(connection, "list", "/api/v1/pods").read()) == 1_500
-        assert api.limits == [20, 80, 320, 500, 500, 500]
+        assert api.limits == [20, 81, 325, 500, 500, 500]
 
 
 def test_a_page_that_breaks_off_is_asked_for_again_at_half_its_size() -> None:
@@ -264,7 +264,7 @@ def test_a_page_that_breaks_off_is_asked_for_again_at_half_its_size() -> None:
         api.spoil = lambda limit: limit > 150
         names = {obj["metadata"]["name"] for obj in Pages(connection, "list", "/api/v1/pods").read()}
         assert names == {str(at) for at in range(300)}
-        assert api.limits[:5] == [20, 80, 320, 160, 80]
+        assert api.limits == [20, 81, 325, 162, 81, 102, 128]
 
 
 def test_a_server_that_answers_no_page_is_an_error_and_the_next_list_begins_smaller() -> None:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 PAGE_BYTES: Final = 8 << 20  # what a page should have: the API server holds it whole
 _FIRST: Final = 20  # objects of the first page, whose size nobody knows
 _MOST: Final = 500
-_GROWTH: Final = 4  # from page to page
+_GROWTH: Final = 4.0  # from page to page
+_CAREFUL: Final = 1.25  # the same, once a page has failed
 _TRIES: Final = 3  # of a page
 
 
@@ -58,7 +59,7 @@ class Pages:
         Raises:
             Refused: the server refuses. Unreachable: no usable answer, nor with smaller pages.
         """
-        more, failures = "", 0
+        more, failures, growth = "", 0, _GROWTH
         while True:
             page = _Page(self._connection, self._what, self._path, self._asked(more))
             reader = ListReader(page.pieces(), self._told)
@@ -67,7 +68,7 @@ class Pages:
                 version, following = _read_to(reader.head)
             except (Unreachable, Refused, ValueError) as error:
                 small, self._limit = self._limit == 1, max(1, self._limit // 2)
-                failures += 1
+                failures, growth = failures + 1, _CAREFUL
                 begun = bool(more or reader.count)
                 if isinstance(error, Refused) or small or not begun or failures == _TRIES:
                     if isinstance(error, ValueError):
@@ -77,7 +78,7 @@ class Pages:
             failures, more = 0, following
             if reader.count:
                 fitting = PAGE_BYTES * reader.count // page.size
-                self._limit = max(1, min(fitting, _GROWTH * self._limit, _MOST))
+                self._limit = max(1, min(fitting, int(growth * self._limit) + 1, _MOST))
             if not more:
                 self.version = version
                 return
