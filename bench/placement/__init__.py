@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-from bench.placement import departures, fractions, link_rows, memory_mix, priorities, waits, wire
+from bench.placement import departures, fractions, link_rows, memory_mix, priorities, waits, whole_nodes, wire
 from bench.placement.bars import Rows
 from bench.placement.ours import Ours
 from bench.placement.policies import Fgd, Fragments
@@ -43,6 +43,7 @@ _STARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "wire": ("openb_wire_",),
     "priorities": ("priority_",),
     "fractions": ("fractions_",),
+    "whole": ("nodes_",),
     "kin": ("kin_",),
     "memory": ("memory_mix_",),
     "restart": ("restart_",),
@@ -60,7 +61,7 @@ def rows(*, full: bool, only: str = "") -> Iterator[Row]:
     parts = [part for part in PARTS if only in ("", part)]
     openb, links = data("openb"), data("topologies")
     trace = None
-    if openb and not {"links", "sets", "fractions"}.issuperset(parts):
+    if openb and not {"links", "sets", "fractions", "whole"}.issuperset(parts):
         trace = read(openb / "openb_node_list_gpu_node.csv", openb / "openb_pod_list_default.csv")
     figures = None if trace is None else _Figures(Study(trace), full=full)
     for part in parts:
@@ -68,6 +69,8 @@ def rows(*, full: bool, only: str = "") -> Iterator[Row]:
             yield link_rows.largest(row)
         elif part == "fractions":
             yield from _fractions(row)
+        elif part == "whole":
+            yield from whole_nodes.rows(row)
         elif part == "links" and links:
             yield from link_rows.links(row, links)
         elif part == "links":

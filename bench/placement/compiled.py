@@ -12,6 +12,7 @@ import hashlib
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -93,7 +94,7 @@ class _Typical(ctypes.Structure):
 
 
 class _Course(ctypes.Structure):
-    _fields_ = (("placed", _ANY), ("held", _ANY), ("fragments", _ANY))
+    _fields_ = (("node", _ANY), ("held", _ANY), ("fragments", _ANY))
 
 
 class _Result(ctypes.Structure):
@@ -101,6 +102,13 @@ class _Result(ctypes.Structure):
 
 
 _REFRESH: Final = ctypes.CFUNCTYPE(_INT, _INT, _INT, ctypes.POINTER(_Terms))
+
+
+@dataclass(slots=True)
+class Stayed(Run):
+    """With the node of each pod by its number, -1 where it found none."""
+
+    nodes: list[int] = field(default_factory=list)
 
 
 def available() -> bool:
@@ -174,27 +182,31 @@ def stay(
     known: Sequence[Pod],
     stock: Mapping[str, Stock],
     new_scorer: Callable[..., Scorer] = Scorer,
-) -> Run:
+    arrived: Sequence[int] = (),
+) -> Stayed:
     """What :func:`bench.placement.replay.replay` says of pods that come and stay, without its times; as for
-    :func:`run`. Fragments are counted by the mix of the ``known`` pods under every policy.
+    :func:`run`. Fragments are counted by the mix of the ``known`` pods under every policy. ``arrived``: how
+    many pods have come when each is placed, if not just those up to it.
     """
-    given = _Given(nodes, [Coming(pod, 0.0, 0.0) for pod in pods], policy, known, stock, new_scorer)
-    placed = np.zeros(len(pods), np.uint8)
-    held, fragments = np.zeros(len(pods), np.int64), np.zeros(len(pods), np.float64)
-    course = _Course(placed.ctypes.data, held.ctypes.data, fragments.ctypes.data)
+    coming = [Coming(pod, 0.0, 0.0) for pod in pods]
+    given = _Given(nodes, coming, policy, known, stock, new_scorer, arrived)
+    node, held = np.zeros(len(pods), np.int32), np.zeros(len(pods), np.int64)
+    fragments = np.zeros(len(pods), np.float64)
+    course = _Course(node.ctypes.data, held.ctypes.data, fragments.ctypes.data)
     _library().arrivals_run(
         *given.cluster, *given.refreshes, ctypes.byref(given.typical), ctypes.byref(course)
     )
     given.check()
-    found, asked, capacity = Run(), 0, CORES_PER_CARD * sum(node.cards for node in nodes)
+    found, asked, capacity = Stayed(), 0, CORES_PER_CARD * sum(node.cards for node in nodes)
     columns: dict[int, list[tuple[int, float]]] = {}
     for pod, taken, pieces in zip(pods, held.tolist(), fragments.tolist(), strict=True):
         asked += pod.cores
         columns.setdefault(int(100 * asked / capacity + 0.5), []).append((taken, pieces))
     found.by_percent(columns, capacity)
-    found.placed = int(placed.sum())
+    found.nodes = node.tolist()
+    found.placed = sum(at >= 0 for at in found.nodes)
     found.rejected = len(pods) - found.placed
-    found.rejected_cpu = sum(not pod.cores and not at for pod, at in zip(pods, placed, strict=True))
+    found.rejected_cpu = sum(not pod.cores and at < 0 for pod, at in zip(pods, found.nodes, strict=True))
     return found
 
 
@@ -209,7 +221,9 @@ class _Given:
         known: Sequence[Pod],
         stock: Mapping[str, Stock],
         new_scorer: Callable[..., Scorer],
+        arrived: Sequence[int] = (),
     ) -> None:
+        arrived = arrived or range(1, len(coming) + 1)
         if len(coming) >= REMEMBERED or any(node.cards > _MOST_CARDS for node in nodes):
             raise ValueError(
                 f"the compiled replay takes fewer than {REMEMBERED} pods and {_MOST_CARDS} cards"
@@ -222,8 +236,8 @@ class _Given:
         kinds = (_Shape(s.cores, s.cards, s.cpu, 0, _models(s, models)) for s in shapes)
         hosts = (_Node(n.cpu, n.memory, n.cards, models.index(n.model)) for n in nodes)
         pods = (_Arrival(c.at, c.runs, number[c.pod.shape], c.pod.host_memory) for c in coming)
-        due = list(_due(coming)) if policy == "ours" else []
-        self._ours, self._kept = _Ours(coming, dict(stock), models, new_scorer), _Kept()
+        due = list(_due(coming, arrived)) if policy == "ours" else []
+        self._ours, self._kept = _Ours(coming, arrived, dict(stock), models, new_scorer), _Kept()
         self.cluster = (
             POLICIES.index(policy),
             (_Shape * len(shapes))(*kinds),
@@ -246,11 +260,12 @@ def _models(shape: RequestShape, models: Sequence[str]) -> int:
     return sum(1 << at for at, model in enumerate(models) if shape.allows(model))
 
 
-def _due(coming: Sequence[Coming]) -> Iterator[int]:
-    """The arrivals at which the mix is refreshed: they depend on nothing else."""
+def _due(coming: Sequence[Coming], arrived: Sequence[int]) -> Iterator[int]:
+    """The placements at which the mix is refreshed: they depend on nothing else."""
     arrivals = Arrivals()
-    for at, each in enumerate(coming):
-        arrivals.add(each.pod.shape)
+    for at, so_far in enumerate(arrived):
+        for each in coming[len(arrivals) : so_far]:
+            arrivals.add(each.pod.shape)
         if arrivals.due:
             arrivals.mix()
             yield at
@@ -277,10 +292,12 @@ class _Ours:
     def __init__(
         self,
         coming: Sequence[Coming],
+        arrived: Sequence[int],
         stock: dict[str, Stock],
         models: Sequence[str],
         new_scorer: Callable[..., Scorer],
     ) -> None:
+        self._arrived = arrived
         self._coming, self._stock, self._models, self._new = coming, stock, models, new_scorer
         self._arrivals, self._came, self._gone = Arrivals(), 0, 0
         self._arrivals.mix()  # the first draw goes to the scorer of before any arrival
@@ -296,10 +313,10 @@ class _Ours:
         return int(self.error is None)
 
     def _refresh(self, at: int, gone: int, terms: _Terms) -> None:
-        for each in self._coming[self._came : at + 1]:
+        for each in self._coming[self._came : self._arrived[at]]:
             self._arrivals.add(each.pod.shape)
         self._arrivals.leave(gone - self._gone)
-        self._came, self._gone = at + 1, gone
+        self._came, self._gone = self._arrived[at], gone
         scorer, kept = self._new(self._arrivals.mix(), self._stock), _Kept()
         self._kept = kept  # those before are used no more
         waste, slots = scorer.waste, scorer.places

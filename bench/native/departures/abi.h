@@ -55,9 +55,9 @@ struct Result {
     int64_t gave_up;
 };
 
-// After each arrival: whether it was placed, the cores held, and what is free in pieces.
+// After each arrival: the node that took it, -1 for none, the cores held, and what is free in pieces.
 struct Course {
-    uint8_t *placed;
+    int32_t *node;
     int64_t *held;
     double *fragments;
 };

@@ -156,7 +156,7 @@ bool arrive(World &world, const std::vector<Shape> &shapes, int nodes, const Arr
             world.put(i, each.shape, each.memory, at, after);
             held += shapes[each.shape].cores;
         }
-        course.placed[i] = at >= 0;
+        course.node[i] = at;
         course.held[i] = held;
         course.fragments[i] = pieces;
     }
