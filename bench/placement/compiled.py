@@ -76,7 +76,8 @@ class _Terms(ctypes.Structure):
         ("missed", _ANY),
         ("always", _ANY),
         ("idle", _DOUBLE),
-        ("cluster_cards", _LONG),
+        ("spare", _ANY),
+        ("spare_cpu", _LONG),
     )
 
 
@@ -306,8 +307,10 @@ class _Ours:
 
     def refresh(self, at: int, gone: int, terms: Any) -> int:
         """Called from the replay, which no exception can pass: 0 ends it."""
+        self.error = RuntimeError("the replay was interrupted")  # unless the terms are whole
         try:
             self._refresh(at, gone, terms.contents)
+            self.error = None
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             self.error = error
         return int(self.error is None)
@@ -343,7 +346,8 @@ class _Ours:
         terms.rate = kept.at(slots._rate, np.float64)
         terms.missed = kept.at(slots._missed, np.float64)
         terms.always = kept.at(slots._always, np.float64)
-        terms.idle, terms.cluster_cards = slots._idle, slots._cards
+        terms.spare = kept.at(slots._spare, np.float64)
+        terms.idle, terms.spare_cpu = slots._idle, slots._cpu
 
 
 _VALUE: Final = 256_000  # one core, as the fragmentation counts

@@ -23,10 +23,10 @@ from bench.placement.policies import (
     GpuPacking,
     Policy,
 )
-from bench.placement.replay import replay, stock_of
+from bench.placement.replay import Run, replay, stock_of
 from bench.placement.trace import Trace, arrivals, kin, permuted
 from gpu_manager.domain.score.fragmentation import BAG, SPREAD
-from gpu_manager.domain.score.multi_gpu_slots import ALWAYS
+from gpu_manager.domain.score.multi_gpu_slots import ALWAYS, IDLE, MISSED
 from gpu_manager.domain.score.scorer import FILL_UP, ROLL_OUT, Scorer
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -47,8 +47,9 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "ours, card by score": {"every_card": True},
     "without roll-out": {"parts": (FILL_UP, 0.0)},
     "without fill-up": {"parts": (0.0, ROLL_OUT)},
-    "without places": {"places": (0.0, 0.0)},
-    "places at a fixed price": {"places": (ALWAYS, 0.0)},
+    "without places": {"places": (0.0, 0.0, IDLE)},
+    "places at a fixed price": {"places": (ALWAYS, 0.0, IDLE)},
+    "idle nodes for nothing": {"places": (ALWAYS, MISSED, 0.0)},
     "without price": {"price": 0.0},
     "without CPU term": {"cpu_left": 0.0},
     "one length of bags": {"alone": (BAG, SPREAD, 1.0)},
@@ -126,7 +127,7 @@ class Study:
             by["compiled"] = compiled.digest()
             name, options = _COMPILED[job.policy]
             scorer = partial(Scorer, **options)
-            run = compiled.stay(nodes, pods, name, trace.pods, stock_of(trace.nodes), scorer)
+            run: Run = compiled.stay(nodes, pods, name, trace.pods, stock_of(trace.nodes), scorer)
         else:
             run = replay(nodes, pods, self.policy(job), self.fragments(job.trace), chance)
         return {

@@ -206,9 +206,9 @@ def test_bags_and_fill_up_follow_the_fractions_part_of_the_demand():
         "all cards have been asked for"
     )
     assert (
-        near({half: 200}, 100) == near({half: 140}, 100) == near({half: 180, RequestShape(200): 5}, 100) == 1
+        near({half: 200}, 100) == near({half: 180}, 100) == near({half: 180, RequestShape(200): 5}, 100) == 1
     )
-    assert near({half: 110}, 100) == pytest.approx((0.55 - 0.4) / 0.3)
+    assert near({half: 110}, 100) == pytest.approx((0.55 - 0.5) / 0.4)
     assert (
         near({half: 80}, 100)
         == near({}, 100)
@@ -223,8 +223,8 @@ def test_bags_and_fill_up_follow_the_fractions_part_of_the_demand():
         mix_of({half: 110}),
     )
     (filled,) = Fragmentation(counts, stock, (0.4, 0.0), alone=(20, 2, 0.1)).of([room])
-    assert filled == pytest.approx(0.4 * (1 - 0.9 * 0.5) * 70), (
-        "half way to a tenth; nothing fits, all is idle"
+    assert filled == pytest.approx(0.4 * (1 - 0.9 * 0.125) * 70), (
+        "an eighth of the way to a tenth; nothing fits, all is idle"
     )
 
 
@@ -323,9 +323,11 @@ def test_a_node_holds_as_many_of_a_request_for_several_cards_as_fit_one_after_th
             if copies > len(room.free):
                 break  # asks for no host CPU and no card of this size is left
         held.append(copies)
-    slots = MultiGpuSlots(mix_of(counts), cards=100)
-    idle = [len(room.free) if all(card == (100, room.memory) for card in room.free) else 0]
-    assert slots.of((room,)) == (*held, *idle[: len(slots) - len(held)])
+    slots = MultiGpuSlots(mix_of(counts), STOCK)
+    assert slots.of((room,))[: len(held)] == tuple(held)
+    idle = sum(card == (100, room.memory) for card in room.free)
+    of_idle_nodes = slots.of((room,))[len(held) : len(held) + len(STOCK)]
+    assert sum(of_idle_nodes) == (idle if idle == len(room.free) else 0)
 
 
 @settings(max_examples=60)
@@ -353,37 +355,49 @@ def test_the_last_places_are_dear_and_plenty_of_them_cheap():
     move = (empty,), (empty.less(small, (100, UNITS)),)
     (cost,) = scorer.costs([move])
     loss = scorer.places.lost(*move)
-    assert loss == ((0, 1),)
+    assert loss == ((0, 1), (1, 8))
     free = 20 * empty.cores
     assert in_all(cost, (), ()) == cost, "where no slot is lost no price counts"
-    few, many = (in_all(cost, loss, scorer.places.prices(free, [left]))[0] for left in (2, 400))
+    few, many = (in_all(cost, loss, scorer.places.prices(free, [left, 8, 0, 0, 0]))[0] for left in (2, 400))
     assert few > many + 400
-    assert many == pytest.approx(cost[0] + scorer.places.prices(free, [400])[0], abs=0.01)
+    assert many == pytest.approx(cost[0] + scorer.places.prices(free, [400, 8, 0, 0, 0])[0], abs=0.01)
     broken = empty.less(small, (100, UNITS))
     assert scorer.places.lost((broken,), (broken.less(small, (100, UNITS)),)) == ()
 
 
-def test_fractions_alone_fill_a_node_in_use_before_an_idle_one_and_less_so_as_idle_nodes_get_few():
+@pytest.mark.parametrize("others", [{}, {100: 5}, {100: 50}, {200: 2, 800: 5}])
+def test_an_idle_node_is_dear_in_every_mix_while_nodes_in_use_have_idle_cards_to_spare(others):
     small = RequestShape(30, 1, 1000)
     idle = FreeShape("A", UNITS, 64_000, ((100, UNITS),) * 8)
-    used = idle.less(RequestShape(45, 1, 1000), (100, UNITS))
-    slots = MultiGpuSlots(mix_of({small: 100}), cards=80)
-    breaks = slots.lost((idle,), (idle.less(small, (100, UNITS)),))
-    assert slots.lost((used,), (used.less(small, used.free[0]),)) == ()
-    ((_, cards),) = breaks
-    many, few = (cards * slots.prices(each, [each])[0] for each in (80, 8))
-    assert (many, few) == (pytest.approx(8), pytest.approx(0.8))
+    used = idle.less(small, (100, UNITS))
+    mix = mix_of({small: 100, **{RequestShape(cores): n for cores, n in others.items()}})
+    slots = MultiGpuSlots(mix, {"A": Stock(80, UNITS)})
+    breaks = slots.lost((idle,), (used,))
+    kinds = len(slots) - 2
+    assert breaks[-1] == (kinds, 8)
+    assert [at for at, _ in slots.lost((used,), (used.less(small, (100, UNITS)),))] <= list(range(kinds))
+    free, places = 8000, [80 // shape.cards for shape in slots._shapes]
+    dear = slots.prices(free, [*places, 72, 7])[kinds]
+    assert dear * 8 == 800, "the cores of the node: more than any waste"
+    assert slots.prices(free, [*places, 80, 0])[kinds] == 0, "no card to spare: a node has to be opened"
 
 
-def test_once_whole_cards_are_asked_for_the_mix_alone_says_what_an_idle_node_is_worth():
-    small, whole = RequestShape(50, 1), RequestShape(100)
-    prices_by_part = [
-        MultiGpuSlots(mix_of({small: 1000, whole: n}), cards=80).prices(80, [80] if n < 20 else [])
-        for n in (0, 10, 30)
-    ]
-    (alone,), (few,), none = prices_by_part
-    assert alone > few > 0
-    assert none == []
+def test_idle_cards_are_to_spare_by_model_by_host_cpu_and_from_a_hundredth_of_the_cards_on():
+    mix = mix_of(
+        {RequestShape(30, 1, 4000): 3, RequestShape(100, 0, 8000): 1, RequestShape(800, 0, 64_000): 9}
+    )
+    slots = MultiGpuSlots(mix, {"A": Stock(1000, UNITS), "B": Stock(80, UNITS)})
+
+    def node(model, cpu):
+        return (FreeShape(model, UNITS, cpu, ((70, UNITS), *((100, UNITS),) * 7)),)
+
+    assert slots.of(node("A", None))[1:] == (0, 0, 7, 0)
+    assert slots.of(node("B", 64_000))[1:] == (0, 0, 0, 7)
+    assert slots.of(node("B", 12_000))[1:] == (0, 0, 0, 2), "a request for up to a card takes 5 CPUs"
+    assert slots.of((FreeShape("C", UNITS, None, ((100, UNITS),) * 8),)) == (1, 0, 0, 0, 0)
+    of_a, of_b = (slots.prices(0, [0, 0, 0, *spare])[1:] for spare in ((9, 1), (10, 0)))
+    assert of_a == [0, 100]
+    assert of_b == [100, 0]
 
 
 def test_the_mix_is_drawn_anew_with_each_early_arrival_and_then_every_so_often():

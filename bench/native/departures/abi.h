@@ -38,7 +38,8 @@ struct Terms {
     const uint64_t *slot_models;
     const double *rate, *missed, *always;
     double idle;
-    int64_t cluster_cards;
+    const double *spare;  // by model
+    int64_t spare_cpu;  // the last to be written: 0 if something interrupted it
 };
 
 // FGD's typical pods.

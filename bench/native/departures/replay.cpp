@@ -41,7 +41,7 @@ class Run {
             advance(each.at);
             if (next < refresh_count && refreshes[next] == i) {
                 Terms terms{};
-                if (!refresh(i, gone_, &terms)) return {};
+                if (!refresh(i, gone_, &terms) || !terms.spare_cpu) return {};
                 world_.refreshed(terms);
                 next++;
             }
@@ -144,7 +144,7 @@ bool arrive(World &world, const std::vector<Shape> &shapes, int nodes, const Arr
         const Arrival &each = coming[i];
         if (next < refresh_count && refreshes[next] == i) {
             Terms terms{};
-            if (!refresh(i, 0, &terms)) return false;
+            if (!refresh(i, 0, &terms) || !terms.spare_cpu) return false;
             world.refreshed(terms);
             next++;
         }

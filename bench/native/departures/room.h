@@ -18,7 +18,7 @@ constexpr int kBags = 128;
 constexpr int kPlaceBits = 6;
 constexpr int kMostPods = 1001;
 constexpr int kMostKept = 2;
-constexpr double kKept = 200;
+constexpr double kKept = 10000;
 constexpr double kSigmas = 8, kCounted = 30;
 constexpr double kMostCpu = 128000, kMostCores = 800;
 constexpr int64_t kCoreValue = 256000;  // one core, as the fragmentation counts

@@ -52,7 +52,7 @@ class World {
         waste_.clear();
         for (int number : live_) offers_[number].clear();
         for (auto &each : slots_) each.held.clear();
-        size_t counts = terms_.several + (terms_.idle != 0);
+        size_t counts = policy_ == kOurs ? terms_.several + 2 * terms_.models : 0;
         places_.assign(counts, 0);
         for (int number : live_) {
             const auto &held = slots(number);
@@ -84,8 +84,8 @@ class World {
             for (int i = 0; i < terms_.several; i++)
                 prices.push_back(terms_.missed[i] * more_than(double(free_) * terms_.rate[i], places_[i]) +
                                  terms_.always[i]);
-            if (terms_.idle != 0)
-                prices.push_back(terms_.idle * double(places_.back()) / double(terms_.cluster_cards));
+            for (int i = 0; i < terms_.models; i++)
+                prices.push_back(double(places_[terms_.several + terms_.models + i]) >= terms_.spare[i] ? terms_.idle : 0);
         }
         if (policy_ == kOurs && !kept_known_) find_kept();
         offered_.clear();
@@ -279,14 +279,18 @@ class World {
     }
 
     std::vector<int> count(const Room &room) const {
-        std::vector<int> held(terms_.several + (terms_.idle != 0), 0);
+        std::vector<int> held(terms_.several + 2 * terms_.models, 0);
         int idle = room.idle();
         for (int i = 0; i < terms_.several && idle > 1; i++) {
             int fit = idle / terms_.slot_cards[i];
             if (fit && terms_.slot_cpu[i]) fit = std::min(fit, std::max(0, room.cpu) / terms_.slot_cpu[i]);
             if (fit && terms_.slot_models[i] >> room.model & 1) held[i] = fit;
         }
-        if (terms_.idle != 0) held.back() = idle == room.cards ? idle : 0;
+        if (idle == room.cards)
+            held[terms_.several + room.model] = idle;
+        else
+            held[terms_.several + terms_.models + room.model] =
+                int(std::min<int64_t>(idle, std::max(0, room.cpu) / terms_.spare_cpu));
         return held;
     }
 
@@ -354,7 +358,7 @@ class World {
         if (places_.empty()) return;
         const auto &was = slots(number);
         auto now = count(after);
-        for (size_t i = 0; i < now.size(); i++)
+        for (size_t i = 0; i + terms_.models < now.size(); i++)
             if (was[i] > now[i]) offer->loss.emplace_back(int(i), was[i] - now[i]);
     }
 

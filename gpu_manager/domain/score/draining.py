@@ -15,7 +15,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.score.multi_gpu_slots import Rooms
 from gpu_manager.domain.score.request_mix import RequestShape
 
-KEPT: Final = 200  # cores that a smaller request costs more on a node that is kept
+KEPT: Final = 10_000  # cores that a smaller request costs more on a node that is kept: above all other prices
 MOST: Final = 2  # nodes that are kept: more of them drain one another's room away
 
 _Node = TypeVar("_Node", bound=Hashable)

@@ -33,7 +33,7 @@ ALONE: Final = (20, 2.0, 0.0)  # both where fractions alone are asked for, and w
 # Up to the one as usual, from the other on as where fractions alone are asked for: their part of the demand,
 # and the part of the cluster's cards that pods which have not left asked for.
 MOSTLY: Final = (0.5, 0.9)
-FILLING: Final = (0.4, 0.7)
+FILLING: Final = (0.5, 0.9)
 _SEED: Final = 20_241
 _BATCH: Final = 256  # rooms computed at a time, so that they fit a processor's cache
 _ENDLESS: Final = 1 << 30  # host CPU if it is unknown
@@ -309,9 +309,8 @@ class _Scratch(NamedTuple):
 
 
 def fractions_alone(mix: Mix, cards: int) -> float:
-    """Return how far bags follow fractions: 1 where nine tenths of the demand are for fractions and seven of
-    what ``cards``, those of the cluster, have been asked for; 0 up to half of the demand, or four tenths of
-    the cards.
+    """Return how far bags follow fractions: 1 where nine tenths of the demand are for fractions and nine of
+    what ``cards``, those of the cluster, have been asked for; 0 up to half of the demand, or of the cards.
 
     While much is idle longer bags keep pods on the nodes in use. Pods that have left ask for nothing.
     """

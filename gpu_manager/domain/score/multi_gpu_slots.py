@@ -6,27 +6,28 @@ the probability that the slot will be missed, which is that as many such request
 left before all free cards are requested. With plenty of slots that is 0; a small price by the request's part
 of the demand then keeps slots together.
 
-Where hardly anybody has asked for whole cards yet, the mix says nothing about idle nodes. Each then has a
-price of its own, so that fractions alone fill the nodes in use before they break an idle one. It falls with
-the idle nodes' part of the cluster: the more open cards to choose from, the better the last ones are filled.
+The mix says nothing about requests that nobody has sent yet, so an idle node has a price of its own: all of
+its cores, as long as nodes in use have idle cards to spare. It is then broken only where no node in use takes
+the request. Once they have no more than a hundredth of their model's cards to spare it costs nothing: a
+few open cards to choose from leave less waste behind.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.domain.score.request_mix import FreeShape, Mix
+from gpu_manager.domain.score.request_mix import FreeShape, Mix, Stock
 
 ALWAYS: Final = 0.15  # times the request's cores and its part of the demand for cards; applies always
 MISSED: Final = 1.0  # times the request's cores and the probability that its slot will be missed
 STAY: Final = (
     3  # times what is free is asked for besides, before room taken is free again, where all pods leave
 )
-IDLE: Final = 1.0  # cores for each card of an idle node that is broken, where all nodes are idle
-WHOLE: Final = 0.05  # whole cards' part of the demand from which on the mix prices idle nodes
+IDLE: Final = 100.0  # cores for each card of an idle node that is broken, while there are cards to spare
+SPARE: Final = 0.01  # of the cards of a model: so many idle ones of nodes in use are some to spare
 _COUNTED: Final = 30  # requests expected; above, the normal curve is near enough
 _SIGMAS: Final = 8  # beyond so many the chance is 0 or 1
 
@@ -35,16 +36,23 @@ Loss = tuple[tuple[int, int], ...]  # (place among the counts, how many less)
 
 
 class MultiGpuSlots:
-    """The slots and prices of a mix's requests for several cards. Results per node are cached.
+    """The slots and prices of a mix's requests for several cards, and of idle nodes. Results per node are
+    cached.
 
-    While idle nodes have a price of their own, the last count of a node is its cards if all are idle.
+    After the counts of slots come two for each model: the cards of an idle node; and of a node in use the
+    idle ones for which it has the host CPU that a request for up to one card asks for on average.
     """
 
-    def __init__(self, mix: Mix, cards: int, weights: tuple[float, float] = (ALWAYS, MISSED)) -> None:
-        """``cards``: in the cluster. ``weights``: of the constant price of a slot, and of its price by the
-        probability to be missed.
+    def __init__(
+        self,
+        mix: Mix,
+        stock: Mapping[str, Stock],
+        weights: tuple[float, float, float] = (ALWAYS, MISSED, IDLE),
+    ) -> None:
+        """``stock``: the cluster's cards by model. ``weights``: of the constant price of a slot, of its price
+        by the probability to be missed, and the price of a card of an idle node.
         """
-        always, missed = weights
+        always, missed, self._idle = weights
         several = [(shape, n) for shape, n in mix.counts if shape.cards > 1]
         asking = sum(n for shape, n in mix.counts if shape.cores)
         asked = sum(shape.cores * n for shape, n in mix.counts)
@@ -55,46 +63,55 @@ class MultiGpuSlots:
         rivals = [sum(n * o.cards for o, n in several if o.cards >= s.cards) / s.cards for s, _ in several]
         self._rate = [(1 + STAY * mix.turnover) * each / asked for each in rivals]
         self._missed = [s.cores * missed * n / each for (s, n), each in zip(several, rivals, strict=True)]
-        whole = sum(shape.cores * n for shape, n in mix.counts if shape.cards)
-        unknown = max(0.0, 1 - whole / asked / WHOLE) if asked else 0.0
-        self._idle, self._cards = IDLE * unknown, max(1, cards)
+        single = [(shape.cpu, n) for shape, n in mix.counts if 0 < shape.cores <= CORES_PER_CARD]
+        self._cpu = max(1, sum(cpu * n for cpu, n in single) // max(1, sum(n for _, n in single)))
+        self._models = {model: at for at, model in enumerate(sorted(stock), len(several))}
+        self._spare = [max(1.0, SPARE * stock[model].cards) for model in self._models]
         self._known: dict[Rooms, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
-        return len(self._shapes) + bool(self._idle)
+        return len(self._shapes) + 2 * len(self._models)
 
     def of(self, node: Rooms) -> tuple[int, ...]:
-        """Return for each shape how many requests of it alone the node can hold, then its count if idle."""
+        """Return for each shape how many requests of it alone the node can hold, then its idle cards."""
         known = self._known.get(node)
         if known is None:
-            held = [0] * len(self._shapes)
-            free = 0
+            held, kinds = [0] * len(self), len(self._models)
+            in_use = any(room.free.count((CORES_PER_CARD, room.memory)) < len(room.free) for room in node)
             for room in node:
                 idle = room.free.count((CORES_PER_CARD, room.memory))
-                free += idle
                 for at, shape in enumerate(self._shapes if idle > 1 else ()):
                     fit = idle // shape.cards
                     if fit and shape.cpu and room.cpu is not None:
                         fit = min(fit, max(0, room.cpu) // shape.cpu)
                     if fit and shape.allows(room.model):
                         held[at] += fit
-            if self._idle:
-                held.append(free if free == sum(len(room.free) for room in node) else 0)
+                place = self._models.get(room.model)
+                if place is None:  # a model that came since: the next mix counts it
+                    continue
+                if not in_use:
+                    held[place] += idle
+                elif room.cpu is None:
+                    held[place + kinds] += idle
+                else:
+                    held[place + kinds] += min(idle, max(0, room.cpu) // self._cpu)
             known = self._known[node] = tuple(held)
         return known
 
     def lost(self, before: Rooms, after: Rooms) -> Loss:
-        """Return the slots that a change of the node removes."""
-        if not len(self):
-            return ()
-        pairs = enumerate(zip(self.of(before), self.of(after), strict=True))
+        """Return the slots, and cards of idle nodes, that a change of the node removes."""
+        priced = len(self._shapes) + len(self._models)
+        pairs = enumerate(zip(self.of(before)[:priced], self.of(after)[:priced], strict=True))
         return tuple((at, old - new) for at, (old, new) in pairs if old > new)
 
     def prices(self, free: int, places: Sequence[int]) -> list[float]:
-        """Return the cost of one less, in cores, by count. ``free`` and ``places`` are the cluster's."""
+        """Return the cost of one less, in cores, by slot, then by card of an idle node of each model.
+        ``free`` and ``places`` are the cluster's.
+        """
         parts = zip(self._rate, self._missed, self._always, places, strict=False)
         costs = [missed * _more_than(free * rate, left) + always for rate, missed, always, left in parts]
-        return [*costs, self._idle * places[-1] / self._cards] if self._idle else costs
+        some = places[-len(self._models) :]
+        return [*costs, *(self._idle * (n >= least) for n, least in zip(some, self._spare, strict=True))]
 
 
 def _more_than(expected: float, places: int) -> float:

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.score.fragmentation import ALONE, Fragmentation
-from gpu_manager.domain.score.multi_gpu_slots import ALWAYS, MISSED, Loss, MultiGpuSlots, Rooms
+from gpu_manager.domain.score.multi_gpu_slots import ALWAYS, IDLE, MISSED, Loss, MultiGpuSlots, Rooms
 from gpu_manager.domain.score.request_mix import Mix, Stock
 
 FILL_UP: Final = 0.03
@@ -72,7 +72,7 @@ class Scorer:
         parts: tuple[float, float] = (FILL_UP, ROLL_OUT),
         price: float = PRICE,
         cpu_left: float = CPU_LEFT,
-        places: tuple[float, float] = (ALWAYS, MISSED),
+        places: tuple[float, float, float] = (ALWAYS, MISSED, IDLE),
         leaving: tuple[float, float] = (PACK, OPEN),
         assumed: float = ASSUMED,
         alone: tuple[float, float, float] = ALONE,
@@ -84,7 +84,7 @@ class Scorer:
         self.mix = mix
         self.stock = dict(stock)
         self.waste = Fragmentation(mix, stock, parts, alone=alone)
-        self.places = MultiGpuSlots(mix, sum(each.cards for each in stock.values()), places)
+        self.places = MultiGpuSlots(mix, stock, places)
         self._prices = {model: price * each for model, each in prices(mix, stock).items()}
         self._cpu_left = cpu_left
         pack, open_ = leaving
