@@ -20,6 +20,7 @@ from typing import Any, Final
 Obj = Mapping[str, Any]
 
 LARGEST: Final = 16 << 20  # bytes or characters of one object; etcd keeps objects of at most 1.5 MiB
+AHEAD: Final = 256 << 10  # characters read before an object that is not all there is tried again
 COUNTS_AS_HELD: Final = "so it counts for no more than what its node's agent holds for it"
 _DEEPEST: Final = 64
 _DIGITS: Final = 400  # of a number; a float has at most 309
@@ -161,7 +162,7 @@ class ListReader:
                 value, end = _decoded(self._text, self._at)
             except json.JSONDecodeError as error:
                 size = len(self._text) - self._at
-                if size <= LARGEST and self._fill(2 * size):
+                if size <= LARGEST and self._fill(max(2 * size, AHEAD)):
                     continue
                 reason = str(error) if size <= LARGEST else f"it has more than {LARGEST} characters"
                 return self._pass_over(reason)
