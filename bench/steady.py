@@ -54,7 +54,7 @@ def measure(seed: int) -> Outcome:
         done = subprocess.run(
             [*(_IGNORING if background else ()), "make", "--keep-going", "test"],
             cwd=soak.ROOT,
-            env={**os.environ, "STEADY_SEED": str(seed)},
+            env={**{k: v for k, v in os.environ.items() if k != soak.SEEDS}, "STEADY_SEED": str(seed)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
