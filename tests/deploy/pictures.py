@@ -3,7 +3,7 @@
 The sandbox of :mod:`tests.deploy.test_dashboards` runs under a load that changes: pods come, compute, fill their
 memory, are refused and go. Prometheus scrapes it, the dashboards are drawn from their own queries, and headless
 Chromium takes a picture of the agent's console and of the cluster's. Chinese needs a font (Debian:
-fonts-wqy-zenhei). A person looks at the result; tests/unit/test_pictures.py fails once they are old.
+fonts-wqy-zenhei). A person looks at the result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from deploy.grafana.preview import pictures
 from sandbox import commands
 from sandbox.api import ADMIN_TOKEN
 from sandbox.simulated_cluster import NODE, Sandbox, SandboxSettings
-from tests.deploy.picture_sources import ASSETS, DRAWN_FROM, sources
 from tests.deploy.test_dashboards import (
     RULES,
     ask,
@@ -32,6 +31,8 @@ from tests.fakes.browser import CHROMIUM, Page, browsing
 from tests.fakes.prometheus import Prometheus
 from tests.fakes.sandbox import short_directory
 from tests.fakes.web import send, serving
+
+ASSETS = Path(__file__).parents[2] / "docs" / "assets"
 
 
 def main(seconds: float) -> None:
@@ -56,7 +57,6 @@ def main(seconds: float) -> None:
                 page(sandbox.port, webhook, directory)
                 chosen = {"pod": {"namespace": "nlp|vision", "pod": "embed|full"}, "card": {"card": "1"}}
                 pictures(prometheus.url, ASSETS, seconds, chosen)
-    DRAWN_FROM.write_text(sources(), encoding="utf-8")
 
 
 def live(sandbox: Sandbox, webhook: int, extender: int, seconds: float) -> None:
