@@ -17,14 +17,11 @@ from tests.native import standin
 from tests.native.core_world import World, world
 from tests.native.programs import compiled
 
-H100: Final = {
-    "launch_ns": 3600, "reach_percent": 50, "record_ns": 1000, "stamp_ns": 1250, "host_ns": 50_000,
-    "quantum_us": 2430, "switch_us": 100,
-}  # fmt: skip
+H100: Final = {"costs": "h100", "quantum_us": 2430, "switch_us": 100}
 """What an H100's calls, records and turns were seen to take (tests/data/cards)."""
-FREE: Final = dict.fromkeys(H100, 0) | {"reach_percent": 50, "quantum_us": 2000}
+FREE: Final = {"costs": "free", "quantum_us": 2000}
 """Calls and turns that cost nothing."""
-COSTS: Final[Mapping[str, Mapping[str, int]]] = {"h100": H100, "free": FREE}
+COSTS: Final[Mapping[str, Mapping[str, int | str]]] = {"h100": H100, "free": FREE}
 READY_NS: Final = 30_000_000
 """So long after the last process is ready, all of them begin."""
 LOOK_MS: Final = 25

@@ -180,6 +180,39 @@ def test_a_host_function_runs_so_long_after_its_turn(tmp_path: Path, late_us: in
     assert late_us or took_us < 3500
 
 
+@pytest.mark.parametrize(
+    ("costs", "card_us", "launch_us"),
+    [({}, 2 * 0.95 + 1.25, 3.6), ({"costs": "h100"}, 2 * 0.95 + 1.25, 3.6), ({"costs": "free"}, 0.0, 0.0)],
+)
+def test_calls_cost_what_they_cost_on_a_card_unless_they_are_free(
+    tmp_path: Path, costs: dict[str, str], card_us: float, launch_us: float
+) -> None:
+    """On the card, the pause before a kernel that waits and the record of the second event; on the host, a launch."""
+    program = standin.python(
+        """
+        import time
+        driver = Driver()
+        stream = driver.stream()
+        first, last = driver.event(), driver.event()
+        kernel = driver.kernel("spin_100us")
+        driver.launch(driver.kernel("spin_50ms"), stream)
+        driver.cuEventRecord(first, stream)
+        driver.launch(kernel, stream)
+        driver.launch(kernel, stream)
+        driver.cuEventRecord(last, stream)
+        driver.cuStreamSynchronize(stream)
+        begin = time.thread_time()
+        for _ in range(500):
+            driver.launch(kernel, stream)
+        print(driver.milliseconds(first, last), time.thread_time() - begin)
+        """,
+        standin.environment(tmp_path, **costs),
+    )
+    apart_ms, took_s = map(float, standin.said(program)[0].split())
+    assert apart_ms * 1000 == pytest.approx(200 + card_us, abs=0.6)
+    assert took_s >= 500 * launch_us * 1e-6
+
+
 @pytest.mark.parametrize("reach_percent", [0, 50, 100])
 def test_a_launch_reaches_the_card_at_that_part_of_its_call(tmp_path: Path, reach_percent: int) -> None:
     program = standin.python(

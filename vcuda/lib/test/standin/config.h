@@ -10,12 +10,14 @@
  *                    takes on the card
  *   switch_us        time of the card between two processes' turns (0)
  *   load_us          time of the caller that a function's first launch takes beside: it loads the code (0)
- *   launch_ns        time of the caller that a launch takes (0): after reach_percent of it (50) it reaches the card
- *   record_ns        the same of the record of an event that takes times, which it reaches at the end (0)
- *   host_ns          from a host function's turn until it runs, beside what the machine takes (0)
- *   gap_ns start_ns  time of the card before a kernel: behind another one, on an idle stream (0)
- *   step_ns          in whose steps an event says its time (500)
- *   stamp_ns         time of the card that the record of such an event takes on its stream (0)
+ *   costs            what the next six keys are unless set: h100 (default), or free: no call costs anything
+ *   launch_ns        time of the caller that a launch takes (3600): after reach_percent of it (50) it reaches the card
+ *   record_ns        the same of the record of an event that takes times, which it reaches at the end (1000)
+ *   host_ns          from a host function's turn until it runs, beside what the machine takes (50000)
+ *   gap_ns           time of the card before a kernel behind other work of its stream (950)
+ *   start_ns         the same on an idle stream (0)
+ *   step_ns          in whose steps an event says its time (32; free: 500)
+ *   stamp_ns         time of the card that the record of such an event takes on its stream (1250)
  *   unlisted_kib     what a context takes beyond what NVML lists as its process's
  *   link             NV18, PIX, PHB, SYS: between all    mig          1: MIG mode is on
  *   turns            slice: of time, whatever runs (default); kernel: a kernel runs out before the next turn
