@@ -15,6 +15,7 @@ from tests.native.tools import build_tests
     [
         "unit_token_bucket",
         "unit_gpu_time",
+        "unit_measuring_window",
         "unit_alone_cost",
         "unit_launch_wait",
         "unit_timeline",

@@ -106,6 +106,43 @@ static void a_start_that_seems_late_moves_no_clock(void) {
     CHECK(clock.offset_ns == OFFSET - 700);
 }
 
+static struct span_facts launched_alone(uint64_t recorded_at) {
+    return (struct span_facts){
+        .launched_at = recorded_at + 1 * US, .lead_ns = 1 * US, .call_ns = 2 * US, .stamp_ns = 1200};
+}
+
+static void a_launch_on_an_idle_stream_runs_once_it_has_reached_the_card(void) {
+    struct card_clock clock = {0};
+    struct span_facts facts = launched_alone(NOW);
+    int64_t start = (int64_t)NOW + OFFSET, wait = 2000 + 1600; /* half a call as guessed, and until a kernel starts */
+    struct gpu_interval ran = gpu_time_alone(&facts, start, 1000 + wait + 10000 + 1200, &clock);
+    CHECK(ran.from == start + 1000 + wait && ran.to == ran.from + 10000 && !ran.waited);
+    facts.wait_ns = 3000; /* as is known of others: from the call to the kernel's start, and a record */
+    ran = gpu_time_alone(&facts, start, 13000, &clock);
+    CHECK(ran.from == start - 1200 + 1000 + 3000);
+}
+
+static void a_launch_behind_other_work_runs_from_its_start_event_on(void) {
+    struct card_clock clock = {0};
+    struct span_facts facts = launched_alone(NOW);
+    gpu_time_alone(&facts, (int64_t)NOW + OFFSET, 20000, &clock);
+    facts = launched_alone(NOW + 100 * US);
+    int64_t start = (int64_t)(NOW + 100 * US) + OFFSET + 70000;
+    struct gpu_interval ran = gpu_time_alone(&facts, start, 10000 + 1200, &clock);
+    CHECK(ran.from == start && ran.to == start + 10000 && ran.waited);
+    start = (int64_t)(NOW + 100 * US) + OFFSET + 4000; /* the work in front of it ended while it was being launched */
+    ran = gpu_time_alone(&facts, start, 12000 + 1200, &clock);
+    CHECK(ran.from == start + 1000 + 3600 - 4000);
+}
+
+static void a_held_launch_is_measured_exactly(void) {
+    struct card_clock clock = {0};
+    struct span_facts facts = launched_alone(NOW);
+    facts.held = true;
+    struct gpu_interval ran = gpu_time_alone(&facts, 5 * OFFSET, 900 + 10000 + 1200, &clock);
+    CHECK(ran.to - ran.from == 10000 && !clock.known);
+}
+
 static void a_launchs_call_and_a_record_are_no_work(void) {
     struct card_clock clock = {0};
     struct span_facts facts = {
@@ -189,6 +226,9 @@ int main(void) {
     few_of_many_new_threads_measure_at_once();
     a_measured_span_lies_where_its_events_lie();
     a_start_that_seems_late_moves_no_clock();
+    a_launch_on_an_idle_stream_runs_once_it_has_reached_the_card();
+    a_launch_behind_other_work_runs_from_its_start_event_on();
+    a_held_launch_is_measured_exactly();
     a_launchs_call_and_a_record_are_no_work();
     a_launchs_call_takes_about_the_least_of_the_last();
     a_span_without_events_is_as_long_as_expected_and_over_when_its_stream_has_drained();

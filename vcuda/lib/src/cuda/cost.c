@@ -9,6 +9,7 @@ _Alignas(64) struct cost cost_table[COST_ENTRIES];
 static struct cost *claim(struct cost *cost, uint64_t key) {
     __atomic_store_n(&cost->ns, BUCKET_FIRST_GUESS_NS, __ATOMIC_RELAXED);
     __atomic_store_n(&cost->charge_ns, BUCKET_FIRST_GUESS_NS, __ATOMIC_RELAXED);
+    __atomic_store_n(&cost->spread_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&cost->seen, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&cost->key, key, __ATOMIC_RELEASE);
     return cost;
@@ -33,20 +34,20 @@ struct cost *cost_search(uint64_t key) {
 /* A quarter of the way from the old average to what was measured; all of the way where it begins. Never 0. What is far
  * off, for a thread was stopped between two calls, moves it no more than twice or half of it would: if it was no
  * accident, the next ones are as far off. */
-static void average(uint64_t *word, uint64_t ns, bool begins) {
+static void average(uint64_t *word, uint64_t ns, uint64_t weight) {
     uint64_t old = __atomic_load_n(word, __ATOMIC_RELAXED);
-    uint64_t most = 2 * (old > KERNEL_LEAST_NS ? old : KERNEL_LEAST_NS); /* less was an accident */
-    uint64_t near = ns > most ? most : ns < old / 2 ? old / 2 : ns;
-    uint64_t new = begins ? ns : (uint64_t)((int64_t)old + ((int64_t)near - (int64_t)old) / 4);
+    uint64_t new = (uint64_t)((int64_t)old + ((int64_t)ns - (int64_t)old) / (int64_t)weight);
     __atomic_store_n(word, new ? new : 1, __ATOMIC_RELAXED);
 }
 
 void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns) {
     uint64_t seen = cost_seen(cost);
     /* A function's first launch may have loaded its code, a thousand times as long: it is forgotten. */
-    bool begins = seen < 2;
-    average(&cost->ns, ns, begins);
-    average(&cost->charge_ns, charge_ns, begins);
+    uint64_t weight = seen < 2 ? 1 : seen < COST_AVERAGE_OVER ? seen : COST_AVERAGE_OVER;
+    uint64_t mean = cost_ns(cost);
+    average(&cost->spread_ns, seen < 2 ? 0 : ns > mean ? ns - mean : mean - ns, weight);
+    average(&cost->ns, ns, weight);
+    average(&cost->charge_ns, charge_ns, weight);
     __atomic_store_n(&cost->seen, seen + 1, __ATOMIC_RELAXED);
 }
 

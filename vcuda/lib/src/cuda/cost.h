@@ -11,6 +11,7 @@ struct cost {
     uint64_t key;       /* 0: free */
     uint64_t ns;        /* how long a launch keeps its stream busy, an exponential average */
     uint64_t charge_ns; /* GPU time that a launch adds, the same: less where other streams run beside it */
+    uint64_t spread_ns; /* how far from the mean a launch was, on average */
     uint64_t seen;      /* how often it was measured */
 };
 
@@ -21,6 +22,7 @@ static inline uint64_t cost_key(const void *what, uint64_t size) {
 }
 
 #define COST_ENTRIES 1024
+#define COST_AVERAGE_OVER 64 /* measured launches */
 extern struct cost cost_table[COST_ENTRIES];
 
 /* Its entry; where there is none yet, a new one with the first guess, in place of another if need be. */
@@ -41,6 +43,12 @@ static inline uint64_t cost_charge_ns(const struct cost *cost) {
 
 static inline uint64_t cost_seen(const struct cost *cost) {
     return __atomic_load_n(&cost->seen, __ATOMIC_RELAXED);
+}
+
+/* Does the mean say little of what the next launch takes, or is it of few launches? */
+static inline bool cost_is_unsure(const struct cost *cost) {
+    return cost_seen(cost) < COST_AVERAGE_OVER ||
+           __atomic_load_n(&cost->spread_ns, __ATOMIC_RELAXED) > cost_ns(cost) / 4;
 }
 
 /* No kernel is shorter. */

@@ -106,8 +106,8 @@ static int64_t stretched(uint64_t ns, uint32_t stretch_q8) {
 }
 
 /* From the call of a launch until its kernel starts, where it was over `seemed` after that. */
-static int64_t wait_of(const struct span_facts *facts, int64_t seemed) {
-    int64_t guessed = (int64_t)(facts->call_ns + facts->stamp_ns * KERNEL_START_THIRDS / 3);
+static int64_t wait_of(const struct span_facts *facts, int64_t seemed, int64_t stamps) {
+    int64_t guessed = (int64_t)(facts->call_ns + facts->stamp_ns * KERNEL_START_THIRDS / 3) + stamps;
     int64_t wait = facts->wait_ns ? (int64_t)facts->wait_ns : guessed, off = seemed - wait - (int64_t)facts->exact_ns;
     if (facts->exact_ns && facts->steady && off <= NEAR_NS + (int64_t)facts->slow_ns && off >= -NEAR_NS)
         wait += off;
@@ -143,14 +143,35 @@ struct gpu_interval gpu_time_measured(const struct span_facts *facts, int64_t st
         uint64_t recorded_at = facts->launched_at - facts->lead_ns;
         card_clock_seen(clock, start - (int64_t)recorded_at, recorded_at);
         called = start + (int64_t)facts->lead_ns;
-        from = called + wait_of(facts, to - called);
+        from = called + wait_of(facts, to - called, 0);
     }
     if (!facts->late_ns)
-        return (struct gpu_interval){from, to, called};
+        return (struct gpu_interval){from, to, called, false};
     /* The end was recorded late: the truth lies between, near what was expected. */
     int64_t least = to - (int64_t)facts->late_ns > from ? to - (int64_t)facts->late_ns : from;
     int64_t expected = from + stretched(facts->expected_ns, stretch_q8);
-    return (struct gpu_interval){from, expected < least ? least : expected < to ? expected : to, called};
+    return (struct gpu_interval){from, expected < least ? least : expected < to ? expected : to, called, false};
+}
+
+/* A start that is reached so late stood behind other work. */
+#define QUEUED_NS 2000
+
+struct gpu_interval gpu_time_alone(const struct span_facts *facts, int64_t start, int64_t elapsed,
+                                   struct card_clock *clock) {
+    const int64_t stamp = (int64_t)facts->stamp_ns, lead = (int64_t)facts->lead_ns;
+    const uint64_t recorded_at = facts->launched_at - facts->lead_ns;
+    const int64_t to = start + (elapsed > stamp ? elapsed - stamp : 0);
+    if (facts->held) {
+        int64_t gap = stamp * KERNEL_GAP_QUARTERS / 4;
+        return (struct gpu_interval){start + (gap < to - start ? gap : 0), to, start, false};
+    }
+    card_clock_seen(clock, start - (int64_t)recorded_at, recorded_at);
+    int64_t late = start - (int64_t)recorded_at - clock->offset_ns, called = start - stamp + lead - late;
+    int64_t from = called + (called < to ? wait_of(facts, to - called, stamp) : 0);
+    bool queued = late > QUEUED_NS + (int64_t)facts->slow_ns;
+    if (from < start || from >= to)
+        from = start;
+    return (struct gpu_interval){from, to, called, queued};
 }
 
 struct gpu_interval gpu_time_expected(const struct span_facts *facts, int64_t after, uint32_t stretch_q8,
@@ -161,5 +182,5 @@ struct gpu_interval gpu_time_expected(const struct span_facts *facts, int64_t af
     int64_t drained = (int64_t)facts->drained_by + clock->offset_ns;
     if (facts->drained_by && drained < to)
         to = drained > from ? drained : from;
-    return (struct gpu_interval){from, to, launched};
+    return (struct gpu_interval){from, to, launched, false};
 }

@@ -103,12 +103,18 @@ struct span_facts {
 struct gpu_interval {
     int64_t from, to; /* card times */
     int64_t called;   /* its first launch, where its stream was idle */
+    bool waited;      /* its stream was busy when it was launched: nothing is known of how long launches wait */
 };
 
 /* The interval of a measured span: its start event lies at `start` of the card's time, its end event `elapsed` later.
  * `stretch_q8` / 256 is by how much others on the card stretch its work. */
 struct gpu_interval gpu_time_measured(const struct span_facts *facts, int64_t start, int64_t elapsed,
                                       uint32_t stretch_q8, struct card_clock *clock);
+
+/* The same of one launch that was measured by itself. Its start event tells whether its stream was busy before: it is
+ * reached late then, by more than the launch took to reach the card. */
+struct gpu_interval gpu_time_alone(const struct span_facts *facts, int64_t start, int64_t elapsed,
+                                   struct card_clock *clock);
 
 /* Of a span that was held: was all of it in its stream before this went on? If not, its events say nothing. */
 static inline bool gpu_time_is_exact(const struct span_facts *facts) {

@@ -78,9 +78,28 @@ static uint64_t expected_end(const struct timing_span *span) {
     uint32_t classes =
         __atomic_load_n(&meter_gated, __ATOMIC_RELAXED) | __atomic_load_n(&meter_tells, __ATOMIC_RELAXED);
     uint64_t from = span->closed_at;
+    if (span->tallied) {
+        int64_t before = span->meter->settled_to - span->context_meter->clock.offset_ns;
+        return (before > (int64_t)span->facts.launched_at ? (uint64_t)before : span->facts.launched_at) +
+               span->facts.expected_ns;
+    }
     if (classes >> span->context_meter->card & 1 && span->meter->settled_at > from)
         from = span->meter->settled_at;
     return from + span->facts.expected_ns;
+}
+
+/* Has a measured span ended that its stream ran after this one? Then this one has ended, whatever was expected of it.
+ */
+static bool is_overtaken(const struct timing_span *span) {
+    struct stream_meter *meter = span->meter;
+    if (meter->sought == passes)
+        return meter->found_finished;
+    const struct timing_span *next = span->after;
+    while (next && (next->meter != meter || !next->measured))
+        next = next->after;
+    meter->sought = passes;
+    meter->found_finished = next && real.cuEventQuery(next->end) == CUDA_SUCCESS;
+    return meter->found_finished;
 }
 
 static void settle_finished(struct context_meter *context_meter, uint64_t now) {
@@ -92,7 +111,7 @@ static void settle_finished(struct context_meter *context_meter, uint64_t now) {
             result = CUDA_ERROR_NOT_READY; /* an earlier one of the stream is not finished */
         else if (span->measured && !context_meter->lost)
             result = real.cuEventQuery(span->end);
-        else if (now < expected_end(span) && !context_meter->lost)
+        else if (now < expected_end(span) && !context_meter->lost && !(span->tallied && is_overtaken(span)))
             result = CUDA_ERROR_NOT_READY;
         if (result == CUDA_ERROR_NOT_READY) {
             span->meter->blocked = passes;
@@ -104,6 +123,8 @@ static void settle_finished(struct context_meter *context_meter, uint64_t now) {
         *at = span->after;
         if (context_meter->waiting_end == &span->after)
             context_meter->waiting_end = at;
+        if (span->measured)
+            span->meter->sought = 0;
         settle(span, span->measured && result == CUDA_SUCCESS && !context_meter->lost, now);
     }
 }
@@ -242,6 +263,7 @@ uint64_t settle_pass(void) {
     uint64_t next = 0, now = vcuda_now_ns();
     if (!meter_lock(false))
         return LOOK_LEAST_NS;
+    measuring_window_turn(&meter_window, now);
     int saved = errno, mode = 2; /* relaxed: a query of ours is no part of anybody's capture */
     bool captures = __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) != 0;
     if (captures)

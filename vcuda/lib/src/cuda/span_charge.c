@@ -9,6 +9,7 @@
 #include "cuda/span_hold.h"
 #include "cuda/timeline.h"
 #include "interposer.h"
+#include "slots.h"
 #include "token_bucket.h"
 
 #define REFERENCE_MOST_NS 4000000000 /* a float of milliseconds is then exact to half a microsecond */
@@ -36,7 +37,7 @@ static bool look_at_wait(struct timing_span *span) {
     struct span_facts *facts = &span->facts;
     if (facts->held)
         return span_hold_succeeded(facts);
-    if (facts->idle && span->launches == 1 && !facts->loads) {
+    if ((span->alone || facts->idle) && span->launches == 1 && !facts->loads) {
         facts->wait_ns = launch_wait_ns(&span->context_meter->wait);
         facts->exact_ns = exact_ns(span->kind[0].cost, &facts->steady);
     }
@@ -49,7 +50,7 @@ static void learn_wait(struct timing_span *span, const struct gpu_interval *ran)
     const struct span_facts *facts = &span->facts;
     if (span->launches == 1 && facts->held)
         exact_told(span->kind[0].cost, (uint64_t)(ran->to - ran->from));
-    else if (facts->exact_ns)
+    else if (facts->exact_ns && !ran->waited)
         launch_wait_told(&span->context_meter->wait, ran->to - ran->called, facts->exact_ns);
 }
 
@@ -62,7 +63,9 @@ static bool read_events(struct timing_span *span, uint32_t stretch_q8, struct gp
     failed |= real.cuEventElapsedTime(&ms, span->start, span->end) != CUDA_SUCCESS;
     if (failed || !look_at_wait(span))
         return false;
-    *interval = gpu_time_measured(&span->facts, from, (int64_t)((double)ms * 1e6), stretch_q8, &context_meter->clock);
+    int64_t elapsed = (int64_t)((double)ms * 1e6);
+    *interval = span->alone ? gpu_time_alone(&span->facts, from, elapsed, &context_meter->clock)
+                            : gpu_time_measured(&span->facts, from, elapsed, stretch_q8, &context_meter->clock);
     if (first || from - context_meter->reference_ns > REFERENCE_MOST_NS)
         refer_to(span, from);
     return true;
@@ -77,13 +80,21 @@ static void teach(struct timing_span *span, uint64_t own, uint64_t charged) {
                 cost_corrected(span->kind[i].cost, span->kind[i].ns, own, charged, span->facts.expected_ns);
 }
 
-/* Enter what was new of an interval that ended at `to` of the card's time into the page's timeline. Work is settled in
- * about the order in which it ran, so the new part is the last one. Returns how much of it the container's other
- * processes leave room for. */
-static uint64_t enter(const struct context_meter *context_meter, int64_t to, int64_t fresh, uint32_t divided) {
-    int64_t end = to - context_meter->clock.offset_ns;
-    held_idle_ran(&vcuda_usage()->card[context_meter->card], end > 0 ? (uint64_t)end : 0);
-    return (uint64_t)timeline_add(&vcuda_usage()->timeline[context_meter->card], end - fresh, end, divided);
+/* Enter what was new of a span that ended at `to` of the card's time into the page's timeline. Work is settled in about
+ * the order in which it ran, so the new part is the last one. Returns how much of it the container's other work leaves
+ * room for. While one process has all of the work, only the sum over some time is bounded by the card's time: of
+ * launches that were not measured nobody knows in which millisecond they ran. */
+static uint64_t enter(const struct timing_span *span, int64_t to, int64_t fresh, uint32_t divided, bool beside,
+                      uint64_t now) {
+    int card = span->context_meter->card;
+    int64_t end = to - span->context_meter->clock.offset_ns, launched = (int64_t)span->facts.launched_at;
+    struct timeline_work work = {launched, end - fresh, end, end};
+    if (!beside) {
+        work.since = launched - TIMELINE_SPREAD_NS;
+        work.until = (int64_t)now;
+    }
+    held_idle_ran(&vcuda_usage()->card[card], end > 0 ? (uint64_t)end : 0);
+    return (uint64_t)timeline_add(&vcuda_usage()->timeline[card], &work, divided);
 }
 
 /* What it costs a card of its own, by what was measured while the host spoke; 0: not all of its work was. */
@@ -115,41 +126,100 @@ static bool has_turns(int card) {
     return __atomic_load_n(&meter_gated, __ATOMIC_RELAXED) >> card & 1 && gate_mapped(card);
 }
 
-uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *view, bool measured, uint64_t now) {
-    struct context_meter *context_meter = span->context_meter;
-    struct stream_meter *meter = span->meter;
-    bool alone = has_turns(context_meter->card);
-    uint32_t divided = alone ? 256 : sharers_now(view, context_meter->card, now);
-    uint32_t gain = view->card[context_meter->card].gain_q8;
+/* Launches that were not measured cost what they paid, as far as the card had time for it. They ended at `to` of the
+ * card's time, for all that is known. */
+static uint64_t charge_as_paid(struct timing_span *span, const struct vcuda_limits_view *view, int64_t to,
+                               uint64_t now) {
+    uint32_t divided = sharers_now(view, span->context_meter->card, now);
+    uint64_t paid = span->paid_ns * divided / 256;
+    span->meter->settled_to = to;
+    uint64_t fits = enter(span, to, (int64_t)paid, divided, false, now);
+    return fits < paid ? fits * 256 / divided : span->paid_ns;
+}
+
+/* They ran after what their stream ran before, as long as expected, and are over now. */
+static uint64_t charge_tallied(struct timing_span *span, const struct vcuda_limits_view *view, uint64_t now) {
+    const struct card_clock *clock = &span->context_meter->clock;
+    uint32_t divided = sharers_now(view, span->context_meter->card, now);
+    int64_t to = gpu_time_expected(&span->facts, span->meter->settled_to, divided, clock).to;
+    int64_t latest = (int64_t)now + clock->offset_ns;
+    return charge_as_paid(span, view, to < latest ? to : latest, now);
+}
+
+/* Does another stream of this process have work in flight on the card? */
+static bool is_beside_streams(int card) {
+    const struct vcuda_slot *slot = vcuda_slot();
+    return slot && __atomic_load_n(&slot->inflight[card], __ATOMIC_RELAXED) > 1;
+}
+
+/* How a span's interval lies to the others of its context. */
+struct share {
     struct gpu_interval ran;
-    measured = measured && read_events(span, divided, &ran);
-    if (!measured)
-        ran = gpu_time_expected(&span->facts, meter->settled_to, divided, &context_meter->clock);
-    uint64_t took = (uint64_t)(ran.to - ran.from), known = measured ? known_ns(span) : 0;
+    uint64_t took, fresh; /* how long it ran; how much of that, and of the records, beside no other work */
+    uint64_t stamps;      /* what the records took of that */
+    bool by_itself;
+};
+
+static struct share share_of(struct timing_span *span, const struct gpu_interval *ran, bool measured) {
     int64_t stamp = measured ? (int64_t)span->facts.stamp_ns : 0; /* the card was kept busy by the records too */
-    uint64_t fresh = (uint64_t)busy_intervals_add(&context_meter->busy, ran.from - stamp, ran.to + stamp);
-    uint64_t stamps = fresh < 2 * (uint64_t)stamp ? fresh : 2 * (uint64_t)stamp;
-    bool by_itself = fresh - stamps >= took, is_crossed = measured && is_crossed_work(span, view, now);
-    if (measured && by_itself && !is_crossed)
-        learn_wait(span, &ran);
-    uint64_t met = is_crossed ? crossed_work_met_ns(span, view, &ran, known, fresh, now) : 0;
+    struct share share = {.ran = *ran, .took = (uint64_t)(ran->to - ran->from)};
+    share.fresh = (uint64_t)busy_intervals_add(&span->context_meter->busy, ran->from - stamp, ran->to + stamp);
+    share.stamps = share.fresh < 2 * (uint64_t)stamp ? share.fresh : 2 * (uint64_t)stamp;
+    share.by_itself = share.fresh - share.stamps >= share.took;
+    return share;
+}
+
+/* Charge what is new of the span's interval; what was measured teaches what its launches cost. */
+static uint64_t charge_interval(struct timing_span *span, const struct vcuda_limits_view *view,
+                                const struct share *share, uint32_t divided, bool measured, uint64_t now) {
+    struct stream_meter *meter = span->meter;
+    const int card = span->context_meter->card;
+    const struct gpu_interval *ran = &share->ran;
+    uint32_t gain = view->card[card].gain_q8;
+    uint64_t known = measured ? known_ns(span) : 0;
+    bool alone = has_turns(card), is_crossed = measured && is_crossed_work(span, view, now);
+    if (measured && share->by_itself && !is_crossed)
+        learn_wait(span, ran);
+    uint64_t met = is_crossed ? crossed_work_met_ns(span, view, ran, known, share->fresh, now) : 0;
     if (known && is_crossed)
-        divided = crossed_work_stretch_q8(took, known, alone);
+        divided = crossed_work_stretch_q8(share->took, known, alone);
     else if (known && !alone)
-        divided = sharers_during(view, context_meter->card, now, took, known);
-    if (measured && !bucket_is_silent(view, now) && (by_itself || !known || !is_crossed))
-        remember(span, bucket_used(took, divided, 256), now);
+        divided = sharers_during(view, card, now, share->took, known);
+    if (measured && !bucket_is_silent(view, now) && (share->by_itself || !known || !is_crossed))
+        remember(span, bucket_used(share->took, divided, 256), now);
     /* It is not divided by how long it took: that may be the container's own other streams', charged for that. */
     uint32_t divisor = known && is_crossed ? 256 : divided;
-    uint64_t fits = enter(context_meter, ran.to, (int64_t)fresh, divisor);
-    uint64_t used = bucket_used(fits < fresh - met ? fits : fresh - met, divisor, gain);
-    if (ran.to > meter->settled_to)
-        meter->settled_to = ran.to;
+    bool beside_process = slots_busy(vcuda_usage(), card) > 1;
+    uint64_t fits = enter(span, ran->to, (int64_t)share->fresh, divisor, beside_process, now), own = share->fresh - met;
+    uint64_t used = bucket_used(fits < own ? fits : own, divisor, gain);
+    if (span->alone || ran->to > meter->settled_to)
+        meter->settled_to = ran->to;
     if (measured) {
-        uint64_t own = bucket_used(took, divided, gain);
-        teach(span, own, used > stamps ? used - stamps : 0);
-        stream_meter_corrected(meter, span->facts.expected_ns, own);
-        bucket_note_longest(&vcuda_usage()->card[context_meter->card], own / span->launches);
+        uint64_t took = bucket_used(share->took, divided, gain);
+        uint64_t added = beside_process ? used : bucket_used(own, divisor, gain);
+        teach(span, took, added > share->stamps ? added - share->stamps : 0);
+        stream_meter_corrected(meter, span->facts.expected_ns, took);
+        bucket_note_longest(&vcuda_usage()->card[card], took / span->launches);
     }
     return used;
+}
+
+uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *view, bool measured, uint64_t now) {
+    const int card = span->context_meter->card;
+    uint32_t divided = has_turns(card) ? 256 : sharers_now(view, card, now);
+    struct gpu_interval ran;
+    if (span->alone) /* what its stream waited for is over */
+        __atomic_store_n(&span->meter->clock.waits, false, __ATOMIC_RELAXED);
+    measured = measured && read_events(span, divided, &ran);
+    if (span->tallied || (span->alone && !measured))
+        return charge_tallied(span, view, now);
+    if (!measured)
+        ran = gpu_time_expected(&span->facts, span->meter->settled_to, divided, &span->context_meter->clock);
+    struct share share = share_of(span, &ran, measured);
+    bool beside = is_beside_streams(card);
+    if (span->alone)
+        meter_window.unsure |= beside || cost_is_unsure(span->kind[0].cost);
+    if (span->early && beside)
+        return charge_as_paid(span, view, ran.to, now);
+    return charge_interval(span, view, &share, divided, measured, now);
 }

@@ -12,6 +12,21 @@
 #define SPAN_PLAN_OWN_NS 250000u  /* a thread ends a span for its own stream's sake once in so long, ... */
 #define SPAN_PLAN_OWN_MOST 40u    /* ... after a pause so many at once */
 
+/* Is a launch that takes `ns` measured by itself? Long work always is, since its records are a small part of it; what
+ * was seen less than COST_FIRST times as well; and all launches while a window is open. */
+#define SPAN_PLAN_LONG_NS 125000u
+#define SPAN_PLAN_VARIES_NS 25000u /* the same of work that takes now little and now much */
+#define SPAN_PLAN_TALLY_NS 200000u /* so much work is tallied in one span */
+
+static inline bool span_plan_is_long(const struct cost *cost) {
+    uint64_t ns = cost_ns(cost), spread = __atomic_load_n(&cost->spread_ns, __ATOMIC_RELAXED);
+    return ns >= SPAN_PLAN_LONG_NS || (ns >= SPAN_PLAN_VARIES_NS && spread > ns / 2);
+}
+
+static inline bool span_plan_is_alone(const struct cost *cost, bool window_is_open) {
+    return window_is_open || span_plan_is_long(cost) || cost_seen(cost) < COST_FIRST;
+}
+
 /* Does this launch join the open span without a look at the clock? Work that is small together, and charged as expected
  * in any case, cannot be far from where it is taken to be. */
 static inline bool span_plan_joins(const struct span_facts *facts, bool measured, uint64_t expected_ns) {

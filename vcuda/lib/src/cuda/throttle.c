@@ -111,7 +111,8 @@ bool throttle_begin(struct throttled_work *work, CUstream stream, bool per_threa
         begin_classed(meter);
     pay(meter, cost, work->paid_ns);
     work->has_turn = is_gated(meter) && wait_at_gate(meter, cost, work->paid_ns);
-    work->span = timing_span_take(meter, cost, &thread_state.budget);
+    work->span =
+        is_classed(meter) ? timing_span_take_classed(meter, cost, &thread_state.budget) : timing_span_take(meter, cost);
     if (!work->span)
         return true;
     work->expected_ns = cost_ns(cost);
@@ -152,6 +153,22 @@ static void __attribute__((noinline)) count_unmeasured(const struct throttled_wo
     __atomic_fetch_add(&context_meter->unmeasured, 1, __ATOMIC_RELAXED);
 }
 
+/* Of a card with protected and best-effort containers: a gate has to see work end. */
+static bool ends_classed(const struct throttled_work *work) {
+    const struct timing_span *span = work->span;
+    return span_plan_ends(&span->facts, span->measured, thread_state.budget.left_ns > 0, span->launches,
+                          cost_seen(work->cost)) ||
+           (span->measured && is_sampled()) || (is_gated(work->meter) && span->facts.expected_ns >= GATE_SPAN_NS) ||
+           (span->measured && span_plan_ends_own(&thread_state.own_paid_until, vcuda_now_ns()));
+}
+
+static bool ends_with(const struct throttled_work *work) {
+    const struct timing_span *span = work->span;
+    if (span->tallied)
+        return span->facts.expected_ns >= SPAN_PLAN_TALLY_NS || span->launches >= SPAN_PLAN_LAUNCHES;
+    return span->alone || ends_classed(work);
+}
+
 static void end(struct throttled_work *work, CUresult result) {
     struct timing_span *span = work->span;
     if (result != CUDA_SUCCESS)
@@ -163,10 +180,7 @@ static void end(struct throttled_work *work, CUresult result) {
     bool first = span->launches == 1;
     if (result != CUDA_SUCCESS)
         timing_span_remove(span, work->cost, work->expected_ns, work->paid_ns);
-    if (span_plan_ends(&span->facts, span->measured, thread_state.budget.left_ns > 0, span->launches,
-                       cost_seen(work->cost)) ||
-        (span->measured && is_sampled()) || (is_gated(work->meter) && span->facts.expected_ns >= GATE_SPAN_NS) ||
-        (span->measured && span_plan_ends_own(&thread_state.own_paid_until, vcuda_now_ns())))
+    if (ends_with(work))
         close_slowly(span);
     else
         timing_span_put(work->meter, span);

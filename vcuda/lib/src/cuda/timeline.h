@@ -7,12 +7,21 @@
 
 #include "page.h"
 
-/* Record that a context had work in flight from `from` to `to` (CLOCK_MONOTONIC, ns). Of work that is longer than the
- * timeline its end is recorded.
+/* Work that a context had in flight, CLOCK_MONOTONIC in ns: it ran from `from` to `to`, for all that is known, and
+ * surely between `since`, when it was launched, and `until`. */
+struct timeline_work {
+    int64_t since, from, to, until;
+};
+
+/* Enter it. Of work that is longer than the timeline its end is entered.
  *
- * Returns how much of it still fits, in ns: a card gives its container no more than 1,000 us of a millisecond, so what
- * all contexts and processes of the container had in flight, divided by `divisor_q8` / 256 (by how much other
- * containers stretch its work), may not exceed that. The rest was the container's other work, which is charged. */
-int64_t timeline_add(struct vcuda_timeline *timeline, int64_t from, int64_t to, uint32_t divisor_q8);
+ * Returns how much of it fits, in ns: a card gives its container no more than 1,000 us of a millisecond, so what all
+ * contexts and processes of the container had in flight, divided by `divisor_q8` / 256 (by how much other containers
+ * stretch its work), may not exceed that. What finds no room between `from` and `to` may have run earlier or later;
+ * what finds none there either was the container's other work, which is charged. */
+#define TIMELINE_SPREAD_NS                                                                                             \
+    100000000 /* work of one process: so long before, since what is not measured lies anywhere                         \
+               */
+int64_t timeline_add(struct vcuda_timeline *timeline, const struct timeline_work *work, uint32_t divisor_q8);
 
 #endif

@@ -18,6 +18,7 @@ uint32_t meter_captures;
 uint64_t meter_ahead_ns[VCUDA_MAX_CARDS];
 uint64_t meter_head_since[VCUDA_MAX_CARDS];
 uint32_t meter_gated, meter_tells;
+struct measuring_window meter_window;
 static uint64_t newcomers; /* when a new thread last measured at once */
 
 /* The list of free spans: (changes << 16 | number + 1). */
@@ -145,7 +146,9 @@ static bool record_start(struct timing_span *span, bool hold, struct measuring_b
     restore(mode);
     span->facts.launched_at = vcuda_now_ns();
     span->facts.lead_ns = span->facts.launched_at - opened;
-    measuring_spent(budget, span->facts.lead_ns);
+    measuring_window_spent(&meter_window, span->facts.lead_ns);
+    if (budget)
+        measuring_spent(budget, span->facts.lead_ns);
     return made;
 }
 
@@ -212,6 +215,7 @@ static struct timing_span *open_span(struct stream_meter *meter, bool idle, bool
     span->paid_ns = 0;
     __atomic_store_n(&span->launches, 0, __ATOMIC_RELAXED);
     span->kinds = 0;
+    span->alone = span->early = span->tallied = false;
     if (measured && idle)
         learn_stamp(span, hold);
     span->measured = measured && record_start(span, hold, budget);
@@ -271,6 +275,29 @@ struct timing_span *timing_span_decide(struct stream_meter *meter, struct timing
     return span;
 }
 
+struct timing_span *timing_span_begin(struct stream_meter *meter, struct timing_span *span, const struct cost *cost,
+                                      bool alone) {
+    int saved = errno;
+    uint64_t now = vcuda_now_ns();
+    struct stream_clock clock = clock_of(meter);
+    bool idle = now >= clock.idle_at && !clock.waits;
+    if (span)
+        timing_span_close(span);
+    bool hold = alone && idle && may_hold(meter) && span_hold_wanted(cost, now);
+    if ((span = context_meter_is_exhausted(meter->context_meter) ? NULL
+                                                                 : open_span(meter, idle, alone, hold, NULL, now))) {
+        now = span->facts.launched_at;
+        span->alone = span->measured;
+        span->early = alone && !span_plan_is_long(cost) && measuring_window_is_early(&meter_window, now);
+        span->tallied = !span->measured;
+    }
+    stream_clock_launched(&clock, now, idle, cost_ns(cost));
+    clock.waits |= span && span->facts.held;
+    set_clock(meter, &clock);
+    errno = saved;
+    return span;
+}
+
 void timing_span_remove(struct timing_span *span, struct cost *cost, uint64_t expected_ns, uint64_t paid_ns) {
     span->facts.expected_ns -= expected_ns;
     span->paid_ns -= paid_ns;
@@ -307,7 +334,7 @@ static void push(struct timing_span *span) {
 /* Recorded late, the end's time is the last launch's only if the stream has not drained by then. Returns the time. */
 static uint64_t close_at(struct timing_span *span, uint64_t now) {
     int mode = relax();
-    if (now > span->last_at + LATE_NS && ask(span->meter) != STREAM_BUSY)
+    if (!span->alone && now > span->last_at + LATE_NS && ask(span->meter) != STREAM_BUSY)
         span->facts.late_ns = now - span->last_at;
     span->measured = real.cuEventRecord(span->end, span->meter->stream) == CUDA_SUCCESS;
     restore(mode);
@@ -334,7 +361,7 @@ void timing_span_end(struct timing_span *span, struct measuring_budget *budget) 
     static uint64_t call_ns;
     uint64_t now = vcuda_now_ns();
     span->last_at = now; /* a call that blocks returns when its work is over */
-    if (span->facts.idle && span->launches == 1) {
+    if ((span->alone || span->facts.idle) && span->launches == 1) {
         uint64_t took = now - span->facts.launched_at;
         uint64_t known = launch_call_ns(__atomic_load_n(&call_ns, __ATOMIC_RELAXED), took);
         __atomic_store_n(&call_ns, known, __ATOMIC_RELAXED);
@@ -342,7 +369,10 @@ void timing_span_end(struct timing_span *span, struct measuring_budget *budget) 
         span->facts.slow_ns = took - known;
         span->facts.call_ns = launch_reaches_ns(known, took, span->facts.loads);
     }
-    measuring_spent(budget, close_at(span, now) - now);
+    uint64_t spent = close_at(span, now) - now;
+    measuring_window_spent(&meter_window, spent);
+    if (budget)
+        measuring_spent(budget, spent);
 }
 
 /* Without a look at the clock: for who opens a span for each launch that would be most of what it costs. */

@@ -17,6 +17,7 @@
 #include "cuda/cost.h"
 #include "cuda/gpu_time.h"
 #include "cuda/launch_wait.h"
+#include "cuda/measuring_window.h"
 #include "cuda/span_plan.h"
 
 #define TIMING_SPANS 256    /* of a context; a program that has more in flight is charged by expectation */
@@ -41,6 +42,9 @@ struct timing_span {
     uint32_t launches;
     uint32_t kinds;
     bool measured; /* its start is recorded, and its end will be */
+    bool alone;    /* it is of one launch, and ends with it */
+    bool early;    /* earlier work of other streams, which is not measured, may run beside it */
+    bool tallied;  /* its launches cost what they paid, the mean of their kinds */
     struct {
         struct cost *cost;
         uint32_t count;
@@ -91,6 +95,8 @@ struct stream_meter {
     uint64_t settled_at;       /* only the one that settles: when it last did, by the host's clock */
     uint32_t unsettled;        /* spans open or not settled */
     uint32_t blocked;          /* the pass of the settling one in which a span was found unfinished */
+    uint32_t sought;           /* the pass in which the next measured span was looked for, ... */
+    bool found_finished;       /* ... and had ended */
     struct timing_span *open[TIMING_SPANS_OPEN];
     struct {
         struct timing_span *span;
@@ -116,6 +122,9 @@ extern uint64_t meter_head_since[];
 /* Cards on which the container is best-effort beside protected ones, and on which it is protected beside best-effort
  * ones: a bit per card. */
 extern uint32_t meter_gated, meter_tells;
+
+/* When every launch of this process is measured by itself. */
+extern struct measuring_window meter_window;
 
 /* The open span of this place, for whoever calls to hold; false if it is not there any more. */
 static inline bool timing_span_hold_this(struct timing_span **place, struct timing_span *span) {
@@ -145,8 +154,23 @@ static inline struct timing_span *timing_span_hold_any(struct stream_meter *mete
 struct timing_span *timing_span_decide(struct stream_meter *meter, struct timing_span *span, const struct cost *cost,
                                        struct measuring_budget *budget);
 
-static inline struct timing_span *timing_span_take(struct stream_meter *meter, const struct cost *cost,
-                                                   struct measuring_budget *budget) {
+/* Open a span for one launch that is measured by itself (`alone`), or for launches that are tallied. */
+struct timing_span *timing_span_begin(struct stream_meter *meter, struct timing_span *span, const struct cost *cost,
+                                      bool alone);
+
+static inline struct timing_span *timing_span_take(struct stream_meter *meter, const struct cost *cost) {
+    struct timing_span *span = timing_span_hold_any(meter);
+    uint64_t ns = cost_ns(cost);
+    bool alone = span_plan_is_alone(cost, measuring_window_is_open(&meter_window));
+    if (alone || !span || !span->tallied || span->facts.expected_ns + ns > SPAN_PLAN_TALLY_NS)
+        return timing_span_begin(meter, span, cost, alone);
+    __atomic_store_n(&meter->clock.idle_at, __atomic_load_n(&meter->clock.idle_at, __ATOMIC_RELAXED) + ns,
+                     __ATOMIC_RELAXED);
+    return span;
+}
+
+static inline struct timing_span *timing_span_take_classed(struct stream_meter *meter, const struct cost *cost,
+                                                           struct measuring_budget *budget) {
     struct timing_span *span = timing_span_hold_any(meter);
     uint64_t ns = cost_ns(cost);
     if (span ? !span_plan_joins(&span->facts, span->measured, ns) : !context_meter_is_exhausted(meter->context_meter))

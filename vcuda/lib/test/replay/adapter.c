@@ -4,7 +4,6 @@
 
 /* As they are named in timing_span.c, throttle.c, settle.c and settle.h. */
 #define LOAD_MOST_NS 20000000u
-#define END_ONE_IN_MASK 31
 #define QUIET_NS 400000u
 #define LOOK_LEAST_NS 150000u
 #define LOOK_MOST_NS 1000000u
@@ -22,7 +21,6 @@ static void begin(void *state, struct modelled_driver *driver, const struct limi
                                                  .gain_q8 = 256,
                                                  .mode = VCUDA_MODE_CORES_LIMITED};
     a->run = ++runs;
-    a->dice = 1;
     for (uint32_t i = 0; i < STREAMS; i++)
         a->stream[i].open = a->stream[i].first = a->stream[i].last = NONE;
     for (uint32_t i = 0; i < SPANS; i++)
@@ -40,6 +38,7 @@ static void close_quiet(struct adapter *a, uint64_t now) {
 static uint64_t tick(void *state, uint64_t now) {
     struct adapter *a = state;
     bool working = false;
+    measuring_window_turn(&a->window, now);
     close_quiet(a, now);
     adapter_settle_finished(a, now);
     uint64_t next = now + LOOK_MOST_NS;
@@ -80,7 +79,6 @@ static uint64_t pay(struct adapter *a, uint32_t number, const struct cost *cost,
         if (!a->waiting_since && a->stream[number].open != NONE)
             adapter_close_span(a, number);
         a->waiting_since = since;
-        measuring_is_free(&a->budget);
         adapter_settle_finished(a, driver_now(a->driver));
         return driver_now(a->driver) + bucket_nap(left);
     }
@@ -94,17 +92,10 @@ static struct cost *cost_of(const struct adapter *a, const struct launch *launch
     return cost_find(cost_key((const void *)(uintptr_t)(a->run << 32 | launch->function), 1));
 }
 
-static void add(struct span *span, struct cost *cost, uint64_t ns, uint64_t charge) {
-    uint32_t i = 0;
+static void add(struct span *span, uint64_t ns, uint64_t charge) {
     span->facts.expected_ns += ns;
     span->paid_ns += charge;
     span->launches++;
-    while (i < span->kinds && span->kind[i] != cost)
-        i++;
-    if (i == span->kinds && i < KINDS)
-        span->kind[span->kinds++] = cost;
-    if (i < KINDS)
-        span->kind_ns[i] = ns;
 }
 
 static uint64_t before_launch(void *state, const struct launch *launch, uint64_t now) {
@@ -114,9 +105,9 @@ static uint64_t before_launch(void *state, const struct launch *launch, uint64_t
     uint64_t ns = cost_ns(cost), charge = cost_charge_ns(cost), again = pay(a, launch->stream, cost, charge);
     if (again)
         return again;
-    adapter_take_span(a, launch->stream, cost, ns);
+    adapter_take_span(a, launch->stream, cost);
     if (a->stream[launch->stream].open != NONE)
-        add(&a->span[a->stream[launch->stream].open], cost, ns, charge);
+        add(&a->span[a->stream[launch->stream].open], ns, charge);
     else
         a->usage.busy_ns += charge;
     return 0;
@@ -129,19 +120,14 @@ static void after_launch(void *state, const struct launch *launch, uint64_t now)
         return;
     struct span *span = &a->span[stream->open];
     span->last_at = now;
-    if (span->facts.idle && span->measured && span->launches == 1) {
+    if (span->measured) {
         uint64_t took = now - span->facts.launched_at;
         a->call_ns = launch_call_ns(a->call_ns, took);
         span->facts.slow_ns = took - a->call_ns;
-        span->facts.loads = !cost_seen(span->kind[0]) && took < LOAD_MOST_NS;
+        span->facts.loads = !cost_seen(span->cost) && took < LOAD_MOST_NS;
         span->facts.call_ns = launch_reaches_ns(a->call_ns, took, span->facts.loads);
     }
-    a->dice ^= a->dice << 13;
-    a->dice ^= a->dice >> 17;
-    a->dice ^= a->dice << 5;
-    if (span_plan_ends(&span->facts, span->measured, a->budget.left_ns > 0, span->launches,
-                       cost_seen(cost_of(a, launch))) ||
-        (span->measured && !(a->dice & END_ONE_IN_MASK)))
+    if (span->measured || span->facts.expected_ns >= SPAN_PLAN_TALLY_NS || span->launches >= SPAN_PLAN_LAUNCHES)
         adapter_close_span(a, launch->stream);
 }
 

@@ -10,17 +10,17 @@ static bool look_at_wait(struct adapter *a, struct span *span) {
         holding_took(&a->holding, facts->held_until - (facts->launched_at - facts->lead_ns));
         return gpu_time_is_exact(facts);
     }
-    if (facts->idle && span->launches == 1 && !facts->loads) {
+    if (!facts->loads) {
         facts->wait_ns = launch_wait_ns(&a->wait);
-        facts->exact_ns = exact_ns(span->kind[0], &facts->steady);
+        facts->exact_ns = exact_ns(span->cost, &facts->steady);
     }
     return true;
 }
 
 static void learn_wait(struct adapter *a, struct span *span, const struct gpu_interval *ran) {
-    if (span->launches == 1 && span->facts.held)
-        exact_told(span->kind[0], (uint64_t)(ran->to - ran->from));
-    else if (span->facts.exact_ns)
+    if (span->facts.held)
+        exact_told(span->cost, (uint64_t)(ran->to - ran->from));
+    else if (span->facts.exact_ns && !ran->waited)
         launch_wait_told(&a->wait, ran->to - ran->called, span->facts.exact_ns);
 }
 
@@ -33,14 +33,14 @@ static bool read_span(struct adapter *a, struct span *span, struct gpu_interval 
         span->start = driver_event_create(a->driver);
         if (!driver_event_elapsed(a->driver, a->reference, span->end, &elapsed) || !look_at_wait(a, span))
             return false;
-        *interval = gpu_time_measured(&span->facts, a->reference_ns, ns_of(elapsed), 256, &a->clock);
+        *interval = gpu_time_alone(&span->facts, a->reference_ns, ns_of(elapsed), &a->clock);
         return true;
     }
     if (!driver_event_elapsed(a->driver, a->reference, span->start, &from) ||
         !driver_event_elapsed(a->driver, span->start, span->end, &elapsed) || !look_at_wait(a, span))
         return false;
     int64_t start = a->reference_ns + ns_of(from);
-    *interval = gpu_time_measured(&span->facts, start, ns_of(elapsed), 256, &a->clock);
+    *interval = gpu_time_alone(&span->facts, start, ns_of(elapsed), &a->clock);
     if (start - a->reference_ns > REFERENCE_MOST_NS) {
         uint32_t old = a->reference;
         a->reference = span->start;
@@ -50,49 +50,92 @@ static bool read_span(struct adapter *a, struct span *span, struct gpu_interval 
     return true;
 }
 
-static void teach(const struct span *span, uint64_t own, uint64_t used) {
-    if (span->kinds == 1)
-        cost_measured(span->kind[0], own / span->launches, used / span->launches);
-    else
-        for (uint32_t i = 0; i < span->kinds; i++)
-            cost_corrected(span->kind[i], span->kind_ns[i], own, used, span->facts.expected_ns);
+/* What still fits into the page's timeline. */
+static uint64_t enter(struct adapter *a, const struct span *span, int64_t to, uint64_t fresh, uint64_t until) {
+    int64_t end = to - a->clock.offset_ns;
+    struct timeline_work work = {(int64_t)span->facts.launched_at - TIMELINE_SPREAD_NS, end - (int64_t)fresh, end,
+                                 (int64_t)until};
+    return (uint64_t)timeline_add(&a->timeline, &work, 256);
 }
 
-static void settle(struct adapter *a, struct stream *stream, struct span *span) {
-    struct gpu_interval interval;
-    uint64_t expected = span->facts.expected_ns;
-    bool measured = span->measured && read_span(a, span, &interval);
-    if (!measured)
-        interval = gpu_time_expected(&span->facts, stream->settled_to, 256, &a->clock);
-    int64_t own = interval.to - interval.from;
-    uint64_t used = (uint64_t)busy_intervals_add(&a->busy, interval.from, interval.to);
-    if (measured && (int64_t)used >= own)
-        learn_wait(a, span, &interval);
-    if (measured) {
-        teach(span, (uint64_t)own, used);
-        stream_clock_corrected(&stream->clock, expected, (uint64_t)own);
-        bucket_note_longest(&a->usage, (uint64_t)own / span->launches);
-    }
-    stream->settled_to = interval.to > stream->settled_to ? interval.to : stream->settled_to;
+static uint64_t charge_tallied(struct adapter *a, struct stream *stream, const struct span *span, uint64_t now) {
+    struct gpu_interval ran = gpu_time_expected(&span->facts, stream->settled_to, 256, &a->clock);
+    int64_t latest = (int64_t)now + a->clock.offset_ns;
+    stream->settled_to = ran.to < latest ? ran.to : latest;
+    return enter(a, span, stream->settled_to, span->paid_ns, now);
+}
+
+static bool others_are_in_flight(const struct adapter *a, const struct stream *stream) {
+    for (uint32_t i = 0; i < STREAMS; i++)
+        if (&a->stream[i] != stream && (a->stream[i].open != NONE || a->stream[i].first != NONE))
+            return true;
+    return false;
+}
+
+static uint64_t charge_measured(struct adapter *a, struct stream *stream, struct span *span,
+                                const struct gpu_interval *ran, uint64_t now) {
+    const int64_t own = ran->to - ran->from, stamp = (int64_t)span->facts.stamp_ns;
+    uint64_t fresh = (uint64_t)busy_intervals_add(&a->busy, ran->from - stamp, ran->to + stamp);
+    uint64_t stamps = fresh < 2 * (uint64_t)stamp ? fresh : 2 * (uint64_t)stamp;
+    stream->settled_to = ran->to;
+    if ((int64_t)(fresh - stamps) >= own)
+        learn_wait(a, span, ran);
+    a->window.unsure |= cost_is_unsure(span->cost) || others_are_in_flight(a, stream);
+    if (span->early && others_are_in_flight(a, stream))
+        return enter(a, span, ran->to, span->paid_ns, now);
+    uint64_t used = enter(a, span, ran->to, fresh, now);
+    cost_measured(span->cost, (uint64_t)own, fresh - stamps);
+    stream_clock_corrected(&stream->clock, span->facts.expected_ns, (uint64_t)own);
+    bucket_note_longest(&a->usage, (uint64_t)own);
+    return used;
+}
+
+static void settle(struct adapter *a, struct stream *stream, struct span *span, uint64_t now) {
+    struct gpu_interval ran;
+    if (span->measured)
+        stream->clock.waits = false;
+    uint64_t used = span->measured && read_span(a, span, &ran) ? charge_measured(a, stream, span, &ran, now)
+                                                               : charge_tallied(a, stream, span, now);
     a->ahead_ns -= span->paid_ns;
     bucket_settle(&a->usage, &a->view.card[0], used, span->paid_ns);
 }
 
-static bool is_finished(struct adapter *a, const struct span *span, uint64_t now) {
+/* Has a measured span ended that the stream ran after this one? */
+static bool is_overtaken(struct adapter *a, const struct span *span) {
+    uint32_t next = span->next;
+    while (next != NONE && !a->span[next].measured)
+        next = a->span[next].next;
+    return next != NONE && driver_event_query(a->driver, a->span[next].end);
+}
+
+static bool is_finished(struct adapter *a, const struct stream *stream, const struct span *span, uint64_t now) {
     if (span->measured)
         return driver_event_query(a->driver, span->end);
-    return now >= span->closed_at + span->facts.expected_ns;
+    int64_t before = stream->settled_to - a->clock.offset_ns, launched = (int64_t)span->facts.launched_at;
+    return (int64_t)now >= (before > launched ? before : launched) + (int64_t)span->facts.expected_ns ||
+           is_overtaken(a, span);
+}
+
+/* The stream whose first span has ended and was launched before those of the others; NULL: none has. */
+static struct stream *next_finished(struct adapter *a, uint64_t now) {
+    struct stream *found = NULL;
+    for (uint32_t i = 0; i < STREAMS; i++) {
+        struct stream *stream = &a->stream[i];
+        if (stream->first != NONE &&
+            (!found || a->span[stream->first].facts.launched_at < a->span[found->first].facts.launched_at) &&
+            is_finished(a, stream, &a->span[stream->first], now))
+            found = stream;
+    }
+    return found;
 }
 
 void adapter_settle_finished(struct adapter *a, uint64_t now) {
-    for (uint32_t i = 0; i < STREAMS; i++) {
-        struct stream *stream = &a->stream[i];
-        while (stream->first != NONE && is_finished(a, &a->span[stream->first], now)) {
-            uint32_t index = stream->first;
-            stream->first = a->span[index].next;
-            settle(a, stream, &a->span[index]);
-            a->span[index].next = a->free;
-            a->free = index;
-        }
+    struct stream *stream;
+    while ((stream = next_finished(a, now))) {
+        uint32_t index = stream->first;
+        stream->first = a->span[index].next;
+        settle(a, stream, &a->span[index], now);
+        a->span[index].next = a->free;
+        a->free = index;
     }
 }

@@ -2,7 +2,6 @@
 #include "adapter_state.h"
 
 /* As they are named there. */
-#define LATE_NS 20000u
 #define STAMPS 4
 
 static void push(struct adapter *a, struct stream *stream, struct span *span) {
@@ -24,22 +23,12 @@ void adapter_close_span(struct adapter *a, uint32_t number) {
     struct span *span = &a->span[stream->open];
     if (span->measured) {
         uint64_t now = driver_now(a->driver);
-        uint64_t last_at = span->last_at;
-        if (now > last_at + LATE_NS && driver_stream_query(a->driver, number))
-            span->facts.late_ns = now - last_at;
         driver_event_record(a->driver, span->end, number);
         span->facts.ended_at = driver_now(a->driver);
         span->facts.slow_ns += span->facts.ended_at - now;
-        measuring_spent(&a->budget, span->facts.ended_at - now);
+        measuring_window_spent(&a->window, span->facts.ended_at - now);
     }
     push(a, stream, span);
-}
-
-static void drop_span(struct adapter *a, uint32_t number, uint64_t drained_by) {
-    struct span *span = &a->span[a->stream[number].open];
-    span->measured = false;
-    span->facts.drained_by = drained_by;
-    push(a, &a->stream[number], span);
 }
 
 /* What the record of an event takes on the card: two in a row on an idle stream, a few times, and once held. */
@@ -62,51 +51,42 @@ static uint64_t stamp_ns(struct adapter *a, const struct span *span, uint32_t nu
     return a->stamp_ns;
 }
 
-void adapter_take_span(struct adapter *a, uint32_t number, const struct cost *cost, uint64_t ns) {
+static void record_start(struct adapter *a, struct span *span, uint32_t number, bool idle) {
+    bool hold = idle && holding_wanted(&a->holding, span->cost, driver_now(a->driver));
+    if (idle)
+        a->stamp_ns = stamp_ns(a, span, number, hold);
+    uint64_t opened = driver_now(a->driver);
+    span->facts = (struct span_facts){.held = hold, .stamp_ns = a->stamp_ns};
+    if (hold)
+        span->facts.held_until = driver_host_function(a->driver, number);
+    driver_event_record(a->driver, span->start, number);
+    span->facts.launched_at = driver_now(a->driver);
+    span->facts.lead_ns = span->facts.launched_at - opened;
+    measuring_window_spent(&a->window, span->facts.lead_ns);
+}
+
+void adapter_take_span(struct adapter *a, uint32_t number, struct cost *cost) {
     struct stream *stream = &a->stream[number];
-    uint64_t now = driver_now(a->driver);
-    struct span *span = stream->open == NONE ? NULL : &a->span[stream->open];
-    if (span && span_plan_joins(&span->facts, span->measured, ns)) {
-        stream_clock_launched(&stream->clock, now, false, ns);
-        return;
-    }
-    bool may_ask = measuring_allowed(&a->budget, &a->newcomers, now) || cost_seen(cost) < COST_FIRST;
-    enum stream_state said = stream_clock_state(&stream->clock, now);
-    if (may_ask && span_plan_asks(said, span != NULL, false)) {
-        bool drained = driver_stream_query(a->driver, number);
-        stream_clock_observed(&stream->clock, now, drained);
-        said = drained ? STREAM_IDLE : STREAM_BUSY;
-        measuring_spent(&a->budget, driver_now(a->driver) - now);
-    } else if (said == STREAM_UNSURE) {
-        said = now >= stream->clock.idle_at ? STREAM_IDLE : STREAM_BUSY;
-    }
-    if (span && said == STREAM_IDLE) {
-        drop_span(a, number, now);
-        span = NULL;
-    }
-    if (!span && a->free != NONE) {
+    uint64_t now = driver_now(a->driver), ns = cost_ns(cost);
+    bool alone = span_plan_is_alone(cost, measuring_window_is_open(&a->window));
+    bool idle = now >= stream->clock.idle_at && !stream->clock.waits;
+    if (stream->open != NONE && (alone || a->span[stream->open].facts.expected_ns + ns > SPAN_PLAN_TALLY_NS))
+        adapter_close_span(a, number);
+    if (stream->open == NONE && a->free != NONE) {
+        struct span *span = &a->span[a->free];
         stream->open = a->free;
-        span = &a->span[a->free];
         a->free = span->next;
         span->launches = 0;
         span->paid_ns = 0;
-        span->kinds = 0;
-        span->measured = may_ask;
-        bool idle = said == STREAM_IDLE,
-             hold = may_ask && idle && holding_wanted(&a->holding, cost, driver_now(a->driver));
-        uint64_t stamp = may_ask && idle ? stamp_ns(a, span, number, hold) : a->stamp_ns,
-                 opened = driver_now(a->driver);
-        span->facts = (struct span_facts){.idle = idle, .stamp_ns = stamp, .held = hold};
-        if (span->facts.held)
-            span->facts.held_until = driver_host_function(a->driver, number);
-        if (span->measured) {
-            driver_event_record(a->driver, span->start, number);
-            measuring_spent(&a->budget, driver_now(a->driver) - opened);
-        }
-        span->facts.launched_at = driver_now(a->driver);
-        span->facts.lead_ns = span->facts.launched_at - opened;
+        span->measured = alone;
+        span->early = alone && !span_plan_is_long(cost) && measuring_window_is_early(&a->window, now);
+        span->cost = cost;
+        if (alone)
+            record_start(a, span, number, idle);
+        else
+            span->facts = (struct span_facts){.launched_at = now};
         driver_wake_helper(a->driver, span->facts.launched_at);
     }
-    stream_clock_launched(&stream->clock, driver_now(a->driver), said == STREAM_IDLE, ns);
-    stream->clock.waits |= span && span->facts.held;
+    stream_clock_launched(&stream->clock, driver_now(a->driver), idle, ns);
+    stream->clock.waits |= stream->open != NONE && a->span[stream->open].facts.held;
 }

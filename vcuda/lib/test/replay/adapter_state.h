@@ -10,23 +10,23 @@
 #include "cuda/cost.h"
 #include "cuda/gpu_time.h"
 #include "cuda/launch_wait.h"
+#include "cuda/measuring_window.h"
 #include "cuda/span_plan.h"
+#include "cuda/timeline.h"
 #include "token_bucket.h"
 
 #define STREAMS 16
 #define SPANS 256
-#define KINDS 6
 #define NONE UINT32_MAX
 
 struct span {
     uint32_t next; /* of the same stream, closed after it; or the next free one */
     uint32_t start, end;
     struct span_facts facts;
-    uint64_t paid_ns;         /* taken from the bucket for its launches */
-    struct cost *kind[KINDS]; /* of its launches */
-    uint64_t kind_ns[KINDS];  /* what each was expected to take */
-    uint32_t kinds, launches;
-    bool measured;
+    uint64_t paid_ns;  /* taken from the bucket for its launches */
+    struct cost *cost; /* of its only launch, if it is measured */
+    uint32_t launches;
+    bool measured, early;
     uint64_t last_at, closed_at;
 };
 
@@ -41,8 +41,8 @@ struct adapter {
     struct vcuda_limits_view view;
     struct vcuda_card_usage usage;
     struct window_cap cap;
-    struct measuring_budget budget;
-    uint64_t newcomers;
+    struct measuring_window window;
+    struct vcuda_timeline timeline;
     struct card_clock clock;
     struct holding_budget holding;
     struct launch_wait wait;
@@ -61,11 +61,10 @@ struct adapter {
     uint32_t stamps;
     bool stamp_is_exact;
     int64_t allowance_ns; /* credit that is taken already and not used up */
-    uint32_t dice;        /* END_ONE_IN_MASK: a measured span ends early now and then */
 };
 
 /* As timing_span.c. Take: of a launch that is about to be made, joins the stream's open span or opens one. */
-void adapter_take_span(struct adapter *a, uint32_t number, const struct cost *cost, uint64_t ns);
+void adapter_take_span(struct adapter *a, uint32_t number, struct cost *cost);
 void adapter_close_span(struct adapter *a, uint32_t number);
 
 /* As settle.c and span_charge.c: charges the spans that have ended by `now`. */

@@ -74,23 +74,23 @@ uint64_t card_takes_launch_at(const struct card *card, uint32_t stream) {
 
 void card_submit_kernel(struct card *card, uint32_t stream, uint64_t length_ns, uint64_t now) {
     struct stream *of = &card->stream[stream];
-    uint64_t gap = of->recorded ? card->settings.gap_ns : 0;
-    uint64_t start = later(now + card->settings.launch_latency_ns, of->idle_at + gap);
-    of->recorded = false;
+    uint64_t arrives = now + card->settings.launch_latency_ns, begin = later(arrives, of->idle_at);
     if (card->settings.overlap == ONE_AT_A_TIME)
-        start = later(start, card->idle_at);
-    uint64_t end = start + length_ns;
+        begin = later(begin, card->idle_at);
+    uint64_t end = begin + (arrives < of->idle_at ? card->settings.gap_ns : 0) + length_ns;
     of->idle_at = end;
     of->ends[of->submitted++ % CARD_QUEUE] = end;
     card->idle_at = later(card->idle_at, end);
     card->kernels_ns += length_ns;
-    add_busy(card, start, end);
+    add_busy(card, begin, end);
 }
 
 uint64_t card_submit_event(struct card *card, uint32_t stream, uint64_t now) {
     struct stream *of = &card->stream[stream];
-    of->idle_at = later(now, of->idle_at) + card->settings.record_ns;
-    of->recorded = true;
+    uint64_t begin = later(now, of->idle_at);
+    of->idle_at = begin + card->settings.record_ns;
+    card->idle_at = later(card->idle_at, of->idle_at);
+    add_busy(card, begin, of->idle_at);
     return of->idle_at;
 }
 

@@ -13,8 +13,9 @@
  *   - A kernel on an idle stream starts `launch_latency_ns` after its submission, and the record of an event takes
  *     `record_ns` of its stream's time (see card_defaults). What stands behind a host function starts `resume_ns` after
  *     that has returned; that runs `host_function_ns` after its turn.
- * Not modelled: copies, priorities, dependencies between streams, and the pause between two kernels of one stream
- * (0.95 us on an H100): nobody else can use it, so that it counts as the card's time.
+ *   - A kernel that waits for its stream begins `gap_ns` after what it waited for. Nobody else can use that pause, nor
+ *     what a record takes: both count as the card's time, as the stand-in driver counts them.
+ * Not modelled: copies, priorities, dependencies between streams.
  *
  * Streams are in order and submission takes equally long for all, so when a kernel runs is known once it is submitted.
  */
@@ -33,7 +34,7 @@ enum overlap { ONE_AT_A_TIME, SIDE_BY_SIDE };
 struct card_settings {
     enum overlap overlap;
     uint64_t launch_latency_ns; /* from submission to start, on an idle stream */
-    uint64_t gap_ns;            /* from the record of an event to the start of a kernel that waits behind it */
+    uint64_t gap_ns;            /* before a kernel that waits behind other work or a record */
     uint64_t record_ns;         /* of the card, on its stream, for the record of an event */
     uint64_t stamp_ns;          /* resolution of an event's time stamp */
     uint64_t host_function_ns;  /* from a host function's turn until it runs */
@@ -46,7 +47,6 @@ struct busy {
 
 struct stream {
     uint64_t idle_at;          /* when all that was submitted is done */
-    bool recorded;             /* the last of it is the record of an event */
     uint64_t submitted;        /* kernels */
     uint64_t ends[CARD_QUEUE]; /* of the last kernels, by their number modulo CARD_QUEUE */
 };
