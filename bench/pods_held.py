@@ -14,7 +14,7 @@ from typing import Final
 from admission.explain.explanation import FITS, Explanation, explain
 from admission.explain.pending_events import PendingEvents
 from bench.rows import Row
-from gpu_manager.domain.cluster.pod_holder import Holder
+from gpu_manager.domain.cluster.pod_holder import HeldBy
 from gpu_manager.domain.pod import Pod
 from tests.fakes.extender import Obj, World, node, pod
 
@@ -84,7 +84,7 @@ def told_wrong(holder: str, seed: int) -> bool:
         events.waiting([view.uid])
     events.tell()
     told = found[-1]
-    ours = not told.counts.get(FITS) if holder == "none" else Holder(holder).is_told
+    ours = not told.counts.get(FITS) if holder == "none" else HeldBy(holder).is_told
     counted = events.held() == ({} if holder == "none" else {holder: 1})
     return told.held != ("" if holder == "none" else holder) or voice.events != ours or not counted
 

@@ -87,7 +87,7 @@ class Explanation:
 
     ``counts`` add up to ``total`` nodes, of which ``nodes`` shows the first. ``nearest`` is the pod as that
     change would make it, where the change is one of its own amounts. ``held``: who holds it, where it is not
-    the cards, a word of :class:`~gpu_manager.domain.cluster.pod_holder.Holder`.
+    the cards, a word of :class:`~gpu_manager.domain.cluster.pod_holder.HeldBy`.
     """
 
     pod: str

@@ -19,7 +19,7 @@ import structlog
 from admission.cluster.pod_view import PodView
 from admission.explain.explanation import FITS, Explanation
 from gpu_manager import threads
-from gpu_manager.domain.cluster.pod_holder import Holder
+from gpu_manager.domain.cluster.pod_holder import HeldBy
 from gpu_manager.domain.contract import EVENT_NOT_PLACED
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod, PodUid
@@ -137,7 +137,7 @@ class PendingEvents:
             return True
         explanation = self._explain(occupant)
         told.held, told.looked = explanation.held, now
-        is_told = not told.held or Holder(told.held).is_told
+        is_told = not told.held or HeldBy(told.held).is_told
         if not is_told or explanation.counts.get(FITS) or explanation.line == told.line:
             return True
         told.last, told.line = now, explanation.line

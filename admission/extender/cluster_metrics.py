@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from admission.cluster.node_view import NodeView
 from admission.cluster.snapshot import ClusterState
 from admission.quota.quota_book import QuotaBook
-from gpu_manager.domain.cluster.pod_holder import Holder
+from gpu_manager.domain.cluster.pod_holder import HeldBy
 from gpu_manager.domain.cluster.quota import QuotaLine
 from gpu_manager.domain.placement.protection import is_protected, neighbours
 from gpu_manager.domain.priority import Priority
@@ -158,7 +158,7 @@ class _Cluster(Collector):
         yield _gauge("reservations", "Pods whose place is kept until they are bound", len(snapshot.reserved))
         held = seen.held()
         waiting = sum(not occupant.gates for occupant in seen.cluster.waiting())
-        others = sum(count for holder, count in held.items() if holder != Holder.GATE.value)
+        others = sum(count for holder, count in held.items() if holder != HeldBy.GATE.value)
         yield _gauge(
             "waiting_pods",
             "GPU pods that look for a node and that nothing else holds",
@@ -188,7 +188,7 @@ def _held(held: Mapping[str, int]) -> Iterator[Metric]:
         "GPU pods that wait for something else than cards, by who holds them; told by the leader",
         labels=("by",),
     )
-    for holder in Holder:
+    for holder in HeldBy:
         family.add_metric((holder.value,), held.get(holder.value, 0))
     yield family
 

@@ -19,7 +19,9 @@ from tests.native.programs import compiled
 def test_while_a_context_ends_with_launches_at_the_gate_others_are_measured_and_go_on(
     end: str, us: int
 ) -> None:
-    with world(cards=2) as made, closed(made):
+    # Free calls: a gated process holds no launch, and what is guessed of a launch's way to a card is an H100's, where a
+    # kernel on an idle stream starts 4.2 us after its launch has reached it. The stand-in's starts at once.
+    with world(cards=2, settings={"costs": "free"}) as made, closed(made):
         tenant = made.tenant(1, 100, (CARD, uuid_of(1)), Priority.BEST_EFFORT)
         floor, free = ((CARD, 1, 100), (uuid_of(1), 90, 90))
         made.tenants.open(
@@ -40,4 +42,5 @@ def test_while_a_context_ends_with_launches_at_the_gate_others_are_measured_and_
     assert launched >= 20, "it had no time to itself"
     assert float(said["longest"]) <= 500
     assert usage.launches == launched
-    assert usage.busy_ns == pytest.approx(launched * us * 1000, rel=0.1, abs=launched * 1500)
+    # A thread that is stopped between a launch and the record behind it makes the kernel seem longer.
+    assert launched * (us * 900 - 1500) <= usage.busy_ns <= launched * (us * 1200 + 1500)

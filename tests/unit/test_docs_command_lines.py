@@ -80,7 +80,9 @@ def test_targets_of_make_exist() -> None:
 
 
 def test_make_help_shows_each_target_in_one_of_four_groups() -> None:
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     lines = shown.splitlines()
     assert len([line for line in lines if not line.startswith(" ")]) == 4
     explained = re.findall(r"(?m)^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"))

@@ -68,10 +68,12 @@ def test_the_weights_in_force_are_a_candidate_and_its_runs_are_kept(tmp_path, mo
 @pytest.mark.skipif(not compiled.available(), reason="the compiled replay needs g++")
 def test_candidates_wait_alike_in_both_replays_and_what_is_assumed_of_departures_counts(monkeypatch):
     chance = random.Random(5)  # an example in which what is assumed tells: not every one does
-    shapes = [RequestShape(30, 0, 2000), RequestShape(100, 0, 8000), RequestShape(200, 0, 90_000)]
-    pods = tuple(Pod(f"p{i:03d}", chance.choice(shapes), 1000, i, i + 500) for i in range(300))
-    nodes = [Node(f"n{i}", cpu, 400_000, 4, "A") for i, cpu in enumerate((40_000, 96_000) * 6)]
-    coming = [Coming(pod, 3.0 * at, 40 + chance.random() * 400) for at, pod in enumerate(pods)]
+    shapes = [
+        RequestShape(cores, 0, cpu) for cores, cpu in ((30, 2000), (60, 2000), (100, 8000), (400, 20_000))
+    ]
+    pods = tuple(Pod(f"p{i:03d}", chance.choice(shapes), 1000, i, i + 500) for i in range(150))
+    nodes = [Node(f"n{i}", cpu, 400_000, 8, "A") for i, cpu in enumerate((400_000, 40_000) * 10)]
+    coming = [Coming(pod, 3.0 * at, 400 + chance.random() * 2000) for at, pod in enumerate(pods)]
     monkeypatch.setattr(choose, "stream", lambda *_: (nodes, coming))
     study, cell = Study(Trace(tuple(nodes), pods)), (0.98, "bimodal", "endless")
     some = [each for each in choose.CANDIDATES if each.draining and (each.pack, each.open) == (PACK, OPEN)]

@@ -31,7 +31,7 @@ _NO_VOLUME_HERE: Final = re.compile(
 )
 
 
-class Holder(Enum):
+class HeldBy(Enum):
     """Who holds the pod; the value is its word in metrics and JSON."""
 
     GATE = "gate"
@@ -43,14 +43,14 @@ class Holder(Enum):
     @property
     def is_told(self) -> bool:
         """True where an Event of ours helps: the others say themselves why the pod waits."""
-        return self in (Holder.OWNER, Holder.QUOTA)
+        return self in (HeldBy.OWNER, HeldBy.QUOTA)
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
     """Who holds a pod, one line that says so, and what would end it."""
 
-    by: Holder
+    by: HeldBy
     line: str
     cure: str
 
@@ -81,19 +81,19 @@ def find_holder(pod: Pod, facts: HoldFacts) -> Hold | None:
         name = quoted(pod.scheduler or "default-scheduler")
         ours = ", ".join(sorted(facts.schedulers))
         return Hold(
-            Holder.SCHEDULER,
+            HeldBy.SCHEDULER,
             f"held by scheduler {name}, which does not ask this service: its own events say why it waits",
             f"ask its scheduler, or set schedulerName to {ours}",
         )
     if _NO_VOLUME.search(facts.verdict) or (facts.fits and _NO_VOLUME_HERE.search(facts.verdict)):
         said = printable(facts.verdict[:_LONGEST])
         return Hold(
-            Holder.VOLUME, f"held by a volume: its scheduler says: {said}", "see to its claims' volumes"
+            HeldBy.VOLUME, f"held by a volume: its scheduler says: {said}", "see to its claims' volumes"
         )
     if facts.older and not facts.fits:
         return _by_owner(pod, facts.older)
     if facts.spent and not facts.fits:
-        return Hold(Holder.QUOTA, f"held by the quota of its namespace: {facts.spent}", "let the quota grow")
+        return Hold(HeldBy.QUOTA, f"held by the quota of its namespace: {facts.spent}", "let the quota grow")
     return None
 
 
@@ -105,7 +105,7 @@ def _by_gates(gates: Sequence[str]) -> Hold:
     if any(gate.startswith(_KUEUE) for gate in gates):
         cure = f"wait until Kueue admits it: its ClusterQueue must cover {CORE} and {MEMORY}"
     return Hold(
-        Holder.GATE, f"held by the scheduling gate{several} {names}{more}: no scheduler looks at it", cure
+        HeldBy.GATE, f"held by the scheduling gate{several} {names}{more}: no scheduler looks at it", cure
     )
 
 
@@ -114,7 +114,7 @@ def _by_owner(pod: Pod, older: Sequence[str]) -> Hold:
     more = f" and {len(older) - _SHOWN} more" if len(older) > _SHOWN else ""
     holds = "hold the cards until this one is" if len(older) > 1 else "holds the cards until this one is"
     return Hold(
-        Holder.OWNER,
+        HeldBy.OWNER,
         f"held by its own {printable(pod.workload)}: {names}{more} of an older template {holds} ready",
         "set the strategy Recreate, or rollingUpdate with maxSurge 0 and maxUnavailable 1",
     )
