@@ -113,7 +113,7 @@ class Pod:
     started_at: str = ""  # status.startTime: when the kubelet admitted it; RFC 3339, as is ``created``
     twin: PodUid = PodUid("")
     restarts_never: bool = False  # restartPolicy Never: no container that has started is started again
-    affinity_bytes: int = 0  # of spec.affinity.nodeAffinity, as JSON
+    affinity_bytes: int = field(default=0, compare=False)  # of nodeAffinity as JSON; the kubelet tells none
 
     @property
     def key(self) -> str:
