@@ -51,6 +51,23 @@ static void a_program_that_launches_seldom_is_always_measured(void) {
     CHECK(part > 0.99 && part < 1.01 && opened == 0, "%.2f, %u windows", part, opened);
 }
 
+/* The thread that settles has no processor for a while: the launching threads close the window. */
+static void a_window_closes_by_itself_once_it_has_cost_enough(void) {
+    struct measuring_window window = {0};
+    uint64_t spent = 0, now = MS;
+    measuring_window_turn(&window, now);
+    for (int round = 0; round < 200; round++, now += 50 * MS) {
+        for (uint64_t at = 0; at < 50 * MS; at += 6 * US)
+            if (measuring_window_is_open(&window)) {
+                measuring_window_spent(&window, MEASURING_US * US);
+                spent += MEASURING_US * US;
+            }
+        measuring_window_turn(&window, now);
+    }
+    CHECK(spent < 1.1 * MEASURING_SURE_PERMILLE * (double)(now / 1000), "%.1f thousandths",
+          (double)spent * 1000 / (double)now);
+}
+
 static void nobody_can_foretell_a_window(void) {
     struct measuring_window one = {0}, other = {.dice = 77};
     uint64_t pauses[2] = {0};
@@ -75,10 +92,11 @@ static void what_begins_a_window_may_run_beside_work_that_is_not_measured(void) 
     CHECK(!measuring_window_is_early(&window, 5 * MS)); /* the first one has nothing before it */
     unsigned opened = 0;
     uint64_t now = MS;
-    for (; !opened; now += LOOK) {
+    for (; !opened && now < SECONDS; now += LOOK) {
         bool was_open = measuring_window_is_open(&window);
         measuring_window_turn(&window, now);
-        measuring_window_spent(&window, 100 * US);
+        if (measuring_window_is_open(&window))
+            measuring_window_spent(&window, 100 * US);
         opened = !was_open && measuring_window_is_open(&window);
     }
     CHECK(measuring_window_is_early(&window, now) && !measuring_window_is_early(&window, now + WINDOW_EARLY_NS));
@@ -115,6 +133,7 @@ static void a_mean_is_not_moved_by_where_its_tail_lies(void) {
 int main(void) {
     measuring_takes_its_part_of_a_threads_time();
     a_program_that_launches_seldom_is_always_measured();
+    a_window_closes_by_itself_once_it_has_cost_enough();
     nobody_can_foretell_a_window();
     what_begins_a_window_may_run_beside_work_that_is_not_measured();
     long_work_new_work_and_work_that_varies_is_measured_always();

@@ -14,9 +14,10 @@ static uint32_t roll(struct measuring_window *window, uint64_t now) {
 }
 
 void measuring_window_turn(struct measuring_window *window, uint64_t now) {
-    if (now < window->until)
+    bool is_spent = __atomic_load_n(&window->spent_ns, __ATOMIC_RELAXED) >= WINDOW_SPENT_MOST_NS;
+    if (now < window->until && !is_spent)
         return;
-    if (!measuring_window_is_open(window)) {
+    if (!measuring_window_is_open(window) && !is_spent) {
         __atomic_store_n(&window->opened_at, now, __ATOMIC_RELAXED);
         __atomic_store_n(&window->is_closed, 0, __ATOMIC_RELAXED);
         window->until = now + WINDOW_NS;

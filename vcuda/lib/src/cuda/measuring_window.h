@@ -18,6 +18,7 @@
 #define MEASURING_UNSURE_PERMILLE 12
 #define MEASURING_SURE_PERMILLE 4
 #define WINDOW_NS 1000000u
+#define WINDOW_SPENT_MOST_NS 500000u /* it closes at once, however late the thread that settles looks */
 
 /* All zero: open, so that a process's first launches are measured. */
 struct measuring_window {
@@ -47,7 +48,8 @@ static inline bool measuring_window_is_early(const struct measuring_window *wind
 }
 
 static inline void measuring_window_spent(struct measuring_window *window, uint64_t ns) {
-    __atomic_fetch_add(&window->spent_ns, ns, __ATOMIC_RELAXED);
+    if (__atomic_add_fetch(&window->spent_ns, ns, __ATOMIC_RELAXED) >= WINDOW_SPENT_MOST_NS)
+        __atomic_store_n(&window->is_closed, 1, __ATOMIC_RELAXED);
 }
 
 #endif
