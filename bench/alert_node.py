@@ -118,13 +118,14 @@ class FaultyNode:
         return lambda: self._delete("scribbler", result.uid)
 
     def leak(self) -> Callable[[], object]:
-        """The kubelet admits a pod that is bound nowhere; what is returned binds and starts it."""
-        made = self.world.create([("c", 10, 4)], name="unseen")
+        """The kubelet admits a pod bound nowhere, named as a static one; what is returned binds it."""
+        name = f"unseen-{NODE}"
+        made = self.world.create([("c", 10, 4)], name=name)
         made["spec"]["nodeName"] = NODE
         self.world.kubelet.admit(made)
 
         def bind() -> None:
-            self.world.api.bind("unseen", NODE)
+            self.world.api.bind(name, NODE)
             self.world.kubelet.start_container(made["metadata"]["uid"], "c")
 
         return bind
