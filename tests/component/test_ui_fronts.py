@@ -69,6 +69,6 @@ def test_a_node_that_is_closed_to_smaller_pods_says_for_whom_and_until_when(
     served.open(page, "node/n1", "document.querySelector('main .state a')")
     assert "or when 57 more pods with cards have left their nodes" in page.text()
     served.show(page, cluster({**node("n1", card(0)), "kept": {**kept, "seconds": 360}}), "node/n1")
-    assert "or when its cards have been free for 6 minutes" in page.text()
+    page.wait("document.body.innerText.includes('or when its cards have been free for 6 minutes')")
     page.click("main .state a")
     page.wait("location.hash == '#/pod/team-a/train-0'")
