@@ -29,6 +29,7 @@ class Node:
         limiter: Limiter = OPEN,
         numa: NumaPolicy = NumaPolicy.NONE,
         dial_seconds: float = PATIENCE,
+        pre_start_seconds: float = PATIENCE,
     ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="vk"))
         self.clock = FakeClock()
@@ -39,7 +40,7 @@ class Node:
             limiter=limiter,
             numa=numa,
             dial_seconds=dial_seconds,
-            pre_start_seconds=PATIENCE,
+            pre_start_seconds=pre_start_seconds,
         )
         self.kubelet.start()
         self.plugins: list[Plugin] = []
