@@ -12,12 +12,13 @@
 #define SPAN_PLAN_OWN_NS 250000u  /* a thread ends a span for its own stream's sake once in so long, ... */
 #define SPAN_PLAN_OWN_MOST 40u    /* ... after a pause so many at once */
 
-/* Is a launch that takes `ns` measured by itself? Long work always is, since its records are a small part of it; what
- * was seen less than COST_FIRST times as well; and all launches while a window is open. */
+/* Which launches are measured by themselves: long ones always, since records are a small part of them; the first
+ * COST_FIRST of a kind; and all of them while a window is open. The others are tallied in spans. */
 #define SPAN_PLAN_LONG_NS 125000u
-#define SPAN_PLAN_VARIES_NS 25000u /* the same of work that takes now little and now much */
-#define SPAN_PLAN_TALLY_NS 200000u /* so much work is tallied in one span */
+#define SPAN_PLAN_VARIES_NS 25000u /* long enough where launches of the kind differ by half of their mean */
+#define SPAN_PLAN_TALLY_NS 200000u /* of work in one span */
 
+/* Is each launch of this kind measured, whether or not a window is open? */
 static inline bool span_plan_is_long(const struct cost *cost) {
     uint64_t ns = cost_ns(cost), spread = __atomic_load_n(&cost->spread_ns, __ATOMIC_RELAXED);
     return ns >= SPAN_PLAN_LONG_NS || (ns >= SPAN_PLAN_VARIES_NS && spread > ns / 2);
