@@ -100,7 +100,7 @@ class Agent:
         self._store = FileStore(config.state / "ledger")
         label = label_of(config.proc)
         self.known_cards = KnownCards(store_of(config, "cards", "vanished cards are not missed"))
-        tenants = FileControlPages(config.pages, config.policy, label=label)
+        tenants = FileControlPages(config.pages, config.policy, label=label, proc=config.proc)
         processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / KUBELET_SOCKET)
         injector = build_injector(config, lambda: self.state.node.cards, label)
         pods = self._kube.pods

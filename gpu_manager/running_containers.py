@@ -74,7 +74,14 @@ class RunningContainers:
         watcher = gate_watcher(config, pages)
         self._gates = CardGates(lambda: self.usage.last, pages, pages.gates, watcher, clock, metrics)
         self._evasion = EvasionDetector(
-            state, lambda: self.usage.last, pods, pages, processes, metrics, evict=config.evict_evaders
+            state,
+            lambda: self.usage.last,
+            pods,
+            pages,
+            processes,
+            metrics,
+            evict=config.evict_evaders,
+            leases=pages.gates.leases,
         )
         self._library_messages = LibraryMessages(state, pods, pages, clock, metrics)
         cgroups = CgroupMemoryLimit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +26,9 @@ class Gates(Protocol):
 
     def ensure(self, card: CardUuid) -> None:
         """Create the card's gate, open, if it is absent. Raises NodeUnready."""
+
+    def leases(self) -> Mapping[CardUuid, Sequence[int]]:
+        """Return the gates that cannot be opened because of a lease, each with the pids that hold one."""
 
     def read(self, card: CardUuid) -> GateReading:
         """Return how it was closed so far. Raises NodeUnready if there is no such gate."""

@@ -41,6 +41,9 @@ class HostProcesses(Protocol):
     def inner_pid(self, pid: int) -> int | None:
         """Return the process's id inside its container; None if it is ending, gone, or unknown."""
 
+    def container_of(self, pid: int) -> tuple[PodUid, str] | None:
+        """As of :class:`Processes`."""
+
 
 class ContainerMounts(Protocol):
     """What containers have mounted, as their processes see it. Complements :class:`Processes`."""

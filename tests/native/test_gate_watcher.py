@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -22,6 +23,7 @@ from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports.control_pages import Limit
 from gpu_manager.ports.gates import GateWatch, WatchedTenant
+from tests.fakes.hostile_tenant import HostileTenant
 from tests.fakes.pages import register
 from tests.native.core_world import until
 from tests.native.tools import build_tests
@@ -29,7 +31,8 @@ from vcuda.page.gate import read_gate
 from vcuda.page.usage import SLOT_SIZE, USAGE_HEAD_SIZE, USAGE_SIZE
 
 CARD = CardUuid("GPU-5fd4f087-86f3-7a43-b711-4771313afc50")
-PROTECTED, BEST_EFFORT = "a" * 32, "b" * 32
+SECOND = CardUuid("GPU-5fd4f087-86f3-7a43-b711-4771313afc51")
+PROTECTED, BEST_EFFORT, OTHER, THIRD = (letter * 32 for letter in "abcd")
 INFLIGHT = 64  # in a slot: of the first card
 MOST_SECONDS = 5.0
 
@@ -59,8 +62,8 @@ class Node:
         gate = read_gate(self.pages.gates.path(CARD).read_bytes())
         return gate.closed_until_ns > time.monotonic_ns()
 
-    def closings(self) -> int:
-        return read_gate(self.pages.gates.path(CARD).read_bytes()).closings
+    def closings(self, card: CardUuid = CARD) -> int:
+        return read_gate(self.pages.gates.path(card).read_bytes()).closings
 
     def say(self, in_flight: int, slot: int = 0, *, ring: bool = True) -> None:
         """As the library does: first the word, then the file's times."""
@@ -219,6 +222,50 @@ def test_a_page_or_gate_that_is_not_there_is_left_out(node: Node) -> None:
     threading.Event().wait(0.05)
     assert node.process.poll() is None
     os.close(lock)
+
+
+def test_a_lease_on_one_card_s_gate_keeps_no_other_card_waiting(node: Node) -> None:
+    node.pages.open(OTHER, [Limit(SECOND, GIB, 40, 40, Priority.BEST_EFFORT)])
+    node.pages.open(THIRD, [Limit(SECOND, GIB, 40, 40, Priority.PROTECTED)])
+    node.pages.close()  # the agent is away as well
+    gate, page = node.pages.gates.path(CARD), node.root / THIRD / "usage"
+    locks = [register(node.page, 0), register(page, 0)]
+    with HostileTenant() as tenant:
+        assert tenant.order("lease", gate, kind="read") == 0
+        tenant.order("keep_lease", gate)
+        node.watcher.watch(
+            [
+                GateWatch(CARD, (WatchedTenant(PROTECTED, 0, 40),), ()),
+                GateWatch(SECOND, (WatchedTenant(THIRD, 0, 40),), ()),
+            ]
+        )
+        node.page = page
+        node.say(1)
+        assert until(lambda: node.closings(SECOND), MOST_SECONDS)
+        assert node.closings() == 0
+        tenant.order("give_back", gate)
+        node.page = node.root / PROTECTED / "usage"
+        node.say(1)
+        assert until(node.closings, MOST_SECONDS)
+        assert tenant.order("lease", gate, kind="read") == errno.EAGAIN
+    for lock in locks:
+        os.close(lock)
+
+
+def test_thousands_of_locks_on_one_page_cost_the_watcher_a_tenth_of_a_core(node: Node) -> None:
+    for slot in range(64):
+        node.say(1, slot)
+        os.close(register(node.page, slot))  # marked live, and its process has ended
+        node.say(1, slot)
+    with HostileTenant() as tenant:
+        assert tenant.order("locks", node.page, count=1, start=63) == 0
+        assert tenant.order("locks", node.page, count=4000, start=4096) == 0
+        node.watch()
+        began, before = time.monotonic(), _cpu_seconds(node.process.pid)
+        while time.monotonic() - began < 1.5:
+            node.say(1)
+        cost = (_cpu_seconds(node.process.pid) - before) / (time.monotonic() - began)
+        assert cost <= 0.1
 
 
 def test_a_program_that_is_not_there_is_an_error_with_a_cure(tmp_path: Path) -> None:

@@ -69,12 +69,16 @@ class FakeHost:
 
     seeing: bool = True
     ending: set[int] = field(default_factory=set)
+    containers: dict[int, tuple[PodUid, str]] = field(default_factory=dict)
 
     def host_pid(self) -> bool:
         return self.seeing
 
     def inner_pid(self, pid: int) -> int | None:
         return None if pid in self.ending else pid - 1000
+
+    def container_of(self, pid: int) -> tuple[PodUid, str] | None:
+        return self.containers.get(pid)
 
 
 def pod(name: str, *, controlled: bool = True, core: int | None = 30) -> Pod:
@@ -103,11 +107,19 @@ class Rig:
         self.state = state_of(STATES)
         self.sample = Sample(0.0)
         self.watchdog = EvasionDetector(
-            self.state, lambda: self.sample, self.pods, self.witness, self.host, self.metrics, evict=evict
+            self.state,
+            lambda: self.sample,
+            self.pods,
+            self.witness,
+            self.host,
+            self.metrics,
+            evict=evict,
+            leases=lambda: self.leases,
         )
         self.grants: dict[Key, Grant] = {}
         self.uses: dict[Key, ShareUse] = {}
         self.ended: frozenset[Key] = frozenset()
+        self.leases: dict[CardUuid, tuple[int, ...]] = {}
 
     def run(self, made: Pod, given: Grant | None = None, *, registered: Sequence[int] = ()) -> None:
         self.pods.bind(made)
@@ -358,3 +370,39 @@ def test_an_idle_node_is_looked_at_again_only_after_a_change(rig: Rig) -> None:
     rig.sample = replace(rig.sample, at=rig.sample.at + 1.0)
     rig.watchdog.look()
     assert rig.named() == {("quiet", EvasionReason.TAMPERED)}
+
+
+def test_whose_page_cannot_be_read_beside_its_process_is_named_after_three_samples_and_not_evicted() -> None:
+    rig = Rig(evict=True)
+    given = grant("a")
+    rig.run(pod("a"), given, registered=[7])
+    share = given.allocation.shares[0]
+    rig.uses[given.key] = ShareUse(given.key, share, "unknown", reason="the pages of dir-a cannot be used")
+    rig.see(("a", ProcessUse(FIRST, 1007, memory=GIB)), times=2)
+    assert not rig.watchdog.evaders
+    rig.see(("a", ProcessUse(FIRST, 1007, memory=GIB)))
+    found = rig.watchdog.evaders
+    assert [evader.reason for evader in found] == [EvasionReason.UNREADABLE]
+    assert "process 1007 uses 1 GiB of the card" in found[0].evidence
+    assert "the pages of dir-a cannot be used" in found[0].evidence
+    assert not rig.pods.evicted
+    rig.see(times=5)
+    assert not rig.watchdog.evaders
+
+
+def test_who_holds_a_lease_on_a_gate_is_named_at_once_though_it_uses_no_card() -> None:
+    rig = Rig()
+    made = pod("a")
+    made = replace(made, containers=(replace(made.containers[0], runtime_id="c" * 64),))
+    rig.run(made, grant("a"))
+    rig.run(pod("b"), grant("b"))
+    rig.see()
+    rig.host.containers[4711] = PodUid("uid-a"), "c" * 64
+    rig.leases[FIRST] = (4711, 4712)
+    rig.see()
+    (evader,) = rig.watchdog.evaders
+    assert (evader.pod, evader.card, evader.reason) == ("a", FIRST, EvasionReason.TAMPERED)
+    assert "process 4711 holds a lease on the card's gate" in evader.evidence
+    rig.leases.clear()
+    rig.see(times=60)
+    assert not rig.watchdog.evaders

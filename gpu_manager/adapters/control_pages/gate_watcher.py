@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from gpu_manager.adapters.control_pages.pages import USAGE
+from gpu_manager.adapters.control_pages.page_directory import USAGE
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports.gates import GateWatch

@@ -8,29 +8,48 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from gpu_manager.adapters.control_pages import tenant_files as files
+from gpu_manager.adapters.control_pages.leases import LeaseBreaker, holders
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports.gates import GateReading
 from vcuda.page.gate import GATE_SIZE, build_gate, read_gate
 from vcuda.page.layout import PageError, uuid_bytes
 
+log = structlog.get_logger(__name__)
+
 DIRECTORY: Final = "gates"
 GATE_MODE: Final = 0o644  # a container may run as any user; its mount is read-only
 _NS: Final = 1e-9
+_LOCKS: Final = Path("/proc/locks")
 
 
 class FileGates:
-    """:class:`gpu_manager.ports.gates.Gates` below the directory of the control pages."""
+    """:class:`gpu_manager.ports.gates.Gates` below the directory of the control pages.
 
-    def __init__(self, pages: Path, *, label: bytes | None = None) -> None:
-        """``label`` is SELinux's, for files that containers share: :mod:`gpu_manager.adapters.selinux`."""
+    A gate stays open for writing from the first :meth:`ensure` on, so that no container takes a lease on it.
+    """
+
+    def __init__(
+        self, pages: Path, breaker: LeaseBreaker, *, label: bytes | None = None, locks: Path = _LOCKS
+    ) -> None:
+        """``label`` is SELinux's, for files that containers share: :mod:`gpu_manager.adapters.selinux`.
+        ``locks`` is the kernel's list of locks.
+        """
         self._root = pages / DIRECTORY
+        self._breaker = breaker
         self._label = label
+        self._locks = locks
+        self._lock = threading.Lock()
+        self._kept: dict[CardUuid, int] = {}
+        self._leased: dict[CardUuid, tuple[int, ...]] = {}
 
     def path(self, card: CardUuid) -> Path:
         """Return where the card's gate lies. Raises NodeUnready for a name that is no UUID."""
@@ -44,19 +63,51 @@ class FileGates:
             NodeUnready: it cannot be written.
         """
         path = self.path(card)
-        with _errors(path):
+        with self._lock, _errors(path):
+            kept = self._kept.get(card)
+            if kept is not None:
+                if os.fstat(kept).st_nlink:
+                    return
+                os.close(self._kept.pop(card))
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             here = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                page = files.open_page(here, path.name)
-                if page is not None and _is_gate(page):
-                    os.close(page)
-                    return
-                if page is not None:
-                    os.close(page)
-                os.close(files.create_page(here, path.name, build_gate(), GATE_SIZE, GATE_MODE, self._label))
+                self._open(here, path.name, card)
             finally:
                 os.close(here)
+
+    def leases(self) -> Mapping[CardUuid, tuple[int, ...]]:
+        """Return the gates that cannot be opened because of a lease, each with the pids that hold one."""
+        with self._lock:
+            return dict(self._leased)
+
+    def close(self) -> None:
+        """Close the gates' files."""
+        with self._lock:
+            for page in self._kept.values():
+                os.close(page)
+            self._kept.clear()
+
+    def _open(self, here: int, name: str, card: CardUuid) -> None:
+        """Keep the gate open. One with a lease is mounted in a container: it is a gate, and serves as one."""
+        try:
+            page = files.open_page(here, name)
+        except BlockingIOError:
+            page = self._breaker.open(here, name)
+            if page is None:
+                status = os.stat(name, dir_fd=here, follow_symlinks=False)
+                pids = holders(self._locks, status)
+                if self._leased.get(card) != pids:
+                    log.warning("gate_leased", card=card, pids=pids, seconds="at most fs.lease-break-time")
+                self._leased[card] = pids
+                return
+        self._leased.pop(card, None)
+        if page is not None and not _is_gate(page):
+            os.close(page)
+            page = None
+        if page is None:
+            page = files.create_page(here, name, build_gate(), GATE_SIZE, GATE_MODE, self._label)
+        self._kept[card] = page
 
     def read(self, card: CardUuid) -> GateReading:
         """Return how often and for how long the gate was closed since it was made.

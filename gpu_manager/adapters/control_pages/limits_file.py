@@ -17,7 +17,6 @@ import structlog
 from gpu_manager.adapters.control_pages import tenant_files as files
 from gpu_manager.adapters.control_pages.values import limits_in
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.control_pages import Limit
 from vcuda.page import limits as limits_page
@@ -82,40 +81,35 @@ def limits_as_set(
     )
 
 
-def write_limits(here: int, where: str, change: Change, label: bytes | None) -> None:
-    """Change the page in the directory ``here``, or create it. What says the same already is not written.
+def create_limits(here: int, change: Change, label: bytes | None) -> int:
+    """Create the page in the directory ``here``; returns its descriptor. ``label`` is SELinux's.
 
-    ``where`` is the directory's path, for people; ``label`` SELinux's. Raises OSError and PageError.
+    Raises OSError and PageError.
     """
-    page = files.open_page(here, LIMITS)
-    if page is None:
-        image = limits_page.build_limits(change(None))
-        os.close(files.create_page(here, LIMITS, image, limits_page.LIMITS_SIZE, LIMITS_MODE, label))
-        return
-    try:
-        changed = files.put_back(page, os.fstat(page), limits_page.LIMITS_SIZE, LIMITS_MODE)
-        if changed:
-            log.warning("limits_page_restored", directory=where, change=changed)
-        image = files.read(page, limits_page.LIMITS_SIZE)
-        now = limits_in(image)
-        wanted = change(now)
-        if now is None or replace(wanted, generation=now.generation) != now:
-            write = limits_page.rewrite_limits(image, wanted)
-            files.write(page, write.offset, write.data)
-    finally:
-        os.close(page)
+    image = limits_page.build_limits(change(None))
+    return files.create_page(here, LIMITS, image, limits_page.LIMITS_SIZE, LIMITS_MODE, label)
 
 
-def limited_cards(here: int, where: str) -> tuple[CardUuid, ...]:
+def write_limits(page: int, where: str, change: Change) -> None:
+    """Change the page. What says the same already is not written. ``where`` is its directory, for people.
+
+    Raises OSError and PageError.
+    """
+    changed = files.put_back(page, os.fstat(page), limits_page.LIMITS_SIZE, LIMITS_MODE)
+    if changed:
+        log.warning("limits_page_restored", directory=where, change=changed)
+    image = files.read(page, limits_page.LIMITS_SIZE)
+    now = limits_in(image)
+    wanted = change(now)
+    if now is None or replace(wanted, generation=now.generation) != now:
+        write = limits_page.rewrite_limits(image, wanted)
+        files.write(page, write.offset, write.data)
+
+
+def limited_cards(page: int) -> tuple[CardUuid, ...]:
     """Return the cards of the limits page, in its order; the usage page does not name them.
 
-    Raises NodeUnready if there is no such page; OSError and PageError.
+    Raises OSError and PageError.
     """
-    page = files.open_page(here, LIMITS)
-    if page is None:
-        raise NodeUnready(f"the limits page of {where} is gone: its container must start again")
-    try:
-        found = limits_page.read_limits(files.read(page, limits_page.LIMITS_SIZE))
-    finally:
-        os.close(page)
+    found = limits_page.read_limits(files.read(page, limits_page.LIMITS_SIZE))
     return tuple(CardUuid(uuid_text(card.uuid)) for card in found.cards)

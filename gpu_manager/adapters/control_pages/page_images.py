@@ -44,7 +44,7 @@ class ToldUsage:
     uses: tuple[TenantUse, ...]
 
     def holds(self) -> bool:
-        """True if the page is as it was. Idle containers are the rule: four system calls for each."""
+        """True if the page is as it was. Idle containers are the rule: six system calls for each."""
         page, reading = self.page, self.reading
         try:
             status = os.fstat(page)
@@ -52,6 +52,8 @@ class ToldUsage:
                 status.st_size == usage_page.USAGE_SIZE
                 and status.st_mode == USAGE_FILE
                 and status.st_nlink > 0
+                and status.st_uid == os.geteuid()
+                and not files.has_attributes(page)
                 and os.pread(page, len(reading.head), 0) == reading.head
                 and os.pread(page, len(reading.slots), usage_page.USAGE_HEAD_SIZE) == reading.slots
                 and self.alive == tuple([slot for slot in self.slots if files.is_held(page, slot)])

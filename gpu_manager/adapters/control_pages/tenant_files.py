@@ -132,10 +132,16 @@ def _clear(here: int, name: str) -> None:
 
 
 def put_back(page: int, status: os.stat_result, size: int, mode: int) -> str:
-    """Restore the size and mode of a page with this ``status``. Returns what had changed; empty if
-    nothing.
+    """Restore owner, size and mode of a page with this ``status``, and remove extended attributes and access
+    lists. Returns what had changed; empty if nothing.
     """
     changed = []
+    if status.st_uid != os.geteuid():  # its owner may take leases on it, and change its mode
+        with contextlib.suppress(PermissionError):
+            os.chown(page, os.geteuid(), -1)
+        changed.append(f"its owner was {status.st_uid} instead of {os.geteuid()}")
+    if attributes := _clear_attributes(page):
+        changed.append(f"it had {attributes}")
     if status.st_size != size:
         os.ftruncate(page, size)
         os.posix_fallocate(page, 0, size)
@@ -144,6 +150,30 @@ def put_back(page: int, status: os.stat_result, size: int, mode: int) -> str:
         os.fchmod(page, mode)
         changed.append(f"its mode was {stat.S_IMODE(status.st_mode):04o} instead of {mode:04o}")
     return " and ".join(changed)
+
+
+def has_attributes(page: int) -> bool:
+    """True if the file has an access list, or extended attributes that neither kernel nor runtime set."""
+    try:
+        return any(map(_is_a_tenants, os.listxattr(page)))
+    except OSError as error:
+        return error.errno == errno.E2BIG
+
+
+def _clear_attributes(page: int) -> str:
+    try:
+        names = [name for name in os.listxattr(page) if _is_a_tenants(name)]
+    except OSError as error:
+        return "more extended attributes than the kernel lists" if error.errno == errno.E2BIG else ""
+    for name in names:
+        with contextlib.suppress(OSError):
+            os.removexattr(page, name)
+    return f"{len(names)} extended attributes" if names else ""
+
+
+def _is_a_tenants(name: str) -> bool:
+    """Those of security modules need CAP_SYS_ADMIN, but for a file's capabilities."""
+    return not name.startswith("security.") or name == "security.capability"
 
 
 def read(page: int, size: int) -> bytes:

@@ -33,6 +33,7 @@ class EvasionReason(Enum):
     TAMPERED = "tampering"
     TIME = "time"
     ADMIN = "admin-access"
+    UNREADABLE = "unreadable-page"
 
 
 NEEDED: Final[Mapping[EvasionReason, int]] = {
@@ -42,6 +43,7 @@ NEEDED: Final[Mapping[EvasionReason, int]] = {
     EvasionReason.TAMPERED: 1,  # only the tenant can change the page in this way
     EvasionReason.TIME: 3,
     EvasionReason.ADMIN: 2,
+    EvasionReason.UNREADABLE: 3,
 }
 """Consecutive samples before an evasion is reported: at 1 Hz within 5 s; time beside others takes more."""
 
@@ -54,8 +56,9 @@ none."""
 CLEARED: Final[Mapping[EvasionReason, int]] = {**dict.fromkeys(EvasionReason, 5), EvasionReason.TAMPERED: 60}
 """Consecutive samples without evidence before it is cleared; more for tampering, as pages are restored."""
 
-EVICTABLE: Final = frozenset(EvasionReason) - {EvasionReason.TIME}
-"""Reasons for which a pod may be evicted: not hidden time, which can be work that no library sees."""
+EVICTABLE: Final = frozenset(EvasionReason) - {EvasionReason.TIME, EvasionReason.UNREADABLE}
+"""Reasons for which a pod may be evicted: not hidden time, which can be work that no library sees, nor a page
+that cannot be read, which can be the node's own trouble."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class ContainerEvidence:
     ``held`` says whether the card is assigned to the container, ``limited`` whether a page limits it there:
     only then ``memory_limit`` (bytes), ``ceiling`` (ratio of the card's time) and the page's claims count.
     ``admin``: it was given a look at the card, and nothing of it.
-    ``tampering`` says what is wrong with the page, empty if nothing is.
+    ``tampering`` says what is wrong with the page, empty if nothing is; ``unreadable`` why it cannot be read.
     ``twice``: bytes that the driver counts for several of the processes at once. ``claimed_busy``: the share
     of the card's time that the page claims. ``seen_busy``: that which the driver saw, if it is not the sum of
     the processes' but the mean of :data:`SHARED_SAMPLES`, as is then the claim.
@@ -95,6 +98,7 @@ class ContainerEvidence:
     admin: bool = False
     twice: int = 0
     seen_busy: float | None = None
+    unreadable: str = ""
 
 
 def judge(facts: ContainerEvidence) -> Mapping[EvasionReason, str]:
@@ -113,6 +117,7 @@ def judge(facts: ContainerEvidence) -> Mapping[EvasionReason, str]:
             EvasionReason.UNREGISTERED: _unregistered(facts.processes),
             EvasionReason.MEMORY: _memory(facts, facts.processes),
             EvasionReason.TIME: _time(facts, facts.processes),
+            EvasionReason.UNREADABLE: _unreadable(facts, facts.processes),
         }
         found |= {reason: verdict for reason, verdict in verdicts.items() if verdict is not None}
     return found
@@ -188,6 +193,12 @@ def _time(facts: ContainerEvidence, processes: tuple[ContainerProcess, ...]) -> 
             f"the page claims {facts.claimed_busy:.0%}, and {facts.ceiling:.0%} are its own"
         )
     return ""
+
+
+def _unreadable(facts: ContainerEvidence, processes: tuple[ContainerProcess, ...]) -> str:
+    if not facts.unreadable or not processes:
+        return ""
+    return f"{_who(processes)} {_uses(processes)} of the card, and nobody counts it: {facts.unreadable}"
 
 
 class SharedTime:

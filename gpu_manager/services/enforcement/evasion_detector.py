@@ -7,7 +7,7 @@ figure that could not be read is not judged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -74,8 +74,11 @@ class EvasionDetector:
         metrics: ServiceMetrics,
         *,
         evict: bool,
+        leases: Callable[[], Mapping[CardUuid, Sequence[int]]] = dict,
     ) -> None:
-        """``evict``: evict evaders that a controller recreates."""
+        """``evict``: evict evaders that a controller recreates. ``leases``: the cards whose gates cannot be
+        opened because of a lease, with the pids that hold one.
+        """
         self._state = state
         self._last_sample = last_sample
         self._pods = pods
@@ -84,6 +87,7 @@ class EvasionDetector:
         self._slots = PageSlots(witness, host)
         self._metrics = metrics
         self._evict = evict
+        self._leases = leases
         self._seen_at: float | None = None
         self._clean: tuple[object, ...] = ()  # what was judged last, if there was nothing to say about it
         self._cases: Mapping[_Accused, _Case] = {}
@@ -119,7 +123,11 @@ class EvasionDetector:
         no page was changed illegally since. Most nodes idle most of the time.
         """
         before, tampering = self._clean, self._witness.tampering()
-        self._clean = () if sample.processes else (sample.shares, sample.grants, self.blind, tampering)
+        self._clean = (
+            ()
+            if self._leases() or sample.processes
+            else (sample.shares, sample.grants, self.blind, tampering)
+        )
         if self._cases or not before or not self._clean:
             return False
         return before[0] is sample.shares and before[1] is sample.grants and before[2:] == self._clean[2:]
@@ -139,7 +147,23 @@ class EvasionDetector:
             if place[0] in sample.grants or place[0][0] in pods
             if place in accused or not self._is_quiet(place, uses.get(place), sample)
             for reason, evidence in judge(self._facts(place, uses.get(place), sample, pods)).items()
-        }
+        } | self._lease_holders(pods)
+
+    def _lease_holders(self, pods: Mapping[PodUid, Pod]) -> dict[_Accused, str]:
+        """Containers that keep the agent or the watcher from opening a card's gate."""
+        found = {}
+        for card, pids in self._leases().items():
+            for pid in pids:
+                uid, container_id = self._host.container_of(pid) or ("", "")
+                pod = pods.get(PodUid(uid))
+                for container in pod.containers if pod is not None else ():
+                    if container.runtime_id == container_id:
+                        place = (PodUid(uid), container.name), card
+                        found[place, EvasionReason.TAMPERED] = (
+                            f"process {pid} holds a lease on the card's gate: until the kernel ends it, "
+                            "protected containers of the card wait as normal ones do"
+                        )
+        return found
 
     def _is_quiet(self, place: _Place, use: ShareUse | None, sample: Sample) -> bool:
         """True if there is nothing to judge: no process on the card, and a sound, unchanged page.
@@ -184,13 +208,14 @@ class EvasionDetector:
             tampering=self._tampering(grant, use),
             admin=grant.allocation.is_admin,
             twice=use.twice,
+            unreadable=use.reason if use.enforcement == "unknown" else "",
         )
 
     def _tampering(self, grant: Grant, use: ShareUse) -> str | None:
         count, what = self._witness.attacks(grant.directory)
         before, self._attacks[grant.directory] = self._attacks.get(grant.directory, 0), count
         if count > before:
-            return f"its usage page was changed as the library never does it: {what}"
+            return f"its pages were changed as the library never does it: {what}"
         return "" if use.enforcement == "active" else None
 
     def _weigh(

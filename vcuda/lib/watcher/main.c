@@ -44,14 +44,19 @@
 #define OFTEN_NS UINT64_C(20000000)  /* the same while a gate is closed */
 #define MUTE_NS UINT64_C(2000000)    /* the same while a tenant's library does not say when it begins */
 #define MUTE_TIMES 3
+#define AGAIN_NS UINT64_C(50000000)   /* until what could not be opened is tried again */
+#define ASK_MOST_NS UINT64_C(1000000) /* of processor time, for the locks of one page at a look */
+#define COSTLY_NS UINT64_C(100000)    /* a look at a page that cost more is followed by a rest */
+#define REST_TIMES 20
 
 struct tenant {
     struct decision_tenant decision;
     char path[PATH_MAX];
     int page, watch, card, gate;
     bool is_protected;
-    uint64_t busy_ns; /* of a best-effort one: what its page said last */
-    unsigned mute;    /* how often in a row its work was found unannounced */
+    uint64_t busy_ns;     /* of a best-effort one: what its page said last */
+    unsigned mute;        /* how often in a row its work was found unannounced */
+    uint64_t rests_until; /* its page cost much to read, and is not read before */
     bool is_wanted, rang;
 };
 
@@ -110,16 +115,17 @@ static void put(struct gate *gate, uint64_t until, uint64_t now) {
     syscall(SYS_futex, &map->openings, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-static bool map_gate(struct gate *gate) {
+/* A container may hold a lease on the gate, so that opening it would wait: it is tried again. The mapping keeps the
+ * file open for writing, so that nobody gets a lease afterwards. */
+static void map_gate(struct gate *gate) {
     struct stat status;
-    int fd = open(gate->path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    int fd = open(gate->path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     void *at = MAP_FAILED;
     if (fd >= 0 && fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == VCUDA_GATE_SIZE)
         at = mmap(NULL, VCUDA_GATE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (fd >= 0)
         close(fd);
     gate->map = at == MAP_FAILED ? NULL : at;
-    return gate->map != NULL;
 }
 
 static void open_all(void) {
@@ -129,39 +135,87 @@ static void open_all(void) {
 
 /* ---- tenants ---------------------------------------------------------------------------------------------------- */
 
-static bool is_held(int page, unsigned slot) {
-    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = slot, .l_len = 1};
+static uint64_t processor_ns(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+static bool is_held(int page, unsigned slot, unsigned count) {
+    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = slot, .l_len = count};
     return fcntl(page, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
 }
 
-/* Has a living process of the tenant work in flight? Whatever cannot be read says no. */
+/* Has a living process of the tenant work in flight? Whatever cannot be read says no, and so do locks that cost too
+ * much to ask about: the kernel goes through all of a file's, and a tenant can set thousands. */
 static bool is_pending(const struct tenant *tenant) {
     static struct vcuda_slot slots[SLOTS_MOST];
     uint32_t high;
-    if (pread(tenant->page, &high, sizeof high, offsetof(struct vcuda_usage, slot_high)) != sizeof high)
+    if (pread(tenant->page, &high, sizeof high, offsetof(struct vcuda_usage, slot_high)) != sizeof high || !high)
         return false;
     size_t count = high < SLOTS_MOST ? high : SLOTS_MOST;
     ssize_t size = pread(tenant->page, slots, count * sizeof *slots, offsetof(struct vcuda_usage, slot));
-    for (unsigned i = 0; size > 0 && i < (size_t)size / sizeof *slots; i++)
-        if (slots[i].state == VCUDA_SLOT_LIVE && slots[i].inflight[tenant->card] && is_held(tenant->page, i))
+    bool is_any_held = count == 1;
+    uint64_t began = processor_ns();
+    for (unsigned i = 0; size > 0 && i < (size_t)size / sizeof *slots; i++) {
+        if (slots[i].state != VCUDA_SLOT_LIVE || !slots[i].inflight[tenant->card])
+            continue;
+        if (!is_any_held && !is_held(tenant->page, 0, (unsigned)count))
+            return false;
+        is_any_held = true;
+        if (is_held(tenant->page, i, 1))
             return true;
+        if (processor_ns() - began > ASK_MOST_NS)
+            return false;
+    }
     return false;
 }
 
-static bool open_tenant(struct tenant *tenant) {
-    struct stat status;
+static bool ask_pending(struct tenant *tenant, uint64_t now) {
+    if (now < tenant->rests_until)
+        return tenant->decision.pending;
+    uint64_t began = processor_ns();
+    bool pending = is_pending(tenant);
+    uint64_t cost = processor_ns() - began;
+    if (cost > COSTLY_NS)
+        tenant->rests_until = now + REST_TIMES * cost;
+    return pending;
+}
+
+static void follow(struct tenant *tenant) {
     char self[64];
-    tenant->page = open(tenant->path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (tenant->page < 0)
-        return false;
-    if (fstat(tenant->page, &status) != 0 || !S_ISREG(status.st_mode)) {
-        close(tenant->page);
-        return false;
-    }
+    if (!tenant->is_protected || tenant->page < 0 || tenant->watch >= 0)
+        return;
     snprintf(self, sizeof self, "/proc/self/fd/%d", tenant->page);
-    if (tenant->is_protected)
-        tenant->watch = inotify_add_watch(bell, self, IN_ATTRIB);
-    return true;
+    tenant->watch = inotify_add_watch(bell, self, IN_ATTRIB);
+}
+
+static void open_tenant(struct tenant *tenant) {
+    struct stat status;
+    tenant->page = open(tenant->path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (tenant->page >= 0 && (fstat(tenant->page, &status) != 0 || !S_ISREG(status.st_mode))) {
+        close(tenant->page);
+        tenant->page = -1;
+    }
+    follow(tenant);
+}
+
+/* What a container kept from being opened, with a lease or by using up the inotify instances of its uid. */
+static void open_missing(uint64_t now) {
+    static uint64_t again_at;
+    if (now < again_at)
+        return;
+    again_at = now + AGAIN_NS;
+    if (bell < 0)
+        bell = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+    for (int i = 0; i < gate_count; i++)
+        if (!gates[i].map)
+            map_gate(&gates[i]);
+    for (int i = 0; i < tenant_count; i++) {
+        if (tenants[i].page < 0)
+            open_tenant(&tenants[i]);
+        follow(&tenants[i]);
+    }
 }
 
 /* Two tenants of one page (a container with several cards) have one watch. */
@@ -175,7 +229,8 @@ static bool is_last_of_watch(const struct tenant *tenant) {
 static void close_tenant(struct tenant *tenant) {
     if (tenant->watch >= 0 && is_last_of_watch(tenant))
         inotify_rm_watch(bell, tenant->watch);
-    close(tenant->page);
+    if (tenant->page >= 0)
+        close(tenant->page);
 }
 
 /* ---- what the agent says ----------------------------------------------------------------------------------------- */
@@ -189,7 +244,8 @@ static int find_gate(const char *path) {
     struct gate *gate = &gates[gate_count];
     *gate = (struct gate){0};
     strcpy(gate->path, path);
-    return map_gate(gate) ? gate_count++ : -1;
+    map_gate(gate);
+    return gate_count++;
 }
 
 static void want_tenant(int gate, int card, bool is_protected, uint32_t cores_q8, const char *path) {
@@ -209,7 +265,8 @@ static void want_tenant(int gate, int card, bool is_protected, uint32_t cores_q8
         .gate = gate, .card = card, .watch = -1, .is_wanted = true, .rang = true, .is_protected = is_protected};
     strcpy(tenant->path, path);
     decision_begin(&tenant->decision, cores_q8, now_ns());
-    tenant_count += open_tenant(tenant);
+    open_tenant(tenant);
+    tenant_count++;
 }
 
 /* What was not said again goes: first the tenants, since they name their gates by number. */
@@ -227,7 +284,8 @@ static void forget_unwanted(void) {
             continue;
         }
         put(&gates[i], 0, now_ns());
-        munmap(gates[i].map, VCUDA_GATE_SIZE);
+        if (gates[i].map)
+            munmap(gates[i].map, VCUDA_GATE_SIZE);
     }
     gate_count = kept;
     for (int i = 0; i < tenant_count; i++)
@@ -319,7 +377,7 @@ static void look_at_tenants(uint64_t now) {
         bool was = tenant->decision.pending;
         if (!tenant->is_protected)
             continue;
-        bool pending = is_pending(tenant);
+        bool pending = ask_pending(tenant, now);
         decision_observe(&tenant->decision, pending, &gates[tenant->gate].seen, now);
         if (tenant->rang)
             tenant->mute = 0;
@@ -377,10 +435,6 @@ int main(void) {
     sigaction(SIGINT, &action, NULL);
     prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
     bell = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
-    if (bell < 0) {
-        fprintf(stderr, "vcuda-gates: inotify: %s\n", strerror(errno));
-        return 1;
-    }
     uint64_t due = UINT64_MAX;
     while (!is_ending) {
         bool heard = false;
@@ -394,6 +448,7 @@ int main(void) {
         }
         if (heard)
             hear();
+        open_missing(now);
         look_at_tenants(now);
         move_gates(now);
         uint64_t next = next_look_ns();

@@ -1,0 +1,209 @@
+"""One container's directory of control pages: its open files, what was last read of them, and what was found.
+
+Both pages stay open for writing as long as the directory is served: a sample of an idle container is then a
+handful of system calls, and the kernel grants no lease on them (:mod:`.leases`). Whoever calls a method here
+holds :attr:`PageDirectory.lock`, which is this container's alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from gpu_manager.adapters.control_pages import tenant_files as files
+from gpu_manager.adapters.control_pages.leases import LeaseBreaker
+from gpu_manager.adapters.control_pages.limits_file import (
+    LIMITS,
+    Change,
+    create_limits,
+    limited_cards,
+    write_limits,
+)
+from gpu_manager.adapters.control_pages.page_images import USAGE_MODE, PageImage, ToldUsage
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement.library_messages import LibraryMessage
+from gpu_manager.domain.errors import NodeUnready, Tampered
+from vcuda.page import usage as usage_page
+from vcuda.page.layout import PageError
+
+log = structlog.get_logger(__name__)
+
+USAGE: Final = "usage"
+_KEPT_BYTES: Final = 64 << 10  # of a page that is remembered: room for 200 processes, not for a tenant's 1024
+
+Observed = tuple[tuple[CardUuid, ...], usage_page.Usage, list[usage_page.Slot]]
+"""The cards of a container, its usage page, and the slots whose process lives (its byte is locked)."""
+
+
+class PageDirectory:
+    """``attacks`` counts the illegal changes found. It and ``messages`` may be read without the lock."""
+
+    def __init__(self, root: Path, name: str, label: bytes | None, breaker: LeaseBreaker) -> None:
+        self.lock = threading.Lock()
+        self.closed = False
+        self.told: ToldUsage | None = None
+        self.image: PageImage | None = None
+        self.cards: tuple[CardUuid, ...] | None = None
+        self.messages: tuple[LibraryMessage, ...] = ()
+        self.attacks = 0
+        self.last_attack = ""
+        self._root, self._name, self._where = root, name, f"{root}/{name}"
+        self._label = label
+        self._breaker = breaker
+        self._usage: int | None = None
+        self._limits: int | None = None
+
+    @property
+    def usage(self) -> int | None:
+        """The descriptor of the usage page, if it was opened."""
+        return self._usage
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no file of it is open, and nothing was found."""
+        return self._usage is None and self._limits is None and not self.attacks
+
+    def close(self) -> None:
+        """Close both pages, for good."""
+        self.closed = True
+        for page in (self._usage, self._limits):
+            if page is not None:
+                os.close(page)
+        self._usage = self._limits = self.told = self.image = None
+
+    def write_limits(self, change: Change, *, create: bool = False) -> None:
+        """Change the limits page; ``create`` makes the directory and the page if there is none."""
+        if self._limits is None or not os.fstat(self._limits).st_nlink:
+            self._limits = self._closed(self._limits)
+            with files.directory(self._root, self._name, create=create) as here:
+                page = self._opened(here, LIMITS)
+                if page is None:
+                    self._limits = create_limits(here, change, self._label)
+                    return
+                self._limits = page
+        write_limits(self._limits, self._where, change)
+
+    def open_usage(self, *, create: bool = False) -> int:
+        """Open the usage page anew. ``create`` makes what is missing, and puts back what was changed."""
+        with files.directory(self._root, self._name, create=create) as here:
+            page = self._opened(here, USAGE)
+            if page is None:
+                if not create:
+                    raise NodeUnready(
+                        f"the usage page of {self._where} is gone: its container must start again"
+                    )
+                image = usage_page.build_usage()[: usage_page.USAGE_HEAD_SIZE]
+                page = files.create_page(here, USAGE, image, usage_page.USAGE_SIZE, USAGE_MODE, self._label)
+        self._closed(self._usage)
+        self._usage, self.told = page, None
+        if create and (changed := files.put_back(page, os.fstat(page), usage_page.USAGE_SIZE, USAGE_MODE)):
+            log.warning("usage_page_restored", reason=str(self.tampering(changed)))
+        return page
+
+    def reset(self) -> None:
+        """Empty the usage page. While a process of it lives, only the slots of dead processes are freed."""
+        page = self.open_usage(create=True)
+        with files.locked(page, 0, usage_page.MAX_SLOTS) as alone:
+            if alone:
+                files.write(page, 0, usage_page.build_usage())
+                return
+        try:
+            slots = self._read(page, 0).slots
+        except PageError:
+            # The living process broke its own page; a page that nobody can read serves nobody.
+            files.write(page, 0, usage_page.build_usage())
+            return
+        for slot in slots:
+            with files.locked(page, slot.index, 1) as dead:
+                if dead:
+                    offset = usage_page.USAGE_HEAD_SIZE + slot.index * usage_page.SLOT_SIZE
+                    files.write(page, offset, bytes(usage_page.SLOT_SIZE))
+
+    def observe(self) -> Observed:
+        """Read the usage page. Raises Tampered, NodeUnready, OSError."""
+        cards = self.limited_cards()
+        page = self._usage
+        status = os.fstat(page) if page is not None else None
+        if page is None or status is None or not status.st_nlink:
+            page = self.open_usage()
+            status = os.fstat(page)
+        changed = files.put_back(page, status, usage_page.USAGE_SIZE, USAGE_MODE)
+        if changed:
+            raise self.tampering(f"{changed}; that is put back")
+        try:
+            found = self._read(page, len(cards))
+        except PageError as error:
+            raise self.tampering(str(error)) from error
+        alive = [slot for slot in found.slots if files.is_held(page, slot.index)]
+        return cards, found, alive
+
+    def limited_cards(self) -> tuple[CardUuid, ...]:
+        """Return the cards of the limits page, which is read once.
+
+        Raises NodeUnready, OSError and PageError.
+        """
+        if self.cards is None:
+            if self._limits is None:
+                with files.directory(self._root, self._name) as here:
+                    self._limits = self._opened(here, LIMITS)
+            if self._limits is None:
+                raise NodeUnready(f"the limits page of {self._where} is gone: its container must start again")
+            self.cards = limited_cards(self._limits)
+        return self.cards
+
+    def tampering(self, what: str, which: str = USAGE) -> Tampered:
+        """Count an illegal change of a page, and return the error to raise."""
+        self.attacks += 1
+        self.last_attack = what
+        return Tampered(
+            f"the {which} page of {self._where} was tampered with: {what} "
+            f"(found {self.attacks} times); look at what runs in its container"
+        )
+
+    def _opened(self, here: int, name: str) -> int | None:
+        """Return a descriptor of the page, None if there is none. Raises Tampered where a container keeps the
+        agent from opening it.
+        """
+        try:
+            return files.open_page(here, name)
+        except BlockingIOError:
+            page = self._breaker.open(here, name)
+        except OSError as error:
+            if error.errno != errno.ETXTBSY:
+                raise
+            raise self.tampering(f"a process runs the {name} page as its program", name) from error
+        if page is None:
+            raise self.tampering(
+                f"a process holds a lease on the {name} page; the agent waits for its end", name
+            )
+        return page
+
+    @staticmethod
+    def _closed(page: int | None) -> None:
+        if page is not None:
+            os.close(page)
+
+    def _read(self, page: int, cards: int) -> usage_page.Usage:
+        """Return the page's content; an unchanged page, as of an idle container, is not parsed again.
+
+        Raises PageError for an incomplete page.
+        """
+        before = self.image
+        if before is not None and cards == len(before.usage.cards) and before.is_of(page):
+            return before.usage
+        image = files.read(page, usage_page.USAGE_HEAD_SIZE)
+        if len(image) < usage_page.USAGE_HEAD_SIZE:
+            raise PageError(f"the usage page shrank to {len(image)} bytes while {self._name} was read")
+        extent = usage_page.usage_extent(image)
+        image = files.read(page, extent)
+        usage = usage_page.read_usage(image, cards)
+        self.image = None
+        if extent <= _KEPT_BYTES:
+            head, slots = image[: usage_page.card_offset(cards)], image[usage_page.USAGE_HEAD_SIZE :]
+            self.image = PageImage(head, slots, usage)
+        return usage

@@ -1,0 +1,129 @@
+"""A container's root takes leases on the files that the agent shares with it (fcntl's F_SETLEASE)."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_manager.adapters.control_pages.pages import FileControlPages
+from gpu_manager.domain.errors import Tampered
+from gpu_manager.domain.priority import Priority
+from gpu_manager.domain.resources import GIB
+from gpu_manager.ports.control_pages import Limit
+from tests.fakes.hostile_tenant import HostileTenant
+from tests.fakes.pages import CARD, LIMIT, NAME, limits_of, usage_file
+from tests.fakes.waiting import until
+
+OTHER = "f" * 32
+SMALLER = Limit(CARD, GIB, 10, 10)
+
+
+@pytest.fixture
+def tenant() -> Iterator[HostileTenant]:
+    with HostileTenant() as running:
+        yield running
+
+
+def limits_file(root: Path) -> Path:
+    return root / NAME / "limits"
+
+
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_no_lease_is_given_on_a_page_that_the_agent_serves(tenants, root, tenant, kind):
+    tenants.open(NAME, [LIMIT])
+    assert tenant.order("lease", limits_file(root), kind=kind) == errno.EAGAIN
+    assert tenant.order("lease", usage_file(root), kind=kind, writable=kind == "write") == errno.EAGAIN
+    tenants.open(NAME, [SMALLER])
+    tenants.publish(NAME, 5, {})
+    assert limits_of(root).cards[0].memory_limit == GIB
+    assert tenants.usage(NAME)[0].memory == 0
+    assert tenants.tampering() == {}
+
+
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_a_lease_on_the_limits_that_was_taken_while_no_agent_ran_is_named_and_got_past(root, tenant, kind):
+    with_before(root)
+    assert tenant.order("lease", limits_file(root), kind=kind) == 0
+    tenants = FileControlPages(root)
+    with pytest.raises(Tampered, match=f"{NAME}.* lease"):
+        tenants.open(NAME, [SMALLER])
+    assert tenants.attacks(NAME)[0] > 0
+    until(lambda: shrinks(tenants))
+    assert limits_of(root).cards[0].memory_limit == GIB
+    assert tenant.order("lease", limits_file(root), kind=kind) == errno.EAGAIN
+    tenants.close()
+
+
+def test_a_lease_on_the_usage_page_blinds_the_agent_for_a_moment_and_is_named(root, tenant):
+    with_before(root)
+    assert tenant.order("lease", usage_file(root), kind="write", writable=True) == 0
+    tenants = FileControlPages(root)
+    with pytest.raises(Tampered, match=f"{NAME}.* lease"):
+        tenants.usage(NAME)
+    until(lambda: reads(tenants))
+    assert tenant.order("lease", usage_file(root), kind="write", writable=True) == errno.EAGAIN
+    tenants.close()
+
+
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_a_lease_on_a_gate_keeps_nobody_from_starting_on_that_card(root, tenant, kind):
+    best_effort = Limit(CARD, GIB, 10, 10, Priority.BEST_EFFORT)
+    with_before(root, best_effort)
+    gate = FileControlPages(root).gates.path(CARD)
+    assert tenant.order("lease", gate, kind=kind) == 0
+    tenant.order("keep_lease", gate)
+    tenants = FileControlPages(root)
+    tenants.open(OTHER, [best_effort])
+    assert tenants.usage(OTHER)[0].memory == 0
+    assert tenants.gates.leases() == {CARD: (tenant.pid,)}
+    tenant.order("give_back", gate)
+    until(lambda: not is_leased(tenants))
+    assert tenant.order("lease", gate, kind=kind) == errno.EAGAIN
+    tenants.close()
+
+
+def test_no_lease_is_given_on_a_gate_that_the_agent_serves(tenants, tenant):
+    tenants.open(NAME, [Limit(CARD, GIB, 10, 10, Priority.BEST_EFFORT)])
+    for kind in ("read", "write"):
+        assert tenant.order("lease", tenants.gates.path(CARD), kind=kind) == errno.EAGAIN
+
+
+def test_a_removed_directory_keeps_no_descriptor(root):
+    tenants = FileControlPages(root)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    tenants.open(NAME, [LIMIT])
+    tenants.usage(NAME)
+    tenants.remove(NAME)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    tenants.close()
+
+
+def with_before(root: Path, limit: Limit = LIMIT) -> None:
+    """An agent made the pages, and ended."""
+    earlier = FileControlPages(root)
+    earlier.open(NAME, [limit])
+    earlier.close()
+
+
+def shrinks(tenants: FileControlPages) -> bool:
+    try:
+        tenants.open(NAME, [SMALLER])
+    except Tampered:
+        return False
+    return True
+
+
+def reads(tenants: FileControlPages) -> bool:
+    try:
+        tenants.usage(NAME)
+    except Tampered:
+        return False
+    return True
+
+
+def is_leased(tenants: FileControlPages) -> bool:
+    tenants.gates.ensure(CARD)
+    return bool(tenants.gates.leases())
