@@ -49,6 +49,7 @@ from gpu_manager.adapters.kube.cluster_pods import ClusterPods
 from gpu_manager.adapters.kube.connection import Connection, Timeouts, connect
 from gpu_manager.adapters.kube.leases import KubeLease
 from gpu_manager.adapters.kube.pod_events import KubePodEvents
+from gpu_manager.adapters.kube.pod_mark import PodMark
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.adapters.kube.text_record import KubeTextRecord
@@ -215,7 +216,10 @@ def _cluster_access(
     if settings.claims:
         # The pod that waits for a template waits no longer than its webhook.
         templates = KubeClaimTemplates(_quick_connection(settings, Timeouts(1.0, 1.5)))
-    return ClusterAccess(_Bindings(pods), pods, _lease_source(settings, clock), record, watch, templates)
+    mark = PodMark(_quick_connection(settings), clock, settings.namespace, settings.leadership.pod).set
+    return ClusterAccess(
+        _Bindings(pods), pods, _lease_source(settings, clock), record, watch, mark, templates
+    )
 
 
 def _quick_connection(settings: AdmissionSettings, timeouts: Timeouts = Timeouts(1.0, 2.0)) -> Connection:  # noqa: B008  # frozen

@@ -85,7 +85,7 @@ class SchedulingController:
         pods = self._watches[PODS]
         self.leader = Leader(
             access.lease,
-            PodLister(lambda: pods.listed, pods.relist, lambda: self._inherited is not False),
+            PodLister(lambda: pods.listed, self._catch_up, pods.relist, lambda: self._inherited is not False),
             clock,
             BIND_SECONDS + TRAVEL_SECONDS,
             self._led,
@@ -307,6 +307,10 @@ class SchedulingController:
             self._resizes.look(occupant)
 
     # What follows from it.
+
+    def _catch_up(self) -> None:
+        since = self._clock.monotonic()
+        self._watches[PODS].catch_up(self._access.mark(), since)
 
     def _led(self, leads: bool) -> None:  # noqa: FBT001 - the leader's one word
         if self._is_labelled:

@@ -34,6 +34,11 @@ class ClusterWatch(Protocol):
     def relist(self) -> None:
         """Take in a full list that is asked for from now on."""
 
+    def catch_up(self, version: str, since: float) -> None:
+        """Count as listed at ``since`` (monotonic) once the change of this version has been shown, which was
+        made after that.
+        """
+
     def close(self) -> None:
         """End."""
 
@@ -92,4 +97,5 @@ class ClusterAccess:
     lease: LeaseSource
     claim_record: SharedText
     watch: Callable[[WatchRequest], ClusterWatch]
+    mark: Callable[[], str]  # changes this replica's own pod; its version then. Raises NodeUnready
     templates: TemplateApi | None = None  # None where no pod is turned into a claim

@@ -190,7 +190,7 @@ class _Replica:
         quota = QuotaBook()
         quota.update(config_map(_QUOTA))
         self.lease = HeldLease(_Line(lease), self._clock, name, _LEASE_SECONDS)
-        lister = PodLister(self._pods_listed, lambda: None, lambda: False)
+        lister = PodLister(self._pods_listed, lambda: None, lambda: None, lambda: False)
         self.leader = Leader(self.lease, lister, self._clock, BIND_SECONDS + TRAVEL_SECONDS)
         admitted = AdmittedClaims(_RecordClient(record), self.cluster, self._clock)
         self.leadership = ClaimLeadership(self.leader, self, self.cluster, admitted)

@@ -3,7 +3,8 @@
 Two replicas must never bind at once, whatever their clocks say. So nobody looks at the times in a Lease:
 the holder counts from before its renewal was sent, everybody else from after it was seen. One that takes
 over waits until the last renewal of the one before it has run out, since Bindings of that one may be under
-way until then, and binds only over a list of all pods that was asked for after that.
+way until then, and binds only over all pods as they are after that: it writes into its own pod, and
+once its watch of pods shows that, it has shown all that came before.
 
 The Kubernetes client has an election of its own. It reads the wall clock, counts from after a renewal, cannot
 be stopped, and cannot say for how long it still leads; so it is not used.
@@ -29,6 +30,7 @@ RENEW_SECONDS: Final = 2.0
 _NEVER: Final = float("-inf")
 _NOBODY: Final = LeaseRecord("", 0.0, 0, "")
 _GIVEN_UP: Final = 0.7
+_CATCH_UP_SECONDS: Final = 3.0  # for a watch that shows changes at once; then pods are listed
 
 
 class LeaseApi(Protocol):
@@ -43,13 +45,16 @@ class LeaseApi(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PodLister:
-    """The picture that binding needs: when its last full list was asked for, and how to get a new one.
+    """The picture that binding needs: the moment as of which it is complete, and how to get a later one.
 
-    ``listed`` is of the monotonic clock, None before the first; ``inherited``: whether the first one had a
-    pod that waits for cards.
+    ``listed`` is of the monotonic clock, None before the first list. ``catch_up`` makes it the present moment
+    once the watch has shown a change that is made now; it raises NodeUnready where none can be made.
+    ``relist`` does so by a list of all pods. ``inherited``: whether the first list had a pod that waits for
+    cards.
     """
 
     listed: Callable[[], float | None]
+    catch_up: Callable[[], None]
     relist: Callable[[], None]
     inherited: Callable[[], bool]
 
@@ -98,12 +103,13 @@ class Leader:
         # Since when the Lease is held without a break: whatever another did before, and had done when it gave
         # the Lease back, a watch may be late to show. Infinite while it is not.
         self._held_since = float("inf") if lease.shared else _NEVER
-        self._asked = _NEVER  # the fence for which a list has been asked for
+        self._asked = _NEVER  # the fence for which the picture is completed
+        self._list_at = _NEVER  # when a list is asked for, should the watch not have caught up
         self._said = False
         self._resigned = threading.Event()
 
     def leads(self, seconds: float = 0.0) -> bool:
-        """True if this process alone binds for at least so long, over a list of all pods taken since."""
+        """True if this process alone binds for at least so long, over a picture of all pods since."""
         now, listed = self._clock.monotonic(), self._pods.listed()
         if self._resigned.is_set() or listed is None:
             return False
@@ -120,10 +126,22 @@ class Leader:
         if self._lease.shared:
             self._note_lease(now, was_held=was_held)
         fence = self._fence
-        if listed is not None and listed < fence <= now < self._lease.until and self._asked != fence:
-            self._asked = fence
-            self._pods.relist()
+        if listed is not None and listed < fence <= now < self._lease.until:
+            self._complete(fence, now)
         self._say()
+
+    def _complete(self, fence: float, now: float) -> None:
+        """Learn of all that others bound before the fence: by the watch, and only if that fails by a list."""
+        if self._asked != fence:
+            self._asked, self._list_at = fence, now + _CATCH_UP_SECONDS
+            try:
+                self._pods.catch_up()
+            except NodeUnready as error:
+                log.warning("leader_lists_pods", reason=str(error))
+                self._list_at = now
+        if now >= self._list_at:
+            self._list_at = float("inf")
+            self._pods.relist()
 
     def _note_lease(self, now: float, *, was_held: bool) -> None:
         if now >= self._lease.until:
@@ -145,7 +163,7 @@ class Leader:
 
     @property
     def _fence(self) -> float:
-        """From when on a list of all pods shows all that others have bound.
+        """From when on all pods, as they are then, show all that others have bound.
 
         If no pod waited when this process began, there is nothing that a former one could still bind.
         """

@@ -97,6 +97,8 @@ MODEL_LABEL_GAIA: Final = "gaia.tencent.com/gpu-model"
 POOL_LABEL: Final = "gaia.tencent.com/gpu-pool"
 # Label of the admission pod that is the leader, which a Service selects.
 LEADER_LABEL: Final = "tencent.com/admission-leader"
+# Annotation of the pod of a replica that begins to lead, so that its watch of pods shows how far it has come.
+LEADER_SINCE: Final = "tencent.com/admission-leader-since"
 # Lease of the admission service, and its annotation with the claims that were let pass and are not shown yet.
 CLAIM_RECORD: Final = "gpu-quota-admission-claims"
 ADMITTED_CLAIMS: Final = "tencent.com/admitted-claims"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from admission.config import LeaderMode, Leadership
-from gpu_manager.domain.contract import LEADER_LABEL
+from gpu_manager.domain.contract import LEADER_LABEL, LEADER_SINCE
 from sandbox.api import StandInApi
 from tests.fakes.admission import NODES, Process, Service, booked, cluster, create, known
 from tests.fakes.sandbox import until
@@ -178,6 +178,41 @@ def test_the_leader_labels_its_pod_and_gives_its_lease_back(api: StandInApi, ser
     lease = api.get("leases", "gpu-quota-admission", "kube-system")
     assert lease is not None
     assert lease["spec"]["holderIdentity"].startswith("two_")
+
+
+def replicas(api: StandInApi, serve: Serve) -> tuple[Service, Service]:
+    """Two, of which the first leads; lists of pods are refused from now on."""
+    api.create(lease_of(""))
+    for name in ("one", "two"):
+        spec = {"containers": [{"name": "c", "image": "i"}]}
+        meta = {"name": name, "namespace": "kube-system"}
+        api.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+    one = serve(Leadership(LeaderMode.LEASE, pod="one"))
+    until(lambda: one.figures()["vcuda_admission_leader", ()])
+    two = serve(Leadership(LeaderMode.LEASE, pod="two"))
+    until(known(two, create(api, "first")["metadata"]["name"]))
+    api.fail(1_000, 503, match="list pods")
+    return one, two
+
+
+def test_a_change_of_leader_lists_no_pods(api: StandInApi, serve: Serve) -> None:
+    one, two = replicas(api, serve)
+    one.program.stop()
+    assert two.placed(create(api, "b"), NODES) in NODES
+
+
+def test_a_new_leader_waits_for_a_watch_that_is_late(api: StandInApi, serve: Serve) -> None:
+    """What the leader before it bound may be what the watch has not shown."""
+    one, two = replicas(api, serve)
+    second = create(api, "second", core=80)
+    until(known(two, "second"))
+    api.lag_watches(float("inf"))
+    one.program.stop()
+    until(lambda: LEADER_SINCE in str(api.get("pods", "two", "kube-system")))
+    two.filter(second, ["n1"])
+    assert "does not lead" in two.bind(second, "n1")
+    api.lag_watches(0.0)
+    assert two.placed(second, ["n1"]) == "n1"
 
 
 def test_a_replica_that_does_not_lead_keeps_neither_a_label_nor_its_callers_connections(

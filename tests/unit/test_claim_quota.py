@@ -268,7 +268,7 @@ class Replica:
         self.watch = Watch(self.clock)
         self.client = record.client()
         self.admitted = AdmittedClaims(self.client, self.world.cluster, self.clock)
-        lister = PodLister(lambda: self.clock.time, lambda: None, lambda: False)
+        lister = PodLister(lambda: self.clock.time, lambda: None, lambda: None, lambda: False)
         self.leader = Leader(SingleReplica(), lister, self.clock, 5.0)
         self.leadership = ClaimLeadership(self.leader, self.watch, self.world.cluster, self.admitted)
         self.service.creations = ClaimCreations(

@@ -61,16 +61,28 @@ class Line:
 
 @dataclass
 class Books:
-    """When pods were listed last; a list that is asked for comes at once, unless held."""
+    """Since when all pods are known. The watch catches up at once, and so does a list, unless held.
+
+    ``unmarked``: the API server does not take the change that the watch has to show.
+    """
 
     clock: FakeClock
     listed: float | None = None
     pending: bool = True
     held: bool = False
+    unmarked: bool = False
     asked: int = 0
+    lists: int = 0
+
+    def catch_up(self) -> None:
+        self.asked += 1
+        if self.unmarked:
+            raise NodeUnready("no answer")
+        if not self.held:
+            self.listed = self.clock.monotonic()
 
     def relist(self) -> None:
-        self.asked += 1
+        self.lists += 1
         if not self.held:
             self.listed = self.clock.monotonic()
 
@@ -85,7 +97,7 @@ class Replica:
     def __post_init__(self) -> None:
         self.books = Books(self.clock, listed=self.clock.monotonic())
         books = self.books
-        pods = PodLister(lambda: books.listed, books.relist, lambda: books.pending)
+        pods = PodLister(lambda: books.listed, books.catch_up, books.relist, lambda: books.pending)
         self.leader = Leader(self.mandate, pods, self.clock, BIND, self.said.append)
 
     def ticks(self, count: int = 1) -> None:
@@ -190,6 +202,43 @@ def test_what_was_bound_before_a_lease_was_given_back_must_have_been_listed() ->
     assert (b.leads, b.books.asked) == (False, 1)
     b.books.listed = clock.monotonic()
     assert b.leads
+
+
+def given_to_b(*, unmarked: bool = False) -> Replica:
+    """The Lease goes from one replica to another, whose books hold all from before that."""
+    server, clock = Server(), FakeClock()
+    a = led(server, clock)
+    b = holder(server, clock, "b")
+    b.books.pending, b.books.unmarked = False, unmarked
+    b.ticks()
+    b.books.held = True
+    a.leader.resign()
+    a.leader.release()
+    b.ticks()
+    return b
+
+
+def test_a_change_of_leader_lists_nothing() -> None:
+    b = given_to_b()
+    b.ticks()
+    b.books.listed = b.clock.monotonic()
+    b.ticks(9)
+    assert (b.leads, b.books.asked, b.books.lists) == (True, 1, 0)
+
+
+def test_a_watch_that_does_not_catch_up_in_time_is_followed_by_one_list() -> None:
+    b = given_to_b()
+    b.ticks(9)
+    assert (b.leads, b.books.asked, b.books.lists) == (False, 1, 1)
+    b.books.listed = b.clock.monotonic()
+    assert b.leads
+
+
+def test_where_no_change_can_be_made_that_the_watch_would_show_there_is_a_list_at_once() -> None:
+    b = given_to_b(unmarked=True)
+    assert (b.books.asked, b.books.lists) == (1, 1)
+    b.ticks(9)
+    assert (b.books.asked, b.books.lists) == (1, 1)
 
 
 def test_a_lease_that_ran_out_unseen_and_was_led_by_another_needs_a_new_list() -> None:

@@ -97,7 +97,9 @@ class NoRecord:
 def running(nodes, pods, *, chores=True):
     """The scheduling half of the service over a cluster on paper; without its threads, who calls does them."""
     clock, api, writer = FakeClock(), FakeApi(), Writer()
-    outside = ClusterAccess(api, writer, SingleReplica(), NoRecord(), lambda _wanted: Watch(clock))
+    outside = ClusterAccess(
+        api, writer, SingleReplica(), NoRecord(), lambda _wanted: Watch(clock), lambda: "1"
+    )
     one = SchedulingController(
         AdmissionSettings(leadership=Leadership(LeaderMode.ALONE)),
         outside,

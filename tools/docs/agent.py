@@ -164,6 +164,12 @@ _LABELS = (
     ),
     (c.POOL_LABEL, "you", "text", "The pool that quotas name."),
     (c.LEADER_LABEL, "admission", "`true`", "On its own pod: this replica binds (`--leader-mode=lease`)."),
+    (
+        c.LEADER_SINCE,
+        "admission",
+        "UTC time",
+        "An annotation of its own pod: when it began to lead. It binds once its watch shows that.",
+    ),
 )
 _TAINTS = (
     (c.DRA_UNHEALTHY, "The card is not healthy, or has vanished."),

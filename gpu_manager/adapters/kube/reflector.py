@@ -86,7 +86,8 @@ class Reflector:
         self._failures = 0
         self._again = threading.Event()
         self.error: str | None = None  # why the contents may be stale, None while the watch is up
-        self.listed: float | None = None  # monotonic: when the last complete list was requested
+        self._awaited: tuple[int, float] | None = None  # a version, and as of when all is known once it came
+        self.listed: float | None = None  # monotonic: as of when all is known, by a list or :meth:`catch_up`
         self.heard: float | None = None  # monotonic: when the API server last sent anything
         self._spoiled_now: set[str] = set()  # since the last list began
         self.unreadable = 0  # how often an object could not be read
@@ -106,6 +107,25 @@ class Reflector:
         with self._lock:
             if self._watch is not None:
                 self._watch.close()
+
+    def catch_up(self, version: str, since: float) -> None:
+        """Set ``listed`` to ``since`` once the watch has shown what has this version, or a later one.
+
+        A change made after ``since`` has it: a watch shows the changes of its resource in their order.
+        Kubernetes promises that its versions are numbers. Raises NodeUnready: this one is none.
+        """
+        if not version.isdecimal():
+            raise NodeUnready(f"the resourceVersion {version!r} of {self._name} is no number")
+        with self._lock:
+            self._awaited = int(version), since
+        self._note_caught_up()
+
+    def _note_caught_up(self) -> None:
+        with self._lock:
+            shown, awaited = self._version or "", self._awaited
+            if awaited and shown.isdecimal() and int(shown) >= awaited[0]:
+                self._awaited = None
+                self.listed = max(self.listed or awaited[1], awaited[1])
 
     def close(self, seconds: float = 1.0) -> None:
         """Stop; waits at most ``seconds`` (a request without an answer ends by its own time-out)."""
@@ -144,6 +164,7 @@ class Reflector:
             self._version = None
         if self._version is None:
             self._version = self._list()
+            self._note_caught_up()
             self._synced.set()
         with self._lock:
             if self._stopped.is_set() or self._again.is_set():
@@ -202,6 +223,8 @@ class Reflector:
         version = _metadata(obj).get("resourceVersion")
         if version:
             self._version = str(version)
+            if self._awaited is not None:
+                self._note_caught_up()
         self._failures = 0
 
     def _tell(self, obj: Obj, *, gone: bool) -> None:
