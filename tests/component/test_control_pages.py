@@ -139,9 +139,7 @@ def test_locks_are_found_in_whatever_order_they_were_taken(order, gone, tmp_path
                 page = held.enter_context(path.open("r+b", buffering=0))
                 held.enter_context(tenant_files.locked(page.fileno(), index, 1))
         page = held.enter_context(path.open("r+b", buffering=0))
-        assert {index for index in range(6) if tenant_files.is_held(page.fileno(), index)} == set(
-            range(6)
-        ) - gone
+        assert set(tenant_files.held(page.fileno(), range(6))) == set(range(6)) - gone
 
 
 def test_a_process_killed_in_another_session_is_seen_dead(tenants, root):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +37,12 @@ log = structlog.get_logger(__name__)
 
 USAGE: Final = "usage"
 _KEPT_BYTES: Final = 64 << 10  # of a page that is remembered: room for 200 processes, not for a tenant's 1024
+_COSTLY_NS: Final = 1_000_000  # of processor time; a page with few processes takes a tenth of it
+_REST_TIMES: Final = 20
+_TOO_MANY_LOCKS: Final = (
+    f"it has so many locks that it takes more than {files.ASK_MOST_NS // 1_000_000} ms to ask which of its "
+    "processes live"
+)
 
 Observed = tuple[tuple[CardUuid, ...], usage_page.Usage, list[usage_page.Slot]]
 """The cards of a container, its usage page, and the slots whose process lives (its byte is locked)."""
@@ -43,7 +51,14 @@ Observed = tuple[tuple[CardUuid, ...], usage_page.Usage, list[usage_page.Slot]]
 class PageDirectory:
     """``attacks`` counts the illegal changes found. It and ``messages`` may be read without the lock."""
 
-    def __init__(self, root: Path, name: str, label: bytes | None, breaker: LeaseBreaker) -> None:
+    def __init__(
+        self,
+        root: Path,
+        name: str,
+        label: bytes | None,
+        breaker: LeaseBreaker,
+        monotonic_ns: Callable[[], int],
+    ) -> None:
         self.lock = threading.Lock()
         self.closed = False
         self.told: ToldUsage | None = None
@@ -57,6 +72,9 @@ class PageDirectory:
         self._breaker = breaker
         self._usage: int | None = None
         self._limits: int | None = None
+        self._monotonic_ns = monotonic_ns
+        self._rests_until = 0
+        self._last: Observed | Tampered | None = None
 
     @property
     def usage(self) -> int | None:
@@ -107,6 +125,7 @@ class PageDirectory:
 
     def reset(self) -> None:
         """Empty the usage page. While a process of it lives, only the slots of dead processes are freed."""
+        self._last = None
         page = self.open_usage(create=True)
         with files.locked(page, 0, usage_page.MAX_SLOTS) as alone:
             if alone:
@@ -118,6 +137,11 @@ class PageDirectory:
             # The living process broke its own page; a page that nobody can read serves nobody.
             files.write(page, 0, usage_page.build_usage())
             return
+        try:
+            files.held(page, [slot.index for slot in slots])
+        except files.TooManyLocks:
+            log.warning("usage_page_kept", reason=str(self.tampering(_TOO_MANY_LOCKS)))
+            return
         for slot in slots:
             with files.locked(page, slot.index, 1) as dead:
                 if dead:
@@ -125,7 +149,28 @@ class PageDirectory:
                     files.write(page, offset, bytes(usage_page.SLOT_SIZE))
 
     def observe(self) -> Observed:
-        """Read the usage page. Raises Tampered, NodeUnready, OSError."""
+        """Read the usage page. Raises Tampered, NodeUnready, OSError.
+
+        What one container writes into its page costs the agent a bounded part of a second: a look that took
+        long is followed by a rest, in which it is what the next looks return.
+        """
+        if self._last is None or self._monotonic_ns() >= self._rests_until:
+            began = time.thread_time_ns()
+            try:
+                self._last = self._look()
+            except Tampered as error:
+                self._last = error
+            cost = time.thread_time_ns() - began
+            if cost > _COSTLY_NS:
+                self._rests_until = self._monotonic_ns() + _REST_TIMES * cost
+        last = self._last
+        if self._monotonic_ns() >= self._rests_until:
+            self._last = None
+        if isinstance(last, Tampered):
+            raise last.with_traceback(None)
+        return last
+
+    def _look(self) -> Observed:
         cards = self.limited_cards()
         page = self._usage
         status = os.fstat(page) if page is not None else None
@@ -137,10 +182,12 @@ class PageDirectory:
             raise self.tampering(f"{changed}; that is put back")
         try:
             found = self._read(page, len(cards))
+            alive = frozenset(files.held(page, [slot.index for slot in found.slots]))
         except PageError as error:
             raise self.tampering(str(error)) from error
-        alive = [slot for slot in found.slots if files.is_held(page, slot.index)]
-        return cards, found, alive
+        except files.TooManyLocks as error:
+            raise self.tampering(_TOO_MANY_LOCKS) from error
+        return cards, found, [slot for slot in found.slots if slot.index in alive]
 
     def limited_cards(self) -> tuple[CardUuid, ...]:
         """Return the cards of the limits page, which is read once.

@@ -56,7 +56,7 @@ class ToldUsage:
                 and not files.has_attributes(page)
                 and os.pread(page, len(reading.head), 0) == reading.head
                 and os.pread(page, len(reading.slots), usage_page.USAGE_HEAD_SIZE) == reading.slots
-                and self.alive == tuple([slot for slot in self.slots if files.is_held(page, slot)])
+                and self.alive == tuple(files.held(page, self.slots))
             )
-        except OSError:
+        except (OSError, files.TooManyLocks):
             return False  # whoever looks closer says why

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,8 +47,10 @@ class FileControlPages:
         *,
         label: bytes | None = None,
         proc: Path = Path("/proc"),
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """``label`` is SELinux's, for files that containers share: :mod:`gpu_manager.adapters.selinux`."""
+        self._monotonic_ns = monotonic_ns
         self._root = root
         self._label = label
         self._policy = policy
@@ -212,7 +215,7 @@ class FileControlPages:
             with self._lock:
                 pages = self._known.get(name)
                 if pages is None:
-                    pages = self._known[name] = PageDirectory(self._root, name, self._label, self._breaker)
+                    pages = self._known[name] = self._new(name)
             with pages.lock:
                 if pages.closed:
                     continue  # it was removed meanwhile: another one has its name, or none
@@ -222,6 +225,9 @@ class FileControlPages:
                 finally:
                     self._drop_if_empty(name, pages)
                 return
+
+    def _new(self, name: str) -> PageDirectory:
+        return PageDirectory(self._root, name, self._label, self._breaker, self._monotonic_ns)
 
     def _drop_if_empty(self, name: str, pages: PageDirectory) -> None:
         if pages.is_empty:
