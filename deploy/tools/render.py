@@ -28,14 +28,24 @@ _PARTS = (
     ("agent", ("agent/rbac", "agent/daemonset", "agent/service")),
     (
         "admission",
-        ("admission/rbac", "admission/scheduler", "admission/deployment", "admission/services"),
+        (
+            "admission/rbac",
+            "admission/certificates",
+            "admission/scheduler",
+            "admission/deployment",
+            "admission/services",
+        ),
     ),
     ("webhooks", ("admission/webhooks",)),
-    ("policies", ("policies", "agent/policy")),
+    ("policies", ("policies", "agent/policy", "admission/policy")),
     ("networkpolicies", ("networkpolicy",)),
     ("view", ("view",)),
 )
-_HELMS = re.compile(r"^( *(helm\.sh/chart|app\.kubernetes\.io/managed-by)|# Source):.*\n", re.MULTILINE)
+_HELMS = re.compile(
+    r"^( *(helm\.sh/chart|app\.kubernetes\.io/managed-by)|# Source):.*\n"
+    r"|^  annotations:\n(    helm\.sh/hook.*\n)+",
+    re.MULTILINE,
+)
 _HEADER = "# Rendered from deploy/helm/gpu-manager with its defaults by deploy/tools/render.py: edit that.\n"
 
 _KUSTOMIZATION = """\

@@ -7,145 +7,23 @@ A fresh clone has none, and ten minutes of Go are more than a commit's check sho
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import socket
-import ssl
-import subprocess
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpu_manager.domain import contract
-from tests.deploy.chart import CHART, HELM, KUBECTL, MANIFESTS, ROOT, SETS
+from tests.deploy.api_server import ABSENT, SERVERS, THERE, Server
+from tests.deploy.chart import CHART, HELM, KUBECTL, MANIFESTS, SETS
 from tests.fakes.sandbox import short_directory
-from tests.fakes.waiting import PATIENCE
 
-SERVERS = sorted((ROOT / "build" / "cluster").glob("bin-*/kube-apiserver"))
 BARE = ("--set=monitoring.serviceMonitor=false",)  # no Prometheus operator has brought its kinds
 FOREIGN = {"monitored", "cluster", "own-namespace"}  # need others' resources, or another namespace
 AGENT = (
     "--as=system:serviceaccount:kube-system:gpu-manager",
     "--as-user-extra=authentication.kubernetes.io/node-name=n1",
 )
-pytestmark = pytest.mark.skipif(
-    not SERVERS or shutil.which("etcd") is None,
-    reason="no kube-apiserver below build/cluster (make cluster CMD=build builds one), or no etcd on the PATH",
-)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
-
-
-def serving_certificate(directory: Path) -> None:
-    """Make ``tls.crt``, of a server at 127.0.0.1 that signs for itself, and ``tls.key`` there."""
-    subject = ("-days", "2", "-subj", "/CN=ours", "-addext", "subjectAltName=IP:127.0.0.1")
-    files = ("-keyout", f"{directory}/tls.key", "-out", f"{directory}/tls.crt")
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *subject, *files]
-    subprocess.run(made, check=True, capture_output=True)
-
-
-class Server:
-    """kube-apiserver over etcd on loopback, and kubectl and helm that ask it."""
-
-    def __init__(self, directory: Path, program: Path) -> None:
-        self.directory, self.program = directory, program
-        self.port = free_port()
-        self.environment = {**os.environ, "KUBECONFIG": str(directory / "kubeconfig"), "HOME": str(directory)}
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    def start(self) -> None:
-        here, store, peers = self.directory, free_port(), free_port()
-        key = here / "accounts.key"
-        subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
-        service = "system:serviceaccount:kube-system:gpu-quota-admission"
-        (here / "tokens.csv").write_text(
-            f'admin,admin,admin,"system:masters"\nadmission,{service},admission\n'
-        )
-        cluster = {"server": f"https://127.0.0.1:{self.port}", "insecure-skip-tls-verify": True}
-        (here / "kubeconfig").write_text(
-            json.dumps(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Config",
-                    "clusters": [{"name": "c", "cluster": cluster}],
-                    "users": [{"name": "u", "user": {"token": "admin"}}],
-                    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-                    "current-context": "c",
-                }
-            )
-        )
-        client, peer = f"http://127.0.0.1:{store}", f"http://127.0.0.1:{peers}"
-        self.spawn(
-            *("etcd", f"--data-dir={here}/etcd", f"--listen-client-urls={client}"),
-            *(f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}", "--unsafe-no-fsync"),
-        )
-        self.spawn(
-            *(str(self.program), f"--etcd-servers={client}", f"--secure-port={self.port}"),
-            *("--bind-address=127.0.0.1", f"--cert-dir={here}/certs", f"--token-auth-file={here}/tokens.csv"),
-            *(f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}"),
-            *("--service-account-issuer=https://x", "--authorization-mode=RBAC", "--allow-privileged"),
-            *("--service-cluster-ip-range=10.97.0.0/24", "--disable-admission-plugins=ServiceAccount"),
-        )
-        tick = threading.Event()
-        for _ in range(300):
-            if self._ready():
-                return
-            tick.wait(0.2)
-        raise AssertionError((here / "kube-apiserver.log").read_text()[-2000:])
-
-    def stop(self) -> None:
-        for process in reversed(self._processes):
-            process.terminate()
-            process.wait(PATIENCE)
-
-    def run(self, program: Path, *arguments: str, given: str | None = None) -> str:
-        """What it prints; with what went wrong, if something did."""
-        done = subprocess.run(
-            [str(program), *arguments],
-            input=given,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE,
-        )
-        return done.stdout if done.returncode == 0 else f"FAILED {done.stderr}"
-
-    def pod(self, name: str, limits: dict[str, str], node: str = "", **annotations: str) -> str:
-        """Create it; what the API server says."""
-        container = {"name": "c", "image": "i", "resources": {"limits": limits}}
-        obj: dict[str, Any] = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name, "namespace": "default", "annotations": annotations},
-            "spec": {"containers": [container], **({"nodeName": node} if node else {})},
-        }
-        return self.run(KUBECTL, "create", "-f", "-", given=json.dumps(obj))
-
-    def spawn(self, *command: str) -> None:
-        """Start a program that ends with the server."""
-        with (self.directory / f"{Path(command[0]).name}.log").open("wb") as log:
-            self._processes.append(
-                subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=self.directory)
-            )
-
-    def _ready(self) -> bool:
-        request = urllib.request.Request(
-            f"https://127.0.0.1:{self.port}/readyz", headers={"Authorization": "Bearer admin"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE, context=ssl._create_unverified_context()):
-                return True
-        except OSError:
-            return False
+pytestmark = pytest.mark.skipif(not THERE, reason=ABSENT)
 
 
 @pytest.fixture(scope="module", params=SERVERS or [None], ids=lambda p: p.parent.name if p else "none")

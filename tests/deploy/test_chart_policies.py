@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import celpy
@@ -20,6 +21,13 @@ AGENT, ADMISSION = (
     f"system:serviceaccount:kube-system:{name}" for name in ("gpu-manager", "gpu-quota-admission")
 )
 NODE_CLAIM = "authentication.kubernetes.io/node-name"  # in the token of a pod, since Kubernetes 1.30
+ACCOUNTS_POLICIES = (
+    "vcuda-agent",
+    "vcuda-agent-events",
+    "vcuda-admission",
+    "vcuda-admission-names",
+    "vcuda-admission-scheduler",
+)
 TERMS = {
     "defaults": ClusterTerms(),
     "unprivileged": ClusterTerms(),
@@ -35,8 +43,8 @@ def test_the_policies_are_the_programs_own_with_the_clusters_terms(name: str, te
     printed = {(o["kind"], o["metadata"]["name"]): o["spec"] for o in policies(terms)}
     kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
     ours = {(o["kind"], o["metadata"]["name"]): o["spec"] for kind in kinds for o in of_kind(name, kind)}
-    for kind in kinds:
-        assert ours.pop((kind, "vcuda-agent"))
+    for kind, policy_name in itertools.product(kinds, ACCOUNTS_POLICIES):
+        assert ours.pop((kind, policy_name))
     assert ours == printed
 
 

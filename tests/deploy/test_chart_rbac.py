@@ -27,7 +27,7 @@ from gpu_manager.domain.pod import PodUid, parse_pod
 from sandbox.api import StandInApi
 from sandbox.api.access import User, service_account
 from sandbox.kubelet import StandInKubelet
-from tests.deploy.chart import SETS, objects
+from tests.deploy.chart import SETS, objects, the
 from tests.deploy.rbac import Judge, Right, granted, used
 from tests.fakes.sandbox import short_directory, until
 
@@ -45,7 +45,7 @@ def test_no_wildcard_no_cluster_admin_no_secrets_at_large(name: str) -> None:
                 assert not [w for w in words if "*" in w], rule
             assert not {"escalate", "bind", "impersonate", "deletecollection"} & set(rule["verbs"])
             assert "nodes/proxy" not in rule["resources"]
-            if "secrets" in rule["resources"] and rule["verbs"] != ["create"]:
+            if "secrets" in rule["resources"]:
                 assert obj["kind"] == "Role"
                 assert rule["resourceNames"] == ["gpu-quota-admission-certs"]
             if "webhookconfigurations" in "".join(rule["resources"]) and rule["verbs"] != ["list"]:
@@ -159,6 +159,7 @@ def test_the_agent_uses_what_it_is_given_and_needs_no_more(world: World) -> None
 def test_admission_uses_what_it_is_given_and_needs_no_more(world: World) -> None:
     for kind in ("Mutating", "Validating"):
         world.api.create(next(o for o in objects("defaults") if o["kind"] == f"{kind}WebhookConfiguration"))
+    world.api.create(the("defaults", "Secret", "gpu-quota-admission-certs"))
     me = world.pod("gpu-quota-admission-x")
     program = compose(
         AdmissionSettings(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,15 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.deploy.api_server import ABSENT, SERVERS, THERE, Server, free_port, serving_certificate
 from tests.deploy.chart import CHART, HELM, KUBECTL, SETS
-from tests.deploy.test_chart_on_api_server import SERVERS, Server, free_port, serving_certificate
 from tests.fakes.extender import node
 from tests.fakes.sandbox import short_directory
 
-pytestmark = pytest.mark.skipif(
-    not SERVERS or shutil.which("etcd") is None,
-    reason="no kube-apiserver below build/cluster (make cluster CMD=build builds one), or no etcd on the PATH",
-)
+pytestmark = pytest.mark.skipif(not THERE, reason=ABSENT)
 QUOTA = {"default": {"quota": {"T4": 1}}}
 
 

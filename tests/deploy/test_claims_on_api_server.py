@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -38,8 +37,9 @@ from tests.agreement.claim_cases import (
     opaque,
     template,
 )
+from tests.deploy.api_server import ABSENT, SERVERS, THERE, Server
 from tests.deploy.chart import CHART, HELM, KUBECTL, SETS
-from tests.deploy.test_chart_on_api_server import AGENT, SERVERS, Server
+from tests.deploy.test_chart_on_api_server import AGENT
 from tests.fakes.metrics import service_metrics
 from tests.fakes.ports import FakeInjector, FakePods, FakeProcesses, FakeTenants
 from tests.fakes.sandbox import short_directory
@@ -47,10 +47,7 @@ from tests.fakes.state import state_of
 from tests.fakes.waiting import until
 
 NODE = "n1"
-pytestmark = pytest.mark.skipif(
-    not SERVERS or shutil.which("etcd") is None,
-    reason="no kube-apiserver below build/cluster (make cluster CMD=build builds one), or no etcd on the PATH",
-)
+pytestmark = pytest.mark.skipif(not THERE, reason=ABSENT)
 
 
 @pytest.fixture(scope="module", params=SERVERS or [None], ids=lambda p: p.parent.name if p else "none")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -40,8 +39,8 @@ from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.rules.request import PlacementPolicy
+from tests.deploy.api_server import ABSENT, SERVERS, THERE, Server, free_port, serving_certificate
 from tests.deploy.chart import CHART, HELM, KUBECTL, SETS
-from tests.deploy.test_chart_on_api_server import SERVERS, Server, free_port, serving_certificate
 from tests.deploy.test_claim_quota_on_api_server import claim
 from tests.fakes import waiting
 from tests.fakes.extender import node
@@ -49,10 +48,7 @@ from tests.fakes.ports import FakeClock
 from tests.fakes.sandbox import short_directory
 from tests.fakes.waiting import PATIENCE
 
-pytestmark = pytest.mark.skipif(
-    not SERVERS or shutil.which("etcd") is None,
-    reason="no kube-apiserver below build/cluster (make cluster CMD=build builds one), or no etcd on the PATH",
-)
+pytestmark = pytest.mark.skipif(not THERE, reason=ABSENT)
 STATES = [
     CardState(Card(n, CardUuid(f"GPU-{n:08x}-0000"), model, 16 * GIB))
     for n, model in enumerate(("Tesla T4", "Tesla V100-SXM2-16GB"))

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
+from gpu_manager.domain.errors import NodeUnready
 
 _STRATEGIC: Final = "application/strategic-merge-patch+json"
 _GROUP: Final = "/apis/admissionregistration.k8s.io/v1"
 _KINDS: Final = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
-_ABSENT, _CONFLICT = 404, 409
+_FORBIDDEN, _ABSENT, _CONFLICT = 403, 404, 409
 
 
 class KubeCertificates:
@@ -46,7 +47,16 @@ class KubeCertificates:
         if version is None:
             meta = {"name": self._secret, "namespace": self._namespace}
             body = {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": encoded, "type": "Opaque"}
-            return self._write("create the certificate's Secret", "POST", self._secrets, body)
+            try:
+                return self._write("create the certificate's Secret", "POST", self._secrets, body)
+            except Refused as error:
+                if error.code != _FORBIDDEN:
+                    raise
+                made = f"kubectl -n {self._namespace} create secret generic {self._secret}"
+                raise NodeUnready(
+                    f"the Secret {self._namespace}/{self._secret} is missing, and this account may not "
+                    f"make it: install the chart again, or run `{made}`"
+                ) from error
         found = self.load()
         if found is None or found[1] != version:
             return False
