@@ -112,7 +112,7 @@ proto: $(STAMP) ##write generate gpu_manager/pb from proto/
 proto-check: proto
 	git diff --exit-code --stat -- gpu_manager/pb || { echo "gpu_manager/pb is not what proto/ generates: run make proto and commit"; exit 1; }
 
-bench: $(STAMP) ##measure the bars; ONLY=<group> for one (PART=<part> of limits, admission, dra or placement), FULL=1 for the figures that docs quote
+bench: $(STAMP) ##measure the bars; ONLY=<group> for one (PART=<part> of limits, admission, hostile, dra or placement), FULL=1 for the figures that docs quote
 	python -m bench $(if $(ONLY),--only $(ONLY)) $(if $(PART),--part $(PART)) $(if $(FULL),--full)
 
 gpu: $(STAMP) ##measure the same promises on a real card; says so and stops where there is none

@@ -32,6 +32,7 @@ GROUPS = (
     "admission",
     "pods",
     "objects",
+    "hostile",
     "placement",
     "dra",
     "hooks",
