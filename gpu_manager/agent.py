@@ -90,6 +90,7 @@ class Agent:
             config.node,
             clock=clock,
             kubelet_url=config.kubelet_pods_url,
+            kubelet_ca=config.kubelet_ca,
             lending=config.lending,
             pods_api=PodsApi(config.device_plugins.parent / PODS_API_SOCKET, clock),
             cordons=store_of(config, "cordons", "only the Node object has them"),
@@ -239,6 +240,7 @@ class Agent:
             energy=lambda: self.running.energy.told,
             writes_dropped=lambda: self._kube.writes_dropped,
             unreadable=lambda: self._kube.unreadable,
+            kubelet_unverified=lambda: self._kube.kubelet_unverified,
             sized=lambda: self.running.sizes.told,
             front=lambda: self.fronts.in_force,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from gpu_manager.adapters.control_pages.limits_file import DEFAULT_POLICY, PagePolicy
 from gpu_manager.adapters.nvml.faults import QUIET_SECONDS
@@ -23,11 +24,14 @@ from gpu_manager.domain.dra.sides import NO_CARDS, SETTLE_SECONDS, ClaimCards
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.topology import NumaPolicy
 
+CLUSTER_CA: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Settings of ``gpu-manager run``. Paths are as the agent sees them.
 
+    ``kubelet_ca`` is a file with the certificates of who signs the kubelet's.
     ``cards`` is ``nvml``, or ``simulated:`` with a profile's name or a file; ``unit`` is bytes of a memory
     unit; ``policy`` holds settings of every fraction's control page; ``injection`` is ``auto`` or a strategy;
     ``resize_alone``: there is no extender, and the agent itself answers requests for another size.
@@ -46,6 +50,7 @@ class Config:
     api_url: str | None = None
     kubeconfig: Path | None = None
     kubelet_pods_url: str | None = None
+    kubelet_ca: Path = CLUSTER_CA
     device_plugins: Path = Path(KUBELET_DIR) / "device-plugins"
     pod_resources: Path = Path(KUBELET_DIR) / "pod-resources"
     state: Path = Path(STATE_DIR)

@@ -11,7 +11,7 @@ import structlog
 from gpu_manager.adapters.control_pages.limits_file import PagePolicy
 from gpu_manager.adapters.nvml.faults import QUIET_SECONDS
 from gpu_manager.arguments import Option, Rest
-from gpu_manager.config import Config
+from gpu_manager.config import CLUSTER_CA, Config
 from gpu_manager.domain.advice.demand import HOUR
 from gpu_manager.domain.advice.size import AdvicePolicy
 from gpu_manager.domain.contract import (
@@ -67,6 +67,13 @@ def command(
     kubelet_pods_url: Annotated[
         str | None, Option(help="https://<node>:10250, to ask the kubelet for its pods (needs nodes/pods).")
     ] = None,
+    kubelet_certificate_authority: Annotated[
+        Path,
+        Option(
+            help="Certificates of who signs the kubelet's; a kubelet that they do not verify gets no token, "
+            "and the API server is asked."
+        ),
+    ] = CLUSTER_CA,
     kubelet_dir: Annotated[Path, Option(help="Directory of the kubelet.")] = Path(KUBELET_DIR),
     state_dir: Annotated[
         Path, Option(help="The agent's records and libraries; must survive a reboot.")
@@ -196,6 +203,7 @@ def command(
             api_url=api_url,
             kubeconfig=kubeconfig,
             kubelet_pods_url=kubelet_pods_url,
+            kubelet_ca=kubelet_certificate_authority,
             device_plugins=kubelet_dir / "device-plugins",
             pod_resources=kubelet_dir / "pod-resources",
             state=state_dir,

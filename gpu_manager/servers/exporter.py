@@ -52,7 +52,8 @@ class Exporter(Collector):
     ``events`` counts what happened to the cards, ``xids`` the XIDs of each, ``offered_elsewhere`` names those
     that another device plugin offers too, ``energy`` is what was used of each, ``writes_dropped`` counts what
     the API server was never told, ``unreadable`` what could not be read of it, ``sized`` is
-    the advice for containers, ``front`` how the node gives its cards.
+    the advice for containers, ``front`` how the node gives its cards, ``kubelet_unverified`` whether the
+    kubelet's certificate could not be verified.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Exporter(Collector):
         energy: Callable[[], Mapping[tuple[CardUuid, Holder], float]] = dict,
         writes_dropped: Callable[[], int] = int,
         unreadable: Callable[[], Mapping[str, int]] = dict,
+        kubelet_unverified: Callable[[], bool] = bool,
         sized: Callable[[], Sequence[Sized]] = tuple,
         front: Callable[[], Front] = lambda: Front.PLUGIN,
     ) -> None:
@@ -83,6 +85,7 @@ class Exporter(Collector):
         self._energy = energy
         self._writes_dropped = writes_dropped
         self._unreadable = unreadable
+        self._kubelet_unverified = kubelet_unverified
         self._sized = sized
         self._front = front
 
@@ -114,6 +117,7 @@ class Exporter(Collector):
         yield counter_by_label(*_FAILURES, threads.failures())
         yield _writes_dropped(self._writes_dropped())
         yield counter_by_label(*_UNREADABLE, self._unreadable())
+        yield _unverified(self._kubelet_unverified())
 
 
 def describe(*, legacy: bool = True) -> Iterator[Metric]:
@@ -135,6 +139,7 @@ def describe(*, legacy: bool = True) -> Iterator[Metric]:
     yield counter_by_label(*_FAILURES, {})
     yield _writes_dropped(0)
     yield counter_by_label(*_UNREADABLE, {})
+    yield _unverified(False)  # noqa: FBT003 - the gauge's value
 
 
 def _other_plugins(view: View, offers: Mapping[CardUuid, str]) -> Metric:
@@ -152,6 +157,13 @@ def _other_plugins(view: View, offers: Mapping[CardUuid, str]) -> Metric:
 def _writes_dropped(count: int) -> Metric:
     text = "Events and annotations given up because too many waited for the API server"
     return CounterMetricFamily("vcuda_api_writes_dropped", text, value=count)
+
+
+def _unverified(is_so: bool) -> Metric:  # noqa: FBT001 - the gauge's value
+    text = (
+        "1 while the kubelet's certificate cannot be verified: it gets no token, and the API server is asked"
+    )
+    return GaugeMetricFamily("vcuda_kubelet_unverified", text, value=float(is_so))
 
 
 def _node(view: View, version: str, age: float) -> Iterator[Metric]:

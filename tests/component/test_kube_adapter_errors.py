@@ -17,6 +17,7 @@ from gpu_manager.adapters.kube.reflector import Pause
 from gpu_manager.domain.errors import NodeUnready
 from sandbox.api import ADMIN_TOKEN, StandInApi
 from tests.fakes.certificates import self_signed
+from tests.fakes.ports import FakeClock
 from tests.fakes.waiting import PATIENCE
 from tests.fakes.web import send, serving
 
@@ -125,7 +126,7 @@ def token(tmp_path):
 
 
 @contextmanager
-def node(api, kubelet_url, token, ca=None, clock=None):
+def node(api, kubelet_url, token, ca, clock=None):
     kube = Kube(
         connect(url=api.url, token=ADMIN_TOKEN, timeouts=PATIENT),
         "n1",
@@ -143,27 +144,68 @@ def node(api, kubelet_url, token, ca=None, clock=None):
         kube.close()
 
 
-@pytest.mark.parametrize("verified", [True, False])
-def test_the_kubelets_own_pods_are_asked_first_with_the_token(api, token, certificate, verified):
+@pytest.mark.parametrize("names", [(), ("n1",)], ids=["its address", "the node's name alone"])
+def test_the_kubelets_own_pods_are_asked_first_with_the_token(api, token, tmp_path, names):
+    certificate = self_signed(tmp_path, 1, *names)
     asked = []
 
     def respond(handler):
         asked.append((handler.path, handler.headers["Authorization"]))
         send(handler, json.dumps({"items": [pod("train", "u1"), pod("other", "u2"), {"spec": 7}]}).encode())
 
-    ca = certificate[0] if verified else None
-    with serving(respond, certificate) as url, node(api, url, token, ca) as kube:
+    with serving(respond, certificate) as url, node(api, url, token, certificate[0]) as kube:
         assert kube.pods.fetch("default", "train").uid == "u1"
         assert {k: f[0].pod.uid for k, f in kube.pods.local().items()} == {
             "default/train": "u1",
             "default/other": "u2",
         }
+        assert not kube.kubelet_unverified
     assert asked == [("/pods", "Bearer secret")]
+
+
+def test_whoever_answers_at_the_kubelet_s_port_without_its_certificate_gets_no_token(
+    api, token, certificate, tmp_path
+):
+    """Any user of the node can listen there while the kubelet does not, as can who answers for its address."""
+    seen = []
+    (tmp_path / "other").mkdir()
+    wrong_name = self_signed(tmp_path / "other", 1, "nobody")
+    made = api.create({"apiVersion": "v1", "kind": "Pod", **pod("train", "")})
+
+    def steal(handler):
+        seen.append(dict(handler.headers))
+        send(handler, json.dumps({"items": [pod("train", "forged")]}).encode())
+
+    for theirs, trusted in ((certificate, wrong_name[0]), (wrong_name, wrong_name[0])):
+        with serving(steal, theirs) as url, node(api, url, token, trusted) as kube:
+            for _ in range(3):
+                assert kube.pods.fetch("default", "train").uid == made["metadata"]["uid"]
+            assert kube.kubelet_unverified
+    assert seen == []
+
+
+def test_a_kubelet_that_gets_its_serving_certificate_is_asked_again(token, certificate, tmp_path):
+    clock, authority = FakeClock(), tmp_path / "ca.pem"
+    (tmp_path / "other").mkdir()
+    authority.write_bytes(self_signed(tmp_path / "other")[0].read_bytes())
+    with serving(lambda h: send(h, b'{"items": []}'), certificate) as url:
+        kubelet = KubeletPods(url, clock, token, authority)
+        assert kubelet.pods() is None
+        assert kubelet.unverified
+        assert "serverTLSBootstrap" in kubelet.error
+        authority.write_bytes(certificate[0].read_bytes())
+        clock.pass_(301)
+        assert kubelet.pods() == []
+        assert not kubelet.unverified
+        kubelet.close()
 
 
 def test_a_pod_that_the_kubelet_does_not_know_is_asked_of_the_api_server(api, token, certificate):
     made = api.create({"apiVersion": "v1", "kind": "Pod", **pod("train", "")})
-    with serving(lambda h: send(h, b'{"items": []}'), certificate) as url, node(api, url, token) as kube:
+    with (
+        serving(lambda h: send(h, b'{"items": []}'), certificate) as url,
+        node(api, url, token, certificate[0]) as kube,
+    ):
         assert kube.pods.fetch("default", "train").uid == made["metadata"]["uid"]
         assert kube.pods.fetch("default", "nobody") is None
 
@@ -190,7 +232,7 @@ def test_a_kubelet_that_does_not_answer_is_left_alone_and_the_api_server_asked(
         respond(handler)
 
     made = api.create({"apiVersion": "v1", "kind": "Pod", **pod("train", "")})
-    with serving(counting, certificate) as url, node(api, url, token) as kube:
+    with serving(counting, certificate) as url, node(api, url, token, certificate[0]) as kube:
         for _ in range(3):
             assert kube.pods.fetch("default", "train").uid == made["metadata"]["uid"]
         assert len(asked) == 1
@@ -201,13 +243,13 @@ def test_a_kubelet_that_closes_kept_connections_is_asked_again_at_once(api, toke
         send(handler, json.dumps({"items": [pod("train", "u1")]}).encode())
         handler.close_connection = True
 
-    with serving(respond, certificate) as url, node(api, url, token) as kube:
+    with serving(respond, certificate) as url, node(api, url, token, certificate[0]) as kube:
         for _ in range(3):
             assert kube.pods.fetch("default", "train").uid == "u1"
 
 
 def test_an_absent_kubelet_or_an_unknown_authority_is_said_and_is_no_error(token, certificate, tmp_path):
-    away = KubeletPods("https://127.0.0.1:1", SystemClock(), token, None)
+    away = KubeletPods("https://127.0.0.1:1", SystemClock(), token, certificate[0])
     assert away.pods() is None
     assert "no answer" in away.error
     other = tmp_path / "empty.pem"
@@ -215,7 +257,7 @@ def test_an_absent_kubelet_or_an_unknown_authority_is_said_and_is_no_error(token
     with serving(lambda h: send(h, b'{"items": []}'), certificate) as url:
         untrusted = KubeletPods(url, SystemClock(), token, other)
         assert untrusted.pods() is None
-        tokenless = KubeletPods(url, SystemClock(), tmp_path / "absent", None)
+        tokenless = KubeletPods(url, SystemClock(), tmp_path / "absent", certificate[0])
         assert tokenless.pods() is None
     with pytest.raises(NodeUnready, match="give https://<node>:10250"):
-        KubeletPods("http://127.0.0.1:10255", SystemClock(), token, None)
+        KubeletPods("http://127.0.0.1:10255", SystemClock(), token, certificate[0])

@@ -28,7 +28,7 @@ class Kube:
         node: this node's name.
         clock: time.
         kubelet_url: ``https://<node>:10250`` to ask the kubelet for its pods, None not to.
-        kubelet_ca: who signs the kubelet's certificate, None to trust any.
+        kubelet_ca: who signs the kubelet's certificate.
         token_file: the token shown to the kubelet.
         pause: between attempts, for tests.
         tombstone_seconds: how long a deleted pod is remembered.
@@ -44,7 +44,7 @@ class Kube:
         *,
         clock: Clock,
         kubelet_url: str | None = None,
-        kubelet_ca: Path | None = None,
+        kubelet_ca: Path = SERVICE_ACCOUNT / "ca.crt",
         token_file: Path = SERVICE_ACCOUNT / "token",
         pause: Pause | None = None,
         tombstone_seconds: float = 120.0,
@@ -56,8 +56,11 @@ class Kube:
         self.access = AccessCheck(KubeReviews(connection), clock)
         self._outbox = Outbox(clock, pause)
         sources: list[KubeletSource] = [pods_api] if pods_api is not None else []
-        if kubelet_url:
-            sources.append(KubeletPods(kubelet_url, clock, token_file, kubelet_ca))
+        self._kubelet_pods = (
+            KubeletPods(kubelet_url, clock, token_file, kubelet_ca, node) if kubelet_url else None
+        )
+        if self._kubelet_pods is not None:
+            sources.append(self._kubelet_pods)
         self.pods = KubePods(
             connection,
             node,
@@ -75,6 +78,11 @@ class Kube:
         self._outbox.start()
         self.pods.start()
         self.node.start()
+
+    @property
+    def kubelet_unverified(self) -> bool:
+        """True if the kubelet's certificate could not be verified, so that it got no token."""
+        return self._kubelet_pods is not None and self._kubelet_pods.unverified
 
     @property
     def writes_dropped(self) -> int:

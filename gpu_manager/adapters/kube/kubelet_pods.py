@@ -1,6 +1,8 @@
 """The kubelet's ``/pods`` on its HTTPS port: exactly the pod objects that it admits.
 
-Needs the fine-grained right ``get nodes/pods`` (never ``nodes/proxy``: that one can run commands).
+Needs the fine-grained right ``get nodes/pods`` (never ``nodes/proxy``: that one can run commands). A kubelet
+whose certificate cannot be verified gets no token: any user of the node may listen on that port while no
+kubelet does, and on many networks a pod may answer for the node's address.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ class KubeletPods:
         url: where the kubelet listens.
         clock: for the pauses after failures.
         token_file: the service account's token, read anew each time as it rotates.
-        ca_file: who signs the kubelet's certificate; None trusts any (many kubelets sign their own, and who
-            can listen on that port of the node is root there already).
+        ca_file: who signs the kubelet's certificate; the kubelet's own file where it signs that itself.
+        node: a name that the certificate may have instead of the address in ``url``; empty: none.
     """
 
-    def __init__(self, url: str, clock: Clock, token_file: Path, ca_file: Path | None) -> None:
+    def __init__(self, url: str, clock: Clock, token_file: Path, ca_file: Path, node: str = "") -> None:
         address = urlsplit(url)
         if address.scheme != "https" or not address.hostname:
             raise NodeUnready(f"{url} is not the kubelet's address: give https://<node>:10250")
@@ -47,10 +49,13 @@ class KubeletPods:
         self._clock = clock
         self._token_file = token_file
         self._ca_file = ca_file
+        self._names = ("", node) if node else ("",)
         self._lock = threading.Lock()
         self._client: HttpClient | None = None
         self._rests_until = 0.0
         self.error: str | None = None
+        self.unverified = False
+        """True after the kubelet's certificate could not be verified, until one was."""
 
     def pods(self) -> Sequence[Pod] | None:
         """Every pod the kubelet knows; None when it cannot be asked now (``error`` says why)."""
@@ -60,6 +65,11 @@ class KubeletPods:
             try:
                 answer = self._ask()
                 status, pods = answer.status, _parse(answer.body) if answer.status == 200 else None
+            except _Unverified as error:
+                self._close()
+                self.unverified = True
+                self._rest(_LONG_REST_SECONDS, f"its certificate is not trusted: {error}; {_CURE_UNVERIFIED}")
+                return None
             except (NodeUnready, RequestInvalid, OSError, ValueError) as error:
                 self._close()
                 self._rest(_REST_SECONDS, f"no answer: {error or type(error).__name__}")
@@ -78,19 +88,28 @@ class KubeletPods:
             self._close()
 
     def _ask(self) -> HttpAnswer:
-        if self._client is None:  # also after a failure: the authority's file may have been renewed
-            limits = HttpLimits(_SECONDS, _SECONDS, _SIZE_LIMIT)
-            self._client = HttpClient(self._url, limits=limits, tls=self._context(), keep=1)
-        token = self._token_file.read_text().strip()
-        return self._client.ask("GET", "/pods", headers={"Authorization": f"Bearer {token}"})
+        if self._client is not None:
+            return self._request(self._client)
+        limits = HttpLimits(_SECONDS, _SECONDS, _SIZE_LIMIT)
+        # Made anew after each failure: the authority's file may have been renewed.
+        context = ssl.create_default_context(cafile=str(self._ca_file))
+        for name in self._names:
+            self._client = HttpClient(self._url, limits=limits, tls=context, server_name=name, keep=1)
+            try:
+                answer = self._request(self._client)
+            except NodeUnready as error:
+                why = _untrusted(error)
+                if not why:
+                    raise
+                self._close()
+                continue
+            self.unverified = False
+            return answer
+        raise _Unverified(why)
 
-    def _context(self) -> ssl.SSLContext:
-        if self._ca_file is not None:
-            return ssl.create_default_context(cafile=str(self._ca_file))
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        return context
+    def _request(self, client: HttpClient) -> HttpAnswer:
+        token = self._token_file.read_text().strip()
+        return client.ask("GET", "/pods", headers={"Authorization": f"Bearer {token}"})
 
     def _close(self) -> None:
         if self._client is not None:
@@ -104,6 +123,24 @@ class KubeletPods:
         self.error = reason
 
 
+class _Unverified(Exception):  # noqa: N818 - it is what the kubelet is
+    """The kubelet's certificate cannot be verified."""
+
+
+def _untrusted(error: BaseException | None) -> str:
+    """Why TLS does not trust the certificate; empty if the error is another one."""
+    while error is not None:
+        for one in (error, *error.args):
+            if isinstance(one, ssl.SSLCertVerificationError):
+                return one.verify_message or str(one)
+        error = error.__cause__
+    return ""
+
+
+_CURE_UNVERIFIED = (
+    "let kubelets have serving certificates of the cluster's authority (serverTLSBootstrap: true, and "
+    "approve their requests), or name who signs them with --kubelet-certificate-authority"
+)
 _CURES = {
     401: "it does not take the service account's token (401): is its webhook authentication on?",
     403: "the right get nodes/pods is missing (403): install the ClusterRole of this version",

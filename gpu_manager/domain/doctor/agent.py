@@ -92,6 +92,13 @@ def _unreadable_objects(agent: AgentFacts, _: float) -> Iterator[str]:
             yield f"one of the {resource} could not be read, {times} since the agent's start"
 
 
+def _unverified_kubelet(agent: AgentFacts, _: float) -> Iterator[str]:
+    if agent.kubelet_unverified is None:
+        raise Unseen("the agent's metrics cannot be read")
+    if agent.kubelet_unverified:
+        yield "the certificate of the node's kubelet cannot be verified"
+
+
 def _old_sample(agent: AgentFacts, _: float) -> Iterator[str]:
     if agent.sample_age_seconds is None:
         raise Unseen("the agent's metrics cannot be read")
@@ -191,6 +198,19 @@ AGENT: Final = (
             "Delete it, and see who wrote it."
         ),
         judge=_unreadable_objects,
+    ),
+    DoctorCheck(
+        id="kubelet-unverified",
+        group="agent",
+        severity=Severity.WARNING,
+        what="The agent sends the kubelet no token, and asks the API server for the node's pods.",
+        cure=(
+            "Let kubelets have serving certificates of the cluster's authority (`serverTLSBootstrap: true` "
+            "in their configuration, then `kubectl certificate approve` for their requests), or name who "
+            "signs them: `--kubelet-certificate-authority`, chart value `agent.kubeletCertificateAuthority`. "
+            "For kubelets that sign their own it is `/host/var/lib/kubelet/pki/kubelet.crt`."
+        ),
+        judge=_unverified_kubelet,
     ),
     DoctorCheck(
         id="sample-old",

@@ -94,7 +94,8 @@ class AgentFacts:
     ``enforced`` maps ``namespace/pod container`` to the state of its enforcement; ``evading``, ``closed``,
     ``blind``, ``not_injected`` and ``stranded`` (a count) come from its metrics and its graph. ``notes``
     counts the messages of libvcuda since the agent's start, by kind, ``unreadable`` objects of the API
-    server that it could not read, by resource.
+    server that it could not read, by resource. ``kubelet_unverified``: the kubelet's certificate could not
+    be verified.
     """
 
     url: str
@@ -110,6 +111,7 @@ class AgentFacts:
     not_injected: tuple[str, ...] | None = None
     stranded: int | None = None
     unreadable: Mapping[str, int] | None = None
+    kubelet_unverified: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
