@@ -108,39 +108,39 @@ static void how_long_launches_wait_is_learnt_from_known_kernels(void) {
 static void what_is_known_is_charged(void) {
     struct card_clock clock = {0};
     struct span_facts facts = {
-        .idle = true, .launched_at = NOW, .lead_ns = 1 * US, .call_ns = 4 * US, .stamp_ns = 1200, .wait_ns = 6 * US};
-    int64_t start = (int64_t)NOW, over = 1000 + 6000 + 1200;
-    struct gpu_interval ran = gpu_time_measured(&facts, start, 5000 + over, 256, &clock);
+        .launched_at = NOW, .lead_ns = 1 * US, .call_ns = 4 * US, .stamp_ns = 1200, .wait_ns = 6 * US};
+    int64_t start = (int64_t)NOW, over = 1000 + 6000;
+    struct gpu_interval ran = gpu_time_alone(&facts, start, 5000 + over, &clock);
     CHECK(ran.to - ran.from == 5000 && ran.to - ran.called == 11000);
     facts.exact_ns = 3 * US;
-    ran = gpu_time_measured(&facts, start, 5000 + over, 256, &clock);
+    ran = gpu_time_alone(&facts, start, 5000 + over, &clock);
     CHECK(ran.to - ran.from == 5000); /* it is not always the same */
     facts.steady = true;
-    ran = gpu_time_measured(&facts, start, 5000 + over, 256, &clock);
+    ran = gpu_time_alone(&facts, start, 5000 + over, &clock);
     CHECK(ran.to - ran.from == 3000); /* the call took a little longer than calls do */
-    ran = gpu_time_measured(&facts, start, 1000 + over, 256, &clock);
+    ran = gpu_time_alone(&facts, start, 1000 + over, &clock);
     CHECK(ran.to - ran.from == 3000); /* or less */
     facts.slow_ns = 30 * US;
-    ran = gpu_time_measured(&facts, start, 33000 + over, 256, &clock);
+    ran = gpu_time_alone(&facts, start, 33000 + over, &clock);
     CHECK(ran.to - ran.from == 3000); /* or its thread stood still for a while */
     facts.slow_ns = 0;
-    ran = gpu_time_measured(&facts, start, 1000 + 2000 + 1200, 256, &clock);
+    ran = gpu_time_alone(&facts, start, 1000 + 2000, &clock);
     CHECK(ran.to - ran.from ==
           1000); /* but all of it took two microseconds, whatever is known: the least of a kernel */
-    ran = gpu_time_measured(&facts, start, 40000 + over, 256, &clock);
+    ran = gpu_time_alone(&facts, start, 40000 + over, &clock);
     CHECK(ran.to - ran.from == 40000); /* this was another length */
 }
 
 static void what_was_held_is_exact_if_it_was_all_there_in_time(void) {
     struct card_clock clock = {0};
     struct span_facts facts = {
-        .idle = true, .held = true, .launched_at = NOW, .lead_ns = 5 * US, .stamp_ns = 1280, .ended_at = NOW + 9 * US};
+        .held = true, .launched_at = NOW, .lead_ns = 5 * US, .stamp_ns = 1280, .ended_at = NOW + 9 * US};
     CHECK(!gpu_time_is_exact(&facts));
     facts.held_until = NOW + 8 * US;
     CHECK(!gpu_time_is_exact(&facts));
     facts.held_until = NOW + 9 * US;
     CHECK(gpu_time_is_exact(&facts));
-    struct gpu_interval ran = gpu_time_measured(&facts, (int64_t)NOW, 3330, 256, &clock); /* an H100's 1.1 us */
+    struct gpu_interval ran = gpu_time_alone(&facts, (int64_t)NOW, 3330, &clock); /* an H100's 1.1 us */
     CHECK(ran.to - ran.from == 1090 && !clock.known);
     facts.ended_at = 0;
     CHECK(!gpu_time_is_exact(&facts));

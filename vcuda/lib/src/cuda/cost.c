@@ -50,14 +50,3 @@ void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns) {
     average(&cost->charge_ns, charge_ns, weight);
     __atomic_store_n(&cost->seen, seen + 1, __ATOMIC_RELAXED);
 }
-
-static uint64_t scaled(uint64_t ns, uint64_t used, uint64_t expected) {
-    if (used > 8 * expected)
-        used = 8 * expected;
-    return (uint64_t)((double)ns * ((double)used / (double)expected));
-}
-
-void cost_corrected(struct cost *cost, uint64_t ns, uint64_t used, uint64_t charged, uint64_t expected) {
-    if (expected)
-        cost_measured(cost, scaled(ns, used, expected), scaled(ns, charged, expected));
-}

@@ -60,8 +60,4 @@ static inline bool cost_is_unsure(const struct cost *cost) {
 /* One run kept its stream busy for `ns`, and the card for `charge_ns` more than other streams did. */
 void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns);
 
-/* Several runs of several kinds took `used` together and added `charged`, where `expected` had been expected, `ns` of
- * it for each of this kind. What is known by now may come from spans that were launched after these. */
-void cost_corrected(struct cost *cost, uint64_t ns, uint64_t used, uint64_t charged, uint64_t expected);
-
 #endif

@@ -6,7 +6,7 @@
 #include "cuda/stream_meter.h"
 #include "token_bucket.h"
 
-#define STOPPED_NS 3000u /* by so much a span may seem shorter than it was, for a thread's short stops */
+#define STOPPED_NS 3000u /* by so much a launch may seem shorter than it was, for a thread's short stops */
 
 static bool is_protected(const struct vcuda_limits_view *view, int card) {
     return view->card[card].mode & VCUDA_MODE_PROTECTED;
@@ -59,14 +59,14 @@ uint64_t crossed_work_met_ns(struct timing_span *span, const struct vcuda_limits
                              const struct gpu_interval *ran, uint64_t known_ns, uint64_t fresh_ns, uint64_t now) {
     int card = span->context_meter->card;
     uint64_t took = (uint64_t)(ran->to - ran->from), more = known_ns && fresh_ns > known_ns ? fresh_ns - known_ns : 0;
-    bool is_one_kind_by_itself = fresh_ns >= took && span->kinds == 1;
-    if (is_one_kind_by_itself)
-        alone_cost_ran_crossed(span->kind[0].cost, (took + STOPPED_NS) / span->launches);
+    bool is_by_itself = fresh_ns >= took;
+    if (is_by_itself)
+        alone_cost_ran_crossed(span->cost, took + STOPPED_NS);
     if (!is_protected(view, card))
         return more;
     uint64_t met = follows_own(span, ran) ? may_have_met(&view->card[card], card, fresh_ns, more, now) : more;
-    if (is_one_kind_by_itself && known_ns)
-        alone_cost_ran_mixed(span->kind[0].cost, took / span->launches, met == more, now);
+    if (is_by_itself && known_ns)
+        alone_cost_ran_mixed(span->cost, took, met == more, now);
     return met;
 }
 

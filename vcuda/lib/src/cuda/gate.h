@@ -14,7 +14,6 @@
 #include <stdint.h>
 
 #define GATE_AHEAD_NS UINT64_C(500000)
-#define GATE_SPAN_NS UINT64_C(200000) /* of work is measured together: its end is seen that much sooner */
 #define GATE_HOLD_MOST_NS UINT64_C(50000000)
 #define GATE_FUTURE_MOST_NS UINT64_C(200000000) /* no host closes a gate for longer */
 #define GATE_NAP_LEAST_NS UINT64_C(50000)

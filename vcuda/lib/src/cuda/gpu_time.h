@@ -1,4 +1,4 @@
-/* GPU time from what a host can see: when it launched, what events measured, and when a stream was seen drained.
+/* GPU time from what a host can see: when it launched, and what events measured.
  *
  * Arithmetic alone: no driver is called here and no clock is read, so that recorded and made-up traces can be played
  * through it. All times are nanoseconds. Host times are of one monotonic clock; card times are of another one, the
@@ -20,39 +20,11 @@ struct stream_clock {
     bool waits;        /* something stands in it that is no work, for who knows how long */
 };
 
-enum stream_state { STREAM_IDLE, STREAM_BUSY, STREAM_UNSURE };
-
-/* Is the stream drained at `now`? Unsure near the expected end, by half of what the run is expected to take. */
-enum stream_state stream_clock_state(const struct stream_clock *clock, uint64_t now);
-
-/* The driver has said at `now` whether the stream is drained. */
-void stream_clock_observed(struct stream_clock *clock, uint64_t now, bool drained);
-
 /* Work of this expected length was launched at `now`; on an idle stream it begins a new run. */
 void stream_clock_launched(struct stream_clock *clock, uint64_t now, bool idle, uint64_t expected_ns);
 
 /* Work of the present run was measured: what is expected of the rest moves by as much. */
 void stream_clock_corrected(struct stream_clock *clock, uint64_t expected_ns, uint64_t took_ns);
-
-/* ---- what measuring may cost
- * -----------------------------------------------------------------------------------------------------------------
- */
-
-/* Events and queries that the program's thread waits for: at most MEASURING_PERCENT of the thread's time. */
-#define MEASURING_PERCENT 2
-
-struct measuring_budget {
-    uint64_t at;
-    int64_t left_ns;
-};
-
-/* `newcomers`: when a new thread was last given its first budget; one for all threads of the process, so that a program
- * that starts a thread for each launch does not measure each of them. */
-bool measuring_allowed(struct measuring_budget *budget, uint64_t *newcomers, uint64_t now);
-
-/* The thread was held back by its limit: what it measures until it is next takes no time from it. */
-void measuring_is_free(struct measuring_budget *budget);
-void measuring_spent(struct measuring_budget *budget, uint64_t ns);
 
 /* How long a launch call is known to take the host, with one more that took `took_ns`: about the least of the last few
  * hundred, since what is longer was a thread that stood still. */
@@ -82,7 +54,6 @@ void card_clock_seen(struct card_clock *clock, int64_t offset_ns, uint64_t now);
 
 /* A stretch of launches on one stream. Host times. */
 struct span_facts {
-    bool idle;            /* the stream was drained when it began */
     uint64_t launched_at; /* the first launch */
     uint64_t lead_ns;     /* host time from the start's record to the first launch */
     uint64_t call_ns;     /* host time from the first launch's call until it is on the card, as a guess */
@@ -95,8 +66,6 @@ struct span_facts {
     uint64_t held_until;  /* ... which returned at this time; 0: not yet */
     uint64_t ended_at;    /* its end had been recorded */
     uint64_t stamp_ns;    /* card time that the end's record takes */
-    uint64_t late_ns;     /* host time from the last launch to the end's record, where that was long; else 0 */
-    uint64_t drained_by;  /* the stream was seen drained at this time; 0: it was not asked */
     uint64_t expected_ns; /* by what its launches cost before, undivided by what else runs on the card */
 };
 
@@ -106,13 +75,9 @@ struct gpu_interval {
     bool waited;      /* its stream was busy when it was launched: nothing is known of how long launches wait */
 };
 
-/* The interval of a measured span: its start event lies at `start` of the card's time, its end event `elapsed` later.
- * `stretch_q8` / 256 is by how much others on the card stretch its work. */
-struct gpu_interval gpu_time_measured(const struct span_facts *facts, int64_t start, int64_t elapsed,
-                                      uint32_t stretch_q8, struct card_clock *clock);
-
-/* The same of one launch that was measured by itself. Its start event tells whether its stream was busy before: it is
- * reached late then, by more than the launch took to reach the card. */
+/* The interval of one launch that was measured by itself: its start event lies at `start` of the card's time, its end
+ * event `elapsed` later. The start event tells whether the stream was busy before: it is reached late then, by more
+ * than the launch took to reach the card. */
 struct gpu_interval gpu_time_alone(const struct span_facts *facts, int64_t start, int64_t elapsed,
                                    struct card_clock *clock);
 
@@ -121,8 +86,8 @@ static inline bool gpu_time_is_exact(const struct span_facts *facts) {
     return facts->ended_at && facts->ended_at <= facts->held_until;
 }
 
-/* The interval of a span without events, after what its stream ran before (`after`): as long as its launches are
- * expected to take, but no longer than until the stream was seen drained. */
+/* The interval of a span whose launches were not measured: as long as they are expected to take, after what their
+ * stream ran before (`after`). `stretch_q8` / 256 is by how much others on the card stretch the work. */
 struct gpu_interval gpu_time_expected(const struct span_facts *facts, int64_t after, uint32_t stretch_q8,
                                       const struct card_clock *clock);
 

@@ -94,7 +94,7 @@ static bool proceed(struct vcuda_card_usage *usage, struct stream_meter *meter, 
     return false;
 }
 
-bool payment_wait(struct stream_meter *meter, uint64_t ns, bool unknown) {
+void payment_wait(struct stream_meter *meter, uint64_t ns, bool unknown) {
     struct vcuda_usage *usage = vcuda_usage();
     int saved = errno;
     fork_forgets(forget_in_child);
@@ -106,5 +106,4 @@ bool payment_wait(struct stream_meter *meter, uint64_t ns, bool unknown) {
     if (wait.throttled_ns)
         __atomic_fetch_add(&usage->card[meter->card].throttle_ns, wait.throttled_ns, __ATOMIC_RELAXED);
     errno = saved;
-    return wait.now != wait.since;
 }

@@ -28,7 +28,7 @@ static inline void pocket_put(int card, uint64_t ns) {
 }
 
 /* Wait until work that costs `ns` may go ahead on this stream, and pay for it. `unknown`: it was never measured. The
- * thread holds none of the library's locks; errno is kept. True: it has slept. */
-bool payment_wait(struct stream_meter *meter, uint64_t ns, bool unknown);
+ * thread holds none of the library's locks; errno is kept. */
+void payment_wait(struct stream_meter *meter, uint64_t ns, bool unknown);
 
 #endif

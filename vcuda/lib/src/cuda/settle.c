@@ -30,13 +30,13 @@ void settle_suspend(struct context_end *end, uint64_t id) {
     __atomic_fetch_add(&meter_epoch, 1, __ATOMIC_SEQ_CST);
 }
 
-static void settle(struct timing_span *span, bool measured, uint64_t now) {
+static void settle(struct timing_span *span, bool ended, uint64_t now) {
     const struct vcuda_limits_view *view = vcuda_limits();
     struct vcuda_usage *usage = vcuda_usage();
     struct stream_meter *meter = span->meter;
     int card = span->context_meter->card;
     bool counts = view && usage && (uint32_t)card < view->card_count;
-    uint64_t used = counts && span->launches ? span_charge(span, view, measured, now) : 0;
+    uint64_t used = counts && span->launches ? span_charge(span, view, ended, now) : 0;
     /* Ahead or used: the two are read together, so nothing slow comes between. */
     __atomic_fetch_sub(&meter_ahead_ns[card], span->paid_ns, __ATOMIC_RELAXED);
     if (__atomic_load_n(&meter_gated, __ATOMIC_RELAXED) >> card & 1)
@@ -46,7 +46,6 @@ static void settle(struct timing_span *span, bool measured, uint64_t now) {
         bucket_note_window(&usage->card[card], used, now);
         __atomic_fetch_add(&usage->card[card].launches, span->launches, __ATOMIC_RELAXED);
     }
-    meter->settled_at = now;
     timing_span_free(span);
     stream_meter_settled(meter);
 }
@@ -72,30 +71,20 @@ static bool is_fatal(CUresult result) {
            result == 999;
 }
 
-/* When work that is not measured is taken to have ended. Where others make way for it or it does for others, not before
- * what its stream ran earlier: that may have waited for the card. */
+/* When work whose end is not recorded is taken to have ended: after what its stream ran before. */
 static uint64_t expected_end(const struct timing_span *span) {
-    uint32_t classes =
-        __atomic_load_n(&meter_gated, __ATOMIC_RELAXED) | __atomic_load_n(&meter_tells, __ATOMIC_RELAXED);
-    uint64_t from = span->closed_at;
-    if (span->tallied) {
-        int64_t before = span->meter->settled_to - span->context_meter->clock.offset_ns;
-        return (before > (int64_t)span->facts.launched_at ? (uint64_t)before : span->facts.launched_at) +
-               span->facts.expected_ns;
-    }
-    if (classes >> span->context_meter->card & 1 && span->meter->settled_at > from)
-        from = span->meter->settled_at;
-    return from + span->facts.expected_ns;
+    int64_t before = span->meter->settled_to - span->context_meter->clock.offset_ns;
+    int64_t launched = (int64_t)span->facts.launched_at;
+    return (uint64_t)(before > launched ? before : launched) + span->facts.expected_ns;
 }
 
-/* Has a measured span ended that its stream ran after this one? Then this one has ended, whatever was expected of it.
- */
+/* Is the recorded end of a later span of its stream reached? Then this one has ended, whatever was expected of it. */
 static bool is_overtaken(const struct timing_span *span) {
     struct stream_meter *meter = span->meter;
     if (meter->sought == passes)
         return meter->found_finished;
     const struct timing_span *next = span->after;
-    while (next && (next->meter != meter || !next->measured))
+    while (next && (next->meter != meter || !next->ends))
         next = next->after;
     meter->sought = passes;
     meter->found_finished = next && real.cuEventQuery(next->end) == CUDA_SUCCESS;
@@ -109,9 +98,9 @@ static void settle_finished(struct context_meter *context_meter, uint64_t now) {
         CUresult result = CUDA_SUCCESS;
         if (span->meter->blocked == passes)
             result = CUDA_ERROR_NOT_READY; /* an earlier one of the stream is not finished */
-        else if (span->measured && !context_meter->lost)
+        else if (span->ends && !context_meter->lost)
             result = real.cuEventQuery(span->end);
-        else if (now < expected_end(span) && !context_meter->lost && !(span->tallied && is_overtaken(span)))
+        else if (now < expected_end(span) && !context_meter->lost && !is_overtaken(span))
             result = CUDA_ERROR_NOT_READY;
         if (result == CUDA_ERROR_NOT_READY) {
             span->meter->blocked = passes;
@@ -123,9 +112,9 @@ static void settle_finished(struct context_meter *context_meter, uint64_t now) {
         *at = span->after;
         if (context_meter->waiting_end == &span->after)
             context_meter->waiting_end = at;
-        if (span->measured)
+        if (span->ends)
             span->meter->sought = 0;
-        settle(span, span->measured && result == CUDA_SUCCESS && !context_meter->lost, now);
+        settle(span, span->ends && result == CUDA_SUCCESS && !context_meter->lost, now);
     }
 }
 

@@ -5,8 +5,9 @@
 #include "cuda/timing_span.h"
 #include "page.h"
 
-/* GPU time of the span, ns: how much of its interval was new. What was `measured` is learnt from, and the host is told
- * when it ran. Only the one that settles calls this. */
-uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *view, bool measured, uint64_t now);
+/* GPU time of the span, ns: how much of its interval was new, or what its launches paid where they were not measured.
+ * What was measured teaches what such launches cost, and the host is told when it ran. `ended`: its recorded end is
+ * reached. Only the thread that settles calls this. */
+uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *view, bool ended, uint64_t now);
 
 #endif

@@ -287,26 +287,13 @@ void stream_meter_flush_context(void) {
     errno = saved;
 }
 
-/* The last calls of the driver on this stream. A span that makes none stays: a new stream of the same handle goes on
- * with it, or it is closed when it has been quiet. */
-static void end_measured(struct stream_meter *meter, CUstream stream) {
-    for (int i = 0; i < TIMING_SPANS_OPEN; i++) {
-        struct timing_span *span = timing_span_hold(&meter->open[i]);
-        if (span && !span->measured)
-            timing_span_put(meter, span);
-        else if (span && is_captured(stream, false))
-            timing_span_drop(span);
-        else if (span)
-            timing_span_close(span);
-    }
-}
-
-/* Its handle is the driver's to destroy from here on: nobody else records on it. */
+/* Its handle is the driver's to destroy from here on: nobody else records on it. A span whose end needs no record stays
+ * open: a new stream of the same handle goes on with it, or it is closed when it has been quiet. */
 void stream_meter_ends(CUstream stream) {
     int saved = errno;
     struct stream_meter *meter = is_handle(stream) ? find_known(stream, false) : NULL;
-    if (meter)
-        end_measured(meter, stream);
+    if (meter && meter_is_classed(meter->card)) /* the last records on this stream */
+        flush(meter, !is_captured(stream, false));
     if (meter && __atomic_load_n(&meter_closing, __ATOMIC_SEQ_CST) == meter && meter_lock(true))
         meter_unlock();
     if (meter && __atomic_load_n(&meter->key[0], __ATOMIC_ACQUIRE) == (uint64_t)(uintptr_t)stream)

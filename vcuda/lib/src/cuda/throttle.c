@@ -1,27 +1,20 @@
 #include "cuda/throttle.h"
-#include "cuda/gate.h"
 #include "cuda/gate_passage.h"
 #include "cuda/gate_wait.h"
 #include "cuda/meter_thread.h"
 #include "cuda/payment.h"
-#include "cuda/span_plan.h"
 #include "cuda/stream_meter.h"
 #include "interposer.h"
 #include "page.h"
 
 #include <errno.h>
 
-#define END_ONE_IN_MASK 31 /* a measured span ends early now and then: nothing hides behind an old average */
-
 /* What else a thread remembers. Small: it lies in the space that the loader keeps for libraries opened late. */
 static __thread struct thread_state {
-    uint32_t dice;
     CUstream stream; /* the last launch's stream, as it was named, ... */
     CUcontext context;
     struct stream_meter *meter; /* ... is this */
     uint64_t epoch;
-    struct measuring_budget budget;
-    uint64_t own_paid_until; /* what it may spend on ends that nobody else records */
     bool per_thread;
     bool is_blocking;
 } thread_state __attribute__((tls_model("initial-exec")));
@@ -63,34 +56,20 @@ static struct stream_meter *find(CUstream stream, bool per_thread) {
     return find_slowly(stream, per_thread, context);
 }
 
-/* What it measures after a wait takes no time from it. */
 static void pay(struct stream_meter *meter, struct cost *cost, uint64_t ns) {
     bool unknown = !cost_seen(cost);
-    if ((unknown || !pocket_take(meter->card, ns)) && payment_wait(meter, ns, unknown))
-        measuring_is_free(&thread_state.budget);
+    if (unknown || !pocket_take(meter->card, ns))
+        payment_wait(meter, ns, unknown);
 }
 
 static bool is_gated(const struct stream_meter *meter) {
     return __builtin_expect(throttle_view.gated >> meter->card & 1, 0);
 }
 
-static bool is_classed(const struct stream_meter *meter) {
-    return __builtin_expect(throttle_view.classed >> meter->card & 1, 0);
-}
-
-/* Measured often, on both sides of a gate: what is in flight is to be known, and seen to end when it does. */
-static void __attribute__((noinline)) begin_classed(struct stream_meter *meter) {
-    if (is_gated(meter))
-        gate_wanted(meter);
-    measuring_is_free(&thread_state.budget);
-}
-
 static bool __attribute__((noinline)) wait_at_gate(struct stream_meter *meter, const struct cost *cost, uint64_t ns) {
     struct gated_launch launch = {
         .expected_ns = ns, .is_unknown = !cost_seen(cost), .may_defer = !thread_state.is_blocking};
-    bool has_turn = gate_wait(meter, &launch);
-    measuring_is_free(&thread_state.budget);
-    return has_turn;
+    return gate_wait(meter, &launch);
 }
 
 /* ---- the two ends of a call
@@ -107,12 +86,11 @@ bool throttle_begin(struct throttled_work *work, CUstream stream, bool per_threa
     work->meter = meter;
     work->cost = cost;
     work->paid_ns = cost_charge_ns(cost);
-    if (is_classed(meter))
-        begin_classed(meter);
+    if (is_gated(meter))
+        gate_wanted(meter);
     pay(meter, cost, work->paid_ns);
     work->has_turn = is_gated(meter) && wait_at_gate(meter, cost, work->paid_ns);
-    work->span =
-        is_classed(meter) ? timing_span_take_classed(meter, cost, &thread_state.budget) : timing_span_take(meter, cost);
+    work->span = timing_span_take(meter, cost);
     if (!work->span)
         return true;
     work->expected_ns = cost_ns(cost);
@@ -128,19 +106,9 @@ bool throttle_begin_blocking(struct throttled_work *work, CUstream stream, bool 
     return ours;
 }
 
-/* xorshift: which launches end a span early, programs cannot foretell. */
-static bool is_sampled(void) {
-    if (!thread_state.dice)
-        thread_state.dice = (uint32_t)vcuda_now_ns() | 1;
-    thread_state.dice ^= thread_state.dice << 13;
-    thread_state.dice ^= thread_state.dice >> 17;
-    thread_state.dice ^= thread_state.dice << 5;
-    return !(thread_state.dice & END_ONE_IN_MASK);
-}
-
 static void __attribute__((noinline)) close_slowly(struct timing_span *span) {
     int saved = errno;
-    timing_span_end(span, &thread_state.budget);
+    timing_span_end(span);
     errno = saved;
 }
 
@@ -153,22 +121,6 @@ static void __attribute__((noinline)) count_unmeasured(const struct throttled_wo
     __atomic_fetch_add(&context_meter->unmeasured, 1, __ATOMIC_RELAXED);
 }
 
-/* Of a card with protected and best-effort containers: a gate has to see work end. */
-static bool ends_classed(const struct throttled_work *work) {
-    const struct timing_span *span = work->span;
-    return span_plan_ends(&span->facts, span->measured, thread_state.budget.left_ns > 0, span->launches,
-                          cost_seen(work->cost)) ||
-           (span->measured && is_sampled()) || (is_gated(work->meter) && span->facts.expected_ns >= GATE_SPAN_NS) ||
-           (span->measured && span_plan_ends_own(&thread_state.own_paid_until, vcuda_now_ns()));
-}
-
-static bool ends_with(const struct throttled_work *work) {
-    const struct timing_span *span = work->span;
-    if (span->tallied)
-        return span->facts.expected_ns >= SPAN_PLAN_TALLY_NS || span->launches >= SPAN_PLAN_LAUNCHES;
-    return span->alone || ends_classed(work);
-}
-
 static void end(struct throttled_work *work, CUresult result) {
     struct timing_span *span = work->span;
     if (result != CUDA_SUCCESS)
@@ -179,8 +131,8 @@ static void end(struct throttled_work *work, CUresult result) {
     }
     bool first = span->launches == 1;
     if (result != CUDA_SUCCESS)
-        timing_span_remove(span, work->cost, work->expected_ns, work->paid_ns);
-    if (ends_with(work))
+        timing_span_remove(span, work->expected_ns, work->paid_ns);
+    if (timing_span_is_over(span))
         close_slowly(span);
     else
         timing_span_put(work->meter, span);

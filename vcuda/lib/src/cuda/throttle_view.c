@@ -26,7 +26,6 @@ static void look_at_classes(const struct vcuda_limits_view *view) {
         tells |= (uint32_t)(granted && mode & VCUDA_MODE_PROTECTED) << i;
     }
     throttle_view.gated = gated;
-    throttle_view.classed = gated | tells;
     __atomic_store_n(&meter_gated, gated, __ATOMIC_RELAXED);
     __atomic_store_n(&meter_tells, tells, __ATOMIC_RELAXED);
 }

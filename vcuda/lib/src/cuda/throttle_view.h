@@ -12,8 +12,7 @@ struct throttle_view {
     uint64_t seen[2];                  /* the page's generation words that `limited` belongs to */
     uint32_t limited;                  /* bit per card */
     uint32_t uncounted;                /* launches not yet in the page, while no card is limited */
-    uint32_t gated;   /* bit per card: this container is a best-effort one, and protected ones are there */
-    uint32_t classed; /* bit per card: the same, or the other way round */
+    uint32_t gated; /* bit per card: this container is a best-effort one, and protected ones are there */
 };
 extern __thread struct throttle_view throttle_view __attribute__((tls_model("initial-exec")));
 #define THROTTLE_UNCOUNTED_MOST 64

@@ -10,8 +10,6 @@
 
 #define CAPTURE_RELAXED 2
 #define CUDA_ERROR_NOT_READY 600
-/* A launch call returns within this; what takes longer was the machine doing something else, or a full queue. */
-#define LATE_NS 20000u
 #define LOAD_MOST_NS 20000000u
 
 uint32_t meter_captures;
@@ -19,7 +17,6 @@ uint64_t meter_ahead_ns[VCUDA_MAX_CARDS];
 uint64_t meter_head_since[VCUDA_MAX_CARDS];
 uint32_t meter_gated, meter_tells;
 struct measuring_window meter_window;
-static uint64_t newcomers; /* when a new thread last measured at once */
 
 /* The list of free spans: (changes << 16 | number + 1). */
 static struct timing_span *take_free(struct context_meter *context_meter) {
@@ -114,19 +111,6 @@ static void set_clock(struct stream_meter *meter, const struct stream_clock *clo
     __atomic_store_n(&meter->clock.waits, clock->waits, __ATOMIC_RELAXED);
 }
 
-/* Has the stream drained? STREAM_UNSURE if that cannot be asked now: a query would end a capture. One that another
- * thread begins after the look is not ended either, while this thread's calls are no part of anybody's. */
-static enum stream_state ask(const struct stream_meter *meter) {
-    int mode = CAPTURE_RELAXED;
-    if (__atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST))
-        return STREAM_UNSURE;
-    bool relaxed = real.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
-    CUresult result = real.cuStreamQuery(meter->stream);
-    if (relaxed)
-        real.cuThreadExchangeStreamCaptureMode(&mode);
-    return result == CUDA_SUCCESS ? STREAM_IDLE : result == CUDA_ERROR_NOT_READY ? STREAM_BUSY : STREAM_UNSURE;
-}
-
 void stream_meter_corrected(struct stream_meter *meter, uint64_t expected_ns, uint64_t took_ns) {
     struct stream_clock clock = clock_of(meter);
     stream_clock_corrected(&clock, expected_ns, took_ns);
@@ -137,7 +121,7 @@ void stream_meter_corrected(struct stream_meter *meter, uint64_t expected_ns, ui
  * --------------------------------------------------------------------------------------------------------------- */
 
 /* Start measuring; false if the driver will not. What is to be held, and has its events, is held from here on. */
-static bool record_start(struct timing_span *span, bool hold, struct measuring_budget *budget) {
+static bool record_start(struct timing_span *span, bool hold) {
     int mode = relax();
     bool has_events = make_events(span);
     uint64_t opened = vcuda_now_ns();
@@ -147,8 +131,6 @@ static bool record_start(struct timing_span *span, bool hold, struct measuring_b
     span->facts.launched_at = vcuda_now_ns();
     span->facts.lead_ns = span->facts.launched_at - opened;
     measuring_window_spent(&meter_window, span->facts.lead_ns);
-    if (budget)
-        measuring_spent(budget, span->facts.lead_ns);
     return made;
 }
 
@@ -178,13 +160,26 @@ static bool record_pair(struct timing_span *span, float *ms) {
     return is_reached_soon(span->end) && real.cuEventElapsedTime(ms, span->start, span->end) == CUDA_SUCCESS;
 }
 
+/* Does the driver say that the stream has drained? Not asked while a stream is captured: a query would end the capture.
+ * One that another thread begins after the look is not ended either, while this thread's calls are no part of it. */
+static bool is_drained(const struct stream_meter *meter) {
+    int mode = CAPTURE_RELAXED;
+    if (__atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST))
+        return false;
+    bool relaxed = real.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+    CUresult result = real.cuStreamQuery(meter->stream);
+    if (relaxed)
+        real.cuThreadExchangeStreamCaptureMode(&mode);
+    return result == CUDA_SUCCESS;
+}
+
 static void learn_stamp(struct timing_span *span, bool hold) {
     struct context_meter *context_meter = span->context_meter;
     uint32_t stamps = __atomic_load_n(&context_meter->stamps, __ATOMIC_RELAXED);
     bool is_exact = __atomic_load_n(&context_meter->stamp_is_exact, __ATOMIC_RELAXED);
     float ms = 0;
     hold = hold && !is_exact;
-    if (stamps >= (hold ? STAMPS_MOST : STAMPS) || ask(span->meter) != STREAM_IDLE || !make_events(span))
+    if (stamps >= (hold ? STAMPS_MOST : STAMPS) || !is_drained(span->meter) || !make_events(span))
         return;
     int mode = CAPTURE_RELAXED; /* also of a capture that begins only now */
     bool relaxed = real.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
@@ -203,31 +198,23 @@ static void learn_stamp(struct timing_span *span, bool hold) {
         __atomic_store_n(&context_meter->stamp_is_exact, true, __ATOMIC_RELAXED);
 }
 
-static struct timing_span *open_span(struct stream_meter *meter, bool idle, bool measured, bool hold,
-                                     struct measuring_budget *budget, uint64_t now) {
+static struct timing_span *open_span(struct stream_meter *meter, bool alone, bool idle, bool hold, uint64_t now) {
     struct timing_span *span = take_free(meter->context_meter);
     if (!span)
         return NULL;
     span->context_meter = meter->context_meter;
     span->meter = meter;
     span->place = NULL;
-    span->facts = (struct span_facts){.idle = idle, .launched_at = now};
+    span->facts = (struct span_facts){.launched_at = now};
     span->paid_ns = 0;
     __atomic_store_n(&span->launches, 0, __ATOMIC_RELAXED);
-    span->kinds = 0;
-    span->alone = span->early = span->tallied = false;
-    if (measured && idle)
+    span->early = span->ends = false;
+    if (alone && idle)
         learn_stamp(span, hold);
-    span->measured = measured && record_start(span, hold, budget);
+    span->alone = alone && record_start(span, hold);
     span->facts.stamp_ns = __atomic_load_n(&span->context_meter->stamp_ns, __ATOMIC_RELAXED);
-    __atomic_store_n(&span->last_at, span->facts.launched_at, __ATOMIC_RELAXED);
     note_busy(meter);
     return span;
-}
-
-static bool is_shared(int card, uint64_t now) {
-    const struct vcuda_limits_view *view = vcuda_limits();
-    return view && (uint32_t)card < view->card_count && bucket_sharers(view, card, now) > 256;
 }
 
 /* Neither where a host function would end a capture, nor where others make way for this process's work, nor while it
@@ -239,42 +226,6 @@ static bool may_hold(const struct stream_meter *meter) {
     return !gated && !(tells >> meter->card & 1) && !__atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST);
 }
 
-/* With a look at the clock, and at the driver if need be. */
-struct timing_span *timing_span_decide(struct stream_meter *meter, struct timing_span *span, const struct cost *cost,
-                                       struct measuring_budget *budget) {
-    int saved = errno;
-    uint64_t now = vcuda_now_ns();
-    struct stream_clock clock = clock_of(meter);
-    bool may_measure = measuring_allowed(budget, &newcomers, now) || cost_seen(cost) < COST_FIRST;
-    enum stream_state state = stream_clock_state(&clock, now);
-    if (may_measure && span_plan_asks(state, span != NULL, is_shared(meter->card, now))) {
-        enum stream_state said = ask(meter);
-        uint64_t asked = now;
-        now = vcuda_now_ns();
-        measuring_spent(budget, now - asked);
-        if (said != STREAM_UNSURE)
-            stream_clock_observed(&clock, asked, said == STREAM_IDLE);
-        state = said != STREAM_UNSURE ? said : state;
-    }
-    if (state == STREAM_UNSURE)
-        state = now >= clock.idle_at ? STREAM_IDLE : STREAM_BUSY;
-    if (span && state == STREAM_IDLE) {
-        span->facts.drained_by = now;
-        timing_span_drop(span);
-        span = NULL;
-    }
-    bool hold = !span && may_measure && state == STREAM_IDLE && may_hold(meter) && span_hold_wanted(cost, now);
-    if (span)
-        __atomic_store_n(&span->last_at, now, __ATOMIC_RELAXED);
-    else if ((span = open_span(meter, state == STREAM_IDLE, may_measure, hold, budget, now)))
-        now = span->facts.launched_at;
-    stream_clock_launched(&clock, now, state == STREAM_IDLE, cost_ns(cost));
-    clock.waits |= span && span->facts.held;
-    set_clock(meter, &clock);
-    errno = saved;
-    return span;
-}
-
 struct timing_span *timing_span_begin(struct stream_meter *meter, struct timing_span *span, const struct cost *cost,
                                       bool alone) {
     int saved = errno;
@@ -284,12 +235,10 @@ struct timing_span *timing_span_begin(struct stream_meter *meter, struct timing_
     if (span)
         timing_span_close(span);
     bool hold = alone && idle && may_hold(meter) && span_hold_wanted(cost, now);
-    if ((span = context_meter_is_exhausted(meter->context_meter) ? NULL
-                                                                 : open_span(meter, idle, alone, hold, NULL, now))) {
+    span = context_meter_is_exhausted(meter->context_meter) ? NULL : open_span(meter, alone, idle, hold, now);
+    if (span) {
         now = span->facts.launched_at;
-        span->alone = span->measured;
         span->early = alone && !span_plan_is_long(cost) && measuring_window_is_early(&meter_window, now);
-        span->tallied = !span->measured;
     }
     stream_clock_launched(&clock, now, idle, cost_ns(cost));
     clock.waits |= span && span->facts.held;
@@ -298,13 +247,10 @@ struct timing_span *timing_span_begin(struct stream_meter *meter, struct timing_
     return span;
 }
 
-void timing_span_remove(struct timing_span *span, struct cost *cost, uint64_t expected_ns, uint64_t paid_ns) {
+void timing_span_remove(struct timing_span *span, uint64_t expected_ns, uint64_t paid_ns) {
     span->facts.expected_ns -= expected_ns;
     span->paid_ns -= paid_ns;
     __atomic_store_n(&span->launches, span->launches - 1, __ATOMIC_RELAXED);
-    for (uint32_t i = 0; i < span->kinds; i++)
-        if (span->kind[i].cost == cost)
-            span->kind[i].count--;
 }
 
 void timing_span_put_new(struct stream_meter *meter, struct timing_span *span) {
@@ -317,67 +263,63 @@ void timing_span_put_new(struct stream_meter *meter, struct timing_span *span) {
 }
 
 /* To the one that settles. */
-static void push(struct timing_span *span) {
+static void push(struct timing_span *span, uint64_t closed_at) {
     struct context_meter *context_meter = span->context_meter;
     int card = context_meter->card;
+    span->closed_at = closed_at;
     if (span->place)
         __atomic_store_n(span->place, NULL, __ATOMIC_RELEASE);
     if (__atomic_fetch_add(&meter_ahead_ns[card], span->paid_ns, __ATOMIC_RELAXED) == 0 &&
         __atomic_load_n(&meter_gated, __ATOMIC_RELAXED) >> card & 1)
-        __atomic_store_n(&meter_head_since[card], span->closed_at, __ATOMIC_RELAXED);
+        __atomic_store_n(&meter_head_since[card], closed_at, __ATOMIC_RELAXED);
     struct timing_span *head = __atomic_load_n(&context_meter->closed, __ATOMIC_RELAXED);
     do
         __atomic_store_n(&span->next, head, __ATOMIC_RELAXED);
     while (!__atomic_compare_exchange_n(&context_meter->closed, &head, span, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
 }
 
-/* Recorded late, the end's time is the last launch's only if the stream has not drained by then. Returns the time. */
-static uint64_t close_at(struct timing_span *span, uint64_t now) {
+/* Returns when the end had been recorded. */
+static uint64_t record_end(struct timing_span *span, uint64_t now) {
     int mode = relax();
-    if (!span->alone && now > span->last_at + LATE_NS && ask(span->meter) != STREAM_BUSY)
-        span->facts.late_ns = now - span->last_at;
-    span->measured = real.cuEventRecord(span->end, span->meter->stream) == CUDA_SUCCESS;
+    span->ends = make_events(span) && real.cuEventRecord(span->end, span->meter->stream) == CUDA_SUCCESS;
     restore(mode);
     uint64_t ended_at = vcuda_now_ns();
     span->facts.slow_ns += ended_at - now;
     __atomic_store_n(&span->facts.ended_at, ended_at, __ATOMIC_RELEASE);
-    span->closed_at = now;
-    push(span);
+    __atomic_store_n(&span->meter->marked_at, ended_at, __ATOMIC_RELAXED);
+    push(span, now);
     return ended_at;
 }
 
+bool timing_span_is_over(const struct timing_span *span) {
+    return span->alone || span_plan_is_full(span->facts.expected_ns, span->launches) ||
+           (meter_is_classed(span->meter->card) &&
+            vcuda_now_ns() - __atomic_load_n(&span->meter->marked_at, __ATOMIC_RELAXED) >= SPAN_PLAN_MARK_NS);
+}
+
 void timing_span_close(struct timing_span *span) {
-    if (span->measured)
-        close_at(span, vcuda_now_ns());
+    if (span->alone || meter_is_classed(span->meter->card))
+        record_end(span, vcuda_now_ns());
     else
         timing_span_drop(span);
 }
 
-void timing_span_end(struct timing_span *span, struct measuring_budget *budget) {
-    if (!span->measured) {
-        timing_span_drop(span);
+void timing_span_end(struct timing_span *span) {
+    static uint64_t call_ns;
+    if (!span->alone) {
+        timing_span_close(span);
         return;
     }
-    static uint64_t call_ns;
-    uint64_t now = vcuda_now_ns();
-    span->last_at = now; /* a call that blocks returns when its work is over */
-    if ((span->alone || span->facts.idle) && span->launches == 1) {
-        uint64_t took = now - span->facts.launched_at;
-        uint64_t known = launch_call_ns(__atomic_load_n(&call_ns, __ATOMIC_RELAXED), took);
-        __atomic_store_n(&call_ns, known, __ATOMIC_RELAXED);
-        span->facts.loads = !cost_seen(span->kind[0].cost) && took < LOAD_MOST_NS; /* a function's first launch may */
-        span->facts.slow_ns = took - known;
-        span->facts.call_ns = launch_reaches_ns(known, took, span->facts.loads);
-    }
-    uint64_t spent = close_at(span, now) - now;
-    measuring_window_spent(&meter_window, spent);
-    if (budget)
-        measuring_spent(budget, spent);
+    uint64_t now = vcuda_now_ns(), took = now - span->facts.launched_at;
+    uint64_t known = launch_call_ns(__atomic_load_n(&call_ns, __ATOMIC_RELAXED), took);
+    __atomic_store_n(&call_ns, known, __ATOMIC_RELAXED);
+    span->facts.loads = !cost_seen(span->cost) && took < LOAD_MOST_NS; /* a function's first launch may */
+    span->facts.slow_ns = took - known;
+    span->facts.call_ns = launch_reaches_ns(known, took, span->facts.loads);
+    measuring_window_spent(&meter_window, record_end(span, now) - now);
 }
 
-/* Without a look at the clock: for who opens a span for each launch that would be most of what it costs. */
+/* Without a look at the clock: for a program that opens a span for each launch that would be most of what it costs. */
 void timing_span_drop(struct timing_span *span) {
-    span->measured = false;
-    span->closed_at = __atomic_load_n(&span->last_at, __ATOMIC_RELAXED);
-    push(span);
+    push(span, span->facts.launched_at);
 }

@@ -1,10 +1,11 @@
-/* Measuring work on the card: spans of it between two events, on each stream of each context.
+/* Spans: what the meter knows of launches on one stream, from the launch until their work has ended.
  *
- * A program's thread opens a span (records its start), adds launches, and closes it (records its end) after about a
- * millisecond of expected work; then whoever settles finds it finished. A span belongs to whoever took it out of its
- * stream's place, where TIMING_SPAN_HELD keeps the place until it comes back, so nobody waits for anybody and a launch
- * needs one locked instruction for it. No stream is ever synchronised, and no event is recorded in one that is being
- * captured.
+ * A span is of one launch that is measured by itself, between two events, or of several launches that are tallied:
+ * each of them costs the mean of its kind (measuring_window.h). span_plan.h decides which. The program's thread opens a
+ * span, adds launches and closes it; the thread that settles then finds it finished. A tallied span waits in its
+ * stream's place for more launches. A thread that takes it out leaves TIMING_SPAN_HELD there until it puts the span
+ * back, so no thread waits for another one, and a launch needs one locked instruction. The library synchronises no
+ * stream and records no event in a stream that is being captured.
  */
 #ifndef VCUDA_TIMING_SPAN_H
 #define VCUDA_TIMING_SPAN_H
@@ -21,7 +22,6 @@
 #include "cuda/span_plan.h"
 
 #define TIMING_SPANS 256    /* of a context; a program that has more in flight is charged by expectation */
-#define TIMING_SPAN_KINDS 6 /* of work in one span */
 #define TIMING_SPANS_OPEN 2 /* open spans of a stream: threads that share it find one each */
 /* In the place of an open span that somebody holds. */
 #define TIMING_SPAN_HELD ((struct timing_span *)1)
@@ -37,19 +37,12 @@ struct timing_span {
     CUevent start, end;
     struct span_facts facts;
     uint64_t paid_ns; /* of the container's credit, for its launches */
-    uint64_t last_at; /* its last launch, as far as the clock was looked at */
     uint64_t closed_at;
     uint32_t launches;
-    uint32_t kinds;
-    bool measured; /* its start is recorded, and its end will be */
-    bool alone;    /* it is of one launch, and ends with it */
-    bool early;    /* earlier work of other streams, which is not measured, may run beside it */
-    bool tallied;  /* its launches cost what they paid, the mean of their kinds */
-    struct {
-        struct cost *cost;
-        uint32_t count;
-        uint64_t ns; /* what a launch of it was expected to take when it was last added */
-    } kind[TIMING_SPAN_KINDS];
+    struct cost *cost; /* of the last launch: the only one, if it is measured */
+    bool alone;        /* of one launch, measured by itself: its start is recorded, and its end will be */
+    bool early;        /* earlier work of other streams, which is not measured, may run beside it */
+    bool ends;         /* its end is recorded: the driver tells when it is reached */
 };
 
 /* A context on a card of the pages. Never freed; one that ended is used again for another. */
@@ -90,12 +83,12 @@ struct stream_meter {
     int card;
     uint32_t use;              /* enum meter_use */
     bool others_may_record;    /* false for a thread's default stream */
+    uint64_t marked_at;        /* when the end of a span was last recorded; any thread: it is an estimate */
     struct stream_clock clock; /* any thread, without a lock: it is an estimate */
     int64_t settled_to;        /* only the one that settles: the end of what it has settled, in the card's time */
-    uint64_t settled_at;       /* only the one that settles: when it last did, by the host's clock */
     uint32_t unsettled;        /* spans open or not settled */
     uint32_t blocked;          /* the pass of the settling one in which a span was found unfinished */
-    uint32_t sought;           /* the pass in which the next measured span was looked for, ... */
+    uint32_t sought;           /* the pass in which the next span with a recorded end was looked for, ... */
     bool found_finished;       /* ... and had ended */
     struct timing_span *open[TIMING_SPANS_OPEN];
     struct {
@@ -149,32 +142,24 @@ static inline struct timing_span *timing_span_hold_any(struct stream_meter *mete
     return span;
 }
 
-/* Take the stream's open span for work of this kind, or open one; NULL if none can be had. What the stream ran before
- * is closed if it has drained since. What the thread spends on measuring is taken from its budget. */
-struct timing_span *timing_span_decide(struct stream_meter *meter, struct timing_span *span, const struct cost *cost,
-                                       struct measuring_budget *budget);
+/* Are both protected and best-effort containers on this card, this one among them? */
+static inline bool meter_is_classed(int card) {
+    uint32_t gated = __atomic_load_n(&meter_gated, __ATOMIC_RELAXED);
+    return (gated | __atomic_load_n(&meter_tells, __ATOMIC_RELAXED)) >> card & 1;
+}
 
-/* Open a span for one launch that is measured by itself (`alone`), or for launches that are tallied. */
+/* Close the stream's open span, if there is one, and open another: of one launch that is measured by itself (`alone`),
+ * or of launches that are tallied. NULL if none is free. */
 struct timing_span *timing_span_begin(struct stream_meter *meter, struct timing_span *span, const struct cost *cost,
                                       bool alone);
 
+/* The span for a launch of this kind; NULL if none is free. */
 static inline struct timing_span *timing_span_take(struct stream_meter *meter, const struct cost *cost) {
     struct timing_span *span = timing_span_hold_any(meter);
     uint64_t ns = cost_ns(cost);
     bool alone = span_plan_is_alone(cost, measuring_window_is_open(&meter_window));
-    if (alone || !span || !span->tallied || span->facts.expected_ns + ns > SPAN_PLAN_TALLY_NS)
+    if (alone || !span || span->facts.expected_ns + ns > SPAN_PLAN_TALLY_NS)
         return timing_span_begin(meter, span, cost, alone);
-    __atomic_store_n(&meter->clock.idle_at, __atomic_load_n(&meter->clock.idle_at, __ATOMIC_RELAXED) + ns,
-                     __ATOMIC_RELAXED);
-    return span;
-}
-
-static inline struct timing_span *timing_span_take_classed(struct stream_meter *meter, const struct cost *cost,
-                                                           struct measuring_budget *budget) {
-    struct timing_span *span = timing_span_hold_any(meter);
-    uint64_t ns = cost_ns(cost);
-    if (span ? !span_plan_joins(&span->facts, span->measured, ns) : !context_meter_is_exhausted(meter->context_meter))
-        return timing_span_decide(meter, span, cost, budget);
     __atomic_store_n(&meter->clock.idle_at, __atomic_load_n(&meter->clock.idle_at, __ATOMIC_RELAXED) + ns,
                      __ATOMIC_RELAXED);
     return span;
@@ -186,22 +171,11 @@ static inline void timing_span_add(struct timing_span *span, struct cost *cost, 
                                    uint64_t paid_ns) {
     span->facts.expected_ns += expected_ns;
     span->paid_ns += paid_ns;
+    span->cost = cost;
     __atomic_store_n(&span->launches, span->launches + 1, __ATOMIC_RELAXED);
-    uint32_t i = span->kinds;
-    while (i > 0 && span->kind[i - 1].cost != cost)
-        i--;
-    if (!i && span->kinds < TIMING_SPAN_KINDS) {
-        i = ++span->kinds;
-        span->kind[i - 1].cost = cost;
-        span->kind[i - 1].count = 0;
-    }
-    if (i) {
-        span->kind[i - 1].count++;
-        span->kind[i - 1].ns = expected_ns;
-    }
 }
 
-void timing_span_remove(struct timing_span *span, struct cost *cost, uint64_t expected_ns, uint64_t paid_ns);
+void timing_span_remove(struct timing_span *span, uint64_t expected_ns, uint64_t paid_ns);
 
 /* Put the span back for more launches. */
 void timing_span_put_new(struct stream_meter *meter, struct timing_span *span);
@@ -213,13 +187,16 @@ static inline void timing_span_put(struct stream_meter *meter, struct timing_spa
         timing_span_put_new(meter, span);
 }
 
-/* Record its end, if it is measured, and hand it over for settling. */
+/* Does the span end with the launch just made? */
+bool timing_span_is_over(const struct timing_span *span);
+
+/* Hand it over for settling, with a record of its end where that is needed. */
 void timing_span_close(struct timing_span *span);
 
-/* The same right after its last launch, at the cost of the thread's budget. */
-void timing_span_end(struct timing_span *span, struct measuring_budget *budget);
+/* The same right after its last launch, whose call tells how long calls take. */
+void timing_span_end(struct timing_span *span);
 
-/* Hand it over without a record: it is settled as expected. */
+/* Hand it over without a record: it is settled when it is expected to have ended. */
 void timing_span_drop(struct timing_span *span);
 
 /* A span of the stream took longer or shorter than expected. */

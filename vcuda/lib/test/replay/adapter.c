@@ -127,7 +127,7 @@ static void after_launch(void *state, const struct launch *launch, uint64_t now)
         span->facts.loads = !cost_seen(span->cost) && took < LOAD_MOST_NS;
         span->facts.call_ns = launch_reaches_ns(a->call_ns, took, span->facts.loads);
     }
-    if (span->measured || span->facts.expected_ns >= SPAN_PLAN_TALLY_NS || span->launches >= SPAN_PLAN_LAUNCHES)
+    if (span->measured || span_plan_is_full(span->facts.expected_ns, span->launches))
         adapter_close_span(a, launch->stream);
 }
 
