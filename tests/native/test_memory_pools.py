@@ -368,3 +368,15 @@ def test_a_reset_drops_everything_of_the_device_but_what_pools_hold(
     assert guest("cuCtxSynchronize").result == SUCCESS
     assert held(container, guest) == 0
     assert guest("cuMemAlloc_v2", OUT, LIMIT - CONTEXT).result == SUCCESS
+
+
+def test_a_driver_that_does_not_tell_what_a_pool_holds_leaves_no_charge_behind(container: Container) -> None:
+    """The call that fails comes after the allocation. What a pool's allocations take is then all that is known."""
+    guest = container.program(fail="cuMemPoolGetAttribute=1").start()
+    for _ in range(100):
+        at = guest("cuMemAllocAsync", OUT, 8 * MIB, 0).value
+        assert held(container, guest) == STEP
+        assert guest("cuMemFreeAsync", at, 0).result == SUCCESS
+        assert guest("cuStreamSynchronize", 0).result == SUCCESS
+    assert held(container, guest) == 0
+    assert guest("cuMemAllocAsync", OUT, ROOM + 1, 0).result == OUT_OF_MEMORY

@@ -41,7 +41,7 @@ static bool was_captured(CUdeviceptr at, CUmemoryPool pool, CUstream stream, fre
     struct pool_account *account;
     struct pool_growth growth;
     if (pool_choice(pool, stream, &account) != CUDA_SUCCESS || !account ||
-        pool_account_begin(&growth, account, 0) != CUDA_SUCCESS || pool_account_end(&growth))
+        pool_account_begin(&growth, account, 0) != CUDA_SUCCESS || pool_account_end(&growth, 0))
         return true;
     if (give_back(at, stream) != CUDA_SUCCESS)
         real.cuMemFree_v2(at);
@@ -52,7 +52,7 @@ static bool was_captured(CUdeviceptr at, CUmemoryPool pool, CUstream stream, fre
 /* False if the pool grew by more than the limit allows: then the allocation goes, and what the pool keeps of it. */
 static bool finish(struct pool_growth *growth, CUresult result, CUdeviceptr at, size_t bytes, CUmemoryPool pool,
                    CUstream stream, free_fn *give_back) {
-    bool fits = pool_account_end(growth);
+    bool fits = pool_account_end(growth, result == CUDA_SUCCESS ? bytes : 0);
     if (result != CUDA_SUCCESS)
         return true;
     if (!growth->account)

@@ -32,6 +32,10 @@ static uint64_t frees, settled_frees; /* of what pools hold; and how many of the
  * much as was seen here. */
 static uint64_t surplus = MOST_KEPT;
 
+static uint64_t units(uint64_t bytes) {
+    return (bytes + UNIT - 1) / UNIT * UNIT;
+}
+
 struct pool_account *pool_account_find(CUmemoryPool pool) {
     return pool_table_find(pool);
 }
@@ -56,13 +60,23 @@ static void learn_surplus(uint64_t more, bool alone) {
         __atomic_store_n(&surplus, more, __ATOMIC_RELAXED);
 }
 
+/* What the pool has reserved. Where the driver does not tell, what its allocations take, in steps: what it keeps beyond
+ * them is not known then. False if the pool is destroyed. */
+static bool reserved_by(struct pool_account *account, uint64_t *reserved) {
+    if (pool_read(account, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, reserved))
+        return true;
+    uint64_t step = __atomic_load_n(&surplus, __ATOMIC_RELAXED) + GRANULE;
+    *reserved = (pool_seen(&account->used) + step - 1) / step * step;
+    return pool_state_of(account) == POOL_STREAM_ORDERED;
+}
+
 /* Charge what the pool has now; false if it is more than was charged and `within_limit` forbids that. What an
  * allocation on its way took beyond its reservation is for its own thread to answer for. */
 static bool settle(struct pool_account *account, bool within_limit) {
     for (;;) {
         uint64_t reserved;
         uint32_t changes = __atomic_load_n(&account->changes, __ATOMIC_ACQUIRE);
-        if (!pool_read(account, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved))
+        if (!reserved_by(account, &reserved))
             return true;
         spin_lock(&account->busy);
         if (account->changes != changes) {
@@ -142,7 +156,7 @@ CUresult pool_account_begin(struct pool_growth *growth, struct pool_account *acc
     if (bytes && whole < UINT64_MAX - more)
         whole += more;
     bool is_near = !account_fits(account->card, whole) && whole < UINT64_MAX;
-    if (is_near && !(whole = growth_of(growth, (bytes + UNIT - 1) / UNIT * UNIT, whole)))
+    if (is_near && !(whole = growth_of(growth, units(bytes), whole)))
         return CUDA_SUCCESS;
     CUresult result = pool_account_reserve(account->card, whole);
     if (result != CUDA_SUCCESS && is_near)
@@ -162,8 +176,11 @@ CUresult pool_account_begin(struct pool_growth *growth, struct pool_account *acc
     return CUDA_SUCCESS;
 }
 
-bool pool_account_end(struct pool_growth *growth) {
+bool pool_account_end(struct pool_growth *growth, uint64_t bytes) {
     struct pool_account *account = growth->account;
+    growth->taken = units(bytes);
+    if (account)
+        __atomic_fetch_add(&account->used, growth->taken, __ATOMIC_RELAXED);
     if (!account || account->card == CARD_NONE)
         return true;
     spin_lock(&account->busy);
@@ -180,6 +197,7 @@ bool pool_account_end(struct pool_growth *growth) {
 }
 
 void pool_account_undone(struct pool_growth *growth) {
+    __atomic_fetch_sub(&growth->account->used, growth->taken, __ATOMIC_RELAXED);
     pool_account_trim(growth->account);
     pool_account_taken(growth);
 }
@@ -194,9 +212,8 @@ void pool_account_taken(struct pool_growth *growth) {
 bool pool_account_allocated(struct pool_account *account, CUdeviceptr at, uint64_t bytes, struct allocation *replaced) {
     if (!account || !at)
         return false;
-    bytes = (bytes + UNIT - 1) / UNIT * UNIT;
+    bytes = units(bytes);
     __atomic_fetch_add(&account->allocations, 1, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&account->used, bytes, __ATOMIC_RELAXED);
     struct allocation item = {
         .key = at, .bytes = bytes, .owner = (uint64_t)(uintptr_t)account, .card = CARD_NONE, .kind = ALLOCATION_ASYNC};
     return allocation_put(&item, replaced) == ALLOCATION_REPLACED;

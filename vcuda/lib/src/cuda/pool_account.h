@@ -22,16 +22,17 @@ struct pool_growth {
     struct pool_account *account;
     uint64_t reserved; /* charged, on top of what the pool has */
     uint64_t promised; /* of what the pool has reserved already */
+    uint64_t taken;    /* by the new allocation, of what the pool has */
     uint64_t held;     /* by how much more it may grow at worst: so much of its charge stays meanwhile */
 };
 
 /* Before the driver is asked for `bytes` of the pool: CUDA_SUCCESS or CUDA_ERROR_OUT_OF_MEMORY. */
 CUresult pool_account_begin(struct pool_growth *growth, struct pool_account *account, uint64_t bytes);
 
-/* After it has answered: charge what the pool has now. False if the pool took more than was reserved and the limit
- * forbids it: then the caller gives its allocation back and calls pool_account_undone, or keeps it and calls
- * pool_account_taken. */
-bool pool_account_end(struct pool_growth *growth);
+/* After it has answered: charge what the pool has now, `bytes` of a new allocation among it (0: there is none). False
+ * if the pool took more than was reserved and the limit forbids it: then the caller gives its allocation back and calls
+ * pool_account_undone, or keeps it and calls pool_account_taken. */
+bool pool_account_end(struct pool_growth *growth, uint64_t bytes);
 void pool_account_undone(struct pool_growth *growth);
 void pool_account_taken(struct pool_growth *growth);
 
