@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.native.fake_driver import install
-from tests.native.tools import run
+from tests.native.tools import run, tool
 
 Fakes = dict[tuple[str, str], Path]
 HOOKED, BYPASSED = "802", "0"
@@ -184,6 +184,27 @@ def test_ordinary_programs_run_under_preload_and_hear_nothing(
     )
     assert ours.stderr == b""
     assert ours.stdout.replace(b"LD_PRELOAD=" + str(native / file).encode() + b"\n", b"") == plain.stdout
+
+
+OVERFLOW = "#include <stdlib.h>\nint main(int c, char **v) { char *at = malloc(1); at[c - 1] = 1; free(at); return !v; }\n"
+
+
+@pytest.mark.parametrize("file", ["libvcuda.so", "libvcuda-ml.so"])
+def test_a_program_built_with_the_address_sanitizer_runs_under_preload_and_finds_faults(
+    native: Path, tmp_path: Path, file: str
+) -> None:
+    """Its runtime ends a program at its start if another library lies before it, unless that is allowed."""
+    source, program = tmp_path / "overflow.c", tmp_path / "overflow"
+    source.write_text(OVERFLOW, encoding="utf-8")
+    if subprocess.run([tool("cc"), "-fsanitize=address", "-o", program, source], check=False).returncode:
+        pytest.skip("this compiler has no address sanitizer")
+    env = {"LD_PRELOAD": str(native / file)}
+    done, faulty = (
+        subprocess.run([program, *words], capture_output=True, text=True, env=env, check=False)
+        for words in ([], ["overflow"])
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "heap-buffer-overflow" in faulty.stderr
 
 
 def test_a_program_that_never_calls_cuda_opens_no_file_of_ours(native: Path, tmp_path: Path) -> None:
