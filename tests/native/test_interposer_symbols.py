@@ -16,7 +16,9 @@ EVERY = [("cuda", "libvcuda.so"), ("nvml", "libvcuda-ml.so"),
 
 
 @pytest.mark.parametrize(("kind", "file"), EVERY)
-def test_it_exports_every_name_of_every_release_and_one_for_the_address_sanitizer(native: Path, kind: str, file: str) -> None:
+def test_it_exports_every_name_of_every_release_and_one_for_the_address_sanitizer(
+    native: Path, kind: str, file: str
+) -> None:
     lines = run("nm", "-D", "--defined-only", native / file).splitlines()
     exported = {line.split()[-1].split("@")[0] for line in lines}
     assert exported == all_names(kind) | {"__asan_default_options"}
