@@ -22,7 +22,6 @@ from sandbox.api.rules import check_identity, prepare_create, prepare_update
 from sandbox.api.selectors import Predicate
 from sandbox.api.status import already_exists, bad_request, invalid, not_found, success
 from sandbox.api.storage import Key, Storage, Stored
-from sandbox.api.verbatim import Verbatim
 
 Obj = dict[str, Any]
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"  # the letters of generated names: no vowels, no words
@@ -170,7 +169,7 @@ class Verbs:
             meta.pop("namespace", None)
         for key in ("deletionTimestamp", "deletionGracePeriodSeconds", "selfLink"):
             meta.pop(key, None)
-        if not isinstance(meta.get("managedFields"), Verbatim):
+        if not isinstance(meta.get("managedFields"), str):  # such as cannot be decoded
             meta.pop("managedFields", None)
         meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp()}
         return obj, Target(resource, target.namespace if resource.namespaced else "", name)

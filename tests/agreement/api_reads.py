@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping
 from typing import Any
 
-from tests.agreement.world import MERGE, NAMESPACE, NOBODY, PODS, Table, World, pod
+from tests.agreement.world import MERGE, NAMESPACE, NOBODY, PODS, Obj, Table, World, pod
 
 READS = Table()
 
@@ -46,28 +47,76 @@ def pages(w: World) -> object:
     return found
 
 
-# What a tenant may write that not every decoder reads: deeper than most go, and no UTF-8.
-_HOSTILE = {"deep": b'{"f:a":' * 1_500 + b"{}" + b"}" * 1_500, "byte": b'{"f:\xff":{}}'}
+# What authors of objects may write that not every decoder reads: deeper than most go, and no UTF-8.
+_FIELDS = {
+    "deep": b'{"f:a":' * 1_500 + b"{}" + b"}" * 1_500,
+    "deepest": b'{"f:a":' * 9_000 + b"{}" + b"}" * 9_000,
+    "byte": b'{"f:\xff":{}}',
+    "surrogate": b'{"f:\xed\xa0\x80":{}}',
+}
+_PARAMETERS = {
+    "deep": b'{"a":' * 1_500 + b"1" + b"}" * 1_500,
+    "arrays": b'{"a":%b}' % (b"[" * 5_000 + b"]" * 5_000),
+    "many": b'{"a":[%b]}' % b",".join([b"[]"] * 3_000),
+    "byte": b'{"\xff":1}',
+}
+_KEPT = (201, True, True, True)
+
+
+def _hostile(w: World, place: str, forms: Mapping[str, bytes], body: Obj) -> object:
+    """Per form: the code of its creation, and whether it is there when it is read, listed, watched."""
+    found = {}
+    for form, text in forms.items():
+        name = f"h-{form}"
+        body["metadata"] |= {"name": name, "labels": {"case": name}}
+        code = w.ask("POST", place, json.dumps(body).encode().replace(b'"here"', text)).code
+        w.made(f"{place}/{name}")
+        selected = {"fieldSelector": f"metadata.name={name}", "timeoutSeconds": 1}
+        read = (w.written(f"{place}/{name}"), w.written(place, labelSelector=f"case={name}"))
+        watched = w.until(
+            lambda text=text, selected=selected: text in w.written(place, watch="true", **selected),
+            f"{name} is not watched",
+        )
+        found[form] = (code, *(text in one for one in read), watched)
+    return found
+
+
+def _with_fields(body: Obj) -> Obj:
+    entry = {"manager": "m", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1"}
+    body["metadata"]["managedFields"] = [{**entry, "time": "2026-01-01T00:00:00Z", "fieldsV1": "here"}]
+    return body
 
 
 @READS.case(
-    "managedFields that nest 1,500 deep or hold a byte that is no UTF-8 are stored, and read, listed and watched",
-    dict.fromkeys(_HOSTILE, (201, True, True, True)),
+    "managedFields of pods that nest 9,000 deep or hold bytes that are no UTF-8 are stored, read, listed, watched",
+    dict.fromkeys(_FIELDS, _KEPT),
 )
-def hostile_fields(w: World) -> object:
-    found = {}
-    for name, fields in _HOSTILE.items():
-        body = pod(f"h-{name}")
-        entry = {"manager": "m", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1"}
-        body["metadata"]["managedFields"] = [{**entry, "time": "2026-01-01T00:00:00Z", "fieldsV1": "here"}]
-        code = w.ask("POST", PODS, json.dumps(body).encode().replace(b'"here"', fields)).code
-        w.made(f"{PODS}/h-{name}")
-        one = w.written(f"{PODS}/h-{name}")
-        listed = w.written(PODS, labelSelector=f"case=h-{name}")
-        selected = {"fieldSelector": f"metadata.name=h-{name}", "timeoutSeconds": 1}
-        watched = w.written(PODS, watch="true", **selected)
-        found[name] = (code, *(fields in text for text in (one, listed, watched)))
-    return found
+def hostile_pods(w: World) -> object:
+    return _hostile(w, PODS, _FIELDS, _with_fields(pod("h")))
+
+
+@READS.case("so are those of nodes", dict.fromkeys(_FIELDS, _KEPT))
+def hostile_nodes(w: World) -> object:
+    return _hostile(
+        w, "/api/v1/nodes", _FIELDS, _with_fields({"apiVersion": "v1", "kind": "Node", "metadata": {}})
+    )
+
+
+@READS.case(
+    "opaque parameters of claims that nest 1,500 deep or hold bytes that are no UTF-8 are so, too",
+    dict.fromkeys(_PARAMETERS, _KEPT),
+    since=34,
+)
+def hostile_claims(w: World) -> object:
+    request = {"name": "r", "exactly": {"deviceClassName": "c"}}
+    config = {"opaque": {"driver": "x.example.com", "parameters": "here"}}
+    body = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {},
+        "spec": {"devices": {"requests": [request], "config": [config]}},
+    }
+    return _hostile(w, f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims", _PARAMETERS, body)
 
 
 @READS.case("a field that cannot be selected by is 400", (400, "BadRequest"))

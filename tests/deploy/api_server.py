@@ -50,6 +50,7 @@ class Server:
         self.port = free_port()
         self.environment = {**os.environ, "KUBECONFIG": str(directory / "kubeconfig"), "HOME": str(directory)}
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._api_server: tuple[str, ...] = ()
 
     def start(self) -> None:
         here, store, peers = self.directory, free_port(), free_port()
@@ -77,19 +78,30 @@ class Server:
             *("etcd", f"--data-dir={here}/etcd", f"--listen-client-urls={client}"),
             *(f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}", "--unsafe-no-fsync"),
         )
-        self.spawn(
+        self._api_server = (
             *(str(self.program), f"--etcd-servers={client}", f"--secure-port={self.port}"),
             *("--bind-address=127.0.0.1", f"--cert-dir={here}/certs", f"--token-auth-file={here}/tokens.csv"),
             *(f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}"),
             *("--service-account-issuer=https://x", "--authorization-mode=RBAC", "--allow-privileged"),
             *("--service-cluster-ip-range=10.97.0.0/24", "--disable-admission-plugins=ServiceAccount"),
         )
+        self._begin()
+
+    def restart(self) -> None:
+        """Kill the API server, not its store, and start it again."""
+        process = self._processes.pop()
+        process.kill()
+        process.wait(PATIENCE)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.spawn(*self._api_server)
         tick = threading.Event()
         for _ in range(300):
             if self._ready():
                 return
             tick.wait(0.2)
-        raise AssertionError((here / "kube-apiserver.log").read_text()[-2000:])
+        raise AssertionError((self.directory / "kube-apiserver.log").read_text()[-2000:])
 
     def stop(self) -> None:
         for process in reversed(self._processes):

@@ -116,6 +116,12 @@ OWN: Final = (
         f"{SYSTEM}/pods/gpu-quota-admission-x",
         {"metadata": {"labels": {contract.LEADER_LABEL: "true"}}},
     ),
+    Write(
+        "admission",
+        "when it began to lead, on its own pod",
+        f"{SYSTEM}/pods/gpu-quota-admission-x",
+        _annotated(contract.LEADER_SINCE),
+    ),
     Write("admission", "its Lease", LEASES, _LEASE | {"metadata": {"name": "gpu-quota-admission"}}, "POST"),
     Write(
         "admission",

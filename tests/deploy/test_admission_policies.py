@@ -80,18 +80,21 @@ def test_it_changes_no_specification_label_finalizer_or_owner() -> None:
         assert "may not change specifications, finalizers or owners" in text
 
 
-def test_the_leaders_label_is_for_its_own_pods() -> None:
+@pytest.mark.parametrize(
+    ("where", "key"), [("labels", contract.LEADER_LABEL), ("annotations", contract.LEADER_SINCE)]
+)
+def test_the_marks_of_the_leader_are_for_its_own_pods(where: str, key: str) -> None:
     own = plain(namespace="kube-system")
     own["spec"]["serviceAccountName"] = "gpu-quota-admission"
     labelled = copy.deepcopy(own)
-    labelled["metadata"]["labels"][contract.LEADER_LABEL] = "true"
+    labelled["metadata"].setdefault(where, {})[key] = "true"
     assert told(own, labelled) == []
     for change in ({"serviceAccountName": "dns"}, {}):
         old, new = copy.deepcopy(own), copy.deepcopy(labelled)
         for obj in (old, new):
             obj["spec"] |= change
             obj["metadata"]["namespace"] = "kube-system" if change else "team-a"
-        assert told(old, new) == [f"the admission service may not write {contract.LEADER_LABEL} of a pod"]
+        assert told(old, new) == [f"the admission service may not write {key} of a pod"]
 
 
 def test_of_a_status_it_writes_what_a_scheduler_writes() -> None:

@@ -27,7 +27,7 @@ class PodMark:
             NodeUnready: there is no such pod, the API server refuses, or no answer comes.
         """
         if not self._name:
-            raise NodeUnready("this replica does not know its pod: no POD_NAME")
+            raise NodeUnready("this replica does not know its pod: no --pod-name")
         written = datetime.fromtimestamp(self._clock.now(), UTC).isoformat()
         made = self._connection.request(
             f"annotate the pod {self._namespace}/{self._name}",
