@@ -14,6 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
+from pathlib import Path
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -101,7 +102,10 @@ class Agent:
         self._store = FileStore(config.state / "ledger")
         label = label_of(config.proc)
         self.known_cards = KnownCards(store_of(config, "cards", "vanished cards are not missed"))
-        tenants = FileControlPages(config.pages, config.policy, label=label, proc=config.proc)
+        tenants = FileControlPages(
+            config.pages, config.policy, label=label, proc=config.proc, mounts=config.page_mounts
+        )
+        self._pages_among_others = lambda: tenants.shared(_device(config.host_root / "run"))
         processes = CgroupProcesses(config.proc, kubelet=config.pod_resources / KUBELET_SOCKET)
         injector = build_injector(config, lambda: self.state.node.cards, label)
         pods = self._kube.pods
@@ -241,6 +245,7 @@ class Agent:
             writes_dropped=lambda: self._kube.writes_dropped,
             unreadable=lambda: self._kube.unreadable,
             kubelet_unverified=lambda: self._kube.kubelet_unverified,
+            pages_among_others=self._pages_among_others,
             sized=lambda: self.running.sizes.told,
             front=lambda: self.fronts.in_force,
         )
@@ -398,6 +403,14 @@ class Agent:
             self.state.introduce(found.pod)
             self.running.follow(found.pod)
             self._writeback.tell(found.pod)
+
+
+def _device(path: Path) -> int:
+    """The file system of a path; one that nothing lies on where the path cannot be seen."""
+    try:
+        return path.stat().st_dev
+    except OSError:
+        return -1
 
 
 def _restart() -> None:

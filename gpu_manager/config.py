@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from gpu_manager.adapters.control_pages.limits_file import DEFAULT_POLICY, PagePolicy
+from gpu_manager.adapters.control_pages.page_mounts import PageMounts
 from gpu_manager.adapters.nvml.faults import QUIET_SECONDS
 from gpu_manager.domain.advice.demand import HALF_LIFE_SECONDS
 from gpu_manager.domain.advice.size import AdvicePolicy
@@ -24,6 +25,7 @@ from gpu_manager.domain.dra.sides import NO_CARDS, SETTLE_SECONDS, ClaimCards
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.topology import NumaPolicy
 
+_NO_MOUNTS: Final = PageMounts()
 CLUSTER_CA: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")
 
 
@@ -31,6 +33,7 @@ CLUSTER_CA: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")
 class Config:
     """Settings of ``gpu-manager run``. Paths are as the agent sees them.
 
+    ``page_mounts``: the file system that each container's pages get.
     ``kubelet_ca`` is a file with the certificates of who signs the kubelet's.
     ``cards`` is ``nvml``, or ``simulated:`` with a profile's name or a file; ``unit`` is bytes of a memory
     unit; ``policy`` holds settings of every fraction's control page; ``injection`` is ``auto`` or a strategy;
@@ -67,6 +70,7 @@ class Config:
     quiet_seconds: float = QUIET_SECONDS
     unit: int = DEFAULT_UNIT
     policy: PagePolicy = DEFAULT_POLICY
+    page_mounts: PageMounts = _NO_MOUNTS
     lending: bool = False
     front: Front = Front.PLUGIN
     claim_cards: ClaimCards = NO_CARDS

@@ -9,6 +9,7 @@ from typing import Annotated
 import structlog
 
 from gpu_manager.adapters.control_pages.limits_file import PagePolicy
+from gpu_manager.adapters.control_pages.page_mounts import DEFAULT_INODES, PageMounts
 from gpu_manager.adapters.nvml.faults import QUIET_SECONDS
 from gpu_manager.arguments import Option, Rest
 from gpu_manager.config import CLUSTER_CA, Config
@@ -79,6 +80,18 @@ def command(
         Path, Option(help="The agent's records and libraries; must survive a reboot.")
     ] = Path(STATE_DIR),
     pages_dir: Annotated[Path, Option(help="Directory of the control pages, a tmpfs.")] = Path(PAGES_DIR),
+    page_file_system_kib: Annotated[
+        int,
+        Option(
+            min=0,
+            max=1 << 20,
+            help="Size of the file system that is mounted for each new container's pages, which needs "
+            "privileges and 400 or more; 0: they lie in --pages-dir itself.",
+        ),
+    ] = 0,
+    page_file_system_inodes: Annotated[
+        int, Option(min=16, max=1 << 20, help="Inodes of that file system; extended attributes take them.")
+    ] = DEFAULT_INODES,
     checkpoint_path: Annotated[
         Path, Option(help="Directory of the predecessor's checkpoint, read at the first start.")
     ] = Path(OLD_CHECKPOINT_DIR),
@@ -219,6 +232,7 @@ def command(
             quiet_seconds=quiet_seconds,
             control=control,
             unit=unit_bytes(memory_unit),
+            page_mounts=PageMounts(page_file_system_kib << 10, page_file_system_inodes),
             policy=PagePolicy(context_mib << 20, oversubscribe, fail_open),
             lending=nvidia_resource,
             front=front,

@@ -53,7 +53,8 @@ class Exporter(Collector):
     that another device plugin offers too, ``energy`` is what was used of each, ``writes_dropped`` counts what
     the API server was never told, ``unreadable`` what could not be read of it, ``sized`` is
     the advice for containers, ``front`` how the node gives its cards, ``kubelet_unverified`` whether the
-    kubelet's certificate could not be verified.
+    kubelet's certificate could not be verified, ``pages_among_others`` how many containers' pages lie on the
+    file system of the node's ``/run``.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Exporter(Collector):
         writes_dropped: Callable[[], int] = int,
         unreadable: Callable[[], Mapping[str, int]] = dict,
         kubelet_unverified: Callable[[], bool] = bool,
+        pages_among_others: Callable[[], int] = int,
         sized: Callable[[], Sequence[Sized]] = tuple,
         front: Callable[[], Front] = lambda: Front.PLUGIN,
     ) -> None:
@@ -86,6 +88,7 @@ class Exporter(Collector):
         self._writes_dropped = writes_dropped
         self._unreadable = unreadable
         self._kubelet_unverified = kubelet_unverified
+        self._pages_among_others = pages_among_others
         self._sized = sized
         self._front = front
 
@@ -118,6 +121,7 @@ class Exporter(Collector):
         yield _writes_dropped(self._writes_dropped())
         yield counter_by_label(*_UNREADABLE, self._unreadable())
         yield _unverified(self._kubelet_unverified())
+        yield _among_others(self._pages_among_others())
 
 
 def describe(*, legacy: bool = True) -> Iterator[Metric]:
@@ -140,6 +144,7 @@ def describe(*, legacy: bool = True) -> Iterator[Metric]:
     yield _writes_dropped(0)
     yield counter_by_label(*_UNREADABLE, {})
     yield _unverified(False)  # noqa: FBT003 - the gauge's value
+    yield _among_others(0)
 
 
 def _other_plugins(view: View, offers: Mapping[CardUuid, str]) -> Metric:
@@ -164,6 +169,11 @@ def _unverified(is_so: bool) -> Metric:  # noqa: FBT001 - the gauge's value
         "1 while the kubelet's certificate cannot be verified: it gets no token, and the API server is asked"
     )
     return GaugeMetricFamily("vcuda_kubelet_unverified", text, value=float(is_so))
+
+
+def _among_others(count: int) -> Metric:
+    text = "Containers whose control pages lie on the file system of the node's /run, which they can fill"
+    return GaugeMetricFamily("vcuda_pages_on_node_file_system", text, value=count)
 
 
 def _node(view: View, version: str, age: float) -> Iterator[Metric]:

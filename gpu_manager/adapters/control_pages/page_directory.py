@@ -27,6 +27,7 @@ from gpu_manager.adapters.control_pages.limits_file import (
     write_limits,
 )
 from gpu_manager.adapters.control_pages.page_images import USAGE_MODE, PageImage, ToldUsage
+from gpu_manager.adapters.control_pages.page_mounts import PageMounts
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage
 from gpu_manager.domain.errors import NodeUnready, Tampered
@@ -58,6 +59,7 @@ class PageDirectory:
         label: bytes | None,
         breaker: LeaseBreaker,
         monotonic_ns: Callable[[], int],
+        mounts: PageMounts,
     ) -> None:
         self.lock = threading.Lock()
         self.closed = False
@@ -73,6 +75,9 @@ class PageDirectory:
         self._usage: int | None = None
         self._limits: int | None = None
         self._monotonic_ns = monotonic_ns
+        self._mounts = mounts
+        self.device = 0
+        """The file system that the pages lie on; 0 before they are open."""
         self._rests_until = 0
         self._last: Observed | Tampered | None = None
 
@@ -98,7 +103,10 @@ class PageDirectory:
         """Change the limits page; ``create`` makes the directory and the page if there is none."""
         if self._limits is None or not os.fstat(self._limits).st_nlink:
             self._limits = self._closed(self._limits)
+            if create:
+                self._make()
             with files.directory(self._root, self._name, create=create) as here:
+                self.device = os.fstat(here).st_dev
                 page = self._opened(here, LIMITS)
                 if page is None:
                     self._limits = create_limits(here, change, self._label)
@@ -211,6 +219,20 @@ class PageDirectory:
             f"the {which} page of {self._where} was tampered with: {what} "
             f"(found {self.attacks} times); look at what runs in its container"
         )
+
+    def remove(self) -> None:
+        """Close both pages, and delete the directory with all that is in it. Absent is fine."""
+        self.close()
+        self._mounts.unmount(self._root / self._name)
+        files.remove(self._root, self._name)
+
+    def _make(self) -> None:
+        """Make the directory, on a file system of its own unless an earlier agent has made it without."""
+        with files.directory(self._root, self._name, create=True) as here:
+            is_new = not os.listdir(here)  # noqa: PTH208  # of a descriptor
+            is_mounted = os.fstat(here).st_dev != self._root.stat().st_dev
+        if is_new and not is_mounted:
+            self._mounts.mount(self._root / self._name)
 
     def _opened(self, here: int, name: str) -> int | None:
         """Return a descriptor of the page, None if there is none. Raises Tampered where a container keeps the

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from gpu_manager.adapters.control_pages import tenant_files as files
 from gpu_manager.adapters.control_pages.gates import FileGates
@@ -22,6 +23,7 @@ from gpu_manager.adapters.control_pages.leases import LeaseBreaker
 from gpu_manager.adapters.control_pages.limits_file import DEFAULT_POLICY, PagePolicy, limits_as_set
 from gpu_manager.adapters.control_pages.page_directory import PageDirectory
 from gpu_manager.adapters.control_pages.page_images import ToldUsage
+from gpu_manager.adapters.control_pages.page_mounts import PageMounts
 from gpu_manager.adapters.control_pages.values import activities_in, corrected_card, messages_in, uses_in
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage
@@ -31,6 +33,8 @@ from gpu_manager.ports.control_pages import Activity, Correction, Limit, TenantU
 from vcuda.page import limits as limits_page
 from vcuda.page import usage as usage_page
 from vcuda.page.layout import PageError
+
+_NO_MOUNTS: Final = PageMounts()
 
 
 class FileControlPages:
@@ -48,8 +52,12 @@ class FileControlPages:
         label: bytes | None = None,
         proc: Path = Path("/proc"),
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        mounts: PageMounts = _NO_MOUNTS,
     ) -> None:
-        """``label`` is SELinux's, for files that containers share: :mod:`gpu_manager.adapters.selinux`."""
+        """``label`` is SELinux's, for files that containers share: :mod:`gpu_manager.adapters.selinux`.
+        ``mounts``: the file system that each container's pages get.
+        """
+        self._mounts = mounts
         self._monotonic_ns = monotonic_ns
         self._root = root
         self._label = label
@@ -172,8 +180,12 @@ class FileControlPages:
     def remove(self, name: str) -> None:
         """Delete the directory; absent is fine."""
         with self._of(name) as pages:
-            pages.close()
-            files.remove(self._root, name)
+            pages.remove()
+
+    def shared(self, device: int) -> int:
+        """Return how many containers' pages lie on this file system (``st_dev``)."""
+        with self._lock:
+            return sum(pages.device == device for pages in self._known.values())
 
     def tampering(self) -> Mapping[str, int]:
         """Return, by directory, how often its usage page was found changed illegally."""
@@ -227,7 +239,7 @@ class FileControlPages:
                 return
 
     def _new(self, name: str) -> PageDirectory:
-        return PageDirectory(self._root, name, self._label, self._breaker, self._monotonic_ns)
+        return PageDirectory(self._root, name, self._label, self._breaker, self._monotonic_ns, self._mounts)
 
     def _drop_if_empty(self, name: str, pages: PageDirectory) -> None:
         if pages.is_empty:

@@ -45,6 +45,9 @@ def gather_agent(url: str, read: Read) -> AgentFacts:
             labels["resource"]: int(count)
             for labels, count in samples.get("vcuda_watch_unreadable_objects_total", ())
         },
+        pages_among_others=next(
+            (int(value) for _, value in samples.get("vcuda_pages_on_node_file_system", ())), 0
+        ),
         kubelet_unverified=any(value for _, value in samples.get("vcuda_kubelet_unverified", ())),
         not_injected=tuple(who for who, _ in _named(samples, "vcuda_container_not_injected", "container")),
         stranded=next((int(value) for _, value in samples.get("vcuda_stranded_containers", ())), None),

@@ -99,6 +99,13 @@ def _unverified_kubelet(agent: AgentFacts, _: float) -> Iterator[str]:
         yield "the certificate of the node's kubelet cannot be verified"
 
 
+def _pages_among_others(agent: AgentFacts, _: float) -> Iterator[str]:
+    if agent.pages_among_others is None:
+        raise Unseen("the agent's metrics cannot be read")
+    if agent.pages_among_others:
+        yield f"the pages of {counted(agent.pages_among_others, 'container')} can fill the node's /run"
+
+
 def _old_sample(agent: AgentFacts, _: float) -> Iterator[str]:
     if agent.sample_age_seconds is None:
         raise Unseen("the agent's metrics cannot be read")
@@ -211,6 +218,19 @@ AGENT: Final = (
             "For kubelets that sign their own it is `/host/var/lib/kubelet/pki/kubelet.crt`."
         ),
         judge=_unverified_kubelet,
+    ),
+    DoctorCheck(
+        id="pages-on-run",
+        group="agent",
+        severity=Severity.WARNING,
+        what="A container can take all space of /run for a second, and then no container starts on the node.",
+        cure=(
+            "A privileged agent mounts a small file system for each new container (chart value "
+            "`agent.pageFileSystem`); pages from before lie where they are until their containers end. "
+            "Elsewhere mount a tmpfs with `size=128m,nr_inodes=8192` at `/run/gpu-manager` before the agent "
+            "starts: containers can then fill that one alone."
+        ),
+        judge=_pages_among_others,
     ),
     DoctorCheck(
         id="sample-old",

@@ -95,7 +95,7 @@ class AgentFacts:
     ``blind``, ``not_injected`` and ``stranded`` (a count) come from its metrics and its graph. ``notes``
     counts the messages of libvcuda since the agent's start, by kind, ``unreadable`` objects of the API
     server that it could not read, by resource. ``kubelet_unverified``: the kubelet's certificate could not
-    be verified.
+    be verified. ``pages_among_others``: containers whose pages lie on the file system of ``/run``.
     """
 
     url: str
@@ -112,6 +112,7 @@ class AgentFacts:
     stranded: int | None = None
     unreadable: Mapping[str, int] | None = None
     kubelet_unverified: bool | None = None
+    pages_among_others: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
