@@ -137,6 +137,13 @@ def command(
     deny_node_name: Annotated[  # noqa: FBT002  # the way to a flag
         bool, Option("--deny-node-name", help="Refuse pods with spec.nodeName instead of warning.")
     ] = False,
+    allow_envfrom: Annotated[  # noqa: FBT002  # same
+        bool,
+        Option(
+            "--allow-envfrom",
+            help="Take pods whose envFrom may bring NVIDIA_VISIBLE_DEVICES, where nodes show cards by it.",
+        ),
+    ] = False,
     trusted_user: Annotated[
         list[str] | None, Option(help="Users that may write the annotations with a pod's cards.")
     ] = None,
@@ -184,6 +191,7 @@ def command(
         scheduler_name=scheduler_name,
         runtime_class=runtime_class,
         deny_node_name=deny_node_name,
+        allow_env_from=allow_envfrom,
         trusted_users=frozenset(trusted_user) if trusted_user else TRUSTED_USERS,
     )
     if print_policies:

@@ -26,7 +26,8 @@ class ClusterTerms:
     """What this cluster grants, and what it writes into pods.
 
     ``unit`` is bytes of a memory unit; ``default_memory`` units for a part of a card without memory, 0 for
-    none; an empty ``scheduler_name`` or ``runtime_class`` leaves the pod's own.
+    none; an empty ``scheduler_name`` or ``runtime_class`` leaves the pod's own. ``allow_env_from``: envFrom,
+    which may show a container every card where a variable shows cards, is taken all the same.
     """
 
     unit: int = DEFAULT_UNIT
@@ -35,6 +36,7 @@ class ClusterTerms:
     scheduler_name: str = ""
     runtime_class: str = ""
     deny_node_name: bool = False
+    allow_env_from: bool = False
     trusted_users: frozenset[str] = TRUSTED_USERS
 
 

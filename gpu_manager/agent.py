@@ -181,6 +181,7 @@ class Agent:
             stranded=lambda: self.stranded.uids,
             no_injection=lambda: self.injection_watch.why,
             gates=gate_program(config) is not None,
+            injects_by=injector.strategy.value,
         )
         self.other_plugins = OtherPlugins(
             self._kubelet.other_offers, self.health, self._kube.node.event, clock, self._kubelet.rest

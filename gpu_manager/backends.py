@@ -96,6 +96,7 @@ def build_injector(
         cdi_dir=config.cdi,
         nodes=DeviceNodes(host, str(config.driver_root), config.extra_devices, proc=config.proc),
         simulated=config.simulated and strategy is Strategy.CDI,
+        allow_env_from=config.allow_env_from,
     )
 
 

@@ -37,6 +37,7 @@ class Config:
     ``kubelet_ca`` is a file with the certificates of who signs the kubelet's.
     ``cards`` is ``nvml``, or ``simulated:`` with a profile's name or a file; ``unit`` is bytes of a memory
     unit; ``policy`` holds settings of every fraction's control page; ``injection`` is ``auto`` or a strategy;
+    ``allow_env_from``: where a variable shows cards, envFrom, which may bring it, is taken all the same;
     ``resize_alone``: there is no extender, and the agent itself answers requests for another size.
     ``evict`` lets the agent evict pods whose card is wrong, ``evict_evaders`` pods that evade their limits.
     ``program_xids`` are driver errors that never close a card, ``card_xids`` those that always do; a card
@@ -80,6 +81,7 @@ class Config:
     cdi: Path = Path(CDI_DIR)
     numa_policy: NumaPolicy = NumaPolicy.NONE
     injection: str = "auto"
+    allow_env_from: bool = False
     host_root: Path = Path("/")
     driver_root: Path = Path("/")
     libraries: Path | None = None

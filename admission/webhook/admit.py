@@ -22,10 +22,16 @@ from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resize.judgement import check_resize
-from gpu_manager.domain.rules.legal_values import check_guarded, check_pod, guarded_keys, warn_pod
+from gpu_manager.domain.rules.legal_values import (
+    check_guarded,
+    check_pod,
+    guarded_keys,
+    warn_pod,
+)
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
+from gpu_manager.domain.rules.shown_cards import check_env_from
 from gpu_manager.domain.rules.unknown_names import misplaced
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
@@ -33,6 +39,25 @@ Says = Callable[[Pod, PodRequest], Sequence[str]]
 
 _SAID_BY_CLAIM: Final = (Rule.PRIORITY_WITHOUT_SHARE,)
 """What is not said of a pod whose claim was made from its annotations."""
+
+
+@dataclass(frozen=True, slots=True)
+class InjectionWays:
+    """How the nodes inject cards that a pod may go to: ``by_variable`` is the name of one where a variable
+    shows containers their cards (``nvidia``), empty for none; ``known``: there are nodes, and all tell.
+    """
+
+    by_variable: str = ""
+    known: bool = False
+
+    @property
+    def hidden(self) -> bool:
+        """True if no variable is needed to show a container its cards."""
+        return self.known and not self.by_variable
+
+
+def _no_nodes(_pod: Mapping[str, Any]) -> InjectionWays:
+    return InjectionWays()
 
 
 def _silent(_pod: Pod, _request: PodRequest) -> Sequence[str]:
@@ -59,7 +84,7 @@ class CreateTimeChecks:
     ``size``: what the pod's workload asks for in its own metadata, empty for nothing. ``claim``: why a
     ResourceClaim (its object, its namespace, whether it is a dry run) cannot be created, empty if it can, and
     whether whoever creates it should ask again. ``pod_claims``: what is wrong with, or to be said of, the
-    claims that a pod's containers use.
+    claims that a pod's containers use. ``injection``: how the nodes inject cards that a pod may go to.
     """
 
     refuse: Says = _silent
@@ -67,6 +92,7 @@ class CreateTimeChecks:
     size: Callable[[Pod], str] = _no_size
     claim: Callable[[Mapping[str, Any], str, bool], tuple[str, bool]] = _any_claim
     pod_claims: Callable[[Mapping[str, Any], str], tuple[Violation, ...]] = _no_claims
+    injection: Callable[[Mapping[str, Any]], InjectionWays] = _no_nodes
 
     def refusals(self, pod: Pod, request: PodRequest) -> tuple[Violation, ...]:
         """What forbids it, as violations."""
@@ -132,12 +158,19 @@ def mutate(review: Review, terms: ClusterTerms, checks: CreateTimeChecks = SILEN
     """Mend a pod that is being created; anything else passes as it is. Idempotent."""
     if (review.group, review.resource, review.operation) != ("", "pods", "CREATE") or review.obj is None:
         return ALLOWED
+    obj = review.obj
 
     def owners(pod: Pod) -> str:
         return checks.size(replace(pod, namespace=review.namespace or "default"))
 
     try:
-        draft = draft_pod(review.obj, terms, trusted=_is_trusted(review, terms), owners=owners)
+        draft = draft_pod(
+            obj,
+            terms,
+            trusted=_is_trusted(review, terms),
+            owners=owners,
+            hidden=lambda: checks.injection(obj).hidden,
+        )
     except RequestInvalid as error:
         return denied((_unreadable(error),))
     faults = check_pod(draft.pod, terms.unit, terms.minimum_cores)
@@ -199,7 +232,15 @@ def _judge_new(review: Review, terms: ClusterTerms, checks: CreateTimeChecks) ->
     advice = check_advice_terms(pod.annotations, terms.unit, terms.minimum_cores)
     claims = checks.pod_claims(obj, pod.namespace)
     double = (one for one in claims if not one.rule.is_warning)
-    faults = (*guarded, *check_pod(pod, terms.unit, terms.minimum_cores), *advice, *ephemeral, *double)
+    shown = _shown_cards(pod, obj, terms, checks)
+    faults = (
+        *guarded,
+        *check_pod(pod, terms.unit, terms.minimum_cores),
+        *shown,
+        *advice,
+        *ephemeral,
+        *double,
+    )
     warnings = (
         *(one for one in claims if one.rule.is_warning),
         *(one for one in warn_pod(pod, terms.unit) if not (one.rule in _SAID_BY_CLAIM and _is_turned(obj))),
@@ -289,13 +330,16 @@ def _foresee(
 ) -> Iterator[tuple[bool, Violation]]:
     """What the webhooks will say to a pod of this template, and whether it is a refusal."""
     try:
-        draft: Draft = draft_pod(template, terms, trusted=False)
+        draft: Draft = draft_pod(
+            template, terms, trusted=False, hidden=lambda: checks.injection(template).hidden
+        )
     except RequestInvalid as error:
         yield True, _unreadable(error)
         return
     pod = replace(draft.pod, namespace=namespace or "default")
     advice = check_advice_terms(pod.annotations, terms.unit, terms.minimum_cores)
-    faults = (*check_pod(pod, terms.unit, terms.minimum_cores), *advice)
+    shown = _shown_cards(pod, template, terms, checks)
+    faults = (*check_pod(pod, terms.unit, terms.minimum_cores), *shown, *advice)
     yield from ((True, fault) for fault in faults)
     yield from ((False, change) for change in draft.changes)
     yield from ((False, warning) for warning in warn_pod(pod, terms.unit))
@@ -308,6 +352,16 @@ def _foresee(
         request = judged_request(pod, terms.unit, terms.minimum_cores)
         yield from ((True, fault) for fault in checks.refusals(pod, request))
         yield from ((False, warning) for warning in checks.warnings(pod, request))
+
+
+def _shown_cards(
+    pod: Pod, obj: Mapping[str, Any], terms: ClusterTerms, checks: CreateTimeChecks
+) -> tuple[Violation, ...]:
+    """Refuse envFrom where a node shows cards by a variable. Nodes that do not tell refuse it themselves."""
+    if terms.allow_env_from or not any(container.env_from for container in pod.containers):
+        return ()
+    node = checks.injection(obj).by_variable
+    return tuple(check_env_from(pod, f"node {quoted(node)}")) if node else ()
 
 
 def _detours(pod: Pod, terms: ClusterTerms) -> Iterator[Violation]:

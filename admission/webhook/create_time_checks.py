@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from admission.cluster.node_view import NodeView
@@ -13,7 +14,7 @@ from admission.extender.refusal_lines import describe
 from admission.quota.claim_creations import ClaimCreations, says_protected
 from admission.quota.pod_creations import quota_refusal, refused_past_scheduler
 from admission.quota.quota_book import QuotaBook
-from admission.webhook.admit import CreateTimeChecks
+from admission.webhook.admit import CreateTimeChecks, InjectionWays
 from gpu_manager.domain.cluster.claims import read_claim
 from gpu_manager.domain.dra.pod_claims import double_uses, requests_of_containers, shared_uses
 from gpu_manager.domain.errors import printable
@@ -24,9 +25,11 @@ from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.domain.untrusted import mapping
+from gpu_manager.domain.whatif.scheduling_constraints import NodeConstraints, pod_constraints
 from gpu_manager.ports.clock import Clock
 
 _KINDS_SECONDS = 1.0
+_BY_VARIABLE = "nvidia"  # the strategy by which NVIDIA's runtime injects the cards that a variable names
 _NOT_HELD = "this replica holds no claims to quotas, and is about to be replaced: create the claim again"
 _MOST_KINDS = 64  # kinds of nodes that are asked; a cluster with more gets no warning
 
@@ -82,7 +85,28 @@ def create_time_checks(
             *(violation(Rule.CLAIM_SHARED, "", "", "", reason=text) for text in shared_uses(used)),
         )
 
-    return CreateTimeChecks(refuse, warn, cluster.workloads.asked_of, claim, pod_claims)
+    def injection(obj: Mapping[str, Any]) -> InjectionWays:
+        return _ways(obj, cluster.snapshot()) if cluster.synced else InjectionWays()
+
+    return CreateTimeChecks(refuse, warn, cluster.workloads.asked_of, claim, pod_claims, injection)
+
+
+def _ways(obj: Mapping[str, Any], snapshot: Snapshot) -> InjectionWays:
+    """Of the nodes with cards that the pod may go to; cordons and taints may be gone when it does."""
+    spec = mapping(obj.get("spec"))
+    named, wishes = spec.get("nodeName"), pod_constraints(spec)
+    found = {
+        view.node.name: view.node.injects_by
+        for view in snapshot.nodes.values()
+        if view.node.cards
+        and (view.node.name == named if named else not _unselected(view.constraints).bars(wishes))
+    }
+    by_variable = next((name for name, way in found.items() if way == _BY_VARIABLE), "")
+    return InjectionWays(by_variable, bool(found) and all(found.values()))
+
+
+def _unselected(constraints: NodeConstraints) -> NodeConstraints:
+    return replace(constraints, cordoned=False, taints=(), closed="")
 
 
 class _Recent:

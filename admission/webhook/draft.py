@@ -10,12 +10,21 @@ from typing import Any, Final
 from admission.config import ClusterTerms
 from admission.webhook.admission_review import Operation, Review, pointer
 from admission.webhook.owner_size import at_owners_size, forged_note
-from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA, RESIZE, TEMPLATE_SIZE
+from gpu_manager.domain.contract import (
+    CORE,
+    MEMORY,
+    NO_VISIBLE_DEVICES,
+    NVIDIA,
+    RESIZE,
+    TEMPLATE_SIZE,
+    VISIBLE_ENV,
+)
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import MIRROR, Container, Pod, parse_pod
 from gpu_manager.domain.resources import format_bytes, format_number
 from gpu_manager.domain.rules.legal_values import check_pod, guarded_keys, warn_pod
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
+from gpu_manager.domain.rules.shown_cards import check_ephemeral
 
 _DEFAULT_SCHEDULER: Final = "default-scheduler"  # what the API server writes where nothing is written
 _MOST_CONTAINERS: Final = 200  # with 1000, a review of such a pod takes seconds beside all others
@@ -45,7 +54,12 @@ def read_pod(obj: Mapping[str, Any]) -> Pod:
 
 
 def draft_pod(
-    obj: Mapping[str, Any], terms: ClusterTerms, *, trusted: bool, owners: Callable[[Pod], str] = lambda _: ""
+    obj: Mapping[str, Any],
+    terms: ClusterTerms,
+    *,
+    trusted: bool,
+    owners: Callable[[Pod], str] = lambda _: "",
+    hidden: Callable[[], bool] = lambda: False,
 ) -> Draft:
     """What ``/mutate`` makes of a pod or of a template's pod; a pod that is as it should be has no patch.
 
@@ -54,6 +68,7 @@ def draft_pod(
         terms: what to write.
         trusted: whoever sends it may write guarded annotations.
         owners: the size that a pod's workload asks for, as its annotation; empty for none.
+        hidden: no node that the pod may go to shows a container its cards by a variable.
 
     Raises:
         RequestInvalid: it is no pod.
@@ -88,6 +103,9 @@ def draft_pod(
     patch += operations
     changes += unused
     if pod.asks:
+        hiding, operations = _hide_cards(pod, obj, hidden)
+        pod = replace(pod, containers=hiding)
+        patch += operations
         for key, present, wanted in (
             ("schedulerName", pod.scheduler not in ("", _DEFAULT_SCHEDULER), terms.scheduler_name),
             ("runtimeClassName", _spec(obj).get("runtimeClassName") is not None, terms.runtime_class),
@@ -97,6 +115,25 @@ def draft_pod(
         patch += _toleration(_spec(obj).get("tolerations"))
         pod = replace(pod, scheduler=_scheduler(pod.scheduler, terms))
     return Draft(pod, tuple(patch), tuple(changes))
+
+
+def _hide_cards(
+    pod: Pod, obj: Mapping[str, Any], hidden: Callable[[], bool]
+) -> tuple[tuple[Container, ...], list[Operation]]:
+    """Write the variable that shows cards, as void, into each container to which envFrom could bring it,
+    where it is not how the container gets its own.
+    """
+    containers: list[Container] = []
+    written: list[Operation] = []
+    for container, (*steps, _) in zip(pod.containers, container_places(obj), strict=True):
+        if container.env_from and (not container.asks or hidden()):
+            entry = _spec(obj)[str(steps[1])][int(steps[2])]
+            variable = {"name": VISIBLE_ENV, "value": NO_VISIBLE_DEVICES[1]}
+            where = pointer(*steps, "env", "-") if entry.get("env") else pointer(*steps, "env")
+            written.append(Operation("add", where, variable if entry.get("env") else [variable]))
+            container = replace(container, env_from=False)  # noqa: PLW2901
+        containers.append(container)
+    return tuple(containers), written
 
 
 def _toleration(tolerations: object) -> Iterator[Operation]:
@@ -179,21 +216,27 @@ def _with_default(
 
 
 def ephemeral_faults(obj: Mapping[str, Any]) -> tuple[Violation, ...]:
-    """Ephemeral containers that ask for cards.
+    """Ephemeral containers that ask for cards, or could be shown some.
 
     Raises:
         RequestInvalid: they have not the shape of containers.
     """
-    containers = parse_pod({"spec": {"containers": _spec(obj).get("ephemeralContainers")}}).containers
-    return tuple(
+    added = ephemeral_containers(obj)
+    asking = (
         violation(Rule.EPHEMERAL_CONTAINER, c.name, field, format_number(value))
-        for c in containers
+        for c in added
         for field, value in (
             (CORE, c.core or c.core_request),
             (MEMORY, c.memory_units or c.memory_units_request),
         )
         if value
     )
+    return (*asking, *check_ephemeral(parse_pod(obj), added))
+
+
+def ephemeral_containers(obj: Mapping[str, Any]) -> tuple[Container, ...]:
+    """The ephemeral containers. Raises RequestInvalid: they have not the shape of containers."""
+    return parse_pod({"spec": {"containers": _spec(obj).get("ephemeralContainers")}}).containers
 
 
 def is_mirror(review: Review) -> bool:

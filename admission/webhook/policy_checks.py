@@ -20,6 +20,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD, LARGEST_COUNT, format_b
 from gpu_manager.domain.rules.legal_values import MOST_ASKING
 from gpu_manager.domain.rules.request import PlacementPolicy
 from gpu_manager.domain.rules.rulebook import Rule
+from gpu_manager.domain.rules.shown_cards import EPHEMERAL_SHOWN
 
 _LARGEST_CORES: Final = LARGEST_COUNT // CORES_PER_CARD * CORES_PER_CARD
 
@@ -112,7 +113,7 @@ def request_checks(terms: ClusterTerms) -> Iterator[PolicyCheck]:
     yield _container(Rule.FRACTION_WITHOUT_MEMORY, "parts", no_memory, figures)
     privileged = "has(c.securityContext) && has(c.securityContext.privileged) && c.securityContext.privileged"
     yield _container(Rule.PRIVILEGED_FRACTION, "parts", privileged, figures)
-    yield _visible_devices()
+    yield _visible_devices("all")
     for resource in _RESOURCES.values():
         yield _requests(resource)
     ours = (
@@ -183,7 +184,7 @@ def _written(resource: str, where: str = "limits") -> str:
     return f"string(c.resources.{where}['{resource}'])"
 
 
-def _visible_devices() -> PolicyCheck:
+def _visible_devices(having: str) -> PolicyCheck:
     hidden = ", ".join(map(_text, contract.NO_VISIBLE_DEVICES))
     chosen = f"(has(e.valueFrom) || (has(e.value) && !(e.value in [{hidden}])))"
     shows = f"e.name == '{contract.VISIBLE_ENV}' && {chosen}"
@@ -191,7 +192,32 @@ def _visible_devices() -> PolicyCheck:
     value = f"(has({first}.valueFrom) ? 'valueFrom' : {first}.value)"
     ours = "(variables.core.size() > 0 || variables.memory.size() > 0)"  # in limits: else it asks for none
     broken = f"{ours} && has(c.env) && c.env.exists(e, {shows})"
-    return _container(Rule.VISIBLE_DEVICES_SET, "all", broken, {"value": _quoted(value)})
+    return _container(Rule.VISIBLE_DEVICES_SET, having, broken, {"value": _quoted(value)})
+
+
+_OLD: Final = "oldObject.spec.ephemeralContainers"
+# Those that are added: what is there already may stay.
+EPHEMERAL_VARIABLES: Final = {
+    **VARIABLES,
+    "ephemeral": "(has(object.spec.ephemeralContainers) ? object.spec.ephemeralContainers : [])"
+    f".filter(c, !(has({_OLD}) && {_OLD}.exists(o, o.name == c.name)))",
+}
+
+
+def ephemeral_checks() -> Iterator[PolicyCheck]:
+    """The rules for ephemeral containers of a pod that asks for cards; they themselves get none."""
+    yield _visible_devices("ephemeral")
+    named = f"has(c.env) && c.env.exists(e, e.name == '{contract.VISIBLE_ENV}')"
+    broken = f"has(c.envFrom) && c.envFrom.size() > 0 && !({named})"
+    yield _container(Rule.ENV_FROM, "ephemeral", broken, {"value": _text(EPHEMERAL_SHOWN)})
+
+
+def privileged_checks() -> Iterator[PolicyCheck]:
+    """What is said of ephemeral containers that reach every card, beside a part of one."""
+    privileged = "has(c.securityContext) && has(c.securityContext.privileged) && c.securityContext.privileged"
+    broken = f"variables.parts.size() > 0 && {privileged}"
+    figures = {"value": _quoted("variables.parts[0].name")}
+    yield _container(Rule.PRIVILEGED_BESIDE_SHARE, "ephemeral", broken, figures)
 
 
 def _requests(resource: str) -> PolicyCheck:

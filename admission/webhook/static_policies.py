@@ -14,13 +14,16 @@ import yaml
 
 from admission.config import ClusterTerms
 from admission.webhook.policy_checks import (
+    EPHEMERAL_VARIABLES,
     GUARDED_VARIABLES,
     NOT_MIRROR,
     VARIABLES,
     PolicyCheck,
     annotation_checks,
+    ephemeral_checks,
     guarded_checks,
     mentions,
+    privileged_checks,
     request_checks,
     strangers,
 )
@@ -62,6 +65,21 @@ def policies(terms: ClusterTerms) -> Sequence[Mapping[str, Any]]:
     ]
     return [
         *_policy("vcuda-requests", [pods], mentions("limits", "requests"), VARIABLES, request_checks(terms)),
+        *_policy(
+            "vcuda-ephemeral",
+            [_rule("pods/ephemeralcontainers", "UPDATE")],
+            mentions("limits"),
+            EPHEMERAL_VARIABLES,
+            ephemeral_checks(),
+        ),
+        *_policy(
+            "vcuda-ephemeral-privileged",
+            [_rule("pods/ephemeralcontainers", "UPDATE")],
+            mentions("limits"),
+            EPHEMERAL_VARIABLES,
+            privileged_checks(),
+            "Warn",
+        ),
         *_policy("vcuda-annotations", [changes], mentions("limits"), VARIABLES, annotation_checks()),
         *_policy("vcuda-guarded", guarded, strangers(terms), GUARDED_VARIABLES, guarded_checks()),
     ]
@@ -77,6 +95,7 @@ def _policy(
     conditions: Mapping[str, str],
     variables: Mapping[str, str],
     checks: Iterator[PolicyCheck],
+    action: str = "Deny",
 ) -> Iterator[Mapping[str, Any]]:
     version = "admissionregistration.k8s.io/v1"
     yield {
@@ -103,7 +122,7 @@ def _policy(
         "apiVersion": version,
         "kind": "ValidatingAdmissionPolicyBinding",
         "metadata": {"name": name},
-        "spec": {"policyName": name, "validationActions": ["Deny"]},
+        "spec": {"policyName": name, "validationActions": [action]},
     }
 
 

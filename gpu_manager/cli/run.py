@@ -176,6 +176,13 @@ def command(
         Option(help="The kubelet's topologyManagerPolicy: none, best-effort, restricted, single-numa-node."),
     ] = "none",
     device_injection: Annotated[str, Option(help="auto, direct, cdi, nvidia or simulated.")] = "auto",
+    allow_envfrom: Annotated[
+        bool,
+        Option(
+            "--allow-envfrom",
+            help="With --device-injection nvidia, take pods whose envFrom may bring NVIDIA_VISIBLE_DEVICES.",
+        ),
+    ] = False,
     host_root: Annotated[Path, Option(help="Where the host's root is mounted in the agent.")] = Path("/"),
     driver_root: Annotated[Path, Option(help="Where the driver is installed on the host.")] = Path("/"),
     libraries: Annotated[Path | None, Option(help="Directory of libvcuda; default: the package's.")] = None,
@@ -242,6 +249,7 @@ def command(
             cdi=cdi_dir,
             numa_policy=_numa_policy(topology_manager_policy),
             injection=known_injection(device_injection),
+            allow_env_from=allow_envfrom,
             host_root=host_root,
             driver_root=driver_root,
             libraries=libraries,

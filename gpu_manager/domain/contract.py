@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.resources import LARGEST_COUNT, Amount
-from gpu_manager.domain.topology import Link, LinkKind, NumaPolicy, Topology
+from gpu_manager.domain.topology import MAX_CARDS, Link, LinkKind, NumaPolicy, Topology
 
 # Resources (spec: device plugin API; the names are the predecessor's).
 CORE: Final = "tencent.com/vcuda-core"
@@ -281,7 +281,8 @@ class Inventory:
     size, which agents of earlier releases pass over. ``gates``: it makes best-effort tenants wait for
     protected ones, which agents of earlier releases do not. ``stranded``: UIDs of pods with containers that
     cannot be started again, because the kubelet has no devices for them. ``no_injection``: why no container
-    can be given a card now, empty if one can.
+    can be given a card now, empty if one can; ``injects_by``: the strategy by which they are, empty if the
+    agent, of an earlier release, does not tell.
     """
 
     unit: int
@@ -295,6 +296,7 @@ class Inventory:
     gates: bool = True
     stranded: tuple[str, ...] = ()
     no_injection: str = ""
+    injects_by: str = ""
 
 
 def encode_inventory(inventory: Inventory) -> str:
@@ -332,6 +334,7 @@ def encode_inventory(inventory: Inventory) -> str:
             **({"stranded": list(inventory.stranded)} if inventory.stranded else {}),
             "injection": {
                 "ok": not inventory.no_injection,
+                **({"by": inventory.injects_by} if inventory.injects_by else {}),
                 **({"why": inventory.no_injection[:_LONGEST_WHY]} if inventory.no_injection else {}),
             },
         },
@@ -345,9 +348,11 @@ def decode_inventory(text: str | None) -> Inventory | None:
     if data is None:
         return None
     try:
-        cards = tuple(_card_state(_map(c)) for c in _list(data["cards"]))
+        if len(listed := _list(data["cards"])) > MAX_CARDS:
+            return None
+        cards = tuple(map(_card_state, map(_map, listed)))
         links = _links(_list(data["links"]), _list(data.get("paths", [])))
-        unit = _count(data["unit"])
+        unit, injection = _count(data["unit"]), _map(data.get("injection", {}))
         if unit == 0 or len(links) != len(cards) or len({c.card.uuid for c in cards}) != len(cards):
             return None
         return Inventory(
@@ -365,7 +370,8 @@ def decode_inventory(text: str | None) -> Inventory | None:
             resizes=_flag(data.get("resizes", False)),
             gates=_flag(data.get("gates", False)),
             stranded=tuple(map(_text, _list(data.get("stranded", [])))),
-            no_injection=_text(_map(data.get("injection", {})).get("why", "")),
+            no_injection=_text(injection.get("why", "")),
+            injects_by=_text(injection.get("by", "")),
         )
     except (KeyError, TypeError, ValueError):
         return None

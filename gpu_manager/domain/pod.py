@@ -67,6 +67,7 @@ class Container:
     memory_units_request: Fraction | None = None
     privileged: bool = False
     visible_devices: str = ""  # NVIDIA_VISIBLE_DEVICES, as written in the pod, where it shows a card
+    env_from: bool = False  # that variable may come from envFrom: env, which counts before it, has none
     graphics: bool = False  # NVIDIA_DRIVER_CAPABILITIES, as written in the pod, asks for graphics
     running: bool = False
     over: bool = False  # an ordinary init container that has done its work
@@ -309,6 +310,7 @@ def _container(
         gpus=_gpus(limits.get(NVIDIA)),
         strange=_strange((*limits, *requests)),
         visible_devices=_visible_devices(entry.get("env")),
+        env_from=bool(entry.get("envFrom")) and not _names_visible_devices(entry.get("env")),
         graphics=_wants_graphics(entry.get("env")),
         privileged=security.get("privileged") not in (None, False),
         running=now.get("running") is not None,
@@ -375,6 +377,10 @@ def _visible_devices(env: object) -> str:
             if isinstance(value, str) and value not in NO_VISIBLE_DEVICES:
                 return value
     return ""
+
+
+def _names_visible_devices(env: object) -> bool:
+    return any(variable.get("name") == VISIBLE_ENV for variable in mappings(env))
 
 
 def _wants_graphics(env: object) -> bool:

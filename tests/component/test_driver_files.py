@@ -381,6 +381,17 @@ def test_opting_out_is_refused_where_the_preload_is_all_there_is(world):
     assert injector.inject(NAME, WHOLE, OPTED_OUT, "{}").env["VCUDA_CARDS"]
 
 
+def test_env_from_is_refused_where_a_variable_shows_cards(world):
+    resources = {"limits": {"tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "4"}}
+    entry = {"name": "c", "resources": resources, "envFrom": [{"configMapRef": {"name": "m"}}]}
+    pod = parse_pod({"metadata": {"name": "p"}, "spec": {"containers": [entry]}})
+    with pytest.raises(RequestInvalid, match="as on this node: name its variables one by one"):
+        world.injector(Strategy.NVIDIA).inject(NAME, FRACTION, pod, "{}")
+    assert world.injector(Strategy.NVIDIA, allow_env_from=True).inject(NAME, FRACTION, pod, "{}")
+    for strategy in (Strategy.DIRECT, Strategy.CDI):
+        assert world.injector(strategy).inject(NAME, FRACTION, pod, "{}")
+
+
 @pytest.mark.parametrize("value", ["true", "False", "no", "", "0"])
 def test_only_the_word_false_opts_out(world, value):
     pod = replace(OPTED_OUT, annotations={"tencent.com/vcuda-preload": value})

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -23,6 +25,7 @@ from tests.fakes.waiting import PATIENCE
 SERVERS = sorted((ROOT / "build" / "cluster").glob("bin-*/kube-apiserver"))
 ABSENT = "no kube-apiserver below build/cluster (make cluster CMD=build builds one), or no etcd on the PATH"
 THERE = bool(SERVERS) and shutil.which("etcd") is not None
+WEBHOOKS = ("mutatingwebhookconfiguration", "validatingwebhookconfiguration")
 
 
 def free_port() -> int:
@@ -172,6 +175,28 @@ class Server:
         )
         assert code == 201, text
         return str(json.loads(text)["status"]["token"])
+
+    def serve_admission(self, *flags: str) -> None:
+        """Run the service, with its own account, where the chart's webhooks then call it."""
+        here, port = self.directory, free_port()
+        serving_certificate(here)
+        config = json.loads((here / "kubeconfig").read_text())
+        config["users"][0]["user"]["token"] = "admission"  # of a server of these tests
+        (here / "service.kubeconfig").write_text(json.dumps(config))
+        self.spawn(
+            *(sys.executable, "-m", "admission", *flags, "--webhook-address=127.0.0.1"),
+            *(f"--webhook-port={port}", "--extender-address=127.0.0.1:0", "--probe-address=127.0.0.1:0"),
+            *(f"--tls-cert-file={here}/tls.crt", f"--tls-private-key-file={here}/tls.key"),
+            f"--kubeconfig={here}/service.kubeconfig",
+        )
+        bundle = base64.b64encode((here / "tls.crt").read_bytes()).decode()
+        for kind in WEBHOOKS:
+            hooks = json.loads(self.run(KUBECTL, "get", kind, "gpu-quota-admission", "-o", "json"))
+            for one in hooks["webhooks"]:
+                path = one["clientConfig"]["service"]["path"]
+                one["clientConfig"] = {"url": f"https://127.0.0.1:{port}{path}", "caBundle": bundle}
+            said = self.run(KUBECTL, "replace", "-f", "-", given=json.dumps(hooks))
+            assert "replaced" in said, said
 
     def spawn(self, *command: str) -> None:
         """Start a program that ends with the server."""

@@ -31,7 +31,7 @@ SETS: dict[str, tuple[str, ...]] = {
         '--set-json=agent.hostPaths=["/usr","/dev","/etc/containerd"]',
         "--set=cards.nvidiaResource=true,agent.topologyManagerPolicy=restricted,cards.oversubscribe=true,cards.programXids={31,43},cards.cardXids={13}",
     ),
-    "nvidia": ("--set=cards.injection=nvidia",),
+    "nvidia": ("--set=cards.injection=nvidia,cards.allowEnvFrom=true",),
     "cluster": (
         "--set=scheduler.mode=cluster,scheduler.name=,scheduler.cluster.url=https://10.96.0.9:3456",
         "--set=certificates.issuer.kind=ClusterIssuer,certificates.issuer.name=ours",

@@ -6,7 +6,6 @@ controller and scheduler that make the claim of the template and allocate it.
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import subprocess
@@ -39,7 +38,7 @@ from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.rules.request import PlacementPolicy
-from tests.deploy.api_server import ABSENT, SERVERS, THERE, Server, free_port, serving_certificate
+from tests.deploy.api_server import ABSENT, SERVERS, THERE, Server
 from tests.deploy.chart import CHART, HELM, KUBECTL, SETS
 from tests.deploy.test_claim_quota_on_api_server import claim
 from tests.fakes import waiting
@@ -53,7 +52,6 @@ STATES = [
     CardState(Card(n, CardUuid(f"GPU-{n:08x}-0000"), model, 16 * GIB))
     for n, model in enumerate(("Tesla T4", "Tesla V100-SXM2-16GB"))
 ]
-WEBHOOKS = ("mutatingwebhookconfiguration", "validatingwebhookconfiguration")
 
 
 @pytest.fixture(scope="module", params=SERVERS or [None], ids=lambda p: p.parent.name if p else "none")
@@ -69,10 +67,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 def _install(server: Server) -> None:
-    here, port = server.directory, free_port()
+    here = server.directory
     said = server.run(HELM, "install", "gpu-manager", str(CHART), "-n", "kube-system", *SETS["claims"])
     assert "STATUS: deployed" in said, said
-    serving_certificate(here)
     quota = {"full": {"quota": {"*": 0.5}}}
     for obj in (
         node("n1", 2, claimed=[0, 1]),
@@ -97,32 +94,16 @@ def _install(server: Server) -> None:
     ):
         said = server.run(KUBECTL, "patch", "node", "n1", "--type=merge", *patch)
         assert "patched" in said, said
-    config = json.loads((here / "kubeconfig").read_text())
-    config["users"][0]["user"]["token"] = "admission"  # of a server of this test
-    (here / "service.kubeconfig").write_text(json.dumps(config))
-    server.spawn(
-        *(sys.executable, "-m", "admission", "--claims", "--leader-mode=lease"),
-        *("--webhook-address=127.0.0.1", f"--webhook-port={port}", "--extender-address=127.0.0.1:0"),
-        *("--probe-address=127.0.0.1:0", f"--tls-cert-file={here}/tls.crt"),
-        *(f"--tls-private-key-file={here}/tls.key", f"--kubeconfig={here}/service.kubeconfig"),
-    )
-    for program, more in (
-        ("kube-scheduler", ()),
-        ("kube-controller-manager", ("--controllers=resourceclaim-controller",)),
+    server.serve_admission("--claims", "--leader-mode=lease")
+    for program, account, more in (
+        ("kube-scheduler", "service.kubeconfig", ()),  # the account of the one beside the extender
+        ("kube-controller-manager", "kubeconfig", ("--controllers=resourceclaim-controller",)),
     ):
         path = server.program.with_name(program)
         if not path.exists():
             pytest.skip(f"no {program} beside kube-apiserver")
-        told = (f"--kubeconfig={here}/kubeconfig", "--leader-elect=false", "--secure-port=0")
+        told = (f"--kubeconfig={here}/{account}", "--leader-elect=false", "--secure-port=0")
         server.spawn(str(path), *told, *more)
-    bundle = base64.b64encode((here / "tls.crt").read_bytes()).decode()
-    for kind in WEBHOOKS:
-        hooks = json.loads(server.run(KUBECTL, "get", kind, "gpu-quota-admission", "-o", "json"))
-        for one in hooks["webhooks"]:
-            path = one["clientConfig"]["service"]["path"]
-            one["clientConfig"] = {"url": f"https://127.0.0.1:{port}{path}", "caBundle": bundle}
-        said = server.run(KUBECTL, "replace", "-f", "-", given=json.dumps(hooks))
-        assert "replaced" in said, said
     assert until(lambda: "created" in create(server, pod("ready"), "--dry-run=server")), _log(server)
     limited = claim("ready", 10)  # once the service knows which claims others have let pass
     limited["metadata"]["namespace"] = "full"

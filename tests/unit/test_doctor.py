@@ -183,6 +183,7 @@ FOUND = [
     ("cdi-off", runtime(cdi=False, strategy="direct", why="enable_cdi is false"), "by direct instead"),
     ("devices-allow", runtime(default_runtime="nvidia", toolkit=(1, 3, 1)), "devices.allow: no such file"),
     ("devices-lost-on-reload", runtime(strategy="nvidia"), "daemon-reload"),
+    ("cards-by-variable", runtime(strategy="nvidia"), "every card that NVIDIA_VISIBLE_DEVICES names"),
     ("kubelet-socket-absent", kubelet(socket=False), "kubelet.sock is not there"),
     ("pod-resources-absent", kubelet(pod_resources=False), "pod-resources/kubelet.sock"),
     ("plugin-not-registered", kubelet(registered=frozenset({CORE})), "vcuda-memory (the agent's socket"),

@@ -16,7 +16,12 @@ from hypothesis import strategies as st
 from admission.config import ClusterTerms
 from admission.webhook.admission_review import parse_review
 from admission.webhook.admit import validate
-from admission.webhook.policy_checks import annotation_checks, guarded_checks, request_checks
+from admission.webhook.policy_checks import (
+    annotation_checks,
+    ephemeral_checks,
+    guarded_checks,
+    request_checks,
+)
 from admission.webhook.static_policies import policies, render
 from gpu_manager.domain.contract import (
     CORE,
@@ -53,7 +58,9 @@ def test_the_committed_file_is_what_the_program_prints() -> None:
 
 def test_every_rule_that_needs_no_cluster_stands_in_a_policy_once() -> None:
     told = [
-        c.rule for checks in (request_checks(STRICT), annotation_checks(), guarded_checks()) for c in checks
+        c.rule
+        for checks in (request_checks(STRICT), annotation_checks(), guarded_checks(), ephemeral_checks())
+        for c in checks
     ]
     elsewhere = {
         Rule.POD_UNREADABLE,  # the API server decodes before any policy
@@ -71,7 +78,10 @@ def test_every_rule_that_needs_no_cluster_stands_in_a_policy_once() -> None:
     }
     static = {rule for rule in Rule if rule not in elsewhere and not re.search("quota", rule.id)}
     assert set(told) == static
-    assert sorted(r.id for r in told if told.count(r) > 1) == ["requests-differ"] * 2  # one a resource
+    assert sorted(r.id for r in told if told.count(r) > 1) == [
+        *["requests-differ"] * 2,  # one a resource
+        *["visible-devices-set"] * 2,  # of ephemeral containers too
+    ]
 
 
 def test_each_policy_has_its_binding_and_only_words_that_1_30_knows() -> None:
@@ -79,9 +89,11 @@ def test_each_policy_has_its_binding_and_only_words_that_1_30_knows() -> None:
     assert [o["kind"] for o in objects] == [
         "ValidatingAdmissionPolicy",
         "ValidatingAdmissionPolicyBinding",
-    ] * 3
+    ] * 5
     for policy, binding in zip(objects[::2], objects[1::2], strict=True):
-        assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+        name = policy["metadata"]["name"]
+        action = "Warn" if name == "vcuda-ephemeral-privileged" else "Deny"
+        assert binding["spec"] == {"policyName": name, "validationActions": [action]}
         assert policy["spec"]["failurePolicy"] == "Fail"
         for validation in policy["spec"]["validations"]:
             assert "\n" not in validation["expression"] + validation["messageExpression"]
@@ -125,6 +137,27 @@ def agreed(judges: Any, sent: dict[str, Any], terms: ClusterTerms) -> list[tuple
     uncertain = SUMS if rules & {"core-not-whole", "core-too-large", "core-negative"} else set()
     assert told - uncertain == rules - uncertain
     return said
+
+
+@needs_cel
+@pytest.mark.parametrize(
+    "added",
+    [
+        {"env": [{"name": VISIBLE_ENV, "value": "all"}]},
+        {"env": [{"name": VISIBLE_ENV, "value": "void"}], "envFrom": [{"secretRef": {"name": "s"}}]},
+        {"envFrom": [{"secretRef": {"name": "s"}}]},
+        {},
+    ],
+)
+def test_ephemeral_containers_are_judged_alike(judges: Any, added: dict[str, Any]) -> None:
+    asks = container("c", "30", "20")
+    debug = {"name": "debug", "image": "i", **added}
+    sent = update(pod(asks), pod(asks, ephemeralContainers=[debug]), "ephemeralcontainers")
+    said = [text for _, text in agreed(judges, sent, LAX)]
+    verdict = validate(parse_review(json.dumps(sent).encode()), LAX)
+    assert all(text in verdict.message for text in said)
+    kept = update(pod(asks, ephemeralContainers=[debug]), pod(asks, ephemeralContainers=[debug]))
+    assert refusals(judges, kept) == []
 
 
 @needs_cel

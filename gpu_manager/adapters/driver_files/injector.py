@@ -41,6 +41,7 @@ from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.rules.pod_annotations import preload_of, priority_of
+from gpu_manager.domain.rules.shown_cards import check_env_from
 from gpu_manager.ports.injector import HeldInjection, Injectable
 
 log = structlog.get_logger(__name__)
@@ -82,8 +83,10 @@ class DriverFiles:
         label: bytes | None = None,
         simulated: bool = False,
         nodes: DeviceNodes | None = None,
+        allow_env_from: bool = False,
     ) -> None:
         self.strategy = strategy
+        self._allow_env_from = allow_env_from
         self._cards = cards
         self._pages = pages
         self._host = host or HostFiles()
@@ -111,7 +114,8 @@ class DriverFiles:
 
         Raises:
             NodeUnready: driver, device nodes, library or pages are missing; the text says the cure.
-            RequestInvalid: the pod opts out of the only thing that would hold its limit here.
+            RequestInvalid: the pod opts out of the only thing that would hold its limit here, or its envFrom
+                may show it other cards.
         """
         if not is_name(name):
             raise Bug(f"{name[:64]!r} is not the name of an allocation's directory")
@@ -365,6 +369,9 @@ class DriverFiles:
     def _wishes(self, pod: Pod | None, fraction: bool) -> _Wishes:  # noqa: FBT001  # private
         if pod is None:
             return _Wishes()
+        if self.strategy is Strategy.NVIDIA and not self._allow_env_from:
+            for fault in check_env_from(pod, "this node"):
+                raise RequestInvalid(fault.message)
         preload = preload_of(pod)
         if fraction and not preload and self.strategy is Strategy.NVIDIA:
             raise RequestInvalid(

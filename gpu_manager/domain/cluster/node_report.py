@@ -26,8 +26,8 @@ class NodeReport:
     ``lingering`` is held by pods that the API no longer has, ``released`` lists those of them that hold
     nothing any more, None if the agent does not tell; ``serving`` is False while its agent starts or stops or
     its kubelet is away; ``resizes``: its agent changes sizes of running containers; ``gates``: its agent
-    makes best-effort tenants wait for protected ones; ``lends``: it offers whole cards as ``nvidia.com/gpu``
-    too; ``pool`` and ``model`` are its labels.
+    makes best-effort tenants wait for protected ones; ``injects_by``: the strategy by which it injects cards;
+    ``lends``: it offers whole cards as ``nvidia.com/gpu`` too; ``pool`` and ``model`` are its labels.
     """
 
     name: str
@@ -41,6 +41,7 @@ class NodeReport:
     released: frozenset[str] | None = None
     resizes: bool = False
     gates: bool = False
+    injects_by: str = ""
     lends: bool = False
     pool: str = ""
     model: str = ""
@@ -80,6 +81,7 @@ def read_node(obj: Mapping[str, Any], unit: int = DEFAULT_UNIT) -> NodeReport:
         released=None if inventory.released is None else frozenset(inventory.released),
         resizes=inventory.resizes,
         gates=inventory.gates,
+        injects_by=inventory.injects_by,
         lends=whole_number(mapping(mapping(obj.get("status")).get("capacity")).get(contract.NVIDIA)) > 0,
     )
 

@@ -69,6 +69,14 @@ def _lost_on_reload(runtime: RuntimeFacts, _: float) -> Iterator[str]:
         )
 
 
+def _cards_by_variable(runtime: RuntimeFacts, _: float) -> Iterator[str]:
+    if runtime.strategy == "nvidia":
+        yield (
+            "the NVIDIA runtime shows a container every card that NVIDIA_VISIBLE_DEVICES names, whoever sets "
+            "it: pods that ask for no card are not judged, and those that ask may have no envFrom"
+        )
+
+
 RUNTIME: Final = (
     DoctorCheck(
         id="cri-socket-wrong",
@@ -143,5 +151,16 @@ RUNTIME: Final = (
             "every device."
         ),
         judge=_lost_on_reload,
+    ),
+    DoctorCheck(
+        id="cards-by-variable",
+        group="runtime",
+        severity=Severity.WARNING,
+        what="Any pod can name cards by a variable.",
+        cure=(
+            "Set accept-nvidia-visible-devices-envvar-when-unprivileged = false in the toolkit's "
+            "config.toml: cards are then injected by device nodes. Or turn CDI on (`enable_cdi = true`)."
+        ),
+        judge=_cards_by_variable,
     ),
 )

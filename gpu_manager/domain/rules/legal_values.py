@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from math import ceil, floor
 
-from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA, VISIBLE_ENV
+from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
 from gpu_manager.domain.errors import quoted
 from gpu_manager.domain.pod import Container, ContainerKind, Pod
 from gpu_manager.domain.resources import (
@@ -36,6 +36,7 @@ from gpu_manager.domain.rules.pod_annotations import (
 )
 from gpu_manager.domain.rules.request import Request
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
+from gpu_manager.domain.rules.shown_cards import check_visible_devices, warn_privileged
 from gpu_manager.domain.rules.unknown_names import unknown_names
 
 __all__ = [
@@ -113,7 +114,7 @@ def check_pod(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tup
     amounts = check_amounts(pod, unit, minimum_cores)
     if not _names_ours(pod):
         return amounts  # the annotations of a pod without our resources are not checked
-    return (*amounts, *_check_visible_devices(pod), *_check_node_affinity(pod), *check_annotations(pod))
+    return (*amounts, *check_visible_devices(pod), *_check_node_affinity(pod), *check_annotations(pod))
 
 
 def check_amounts(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tuple[Violation, ...]:
@@ -135,6 +136,7 @@ def warn_pod(pod: Pod, unit: int = DEFAULT_UNIT) -> tuple[Violation, ...]:
     return (
         *(v for c in pod.containers for v in _warn_container(c, unit)),
         *_warn_init_containers(pod),
+        *warn_privileged(pod),
         *warn_priority(pod),
         *unknown_names(pod),
     )
@@ -249,15 +251,6 @@ def _check_names(pod: Pod) -> Iterator[Violation]:
         for container in pod.containers:
             if container.gpus:
                 yield violation(Rule.NAMES_MIXED, container.name, NVIDIA, format_number(container.gpus))
-
-
-def _check_visible_devices(pod: Pod) -> Iterator[Violation]:
-    """Yield a violation for each container that chooses cards past the agent; not part of the amounts, so
-    that a pod which runs already goes on.
-    """
-    for container in pod.containers:
-        if value := container.visible_devices:
-            yield violation(Rule.VISIBLE_DEVICES_SET, container.name, VISIBLE_ENV, quoted(value))
 
 
 def _check_count(pod: Pod) -> Iterator[Violation]:

@@ -134,8 +134,19 @@ class Rule(Enum):
         f"env {VISIBLE_ENV} is {{value}} in a pod that asks for {CORE}: remove it",
         "Where NVIDIA's container runtime is used, this variable shows a container every card that it names, "
         "whatever the pod asks for. The agent writes it for each container that has cards.",
-        "Remove the variable; `void` and `none` are allowed. "
-        "One that comes from `envFrom` is not seen here: remove it there too.",
+        "Remove the variable; `void` and `none` are allowed. For one from `envFrom` see `env-from`.",
+    )
+    ENV_FROM = RuleText(
+        "env-from",
+        f"envFrom may bring {VISIBLE_ENV}, by which NVIDIA's container runtime shows a container every card "
+        "that it names, as on {value}: name its variables one by one in env",
+        "The kubelet puts a pod's variables after those of the agent, so one from a ConfigMap or Secret "
+        "would win. Where no node that the pod may go to injects cards by that variable (`nvidia`), the "
+        f"admission service writes `{VISIBLE_ENV}: void` into env, which counts before envFrom.",
+        "Write `env` with `valueFrom.configMapKeyRef` or `secretKeyRef` for each variable. Or let the nodes "
+        "inject cards by CDI or device nodes: "
+        "[variables that show cards](isolation.md#variables-that-show-cards). "
+        "`--allow-envfrom` of both programs (chart: `cards.allowEnvFrom`) takes such pods as they are.",
     )
     NAMES_MIXED = RuleText(
         "names-mixed",
@@ -378,6 +389,15 @@ class Rule(Enum):
         "It tries every combination of cards for the shares before one that finds none (measured, "
         "`allocator_worst_ms`).",
         "Ask for equal shares, or split the pod.",
+        warning=True,
+    )
+    PRIVILEGED_BESIDE_SHARE = RuleText(
+        "privileged-beside-share",
+        "securityContext.privileged is true in a pod in which container {value} has a part of a card: "
+        "a privileged container reaches every card of the node, past every share",
+        "The share of the pod is held to its limits, its privileged neighbour to none. "
+        "Whoever may create privileged containers has the node.",
+        "Drop `privileged` where the container does not need it, or give it a pod of its own.",
         warning=True,
     )
     MEMORY_BESIDE_WHOLE_CARDS = RuleText(

@@ -60,12 +60,13 @@ class InventoryService:
         stranded: Callable[[], tuple[str, ...]] = tuple,
         no_injection: Callable[[], str] = str,
         gates: bool = False,
+        injects_by: str = "",
     ) -> None:
         """``offering``: the kubelet has our devices; while it has not, no pod may be bound here. With the
         ``front`` of DRA every card is held by it for those who place pods by extended resources; on a split
         node those are that pods cannot have. ``stranded``: the UIDs of pods that cannot start a container
         again. ``no_injection``: why no container can be given a card. ``gates``: best-effort containers wait
-        for protected ones.
+        for protected ones. ``injects_by``: the strategy by which containers get their cards.
         """
         self._state = state
         self._allocator = allocator
@@ -83,6 +84,7 @@ class InventoryService:
         self._stranded = stranded
         self._no_injection = no_injection
         self._gates = gates
+        self._injects_by = injects_by
         self._clock = clock
         self._elsewhere_at = float("-inf")
         self._found_elsewhere: frozenset[CardUuid] = frozenset()
@@ -134,6 +136,7 @@ class InventoryService:
             stranded=self._stranded()[:STRANDED_MOST],
             no_injection=self._no_injection(),
             gates=self._gates,
+            injects_by=self._injects_by,
         )
         if inventory == self._inventory_told:
             return False  # labels follow from the cards
