@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
@@ -164,6 +165,13 @@ def command(
     api_url: Annotated[
         str | None, Option("--api-url", "--master", help="Address of an API server without credentials.")
     ] = None,
+    make_pod_certificate: Annotated[
+        Path | None,
+        Option(
+            help="Write ca.crt, tls.crt and tls.key there, by which scheduler and extender of one pod know"
+            " each other, and exit."
+        ),
+    ] = None,
     print_policies: Annotated[  # noqa: FBT002  # same
         bool,
         Option("--print-policies", help="Print the rules as ValidatingAdmissionPolicies, and exit."),
@@ -175,6 +183,11 @@ def command(
     """Run the admission service: webhooks, quota, scheduler extender, explanations."""
     configure_log(log_level)
     pass_over_old_flags(old_words, OLD_FLAGS, ADMISSION_NAME)
+    if make_pod_certificate is not None:
+        from admission.serving.certs import write_pod_certificate  # noqa: PLC0415  # each way loads what it needs
+
+        write_pod_certificate(make_pod_certificate, time.time())
+        return
     _all_or_none({"--tls-cert-file": tls_cert_file, "--tls-private-key-file": tls_private_key_file})
     _all_or_none(
         {

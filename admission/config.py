@@ -106,7 +106,8 @@ class ExtenderEndpoint:
     """Where schedulers ask.
 
     With ``certificate``, ``key`` and ``client_ca`` it speaks TLS, and bind and preempt are open to clients
-    whose certificate that authority signed for one of ``client_names``; without, to loopback alone.
+    whose certificate that authority signed for one of ``client_names``, from loopback too; without, to
+    loopback alone.
     """
 
     address: str = "127.0.0.1"

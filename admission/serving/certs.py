@@ -26,6 +26,10 @@ log = structlog.get_logger(__name__)
 
 BACKDATE: Final = timedelta(hours=1)  # an API server whose clock is behind must not find it too young
 _LARGEST_FILE: Final = 1 << 20
+POD_NAME: Final = (
+    "scheduler.gpu-quota-admission"  # of the scheduler and the extender of one pod, to each other
+)
+_POD_DAYS: Final = 3650
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +240,13 @@ def _read(path: Path) -> bytes:
     return content
 
 
-def issue(names: Sequence[str], now: float, life_days: int, authority_name: str) -> Issued:
-    """A new authority, and a server's certificate for ``names`` signed by it, from the second ``now`` on."""
+def issue(
+    names: Sequence[str], now: float, life_days: int, authority_name: str, *, clients: bool = False
+) -> Issued:
+    """A new authority, and a server's certificate for ``names`` signed by it, from the second ``now`` on.
+
+    ``clients``: a client may show it too, under the first of the names.
+    """
     start = datetime.fromtimestamp(now, UTC).replace(microsecond=0)
     window = start - BACKDATE, start + timedelta(days=life_days)
     authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
@@ -249,13 +258,14 @@ def issue(names: Sequence[str], now: float, life_days: int, authority_name: str)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, *([ExtendedKeyUsageOID.CLIENT_AUTH] if clients else [])]
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     leaf = (
         _builder(subject, issuer, key.public_key(), window)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(n) for n in names]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(signer, critical=False)
@@ -268,6 +278,25 @@ def issue(names: Sequence[str], now: float, life_days: int, authority_name: str)
         authority.public_bytes(pem),
         start.timestamp(),
     )
+
+
+def write_pod_certificate(directory: Path, now: float) -> None:
+    """Write ``ca.crt``, ``tls.crt`` and ``tls.key``, by which the containers of one pod know one another.
+
+    The authority's key is kept by nobody. The pair lives as long as the directory, which is the pod's.
+
+    Raises:
+        NodeUnready: the directory cannot be written.
+    """
+    made = issue((POD_NAME,), now, _POD_DAYS, f"{POD_NAME} authority", clients=True)
+    files = {"ca.crt": made.authority, "tls.crt": made.pair.certificate, "tls.key": made.pair.key}
+    try:
+        for name, content in files.items():
+            path = directory / name
+            path.touch(mode=0o600)
+            path.write_bytes(content)
+    except OSError as error:
+        raise NodeUnready(f"cannot write {directory}: {error.strerror}; mount a volume there") from error
 
 
 def _builder(

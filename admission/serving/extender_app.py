@@ -32,8 +32,8 @@ _HERE: Final = (ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1"))
 _JSON: Final = b"application/json"
 _TEXT: Final = b"text/plain; charset=utf-8"
 _FORBIDDEN: Final = (
-    "bind and preempt are open to 127.0.0.1 and ::1, and over TLS to clients that show a certificate: run the"
-    " scheduler in this pod, or give it one (tlsConfig) and this service --extender-client-ca-file"
+    "bind and preempt are open to clients that show a certificate (--extender-client-ca-file), or without TLS"
+    " to 127.0.0.1 and ::1: run the scheduler in this pod, or give it a certificate (tlsConfig)"
 )
 
 
@@ -164,4 +164,6 @@ def _may_write(client: Client, endpoint: ExtenderEndpoint, peers: Peers) -> bool
     except ValueError:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address) in _HERE or bool(peers.names(client) & endpoint.client_names)
+    # On a node's network loopback is every program's of that node: where certificates are shown, they decide.
+    here = endpoint.client_ca is None and (mapped or address) in _HERE
+    return here or bool(peers.names(client) & endpoint.client_names)

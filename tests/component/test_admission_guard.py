@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from admission.__main__ import run
-from admission.serving.certs import ClientGuard
+from admission.serving.certs import POD_NAME, ClientGuard
 from admission.serving.http_protocol import Peers
 from admission.serving.https_server import HttpsServer
 from gpu_manager.domain.errors import NodeUnready
@@ -111,6 +111,38 @@ def test_names_come_from_verified_certificates_alone(
     (tmp_path / "forged").mkdir()
     with pytest.raises(REFUSED):
         ask(listener, authority, Authority(tmp_path / "forged").pair(SCHEDULER))
+
+
+def test_the_containers_of_one_pod_know_one_another_by_what_one_of_them_wrote(tmp_path: Path) -> None:
+    assert run(["--make-pod-certificate", str(tmp_path)]) == 0
+    files = {name: tmp_path / name for name in ("tls.crt", "tls.key", "ca.crt")}
+    assert {path.stat().st_mode & 0o777 for path in files.values()} == {0o600}
+    peers = Peers()
+    guard = ClientGuard(*files.values())
+    guard.check()
+
+    async def names(scope: Any, receive: Any, send: Any) -> None:
+        body = json.dumps(sorted(peers.names(scope["client"]))).encode()
+        length = (b"content-length", b"%d" % len(body))
+        await send({"type": "http.response.start", "status": 200, "headers": [length]})
+        await send({"type": "http.response.body", "body": body})
+
+    listener = HttpsServer(names, "127.0.0.1", 0, guard.context, peers=peers)
+    listener.start()
+    try:
+        context = ssl.create_default_context(cafile=str(files["ca.crt"]))
+        for shown in ([], [POD_NAME]):
+            if shown:
+                context.load_cert_chain(files["tls.crt"], files["tls.key"])
+            with (
+                socket.create_connection(("127.0.0.1", listener.port), PATIENCE) as line,
+                context.wrap_socket(line, server_hostname=POD_NAME) as secured,
+            ):
+                secured.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                answer = b"".join(iter(lambda open_=secured: open_.recv(4096), b""))
+            assert json.loads(answer.rpartition(b"\r\n\r\n")[2]) == shown
+    finally:
+        listener.stop()
 
 
 def test_a_new_authority_for_clients_is_taken_from_its_file(

@@ -27,6 +27,7 @@ SETS: dict[str, tuple[str, ...]] = {
     "unprivileged": (
         "--set=agent.runtimeClassName=nvidia,agent.metricsTokenSecret=metrics,agent.seLinuxOptions.type=spc_t",
         "--set=image.digest=sha256:" + "0" * 64 + ",image.pullSecrets[0].name=pull",
+        "--set=scheduler.sidecar.digest=sha256:" + "1" * 64,
         "--set=admission.runtimeClass=nvidia,admission.prometheus.url=http://prometheus.monitoring:9090,admission.prometheus.tokenSecret=reader,agent.nodeLabels.gaia\\.tencent\\.com/gpu-pool=training",
         '--set-json=agent.hostPaths=["/usr","/dev","/etc/containerd"]',
         "--set=cards.nvidiaResource=true,agent.topologyManagerPolicy=restricted,cards.oversubscribe=true,cards.programXids={31,43},cards.cardXids={13}",

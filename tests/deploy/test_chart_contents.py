@@ -470,3 +470,37 @@ def test_the_webhook_warns_about_every_template_that_the_program_reads() -> None
 
 def test_the_notes_ask_for_five_gibibytes_in_the_clusters_unit() -> None:
     assert format_bytes(20 * DEFAULT_UNIT) == "5 GiB"
+
+
+@pytest.mark.parametrize("name", WITH_ADMISSION)
+def test_on_a_nodes_network_the_scheduler_shows_a_certificate_that_its_pod_made(name: str) -> None:
+    """Loopback is every program's of the node there."""
+    pod = admission_pod(name)
+    args = container(pod, "admission")["args"]
+    beside = "--extender-address=127.0.0.1:3456" in args
+    shown = [one for one in args if one.startswith("--extender-client-ca-file")]
+    assert bool(shown) is (not beside or pod.get("hostNetwork", False))
+    if not (beside and shown):
+        return
+    (first,) = pod["initContainers"]
+    volumes = {v["name"]: v for v in pod["volumes"]}
+    assert volumes["pod-certificate"]["emptyDir"]["medium"] == "Memory"
+    directory = first["volumeMounts"][0]["mountPath"]
+    assert first["command"] == ["gpu-quota-admission", f"--make-pod-certificate={directory}"]
+    config = yaml.safe_load(the(name, "ConfigMap", "gpu-quota-admission-scheduler")["data"]["config.yaml"])[
+        "extenders"
+    ][0]
+    assert config["urlPrefix"].startswith("https://127.0.0.1:")
+    assert {Path(config["tlsConfig"][key]).parent for key in ("caFile", "certFile", "keyFile")} == {
+        Path(directory)
+    }
+    assert f"--extender-client-name={config['tlsConfig']['serverName']}" in args
+    for each in ("admission", "scheduler"):
+        mounts = container(pod, each)["volumeMounts"]
+        assert {"name": "pod-certificate", "mountPath": directory, "readOnly": True} in mounts
+
+
+def test_the_schedulers_image_is_named_by_its_digest_where_one_is_given() -> None:
+    image = container(admission_pod("unprivileged"), "scheduler")["image"]
+    assert image == "registry.k8s.io/kube-scheduler@sha256:" + "1" * 64
+    assert container(admission_pod("defaults"), "scheduler")["image"].endswith(":v1.36.2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,8 +54,8 @@ def call(app: Any, path: str, client: tuple[str, int] | None) -> tuple[int, byte
     return said[0]["status"], b"".join(m.get("body", b"") for m in said[1:])
 
 
-def app(peers: Peers) -> Any:
-    door, table = ExtenderEndpoint(), Table()
+def app(peers: Peers, door: ExtenderEndpoint | None = None) -> Any:
+    door, table = door or ExtenderEndpoint(), Table()
     return build_extender(door, table, peers, ClusterMetrics(CollectorRegistry()), "1", lambda: False)  # type: ignore[arg-type]
 
 
@@ -93,6 +94,16 @@ def test_a_certificate_of_the_right_name_binds_from_anywhere() -> None:
         assert call(made, "/scheduler/bind", ("10.0.0.7", 10))[0] == 403
         peers.go(("10.0.0.7", 9))
         assert call(made, "/scheduler/bind", ("10.0.0.7", 9))[0] == 403
+
+
+def test_where_certificates_are_shown_loopback_is_not_enough() -> None:
+    """On a node's network it is every program's of that node."""
+    peers = Peers()
+    made = app(peers, ExtenderEndpoint(client_ca=Path("ca.crt")))
+    assert call(made, "/scheduler/filter", ("127.0.0.1", 9))[0] == 200
+    assert call(made, "/scheduler/bind", ("127.0.0.1", 9))[0] == 403
+    peers.come(("127.0.0.1", 9), {"subject": ((("commonName", SCHEDULER),),)})
+    assert call(made, "/scheduler/bind", ("127.0.0.1", 9))[0] == 200
 
 
 def test_what_anybody_may_ask_is_answered_at_once_and_counted() -> None:

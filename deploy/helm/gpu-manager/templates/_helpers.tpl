@@ -106,11 +106,22 @@ true
 {{- .Values.scheduler.sidecar.tag | default (regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version) -}}
 {{- end }}
 
+{{- define "vcuda.schedulerImage" -}}
+{{- with .Values.scheduler.sidecar -}}
+{{- if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ include "vcuda.schedulerTag" $ }}{{ end -}}
+{{- end -}}
+{{- end }}
+
 {{- define "vcuda.sidecar" -}}
 {{- if and .Values.admission.enabled (eq .Values.scheduler.mode "sidecar") }}true{{ end -}}
 {{- end }}
 {{- define "vcuda.cluster" -}}
 {{- if and .Values.admission.enabled (eq .Values.scheduler.mode "cluster") }}true{{ end -}}
+{{- end }}
+
+{{/* "true" where loopback is the node's, not the pod's: scheduler and extender then show each other a certificate that the pod makes. */}}
+{{- define "vcuda.podCertificate" -}}
+{{- if and (include "vcuda.sidecar" .) .Values.admission.hostNetwork }}true{{ end -}}
 {{- end }}
 
 {{/* "true" where the service makes its own certificate. */}}
