@@ -115,6 +115,7 @@ class _Server:
     due: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     watchers: list[_Replica] = field(default_factory=list)
     order: Iterator[int] = field(default_factory=itertools.count)
+    versions: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
         heapq.heappush(self.due, (self.clock.time + seconds, next(self.order), what))
@@ -127,13 +128,17 @@ class _Server:
         self.clock.time = until
 
     def put(self, claim: dict[str, Any]) -> None:
-        self.stored[claim["metadata"]["uid"]] = claim
+        self.stored[claim["metadata"]["uid"]] = claim = self._version(claim)
         self._show(claim, gone=False)
 
     def drop(self, uid: str) -> None:
         claim = self.stored.pop(uid, None)
         if claim is not None:
-            self._show(claim, gone=True)
+            self._show(self._version(claim), gone=True)
+
+    def _version(self, claim: dict[str, Any]) -> dict[str, Any]:
+        meta = {**claim["metadata"], "resourceVersion": str(next(self.versions))}
+        return {**claim, "metadata": meta}
 
     def _show(self, claim: dict[str, Any], *, gone: bool) -> None:
         for watcher in self.watchers:

@@ -78,6 +78,7 @@ class ClusterState:
         self._since = math.inf
         self._synced: set[str] = set()
         self._versions: dict[str, dict[Hashable, str]] = {}  # kind → identity → resourceVersion taken in
+        self._latest: dict[str, int] = {}  # kind → the highest that was ever taken in
         self._snapshot: Snapshot | None = None
         self._silent = 0  # nodes that did not say what became of a deleted pod
 
@@ -100,6 +101,13 @@ class ClusterState:
     def knows_claims(self) -> bool:
         """True once claims and their classes have been listed, too."""
         return {CLAIMS, CLASSES} <= self._synced
+
+    def shown(self, kind: str) -> int:
+        """The highest resourceVersion of an object of that kind that was taken in: the watch has shown all
+        that came before. 0 if there is none.
+        """
+        with self._lock:
+            return self._latest.get(kind, 0)
 
     def copy(self) -> ClusterState:
         """The same books, changed apart from these: for a question of what would be if."""
@@ -358,6 +366,8 @@ class ClusterState:
             self._versions.setdefault(kind, {}),
             mapping(obj.get("metadata")).get("resourceVersion"),
         )
+        if isinstance(version, str) and version.isdecimal():
+            self._latest[kind] = max(self._latest.get(kind, 0), int(version))
         if gone or not isinstance(version, str):
             known.pop(identity_of(kind, obj), None)
         else:

@@ -1,8 +1,9 @@
 """Which replica lets ResourceClaims pass: the leader, once it knows all that others have let pass.
 
 What one that led before let pass is in the record that the leader takes over
-(:class:`~admission.quota.admitted_claims.AdmittedClaims`) until its watch has shown it; so with the record
-and a list of all claims that was asked for since, nothing is unknown.
+(:class:`~admission.quota.admitted_claims.AdmittedClaims`) until its watch has shown it; so with the record,
+and once the watch of this replica has come as far, nothing is unknown. Where the record does not say how far
+that is, or the watch does not come there, all claims are listed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from admission.cluster.claims import CLAIMS
 from admission.cluster.snapshot import ClusterState
 from admission.extender.leader_election import Leader
 from admission.quota.admitted_claims import AdmittedClaims
@@ -19,6 +21,7 @@ from gpu_manager.domain.errors import NodeUnready
 log = structlog.get_logger(__name__)
 
 _TIDY_SECONDS: Final = 5.0
+_CATCH_UP_SECONDS: Final = 3.0  # for a watch that shows changes at once
 
 
 class ClaimWatch(Protocol):
@@ -50,9 +53,14 @@ class ClaimLeadership:
         self._tidied = float("-inf")
 
     def leads(self) -> bool:
-        """True if this replica alone lets claims pass, and has a list of all that others did."""
-        listed, taken = self._watch.listed, self._record.taken
-        return self._leader.leads() and taken is not None and listed is not None and listed >= taken
+        """True if this replica alone lets claims pass, and knows all that others did."""
+        return self._leader.leads() and self._knows(self._record.taken)
+
+    def _knows(self, taken: float | None) -> bool:
+        listed, shown = self._watch.listed, self._record.shown
+        if taken is None or listed is None:
+            return False
+        return listed >= taken or (shown is not None and self._cluster.shown(CLAIMS) >= shown)
 
     def look(self, now: float) -> None:
         """Take the record over, ask for the list, and end the wait for claims that nobody created.
@@ -66,10 +74,12 @@ class ClaimLeadership:
             return
         if self._record.taken is None:
             self._take()
-        listed, taken = self._watch.listed, self._record.taken
-        if taken is None or listed is None:
+        taken = self._record.taken
+        if taken is None:
             return
-        if listed < taken <= now and self._asked != taken:
+        if self._knows(taken):
+            self._record.complete()
+        elif self._asked != taken and now >= taken + (_CATCH_UP_SECONDS if self._record.shown else 0.0):
             self._asked = taken
             self._watch.relist()
         if now - self._tidied >= _TIDY_SECONDS:

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from admission.cluster.claims import AdmittedSums
+from admission.cluster.claims import CLAIMS, AdmittedSums
 from admission.cluster.snapshot import ClusterState
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import PodUid
@@ -35,6 +35,11 @@ _PROTECTED: Final = "/protected"
 it as a claim of its own: more, for a minute, and never less.
 """
 
+_SHOWN: Final = "/shown/"
+"""Before the resourceVersion of the newest claim that the writer's watch has shown: what has left the record
+is not newer. A replica one release older takes it for a claim of nothing.
+"""
+
 _LARGEST: Final = 200_000  # bytes: an object's annotations have 256 KiB
 
 
@@ -52,7 +57,10 @@ class SharedText(Protocol):
 
 
 class AdmittedClaims:
-    """Thread-safe. ``taken``: when this replica took the record over (monotonic), None while it has not."""
+    """Thread-safe. ``taken``: when this replica took the record over (monotonic), None while it has not.
+    ``shown``: the version up to which claims must have been shown here, so that with the record nothing is
+    unknown; None where the record does not name one.
+    """
 
     def __init__(self, record: SharedText, cluster: ClusterState, clock: Clock) -> None:
         self._record = record
@@ -64,6 +72,7 @@ class AdmittedClaims:
         self._done = 0
         self._text = ""
         self.taken: float | None = None
+        self.shown: int | None = None
 
     def take(self) -> bool:
         """Take the record over, and count what it names. False if another was quicker.
@@ -75,15 +84,19 @@ class AdmittedClaims:
             self.taken = None
             found = self._record.read()
             until = self._clock.monotonic() + KEPT_SECONDS
-            named = tuple(_decoded(found or ""))
+            named, self.shown = tuple(_decoded(found or "")), _shown(found or "")
             self._cluster.change_claims(lambda claims: claims.inherit(named, until))
             text = self._encoded()
-            if not self._record.write(text):
+            if not self._record.write(self._with_shown(text)):
                 return False
             self._text = text
             self.taken = self._clock.monotonic() + (REQUEST_SECONDS if found is None else 0.0)
             log.info("claim_record_taken", claims=self._cluster.claims.admitted)
             return True
+
+    def complete(self) -> None:
+        """From now on this replica knows all that has ever left the record."""
+        self.shown = self.shown or 0
 
     def give_up(self) -> None:
         """Forget that the record is this replica's: it leads no more."""
@@ -115,7 +128,7 @@ class AdmittedClaims:
         if len(text) > _LARGEST:
             return False
         try:
-            done = self._record.write(text)
+            done = self._record.write(self._with_shown(text))
         except NodeUnready as error:
             log.warning("claim_record_unwritten", reason=str(error))
             done = False
@@ -123,6 +136,15 @@ class AdmittedClaims:
         if not done:
             self.taken = None  # it is read again before anything is let pass
         return done
+
+    def _with_shown(self, text: str) -> str:
+        """The record as it is written: what leaves it with this text has been shown here by now."""
+        version = 0 if self.shown is None else max(self.shown, self._cluster.shown(CLAIMS))
+        return (
+            json.dumps({**json.loads(text), f"{_SHOWN}{version}": ["", {}]}, separators=(",", ":"))
+            if version
+            else text
+        )
 
     def _encoded(self) -> str:
         with self._cluster.lock:
@@ -146,6 +168,8 @@ def _decoded(text: str) -> Iterator[tuple[PodUid, AdmittedSums]]:
         rows = {}
     sums: dict[str, tuple[str, dict[str, Amount]]] = {}
     for uid, row in rows.items():
+        if uid.startswith(_SHOWN):
+            continue
         try:
             namespace, models = row
             sums[uid] = str(namespace), dict(_amounts(mapping(models)))
@@ -155,6 +179,15 @@ def _decoded(text: str) -> Iterator[tuple[PodUid, AdmittedSums]]:
         if not uid.endswith(_PROTECTED):
             _, protected = sums.get(f"{uid}{_PROTECTED}", ("", {}))
             yield PodUid(uid), AdmittedSums(namespace, models, protected)
+
+
+def _shown(text: str) -> int | None:
+    try:
+        rows = mapping(json.loads(text or "{}"))
+    except (ValueError, RecursionError):
+        return None
+    versions = [str(key).removeprefix(_SHOWN) for key in rows if str(key).startswith(_SHOWN)]
+    return max((int(version) for version in versions if version.isdecimal()), default=None)
 
 
 def _amounts(models: Mapping[str, Any]) -> Iterator[tuple[str, Amount]]:

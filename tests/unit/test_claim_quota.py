@@ -293,6 +293,54 @@ def test_a_new_leader_counts_at_once_what_the_one_before_let_pass() -> None:
     assert second.watch.lists == 2, "a list that was asked for before may lack what is no more in the record"
 
 
+def versioned(name: str, version: int, namespace: str = "team", **more: Any) -> dict[str, Any]:
+    made = claim(name, **more)
+    meta = {**made["metadata"], "namespace": namespace, "resourceVersion": str(version)}
+    return {**made, "metadata": meta}
+
+
+def handed_over(seen: int) -> tuple[Record, Replica]:
+    """A claim of version 7 has left the record of a leader; another takes over whose watch is at ``seen``."""
+    record = Record()
+    first, second = Replica(record), Replica(record)
+    first.look()
+    assert first.service.create(claim("a", **part(60))) == ""
+    first.service.stored(versioned("a", 7, **part(60)))
+    first.look(6)
+    assert record.text == '{"/shown/7":["",{}]}'
+    if seen >= 7:
+        second.service.stored(versioned("a", 7, **part(60)))
+    second.service.stored(versioned("old", seen, "other"))
+    second.look()
+    return record, second
+
+
+def test_a_new_leader_whose_watch_has_come_as_far_lists_no_claims() -> None:
+    _, second = handed_over(8)
+    assert "0.6 used or being bound" in second.service.create(claim("b", **part(50)))
+    second.look(9)
+    assert second.service.create(claim("c", **part(40))) == ""
+    assert second.watch.lists == 1
+
+
+def test_a_new_leader_whose_watch_is_behind_lets_nothing_pass_until_it_shows_that_or_a_list_does() -> None:
+    _, second = handed_over(5)
+    assert second.service.create(claim("b", **part(50))).startswith("again: this replica does not lead")
+    second.service.stored(versioned("a", 7, **part(60)))
+    assert "0.6 used or being bound" in second.service.create(claim("b", **part(50)))
+    _, other = handed_over(5)
+    other.look(4)
+    assert other.watch.lists == 2
+
+
+def test_a_leader_that_is_behind_does_not_mislead_the_next() -> None:
+    record, _ = handed_over(5)
+    third = Replica(record)
+    third.service.stored(versioned("old", 6, "other"))
+    third.look()
+    assert third.service.create(claim("b", **part(50))).startswith("again: this replica does not lead")
+
+
 def test_a_replica_whose_record_another_took_over_lets_nothing_pass_until_it_has_it_again() -> None:
     record = Record()
     first, second = Replica(record), Replica(record)
