@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from bench.admission_flow import schedule
 from bench.api_process import pod as made_pod
@@ -48,6 +48,8 @@ class ApiProcess:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
+        self.place = f"--api-url={self.url}"
+        self.name = "API stand-in"
         self._line = LoopbackClient(int(self.url.rpartition(":")[2]))
 
     def pods(self, prefix: str, count: int) -> Any:
@@ -80,12 +82,25 @@ class ApiProcess:
         self.process.stdout.close()
 
 
+class ApiPlace(Protocol):
+    """An API server; ``place`` is the argument by which programs find it."""
+
+    place: str
+    name: str
+
+    def pods(self, prefix: str, count: int) -> Any:
+        """So many new ones; returns what the program answers."""
+
+    def authority(self) -> str:
+        """Who signs the service's certificate; empty until it has one."""
+
+
 class ServiceProcess:
     """One replica."""
 
-    def __init__(self, api: ApiProcess, *arguments: str) -> None:
+    def __init__(self, api: ApiPlace, *arguments: str) -> None:
         command = [
-            sys.executable, "-m", "admission", f"--api-url={api.url}", "--webhook-address=127.0.0.1",
+            sys.executable, "-m", "admission", api.place, "--webhook-address=127.0.0.1",
             "--webhook-port=0", "--extender-address=127.0.0.1:0", "--probe-address=127.0.0.1:0",
             "--drain-seconds=0", *arguments,
         ]  # fmt: skip

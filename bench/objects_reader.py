@@ -1,7 +1,8 @@
-"""``python -m bench.objects_reader URL``: what an agent reads of its node n1, in a process as large as one.
+"""``python -m bench.objects_reader PLACE``: what an agent reads of its node n1, in a process as large as one.
 
-For each pod whose name begins with ``honest`` it prints when it hears of it, by the clock that all
-processes share. Ends with its input; then prints its figures.
+``PLACE`` is ``--api-url=URL`` or ``--kubeconfig=PATH``. For each pod whose name begins with ``honest`` it
+prints when it hears of it, by the clock that all processes share. Ends with its input; then prints its
+figures.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import structlog
 
@@ -25,7 +27,10 @@ from sandbox.api import ADMIN_TOKEN
 def main() -> None:
     """See above."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    kube = Kube(connect(url=sys.argv[1], token=ADMIN_TOKEN), "n1", clock=SystemClock())
+    how, _, place = sys.argv[1].partition("=")
+    real = how == "--kubeconfig"
+    connection = connect(kubeconfig=Path(place)) if real else connect(url=place, token=ADMIN_TOKEN)
+    kube = Kube(connection, "n1", clock=SystemClock())
     heard: set[str] = set()
 
     def hear(found: KnownPod) -> None:

@@ -48,13 +48,13 @@ def pages(w: World) -> object:
 
 
 # What authors of objects may write that not every decoder reads: deeper than most go, and no UTF-8.
-_FIELDS = {
+FIELDS = {
     "deep": b'{"f:a":' * 1_500 + b"{}" + b"}" * 1_500,
     "deepest": b'{"f:a":' * 9_000 + b"{}" + b"}" * 9_000,
     "byte": b'{"f:\xff":{}}',
     "surrogate": b'{"f:\xed\xa0\x80":{}}',
 }
-_PARAMETERS = {
+PARAMETERS = {
     "deep": b'{"a":' * 1_500 + b"1" + b"}" * 1_500,
     "arrays": b'{"a":%b}' % (b"[" * 5_000 + b"]" * 5_000),
     "many": b'{"a":[%b]}' % b",".join([b"[]"] * 3_000),
@@ -89,22 +89,22 @@ def _with_fields(body: Obj) -> Obj:
 
 @READS.case(
     "managedFields of pods that nest 9,000 deep or hold bytes that are no UTF-8 are stored, read, listed, watched",
-    dict.fromkeys(_FIELDS, _KEPT),
+    dict.fromkeys(FIELDS, _KEPT),
 )
 def hostile_pods(w: World) -> object:
-    return _hostile(w, PODS, _FIELDS, _with_fields(pod("h")))
+    return _hostile(w, PODS, FIELDS, _with_fields(pod("h")))
 
 
-@READS.case("so are those of nodes", dict.fromkeys(_FIELDS, _KEPT))
+@READS.case("so are those of nodes", dict.fromkeys(FIELDS, _KEPT))
 def hostile_nodes(w: World) -> object:
     return _hostile(
-        w, "/api/v1/nodes", _FIELDS, _with_fields({"apiVersion": "v1", "kind": "Node", "metadata": {}})
+        w, "/api/v1/nodes", FIELDS, _with_fields({"apiVersion": "v1", "kind": "Node", "metadata": {}})
     )
 
 
 @READS.case(
     "opaque parameters of claims that nest 1,500 deep or hold bytes that are no UTF-8 are so, too",
-    dict.fromkeys(_PARAMETERS, _KEPT),
+    dict.fromkeys(PARAMETERS, _KEPT),
     since=34,
 )
 def hostile_claims(w: World) -> object:
@@ -116,7 +116,7 @@ def hostile_claims(w: World) -> object:
         "metadata": {},
         "spec": {"devices": {"requests": [request], "config": [config]}},
     }
-    return _hostile(w, f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims", _PARAMETERS, body)
+    return _hostile(w, f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims", PARAMETERS, body)
 
 
 @READS.case("a field that cannot be selected by is 400", (400, "BadRequest"))
