@@ -28,8 +28,7 @@ from typing import Final
 
 from bench.rows import Row
 from gpu_manager.domain.advice.demand import DAY, HOUR, HOURS, Demand, Need
-from gpu_manager.domain.advice.size import STARTS, Advice, AdvicePolicy, advise
-from gpu_manager.domain.advice.sized import Sized, pool
+from gpu_manager.domain.advice.size import STARTS, Advice, AdvicePolicy, Sized, advise, pool
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 
 SERIES, SECONDS, WATCHED = 200, 300, 9 * DAY

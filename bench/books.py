@@ -17,9 +17,8 @@ from admission.cluster.trim import slim_node, slim_pod
 from bench.rows import Row
 from gpu_manager.adapters.kube.reading import cluster_of
 from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.cluster.held_sums import Used
-from gpu_manager.domain.cluster.node_books import NodeBooks
-from gpu_manager.domain.cluster.node_report import read_node, usual_unit
+from gpu_manager.domain.cluster.node_books import NodeBooks, Used
+from gpu_manager.domain.cluster.node_json import read_node, usual_unit
 from gpu_manager.domain.contract import (
     ALLOCATION,
     ASSIGNED,

@@ -27,8 +27,8 @@ from gpu_manager.backends import build_injector
 from gpu_manager.config import Config
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import DRA_DRIVER
-from gpu_manager.domain.dra.front import Front
 from gpu_manager.domain.dra.published import device_names
+from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, ZERO, Amount, parse_quantity

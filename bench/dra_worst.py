@@ -22,8 +22,7 @@ from typing import Final
 
 from bench.rows import Row
 from gpu_manager.domain.contract import DRA_DRIVER
-from gpu_manager.domain.dra.capacity import CapacityRange
-from gpu_manager.domain.dra.device import CORES, MEMORY, SharedDevice
+from gpu_manager.domain.dra.device import CORES, MEMORY, CapacityRange, SharedDevice
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB
 from tests.oracle.dra_cases import MINORS, NODE, POOL, Case, build
 

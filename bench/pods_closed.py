@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.verbs import Extender
 from bench.rows import Row
-from gpu_manager.domain.score.room_clock import DAY
+from gpu_manager.domain.score.closing import DAY
 from tests.fakes.extender import Obj, World, node, pod
 
 QUICK: Final = 20  # strategies

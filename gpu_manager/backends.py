@@ -15,7 +15,7 @@ from gpu_manager.adapters.driver_memory_limit import DriverLimits
 from gpu_manager.adapters.nvml.faults import FaultPolicy
 from gpu_manager.config import Config
 from gpu_manager.domain.card import CardState
-from gpu_manager.domain.dra.front import Front
+from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.ports.cards import Cards
 

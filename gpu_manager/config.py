@@ -20,8 +20,7 @@ from gpu_manager.domain.contract import (
     PAGES_DIR,
     STATE_DIR,
 )
-from gpu_manager.domain.dra.front import Front
-from gpu_manager.domain.dra.sides import NO_CARDS, SETTLE_SECONDS, ClaimCards
+from gpu_manager.domain.dra.sides import NO_CARDS, SETTLE_SECONDS, ClaimCards, Front
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.topology import NumaPolicy
 

@@ -12,7 +12,7 @@ from gpu_manager import threads
 from gpu_manager.adapters.kube.claims import KubeClaims, KubeSlices
 from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.config import Config
-from gpu_manager.domain.dra.front import Front, cards_of_front, front_in_force
+from gpu_manager.domain.dra.sides import Front, cards_of_front, front_in_force
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import ControlPages

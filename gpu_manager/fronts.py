@@ -13,7 +13,7 @@ import structlog
 
 from gpu_manager import threads
 from gpu_manager.config import Config
-from gpu_manager.domain.dra.front import Front
+from gpu_manager.domain.dra.sides import Front
 from gpu_manager.dra_front import DraFront
 from gpu_manager.servers.device_plugin import DevicePlugin
 from gpu_manager.services.allocation.node_state import NodeState

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.allocation import AllocatedShare, allocate
-from gpu_manager.domain.dra.capacity import CapacityRange
 from gpu_manager.domain.dra.claim import DeviceRequest, Taint, parse_claim_spec
-from gpu_manager.domain.dra.device import SharedDevice, Version
+from gpu_manager.domain.dra.device import CapacityRange, SharedDevice, Version
 from gpu_manager.domain.dra.selectors import SelectedDevice, takes
 from gpu_manager.domain.resources import parse_quantity
 from sandbox.api import StandInApi

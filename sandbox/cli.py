@@ -12,7 +12,7 @@ import structlog
 from gpu_manager.arguments import Option
 from gpu_manager.cli.files import load_objects
 from gpu_manager.cli.program import interrupt_on_termination
-from gpu_manager.domain.dra.front import Front
+from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import RequestInvalid, printable
 
 if TYPE_CHECKING:

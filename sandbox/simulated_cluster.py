@@ -26,7 +26,7 @@ from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.adapters.simulated_control import read_control, write_control
 from gpu_manager.domain.card import Card
 from gpu_manager.domain.contract import CORE, MEMORY, MEMORY_SOCKET
-from gpu_manager.domain.dra.front import Front
+from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from sandbox import programs
 from sandbox.admission import ADMISSION_TOKEN, AGENT_TOKEN, TOKENS, AdmissionProcess, find_program

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from admission.cluster.claim_templates import TurnedTemplate, read_turned_template
 from gpu_manager.domain.cluster.claims import KnownClaim, read_claim
-from gpu_manager.domain.cluster.held_sums import Used, one_of
+from gpu_manager.domain.cluster.node_books import Used, one_of
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.claim import ClaimSpec, parse_claim_spec
 from gpu_manager.domain.dra.demand import (

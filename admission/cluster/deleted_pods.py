@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from gpu_manager.domain.cluster.node_report import NodeReport
+from gpu_manager.domain.cluster.node_json import NodeReport
 from gpu_manager.domain.contract import TerminatingShare
 from gpu_manager.domain.pod import PodUid
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from admission.cluster.host_cpu import allocatable
 from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.cluster.node_report import NodeReport, read_node, what_counts, whole_number
-from gpu_manager.domain.cluster.placed_pods import card_by_index
+from gpu_manager.domain.cluster.node_json import NodeReport, read_node, what_counts, whole_number
+from gpu_manager.domain.cluster.pod_charges import card_by_index
 from gpu_manager.domain.contract import CORE, DRA_DRIVER, MEMORY
 from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
 from gpu_manager.domain.topology import MAX_CARDS, Link, Topology

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from admission.cluster.kept_node import KeptFor
 from admission.cluster.node_facts import Intern, NodeFacts
 from admission.cluster.pod_view import PodView
-from gpu_manager.domain.cluster.accounting import charge_node
+from gpu_manager.domain.cluster.accounting import book_as_fact, charge_node
 from gpu_manager.domain.cluster.claims import KnownClaim, charge_claims
-from gpu_manager.domain.cluster.guessed_cards import book_as_fact
-from gpu_manager.domain.cluster.kubelet_ids import KubeletIds, kubelet_ids
+from gpu_manager.domain.cluster.kubelet_ids import KubeletIds, NumaIds, kubelet_ids, numa_ids
 from gpu_manager.domain.cluster.node_books import NodeBooks
-from gpu_manager.domain.cluster.numa_ids import NumaIds, numa_ids
 from gpu_manager.domain.cluster.pod_charges import allocations_of
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.placement.place import find

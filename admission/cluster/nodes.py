@@ -13,8 +13,8 @@ from admission.cluster.node_view import NodeView, build_view
 from admission.cluster.pod_view import PodView
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.cluster.claims import ClaimCharge, KnownClaim
-from gpu_manager.domain.cluster.held_sums import Used
-from gpu_manager.domain.cluster.node_report import NodeReport
+from gpu_manager.domain.cluster.node_books import Used
+from gpu_manager.domain.cluster.node_json import NodeReport
 from gpu_manager.domain.cluster.pod_charges import Charge
 from gpu_manager.domain.contract import TerminatingShare
 from gpu_manager.domain.dra.demand import OfferedCards

@@ -14,7 +14,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from admission.cluster.host_cpu import asked
-from gpu_manager.domain.cluster.placed_pods import PlacedPod, assigned_cards, ids_elsewhere
+from gpu_manager.domain.cluster.pod_charges import PlacedPod, assigned_cards, ids_elsewhere
 from gpu_manager.domain.contract import RESIZE, RESIZED, TEMPLATE_SIZE
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.placement.ledger import Share

@@ -24,7 +24,7 @@ from admission.cluster.other_pods import OtherPods
 from admission.cluster.pod_books import PodBooks
 from admission.cluster.pod_view import PodView, read_pod_view
 from admission.config import KEEP_SECONDS
-from gpu_manager.domain.cluster.held_sums import Used, added
+from gpu_manager.domain.cluster.node_books import Used, added
 from gpu_manager.domain.cluster.terminating import terminating_shares
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import MIRROR, Pod, PodUid

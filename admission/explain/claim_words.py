@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpu_manager.domain.dra.capacity import CapacityRange
 from gpu_manager.domain.dra.claim import DeviceRequest
-from gpu_manager.domain.dra.device import CORES, MEMORY
+from gpu_manager.domain.dra.device import CORES, MEMORY, CapacityRange
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import format_bytes, format_number

@@ -22,7 +22,7 @@ from gpu_manager.domain.cluster.quota import NamespaceQuota, Quota
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.score.closing import NodeClosing, Tenants
-from gpu_manager.domain.score.draining import drained
+from gpu_manager.domain.score.multi_gpu_slots import drained
 from gpu_manager.domain.score.request_mix import RequestShape, Stock
 from gpu_manager.domain.whatif.scheduling_constraints import PodConstraints
 

@@ -29,11 +29,9 @@ from gpu_manager.domain.placement.ledger import Allocation, Share, peak
 from gpu_manager.domain.placement.trial_placement import groups_of
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
-from gpu_manager.domain.score.draining import with_kept
-from gpu_manager.domain.score.multi_gpu_slots import Loss
-from gpu_manager.domain.score.neighbours import with_neighbours
+from gpu_manager.domain.score.multi_gpu_slots import Loss, with_kept
 from gpu_manager.domain.score.request_mix import Arrivals, Mix, RequestShape, Stock
-from gpu_manager.domain.score.scorer import Scorer, in_all
+from gpu_manager.domain.score.scorer import Scorer, in_all, with_neighbours
 from gpu_manager.domain.untrusted import timestamp
 
 _MOST = 1 << 16  # costs remembered

@@ -10,7 +10,7 @@ from admission.cluster.node_view import NodeView
 from admission.cluster.snapshot import ClusterState
 from admission.extender.node_rooms import NodeRooms
 from gpu_manager.domain.pod import PodUid
-from gpu_manager.domain.score.draining import MOST, left_to_end
+from gpu_manager.domain.score.multi_gpu_slots import MOST, left_to_end
 from gpu_manager.domain.score.request_mix import RequestShape
 from gpu_manager.domain.whatif.scheduling_constraints import PodConstraints
 

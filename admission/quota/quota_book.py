@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpu_manager.domain.cluster.held_sums import Used
+from gpu_manager.domain.cluster.node_books import Used
 from gpu_manager.domain.cluster.quota import NO_QUOTA, QUOTA_PLACE, Quota, read_quota, refusal
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.priority import Priority

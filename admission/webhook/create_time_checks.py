@@ -16,7 +16,7 @@ from admission.quota.pod_creations import quota_refusal, refused_past_scheduler
 from admission.quota.quota_book import QuotaBook
 from admission.webhook.admit import CreateTimeChecks, InjectionWays
 from gpu_manager.domain.cluster.claims import read_claim
-from gpu_manager.domain.dra.pod_claims import double_uses, requests_of_containers, shared_uses
+from gpu_manager.domain.dra.demand import double_uses, requests_of_containers, shared_uses
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.placement.numa import most_together
 from gpu_manager.domain.pod import Pod

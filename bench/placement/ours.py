@@ -10,7 +10,7 @@ from typing import Any
 from bench.placement.policies import Offer, ways
 from bench.placement.trace import Pod
 from gpu_manager.domain.score.closing import ClosedNode, NodeClosing
-from gpu_manager.domain.score.draining import drained, left_to_end
+from gpu_manager.domain.score.multi_gpu_slots import drained, left_to_end
 from gpu_manager.domain.score.request_mix import Arrivals, FreeShape, RequestShape, Stock
 from gpu_manager.domain.score.scorer import Scorer
 

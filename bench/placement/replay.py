@@ -12,7 +12,7 @@ from bench.placement.policies import Fragments, Offer, Policy
 from bench.placement.trace import MOST_PODS, Node, Pod
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.score.closing import ClosedNode
-from gpu_manager.domain.score.draining import with_kept
+from gpu_manager.domain.score.multi_gpu_slots import with_kept
 from gpu_manager.domain.score.request_mix import FreeShape, RequestShape, Stock
 from gpu_manager.domain.score.scorer import in_all
 

@@ -12,8 +12,7 @@ import structlog
 
 from gpu_manager.arguments import Option
 from gpu_manager.cli import ask
-from gpu_manager.cli.output import Form, Output
-from gpu_manager.cli.report import show
+from gpu_manager.cli.output import Form, Output, show
 from gpu_manager.cli.run import known_injection
 from gpu_manager.domain.contract import KUBELET_DIR
 from gpu_manager.domain.doctor import NODE_CHECKS, Facts, examine

@@ -23,8 +23,7 @@ from gpu_manager.domain.contract import (
     PAGES_DIR,
     STATE_DIR,
 )
-from gpu_manager.domain.dra.front import Front
-from gpu_manager.domain.dra.sides import NO_CARDS, ClaimCards, parse_claim_cards
+from gpu_manager.domain.dra.sides import NO_CARDS, ClaimCards, Front, parse_claim_cards
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.topology import NumaPolicy

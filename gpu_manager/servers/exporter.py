@@ -18,11 +18,11 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from gpu_manager import threads
-from gpu_manager.domain.advice.sized import Sized
+from gpu_manager.domain.advice.size import Sized
 from gpu_manager.domain.billing import Bills
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
-from gpu_manager.domain.dra.front import Front, sides_of_front
+from gpu_manager.domain.dra.sides import Front, sides_of_front
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
 from gpu_manager.domain.topology import Topology

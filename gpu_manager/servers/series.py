@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from gpu_manager.domain.advice.sized import Sized
+from gpu_manager.domain.advice.size import Sized
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.dra.sides import Sides
 from gpu_manager.domain.placement.ledger import Allocation, Share

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs
 from prometheus_client import CollectorRegistry
 
 from gpu_manager import ui
-from gpu_manager.domain.advice.sized import Sized, pod_advice_json, sized_json, within_scope
+from gpu_manager.domain.advice.size import Sized, pod_advice_json, sized_json, within_scope
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_json import hidden, node_json, node_text
 from gpu_manager.domain.cluster.usage_history import (

@@ -12,7 +12,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 from gpu_manager.domain.contract import CORE, DRA_DRIVER, MEMORY
-from gpu_manager.domain.dra.front import Front
+from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.enforcement.library_messages import LibraryMessageKind
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
 

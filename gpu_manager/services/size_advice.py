@@ -14,8 +14,7 @@ from typing import Any, Final
 import structlog
 
 from gpu_manager.domain.advice.demand import DAY, DAYS, STRETCH_SECONDS, Demand
-from gpu_manager.domain.advice.size import AdvicePolicy, advise
-from gpu_manager.domain.advice.sized import Sized, Workload, largest
+from gpu_manager.domain.advice.size import AdvicePolicy, Sized, Workload, advise, largest
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.ports.clock import Clock

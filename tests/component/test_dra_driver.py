@@ -22,7 +22,7 @@ from gpu_manager.domain.contract import (
     PRELOAD_PATH,
     decode_inventory,
 )
-from gpu_manager.domain.dra.front import Front
+from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from sandbox.api import ADMIN_TOKEN
 from tests.fakes.dra_world import NAMESPACE, NODE, DraWorld

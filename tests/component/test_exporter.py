@@ -15,8 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
 from gpu_manager.domain.advice.demand import DAY, HOUR, Need
-from gpu_manager.domain.advice.size import Advice, Figure
-from gpu_manager.domain.advice.sized import Sized
+from gpu_manager.domain.advice.size import Advice, Figure, Sized
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod

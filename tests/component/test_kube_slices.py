@@ -11,9 +11,8 @@ import pytest
 from gpu_manager.adapters.kube.claims import KubeClaims, KubeSlices
 from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.domain.contract import DRA_CORDONED, DRA_DRIVER
-from gpu_manager.domain.dra.capacity import CapacityRange
 from gpu_manager.domain.dra.claim import Taint
-from gpu_manager.domain.dra.device import SharedDevice, Version
+from gpu_manager.domain.dra.device import CapacityRange, SharedDevice, Version
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from sandbox.api import StandInApi

@@ -10,8 +10,7 @@ import pytest
 
 from gpu_manager.cli.kubectl.main import run
 from gpu_manager.domain.advice.demand import DAY, HOUR, Need
-from gpu_manager.domain.advice.size import advise
-from gpu_manager.domain.advice.sized import Sized, sized_json
+from gpu_manager.domain.advice.size import Sized, advise, sized_json
 from gpu_manager.domain.contract import ADVICE, RESIZE
 from gpu_manager.domain.resources import GIB, MIB, Amount
 from sandbox.api import StandInApi

@@ -14,8 +14,7 @@ import pytest
 
 from gpu_manager.access import AccessCheck, Right
 from gpu_manager.domain.advice.demand import DAY, HOUR, Need
-from gpu_manager.domain.advice.size import advise
-from gpu_manager.domain.advice.sized import Sized, named_advice, read_sized
+from gpu_manager.domain.advice.size import Sized, advise, named_advice, read_sized
 from gpu_manager.domain.cluster.usage_json import NOT_USED, named_usage, read_usage, used_share
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import parse_pod

@@ -10,7 +10,7 @@ import pytest
 from gpu_manager.cli.ask import status
 from gpu_manager.cli.files import load_objects
 from gpu_manager.domain.contract import CORE, DRA_DRIVER, FRONT_LABEL, MEMORY
-from gpu_manager.domain.dra.front import Front
+from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import RequestInvalid
 from sandbox import commands
 from sandbox.simulated_cluster import NODE, Sandbox, SandboxSettings

@@ -10,8 +10,7 @@ import pytest
 
 from gpu_manager.agent import Agent
 from gpu_manager.domain.contract import CORE, DRA_DRIVER, FRONT_LABEL, INVENTORY, MEMORY, decode_inventory
-from gpu_manager.domain.dra.front import Front
-from gpu_manager.domain.dra.sides import ClaimCards
+from gpu_manager.domain.dra.sides import ClaimCards, Front
 from sandbox.kubelet import StandInKubelet
 from tests.fakes.dra_world import NODE, DraWorld
 from tests.fakes.node import container

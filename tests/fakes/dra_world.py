@@ -13,7 +13,7 @@ from gpu_manager.agent import Agent
 from gpu_manager.config import Config
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import DRA_DRIVER
-from gpu_manager.domain.dra.front import Front
+from gpu_manager.domain.dra.sides import Front
 from sandbox import cdi
 from sandbox.api import StandInApi
 from sandbox.claims import ClaimScheduler

@@ -17,9 +17,8 @@ from typing import Any
 
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.allocation import allocate
-from gpu_manager.domain.dra.capacity import CapacityRange
 from gpu_manager.domain.dra.claim import DeviceRequest, Taint, parse_claim_spec
-from gpu_manager.domain.dra.device import CORES, MEMORY, SharedDevice
+from gpu_manager.domain.dra.device import CORES, MEMORY, CapacityRange, SharedDevice
 from gpu_manager.domain.errors import DoesNotFit, VcudaError
 
 HERE = Path(__file__).parent / "dra_allocator"

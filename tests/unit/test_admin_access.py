@@ -13,9 +13,8 @@ from gpu_manager.adapters.control_pages.limits_file import PagePolicy
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.domain.cluster.node_json import node_json, node_text
 from gpu_manager.domain.contract import DRA_DRIVER, EVENT_LIBRARY_MESSAGE
-from gpu_manager.domain.dra.front import Front, front_in_force
 from gpu_manager.domain.dra.parameters import API_VERSION, KIND
-from gpu_manager.domain.dra.sides import NO_CARDS, ClaimCards, Side
+from gpu_manager.domain.dra.sides import NO_CARDS, ClaimCards, Front, Side, front_in_force
 from gpu_manager.domain.enforcement.evasion import (
     EVICTABLE,
     NEEDED,

@@ -11,8 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_manager.domain.advice.demand import DAY, DAYS, HOUR, HOURS, Demand, Need, pooled
-from gpu_manager.domain.advice.size import LONG_SECONDS, STARTS, AdvicePolicy, advise, grows
-from gpu_manager.domain.advice.sized import Sized, pod_advice_json, pool, read_sized, sized_json
+from gpu_manager.domain.advice.size import (
+    LONG_SECONDS,
+    STARTS,
+    AdvicePolicy,
+    Sized,
+    advise,
+    grows,
+    pod_advice_json,
+    pool,
+    read_sized,
+    sized_json,
+)
 from gpu_manager.domain.resources import GIB, MIB, Amount
 
 UNIT = 256 * MIB

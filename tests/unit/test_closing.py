@@ -7,14 +7,17 @@ from hypothesis import strategies as st
 from gpu_manager.domain.score.closing import (
     CLOSED_FOR,
     COMES_WITHIN,
+    DAY,
     LONGEST,
     MOST_DOUBLED,
+    NODE_SECONDS,
+    TENANT_SECONDS,
     WAITED,
     ClosedNode,
     NodeClosing,
+    RoomClock,
     Tenants,
 )
-from gpu_manager.domain.score.room_clock import DAY, NODE_SECONDS, TENANT_SECONDS, RoomClock
 
 RUNNING = 40
 CARDS = {"a": 8, "b": 4, "c": 8, "d": 2, "e": 4}

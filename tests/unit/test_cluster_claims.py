@@ -11,7 +11,7 @@ from admission.cluster.snapshot import NODES
 from gpu_manager.adapters.kube.reading import cluster_of
 from gpu_manager.domain.card import Card
 from gpu_manager.domain.cluster.claims import read_claim
-from gpu_manager.domain.cluster.held_sums import added, models_of, one_of
+from gpu_manager.domain.cluster.node_books import added, models_of, one_of
 from gpu_manager.domain.cluster.quota import parse_quota
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.published import device_names

@@ -9,9 +9,8 @@ import pytest
 
 from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.domain.dra.allocation import allocate
-from gpu_manager.domain.dra.capacity import CapacityRange
 from gpu_manager.domain.dra.claim import ClaimSpec, parse_claim_spec
-from gpu_manager.domain.dra.device import CORES, MEMORY, SharedDevice, capacities_of
+from gpu_manager.domain.dra.device import CORES, MEMORY, CapacityRange, SharedDevice, capacities_of
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
 from tests.oracle import dra_cases
 

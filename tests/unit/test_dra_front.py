@@ -6,8 +6,7 @@ import pytest
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import CORE, DRA_DRIVER, MEMORY
-from gpu_manager.domain.dra.front import Front, front_in_force, sides_of_front
-from gpu_manager.domain.dra.sides import Side
+from gpu_manager.domain.dra.sides import Front, Side, front_in_force, sides_of_front
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import GIB, MIB, Amount

@@ -14,8 +14,7 @@ from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.refusal_lines import until_open
 from admission.extender.simulation import ExtenderSimulation
 from admission.extender.verbs import Extender
-from gpu_manager.domain.score.closing import CLOSED_FOR, WAITED
-from gpu_manager.domain.score.room_clock import TENANT_SECONDS
+from gpu_manager.domain.score.closing import CLOSED_FOR, TENANT_SECONDS, WAITED
 from tests.fakes.extender import World, node, pod
 
 SINCE = "2026-01-01T00:00:00Z"

@@ -14,8 +14,8 @@ import pytest
 from admission.extender.feasibility import Fit, Unfit
 from admission.extender.refusal_lines import why
 from gpu_manager.domain.cluster.accounting import cluster_books
-from gpu_manager.domain.cluster.node_report import NodeReport, read_node
-from gpu_manager.domain.cluster.numa_ids import NumaIds, numa_ids
+from gpu_manager.domain.cluster.kubelet_ids import NumaIds, numa_ids
+from gpu_manager.domain.cluster.node_json import NodeReport, read_node
 from gpu_manager.domain.contract import (
     ALLOCATION,
     CORE,

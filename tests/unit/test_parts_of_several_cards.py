@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.cluster.claims import charge_claims, read_claim
-from gpu_manager.domain.cluster.node_report import NodeReport
+from gpu_manager.domain.cluster.node_json import NodeReport
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.allocation import allocate
 from gpu_manager.domain.dra.claim import parse_claim_spec

@@ -24,7 +24,7 @@ from gpu_manager.domain.placement.protection import (
 )
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.priority import Priority
-from gpu_manager.domain.score.neighbours import BESIDE, with_neighbours
+from gpu_manager.domain.score.scorer import BESIDE, with_neighbours
 from tests.fakes.extender import World, node, pod
 
 PROTECTED, NORMAL, BEST_EFFORT = Priority

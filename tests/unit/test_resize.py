@@ -15,7 +15,14 @@ from gpu_manager.domain.contract import CORE_LIMIT, RESIZE, RESIZED
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.pod import ContainerKind, Pod, parse_pod
-from gpu_manager.domain.resize.judgement import check_resize, judge_room, legal_sizes, resized
+from gpu_manager.domain.resize.judgement import (
+    check_resize,
+    choose_ids,
+    ids_to_withdraw,
+    judge_room,
+    legal_sizes,
+    resized,
+)
 from gpu_manager.domain.resize.sizes import (
     ResizeAnswer,
     WantedSize,
@@ -25,7 +32,6 @@ from gpu_manager.domain.resize.sizes import (
     read_wanted,
     with_size,
 )
-from gpu_manager.domain.resize.withdrawal import choose_ids, ids_to_withdraw
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from tests.fakes.node import container, pod
 from tests.unit.test_ledger import CARDS, holding

@@ -11,9 +11,8 @@ from gpu_manager.adapters.kube.path_segment import segment
 from gpu_manager.adapters.kube.streams import Pages
 from gpu_manager.domain.cluster.accounting import cluster_books
 from gpu_manager.domain.cluster.claims import KnownClaim, read_claim
-from gpu_manager.domain.cluster.held_sums import Used
-from gpu_manager.domain.cluster.node_books import NodeBooks, protected_by_namespace, used_by_namespace
-from gpu_manager.domain.cluster.node_report import read_node
+from gpu_manager.domain.cluster.node_books import NodeBooks, Used, protected_by_namespace, used_by_namespace
+from gpu_manager.domain.cluster.node_json import read_node
 from gpu_manager.domain.contract import AGENT_DAEMONSET, DRA_DRIVER
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod

@@ -14,7 +14,7 @@ from gpu_manager.cli.files import shown
 from gpu_manager.cli.kubectl import agents
 from gpu_manager.cli.kubectl.login import Login, log_in
 from gpu_manager.domain.cluster.node_books import NodeBooks
-from gpu_manager.domain.cluster.node_report import usual_unit
+from gpu_manager.domain.cluster.node_json import usual_unit
 from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.pod import Pod, PodUid

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in
-from gpu_manager.cli.output import Form, Output
-from gpu_manager.cli.report import show
+from gpu_manager.cli.output import Form, Output, show
 from gpu_manager.domain.doctor import CLUSTER_CHECKS, Facts, examine
 
 

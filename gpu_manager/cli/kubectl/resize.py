@@ -8,9 +8,14 @@ from typing import Annotated, Any, Final
 
 from gpu_manager.arguments import Argument, Option
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
-from gpu_manager.cli.kubectl.resize_outcome import outcome, pending
-from gpu_manager.cli.kubectl.resize_size import AskedSize
-from gpu_manager.cli.kubectl.resize_workload import PODS, resize_workload, workload_kind
+from gpu_manager.cli.kubectl.resize_workload import (
+    PODS,
+    AskedSize,
+    outcome,
+    pending,
+    resize_workload,
+    workload_kind,
+)
 from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, printable
 from gpu_manager.domain.pod import parse_pod

@@ -1,4 +1,8 @@
-"""``kubectl vcuda resize deployment/NAME``: a size in the workload's own metadata, and which pods follow."""
+"""``kubectl vcuda resize deployment/NAME``: a size in the workload's own metadata, and which pods follow.
+
+Resizing a single pod (:mod:`gpu_manager.cli.kubectl.resize`) reads the requested size and reports the outcome
+by the same functions.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,20 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gpu_manager.cli.kubectl.login import Login
-from gpu_manager.cli.kubectl.resize_outcome import outcome, pending
-from gpu_manager.cli.kubectl.resize_size import AskedSize
 from gpu_manager.domain.contract import RESIZE
-from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, quoted
+from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, printable, quoted
 from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.resize.judgement import held_size
 from gpu_manager.domain.resize.owners import KINDS, effective_request
-from gpu_manager.domain.resize.sizes import answer_of
+from gpu_manager.domain.resize.sizes import (
+    ResizeAnswer,
+    WantedSize,
+    answer_of,
+    digest,
+    read_wanted,
+    with_size,
+)
+from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.untrusted import mapping, text
 
 PODS: Final = ("", "po", "pod", "pods")
@@ -125,3 +136,90 @@ def _counted(pods: _Pods) -> str:
     if pods.having == total:
         return f"{total} running pod{'' if total == 1 else 's'} {verb} it"
     return f"{pods.having} of {total} running pods {verb} it"
+
+
+def outcome(pod: Pod, name: str, former: ResizeAnswer | None) -> str | None:
+    """What became of the request; None while that is open. ``former``: the answer before it was made.
+
+    Without a request of its own the pod may have its owner's, which the answer then names.
+
+    Raises:
+        DoesNotFit: it is refused.
+    """
+    answer = answer_of(pod)
+    if answer is None:
+        return f"{pod.key} has the size of its spec" if RESIZE not in pod.annotations else None
+    owners = RESIZE not in pod.annotations and answer != former
+    if answer.asked != digest(pod) and not owners:
+        return None
+    if answer.refused:
+        raise DoesNotFit(f"{pod.key} keeps its size: {answer.refused}")
+    size = answer.sizes.get(name)
+    held = held_size(pod, name)
+    return f"container {quoted(name)} of {pod.key}: {held}" if held is not None and held == size else None
+
+
+def pending(pod: Pod, name: str) -> str:
+    """How far an open request is."""
+    who = f"container {quoted(name)} of {pod.key}"
+    answer = answer_of(pod)
+    if answer is None or answer.asked != digest(pod):
+        return f"{who}: the scheduler has not answered yet; kubectl describe pod shows its Events"
+    booked = held_size(pod, name)
+    return (
+        f"{who}: the scheduler has reserved {answer.sizes.get(name)}, the agent has booked "
+        f"{booked or 'none of it yet'}; less memory waits until the program frees it (Event VcudaResizeWaits)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AskedSize:
+    """What was typed: the container, empty for the only one; hundredths of a card and a quantity of memory,
+    None and empty where nothing was said. Neither means the size of the spec.
+    """
+
+    container: str
+    cores: int | None
+    memory: str
+
+    @property
+    def is_reset(self) -> bool:
+        """True if the size of the spec is asked for."""
+        return not self.cores and not self.memory
+
+    @property
+    def shown(self) -> str:
+        """What was typed, for people."""
+        return " and ".join(filter(None, (f"{self.cores} cores" if self.cores else "", self.memory)))
+
+    def container_of(self, pod: Pod) -> str:
+        """The container that is meant. Raises RequestInvalid: none is named, and there is not just one."""
+        if self.container:
+            return self.container
+        names = [c.name for c in pod.containers if c.core is not None and 0 < c.core < CORES_PER_CARD]
+        who = f"pod {pod.key}" if pod.uid else "the template"
+        if not names:
+            raise RequestInvalid(
+                f"{who} has no container with a part of a card, and nothing else changes its size"
+            )
+        if len(names) > 1:
+            raise RequestInvalid(
+                f"{who} has {len(names)} containers with a part of a card ({printable(', '.join(names))}): "
+                "name one with --container"
+            )
+        return names[0]
+
+    def written(self, before: str | None, container: str, given: Amount | None = None) -> str | None:
+        """The annotation with this size: what was not typed stays as it was asked for ``before``, else as it
+        was ``given`` for the workload's sake, else it is as in the spec. None if it then asks for nothing.
+        """
+        if self.is_reset:
+            return with_size(before, container, {})
+        try:
+            asked = (read_wanted(before) if before else {}).get(container, WantedSize())
+        except RequestInvalid:
+            asked = WantedSize()
+        if given is not None and asked == WantedSize():
+            asked = WantedSize(given.cores, given.memory)
+        size = {"cores": self.cores or asked.cores, "memory": self.memory or asked.memory}
+        return with_size(before, container, {key: value for key, value in size.items() if value is not None})

@@ -4,7 +4,8 @@ The scheduler extender, quota, the cluster's page and ``kubectl vcuda`` all use 
 agent shows its own :class:`~gpu_manager.domain.placement.ledger.Ledger`, and tests hold the two equal.
 A pod is charged on the cards that its annotation names. A pod without a valid annotation (bound by hand,
 annotation lost or forged) is charged where the node's own policy would put it or, if it does not fit, on the
-cards with the most left: no amount is ever left out. So is a pod on its way to a card that is full by now.
+cards with the most left: no amount is ever left out. So is a pod that is on its way to a card that has filled
+up since.
 """
 
 from __future__ import annotations
@@ -13,23 +14,28 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpu_manager.domain import contract
+from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.claims import ClaimCharge, KnownClaim, charge_claims, claims_by_node
-from gpu_manager.domain.cluster.guessed_cards import guess
 from gpu_manager.domain.cluster.node_books import NodeBooks
-from gpu_manager.domain.cluster.node_report import NodeReport, usual_unit
-from gpu_manager.domain.cluster.placed_pods import PlacedPod, placed_pod
+from gpu_manager.domain.cluster.node_json import NodeReport, usual_unit
 from gpu_manager.domain.cluster.pod_charges import (
     CardsUnknown,
     Charge,
+    PlacedPod,
+    allocations_of,
     charge_of,
     is_charged_alike,
+    placed_pod,
     usage_by_model,
 )
 from gpu_manager.domain.cluster.terminating import terminating_allocations
 from gpu_manager.domain.errors import DoesNotFit
-from gpu_manager.domain.placement.ledger import Allocation, Ledger
+from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
+from gpu_manager.domain.placement.place import Placement, find
 from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_request import booked_request
+from gpu_manager.domain.rules.request import PodRequest
 
 
 def cluster_books(
@@ -208,3 +214,48 @@ def _patched(
     except DoesNotFit:
         return None
     return ledger
+
+
+def guess(
+    node: NodeReport, held: Iterable[Allocation], unknown: Sequence[CardsUnknown]
+) -> Iterator[tuple[CardsUnknown, tuple[Allocation, ...], bool]]:
+    """Place pods without known cards beside what is held, the oldest first, each where the node's own policy
+    puts it: its allocations, and whether they fit.
+    """
+    certainly = [a for one in unknown for a in one.certain]
+    ledger = Ledger((s.card for s in node.cards), node.unit, [*held, *certainly])
+    for one in sorted(unknown, key=lambda one: (one.placed.pod.began, one.placed.uid)):
+        placement = find(one.rest, node.cards, node.topology, ledger)
+        fits = placement is not None
+        if placement is None:
+            placement = _where_most_is_left(one.rest, node, ledger)
+        allocations = (*one.certain, *allocations_of(one.placed.pod, placement))
+        ledger = book_as_fact(ledger, node, allocations)
+        yield one, allocations, fits
+
+
+def _where_most_is_left(request: PodRequest, node: NodeReport, ledger: Ledger) -> Placement:
+    """Cards with the most left, for a pod that is on the node though it does not fit."""
+    placement: dict[str, tuple[Share, ...]] = {}
+    taken: dict[CardUuid, Amount] = {}
+    for container in request.containers:
+        free = {s.card.uuid: ledger.free(s.card.uuid) - taken.get(s.card.uuid, ZERO) for s in node.cards}
+        ranked = sorted(
+            node.cards, key=lambda s: (-free[s.card.uuid].cores, -free[s.card.uuid].memory, s.card.index)
+        )
+        shares = tuple(
+            Share(
+                s.card.uuid,
+                s.card.capacity(node.unit) if container.request.cards else container.request.amount,
+            )
+            for s in ranked[: container.request.cards or 1]
+        )
+        for share in shares:
+            taken[share.card] = taken.get(share.card, ZERO) + share.amount
+        placement[container.name] = shares
+    return placement
+
+
+def book_as_fact(ledger: Ledger, node: NodeReport, allocations: Sequence[Allocation]) -> Ledger:
+    """A ledger with these allocations booked as facts, whether they fit or not."""
+    return Ledger((s.card for s in node.cards), node.unit, (*ledger, *allocations))

@@ -12,7 +12,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
-from gpu_manager.domain.cluster.node_report import NodeReport
+from gpu_manager.domain.cluster.node_json import NodeReport
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.claim import ClaimSpec, parse_claim_spec
 from gpu_manager.domain.dra.device import CORES, MEMORY

@@ -1,23 +1,33 @@
-"""The kubelet's count of a node whose pods shrank: room on its cards that has no device ids left.
+"""The kubelet's count of device ids, where it differs from the room on the cards.
 
-A container keeps the ids that it was admitted with. What a shrink below its spec gives back serves growth on
-the node; a new pod needs ids, and is refused without, however much room the cards have.
+**Pods that shrank.** A container keeps the ids that it was admitted with. What a shrink below its spec gives
+back serves growth on the node; a new pod needs ids, and is refused without them, however much room the cards
+have.
+
+**NUMA nodes**, where containers hold ids of other NUMA nodes than their cards'. Under a strict NUMA policy
+the kubelet fails a pod for good if no choice of NUMA nodes that its policy admits has the ids for it, however
+many cards are idle. Where all containers hold ids of their cards' own NUMA nodes, room on the cards means
+ids; the agent annotates the others. The kubelet puts an init container on the first NUMA node that has the
+ids for it, whether or not that leaves room for the container that runs after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.cluster.node_report import NodeReport
+from gpu_manager.domain.cluster.node_json import NodeReport
 from gpu_manager.domain.cluster.pod_charges import Charge
 from gpu_manager.domain.contract import RESIZED
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak
-from gpu_manager.domain.pod import PodUid
-from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.placement.numa import numbered
+from gpu_manager.domain.pod import ContainerKind, PodUid
+from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.pod_request import booked_request
-from gpu_manager.domain.rules.request import PodRequest
+from gpu_manager.domain.rules.request import PodRequest, Request
+from gpu_manager.domain.topology import NumaPolicy
 
 _ANY_CARD = CardUuid("")
 
@@ -81,3 +91,151 @@ def kubelet_ids(node: NodeReport, charges: Mapping[PodUid, Charge]) -> KubeletId
 def _booked(allocations: Iterable[Allocation]) -> Amount:
     mine = tuple(allocations)
     return sum((peak(mine, card) for card in {card for a in mine for card in a.cards}), ZERO)
+
+
+ByNode = Mapping[int, Amount]
+
+
+@dataclass(frozen=True, slots=True)
+class NumaIds:
+    """Ids by NUMA node, as what they stand for: cores, and bytes of memory. ``total``: of all cards that hand
+    out any; ``held`` by each pod on the node. ``strayed``: somebody holds ids of another NUMA node than
+    his cards'.
+    """
+
+    policy: NumaPolicy
+    total: ByNode
+    held: Mapping[PodUid, ByNode]
+    strayed: bool
+
+    def left(self, pods: Collection[PodUid]) -> tuple[tuple[int, Amount], ...]:
+        """What each node has for others if these pods alone are there, by the nodes' numbers."""
+        theirs = [self.held[uid] for uid in pods if uid in self.held]
+        return tuple(
+            (node, total - sum((each[node] for each in theirs if node in each), ZERO))
+            for node, total in sorted(self.total.items())
+        )
+
+    def lack(self, request: PodRequest, pods: Collection[PodUid]) -> str:
+        """Why the kubelet would fail the pod beside these; empty if it admits it.
+
+        The kubelet aligns one container after the other, and each by itself. Ids of an ordinary init
+        container go on to those after it, which must then lie where it lies.
+        """
+        if not self.strayed and all(c.kind is not ContainerKind.INIT for c in request.containers):
+            return ""  # room on a card means ids
+        left, passed = dict(self.left(pods)), dict[int, Amount]()
+        for container in request.containers:
+            if not container.request.cores:
+                continue
+            need = _ids(container.request)
+            width = self._width(need.cores)
+            there = {node: amount + passed.get(node, ZERO) for node, amount in left.items()}
+            choices = [some for some in _choices(left, width) if passed.keys() <= {*some}]
+            found = next((some for some in choices if need.fits_in(_sum(there, some))), None)
+            if found is None:
+                most = max((_sum(there, some).cores for some in choices), default=0)
+                return self._refusal(need, width, most, passed)
+            held = _taken(need, {node: there[node] for node in found})
+            for node, amount in held.items():
+                again = _least(amount, passed.get(node, ZERO))
+                left[node] -= amount - again
+                passed[node] = passed.get(node, ZERO) - again
+            if container.kind is ContainerKind.INIT:
+                passed = {node: passed.get(node, ZERO) + held.get(node, ZERO) for node in {*passed, *held}}
+            passed = {node: amount for node, amount in passed.items() if amount != ZERO}
+        return ""
+
+    def _refusal(self, need: Amount, width: int, most: int, passed: ByNode) -> str:
+        where = "one NUMA node" if width == 1 else f"{width} NUMA nodes"
+        if passed:
+            nodes = ", ".join(map(str, sorted(passed)))
+            where += f", with node {nodes}, where it places an init container before"
+        why = (
+            "containers hold ids of other NUMA nodes than their cards'"
+            if self.strayed
+            else "others hold them"
+        )
+        return (
+            f"the kubelet's NUMA policy {self.policy.value} wants ids of {need} on {where}, and those of"
+            f" {max(0, most)} cores are left there at most: {why}"
+        )
+
+    def _width(self, cores: int) -> int:
+        """The fewest NUMA nodes that have so many ids if all are free; the policy may want a single one."""
+        most = sorted((total.cores for total in self.total.values()), reverse=True)
+        if self.policy is NumaPolicy.SINGLE:
+            return 1
+        return next((n for n in range(1, len(most) + 1) if sum(most[:n]) >= cores), len(most))
+
+
+def numa_ids(node: NodeReport, charges: Mapping[PodUid, Charge]) -> NumaIds | None:
+    """The count of a node; None without a strict policy, or where the kubelet aligns nothing."""
+    policy = node.topology.numa_policy
+    if not policy.strict:
+        return None  # nearly always
+    numbers = numbered([state.card for state in node.cards if not state.card.mig])
+    if numbers is None:
+        return None
+    at = {state.card.uuid: state.card.numa for state in node.cards}
+    total = dict.fromkeys(numbers, ZERO)
+    for state in node.cards:
+        if state.healthy and not state.card.mig and state.card.numa is not None:
+            total[state.card.numa] += Amount(CORES_PER_CARD, state.card.capacity(node.unit).memory)
+    held = {uid: _held(charge, at, node.unit) for uid, charge in charges.items()}
+    return NumaIds(policy, total, held, any(charge.placed.numa_ids for charge in charges.values()))
+
+
+def _held(charge: Charge, at: Mapping[CardUuid, int | None], unit: int) -> ByNode:
+    """Ids of a pod by NUMA node, at its worst moment."""
+    strayed = charge.placed.numa_ids
+    by_node = [
+        replace(a, shares=tuple(_shares(a.shares, strayed.get(a.container), at, unit)))
+        for a in charge.allocations
+    ]
+    nodes = {share.card for a in by_node for share in a.shares}
+    return {int(node): peak(by_node, node) for node in nodes}
+
+
+def _shares(
+    shares: Sequence[Share],
+    strayed: Mapping[int, tuple[int, int]] | None,
+    at: Mapping[CardUuid, int | None],
+    unit: int,
+) -> Iterable[Share]:
+    """The ids of a container, with the number of the NUMA node in place of the card."""
+    if strayed is not None:
+        for node, (cores, units) in strayed.items():
+            yield Share(CardUuid(str(node)), Amount(cores, units * unit))
+        return
+    for share in shares:
+        there = at.get(share.card)
+        if there is not None:
+            memory = 0 if share.whole else share.amount.memory
+            yield Share(CardUuid(str(there)), Amount(share.amount.cores, memory))
+
+
+def _ids(request: Request) -> Amount:
+    return Amount(request.cores, 0 if request.cards else request.memory)
+
+
+def _choices(left: ByNode, width: int) -> Iterable[tuple[int, ...]]:
+    """As the kubelet prefers them (bitmask.IsLessThan)."""
+    return sorted(combinations(sorted(left), width), key=lambda some: sum(1 << node for node in some))
+
+
+def _sum(left: ByNode, some: Iterable[int]) -> Amount:
+    return sum((left[node] for node in some), ZERO)
+
+
+def _taken(need: Amount, there: ByNode) -> ByNode:
+    """What is taken of each of these nodes, the lowest first."""
+    taken: dict[int, Amount] = {}
+    for node, amount in there.items():
+        taken[node] = _least(need, amount.peak(ZERO))
+        need -= taken[node]
+    return taken
+
+
+def _least(one: Amount, other: Amount) -> Amount:
+    return Amount(min(one.cores, other.cores), min(one.memory, other.memory))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fractions import Fraction
 
-from gpu_manager.domain.cluster.node_report import NodeReport
+from gpu_manager.domain.cluster.node_json import NodeReport
 from gpu_manager.domain.contract import NVIDIA
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.placement.ledger import Ledger

@@ -1,6 +1,6 @@
-"""A node's books: what its pods and claims hold of which card, and what is asked of that. Frozen; pure.
+"""A node's books: what its pods and claims hold of which card, and what is requested of it. Frozen; pure.
 
-:mod:`gpu_manager.domain.cluster.accounting` keeps them.
+:mod:`gpu_manager.domain.cluster.accounting` derives them. Sums by namespace and card model serve quotas.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpu_manager.domain.cluster.claims import ClaimCharge
-from gpu_manager.domain.cluster.held_sums import Used
-from gpu_manager.domain.cluster.node_report import NodeReport
+from gpu_manager.domain.cluster.node_json import NodeReport
 from gpu_manager.domain.cluster.pod_charges import Charge
 from gpu_manager.domain.cluster.terminating import with_terminating
 from gpu_manager.domain.placement.explain import Refusal
@@ -114,3 +113,35 @@ def _by_namespace(held: Iterable[tuple[tuple[str, str], Amount]]) -> Used:
         models = used.setdefault(namespace, {})
         models[model] = models.get(model, ZERO) + amount
     return used
+
+
+Used = Mapping[str, Mapping[str, Amount]]
+"""Namespace → model of card → what the namespace's pods and claims hold.
+
+The model is empty where nobody knows it: that counts under every model. A claim that is not allocated yet
+counts under each model that it may be given (:func:`one_of`).
+"""
+
+_BETWEEN = "\n"  # no model's name has it
+
+
+def one_of(models: Iterable[str]) -> str:
+    """The key in :data:`Used` of what is of one of these models, nobody knows which."""
+    return _BETWEEN.join(sorted(models))
+
+
+def models_of(key: str) -> tuple[str, ...]:
+    """The models of a key in :data:`Used`; none where any model may be meant."""
+    return tuple(key.split(_BETWEEN)) if key else ()
+
+
+def added(used: Used, more: Used) -> Used:
+    """Both sums together."""
+    if not more:
+        return used
+    both = {namespace: dict(models) for namespace, models in used.items()}
+    for namespace, models in more.items():
+        mine = both.setdefault(namespace, {})
+        for model, amount in models.items():
+            mine[model] = mine.get(model, ZERO) + amount
+    return both

@@ -1,21 +1,21 @@
-"""What one pod holds of its node, as its annotations and its spec say. Pure.
+"""What one pod holds of its node, according to its annotations and its spec. Pure.
 
-A pod is charged on the cards that its annotation names, with what its spec asks for: an annotation may raise
-that, and only the agent's word on a pod that was resized may lower it. A pod of whose containers not all
-cards are named is :class:`CardsUnknown`; :mod:`gpu_manager.domain.cluster.guessed_cards` finds it cards.
+A pod is charged on the cards that its annotations name, if they are about this very pod on its node, with
+the amounts of its spec: an annotation may raise them, and only the agent's record of a resized pod may lower
+them. A pod with a container whose cards are not named is :class:`CardsUnknown`;
+:mod:`gpu_manager.domain.cluster.accounting` finds it cards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.cluster.node_report import NodeReport
-from gpu_manager.domain.cluster.placed_pods import PlacedPod
+from gpu_manager.domain.cluster.node_json import NodeReport
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resize.sizes import answer_of
 from gpu_manager.domain.resources import ZERO, Amount
@@ -196,3 +196,84 @@ def _capacities(node: NodeReport) -> Mapping[CardUuid, Amount]:
 
 def _at_most(said: Amount, card: Amount) -> Amount:
     return Amount(min(said.cores, card.cores), min(said.memory, card.memory))
+
+
+Assigned = Mapping[str, tuple[tuple[CardUuid, Amount], ...]]
+"""Container → the cards that an annotation names, and how much of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPod:
+    """A pod and the cards that its annotation names; None if it has none about this pod on this node.
+
+    ``numa_ids``: container → NUMA node → ids of cores and of memory, of containers that hold ids of other
+    nodes than those of their cards.
+    """
+
+    pod: Pod
+    assigned: Assigned | None = None
+    numa_ids: Mapping[str, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
+
+    @property
+    def uid(self) -> PodUid:
+        """The key of the pod in the books."""
+        return self.pod.uid
+
+
+def placed_pod(pod: Pod) -> PlacedPod:
+    """The pod with the cards of its annotation."""
+    return PlacedPod(pod, assigned_cards(pod), ids_elsewhere(pod))
+
+
+def ids_elsewhere(pod: Pod) -> Mapping[str, Mapping[int, tuple[int, int]]]:
+    """:attr:`PlacedPod.numa_ids`, as the pod's annotation has them."""
+    text = pod.annotations.get(contract.ALLOCATION, "")
+    said = contract.decode_assignment(text) if '"numa"' in text else None
+    if said is None or said.pod != pod.uid or not pod.node or said.node != pod.node:
+        return {}
+    return dict(_as_asked(pod, said.numa_ids))
+
+
+def _as_asked(
+    pod: Pod, told: Mapping[str, Mapping[int, tuple[int, int]]]
+) -> Iterator[tuple[str, Mapping[int, tuple[int, int]]]]:
+    """Of containers for which as many ids are told as they ask for; others are nobody's word."""
+    for name, nodes in told.items():
+        container = pod.container(name)
+        if container is not None:
+            cores, units = (sum(counts[at] for counts in nodes.values()) for at in (0, 1))
+            if cores == container.wants(contract.CORE) and units == container.wants(contract.MEMORY):
+                yield name, nodes
+
+
+def assigned_cards(pod: Pod) -> Assigned | None:
+    """The cards that the pod's annotations name; None if they are not about this very pod on its node.
+
+    A size that the scheduler has reserved counts before the agent has booked it.
+    The predecessor's scheduler writes indices. They name cards only on a node that publishes no inventory
+    (:func:`card_by_index`).
+    """
+    said = contract.decode_assignment(pod.annotations.get(contract.ALLOCATION))
+    if said is None and pod.node and pod.annotations.get(contract.PREDICATE_NODE) == pod.node:
+        return dict(_by_index(pod)) or None
+    if said is None or said.pod != pod.uid or not pod.node or said.node != pod.node:
+        return None
+    answer = answer_of(pod)
+    more = answer.sizes if answer else {}
+    return {
+        name: tuple((card, amount.peak(more.get(name, ZERO))) for card, amount in shares)
+        for name, shares in said.containers.items()
+    }
+
+
+def card_by_index(index: int) -> CardUuid:
+    """Name for a card of a node that publishes no inventory, from the predecessor's index."""
+    return CardUuid(f"capacity-{index}")
+
+
+def _by_index(pod: Pod) -> Iterator[tuple[str, tuple[tuple[CardUuid, Amount], ...]]]:
+    apps = [c.name for c in pod.containers if c.kind is ContainerKind.APP]
+    for n, name in enumerate(apps):
+        indices = pod.annotations.get(f"{contract.PREDICATE_INDEX}{n}", "").split(",")
+        if all(index.isascii() and index.isdecimal() and len(index) < 4 for index in indices):
+            yield name, tuple((card_by_index(int(index)), ZERO) for index in indices)

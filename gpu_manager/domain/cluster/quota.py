@@ -26,7 +26,7 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, Final
 
-from gpu_manager.domain.cluster.held_sums import Used, models_of
+from gpu_manager.domain.cluster.node_books import Used, models_of
 from gpu_manager.domain.contract import NAMESPACE, QUOTA_KEY, QUOTA_MAP
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable, quoted
 from gpu_manager.domain.priority import Priority

@@ -4,8 +4,15 @@
 order, and :func:`examine` runs them.
 """
 
-from gpu_manager.domain.doctor.check import DoctorCheck, DoctorFinding, Report, Severity, Skipped, Unseen
-from gpu_manager.domain.doctor.facts import Facts
+from gpu_manager.domain.doctor.facts import (
+    DoctorCheck,
+    DoctorFinding,
+    Facts,
+    Report,
+    Severity,
+    Skipped,
+    Unseen,
+)
 from gpu_manager.domain.doctor.table import CHECKS, CLUSTER_CHECKS, NODE_CHECKS, examine
 
 __all__ = [

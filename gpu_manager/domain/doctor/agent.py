@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gpu_manager.domain.doctor.check import DoctorCheck, Severity, Unseen
-from gpu_manager.domain.doctor.facts import AgentFacts
-from gpu_manager.domain.doctor.shown import counted
+from gpu_manager.domain.doctor.facts import AgentFacts, DoctorCheck, Severity, Unseen, counted
 from gpu_manager.domain.enforcement.library_messages import TROUBLE, LibraryMessageKind
 
 _UNKNOWN: Final = "unknown"  # of the states of vcuda_container_enforcement

@@ -7,9 +7,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpu_manager.domain.contract import ALLOCATION, CORE
-from gpu_manager.domain.doctor.check import DoctorCheck, Severity
-from gpu_manager.domain.doctor.facts import ClusterFacts
-from gpu_manager.domain.doctor.shown import bounded, counted, known, nodes_of, pods_of
+from gpu_manager.domain.doctor.facts import (
+    ClusterFacts,
+    DoctorCheck,
+    Severity,
+    bounded,
+    counted,
+    known,
+    nodes_of,
+    pods_of,
+)
 from gpu_manager.domain.errors import printable
 
 _DAY: Final = 86_400.0

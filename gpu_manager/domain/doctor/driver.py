@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gpu_manager.domain.doctor.check import DoctorCheck, Severity, Unseen
-from gpu_manager.domain.doctor.facts import DriverFacts
-from gpu_manager.domain.doctor.shown import counted
+from gpu_manager.domain.doctor.facts import DoctorCheck, DriverFacts, Severity, Unseen, counted
 
 _CONTROL_DEVICES: Final = ("nvidiactl", "nvidia-uvm")
 

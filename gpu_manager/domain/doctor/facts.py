@@ -1,13 +1,17 @@
-"""The facts that the doctor checks, as frozen values; adapters/diagnosis gathers them.
+"""The doctor's values: the facts that it checks, and the checks, findings and report that come of them.
 
-A group is None if it could not be read (:attr:`Facts.blind` says why), a field is None if that fact could
-not. Names and texts come from files and from the API server and are untrusted.
+Adapters in ``adapters/diagnosis`` gather the facts. A group is None if it could not be read
+(:attr:`Facts.blind` holds the reason), a field is None if that fact could not. A check that needs a part of
+the cluster that is unknown raises :class:`Unseen` with the reason. Names and texts come from files and from
+the API server and are untrusted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, TypeVar
 
 from gpu_manager.domain.contract import Inventory
 from gpu_manager.domain.label_selectors import Term
@@ -209,3 +213,95 @@ class Facts:
     agent: AgentFacts | None = None
     cluster: ClusterFacts | None = None
     blind: Mapping[str, str] = field(default_factory=dict)
+
+
+class Severity(Enum):
+    """``trouble`` keeps pods from their shares, or shares from being enforced; ``warning`` will, or may."""
+
+    TROUBLE = "trouble"
+    WARNING = "warning"
+
+
+class Unseen(Exception):  # noqa: N818  # no error: the answer "this cannot be judged from here"
+    """A fact that a check needs is unknown; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorCheck:
+    """A check for one problem. ``group`` names the part of :class:`Facts` that ``judge`` receives.
+
+    ``what`` explains the problem, ``cure`` says what to do. ``judge`` receives the group and the time
+    (seconds since 1970), yields a sentence for each case, and raises :class:`Unseen` if it cannot decide.
+    """
+
+    id: str
+    group: str
+    severity: Severity
+    what: str
+    cure: str
+    judge: Callable[[Any, float], Iterable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorFinding:
+    """A case that a check found, as a sentence with its values."""
+
+    check: DoctorCheck
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Checks that could not run, all for the same reason."""
+
+    checks: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The findings, the checks that passed, the checks that could not run, and remarks (``notes``)."""
+
+    findings: tuple[DoctorFinding, ...]
+    passed: tuple[str, ...]
+    skipped: tuple[Skipped, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """True if no finding is trouble; warnings do not count."""
+        return not any(f.check.severity is Severity.TROUBLE for f in self.findings)
+
+
+_SHOWN: Final = 10  # cases of one check that are named; the rest is counted
+
+T = TypeVar("T")
+
+
+def known(cluster: ClusterFacts, value: T | None, part: str) -> T:
+    """Return the part. Raises Unseen with the API server's reason if it is None."""
+    if value is None:
+        raise Unseen(cluster.refused.get(part, f"the API server did not show {part}"))
+    return value
+
+
+def nodes_of(cluster: ClusterFacts) -> Sequence[DoctorNode]:
+    """Return all nodes. Raises Unseen if they are unknown."""
+    return known(cluster, cluster.nodes, "nodes")
+
+
+def pods_of(cluster: ClusterFacts) -> Sequence[PodFacts]:
+    """Return all pods that request a share. Raises Unseen if they are unknown."""
+    return known(cluster, cluster.pods, "pods")
+
+
+def counted(count: int, what: str) -> str:
+    """Format a count with its noun: ``1 card``, ``2 cards``."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def bounded(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the first cases, then the number of the others."""
+    yield from lines[:_SHOWN]
+    if len(lines) > _SHOWN:
+        yield f"and {len(lines) - _SHOWN} more like these"

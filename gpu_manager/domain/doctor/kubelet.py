@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpu_manager.domain.contract import CORE, CORE_SOCKET, MEMORY, MEMORY_SOCKET, NVIDIA, NVIDIA_SOCKET
-from gpu_manager.domain.doctor.check import DoctorCheck, Severity, Unseen
-from gpu_manager.domain.doctor.facts import KubeletFacts, RuntimeFacts
+from gpu_manager.domain.doctor.facts import DoctorCheck, KubeletFacts, RuntimeFacts, Severity, Unseen
 from gpu_manager.domain.errors import printable
 
 

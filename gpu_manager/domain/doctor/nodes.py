@@ -17,10 +17,19 @@ from gpu_manager.domain.contract import (
     decode_assignment,
     model_labels,
 )
-from gpu_manager.domain.doctor.check import DoctorCheck, Severity, Unseen
-from gpu_manager.domain.doctor.facts import AgentPods, ClusterFacts, DoctorNode
-from gpu_manager.domain.doctor.shown import bounded, counted, nodes_of, pods_of
-from gpu_manager.domain.dra.front import Front
+from gpu_manager.domain.doctor.facts import (
+    AgentPods,
+    ClusterFacts,
+    DoctorCheck,
+    DoctorNode,
+    Severity,
+    Unseen,
+    bounded,
+    counted,
+    nodes_of,
+    pods_of,
+)
+from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.label_selectors import meets, shown_terms
 from gpu_manager.domain.other_plugins import OTHER_PLUGIN

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gpu_manager.domain.doctor.check import DoctorCheck, Severity, Unseen
-from gpu_manager.domain.doctor.facts import RuntimeFacts
+from gpu_manager.domain.doctor.facts import DoctorCheck, RuntimeFacts, Severity, Unseen
 
 _FIRST_TOOLKIT_OF_V2: Final = (1, 8, 0)
 

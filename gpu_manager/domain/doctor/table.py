@@ -6,10 +6,17 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gpu_manager.domain.doctor.agent import AGENT
-from gpu_manager.domain.doctor.check import DoctorCheck, DoctorFinding, Report, Severity, Skipped, Unseen
 from gpu_manager.domain.doctor.control import CONTROL
 from gpu_manager.domain.doctor.driver import DRIVER
-from gpu_manager.domain.doctor.facts import Facts
+from gpu_manager.domain.doctor.facts import (
+    DoctorCheck,
+    DoctorFinding,
+    Facts,
+    Report,
+    Severity,
+    Skipped,
+    Unseen,
+)
 from gpu_manager.domain.doctor.kubelet import BOTH, KUBELET
 from gpu_manager.domain.doctor.nodes import NODES
 from gpu_manager.domain.doctor.runtime import RUNTIME

@@ -11,9 +11,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from gpu_manager.domain.dra.capacity import FIRST_FRACTIONAL_MINOR
 from gpu_manager.domain.dra.claim import ClaimSpec, Constraint, DeviceRequest
-from gpu_manager.domain.dra.device import Attribute, SharedDevice
+from gpu_manager.domain.dra.device import FIRST_FRACTIONAL_MINOR, Attribute, SharedDevice
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, quoted
 
 MOST_RESULTS = 32  # of one claim

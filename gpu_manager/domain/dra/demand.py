@@ -1,17 +1,21 @@
-"""The most that a ResourceClaim may take before anybody knows what it is allocated; for quotas.
+"""The most that a ResourceClaim may take before it is allocated, for quotas; and which container uses it.
 
-None of us is asked when Kubernetes allocates a claim, so what counts is what it could be given: every request
-of it, of alternatives the largest, with count or all cards of the largest node, and whole what it leaves out.
+No hook is called when Kubernetes allocates a claim. So a claim counts with the most that it could be given:
+each of its requests, of alternatives the largest, with its count or all cards of the largest node, and whole
+cards where it names no amount.
+
+What a container gets of a claim is mounted at fixed paths. So a container may use one of our requests at
+most: a second one would hide the limits of the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from gpu_manager.domain.card import Card, CardState
 from gpu_manager.domain.contract import DRA_DRIVER
@@ -20,9 +24,10 @@ from gpu_manager.domain.dra.claim import ClaimSpec, DeviceRequest
 from gpu_manager.domain.dra.device import CORES, MEMORY
 from gpu_manager.domain.dra.parameters import Configured, ShareTerms, terms_of
 from gpu_manager.domain.dra.selectors import SOME_CARD, card_of_model, selected_card, takes
-from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
+from gpu_manager.domain.untrusted import mapping, mappings, text
 
 Classes = Mapping[str, tuple[str, ...]]
 """Name of a DeviceClass → its selectors."""
@@ -192,3 +197,70 @@ def _largest(alternatives: Sequence[ClaimDemand]) -> ClaimDemand:
 
 def _each(sets: Iterable[frozenset[str]]) -> Iterator[str]:
     return (name for one in sets for name in one)
+
+
+UsedRequest = tuple[str, str]
+"""Entry of ``spec.resourceClaims`` and the name of a request in its claim."""
+
+
+def requests_of_containers(
+    pod: Mapping[str, Any], spec_of: Callable[[Mapping[str, Any]], ClaimSpec | None], classes: Classes
+) -> Mapping[str, tuple[UsedRequest, ...]]:
+    """Return the requests of ours that each container uses, by container, init containers first.
+
+    ``spec_of``: the spec of the claim or template that an entry of ``spec.resourceClaims`` names; None if it
+    is not known. A container that names a claim and no request uses all of them.
+    """
+    spec = mapping(pod.get("spec"))
+    known = {
+        text(entry.get("name")): _ours(found, classes)
+        for entry in mappings(spec.get("resourceClaims"))
+        if (found := spec_of(entry)) is not None
+    }
+    containers = (*mappings(spec.get("initContainers")), *mappings(spec.get("containers")))
+    return {
+        text(container.get("name")): tuple(dict.fromkeys(_used(container, known))) for container in containers
+    }
+
+
+def _ours(spec: ClaimSpec, classes: Classes) -> tuple[str, ...]:
+    """Names of requests that are given a card of ours, or a look at one, by one of their alternatives."""
+    return tuple(
+        alternatives[0].name.partition("/")[0]
+        for alternatives in spec.requests
+        if any(_names_us(one, classes) for one in alternatives)
+    )
+
+
+def _names_us(request: DeviceRequest, classes: Classes) -> bool:
+    """True if the request, or its class, asks for our driver; of one that might, nothing is said."""
+    selectors = (*classes.get(request.device_class, ()), *request.selectors)
+    return any(DRA_DRIVER in one for one in selectors) and is_ours(request, classes)
+
+
+def _used(container: Mapping[str, Any], known: Mapping[str, tuple[str, ...]]) -> Iterator[UsedRequest]:
+    for one in mappings(mapping(container.get("resources")).get("claims")):
+        entry, named = text(one.get("name")), text(one.get("request"))
+        yield from ((entry, request) for request in known.get(entry, ()) if named in {"", request})
+
+
+def double_uses(used: Mapping[str, tuple[UsedRequest, ...]]) -> list[tuple[str, str]]:
+    """Return each container that uses several requests of ours, and a text that names them."""
+    return [(container, _named(requests)) for container, requests in used.items() if len(requests) > 1]
+
+
+def shared_uses(used: Mapping[str, tuple[UsedRequest, ...]]) -> list[str]:
+    """Return a text for each request of ours that several containers use."""
+    users: dict[UsedRequest, list[str]] = {}
+    for container, requests in used.items():
+        for one in requests:
+            users.setdefault(one, []).append(container)
+    return [
+        f"containers {', '.join(map(quoted, containers))} share {_named((one,))}"
+        for one, containers in users.items()
+        if len(containers) > 1
+    ]
+
+
+def _named(requests: tuple[UsedRequest, ...]) -> str:
+    return ", ".join(f"request {quoted(request)} of claim {quoted(entry)}" for entry, request in requests)

@@ -1,18 +1,33 @@
-"""What is legal as a resize, and whether it fits the card that the container is on."""
+"""What is legal as a resize, whether it fits the container's card, how far it is, and what it costs in ids.
+
+The kubelet counts device ids, and a container keeps the number that it was admitted with. What is booked
+beside the ids would be handed out again. So as many free ids are reported unhealthy as are free beyond the
+room in the ledger and the plans: ``free - (room + planned)``. With ``total`` ids, ``free`` is
+``total - held``, and room and plans together are ``total - booked``; so that number is ``booked - held``.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import islice
 
-from gpu_manager.domain.card import CardState
-from gpu_manager.domain.contract import RESIZE
+from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, RESIZE, decode_assignment
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, quoted
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.pod import Container, ContainerKind, Pod
-from gpu_manager.domain.resize.sizes import EXAMPLE, Sizes, WantedSize, read_wanted, spec_sizes
+from gpu_manager.domain.resize.sizes import (
+    EXAMPLE,
+    Sizes,
+    WantedSize,
+    answer_of,
+    digest,
+    read_wanted,
+    spec_sizes,
+)
 from gpu_manager.domain.resources import CORES_PER_CARD, LARGEST_COUNT, Amount, format_bytes
 from gpu_manager.domain.rules.pod_annotations import ceiling_of
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
@@ -172,3 +187,88 @@ def _largest(ledger: Ledger, allocation: Allocation, state: CardState) -> Amount
 def _most(fits: Callable[[int], bool], low: int, high: int) -> int:
     """The largest number that fits, of those between; ``low`` does."""
     return low + bisect_left(range(low + 1, high + 1), True, key=lambda n: not fits(n))  # noqa: FBT003  # a value
+
+
+def ids_to_withdraw(excess: int, free: int) -> int:
+    """How many free ids of a resource not to hand out.
+
+    ``excess``: units that are booked for admitted containers beyond the ids they hold, less those that are
+    held beyond what is booked. ``free``: ids that nobody holds.
+    """
+    return max(0, min(excess, free))
+
+
+def choose_ids(
+    number: int,
+    free: Mapping[CardUuid, Sequence[str]],
+    first: Sequence[CardUuid],
+    before: Collection[str] = frozenset(),
+) -> frozenset[str]:
+    """The ids to withdraw, fewer only if fewer are free: those of ``before`` that are still free, then of
+    the cards named ``first``, then of any; on each the last ones, since the first are handed out first.
+    """
+    order = (*(card for card in first if card in free), *(card for card in free if card not in first))
+    candidates = [device for card in order for device in reversed(free[card])]
+    kept = [device for device in candidates if device in before][:number]
+    held = frozenset(kept)
+    fresh = (device for device in candidates if device not in held)
+    return held.union(device for device, _ in zip(fresh, range(number - len(kept)), strict=False))
+
+
+class ResizeStage(Enum):
+    """What became of a request for another size."""
+
+    ASKED = "asked"  # the scheduler has not answered
+    REFUSED = "refused"
+    RESERVED = "reserved"  # the scheduler has reserved it, and the agent has not given it yet
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeProgress:
+    """One container. ``held`` is None before the agent has told what it booked; ``why`` a refusal's words."""
+
+    spec: Amount
+    wanted: Amount
+    held: Amount | None
+    stage: ResizeStage
+    why: str = ""
+
+
+def held_size(pod: Pod, container: str) -> Amount | None:
+    """What the agent has booked for a container with a part of one card; None before it has told."""
+    said = decode_assignment(pod.annotations.get(ALLOCATION))
+    shares = said.containers.get(container, ()) if said and pod.annotations.get(ASSIGNED) == "true" else ()
+    return shares[0][1] if len(shares) == 1 else None
+
+
+def resize_progress(pod: Pod, container: str, unit: int) -> ResizeProgress | None:
+    """How far the container's resize is; None if it has the size of its spec, and nobody asks for another.
+
+    ``unit``: bytes of one unit of memory on its node.
+    """
+    spec = spec_sizes(pod, unit).get(container)
+    if spec is None:
+        return None
+    answer, held, own = answer_of(pod), held_size(pod, container), digest(pod)
+    wanted = _asked_of(pod, container, spec)
+    if not own and answer is not None:  # its owner's request, which the answer names
+        wanted = answer.sizes.get(container, spec)
+    if own and (answer is None or answer.asked != own):
+        stage, why = ResizeStage.ASKED, ""
+    elif answer is not None and answer.refused:
+        stage, why = ResizeStage.REFUSED, answer.refused
+    else:
+        stage, why = (ResizeStage.DONE if held == wanted else ResizeStage.RESERVED), ""
+    if stage is not ResizeStage.REFUSED and wanted == spec and held in (spec, None):
+        return None
+    return ResizeProgress(spec, wanted, held, stage, why)
+
+
+def _asked_of(pod: Pod, container: str, spec: Amount) -> Amount:
+    """The size that the pod itself asks for; its spec's where that cannot be read."""
+    written = pod.annotations.get(RESIZE)
+    try:
+        return read_wanted(written).get(container, WantedSize()).over(spec) if written is not None else spec
+    except RequestInvalid:
+        return spec

@@ -1,27 +1,32 @@
 """A node that is closed to smaller requests, so that it drains for one that has waited for long.
 
-A node that is left to drain (:mod:`gpu_manager.domain.score.draining`) is a preference: where the queue
-grows, smaller requests still take each card that gets free there. So once a request has waited for a quarter
-more departures than pods run, those of its own tenant counted neither among the ones nor among the others,
-the node with the least to end is closed: smaller requests are refused there.
+A node that is left to drain (:mod:`gpu_manager.domain.score.multi_gpu_slots`) is a preference: where the
+queue grows, smaller requests still take each card that gets free there. So once a request has waited for a
+quarter more departures than pods run, those of its own tenant counted neither among the ones nor among the
+others, the node with the least to end is closed: smaller requests are refused there.
 
 Nobody may close nodes for good. One node is closed at a time, for :data:`CLOSED_FOR` departures a running
 pod at most, and for a day at most; where the request fits already the clock decides
-(:mod:`gpu_manager.domain.score.room_clock`; for who gives no time, an eighth of a departure a running pod).
+(:mod:`gpu_manager.domain.score.closing`; for who gives no time, an eighth of a departure a running pod).
 If it has not come by then, no node is closed for as many departures as this one was, and none for its tenant
 for twice as many after a second time in a row, and so on; after a day also for a day, two, and so on. Whose
 tenant had nodes closed in vain less often, and after that who had so itself, has its turn first. A tenant's
 failures are forgotten once one of its pods for which a node was closed has come, those of others are not.
+
+For how long a node may stay closed for a pod that fits there already: by the clock, node and tenant.
+
+A pod that has room and does not come is kept off by something that is not seen here: a volume, a constraint
+of its scheduler's own. A scheduler looks at every pod again within five minutes, so more helps nobody, and
+costs everybody else an idle node. Whether the pod came in the end makes no difference: it could come late
+each time, and leave at once.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
-
-from gpu_manager.domain.score.room_clock import RoomClock
 
 WAITED: Final = 1.25  # departures, a running pod, before a node is closed
 CLOSED_FOR: Final = 3  # departures, a running pod
@@ -231,3 +236,43 @@ class NodeClosing(Generic[_Pod, _Node]):
         if not tenant:
             return True
         return left - (known.departures - own) >= WAITED * (running - runs(tenant))
+
+
+DAY: Final = 86_400.0  # seconds, as all that follows
+NODE_SECONDS: Final = 600.0  # of one node, within a day, for whomever
+TENANT_SECONDS: Final = 360.0  # of all nodes, within a week, for the pods of one tenant
+_TENANT_WINDOW: Final = 7 * DAY
+_ONE_STRETCH: Final = 60.0  # what follows within that is added to what was there
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _Stretch(Generic[_Key]):
+    node: _Key
+    tenant: str
+    seconds: float
+    at: float  # its end
+
+
+class RoomClock(Generic[_Key]):
+    """Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._stretches = deque[_Stretch[_Key]]()
+
+    def spend(self, node: _Key, tenant: str, seconds: float, now: float) -> None:
+        """The node was closed for a pod of this tenant that fitted there, for so long until now."""
+        last = self._stretches[-1] if self._stretches else None
+        if last is not None and (last.node, last.tenant) == (node, tenant) and now - last.at <= _ONE_STRETCH:
+            last.seconds, last.at = last.seconds + seconds, now
+        else:
+            self._stretches.append(_Stretch(node, tenant, seconds, now))
+
+    def left(self, node: _Key, tenant: str, now: float) -> float:
+        """For how long it may be closed so from now on."""
+        while self._stretches and now - self._stretches[0].at >= _TENANT_WINDOW:
+            self._stretches.popleft()
+        here = sum(s.seconds for s in self._stretches if s.node == node and now - s.at < DAY)
+        theirs = sum(s.seconds for s in self._stretches if s.tenant == tenant)
+        return min(NODE_SECONDS - here, TENANT_SECONDS - theirs)

@@ -132,3 +132,11 @@ def in_all(cost: tuple[Any, ...], loss: Loss, prices: Sequence[float]) -> tuple[
     if not loss:
         return cost
     return (round(cost[0] + sum(n * prices[at] for at, n in loss), _DIGITS), *cost[1:])
+
+
+BESIDE: Final = 10.0  # cores for each step by which a card suits less
+
+
+def with_neighbours(cost: tuple[Any, ...], unsuited: int) -> tuple[Any, ...]:
+    """Return the cost of a pod on cards that suit it less by so many steps in all."""
+    return (cost[0] + BESIDE * unsuited, *cost[1:]) if unsuited else cost

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.placement.ledger import peak
-from gpu_manager.domain.resize.withdrawal import choose_ids, ids_to_withdraw
+from gpu_manager.domain.resize.judgement import choose_ids, ids_to_withdraw
 from gpu_manager.services.allocation.books import Books
 
 

@@ -23,7 +23,7 @@ from gpu_manager.domain.contract import (
     encode_inventory,
     model_labels,
 )
-from gpu_manager.domain.dra.front import Front
+from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.inventory import InventoryPublisher

@@ -14,11 +14,10 @@ from typing import Annotated
 from gpu_manager.adapters.manifests import LONGEST_BYTES, read_objects
 from gpu_manager.arguments import Option
 from gpu_manager.cli.files import Filenames, Files, chosen_files
-from gpu_manager.cli.kubectl.migrate.left_over import left_over
 from gpu_manager.cli.kubectl.migrate.model import FindingKind, MigrationFinding, MigrationTerms, System
 from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
 from gpu_manager.cli.kubectl.migrate.text import Rewritten, documents, json_text, rewrite
-from gpu_manager.cli.kubectl.migrate.translate import translate
+from gpu_manager.cli.kubectl.migrate.translate import left_over, translate
 from gpu_manager.cli.output import painted
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.resources import MIB, format_number, parse_quantity
