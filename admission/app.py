@@ -19,10 +19,8 @@ from admission.cluster.claims import CLAIMS, CLASSES, TEMPLATES
 from admission.cluster.snapshot import BUDGETS, NODES, PODS
 from admission.config import AdmissionSettings, ExtenderEndpoint, InflightBounds, LeaderMode
 from admission.console.agents_usage import AgentsUsage
-from admission.console.history import ConsoleHistory
-from admission.console.promql import RangeQuery
-from admission.console.routes import console_routes
-from admission.console.what_if import ManifestFile, Workload
+from admission.console.history import ConsoleHistory, RangeQuery
+from admission.console.routes import ManifestFile, Workload, console_routes
 from admission.controller import QUOTA, SchedulingController
 from admission.explain.caller_gate import CallerGate
 from admission.explain.explain_api import ExplainSources, explain_routes

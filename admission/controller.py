@@ -20,7 +20,7 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import BUDGETS, NODES, PODS, ClusterState
 from admission.cluster.trim import slim_node, slim_pod
 from admission.config import AdmissionSettings, LeaderMode
-from admission.explain.claiming_pods import ClaimingPods
+from admission.explain.claims import ClaimingPods
 from admission.explain.explanation import Explanation, explain
 from admission.explain.pending_events import PendingEvents
 from admission.extender.binding import BIND_SECONDS, TRAVEL_SECONDS, Binder, BindRules

@@ -17,10 +17,9 @@ from fastapi import APIRouter
 from admission.config import AdmissionSettings
 from admission.controller import SchedulingController
 from admission.serving.certs import Certificates, Switch
-from admission.serving.https_server import HttpsServer
+from admission.serving.https_server import HttpsServer, ProbeServer
 from admission.serving.leader_reviews import ReviewClient
 from admission.serving.metrics import AdmissionMetrics
-from admission.serving.probes import ProbeServer
 from admission.serving.webhook_app import WebhookParts, build_app
 from admission.webhook.admit import SILENT, CreateTimeChecks
 from admission.webhook.claim_translation import EnsureTemplate

@@ -10,7 +10,7 @@ from typing import Any
 
 from admission.cluster.claims import CLAIMS, CLASSES, slim_claim, slim_class
 from admission.cluster.snapshot import NODES, PODS, ClusterState
-from admission.explain.claiming_pods import ClaimingPods
+from admission.explain.claims import ClaimingPods
 from bench.rows import Row
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.domain.contract import DRA_DRIVER

@@ -1,22 +1,31 @@
-"""One node as the extender sees it: its books, and who is awaited there. Frozen; pure."""
+"""One node as the extender sees it: its books, what keeps our pods off it, its host CPU. Frozen; pure.
+
+:class:`KeptNode` is a node that is closed to smaller pods, so that it drains for one that waits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from admission.cluster.kept_node import KeptFor
-from admission.cluster.node_facts import Intern, NodeFacts
+from admission.cluster.host_cpu import allocatable
 from admission.cluster.pod_view import PodView
+from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.cluster.accounting import book_as_fact, charge_node
 from gpu_manager.domain.cluster.claims import KnownClaim, charge_claims
 from gpu_manager.domain.cluster.kubelet_ids import KubeletIds, NumaIds, kubelet_ids, numa_ids
 from gpu_manager.domain.cluster.node_books import NodeBooks
-from gpu_manager.domain.cluster.pod_charges import allocations_of
+from gpu_manager.domain.cluster.node_json import NodeReport, read_node, what_counts, whole_number
+from gpu_manager.domain.cluster.pod_charges import allocations_of, card_by_index
+from gpu_manager.domain.contract import CORE, DRA_DRIVER, MEMORY
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.placement.place import find
-from gpu_manager.domain.pod import PodUid
-from gpu_manager.domain.whatif.scheduling_constraints import OPEN, NodeConstraints
+from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
+from gpu_manager.domain.topology import MAX_CARDS, Link, Topology
+from gpu_manager.domain.untrusted import mapping
+from gpu_manager.domain.whatif.scheduling_constraints import OPEN, NodeConstraints, node_constraints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,3 +127,130 @@ def build_view(
         numa,
         kept,
     )
+
+
+Intern = Callable[[Hashable], int]  # the same number for equal values
+NO_DEVICE = "no GPU device"  # the predecessor's words
+AWAY = "its agent is starting or has left: pods wait until it serves again"
+BY_CLAIMS = "its cards are given by ResourceClaims alone"
+_SYS = Link.parse("SYS")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeFacts:
+    """A node's report, and ``problem``: why no pod of ours may go there, empty if it may.
+
+    Equal ``hardware`` means equal cards but for their UUIDs. ``cpu`` is what the node gives to pods in
+    thousandths, None if it does not say. ``constraints`` are its cordon, taints and labels, which
+    kube-scheduler judges.
+    """
+
+    report: NodeReport
+    problem: str = ""
+    hardware: int = 0
+    cpu: int | None = None
+    constraints: NodeConstraints = OPEN
+
+
+def node_facts(obj: Mapping[str, Any], unit: int, intern: Intern) -> NodeFacts:
+    """Read a core/v1 Node. ``unit``: bytes of one unit of memory as this cluster counts."""
+    report = read_node(obj, unit)
+    problem = ""
+    if not report.published:
+        problem = f"{NO_DEVICE}: the node publishes no inventory of cards"
+    elif report.unit != unit:
+        problem = (
+            f"its memory unit is {format_bytes(report.unit)}, that of this cluster is {format_bytes(unit)}"
+        )
+    elif not report.cards:
+        problem = NO_DEVICE
+    elif not report.serving:
+        problem = AWAY
+    elif {state.held for state in report.cards if not state.card.mig} == {DRA_DRIVER}:
+        problem = BY_CLAIMS
+    return NodeFacts(report, problem, _hardware(report, intern), allocatable(obj), node_constraints(obj))
+
+
+def facts_by_capacity(obj: Mapping[str, Any], unit: int, intern: Intern) -> NodeFacts:
+    """Read a node that may publish no inventory: a cluster autoscaler's template, or one of the
+    predecessor's agent.
+
+    Without an inventory the cards are taken for alike, as many as its capacity counts.
+    """
+    facts = node_facts(obj, unit, intern)
+    cards = () if facts.report.published else _by_capacity(obj, facts.report.model, unit)
+    if not cards:
+        return facts
+    report = replace(facts.report, cards=cards, topology=Topology.uniform(len(cards), _SYS))
+    return replace(facts, report=report, problem="", hardware=_hardware(report, intern))
+
+
+def node_fingerprint(obj: Mapping[str, Any]) -> Hashable:
+    """Equal for objects of a node from which the same facts are read, as after a heartbeat."""
+    status = mapping(obj.get("status"))
+    cpu, capacity = mapping(status.get("allocatable")).get("cpu"), mapping(status.get("capacity"))
+    said = cpu, capacity.get(CORE), capacity.get(MEMORY)
+    return what_counts(obj), tuple(value if isinstance(value, str) else None for value in said)
+
+
+def _hardware(report: NodeReport, intern: Intern) -> int:
+    return intern((report.topology, tuple(replace(s, card=_plain(s.card)) for s in report.cards)))
+
+
+def _plain(card: Card) -> Card:
+    """The card without its name: what placement sees unless a pod asks for cards by UUID."""
+    return replace(card, uuid=CardUuid(""), minor=None, pci_bus_id="")
+
+
+def _by_capacity(obj: Mapping[str, Any], model: str, unit: int) -> tuple[CardState, ...]:
+    capacity = mapping(mapping(obj.get("status")).get("capacity"))
+    count = min(whole_number(capacity.get(CORE)) // CORES_PER_CARD, MAX_CARDS)
+    memory = whole_number(capacity.get(MEMORY)) // count * unit if count else 0
+    return tuple(CardState(Card(i, card_by_index(i), model, memory)) for i in range(count))
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFor:
+    """The pod that waits, the whole cards of one node that it asks for, and how many pods of the cluster may
+    leave their nodes before this one is open again.
+
+    ``seconds``: the node has room for the pod, and is open again so long after that was first so; None while
+    it has none.
+    """
+
+    pod: Pod
+    cards: int
+    left: int
+    seconds: int | None = None
+
+    def refuses(self, pod: Pod, cards: int) -> bool:
+        """True if a pod whose largest part asks for so many whole cards may not come."""
+        return cards < self.cards and pod.priority <= self.pod.priority and pod.uid != self.pod.uid
+
+    def as_json(self, namespace: str = "") -> Mapping[str, Any]:
+        """Who waits since when, for how many cards, and how many pods may leave, or after how many seconds it
+        is open again. ``namespace``: the only one whose pods are named, empty for all; else ``pod`` is empty.
+        """
+        name = self.pod.key if namespace in ("", self.pod.namespace) else ""
+        found = {"pod": name, "since": self.pod.created, "cards": self.cards, "left": self.left}
+        return found if self.seconds is None else {**found, "seconds": self.seconds}
+
+
+@dataclass(slots=True)
+class KeptNode:
+    """Which node is closed now, and for whom. Not thread-safe."""
+
+    node: str = ""
+    kept: KeptFor | None = None
+
+    def on(self, node: str) -> KeptFor | None:
+        """For whom that node is closed."""
+        return self.kept if node == self.node else None
+
+    def change(self, node: str, kept: KeptFor | None) -> frozenset[str]:
+        """Close that node instead, none without ``kept``; return the nodes of which something changed."""
+        if (node, kept) == (self.node, self.kept):
+            return frozenset()
+        changed = frozenset(name for name in (self.node, node) if name)
+        self.node, self.kept = node, kept
+        return changed

@@ -7,9 +7,15 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
-from admission.cluster.kept_node import KeptFor
-from admission.cluster.node_facts import NodeFacts, facts_by_capacity, node_facts, node_fingerprint
-from admission.cluster.node_view import NodeView, build_view
+from admission.cluster.node_view import (
+    KeptFor,
+    NodeFacts,
+    NodeView,
+    build_view,
+    facts_by_capacity,
+    node_facts,
+    node_fingerprint,
+)
 from admission.cluster.pod_view import PodView
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.cluster.claims import ClaimCharge, KnownClaim

@@ -1,5 +1,7 @@
-"""The pods that ask for cards: what the watch shows of each, and the node on which it counts, also before the
-watch shows it there. Not thread-safe: :class:`~admission.cluster.snapshot.ClusterState` holds the lock.
+"""The pods that ask for cards: what the watch shows of each, and the node on which it counts.
+
+A pod counts on its node also before the watch shows it there, and an answer to a resize from the moment it
+is written. Not thread-safe: :class:`~admission.cluster.snapshot.ClusterState` holds the lock.
 """
 
 from __future__ import annotations
@@ -10,11 +12,11 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary, ref
 
 from admission.cluster.assumed_pods import AssumedPods
-from admission.cluster.pod_view import PodView, pod_view
+from admission.cluster.pod_view import PodView, answered, pod_view
 from admission.cluster.turnover import Turnover
-from admission.cluster.unshown_answers import UnshownAnswers
 from admission.cluster.workload_sizes import WorkloadSizes
 from admission.config import KEEP_SECONDS
+from gpu_manager.domain.contract import RESIZED
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.whatif.scheduling_constraints import ANYWHERE, PodConstraints
@@ -254,3 +256,36 @@ class PodBooks:
             if not here:
                 self._at.pop(node, None)
             self.changed.add(node)
+
+
+class UnshownAnswers:
+    """Each answer, and the pod as the watch has shown it last. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._answers: dict[PodUid, tuple[str, PodView]] = {}
+
+    def shown(self, occupant: PodView) -> PodView:
+        """The pod that the watch shows, as it counts: with its answer, until that or another is shown."""
+        text, before = self._answers.get(occupant.uid, ("", occupant))
+        if not text:
+            return occupant
+        written = occupant.pod.annotations.get(RESIZED)
+        if written == text or written != before.pod.annotations.get(RESIZED):
+            del self._answers[occupant.uid]  # it is written, or another replica's is
+            return occupant
+        self._answers[occupant.uid] = text, occupant
+        return answered(occupant, text)
+
+    def give(self, uid: PodUid, text: str | None, known: PodView | None) -> PodView | None:
+        """Count with this answer from now on, with none for None: the pod is written so, or was not.
+
+        Returns the pod as the watch has shown it last, ``known`` if no answer was given before.
+        """
+        _, before = self._answers.pop(uid, ("", known))
+        if before is not None and text is not None:
+            self._answers[uid] = text, before
+        return before
+
+    def forget(self, uid: PodUid) -> None:
+        """The pod is gone."""
+        self._answers.pop(uid, None)

@@ -17,8 +17,7 @@ from typing import Any, Final
 from admission.cluster.budgets import KnownBudgets
 from admission.cluster.claims import CLAIMS, CLASSES, OF_CLAIMS, ClusterClaims
 from admission.cluster.deleted_pods import DeletedPods
-from admission.cluster.kept_node import KeptFor, KeptNode
-from admission.cluster.node_view import NodeView
+from admission.cluster.node_view import KeptFor, KeptNode, NodeView
 from admission.cluster.nodes import Nodes, OnNode, name_of
 from admission.cluster.other_pods import OtherPods
 from admission.cluster.pod_books import PodBooks

@@ -1,7 +1,8 @@
-"""What containers use, by their nodes' agents: asked while somebody looks at the console, and not else.
+"""What the nodes' agents report to the console: usage, a card's health history, a pod's advised size.
 
-Each agent is asked every five seconds, in a cluster of more than a hundred nodes less often, so that no more
-than twenty are asked a second. What an agent does not answer is not known, nor is what it said long ago.
+Each agent is asked for usage every five seconds while the console is open, in a cluster of more than a
+hundred nodes less often, so that no more than twenty are asked a second. Where an agent does not answer, the
+usage is unknown; an old answer expires. Health history and advice are asked for when a page shows them.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+from urllib.parse import urlencode
 
 import structlog
 
+from admission.cluster.snapshot import Snapshot
 from gpu_manager import threads
 from gpu_manager.domain.cluster.usage_history import (
     HistoryQuery,
@@ -26,8 +29,10 @@ from gpu_manager.domain.cluster.usage_history import (
     reach,
 )
 from gpu_manager.domain.cluster.usage_json import NodeUsage, named_usage, read_usage
-from gpu_manager.domain.errors import NodeUnready, quoted
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
+from gpu_manager.domain.names import container_name
 from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.untrusted import mapping, mappings, text
 from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
@@ -180,3 +185,94 @@ class AgentsUsage:
         self._answers[node] = AgentAnswer(now, usage)
         with self._lock:
             self._history.record(node, now, usage)
+
+
+_MOST_EVENTS: Final = 20
+_LONGEST_MESSAGE: Final = 200
+
+
+def card_health(uuid: str, snapshot: Snapshot, agents: AgentsUsage) -> dict[str, Any]:
+    """JSON of ``/ui/health``: the same as the agent's.
+
+    Raises:
+        RequestInvalid: no node has such a card.
+        NodeUnready: its node's agent does not answer.
+    """
+    views = snapshot.nodes.values()
+    node = next((v.name for v in views if any(s.card.uuid == uuid for s in v.node.cards)), None)
+    if node is None:
+        raise RequestInvalid(f"no node has a card {quoted(uuid)}")
+    return read_health(agents.page(node, f"/ui/health?{urlencode({'card': uuid})}"), node)
+
+
+def read_health(answer: Any, node: str) -> dict[str, Any]:
+    """An agent's answer with nothing in it that does not belong there. Raises NodeUnready: it is another."""
+    found = mapping(answer)
+    if "events" not in found:
+        raise NodeUnready(f"the agent of node {quoted(node)} does not tell of health: it is an older one")
+    return {
+        "since": _seconds(found.get("since")),
+        "events": [
+            {
+                "event": text(one.get("event"))[:_LONGEST_MESSAGE],
+                "text": text(one.get("text"))[:_LONGEST_MESSAGE],
+                "first": _seconds(one.get("first")),
+                "last": _seconds(one.get("last")),
+                "count": int(_seconds(one.get("count")) or 1),
+            }
+            for one in mappings(found["events"])[:_MOST_EVENTS]
+        ],
+    }
+
+
+def _seconds(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 <= value < 1 << 40 else None
+
+
+_MOST_CONTAINERS: Final = 50
+_LONGEST_TEXT: Final = 400
+
+
+def pod_advice(name: str, pod: Pod | None, agents: AgentsUsage) -> dict[str, Any]:
+    """JSON of ``/ui/advice``: the agent's, with the names of the pod's containers.
+
+    ``name``: the pod's namespace/name. ``pod``: what is known of it.
+
+    Raises:
+        RequestInvalid: no such pod is on a node.
+        NodeUnready: the node's agent does not answer.
+    """
+    if pod is None or not pod.node:
+        raise RequestInvalid(f"no pod {quoted(name)} is on a node")
+    asked = urlencode({"uid": pod.uid, "name": name})  # an older agent reads the name alone
+    found = read_advice(agents.page(pod.node, f"/ui/advice?{asked}"), pod.node)
+    for one in found["containers"]:
+        one["container"] = container_name(pod.uid, one["container"], pod)
+    return found
+
+
+def read_advice(answer: Any, node: str) -> dict[str, Any]:
+    """An agent's answer with nothing in it that does not belong there. Raises NodeUnready: it is another."""
+    found = mapping(answer)
+    if "containers" not in found:
+        raise NodeUnready(
+            f"the agent of node {quoted(node)} does not tell of one pod's advice: it is an older one"
+        )
+    return {
+        "containers": [
+            {
+                "container": text(one.get("container"))[:_LONGEST_TEXT],
+                "given": {key: _amount(mapping(one.get("given")).get(key)) for key in ("cores", "memory")},
+                **{key: _figure(mapping(one.get(key))) for key in ("cores", "memory")},
+            }
+            for one in mappings(found["containers"])[:_MOST_CONTAINERS]
+        ]
+    }
+
+
+def _figure(said: Any) -> dict[str, Any]:
+    return {"value": _amount(said.get("value")), "reason": text(said.get("reason"))[:_LONGEST_TEXT]}
+
+
+def _amount(value: object) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < 1 << 60 else None

@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from admission.cluster.node_facts import BY_CLAIMS
-from admission.cluster.node_view import NodeView
+from admission.cluster.node_view import BY_CLAIMS, NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from admission.console.agents_usage import AgentAnswer

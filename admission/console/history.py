@@ -1,19 +1,23 @@
-"""The console's history: the last minutes from the agents, hours and days from Prometheus.
+"""The console's history: the last minutes from the agents, hours and days from Prometheus; who wasted cores.
 
-Consoles that look at the same get the same answer for a while, so that ten of them cost what one does.
+Consoles that show the same page get the same answer for a while, so that ten of them cost what one does. Each
+PromQL query has the namespace that the caller may see in every selector.
+
+Waste is what was booked in the last hour and not used: from Prometheus by the sums of the bills
+(``vcuda_pod_core_*_seconds_total``, as on ``/metric``); without Prometheus by what the agents reported in
+the last minutes, each share of a card compared with what the books hold.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from admission.cluster.snapshot import Snapshot
 from admission.console.agents_usage import AgentsUsage
-from admission.console.promql import RangeQuery, Row, promql
-from admission.console.waste import waste_of_rows, waste_promql
 from gpu_manager.domain.cluster.usage_history import (
     MINUTES,
     SECONDS,
@@ -22,7 +26,7 @@ from gpu_manager.domain.cluster.usage_history import (
     Series,
     history_json,
 )
-from gpu_manager.domain.cluster.waste import HeldShare, waste_json, waste_of_shares
+from gpu_manager.domain.cluster.waste import SHOWN, HeldShare, PodWaste, waste_json, waste_of_shares
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.ports.clock import Clock
 
@@ -145,3 +149,95 @@ def _joined(rows: Sequence[Sequence[Row]], count: int) -> list[Series]:
     names = sorted(set().union(*tables))
     columns = [[[table.get(name, {}).get(at) for at in range(count)] for table in tables] for name in names]
     return [Series(dict(name), *found) for name, found in zip(names, columns, strict=True)]
+
+
+_LEAST_RATE_SECONDS: Final = 300  # four scrapes of a slow Prometheus
+
+Row = tuple[Mapping[str, str], Mapping[int, float]]
+RangeQuery = Callable[[str, float, float, int], Sequence[Row]]
+"""PromQL, start, end (seconds since the epoch), step → labels, and values by number of the step.
+
+Raises NodeUnready.
+"""
+
+
+def promql(query: HistoryQuery, step: int, cards: Sequence[str] = ()) -> tuple[str, str, str]:
+    """Cores, memory and seconds waited in a second, of what is asked for. ``cards``: UUIDs of the node's."""
+    matchers = {"namespace": query.namespace} if query.namespace else {}
+    pattern, by = "", ""
+    if query.subject is HistorySubject.NODE:
+        pattern, by = f"uuid=~{promql_string('|'.join(map(_literal, cards)))}", "uuid"
+    elif query.subject is HistorySubject.CARD:
+        matchers["uuid"] = query.name
+        by = "namespace, pod, container"
+    elif query.subject is HistorySubject.POD:
+        namespace, _, pod = query.name.partition("/")
+        matchers |= {"namespace": namespace, "pod": pod}
+        by = "container, uuid"
+    inside = ", ".join(
+        [*(f"{name}={promql_string(value)}" for name, value in matchers.items()), *filter(None, [pattern])]
+    )
+    selector = f"{{{inside}}}" if inside else ""
+    total = f"sum by ({by})" if by else "sum"
+    rate = max(step, _LEAST_RATE_SECONDS)
+    return (
+        f"{total} (vcuda_container_core_usage_ratio{selector})",
+        f"{total} (vcuda_container_memory_used_bytes{selector})",
+        f"{total} (rate(vcuda_container_throttled_seconds_total{selector}[{rate}s]))",
+    )
+
+
+def promql_string(text: str) -> str:
+    """A string of PromQL, whatever is in the text."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def _literal(text: str) -> str:
+    """A regular expression of RE2 that fits this text alone."""
+    return "".join(
+        one if one.isascii() and (one.isalnum() or one in "-_") else f"\\x{{{ord(one):x}}}" for one in text
+    )
+
+
+_FIGURES: Final = ("core_wasted_seconds", "core_used_seconds", "core_seconds")
+
+
+def held_shares(snapshot: Snapshot) -> Iterator[HeldShare]:
+    """Everything that containers hold now, by the books; an init container that has ended uses nothing
+    more.
+    """
+    for view in snapshot.nodes.values():
+        for one in view.ledger:
+            bound = view.bound.get(one.pod)
+            if bound is None or one.container in bound.pod.ended_inits:
+                continue
+            for share in one.shares:
+                key = (one.pod, one.container, share.card)
+                yield HeldShare(one.namespace, one.pod_name, key, share.amount.cores)
+
+
+def waste_promql(namespace: str, seconds: int) -> tuple[str, ...]:
+    """Wasted, used and booked by pod, of the pods that wasted most. ``namespace``: the only one, empty for
+    all.
+    """
+    selector = f"{{namespace={quoted(namespace)}}}" if namespace else ""
+    sums = [
+        f"sum by (namespace, pod) (increase(vcuda_pod_{figure}_total{selector}[{seconds}s]))"
+        for figure in _FIGURES
+    ]
+    most = f"topk({SHOWN}, {sums[0]})"
+    return (most, *(f"{one} and on (namespace, pod) {most}" for one in sums[1:]))
+
+
+def waste_of_rows(answers: Sequence[Sequence[Row]]) -> list[PodWaste]:
+    """The answers to :func:`waste_promql`, asked for one moment."""
+    wasted, used, booked = (
+        {
+            (labels.get("namespace", ""), labels.get("pod", "")): value
+            for labels, values in answer
+            for value in values.values()
+        }
+        for answer in answers
+    )
+    return [PodWaste(*name, value, used.get(name), booked.get(name)) for name, value in wasted.items()]

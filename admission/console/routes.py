@@ -1,8 +1,12 @@
-"""The console on :9443: its files, which hold nothing and are open, and its data, for who may get pods."""
+"""The console on :9443: its files, which hold no data and are open; its data, for callers who may get pods.
+
+Manifests that are not applied yet get the explanation that their pods would get.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -10,20 +14,18 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
-from admission.console.agents_usage import AgentsUsage
-from admission.console.card_health import card_health
+from admission.console.agents_usage import AgentsUsage, card_health, pod_advice
 from admission.console.cluster_page import ClusterPage, PageSources
-from admission.console.history import ConsoleHistory
-from admission.console.pod_advice import pod_advice
-from admission.console.waste import held_shares
-from admission.console.what_if import ManifestFile, judged_workloads
+from admission.console.history import ConsoleHistory, held_shares
 from admission.explain.caller_gate import Answer, CallerGate, documented, said
+from admission.explain.drafts import drafted
 from admission.explain.explain_api import ExplainSources
+from admission.explain.views import as_json
 from gpu_manager import ui
 from gpu_manager.access import GET_PODS, LIST_EVENTS
 from gpu_manager.domain.cluster.pod_events import PodEvent, pod_events_json
 from gpu_manager.domain.cluster.usage_history import MINUTES, HistoryQuery
-from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.ports.clock import Clock
 from gpu_manager.scrape import accepts_gzip
@@ -175,3 +177,62 @@ def _file(path: str) -> Response:
         return said(HTTPStatus.NOT_FOUND, "the console has no such file")
     kind, body = found
     return Response(body, headers={**_HEADERS, "content-type": kind})
+
+
+MOST_WORKLOADS: Final = 20  # of one file
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """An object that runs pods, ``copies`` at once. ``template`` is None if it has none where one belongs."""
+
+    kind: str
+    namespace: str
+    name: str
+    copies: int
+    template: Mapping[str, object] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFile:
+    """What a file holds: objects that run pods, and ResourceClaims and ResourceClaimTemplates."""
+
+    workloads: Sequence[Workload]
+    claims: Sequence[Mapping[str, Any]] = ()
+
+
+def judged_workloads(file: ManifestFile, namespace: str, knowledge: ExplainSources) -> list[dict[str, Any]]:
+    """JSON for each: what it is, and either ``error`` or ``said``, the explanation of one of its pods.
+
+    ``namespace``: the only one that the caller may see, empty for all. It is that of workloads that name
+    none; ``default`` if it is empty.
+
+    Raises:
+        NodeUnready: nodes and pods have not been listed yet.
+        RequestInvalid: too many workloads.
+    """
+    if (count := len(file.workloads)) > MOST_WORKLOADS:
+        raise RequestInvalid(f"{count} workloads in one file: at most {MOST_WORKLOADS} are judged")
+    return [_judged(one, file.claims, namespace, knowledge) for one in file.workloads]
+
+
+def _judged(
+    workload: Workload, claims: Sequence[Mapping[str, Any]], namespace: str, knowledge: ExplainSources
+) -> dict[str, Any]:
+    place = workload.namespace or namespace or "default"
+    shown = {
+        "kind": printable(workload.kind),
+        "name": f"{printable(place)}/{printable(workload.name)}",
+        "copies": workload.copies,
+    }
+    if namespace not in ("", place):
+        mine = f"it is of namespace {quoted(place)}, and only {quoted(namespace)} is shown here"
+        return {**shown, "error": mine}
+    if workload.template is None:
+        return {**shown, "error": "it has no pod template where one belongs"}
+    try:
+        pod = drafted(workload.template, knowledge.terms, place, workload.name, claims)
+        explanation = knowledge.explain_draft(pod, everywhere=not namespace)
+    except RequestInvalid as error:
+        return {**shown, "error": str(error)}
+    return {**shown, "said": as_json(explanation)}

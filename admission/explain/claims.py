@@ -1,28 +1,35 @@
-"""Why a pod waits for its ResourceClaims, or what they hold. Kubernetes says ``cannot allocate all claims``.
+"""Why a pod waits for its ResourceClaims, or what they hold: Kubernetes reports only that it waits.
 
-Where they would go, card by card, is :mod:`admission.explain.waiting_claims`.
+:mod:`admission.explain.waiting_claims` works out where the claims would go, card by card. kube-scheduler asks
+no extender about such a pod, so a pod counts as waiting by what kube-scheduler writes into its status; within
+a second an Event then names the reason.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import threading
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from admission.cluster.node_view import NodeView
+from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState, Snapshot
-from admission.explain.explanation import SHOWN_NODES, Explanation
+from admission.explain.explanation import FITS, SHOWN_NODES, Explanation
+from admission.explain.pending_events import EventSender, PendingEvents
 from admission.explain.waiting_claims import WaitingClaims
 from gpu_manager.domain.cluster.claims import KnownClaim
 from gpu_manager.domain.dra.claim import ClaimSpec
 from gpu_manager.domain.dra.demand import Classes, is_ours
 from gpu_manager.domain.dra.published import device_names
-from gpu_manager.domain.errors import printable
+from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.placement.explain import LINE_LIMIT, with_priority
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.placement.protection import explain_priority, neighbours
+from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.untrusted import mapping, mappings, text
+from gpu_manager.ports.clock import Clock
 
 _SHOWN: Final = 4
 
@@ -188,3 +195,77 @@ def _worth(view: NodeView, held: Allocation) -> str:
     """What the priority of a claim's shares is worth on their cards."""
     beside = neighbours(view.ledger, held.pod, held.cards)
     return explain_priority(held.priority, beside, gates=view.node.gates)
+
+
+_SETTLE_SECONDS: Final = 0.3
+_MOST: Final = 4096
+
+
+class ClaimingPods:
+    """Thread-safe; :meth:`run` is one thread's."""
+
+    def __init__(self, cluster: ClusterState, voice: EventSender, clock: Clock, minimum_cores: int) -> None:
+        self._cluster = cluster
+        self._minimum_cores = minimum_cores
+        self._lock = threading.Lock()
+        self._pods: OrderedDict[PodUid, tuple[PodView, ClaimingPod]] = OrderedDict()
+        self._events = PendingEvents(self._find, self._explain, voice, clock, _SETTLE_SECONDS)
+
+    def look(self, obj: Mapping[str, Any], *, gone: bool, tells: bool) -> None:
+        """The pod as the watch shows it; one that waits and found no node is told why where ``tells``."""
+        uid = PodUid(text(mapping(obj.get("metadata")).get("uid")))
+        with self._lock:
+            known = self._pods.pop(uid, None)
+        if gone or (known is None and not mapping(obj.get("spec")).get("resourceClaims")):
+            return
+        claiming = claiming_pod(obj)
+        try:
+            view = pod_view(parse_pod(obj), obj)
+        except RequestInvalid:
+            return
+        if claiming is None or not view.waits:
+            return
+        with self._lock:
+            self._pods[uid] = view, claiming
+            if len(self._pods) > _MOST:
+                self._pods.popitem(last=False)
+        if view.unschedulable and tells:
+            self._events.refused(uid)
+
+    def waiting(self, namespace: str | None = None) -> tuple[PodView, ...]:
+        """Pods that look for a node and use claims of ours, of one namespace or of all."""
+        with self._lock:
+            known = list(self._pods.values())
+        return tuple(
+            view
+            for view, claiming in known
+            if namespace in (None, view.pod.namespace) and may_be_ours(claiming, self._cluster)
+        )
+
+    def explain(self, pod: PodView, *, everywhere: bool = False) -> Explanation | None:
+        """Why the pod waits for its claims; None if it does not, or for none of ours.
+
+        ``everywhere`` as in :func:`~admission.explain.claims.explain_claims`.
+        """
+        with self._lock:
+            known = self._pods.get(pod.uid)
+        if known is None:
+            return None
+        return explain_claims(known[1], self._cluster, self._minimum_cores, everywhere=everywhere)
+
+    def run(self, ended: threading.Event) -> None:
+        """Tell what is due until ``ended``."""
+        self._events.run(ended)
+
+    def tell(self) -> bool:
+        """Tell of one pod that is due; False if there is none."""
+        return self._events.tell()
+
+    def _find(self, uid: PodUid) -> PodView | None:
+        with self._lock:
+            known = self._pods.get(uid)
+        return known[0] if known else None
+
+    def _explain(self, occupant: PodView) -> Explanation:
+        # Nothing of ours, or gone meanwhile: nothing to tell.
+        return self.explain(occupant) or Explanation(occupant.pod.key, "", "", "", {FITS: 1}, 0)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
-from admission.cluster.node_facts import BY_CLAIMS
-from admission.cluster.node_view import NodeView
+from admission.cluster.node_view import BY_CLAIMS, NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from admission.explain.remedies import JudgedNode, Remedy, WaitingPod, cheapest_remedy

@@ -18,7 +18,7 @@ from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, F
 from admission.extender.preemption import choose, names
 from admission.extender.refusal_lines import refusal, why
 from admission.extender.wire import Victims
-from admission.quota.pod_creations import least_charge
+from admission.quota.quota_book import least_charge
 from gpu_manager.domain.cluster.quota import NamespaceQuota
 from gpu_manager.domain.cluster.quota import refusal as refused_by_quota
 from gpu_manager.domain.contract import GPU_MODEL, GPU_UUID, PRIORITY

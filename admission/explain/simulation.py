@@ -20,8 +20,7 @@ from admission.explain.explanation import explain
 from admission.extender.feasibility import FeasibilityJudge
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.simulation import ExtenderSimulation
-from admission.quota.pod_creations import quota_refusal
-from admission.quota.quota_book import QuotaBook
+from admission.quota.quota_book import QuotaBook, quota_refusal
 from admission.webhook.draft import draft_pod
 from gpu_manager.domain.cluster.quota import Quota
 from gpu_manager.domain.errors import RequestInvalid, quoted

@@ -13,11 +13,10 @@ from functools import cache, partial
 from itertools import islice
 from typing import Final
 
-from admission.cluster.kept_node import KeptFor
+from admission.cluster.node_view import KeptFor
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState, Snapshot
-from admission.extender.nearest_nodes import LargestPart, NearestNodes, NodeContent, NodeSizes
-from admission.extender.node_rooms import NodeRooms
+from admission.extender.node_rooms import LargestPart, NearestNodes, NodeContent, NodeRooms, NodeSizes
 from gpu_manager.domain.cluster.quota import NamespaceQuota, Quota
 from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import Amount

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
-from admission.cluster.kept_node import KeptFor
-from admission.cluster.node_view import NodeView
+from admission.cluster.node_view import KeptFor, NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from admission.extender.free_cards import FreeCards

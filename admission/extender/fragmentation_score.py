@@ -18,10 +18,8 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState
 from admission.extender.drained_nodes import DrainedNodes, QuotaBounds
 from admission.extender.feasibility import Fit
-from admission.extender.multi_gpu_count import MultiGpuCount
-from admission.extender.neighbours import unsuited
-from admission.extender.node_rooms import NodeChange, NodeRooms
-from admission.extender.ranking import MOST_PRICED, BestFit, Cost, RankedNode, most_priced
+from admission.extender.node_rooms import MultiGpuCount, NodeChange, NodeRooms
+from admission.extender.ranking import MOST_PRICED, BestFit, Cost, RankedNode, most_priced, unsuited
 from admission.quota.quota_book import QuotaBook
 from gpu_manager import threads
 from gpu_manager.domain.card import CardUuid

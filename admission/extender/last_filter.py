@@ -1,10 +1,14 @@
-"""What filter has said: for prioritize, which asks about the same pod and nodes a moment later, and for the
-next pod that asks for the same.
+"""The answers of filter that later requests need: prioritize, bind, and filter for the next equal pod.
+
+Prioritize asks about the same pod and nodes a moment later. Bind accepts only a node that filter offered to
+the pod; an offer lasts as long as the pod waits, since volumes and gangs are bound minutes later, and bind
+judges the node anew in any case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import threading
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,6 +20,7 @@ from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.feasibility import FeasibilityCheck, Unfit
 from admission.extender.many_nodes import Verdicts
 from admission.extender.node_names import NodeNames
+from gpu_manager.domain.pod import PodUid
 
 _MOST_NUMBERS: Final = 1024  # of kinds beyond the number of nodes: most are of no node any more
 _MOST_KEPT: Final = 32  # kinds of request
@@ -127,3 +132,71 @@ def _kind(question: FeasibilityCheck) -> Hashable:
 
 def _is_like_others(question: FeasibilityCheck) -> bool:
     return question.alike and question.quota is None and question.own is None
+
+
+_MOST_OFFERS: Final = 1 << 14  # pods between filter and bind
+_MOST_RECENT: Final = 32  # kept as they came: more than a scheduler binds at one time
+_ONE: Final = ord("1")
+
+
+class FilterResults:
+    """Which nodes filter has ever offered for which pod. Thread-safe; the oldest pods go first.
+
+    Most pods are bound a moment after filter has answered, so only the answers for others are made small.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bits: dict[str, int] = {}
+        self._recent: dict[PodUid, Sequence[str]] = {}  # the newest last
+        self._made: dict[PodUid, int] = {}  # a bit a node
+        self._inherited: frozenset[PodUid] = frozenset()
+
+    def remember(self, uid: PodUid, nodes: Sequence[str]) -> None:
+        """The answer for the pod, beside those of before. ``nodes`` is kept, and must not change."""
+        with self._lock:
+            self._inherited -= {uid}
+            before = self._recent.pop(uid, None)
+            if before is not None and before != nodes:
+                self._make_small(uid, before)
+            if len(nodes):
+                self._recent[uid] = nodes
+            if len(self._recent) > _MOST_RECENT:
+                oldest = next(iter(self._recent))
+                self._make_small(oldest, self._recent.pop(oldest))
+
+    def bound(self, uid: PodUid, node: str) -> None:
+        """The pod is bound there: of its offers only that node is still of use."""
+        with self._lock:
+            self._made.pop(uid, None)
+            if uid in self._recent:
+                self._recent[uid] = (node,)
+
+    def inherit(self, uids: Iterable[PodUid]) -> None:
+        """Another replica may have offered any node for these pods, before this one was asked about them."""
+        with self._lock:
+            self._inherited = frozenset(uids)
+
+    def has(self, uid: PodUid, node: str) -> bool:
+        """True if the node was offered for the pod, or may have been by another replica."""
+        with self._lock:
+            if uid in self._inherited or node in self._recent.get(uid, ()):
+                return True
+            made, bit = self._made.get(uid, 0), self._bits.get(node)
+            return bit is not None and bool(made >> bit & 1)
+
+    def _make_small(self, uid: PodUid, nodes: Sequence[str]) -> None:
+        try:
+            bits = list(map(self._bits.__getitem__, nodes))
+        except KeyError:  # some are new
+            bits = [self._bits.setdefault(name, len(self._bits)) for name in nodes]
+        # 5,000 names are 600 bytes. As digits first, to be read in one go; the last is the lowest bit.
+        digits = bytearray(b"0") * (max(bits, default=0) + 1)
+        for bit in bits:
+            digits[-1 - bit] = _ONE
+        self._made[uid] = int(digits, 2) | self._made.pop(uid, 0)
+        while len(self._made) > _MOST_OFFERS:
+            del self._made[next(iter(self._made))]
+        if len(self._bits) > 1 << 17:  # names of nodes that came and went
+            self._bits.clear()
+            self._made.clear()

@@ -1,27 +1,36 @@
-"""Whom to evict so that a pod fits on the cards of a node: of all ways to make room the least harmful.
+"""Which pods to evict so that a pod fits on the cards of a node: of all ways to make room the least harmful.
 
 As kube-scheduler prefers among nodes: first the fewest broken PodDisruptionBudgets, then the lowest highest
 priority, then the fewest victims; and of ways that are equal so far the one that takes the least of cards.
 A pod that is being deleted anyway has no priority and is not counted.
 
-:mod:`admission.extender.victim_search` looks at every way, card by card. Beside it stands the way of
-kube-scheduler on one node: take away every pod of lower priority, then give back one after the other
-whatever the pod can do without, the most important first. That alone is what remains where a way needs more
-than room on cards (a quota of the victims' namespace, room kept for a nominated pod), or where the ways are
-too many to look at.
+Two searches run. The first tries every way, card by card: the pod's containers are placed one after the
+other; at each card in turn, as few of the pods there are evicted as the container needs. What is evicted so
+far harms at least so much, so a way that is no better than the best known one is dropped at once. After
+:data:`MOST_STEPS` steps the search ends: until then the answer is exact for what cards hold, and after it the
+best that was found. The second is kube-scheduler's own: evict every pod of lower priority on the node, then
+give back one after the other whatever the pod can do without, the most important first. It alone decides
+where a way needs more than room on cards (a quota of the victims' namespace, room reserved for a nominated
+pod), or where the ways are too many to try.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView, named
 from admission.extender.feasibility import FeasibilityCheck
-from admission.extender.victim_search import DisruptionCost, VictimSearch
 from admission.extender.wire import Victims
+from gpu_manager.domain.cluster.pod_charges import Charge
+from gpu_manager.domain.placement.ledger import Allocation, peak
+from gpu_manager.domain.placement.trial_placement import TrialPlacement, groups_of
 from gpu_manager.domain.pod import Pod, PodUid
-from gpu_manager.domain.whatif.disruption_budgets import DisruptionBudget
+from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
+from gpu_manager.domain.rules.request import ContainerRequest
+from gpu_manager.domain.whatif.disruption_budgets import DisruptionBudget, violating
 
 
 def choose(
@@ -80,3 +89,233 @@ def _given_back(
 def _by_importance(occupants: Iterable[PodView]) -> list[PodView]:
     """Higher priority first, then who began earlier."""
     return sorted(occupants, key=lambda o: (-o.pod.priority, o.pod.began, o.uid))
+
+
+MOST_STEPS: Final = 500  # 20 to 200 microseconds each, by the number of pods on the node
+_CHECKS_A_STEP: Final = 256  # of a pod against a budget
+_MOST_TRIALS: Final = 32  # questions to placement itself, some 100 microseconds each
+_NOBODY: Final = -(1 << 40)  # below every priority that Kubernetes knows
+_Gone = frozenset[PodUid]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class VictimLoss:
+    """What an eviction harms, the worst first: compared in this order.
+
+    ``budgets`` broken, the highest ``priority``, ``victims`` but for those that go anyway, ``all`` of them,
+    and the ``cores`` that these hold: a tenth of a card goes before a training on two.
+    """
+
+    budgets: int
+    priority: int
+    victims: int
+    all: int
+    cores: int
+
+
+class DisruptionCost:
+    """Of pods that may be evicted, the most important first, beside ``leaving``, who go in any case."""
+
+    def __init__(
+        self,
+        lower: Sequence[PodView],
+        leaving: Sequence[Pod],
+        budgets: Sequence[DisruptionBudget],
+        charges: Mapping[PodUid, Charge],
+    ) -> None:
+        self._pods = {o.uid: o.pod for o in lower}
+        self._cores = {o.uid: _cores(charges[o.uid].allocations) for o in lower}
+        self._leaving = leaving
+        self._budgets = [b for b in budgets if any(b.selects(o.pod) for o in lower)]
+        self._already = violating(leaving, self._budgets) if self._budgets else frozenset()
+        self.steps = 1 + len(lower) * len(self._budgets) // _CHECKS_A_STEP  # what asking costs
+
+    def of(self, gone: Collection[PodUid]) -> VictimLoss:
+        """If these were evicted."""
+        counted = [p.priority for uid, p in self._pods.items() if uid in gone and not p.deleting]
+        cores = sum(self._cores.get(uid, 0) for uid in gone)
+        return VictimLoss(
+            len(self.breaking(gone)), max(counted, default=_NOBODY), len(counted), len(gone), cores
+        )
+
+    def breaking(self, gone: Collection[PodUid]) -> frozenset[PodUid]:
+        """Whose end would break a budget, as kube-scheduler counts: the most important go first."""
+        if not self._budgets:
+            return frozenset()
+        pods = (pod for uid, pod in self._pods.items() if uid in gone)
+        return violating((*self._leaving, *pods), self._budgets) - self._already
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """Who may leave, and what that frees of the card in question. Of one ``kind`` any is as good."""
+
+    uid: PodUid
+    frees: Amount
+    counted: int
+    kind: object
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """Containers that need one card. ``after``: the seat before asks the same, so it has the earlier card."""
+
+    members: tuple[ContainerRequest, ...]
+    whole: bool
+    after: bool
+
+
+class VictimSearch:
+    """One search on one node, for a pod of that ``priority``. Used once."""
+
+    def __init__(
+        self,
+        question: FeasibilityCheck,
+        priority: int,
+        view: NodeView,
+        given: Sequence[PodUid],
+        lower: Sequence[PodView],
+        harm: DisruptionCost,
+    ) -> None:
+        self._question, self._view, self._given, self._harm = question, view, frozenset(given), harm
+        awaited = view.awaits(question.request.uid, priority)
+        books = view.with_awaited(awaited, view.without([*given, question.request.uid]))
+        self._desk = TrialPlacement(question.request, view.node.cards, books)
+        self._holders = {at: self._who_lies_on(at, lower) for at in self._desk.open}
+        self._cards = sorted(self._desk.open, key=lambda at: (self._emptied(at), at))
+        self._whole = {
+            at for at in self._cards if books.capacity(view.node.cards[at].card.uuid).cores == CORES_PER_CARD
+        }
+        self._seats = _seats_of(question)
+        self._fewest = sorted(self._alone_on(at, lower) for at in self._whole)
+        self._best: VictimLoss | None = None
+        self._found: frozenset[PodUid] | None = None
+        self._steps, self._trials = MOST_STEPS, _MOST_TRIALS
+
+    def best(self, known: VictimLoss) -> frozenset[PodUid] | None:
+        """The way that harms least; None if none harms less than ``known``."""
+        self._best = known
+        self._seat(0, 0, {}, frozenset())
+        return self._found
+
+    def _who_lies_on(self, at: int, lower: Sequence[PodView]) -> list[_Holder]:
+        """The least important first, of equals the one that frees most, then the youngest."""
+        card = self._view.node.cards[at].card.uuid
+        found: list[tuple[tuple[object, ...], _Holder]] = []
+        for age, occupant in enumerate(lower):
+            pod, held = occupant.pod, self._view.charges[occupant.uid].allocations
+            frees = peak(held, card)
+            if frees == ZERO:
+                continue
+            elsewhere = any(share.card != card for a in held for share in a.shares)
+            kind = (pod.namespace, tuple(sorted(pod.labels.items())), pod.priority, pod.deleting, frees)
+            holder = _Holder(occupant.uid, frees, int(not pod.deleting), pod.uid if elsewhere else kind)
+            rank = (not pod.deleting, pod.priority, -frees.cores, -frees.memory, -age)
+            found.append((rank, holder))
+        return [holder for _, holder in sorted(found, key=lambda pair: pair[0])]
+
+    def _alone_on(self, at: int, lower: Sequence[PodView]) -> int:
+        """How many victims nothing but emptying this card costs."""
+        here = {h.uid for h in self._holders[at] if h.counted}
+        held = (self._view.charges[o.uid].allocations for o in lower if o.uid in here)
+        return sum(len({card for a in allocations for card in a.cards}) == 1 for allocations in held)
+
+    def _emptied(self, at: int) -> VictimLoss:
+        return self._harm.of({h.uid for h in self._holders[at]})
+
+    def _seat(
+        self, number: int, first: int, on: dict[int, tuple[ContainerRequest, ...]], gone: _Gone
+    ) -> None:
+        """Find a card for each seat from ``number`` on."""
+        if number == len(self._seats):
+            self._try(gone)
+            return
+        seat = self._seats[number]
+        to_empty = sum(s.whole for s in self._seats[number:])
+        if self._no_better(gone, sum(self._fewest[:to_empty])):
+            return
+        for place in range(first if seat.after else 0, len(self._cards)):
+            at = self._cards[place]
+            members = (*on.get(at, ()), *seat.members)
+            if seat.whole and (at in on or at not in self._whole):
+                continue
+            left = self._desk.left(at, members)
+            lack = Amount(-left.cores, -left.memory)
+            for more in self._yields(at, lack, gone):
+                self._seat(number + 1, place, {**on, at: members}, gone | more)
+            if self._steps <= 0:
+                return
+
+    def _yields(self, at: int, lack: Amount, gone: _Gone) -> Iterator[_Gone]:
+        """Those who leave the card, so that this much more of it is free."""
+        lack -= sum((h.frees for h in self._holders[at] if h.uid in gone), ZERO)
+        yield from self._leave([h for h in self._holders[at] if h.uid not in gone], lack, gone, frozenset())
+
+    def _leave(self, holders: Sequence[_Holder], lack: Amount, gone: _Gone, more: _Gone) -> Iterator[_Gone]:
+        self._steps -= self._harm.steps
+        if self._steps < 0 or self._no_better(gone | more, _at_least(holders, lack)):
+            return
+        if lack.fits_in(ZERO):
+            yield more
+            return
+        tried: set[object] = set()
+        for position, holder in enumerate(holders):
+            if holder.kind in tried:
+                continue
+            tried.add(holder.kind)
+            rest = [h for h in holders[position + 1 :] if h.kind not in tried or h.kind == holder.kind]
+            yield from self._leave(rest, lack - holder.frees, gone, more | {holder.uid})
+
+    def _no_better(self, gone: _Gone, further: int | None) -> bool:
+        """True if these and so many more victims cannot harm less than the best way known."""
+        if further is None or self._best is None:
+            return True
+        so_far = self._harm.of(gone)
+        victims, everyone = so_far.victims + further, so_far.all + further
+        return replace(so_far, victims=victims, all=everyone) >= self._best
+
+    def _try(self, gone: _Gone) -> None:
+        """Room on the cards there is: what placement itself says decides."""
+        loss = self._harm.of(gone)
+        if self._trials <= 0 or self._best is None or loss >= self._best:
+            return
+        self._trials -= 1
+        if self._question.without(self._view, self._given | gone) is not None:
+            self._best, self._found = loss, gone
+
+
+def _cores(held: Collection[Allocation]) -> int:
+    """What a pod holds of cards, at its worst moment on each."""
+    return sum(peak(held, card).cores for card in {card for a in held for card in a.cards})
+
+
+def _at_least(holders: Iterable[_Holder], lack: Amount) -> int | None:
+    """How many counted holders must leave at the least; None if all of them are not enough."""
+    known = tuple(holders)
+    by_cores = sorted(known, key=lambda h: (h.counted, -h.frees.cores))
+    by_memory = sorted(known, key=lambda h: (h.counted, -h.frees.memory))
+    counts = (
+        _count([(h.frees.cores, h.counted) for h in by_cores], lack.cores),
+        _count([(h.frees.memory, h.counted) for h in by_memory], lack.memory),
+    )
+    return None if counts[0] is None or counts[1] is None else max(counts[0], counts[1])
+
+
+def _count(sizes: Iterable[tuple[int, int]], need: int) -> int | None:
+    freed = counted = 0
+    for size, counts in sizes:
+        if freed >= need:
+            break
+        freed, counted = freed + size, counted + counts
+    return counted if freed >= need else None
+
+
+def _seats_of(question: FeasibilityCheck) -> list[_Seat]:
+    """One for each card that the pod needs; those of several cards first."""
+    seats: list[_Seat] = []
+    for group in sorted(groups_of(question.request) or (), key=lambda g: -g.cards):
+        asks = [(c.kind, c.request) for c in group.members]
+        for number in range(group.cards or 1):
+            alike = bool(seats) and [(c.kind, c.request) for c in seats[-1].members] == asks
+            seats.append(_Seat(group.members, whole=group.cards > 0, after=number > 0 or alike))
+    return seats

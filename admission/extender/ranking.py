@@ -1,4 +1,7 @@
-"""Which of the nodes that fit: a policy behind one method, and the scores that say its choice on the wire."""
+"""Which of the nodes that fit: a policy behind one method, and the scores that encode its choice on the wire.
+
+A node whose cards hold tenants that do not suit the pod's priority is ranked lower.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import numpy.typing as npt
 from admission.cluster.node_view import NodeView
 from admission.extender.feasibility import Fit
 from admission.extender.node_names import NodeNames
+from gpu_manager.domain.priority import Priority, unprotected_beside
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
 
@@ -121,3 +125,21 @@ def scores(names: NodeNames, numbers: npt.NDArray[np.int32], costs: Mapping[int,
     answer[best] = SECOND
     answer[names.least(best)] = BEST
     return answer
+
+
+def unsuited(request: PodRequest, candidates: Sequence[RankedNode]) -> list[int]:
+    """Return the steps by which each candidate suits less, summed over the cards that it would take; empty
+    where no priority is in play.
+    """
+    plain = request.priority is Priority.NORMAL
+    if plain and not any(view.ledger.prioritised for view, _ in candidates):
+        return []
+    found = []
+    for view, fit in candidates:
+        ledger, steps = view.ledger, 0
+        if not plain or ledger.prioritised:
+            uuids = [view.node.cards[at].card.uuid for at, _ in fit.taken]
+            own = request.uid if ledger.of_pod(request.uid) else None
+            steps = sum(unprotected_beside(request.priority, ledger.priorities(uuid, own)) for uuid in uuids)
+        found.append(steps)
+    return found

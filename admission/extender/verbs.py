@@ -31,8 +31,7 @@ from admission.extender.many_nodes import Candidates, Verdicts, candidates, judg
 from admission.extender.node_names import NodeNames, RecentNames
 from admission.extender.preemption import choose
 from admission.extender.ranking import NodePolicy, most_priced, scores
-from admission.extender.reasons import FULL_LINES, reasons
-from admission.extender.refusal_lines import LATE
+from admission.extender.refusal_lines import FULL_LINES, LATE, reasons
 from admission.extender.wire import (
     ExtenderArgs,
     Obj,

@@ -13,10 +13,10 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from admission.config import AdmissionSettings, ClusterTerms
+from admission.serving.https_server import readiness
 from admission.serving.inflight_limit import InflightLimit
 from admission.serving.leader_reviews import PASSED_ON
 from admission.serving.metrics import AdmissionMetrics
-from admission.serving.probes import readiness
 from admission.webhook.admission_review import (
     ANSWER_SCHEMA,
     REVIEW_SCHEMA,

@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 from admission.config import ConnectionBounds
-from admission.serving.https_server import HttpsServer
-from admission.serving.probes import ProbeServer
+from admission.serving.https_server import HttpsServer, ProbeServer
 from admission.webhook.admit import CreateTimeChecks
 from sandbox.api import StandInApi
 from tests.fakes.admission import ROOT, Process

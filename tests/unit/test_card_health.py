@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from admission.console.agents_usage import AgentsUsage
-from admission.console.card_health import card_health, read_health
+from admission.console.agents_usage import AgentsUsage, card_health, read_health
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from tests.fakes.extender import World, node
 from tests.fakes.ports import FakeClock

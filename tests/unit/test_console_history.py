@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from admission.console.agents_usage import AgentsUsage
-from admission.console.history import RANGES, ConsoleHistory
-from admission.console.promql import promql
+from admission.console.history import RANGES, ConsoleHistory, promql
 from gpu_manager.domain.cluster.usage_history import MINUTES, HistoryQuery, HistorySubject
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from tests.fakes.ports import FakeClock

@@ -3,8 +3,7 @@
 import pytest
 
 from admission.console.agents_usage import AgentsUsage
-from admission.console.history import ConsoleHistory
-from admission.console.waste import held_shares, waste_promql
+from admission.console.history import ConsoleHistory, held_shares, waste_promql
 from gpu_manager.domain.cluster.usage_history import ShareSum
 from gpu_manager.domain.cluster.waste import SHOWN, HeldShare, PodWaste, waste_json, waste_of_shares
 from gpu_manager.domain.errors import NodeUnready

@@ -4,7 +4,7 @@ import pytest
 
 from admission.app import manifest_file
 from admission.config import ClusterTerms
-from admission.console.what_if import MOST_WORKLOADS, judged_workloads
+from admission.console.routes import MOST_WORKLOADS, judged_workloads
 from admission.explain.explain_api import ExplainSources
 from admission.extender.fragmentation_score import LeastFragmentation
 from gpu_manager.domain.errors import RequestInvalid

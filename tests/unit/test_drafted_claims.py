@@ -12,8 +12,8 @@ from admission.app import manifest_file
 from admission.cluster.claims import CLASSES, TEMPLATES, slim_class, slim_template
 from admission.config import ClusterTerms
 from admission.console.cluster_page import ClusterPage, PageSources
-from admission.console.what_if import judged_workloads
-from admission.explain.claiming_pods import ClaimingPods
+from admission.console.routes import judged_workloads
+from admission.explain.claims import ClaimingPods
 from admission.explain.drafts import read_draft
 from admission.explain.explain_api import ExplainSources
 from admission.explain.explanation import Explanation

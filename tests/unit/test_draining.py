@@ -12,8 +12,7 @@ from admission.cluster.trim import slim_pod
 from admission.extender.drained_nodes import DrainedNodes, QuotaBounds
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.fragmentation_score import stock_of as stock_of_views
-from admission.extender.nearest_nodes import LargestPart, NearestNodes
-from admission.extender.node_rooms import NodeRooms
+from admission.extender.node_rooms import LargestPart, NearestNodes, NodeRooms
 from admission.extender.verbs import Extender
 from bench.placement.ours import Ours
 from bench.placement.replay import World as Replay

@@ -7,8 +7,7 @@ from typing import Any
 from admission.cluster.claims import CLAIMS, CLASSES, slim_claim, slim_class
 from admission.cluster.trim import slim_pod
 from admission.config import ClusterTerms
-from admission.explain.claiming_pods import ClaimingPods
-from admission.explain.claims import claiming_pod, explain_claims
+from admission.explain.claims import ClaimingPods, claiming_pod, explain_claims
 from admission.explain.explain_api import ExplainSources
 from admission.explain.explanation import SHOWN_NODES, Explanation
 from admission.extender.fragmentation_score import LeastFragmentation

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from admission.cluster.snapshot import NODES
 from admission.extender.feasibility import FeasibilityJudge
-from admission.extender.reasons import FULL_LINES
-from admission.extender.refusal_lines import LATE
+from admission.extender.refusal_lines import FULL_LINES, LATE
 from admission.extender.verbs import JUDGE_SECONDS
 from gpu_manager.domain.contract import ALLOCATION, GPU_MODEL, GPU_UUID, PLACEMENT, decode_assignment
 from gpu_manager.domain.placement.place import follow

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from admission.cluster.claims import CLAIMS, CLASSES, slim_claim
-from admission.cluster.kept_node import KeptFor
+from admission.cluster.node_view import KeptFor
 from admission.cluster.snapshot import NODES
 from admission.extender.many_nodes import SEVERAL
 from admission.extender.verbs import Reply

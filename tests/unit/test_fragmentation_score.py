@@ -4,8 +4,7 @@ import pytest
 
 from admission.cluster.snapshot import NODES, PODS
 from admission.extender.fragmentation_score import LeastFragmentation, shapes_of, stock_of
-from admission.extender.multi_gpu_count import MultiGpuCount
-from admission.extender.node_rooms import NodeRooms
+from admission.extender.node_rooms import MultiGpuCount, NodeRooms
 from admission.extender.verbs import Extender
 from gpu_manager.domain.contract import PLACEMENT
 from gpu_manager.domain.resources import GIB

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from admission.cluster.kept_node import KeptFor
+from admission.cluster.node_view import KeptFor
 from admission.cluster.pod_view import read_pod_view
 from admission.cluster.snapshot import NODES, PODS
 from admission.console.cluster_page import graph

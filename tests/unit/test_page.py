@@ -3,7 +3,7 @@
 import gzip
 import json
 
-from admission.cluster.node_facts import AWAY
+from admission.cluster.node_view import AWAY
 from admission.console.agents_usage import AgentAnswer
 from admission.console.cluster_page import (
     KEPT_SECONDS,

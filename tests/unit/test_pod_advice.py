@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from admission.console.agents_usage import AgentsUsage
-from admission.console.pod_advice import pod_advice, read_advice
+from admission.console.agents_usage import AgentsUsage, pod_advice, read_advice
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.names import container_digest
 from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from admission.cluster.claims import TEMPLATES, slim_template
 from admission.cluster.snapshot import PODS
 from admission.cluster.trim import slim_pod
-from admission.explain.claiming_pods import ClaimingPods
+from admission.explain.claims import ClaimingPods
 from admission.extender.cluster_metrics import ClusterMetrics
 from admission.ports import Involved
 from admission.quota_controller import QuotaController

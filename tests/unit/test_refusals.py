@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from admission.cluster.kept_node import KeptFor
-from admission.extender.reasons import FULL_LINES
+from admission.cluster.node_view import KeptFor
+from admission.extender.refusal_lines import FULL_LINES
 from gpu_manager.domain.contract import GPU_UUID, POOL_LABEL
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import Amount
