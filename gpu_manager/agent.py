@@ -51,22 +51,19 @@ from gpu_manager.services.allocation.annotation_writeback import AnnotationWrite
 from gpu_manager.services.allocation.association import Association
 from gpu_manager.services.allocation.books import Books
 from gpu_manager.services.allocation.leave import serve_the_last
-from gpu_manager.services.allocation.limit_pages import LimitPages
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
-from gpu_manager.services.allocation.prestart import PreStart
+from gpu_manager.services.allocation.prestart import LimitPages, PreStart
 from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.cards.health import VANISHED, Health
 from gpu_manager.services.cards.injection_watch import InjectionWatch
-from gpu_manager.services.cards.inventory import InventoryService
-from gpu_manager.services.cards.known_cards import KnownCards
+from gpu_manager.services.cards.inventory import InventoryService, KnownCards
 from gpu_manager.services.cards.other_plugins import OtherPlugins
 from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery import injection_keeper, reclaimer
 from gpu_manager.services.recovery.injection_keeper import InjectionKeeper
 from gpu_manager.services.recovery.pods_without_devices import PodsWithoutDevices
-from gpu_manager.services.recovery.rebuild import rebuild
-from gpu_manager.services.recovery.stored_books import load_books
+from gpu_manager.services.recovery.rebuild import load_books, rebuild
 
 log = structlog.get_logger(__name__)
 

@@ -24,8 +24,8 @@ from gpu_manager.ports.pods import Pods
 from gpu_manager.servers.gate_metrics import GateMetrics
 from gpu_manager.servers.guards import GuardMetrics
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
-from gpu_manager.services.allocation.limit_pages import LimitPages
 from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.allocation.prestart import LimitPages
 from gpu_manager.services.billing import BillMeter
 from gpu_manager.services.energy import EnergyMeter
 from gpu_manager.services.enforcement import injection_check, usage

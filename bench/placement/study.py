@@ -278,7 +278,6 @@ def fingerprint(policy: str = "ours", *more: str) -> str:
     if policy in ABLATION:
         files += [
             score / "multi_gpu_slots.py",
-            score / "draining.py",
             score / "closing.py",
             score / "scorer.py",
             score / "fragmentation.py",

@@ -1,7 +1,8 @@
 """Simulated cards: a node's cards from a profile, with load, faults and health that change at run time.
 
 They change through methods, or through a control file (:mod:`gpu_manager.adapters.simulated_control`) that
-another program replaces atomically; what the file says of a card overrides the methods.
+another program replaces atomically; what the file says of a card overrides the methods. A card's sensors
+report what a card of its power would report under its load.
 """
 
 from __future__ import annotations
@@ -20,11 +21,18 @@ from gpu_manager import threads
 from gpu_manager.adapters import profiles
 from gpu_manager.adapters.profiles import CardKind, Profile
 from gpu_manager.adapters.simulated_control import CardOrder, DriverOrder, Load, parse_control
-from gpu_manager.adapters.simulated_sensors import SimulatedSensors
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology
-from gpu_manager.ports.cards import NO_SENSORS, CardEvent, CardUse, HealthChange, ProcessUse, XidError
+from gpu_manager.ports.cards import (
+    NO_SENSORS,
+    CardEvent,
+    CardSensors,
+    CardUse,
+    HealthChange,
+    ProcessUse,
+    XidError,
+)
 
 log = structlog.get_logger(__name__)
 _POLL_SECONDS = 0.2
@@ -280,3 +288,30 @@ class SimulatedCards:
                 news, self._news = self._news, []
             for change in news:
                 told(change)
+
+
+SENSOR_SECONDS = 10.0  # between two readings, as of a real card
+_COOL, _WARMER = 30.0, 45.0  # °C of an idle card, and what full load adds
+
+
+class SimulatedSensors:
+    """Temperature, power and energy of one card. The energy is that of the load between the readings."""
+
+    def __init__(self, watts: tuple[float, float], now: float) -> None:
+        """``watts``: the power of an idle card and at full load; ``now``: monotonic seconds."""
+        self._idle, self._full = watts
+        self._at = self._read_at = now
+        self._joules = 0.0
+        self._power = self._idle
+        self._shown = NO_SENSORS
+
+    def read(self, now: float, percent: float) -> CardSensors:
+        """Return the figures, at most :data:`SENSOR_SECONDS` old; the load is ``percent`` from now on."""
+        self._joules += self._power * max(0.0, now - self._at)
+        self._at = now
+        self._power = self._idle + (self._full - self._idle) * percent / 100
+        if self._shown is NO_SENSORS or now - self._read_at >= SENSOR_SECONDS:
+            self._read_at = now
+            warmth = _COOL + _WARMER * percent / 100
+            self._shown = CardSensors(temperature=warmth, power=self._power, energy=self._joules)
+        return self._shown

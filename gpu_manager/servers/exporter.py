@@ -1,7 +1,8 @@
 """The metrics: the predecessor's four by their exact names, and ours beside them.
 
 A collector pulled at scrape: families are built from the books and the last sample and then forgotten, so
-no series outlives its subject.
+no series outlives its subject. A pod's bill stays for some minutes after its end, so that the shortest job is
+on some scrape; a namespace's for months, so that rare scrapes miss no job.
 """
 
 from __future__ import annotations
@@ -9,17 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gpu_manager import threads
 from gpu_manager.domain.advice.size import Sized
-from gpu_manager.domain.billing import Bills
+from gpu_manager.domain.billing import FIGURES, Bills, booked_peak
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.dra.sides import Front, sides_of_front
@@ -27,7 +23,7 @@ from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
 from gpu_manager.domain.topology import Topology
 from gpu_manager.scrape import counter_by_label
-from gpu_manager.servers import bill_series, series
+from gpu_manager.servers import series
 from gpu_manager.servers.series import View
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
@@ -112,8 +108,8 @@ class Exporter(Collector):
         yield from series.advised(self._sized())
         if self._legacy:
             yield from series.legacy(view)
-        yield from bill_series.booked(view)
-        yield from bill_series.bills(self._bills(), view.node.name)
+        yield from booked_shares(view)
+        yield from bills(self._bills(), view.node.name)
         yield from _node(view, self._version, max(0.0, time.monotonic() - sample.at))
         yield _other_plugins(view, self._offered_elsewhere())
         yield counter_by_label(*_EVENTS, self._events())
@@ -135,8 +131,8 @@ def describe(*, legacy: bool = True) -> Iterator[Metric]:
     yield from series.advised(())
     if legacy:
         yield from series.legacy(view)
-    yield from bill_series.booked(view)
-    yield from bill_series.bills(Bills(), "")
+    yield from booked_shares(view)
+    yield from bills(Bills(), "")
     yield from _node(view, "", 0.0)
     yield _other_plugins(view, {})
     yield counter_by_label(*_EVENTS, {})
@@ -216,3 +212,49 @@ def fragmentation(ledger: Ledger, node: NodeCards) -> float | None:
     free = {s.card.uuid: max(0, ledger.free(s.card.uuid).cores) for s in node.cards if s.open}
     total = sum(free.values())
     return sum(n for n in free.values() if n < CORES_PER_CARD) / total if total else None
+
+
+# A figure of domain.billing → what it is, with a gap for whose.
+_HELP = {
+    "core_seconds": "Cores (100 a card) times seconds that {} was booked with, at the peak over its phases",
+    "core_used_seconds": "Cores times seconds that {} used, where it is measured",
+    "core_wasted_seconds": "Cores times seconds that {} held and did not use, where it is measured",
+    "memory_byte_seconds": "Bytes times seconds that {} was booked with, at the peak over its phases",
+    "memory_used_byte_seconds": "Bytes times seconds that {} used, where it is measured",
+    "memory_wasted_byte_seconds": "Bytes times seconds that {} held and did not use, where it is measured",
+}
+NAMESPACE = ("namespace", "node")
+POD = ("namespace", "pod", "uid")
+
+
+def bills(told: Bills, node: str) -> Iterator[Metric]:
+    """A series each for every namespace and pod; ``_created`` beside it says since when it counts."""
+    for figure in FIGURES:
+        by_namespace = CounterMetricFamily(
+            f"vcuda_namespace_{figure}", _HELP[figure].format("a namespace"), labels=NAMESPACE
+        )
+        by_pod = CounterMetricFamily(f"vcuda_pod_{figure}", _HELP[figure].format("a pod"), labels=POD)
+        for name, sums in told.namespaces.items():
+            by_namespace.add_metric((name, node), getattr(sums, figure), created=sums.since)
+        for uid, pod in told.pods.items():
+            whose, value = (pod.namespace, pod.pod, uid), getattr(pod.sums, figure)
+            by_pod.add_metric(whose, value, created=pod.sums.since)
+        yield by_namespace
+        yield by_pod
+
+
+def booked_shares(view: View) -> Iterator[Metric]:
+    """What each pod is booked with now, over all its cards: the peak over its phases."""
+    cores = GaugeMetricFamily(
+        "vcuda_pod_core_booked_ratio", "Cards' worth of time that the pod is booked with", labels=POD
+    )
+    memory = GaugeMetricFamily(
+        "vcuda_pod_memory_booked_bytes", "Card memory that the pod is booked with", labels=POD
+    )
+    for held in view.by_pod():
+        amount, first = booked_peak(held), held[0]
+        whose = (first.namespace, first.pod_name, first.pod)
+        cores.add_metric(whose, amount.cores / CORES_PER_CARD)
+        memory.add_metric(whose, amount.memory)
+    yield cores
+    yield memory

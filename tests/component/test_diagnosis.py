@@ -12,8 +12,7 @@ import pytest
 
 from gpu_manager.adapters.diagnosis.agent import gather_agent
 from gpu_manager.adapters.diagnosis.driver import gather_driver
-from gpu_manager.adapters.diagnosis.kubelet import gather_kubelet
-from gpu_manager.adapters.diagnosis.runtime import gather_runtime
+from gpu_manager.adapters.diagnosis.kubelet import gather_kubelet, gather_runtime
 from gpu_manager.adapters.driver_files import detect
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.adapters.driver_files.kubelet_config import runtime_socket

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_manager.adapters.kubelet import SocketWatch
-from gpu_manager.adapters.kubelet.directory import DirectoryWatch
+from gpu_manager.adapters.kubelet.client import DirectoryWatch
 from tests.fakes.waiting import PATIENCE
 
 

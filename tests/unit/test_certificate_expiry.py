@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_manager.adapters.diagnosis.certificates import first_expiry
+from gpu_manager.adapters.diagnosis.cluster import first_expiry
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 

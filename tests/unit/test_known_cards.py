@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_manager.services.cards.known_cards import KnownCards, decode_cards, encode_cards
+from gpu_manager.services.cards.inventory import KnownCards, decode_cards, encode_cards
 from tests.fakes.ports import FakeStore, cards
 
 

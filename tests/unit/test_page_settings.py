@@ -16,7 +16,7 @@ from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.control_pages import Limit
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.grant import limits_of
-from gpu_manager.services.allocation.limit_pages import LimitPages
+from gpu_manager.services.allocation.prestart import LimitPages
 from tests.fakes.ports import cards
 from tests.fakes.state import state_of
 from vcuda.page.limits import read_limits

@@ -9,7 +9,7 @@ import pytest
 from gpu_manager.adapters.store import FORMAT, FileStore
 from gpu_manager.domain.contract import EVENT_LEDGER_REBUILT
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.services.recovery.stored_books import load_books
+from gpu_manager.services.recovery.rebuild import load_books
 from tests.fakes.metrics import service_metrics
 from tests.fakes.ports import FakeStore
 

@@ -1,13 +1,13 @@
-"""Chooses the injection strategy of a node from the configuration of the container runtime that its kubelet
-uses.
+"""Chooses a node's injection strategy from the configuration of the container runtime that its kubelet uses.
 
-CDI where it is known to be on; the NVIDIA runtime where it runs every container anyway; else `direct`, which
-needs nothing of either and does no harm beside them. What cannot be read proves nothing.
+CDI where it is known to be on; the NVIDIA runtime where it runs every container anyway; else ``direct``,
+which needs nothing of either and does no harm beside them. What cannot be read proves nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,6 @@ from gpu_manager.adapters.driver_files.containerd import parse_toml, table
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.adapters.driver_files.kubelet_config import runtime_socket
 from gpu_manager.adapters.driver_files.runtimes import ContainerRuntime, answers, in_use
-from gpu_manager.adapters.driver_files.strategy import Strategy
 from gpu_manager.domain.contract import KUBELET_DIR
 
 _TOOLKIT: Final = "nvidia-container-runtime/config.toml"
@@ -73,3 +72,14 @@ def _deaf(host: HostFiles, directory: str) -> str:
             return f"{path} has it read CDI specs alone (mode cdi)"
         return ""
     return ""
+
+
+class Strategy(Enum):
+    """``direct``: mounts and nodes by the kubelet. ``cdi``: a CDI spec of our own. ``nvidia``: the NVIDIA
+    runtime brings the driver, our preload the limits. ``simulated``: stand-in libraries and no node at all.
+    """
+
+    DIRECT = "direct"
+    CDI = "cdi"
+    NVIDIA = "nvidia"
+    SIMULATED = "simulated"

@@ -1,12 +1,14 @@
 """The driver's device nodes, as containers get them; those that are missing are made where the agent may.
 
 The driver makes ``/dev/nvidia-uvm`` only once a CUDA program has run since the boot, and on machines without
-udev rules of the driver the others only once some program of it did. Without them no container starts.
+udev rules of the driver the others only once some program of it did. Without them no container starts. The
+predecessor's extra-config.json names further nodes, which every container with a card receives.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import stat
@@ -143,3 +145,29 @@ def _mknod(path: Path, major: int, minor: int) -> None:
     with contextlib.suppress(FileExistsError):
         os.mknod(path, _MODE | stat.S_IFCHR, os.makedev(major, minor))
         path.chmod(_MODE)  # whatever the umask
+
+
+def extra_devices(path: Path) -> tuple[str, ...]:
+    """The nodes under ``default.devices``, in order; none if there is no file. Other keys are ignored.
+
+    Raises:
+        NodeUnready: the file is not of that form. A node that is left out in silence is missed for days.
+    """
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return ()
+    except (OSError, UnicodeDecodeError) as error:
+        raise NodeUnready(f"{path} cannot be read: {error}") from error
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise NodeUnready(f"{path} is not JSON: {error}") from error
+    default = data.get("default", {}) if isinstance(data, dict) else None
+    devices = default.get("devices") or [] if isinstance(default, dict) else None
+    if not isinstance(devices, list):
+        raise NodeUnready(f'{path}: write {{"default": {{"devices": ["/dev/…"]}}}}')
+    for device in devices:
+        if not isinstance(device, str) or not device.startswith("/dev/") or ".." in device.split("/"):
+            raise NodeUnready(f"{path}: {device!r} is not the path of a device node (/dev/…)")
+    return tuple(dict.fromkeys(devices))

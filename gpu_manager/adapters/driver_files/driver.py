@@ -1,8 +1,8 @@
-"""Finds the driver's own libraries on the node, each under its SONAME.
+"""Finds the driver's own libraries on the node, each under its SONAME, and NVML for an agent without one.
 
 A container gets them by a path that stays right when the driver is upgraded under it, because the kubelet
 replays an old response for as long as the pod lives: the SONAME's link where the installer made one, else a
-link of ours, renewed at every look. A versioned file name is never handed out: once that file is gone, a
+link of ours, renewed at every check. A versioned file name is never handed out: once that file is gone, a
 container runtime would make an empty *directory* of that name on the node.
 """
 
@@ -185,3 +185,22 @@ def _point(link: Path, target: str) -> None:
             raise
     except OSError as error:
         raise NodeUnready(f"{link} cannot be made a link to {target}: {error.strerror or error}") from error
+
+
+_OWN_ROOT: Final = Path("/")
+
+
+def find_nvml(host: HostFiles, driver_root: str = "/") -> Path | None:
+    """The library as the agent sees it; None if the node has none, or is the agent's own file system.
+
+    There the loader's own search is better. A library of another machine is passed over.
+    """
+    if host.root == _OWN_ROOT:
+        return None
+    for directory in (f"usr/lib/{multiarch()}", "usr/lib64", "usr/lib", f"lib/{multiarch()}", "lib64"):
+        for within, above in ((driver_root, ""), ("/", driver_root.rstrip("/"))):
+            real = host.resolve(f"{above}/{directory}/{NVML}", within)
+            elf = read_elf(host.seen(real)) if real is not None else None
+            if real is not None and elf is not None and elf.machine == native_machine():
+                return host.seen(real)
+    return None

@@ -17,12 +17,18 @@ from gpu_manager.adapters.driver_files.content import (
     gate_mounts,
     trusted_directories,
 )
-from gpu_manager.adapters.driver_files.delivery import LDCACHE, Delivered, Delivery
+from gpu_manager.adapters.driver_files.delivery import (
+    LDCACHE,
+    Delivered,
+    Delivery,
+    InjectionRecord,
+    Records,
+    is_name,
+)
+from gpu_manager.adapters.driver_files.detect import Strategy
 from gpu_manager.adapters.driver_files.device_nodes import CONTROL, DeviceNodes
 from gpu_manager.adapters.driver_files.driver import Driver, DriverFinder
 from gpu_manager.adapters.driver_files.host import HostFiles
-from gpu_manager.adapters.driver_files.records import InjectionRecord, Records, is_name
-from gpu_manager.adapters.driver_files.strategy import Strategy
 from gpu_manager.domain.card import Card, CardState
 from gpu_manager.domain.contract import (
     ALLOCATION,

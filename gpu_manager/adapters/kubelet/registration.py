@@ -11,8 +11,7 @@ from typing import Final
 import grpc
 
 from gpu_manager import threads
-from gpu_manager.adapters.kubelet.client import unix_target
-from gpu_manager.adapters.kubelet.directory import LOOK_SECONDS, DirectoryWatch, Stamp, stamp_of
+from gpu_manager.adapters.kubelet.client import LOOK_SECONDS, DirectoryWatch, Stamp, stamp_of, unix_target
 from gpu_manager.domain.contract import KUBELET_SOCKET
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc

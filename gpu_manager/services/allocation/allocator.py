@@ -3,13 +3,18 @@
 :class:`NodeState` owns what is held and planned. This module fetches what its transactions need, and prepares
 on the node what they have booked. Allocate asks no other service, except whether a pod is gone whose ids the
 kubelet hands out again.
+
+Under a NUMA policy the kubelet's ids move containers to other cards than were chosen for them. A pod that is
+bound here keeps a plan, so that nobody who is moved takes its room. Where a pod is planned or granted
+elsewhere than its annotation says, the annotation is corrected at once: the scheduler counts the pod there,
+and sends nobody to cards that only seem free. Without a policy nobody moves, and nothing is done.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 import structlog
@@ -18,6 +23,8 @@ from gpu_manager.domain.admission_match import PreferenceCall
 from gpu_manager.domain.contract import CARRIERS, CORE, EVENT_REFUSED, MEMORY, NVIDIA
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
 from gpu_manager.domain.injection import Injection
+from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
+from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.ports.clock import Clock
@@ -25,10 +32,11 @@ from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.ports.injector import Injector
 from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.admission_window import AdmissionWindow
+from gpu_manager.services.allocation.annotation_writeback import strayed_ids
 from gpu_manager.services.allocation.association import Association, is_deleted
 from gpu_manager.services.allocation.grant import DELETED, Booked, Decision, annotation_of, limits_of
 from gpu_manager.services.allocation.node_state import NodeState
-from gpu_manager.services.allocation.numa_plans import NumaPlans
+from gpu_manager.services.allocation.planner import assignment_of
 from gpu_manager.services.allocation.preferred_ids import IdChoice
 from gpu_manager.services.allocation.reclaim import DepartedPods
 from gpu_manager.services.metrics import ServiceMetrics
@@ -219,3 +227,69 @@ class Allocator:
         kinds = (RequestInvalid, DoesNotFit, NodeUnready)
         kind = next((k for k in kinds if isinstance(error, k)), type(error))
         raise kind(f"pod {pod.key}: {text}") from error
+
+
+class NumaPlans:
+    """Thread-safe; returns at once."""
+
+    def __init__(self, state: NodeState, pods: Pods, clock: Clock) -> None:
+        self._state, self._pods, self._clock = state, pods, clock
+        self._told: dict[PodUid, dict[str, str]] = {}
+
+    def renew(self) -> None:
+        """Plan the pods that are bound here and have no plan: when they came, their cards were still held."""
+        if not self._moves():
+            return
+        view = self._state.view
+        waiting = [
+            pod
+            for pod in self._bound()
+            if not view.ledger.of_pod(pod.uid) and not pod.deleting and not pod.started
+        ]
+        if waiting:
+            living = {pod.uid for pod in self._bound() if not pod.deleting}
+            self._state.plan_waiting(waiting, living)
+
+    def tell(self) -> None:
+        """Annotate the pods that have not started whose cards, or NUMA nodes of ids, are not those that their
+        annotation names.
+        """
+        if not self._moves():
+            return
+        view = self._state.view
+        there: set[PodUid] = set()
+        for pod in self._bound():
+            there.add(pod.uid)
+            named, held = assignment_of(view.node, pod), view.ledger.of_pod(pod.uid)
+            grants = (view.grants.get(one.key) for one in held.values())
+            asking = {c.name for c in pod.containers if c.asks}
+            if named is None or held.keys() != asking or any(grant and grant.proven for grant in grants):
+                continue
+            strayed = strayed_ids(view, pod.uid)
+            cards = {name: {card for card, _ in shares} for name, shares in named.containers.items()}
+            if cards == {name: set(one.cards) for name, one in held.items()} and named.numa_ids == strayed:
+                self._told.pop(pod.uid, None)
+                continue
+            placement = {name: one.shares for name, one in held.items()}
+            written = allocation_annotations(
+                pod,
+                view.node.name,
+                placement,
+                view.node.cards,
+                self._clock.now(),
+                assigned=False,
+                numa_ids=strayed,
+            )
+            if self._told.get(pod.uid) != written:
+                self._told[pod.uid] = written
+                self._pods.annotate(pod, written)
+        self._told = {uid: told for uid, told in self._told.items() if uid in there}
+
+    def _moves(self) -> bool:
+        return self._state.node.topology.numa_policy is not NumaPolicy.NONE
+
+    def _bound(self) -> Iterator[Pod]:
+        for found in self._pods.local().values():
+            for known in found:
+                if known.pod.asks and not known.tombstone and not known.pod.terminal:
+                    yield known.pod

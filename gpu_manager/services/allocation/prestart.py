@@ -1,12 +1,18 @@
-"""PreStartContainer: verifies by the kubelet's checkpoint which container holds device ids, and writes its
-limits.
+"""PreStartContainer: checks by the kubelet's checkpoint which container holds device ids; writes its limits.
 
 A wrong name or amount is corrected here. A wrong card cannot be: device ids are fixed for the pod's life.
 Then the start is refused, an Event says why, and a pod that has a controller is evicted.
+
+:class:`LimitPages` is the one writer of limits into the pages of admitted containers. A container's start,
+its elastic limit, a resize and new settings of the agent all write the whole page. Each holds
+:attr:`LimitPages.changing` from reading the books to the page, so that none writes what another has changed
+meanwhile. Allocate creates the pages before that, without waiting: PreStartContainer writes them again, from
+the books, before the container runs.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import structlog
@@ -24,13 +30,13 @@ from gpu_manager.domain.placement.explain import explain_shares, with_priority
 from gpu_manager.domain.placement.protection import explain_unprotected, neighbours
 from gpu_manager.domain.pod import Pod
 from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.ports.kubelet import CheckpointEntry, Kubelet
 from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
 from gpu_manager.services.allocation.association import pod_of
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.grant import limits_of
-from gpu_manager.services.allocation.limit_pages import LimitPages
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
@@ -225,3 +231,54 @@ def _moved(uuid: CardUuid, entry: CheckpointEntry, node: NodeCards) -> str:
         f"it was given {was}, and since the last boot its card {state.card.index} ({uuid}) is "
         f"/dev/nvidia{number}: it would run on another pod's card"
     )
+
+
+class LimitPages:
+    """Thread-safe. Who holds ``changing`` may take the locks of :class:`NodeState`, never the reverse."""
+
+    def __init__(self, state: NodeState, pages: ControlPages) -> None:
+        self._state = state
+        self._pages = pages
+        self.changing = threading.RLock()
+
+    def write(self, grant: Grant) -> None:
+        """Put these limits in force. The caller holds ``changing`` since it read the grant.
+
+        Raises:
+            NodeUnready: the page cannot be written.
+        """
+        self._pages.open(grant.directory, limits_of(grant))
+
+    def apply_settings(self) -> None:
+        """Write the limits of every fraction anew, with the settings of this agent (``--oversubscribe``,
+        ``--fail-open``, ``--context-mib``); its library follows at once.
+
+        Pages that are not there are left to the start of their container. A page that cannot be written is
+        logged, and keeps the settings that it has.
+        """
+        try:
+            there = frozenset(self._pages.names())
+        except NodeUnready as error:
+            log.warning("page_settings_not_applied", reason=str(error))
+            return
+        for key in self._state.view.grants:
+            with self.changing:
+                grant = self._state.view.grants.get(key)
+                if grant is None or grant.directory not in there or not limits_of(grant):
+                    continue
+                try:
+                    self.write(grant)
+                except NodeUnready as error:
+                    log.warning("page_settings_not_applied", directory=grant.directory, reason=str(error))
+
+    def start(self, grant: Grant) -> None:
+        """Before the container starts: its limits as the books have them now, and no usage.
+
+        Raises:
+            NodeUnready: a page cannot be written.
+        """
+        with self.changing:
+            now = self._state.view.grants.get(grant.key, grant)
+            if limits_of(now):
+                self.write(now)
+                self._pages.reset(now.directory)

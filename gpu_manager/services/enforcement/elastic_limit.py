@@ -16,8 +16,8 @@ from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.grant import limits_of
-from gpu_manager.services.allocation.limit_pages import LimitPages
 from gpu_manager.services.allocation.node_state import NodeState, StateView
+from gpu_manager.services.allocation.prestart import LimitPages
 
 log = structlog.get_logger(__name__)
 

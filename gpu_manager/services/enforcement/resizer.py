@@ -26,8 +26,8 @@ from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.grant import limits_of
-from gpu_manager.services.allocation.limit_pages import LimitPages
 from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.allocation.prestart import LimitPages
 from gpu_manager.services.enforcement.lone_resizes import lone_sizes
 from gpu_manager.services.enforcement.usage_sample import Sample
 

@@ -6,13 +6,14 @@ annotation as a hint. Disagreements are logged, counted and resolved in that ord
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
 
 from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.contract import EVENT_LEDGER_REBUILT
 from gpu_manager.domain.dra.sides import Sides
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
 from gpu_manager.domain.placement.ledger import Allocation, Share
@@ -22,6 +23,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of, priority_of
 from gpu_manager.ports.kubelet import CheckpointEntry, PodResourcesEntry, PredecessorPod
 from gpu_manager.ports.pods import KnownPod
+from gpu_manager.ports.store import Store
 from gpu_manager.services.allocation.books import Books, Grant, Key
 from gpu_manager.services.allocation.books_format import decode, decode_sides
 from gpu_manager.services.allocation.grant import annotation_of
@@ -225,3 +227,38 @@ def _from_ids(
         Share(card, whole[card] if amount.cores >= CORES_PER_CARD else amount)
         for card, amount in sorted(counts.items())
     )
+
+
+_REBUILT = "the books are rebuilt from the kubelet's checkpoint and the pods, and no pod loses its cards"
+
+
+def load_books(store: Store, event: Callable[[str, str], None], metrics: ServiceMetrics) -> bytes | None:
+    """The stored books; None if there are none, or none that this agent can read: then they are kept under
+    another name for the agent that wrote them, and an Event on the node (``event``: reason, message) says so.
+    """
+    said = ""
+    try:
+        stored = store.load()
+        if kept := store.aside():
+            said = "the ledger on disk is of another agent's format"
+            said += f"; its files are kept as {', '.join(kept)}"
+    except NodeUnready as error:
+        stored, said = None, str(error)
+    if stored is not None:
+        try:
+            decode(stored)
+            decode_sides(stored)
+        except NodeUnready as error:
+            stored, said = None, f"{error}{_kept(store)}"
+    if said:
+        metrics.recovery_disagreements.labels("store").inc()
+        log.error("ledger_ignored", reason=said)
+        event(EVENT_LEDGER_REBUILT, f"{said}; {_REBUILT}")
+    return stored
+
+
+def _kept(store: Store) -> str:
+    try:
+        return f"; its files are kept as {', '.join(store.set_aside('unread'))}"
+    except NodeUnready as error:
+        return f"; its files are written over: {error}"
