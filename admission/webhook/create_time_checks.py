@@ -12,11 +12,8 @@ from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.feasibility import FeasibilityJudge, Fit, Unfit
 from admission.extender.refusal_lines import describe
 from admission.quota.claim_creations import ClaimCreations, says_protected
-from admission.quota.pod_creations import quota_refusal, refused_past_scheduler
-from admission.quota.quota_book import QuotaBook
-from admission.webhook.admit import CreateTimeChecks, InjectionWays
 from admission.quota.quota_book import QuotaBook, quota_refusal, refused_past_scheduler
-from admission.webhook.admit import CreateTimeChecks
+from admission.webhook.admit import CreateTimeChecks, InjectionWays
 from gpu_manager.domain.cluster.claims import read_claim
 from gpu_manager.domain.dra.demand import double_uses, requests_of_containers, shared_uses
 from gpu_manager.domain.errors import printable
