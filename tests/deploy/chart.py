@@ -46,6 +46,16 @@ SETS: dict[str, tuple[str, ...]] = {
         "--set=monitoring.podMonitor=true,monitoring.serviceMonitor=true,monitoring.labels.release=prometheus",
         "--set=monitoring.rules=true,monitoring.dashboards=true",
     ),
+    "labelled": (
+        '--set-json=commonLabels={"cost-centre":"ml","team":"a"}',
+        '--set-json=podLabels={"sidecar.istio.io/inject":"false","team":"b"}',
+        '--set-json=podAnnotations={"vault.hashicorp.com/agent-inject":"false"}',
+        '--set-json=webhook.labels={"admissions.enforcer/disabled":"true"}',
+        '--set-json=serviceAccount.annotations={"eks.amazonaws.com/role-arn":"arn:aws:iam::1:role/r"}',
+        '--set-json=admission.topologySpreadConstraints=[{"maxSkew":1,"topologyKey":"topology.kubernetes.io/zone","whenUnsatisfiable":"ScheduleAnyway"}]',
+        "--set=nameOverride=gpus,monitoring.rules=true,monitoring.podMonitor=true,monitoring.serviceMonitor=true",
+        "--set=monitoring.dashboards=true,monitoring.runbookUrl=https://host/runbooks.md",
+    ),
     "own-namespace": ("-n", "gpu", "--set=namespace.create=true"),
     "bare-network": (
         "--set=agent.hostNetwork=true,admission.hostNetwork=true,scheduler.sidecar.port=10260",

@@ -40,6 +40,7 @@ PRIVILEGED = {
     "cluster-by-hand",
     "monitored",
     "own-namespace",
+    "labelled",
     "bare-network",
     "own-certificate",
     "claims",

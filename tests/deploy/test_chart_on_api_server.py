@@ -18,7 +18,12 @@ from tests.deploy.chart import CHART, HELM, KUBECTL, MANIFESTS, SETS
 from tests.fakes.sandbox import short_directory
 
 BARE = ("--set=monitoring.serviceMonitor=false",)  # no Prometheus operator has brought its kinds
-FOREIGN = {"monitored", "cluster", "own-namespace"}  # need others' resources, or another namespace
+FOREIGN = {
+    "monitored",
+    "cluster",
+    "own-namespace",
+    "labelled",
+}  # need others' kinds, another namespace or selector
 AGENT = (
     "--as=system:serviceaccount:kube-system:gpu-manager",
     "--as-user-extra=authentication.kubernetes.io/node-name=n1",

@@ -56,6 +56,14 @@ def test_the_version_is_put_in_wherever_the_tree_has_the_placeholder(tmp_path: P
     assert "ARG VERSION=7.8.9" in (copy / "deploy/image/Dockerfile").read_text()
 
 
+def test_alerts_name_the_runbooks_where_the_release_is_published(tmp_path: Path) -> None:
+    for url, named in (("https://host/v7", "https://host/v7/runbooks.md"), ("", "")):
+        source.export("7.8.9", tmp_path / "copy", url)
+        values = yaml.safe_load((tmp_path / "copy/deploy/helm/gpu-manager/values.yaml").read_text())
+        assert values["monitoring"]["runbookUrl"] == named
+    assert (tmp_path / "copy" / source.RUNBOOKS).exists()
+
+
 def test_the_chart_of_a_trial_has_a_version_that_helm_takes(tmp_path: Path) -> None:
     source.export("7.8.9rc2", tmp_path / "copy")
     chart = yaml.safe_load((tmp_path / "copy/deploy/helm/gpu-manager/Chart.yaml").read_text())

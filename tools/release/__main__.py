@@ -20,7 +20,7 @@ from types import ModuleType
 from tools.release import ROOT
 from tools.release.notes import notes
 from tools.release.sbom import bill
-from tools.release.source import commit, commit_time, current_tag, export, version_of
+from tools.release.source import RUNBOOKS, commit, commit_time, current_tag, export, version_of
 
 
 def main() -> None:
@@ -51,6 +51,7 @@ def main() -> None:
         bill(version, lock, build.PACKAGES, build.SUITE, created), "utf-8"
     )
     (place / "NOTES.md").write_text(notes((source / "CHANGELOG.md").read_text("utf-8"), version), "utf-8")
+    shutil.copy(source / RUNBOOKS, place)
     _checksums(place)
     shutil.rmtree(source)
     for path in sorted(place.iterdir()):

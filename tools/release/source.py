@@ -14,6 +14,7 @@ from tools.release import PLACEHOLDER, ROOT
 
 _VERSION: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(rc[0-9]+)?")
 CHART: Final = "deploy/helm/gpu-manager/Chart.yaml"
+RUNBOOKS: Final = Path("docs/runbooks.md")  # published beside the chart, whose alerts name it
 _STAMPED: Final = (
     # file, how often the placeholder stands in it
     ("pyproject.toml", 1),
@@ -58,7 +59,8 @@ def export(version: str, target: Path, url: str = "") -> None:
     Args:
         version: as :func:`version_of` gives it.
         target: a directory that is made anew.
-        url: where the release is published, for the packages' metadata; empty: they name no address.
+        url: where the release is published, for the packages' metadata and the alerts' runbooks; empty: they
+            name no address.
 
     Raises:
         SystemExit: a file does not carry the placeholder as often as it should.
@@ -74,6 +76,10 @@ def export(version: str, target: Path, url: str = "") -> None:
             sys.exit(f"{name} holds {PLACEHOLDER} {text.count(PLACEHOLDER)} times, {times} expected")
         if name == CHART:  # whose own version is SemVer's; appVersion is the image's tag
             text = text.replace(f"\nversion: {PLACEHOLDER}", f"\nversion: {chart_version(version)}")
+        if url and name == CHART:
+            values = path.with_name("values.yaml")
+            filled = f"  runbookUrl: {json.dumps(f'{url}/{RUNBOOKS.name}')}\n"
+            values.write_text(values.read_text("utf-8").replace('  runbookUrl: ""\n', filled), "utf-8")
         if url and path.suffix == ".toml":
             text += f"\n[project.urls]\nHomepage = {json.dumps(url)}\n"
         path.write_text(text.replace(PLACEHOLDER, version), "utf-8")

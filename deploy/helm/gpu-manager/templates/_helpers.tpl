@@ -14,14 +14,21 @@ app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: gpu-manager
 app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- with $root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 {{/* Of pods: a new chart with the same program does not start them anew. */}}
 {{- define "vcuda.podLabels" -}}
+{{- $root := index . 0 -}}
 {{ include "vcuda.selector" . }}
-app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+{{- with merge (dict) ($root.Values.podLabels | default dict) ($root.Values.commonLabels | default dict) }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 {{- define "vcuda.selector" -}}
-app.kubernetes.io/name: gpu-manager
+app.kubernetes.io/name: {{ (index . 0).Values.nameOverride | default "gpu-manager" }}
 app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
@@ -33,6 +40,13 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{ $image.repository }}@{{ $image.digest }}
 {{- else -}}
 {{ $image.repository }}:{{ $image.tag | default $root.Chart.AppVersion }}
+{{- end }}
+{{- end }}
+
+{{/* Of both accounts: clouds give rights of their own by them. */}}
+{{- define "vcuda.accountAnnotations" -}}
+{{- with (.Values.serviceAccount | default dict).annotations -}}
+annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
@@ -185,7 +199,9 @@ seccompProfile: {type: RuntimeDefault}
 {{- define "vcuda.webhookMeta" }}
 metadata:
   name: gpu-quota-admission
-  labels: {{- include "vcuda.labels" (list . "admission") | nindent 4 }}
+  labels:
+    {{- include "vcuda.labels" (list . "admission") | nindent 4 }}
+    {{- with .Values.webhook.labels }}{{ toYaml . | nindent 4 }}{{ end }}
   {{- if .Values.certificates.issuer }}
   annotations:
     cert-manager.io/inject-ca-from: {{ .Release.Namespace }}/gpu-quota-admission-certs
