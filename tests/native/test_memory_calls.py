@@ -195,6 +195,26 @@ def test_managed_memory_is_charged_in_full_as_it_can_all_be_resident(
     assert held(container, guest) == 0
 
 
+def test_memory_of_another_interface_is_charged_from_its_import_to_its_end(
+    container: Container, guest: Program
+) -> None:
+    """A buffer of it is freed by itself, and leaves the memory charged."""
+    handle = struct.pack("<i4xQQQI64x4x", 1, 3, 0, 50 * MIB, 0)
+    memory = guest("cuImportExternalMemory", OUT, handle).value
+    assert held(container, guest) == 50 * MIB
+    buffer = guest(
+        "cuExternalMemoryGetMappedBuffer", OUT, memory, struct.pack("<QQI64x4x", 2 * MIB, MIB, 0)
+    ).value
+    assert guest("cuMemFree_v2", buffer).result == SUCCESS
+    assert held(container, guest) == 50 * MIB
+    assert (
+        guest("cuImportExternalMemory", OUT, handle[:24] + struct.pack("<Q", LIMIT) + handle[32:]).result
+        == OUT_OF_MEMORY
+    )
+    assert guest("cuDestroyExternalMemory", memory).result == SUCCESS
+    assert held(container, guest) == 0
+
+
 def test_memory_of_the_host_is_not_charged(container: Container, guest: Program) -> None:
     assert guest("cuMemAllocHost_v2", OUT, LIMIT * 2).result == SUCCESS
     assert guest("cuMemHostAlloc", OUT, LIMIT * 2, 0).result == SUCCESS

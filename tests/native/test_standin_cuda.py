@@ -107,6 +107,51 @@ def test_every_way_to_take_memory_shows_in_what_is_left_and_comes_back(tmp_path:
     ]  # fmt: skip
 
 
+def test_streams_wait_for_words_that_the_host_or_another_stream_writes(tmp_path: Path) -> None:
+    program = standin.python(
+        """
+        driver = Driver()
+        at, one, other = driver.alloc(4096), driver.stream(), driver.stream()
+        found, done = c_uint64(), driver.event()
+        driver.cuMemsetD32(at, 0, 1024)
+        for wide, value in ((32, c_uint(7)), (64, c_uint64(1 << 40))):
+            getattr(driver, f"cuStreamWaitValue{wide}")(one, at, value, c_uint(1))
+            driver.launch(driver.kernel("k"), one)
+            driver.cuEventRecord(done, one)
+            waits = driver.code("cuEventQuery", done)
+            getattr(driver, f"cuStreamWriteValue{wide}")(other, at, value, c_uint(0))
+            driver.cuStreamSynchronize(one)
+            print(waits, driver.code("cuEventQuery", done))
+        driver.cuStreamWaitValue32(one, at, c_uint(0x80), c_uint(2))
+        waits = driver.code("cuStreamQuery", one)
+        ctypes.c_uint32.from_address(at.value).value = 0x81
+        driver.cuStreamSynchronize(one)
+        print(waits)
+        """,
+        standin.environment(tmp_path),
+    )
+    assert standin.said(program) == ["600 0", "600 0", "600"]
+
+
+def test_all_streams_of_a_context_wait_for_an_event(tmp_path: Path) -> None:
+    program = standin.python(
+        """
+        driver = Driver()
+        at, held, streams, event = driver.alloc(4096), driver.stream(), [driver.stream() for _ in range(3)], driver.event()
+        driver.cuMemsetD32(at, 0, 1024)
+        driver.cuStreamWaitValue32(held, at, c_uint(1), c_uint(1))
+        driver.cuEventRecord(event, held)
+        driver.cuCtxWaitEvent(c_void_p(driver.context), event)
+        print([driver.code("cuStreamQuery", stream) for stream in streams])
+        ctypes.c_uint32.from_address(at.value).value = 1
+        driver.cuCtxSynchronize()
+        print([driver.code("cuStreamQuery", stream) for stream in streams])
+        """,
+        standin.environment(tmp_path),
+    )
+    assert standin.said(program) == ["[600, 600, 600]", "[0, 0, 0]"]
+
+
 def test_contents_survive_copies_and_sets(tmp_path: Path) -> None:
     program = standin.python(
         """

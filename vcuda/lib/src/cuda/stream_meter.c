@@ -269,22 +269,33 @@ void stream_meter_waits(CUstream stream, bool per_thread) {
     errno = saved;
 }
 
-void stream_meter_flush_context(void) {
-    struct current_context where;
-    if (!__atomic_load_n(&context_meters, __ATOMIC_ACQUIRE) || !context_current(&where))
-        return;
+static void flush_context(uint64_t owner, bool waits) {
     int saved = errno;
     for (int i = 0; i < STREAM_METER_LISTS; i++)
         for (struct stream_meter *meter = __atomic_load_n(&stream_meters[i], __ATOMIC_ACQUIRE); meter;
              meter = meter->next) {
             uint64_t token = __atomic_load_n(&meter->key[2], __ATOMIC_RELAXED);
-            if (meter->key[1] != where.owner || use_of(meter) != METER_LIVES || !has_open(meter) ||
-                (token && token != (uint64_t)(uintptr_t)&thread_token))
+            if (meter->key[1] != owner || use_of(meter) != METER_LIVES)
+                continue;
+            if (waits)
+                __atomic_store_n(&meter->clock.waits, true, __ATOMIC_RELAXED);
+            if (!has_open(meter) || (token && token != (uint64_t)(uintptr_t)&thread_token))
                 continue;
             bool capturing = __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) != 0;
             flush(meter, !capturing || !stream_is_capturing(meter->stream, false));
         }
     errno = saved;
+}
+
+void stream_meter_flush_context(void) {
+    struct current_context where;
+    if (__atomic_load_n(&context_meters, __ATOMIC_ACQUIRE) && context_current(&where))
+        flush_context(where.owner, false);
+}
+
+void stream_meters_wait(CUcontext context) {
+    if (context && __atomic_load_n(&context_meters, __ATOMIC_ACQUIRE))
+        flush_context(context_id_of(context), true);
 }
 
 /* Its handle is the driver's to destroy from here on: nobody else records on it. A span whose end needs no record stays

@@ -24,6 +24,9 @@ void stream_meter_flush_context(void);
  */
 void stream_meter_waits(CUstream stream, bool per_thread);
 
+/* The same of all streams of a context. */
+void stream_meters_wait(CUcontext context);
+
 /* A stream is about to end. */
 void stream_meter_ends(CUstream stream);
 

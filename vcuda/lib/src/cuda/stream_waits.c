@@ -16,3 +16,15 @@
         return real.name arguments;                                                                                    \
     }
 #include "cuda/stream_waits.def"
+
+CUresult hook_cuCtxWaitEvent(CUcontext context, CUevent event) {
+    stream_meters_wait(context);
+    return real.cuCtxWaitEvent(context, event);
+}
+
+CUresult hook_cuGreenCtxWaitEvent(CUgreenCtx green, CUevent event) {
+    CUcontext context;
+    if (green && real.cuCtxFromGreenCtx(&context, green) == CUDA_SUCCESS)
+        stream_meters_wait(context);
+    return real.cuGreenCtxWaitEvent(green, event);
+}

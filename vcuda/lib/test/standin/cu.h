@@ -62,6 +62,7 @@ typedef struct graph_exec *CUgraphExec;
 typedef struct pool *CUmemoryPool;
 typedef struct array *CUarray;
 typedef struct mipmap *CUmipmappedArray;
+typedef struct external *CUexternalMemory;
 typedef void (*CUhostFn)(void *);
 typedef void (*CUstreamCallback)(CUstream, CUresult, void *);
 typedef size_t (*CUoccupancyB2DSize)(int);
@@ -206,6 +207,18 @@ typedef struct CUmemPoolProps {
     size_t max_bytes;
     unsigned char reserved[56];
 } CUmemPoolProps;
+
+typedef struct CUDA_EXTERNAL_MEMORY_HANDLE_DESC {
+    int type;
+    uint64_t handle[2];
+    unsigned long long size;
+    unsigned int flags, reserved[16];
+} CUDA_EXTERNAL_MEMORY_HANDLE_DESC;
+
+typedef struct CUDA_EXTERNAL_MEMORY_BUFFER_DESC {
+    unsigned long long offset, size;
+    unsigned int flags, reserved[16];
+} CUDA_EXTERNAL_MEMORY_BUFFER_DESC;
 
 typedef struct CUDA_MEM_ALLOC_NODE_PARAMS {
     CUmemPoolProps pool;

@@ -164,8 +164,40 @@ static void turn_to_other_card(struct stream *stream, struct operation *first) {
     first->length = first->event->p;
 }
 
-/* True: the stream's queue has moved. Stops in front of host functions, of events not yet placed, and of another card's
- * that have not happened. */
+enum { WAIT_EQUAL = 1, WAIT_AND = 2, WAIT_NOR = 3, WAIT_KINDS = 3 };
+
+static bool word_is_met(const struct word *word) {
+    uint64_t mask = word->wide ? UINT64_MAX : UINT32_MAX;
+    uint64_t found = word->wide ? __atomic_load_n((uint64_t *)word->at, __ATOMIC_ACQUIRE)
+                                : __atomic_load_n((uint32_t *)word->at, __ATOMIC_ACQUIRE);
+    int64_t more = word->wide ? (int64_t)(found - word->value) : (int32_t)(found - word->value);
+    switch (word->flags & WAIT_KINDS) {
+    case WAIT_EQUAL:
+        return found == word->value;
+    case WAIT_AND:
+        return (found & word->value) != 0;
+    case WAIT_NOR:
+        return (~(found | word->value) & mask) != 0;
+    default:
+        return more >= 0;
+    }
+}
+
+/* Once the stream has come to it. True: it is written, or what is waited for is there. */
+static bool word_is_done(struct stream *stream, const struct word *word) {
+    if (!exec_reached(stream->context->device, exec_tail(stream)))
+        return false;
+    if (!word->is_write)
+        return word_is_met(word);
+    if (word->wide)
+        __atomic_store_n((uint64_t *)word->at, word->value, __ATOMIC_RELEASE);
+    else
+        __atomic_store_n((uint32_t *)word->at, (uint32_t)word->value, __ATOMIC_RELEASE);
+    return true;
+}
+
+/* True: the stream's queue has moved. Stops in front of host functions, of events not yet placed, of another card's
+ * that have not happened, and of words that are waited for. */
 static bool pump(struct stream *stream) {
     bool moved = false;
     while (stream->held) {
@@ -177,6 +209,8 @@ static bool pump(struct stream *stream) {
         if (first->kind == OP_WAIT && first->event)
             turn_to_other_card(stream, first);
         if (first->kind == OP_OTHER_CARD && !exec_reached(first->other, first->length))
+            break;
+        if (first->kind == OP_WORD && !word_is_done(stream, &first->word))
             break;
         if (first->kind == OP_WORK)
             place(stream, first->length, first->alone);
@@ -225,16 +259,20 @@ static int64_t due_on(struct device *device, int64_t p, int64_t now) {
     return due;
 }
 
+enum { WORD_LOOK_NS = 20000 };
+
 /* Is it a host function's turn? Else notes when the helper has to look again. */
 static bool host_ready(struct stream *stream) {
     const struct operation *first = stream->held;
-    if (!first || (first->kind != OP_HOST && first->kind != OP_OTHER_CARD))
+    if (!first || (first->kind != OP_HOST && first->kind != OP_OTHER_CARD && first->kind != OP_WORD))
         return false;
-    bool host = first->kind == OP_HOST;
-    int64_t now = now_ns(), due = host ? due_on(stream->context->device, exec_tail(stream), now)
-                                       : due_on(first->other, first->length, now);
-    if (host && due <= now)
+    int64_t now = now_ns(), due = first->kind == OP_OTHER_CARD
+                                      ? due_on(first->other, first->length, now)
+                                      : due_on(stream->context->device, exec_tail(stream), now);
+    if (first->kind == OP_HOST && due <= now)
         return true;
+    if (first->kind == OP_WORD && due <= now)
+        due = now + WORD_LOOK_NS;
     if (helper_due == 0 || due < helper_due)
         helper_due = due;
     return false;

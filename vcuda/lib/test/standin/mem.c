@@ -165,6 +165,7 @@ void memory_release(struct memory *memory) {
         break;
     case REGISTERED:
     case MAPPED:
+    case IMPORTED:
         break;
     }
     map_remove(memory->base);

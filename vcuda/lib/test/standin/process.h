@@ -26,7 +26,7 @@
 /* A launch waits while this many are pending, as with the real driver. */
 enum { LAUNCH_QUEUE = 1024, SHARE_NAME = 40 };
 
-enum kind { LINEAR, MANAGED, HOST, REGISTERED, ASYNC, IPC, MAPPED, GLOBAL, GRAPH };
+enum kind { LINEAR, MANAGED, HOST, REGISTERED, ASYNC, IPC, MAPPED, GLOBAL, GRAPH, IMPORTED };
 
 struct device {
     int ordinal;
@@ -44,7 +44,7 @@ struct device {
 
 /* Operations that a stream holds back. */
 struct operation {
-    enum { OP_WORK, OP_HOST, OP_RECORD, OP_WAIT, OP_OTHER_CARD } kind;
+    enum { OP_WORK, OP_HOST, OP_RECORD, OP_WAIT, OP_OTHER_CARD, OP_WORD } kind;
     struct operation *next;
     int64_t length; /* OP_OTHER_CARD: the place on that card's axis */
     struct device *other;
@@ -54,6 +54,11 @@ struct operation {
     CUhostFn fn;
     CUstreamCallback callback;
     void *data;
+    struct word { /* OP_WORD: memory that the stream waits for, or writes */
+        uint64_t at, value;
+        unsigned int flags;
+        bool wide, is_write;
+    } word;
 };
 
 struct stream {

@@ -286,6 +286,16 @@ CUresult model_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent en
 }
 ALIAS(cuEventElapsedTime_v2, cuEventElapsedTime);
 
+static void wait_for(struct stream *stream, struct event *event) {
+    struct device *other = event->context->device;
+    if (other != stream->context->device && event->placed == event->generation)
+        exec_hold(stream, (struct operation){.kind = OP_OTHER_CARD, .other = other, .length = event->p});
+    else if (stream->held || event->placed < event->generation)
+        exec_hold(stream, (struct operation){.kind = OP_WAIT, .event = event, .generation = event->generation});
+    else
+        exec_finish(stream, event->p);
+}
+
 CUresult model_cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags) {
     NEED_CONTEXT(context);
     if (!event)
@@ -299,14 +309,27 @@ CUresult model_cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int fl
         CUgraphNodeParams params = {.type = NODE_WAIT_EVENT, .event = event};
         result = flags & 1 ? capture_add(stream, NODE_WAIT_EVENT, &params) : CUDA_SUCCESS;
     } else if (event->generation) {
-        struct device *other = event->context->device;
-        if (other != stream->context->device && event->placed == event->generation)
-            exec_hold(stream, (struct operation){.kind = OP_OTHER_CARD, .other = other, .length = event->p});
-        else if (stream->held || event->placed < event->generation)
-            exec_hold(stream, (struct operation){.kind = OP_WAIT, .event = event, .generation = event->generation});
-        else
-            exec_finish(stream, event->p);
+        wait_for(stream, event);
     }
     process_unlock();
     return result;
+}
+
+/* All streams that the context has by now; the model has none that begin later wait. */
+CUresult model_cuCtxWaitEvent(CUcontext context, CUevent event) {
+    if (!context || !event || !context->alive)
+        return CUDA_ERROR_INVALID_HANDLE;
+    process_lock();
+    struct context *owner = context->primary ? context->primary : context;
+    if (event->generation) {
+        wait_for(&owner->legacy, event);
+        for (struct stream *stream = owner->streams; stream; stream = stream->next)
+            wait_for(stream, event);
+    }
+    process_unlock();
+    return CUDA_SUCCESS;
+}
+
+CUresult model_cuGreenCtxWaitEvent(CUgreenCtx green, CUevent event) {
+    return model_cuCtxWaitEvent(green, event);
 }
