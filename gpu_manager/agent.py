@@ -308,6 +308,7 @@ class Agent:
         self.state.touched.set()
         self.inventory.wake()
         self.fronts.wake()
+        self.running.wake()
         self._kubelet.wake()
         for thread in self._threads:
             thread.join(10)
@@ -392,6 +393,7 @@ class Agent:
     def _books_changed(self) -> None:
         self.inventory.changed()
         self.fronts.books_changed()
+        self.running.wake()
 
     def _pod_changed(self, found: KnownPod) -> None:
         if found.tombstone or found.pod.terminal:

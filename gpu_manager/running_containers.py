@@ -72,7 +72,9 @@ class RunningContainers:
         self.bills = BillMeter(state, self.usage, bills, clock, metrics, boot_id(config.proc))
         self._time_sharing = TimeSharing(pages, self.usage.tenants, clock, metrics)
         watcher = gate_watcher(config, pages)
-        self._gates = CardGates(lambda: self.usage.last, pages, pages.gates, watcher, clock, metrics)
+        self._gates = CardGates(
+            lambda: state.view.grants, lambda: self.usage.last, pages, pages.gates, watcher, clock, metrics
+        )
         self._evasion = EvasionDetector(
             state,
             lambda: self.usage.last,
@@ -128,7 +130,6 @@ class RunningContainers:
                 "usage",
                 {
                     "sampler": self._sample,
-                    "gates": self._gates.look,
                     "evasion": self._evasion.look,
                     "library-messages": self._library_messages.look,
                     "memory-limits": self._memory_limits.look,
@@ -138,9 +139,16 @@ class RunningContainers:
                 stop,
             ),
             threads.rounds(
+                usage.PERIOD_SECONDS, "gates", {"gates": self._gates.look}, count, stop, due=self._gates.due
+            ),
+            threads.rounds(
                 injection_check.PERIOD_SECONDS, "injection", {"injection": self._injection.look}, count, stop
             ),
         ]
+
+    def wake(self) -> None:
+        """Call it when the books have changed, and to end the threads: the gates are looked at now."""
+        self._gates.due.set()
 
     def close(self) -> None:
         """Call it once the threads have ended."""

@@ -59,14 +59,23 @@ def every(
     stop: threading.Event,
     *,
     at_once: bool = False,
+    due: threading.Event | None = None,
 ) -> threading.Thread:
     """A thread, to be started, that takes a ``step`` every so many seconds until stopped; the first
-    ``at_once``, or after them. An unexpected error costs one round.
+    ``at_once``, or after them. It also takes one when ``due`` is set, which must be set to stop it, too.
+    An unexpected error costs one round.
     """
+
+    def stopped(pause: float) -> bool:
+        if due is None:
+            return stop.wait(pause)
+        due.wait(pause)
+        due.clear()
+        return stop.is_set()
 
     def loop() -> None:
         pause = 0.0 if at_once else seconds
-        while not stop.wait(pause):
+        while not stopped(pause):
             pause = seconds
             ran(step)
 
@@ -79,8 +88,11 @@ def rounds(
     steps: Mapping[str, Callable[[], object]],
     count: Callable[[str], object],
     stop: threading.Event,
+    *,
+    due: threading.Event | None = None,
 ) -> threading.Thread:
-    """A thread, to be started, that takes these steps in a row, every so many seconds until stopped.
+    """A thread, to be started, that takes these steps in a row, every so many seconds until stopped, and when
+    ``due`` is set (:func:`every`).
 
     An unexpected error of one does not keep the next from its turn: it is given to ``count`` by its name.
     """
@@ -90,7 +102,7 @@ def rounds(
             if not ran(step):
                 count(step_name)
 
-    return every(seconds, name, once_round, stop)
+    return every(seconds, name, once_round, stop, due=due)
 
 
 def ran(job: Callable[[], object]) -> bool:

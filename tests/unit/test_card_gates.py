@@ -47,10 +47,13 @@ class Rig:
     broken: str = ""
     unreadable: bool = False
     ended: bool = False
+    sampled: bool = True
 
     def __post_init__(self) -> None:
         self.metrics = service_metrics()
-        self.service = CardGates(self._sample, self, self, self, FakeClock(), self.metrics)
+        self.service = CardGates(
+            lambda: {g.key: g for g in self.grants}, self._sample, self, self, self, FakeClock(), self.metrics
+        )
 
     def _sample(self) -> Sample:
         grants = {g.key: g for g in self.grants}
@@ -64,6 +67,7 @@ class Rig:
             )
             for g in self.grants
             for share in g.allocation.shares
+            if self.sampled
         )
         return replace(Sample(0.0), grants=grants, shares=uses)
 
@@ -116,6 +120,13 @@ def test_a_card_with_both_classes_is_watched_and_both_are_told_their_shares_once
     told = GateWatch(CARD, (WatchedTenant(name("p"), 0, 30),), (WatchedTenant(name("b"), 0, 20),))
     assert rig.watched == [[told], [told]]
     assert rig.ensured == [CARD, CARD]
+    assert rig.published == [(name("p"), CARD, 30.0), (name("b"), CARD, 100.0)]
+
+
+def test_a_card_is_watched_from_the_grant_on_before_any_page_was_read():
+    rig = pair(sampled=False)
+    rig.service.look()
+    assert [len(watched) for watched in rig.watched] == [1]
     assert rig.published == [(name("p"), CARD, 30.0), (name("b"), CARD, 100.0)]
 
 

@@ -98,6 +98,21 @@ def test_a_step_that_fails_costs_its_round_alone() -> None:
     assert threads.failures()["step"] - before == 1
 
 
+def test_rounds_are_made_at_once_when_they_are_due_and_end_so() -> None:
+    stop, due, taken = threading.Event(), threading.Event(), threading.Event()
+    thread = threads.rounds(1e6, "rounds", {"look": taken.set}, str, stop, due=due)
+    thread.start()
+    for _ in range(3):
+        due.set()
+        assert taken.wait(PATIENCE)
+        taken.clear()
+    stop.set()
+    due.set()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert not taken.is_set()
+
+
 @pytest.mark.parametrize("error", [None, KeyError("x")])
 def test_a_job_ends_either_way(error: Exception | None) -> None:
     def job() -> None:

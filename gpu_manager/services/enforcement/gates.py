@@ -7,6 +7,7 @@ program of its own (``vcuda/lib/watcher``), because an interpreter cannot answer
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -20,8 +21,9 @@ from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import Correction
 from gpu_manager.ports.gates import Gates, GateWatch, GateWatcher, WatchedTenant
+from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.grant import limits_of
-from gpu_manager.services.enforcement.usage_sample import Sample
+from gpu_manager.services.enforcement.usage_sample import Sample, unread
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
@@ -51,10 +53,11 @@ class CardProtection:
 
 
 class CardGates:
-    """``look`` is called once a second by one thread; ``told`` may be read by any."""
+    """One thread calls ``look``, once a second and when ``due`` is set; any may read ``told``."""
 
     def __init__(
         self,
+        grants: Callable[[], Mapping[Key, Grant]],
         sample: Callable[[], Sample],
         pages: CorrectedPages,
         gates: Gates,
@@ -62,6 +65,8 @@ class CardGates:
         clock: Clock,
         metrics: ServiceMetrics,
     ) -> None:
+        self.due = threading.Event()
+        self._grants = grants
         self._sample = sample
         self._pages = pages
         self._gates = gates
@@ -74,7 +79,7 @@ class CardGates:
 
     def look(self) -> None:
         """Grant shares as they are due now, and have the right gates watched."""
-        members = _members(self._sample())
+        members = _members(self._grants(), self._sample())
         cards = gated_cards(members)
         self._grant(members, cards)
         self._watch(cards)
@@ -134,17 +139,19 @@ def _told(members: Sequence[CardMember]) -> tuple[WatchedTenant, ...]:
     return tuple(WatchedTenant(member.name, member.index, member.cores) for member in members)
 
 
-def _members(sample: Sample) -> Sequence[CardMember]:
-    """The containers whose pages are read, on cards where any is not a normal one; none where all are."""
-    if all(grant.allocation.priority is Priority.NORMAL for grant in sample.grants.values()):
+def _members(grants: Mapping[Key, Grant], sample: Sample) -> Sequence[CardMember]:
+    """The containers with a page, on cards where any is not a normal one; none where all are. A container
+    counts from its grant on, before its page is first read: its first launches find the card's gate watched.
+    """
+    if all(grant.allocation.priority is Priority.NORMAL for grant in grants.values()):
         return ()
+    uses = {use.place: use for use in sample.shares}
     members = []
-    for use in sample.shares:
-        grant = sample.grants.get(use.key)
-        if use.enforcement != "active" or grant is None:
-            continue
+    for key, grant in grants.items():
         for index, limit in enumerate(limits_of(grant)):
-            if limit.card == use.share.card:
+            share = next(s for s in grant.allocation.shares if s.card == limit.card)
+            use = uses.get((key, limit.card)) or unread(grant, share)
+            if use.enforcement == "active":
                 members.append(
                     CardMember(
                         grant.directory,
