@@ -28,7 +28,7 @@ class Gates(Protocol):
         """Create the card's gate, open, if it is absent. Raises NodeUnready."""
 
     def leases(self) -> Mapping[CardUuid, Sequence[int]]:
-        """Return the gates that cannot be opened because of a lease, each with the pids that hold one."""
+        """Return the gates that a lease kept from being opened a moment ago, with the pids that held one."""
 
     def read(self, card: CardUuid) -> GateReading:
         """Return how it was closed so far. Raises NodeUnready if there is no such gate."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,8 +81,20 @@ def test_a_lease_on_a_gate_keeps_nobody_from_starting_on_that_card(root, tenant,
     assert tenants.usage(OTHER)[0].memory == 0
     assert tenants.gates.leases() == {CARD: (tenant.pid,)}
     tenant.order("give_back", gate)
-    until(lambda: not is_leased(tenants))
+    until(lambda: opens(tenants, gate))
     assert tenant.order("lease", gate, kind=kind) == errno.EAGAIN
+    tenants.close()
+
+
+def test_a_page_that_is_run_as_a_program_while_no_agent_ran_is_named(root, tenant):
+    """The kernel lets nobody open it for writing then (ETXTBSY)."""
+    with_before(root)
+    if tenant.order("execute", usage_file(root)) == errno.EACCES:
+        pytest.skip("the file system here runs no programs")
+    tenants = FileControlPages(root)
+    for _ in range(2):
+        with pytest.raises(Tampered, match="runs the usage page as its program"):
+            tenants.usage(NAME)
     tenants.close()
 
 
@@ -124,6 +137,8 @@ def reads(tenants: FileControlPages) -> bool:
     return True
 
 
-def is_leased(tenants: FileControlPages) -> bool:
+def opens(tenants: FileControlPages, gate: Path) -> bool:
+    """True once the agent has the gate open for good."""
     tenants.gates.ensure(CARD)
-    return bool(tenants.gates.leases())
+    held = Path("/proc/self/fd").iterdir()
+    return str(gate.resolve()) in {os.path.realpath(one) for one in held}

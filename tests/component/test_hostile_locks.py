@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,21 +13,12 @@ import pytest
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.domain.errors import NodeUnready, Tampered
 from tests.fakes.hostile_tenant import HostileTenant
-from tests.fakes.pages import CARD, LIMIT, NAME, put, register, usage_file
-from vcuda.page.usage import MAX_SLOTS, SLOT_SIZE, USAGE_HEAD_SIZE
+from tests.fakes.page_looks import ModelledClock, fill_slots, second_of_looks
+from tests.fakes.pages import LIMIT, NAME, register, usage_file
+from vcuda.page.usage import MAX_SLOTS
 
 OTHER = "f" * 32
 LOCKS = 4000  # ten seconds of a tenant's time make 20,000: 470 ms a look
-
-
-class Clock:
-    """Modelled: a second passes when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 10**9
-
-    def __call__(self) -> int:
-        return self.now
 
 
 @pytest.fixture(autouse=True)
@@ -41,12 +31,12 @@ def _as_in_the_agent() -> Iterator[None]:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ModelledClock:
+    return ModelledClock()
 
 
 @pytest.fixture
-def pages(root: Path, clock: Clock) -> Iterator[FileControlPages]:
+def pages(root: Path, clock: ModelledClock) -> Iterator[FileControlPages]:
     made = FileControlPages(root, monotonic_ns=clock)
     made.open(NAME, [LIMIT])
     made.open(OTHER, [LIMIT])
@@ -58,33 +48,6 @@ def pages(root: Path, clock: Clock) -> Iterator[FileControlPages]:
 def tenant() -> Iterator[HostileTenant]:
     with HostileTenant() as running:
         yield running
-
-
-def fill_slots(page: Path) -> None:
-    """All of them live, with work in flight."""
-    slot = struct.pack("<IIQQQQ24x16I16Q", 1, 7, 0, 0, 0, 0, *([1] * 16), *([0] * 16))
-    put(page, USAGE_HEAD_SIZE, slot * MAX_SLOTS)
-    put(page, 32, struct.pack("<I", MAX_SLOTS))
-    assert len(slot) == SLOT_SIZE
-
-
-def second_of_looks(pages: FileControlPages, clock: Clock, name: str) -> tuple[float, int]:
-    """What the agent does with a container of a contended card in a second: (processor seconds, refused)."""
-    began, refused = time.thread_time(), 0
-    for look in range(40):
-        clock.now += 25_000_000
-        try:
-            pages.unchanged((name,))
-            pages.activity(name)
-            pages.last_busy_ns([(name, CARD)])
-            if look % 4 == 0:
-                pages.timeline(name, CARD, 0, 100)
-            if look % 40 == 0:
-                pages.usage(name)
-                pages.registered(name)
-        except Tampered:
-            refused += 1
-    return time.thread_time() - began, refused
 
 
 @pytest.mark.parametrize("alive", [0, 1, 16])

@@ -15,6 +15,7 @@ import signal
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -24,16 +25,21 @@ _DEFAULT_CAPABILITIES: Final = (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31) 
 _HEADER: Final = struct.Struct("=Ii")
 _SETS: Final = struct.Struct("=6I")
 _VERSION_3: Final = 0x20080522
+_CLONE_NEWNS: Final = 0x20000
+_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
+_FS_IOC_SETFLAGS, _FS_IMMUTABLE = 0x40086602, 0x10
+_F_ADD_SEALS, _F_SEAL_WRITE = 1033, 8
 _FLOCK: Final = struct.Struct("hhqqi4x")
 
 
 class HostileTenant:
     """The process, seen from the test that orders its attacks."""
 
-    def __init__(self, uid: int | None = None) -> None:
-        """``uid``: become this user first, who then has no capability."""
+    def __init__(self, mounts: Sequence[tuple[Path, Path, bool]] = ()) -> None:
+        """``mounts``: files that it sees at another path, each with whether it may only read it there."""
+        told = json.dumps([(str(source), str(target), is_readonly) for source, target, is_readonly in mounts])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fakes.hostile_tenant", "" if uid is None else str(uid)],
+            [sys.executable, "-m", "tests.fakes.hostile_tenant", told],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -104,17 +110,80 @@ class _Attacks:
         for file in self._held.get(path, []):
             self._leases.pop(file, None)
 
-    def locks(self, path: str, *, count: int, start: int, step: int = 2) -> None:
-        """So many byte locks of one open file."""
+    def locks(self, path: str, *, count: int, start: int, step: int = 2, length: int = 1) -> None:
+        """So many locks of one open file; those of length 0 go to its end."""
         file = os.open(path, os.O_RDWR)
         self._held.setdefault(path, []).append(file)
         for i in range(count):
-            lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start + step * i, 1, 0)
+            lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start + step * i, length, 0)
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
 
-    def call(self, path: str, *, name: str, arguments: list[Any]) -> None:
+    def write(self, path: str, *, offset: int, words: list[int], times: int = 1) -> None:
+        """These 32-bit words, so many times."""
+        file = os.open(path, os.O_WRONLY)
+        try:
+            os.pwrite(file, struct.pack(f"<{len(words)}I", *words) * times, offset)
+        finally:
+            os.close(file)
+
+    def write_slots(self, path: str) -> None:
+        """All slots are live, with work in flight."""
+        for slot in range(1024):
+            self.write(path, offset=12288 + slot * 256, words=[1, 7])
+            self.write(path, offset=12288 + slot * 256 + 64, words=[1])
+        self.write(path, offset=32, words=[1024])
+
+    def immutable(self, path: str) -> None:
+        """A file that nobody may change, its owner neither."""
+        file = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.ioctl(file, _FS_IOC_SETFLAGS, struct.pack("l", _FS_IMMUTABLE))
+        finally:
+            os.close(file)
+
+    def seal(self, path: str) -> None:
+        """A seal against writing, as memfd_create's files have it."""
+        file = os.open(path, os.O_RDWR)
+        try:
+            fcntl.fcntl(file, _F_ADD_SEALS, _F_SEAL_WRITE)
+        finally:
+            os.close(file)
+
+    def mount(self, path: str, *, source: str = "", undo: bool = False) -> None:
+        """Another file over it, or what is mounted there away."""
+        if undo:
+            _checked(_libc().umount2(path.encode(), 2))
+        else:
+            _checked(_libc().mount(source.encode(), path.encode(), None, ctypes.c_ulong(_MS_BIND), None))
+
+    def access_list(self, path: str) -> None:
+        """Nobody but uid 4711 may read it."""
+        entries = [(0x01, 6, -1), (0x02, 7, 4711), (0x04, 0, -1), (0x10, 7, -1), (0x20, 0, -1)]
+        packed = b"".join(struct.pack("<HHi", *entry) for entry in entries)
+        os.setxattr(path, "system.posix_acl_access", struct.pack("<I", 2) + packed)
+
+    def watch(self, path: str, *, touches: int) -> None:
+        """An inotify watch of its own, and times that change all the time."""
+        file = _libc().inotify_init1(0)
+        _libc().inotify_add_watch(file, path.encode(), 0xFFF)
+        self._held.setdefault(path, []).append(file)
+        for _ in range(touches):
+            os.utime(path)
+
+    def lease_of_another_uid(self, path: str) -> None:
+        """The file is given to uid 1000, who then takes a lease."""
+        os.chown(path, 1000, 1000)
+        file = os.open(path, os.O_RDWR)
+        self._held.setdefault(path, []).append(file)
+        os.setresuid(-1, 1000, -1)
+        try:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        finally:
+            os.setresuid(-1, 0, -1)
+
+    def call(self, path: str, *, function: str, arguments: list[Any]) -> None:
         """A function of ``os`` on the path. Bytes are given as text."""
-        getattr(os, name)(path, *(a.encode() if isinstance(a, str) else a for a in arguments))
+        getattr(os, function)(path, *(a.encode() if isinstance(a, str) else a for a in arguments))
 
     def fallocate(self, path: str, *, size: int, mode: int = 0) -> None:
         """Reserve, punch or collapse ranges, as ``fallocate(2)`` has it."""
@@ -139,13 +208,6 @@ class _Attacks:
             page.write(image)
         self._children.append(subprocess.Popen([path, "1000"]))
 
-    def inotify(self, path: str, *, instances: int) -> None:
-        """Use up the inotify instances of this uid; succeeds where none is left."""
-        for _ in range(instances):
-            if _libc().inotify_init1(0) < 0:
-                return
-        _libc().inotify_add_watch(3, path.encode(), 0xFFF)
-
     def _asked_to_leave(self, *_: object) -> None:
         for file, kind in list(self._leases.items()):
             try:
@@ -165,12 +227,27 @@ def _libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _become(uid: str) -> None:
-    if uid:
-        os.setgroups([])
-        os.setresgid(int(uid), int(uid), int(uid))
-        os.setresuid(int(uid), int(uid), int(uid))
+def _mount(mounts: list[tuple[str, str, bool]]) -> None:
+    """As a container runtime does: one file each, in a mount namespace of its own."""
+    if not mounts:
         return
+    _checked(_libc().unshare(_CLONE_NEWNS))
+    _checked(_libc().mount(None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None))
+    for source, target, is_readonly in mounts:
+        Path(target).touch()
+        at = target.encode()
+        _checked(_libc().mount(source.encode(), at, None, ctypes.c_ulong(_MS_BIND), None))
+        if is_readonly:
+            flags = ctypes.c_ulong(_MS_BIND | _MS_REMOUNT | _MS_RDONLY)
+            _checked(_libc().mount(None, at, None, flags, None))
+
+
+def _checked(result: int) -> None:
+    if result != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _give_up_capabilities() -> None:
     header = ctypes.create_string_buffer(_HEADER.pack(_VERSION_3, 0))
     now = ctypes.create_string_buffer(_SETS.size)
     _libc().capget(header, now)
@@ -183,7 +260,8 @@ def _become(uid: str) -> None:
 
 def main() -> None:
     """Obey the orders on standard input."""
-    _become(sys.argv[1])
+    _mount(json.loads(sys.argv[1]))
+    _give_up_capabilities()
     attacks = _Attacks()
     for line in sys.stdin:
         order = json.loads(line)

@@ -268,6 +268,27 @@ def test_thousands_of_locks_on_one_page_cost_the_watcher_a_tenth_of_a_core(node:
         assert cost <= 0.1
 
 
+def test_without_an_inotify_instance_gates_are_closed_by_looking(node: Node, tmp_path: Path) -> None:
+    """Containers' root and the node's share one bound of instances: here it is nought, of a user namespace."""
+    program = tmp_path / "started-without"
+    limit = "echo 0 >/proc/sys/user/max_inotify_instances"
+    program.write_text(
+        f"#!/bin/sh\nexec unshare -Ur sh -c '{limit} && exec \"$0\"' {node.watcher._program}\n"
+    )
+    program.chmod(0o700)
+    if subprocess.run(["unshare", "-Ur", "sh", "-c", limit], check=False, capture_output=True).returncode:
+        pytest.skip("needs user namespaces")
+    node.watcher = NativeGateWatcher(program, node.root, node.pages.gates.path)
+    lock = register(node.page, 0)
+    node.watch()
+    for _ in range(5):
+        node.say(1)
+        assert until(node.closed, MOST_SECONDS)
+        node.say(0)
+        assert until(lambda: not node.closed(), MOST_SECONDS)
+    os.close(lock)
+
+
 def test_a_program_that_is_not_there_is_an_error_with_a_cure(tmp_path: Path) -> None:
     pages = FileControlPages(tmp_path)
     for program, says in ((None, "install the wheel"), (tmp_path / "none", "cannot be started")):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,7 @@ log = structlog.get_logger(__name__)
 DIRECTORY: Final = "gates"
 GATE_MODE: Final = 0o644  # a container may run as any user; its mount is read-only
 _NS: Final = 1e-9
+_TOLD_SECONDS: Final = 5.0  # for which a lease is told of: the detector looks once a second
 _LOCKS: Final = Path("/proc/locks")
 
 
@@ -49,7 +51,7 @@ class FileGates:
         self._locks = locks
         self._lock = threading.Lock()
         self._kept: dict[CardUuid, int] = {}
-        self._leased: dict[CardUuid, tuple[int, ...]] = {}
+        self._leased: dict[CardUuid, tuple[float, tuple[int, ...]]] = {}
 
     def path(self, card: CardUuid) -> Path:
         """Return where the card's gate lies. Raises NodeUnready for a name that is no UUID."""
@@ -77,9 +79,12 @@ class FileGates:
                 os.close(here)
 
     def leases(self) -> Mapping[CardUuid, tuple[int, ...]]:
-        """Return the gates that cannot be opened because of a lease, each with the pids that hold one."""
+        """Return the gates that could not be opened because of a lease within the last seconds, each with the
+        pids that held one.
+        """
+        late = time.monotonic() - _TOLD_SECONDS
         with self._lock:
-            return dict(self._leased)
+            return {card: pids for card, (at, pids) in self._leased.items() if at > late}
 
     def close(self) -> None:
         """Close the gates' files."""
@@ -90,24 +95,30 @@ class FileGates:
 
     def _open(self, here: int, name: str, card: CardUuid) -> None:
         """Keep the gate open. One with a lease is mounted in a container: it is a gate, and serves as one."""
+        pids = self._holders(here, name)  # first: whoever holds a lease gives it up when the file is opened
         try:
             page = files.open_page(here, name)
         except BlockingIOError:
+            pids = pids or self._holders(here, name)
+            before = self._leased.get(card, (0.0, ()))[1]
+            self._leased[card] = time.monotonic(), pids or before
+            if pids != before:
+                log.warning("gate_leased", card=card, pids=pids, seconds="at most fs.lease-break-time")
             page = self._breaker.open(here, name)
             if page is None:
-                status = os.stat(name, dir_fd=here, follow_symlinks=False)
-                pids = holders(self._locks, status)
-                if self._leased.get(card) != pids:
-                    log.warning("gate_leased", card=card, pids=pids, seconds="at most fs.lease-break-time")
-                self._leased[card] = pids
                 return
-        self._leased.pop(card, None)
         if page is not None and not _is_gate(page):
             os.close(page)
             page = None
         if page is None:
             page = files.create_page(here, name, build_gate(), GATE_SIZE, GATE_MODE, self._label)
         self._kept[card] = page
+
+    def _holders(self, here: int, name: str) -> tuple[int, ...]:
+        try:
+            return holders(self._locks, os.stat(name, dir_fd=here, follow_symlinks=False))
+        except FileNotFoundError:
+            return ()
 
     def read(self, card: CardUuid) -> GateReading:
         """Return how often and for how long the gate was closed since it was made.
