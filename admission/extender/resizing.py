@@ -22,7 +22,7 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.pod_charges import usage_by_model
 from gpu_manager.domain.cluster.quota import refusal
 from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, EVENT_RESIZE_REFUSED, RESIZED, decode_assignment
-from gpu_manager.domain.errors import NodeUnready, VcudaError
+from gpu_manager.domain.errors import NodeUnready, VcudaError, quoted
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resize.judgement import judge_room, legal_sizes, resized
@@ -155,6 +155,8 @@ class ResizeAnswers:
         before = tuple(held.values())
         if not held.keys() >= wanted.keys():
             return None
+        if large := self._too_large(pod, wanted, held):
+            return self._no(pod, large)
         if not view.node.resizes:  # it would book nothing, and what is reserved would stay so
             return self._no(
                 pod,
@@ -174,6 +176,16 @@ class ResizeAnswers:
         if over := self._over(pod, more, snapshot):
             return self._no(pod, over)
         return ResizeAnswer(pod.api_uid, digest(pod), wanted)
+
+    def _too_large(self, pod: Pod, wanted: Mapping[str, Amount], held: Mapping[str, Allocation]) -> str:
+        """Why a container may not grow to that size, whatever there is; empty if each may."""
+        quota, grown = self._quota.current, []
+        for name, size in wanted.items():
+            now = held[name].shares[0].amount
+            cores, memory = (size.cores > now.cores) * size.cores, (size.memory > now.memory) * size.memory
+            grown.append((f"container {quoted(name)}", Amount(cores, memory)))
+        large = quota.too_large(pod.namespace, grown) if quota else []
+        return refusal(pod.namespace, large) if large else ""
 
     def _over(self, pod: Pod, more: Mapping[str, Amount], snapshot: Snapshot) -> str:
         """Why the quota of the pod's namespace has no room for so much more, by model; empty if it has."""

@@ -19,11 +19,11 @@ from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.quota.admitted_claims import KEPT_SECONDS
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.cluster.claims import KnownClaim, read_claim
-from gpu_manager.domain.cluster.quota import NamespaceQuota, Quota, refusal
+from gpu_manager.domain.cluster.quota import ANY_SIZE, NamespaceQuota, Quota, refusal
 from gpu_manager.domain.dra.demand import ClaimDemand
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.priority import Priority
-from gpu_manager.domain.resources import Amount
+from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
@@ -71,6 +71,7 @@ class ClaimCreations:
             return None
         if not (self._cluster.synced and self._cluster.knows_claims):
             is_judged = quota.of(namespace) is not None or says_protected(claim)
+            is_judged = is_judged or quota.largest_of(namespace) != ANY_SIZE
             return NoClaim(_NOT_KNOWN, again=True) if is_judged else None
         with self._cluster.lock:
             demanded = self._cluster.claims.demand_of(claim.spec)
@@ -80,6 +81,9 @@ class ClaimCreations:
                 self._cluster.claims.check_parameters(claim.spec)
             except RequestInvalid as error:
                 return NoClaim(str(error))
+            sized = (("a request", _of_one_container(one.amount)) for one in demanded)
+            if large := quota.too_large(namespace, sized):
+                return NoClaim(refusal(namespace, large))
             limits = limits_of_claims(quota, namespace, demanded)
             if limits is None:
                 return None
@@ -102,6 +106,11 @@ class ClaimCreations:
             return NoClaim(_NOT_RECORDED, again=True)
         log.info("claim_admitted", claim=f"{printable(namespace)}/{printable(claim.name)}", uid=claim.uid)
         return None
+
+
+def _of_one_container(amount: Amount) -> Amount:
+    """Of whole cards the memory does not count, as it does not for a pod's, whose cards are not known yet."""
+    return amount if amount.cores < CORES_PER_CARD else Amount(amount.cores, 0)
 
 
 def says_protected(claim: KnownClaim) -> bool:

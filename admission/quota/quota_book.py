@@ -119,6 +119,9 @@ def quota_refusal(
 
     ``views``: a node of each kind that the cluster has.
     """
+    sized = ((f"container {quoted(c.name)}", c.request.amount) for c in request.containers)
+    if large := quota.too_large(pod.namespace, sized):
+        return refusal(pod.namespace, large)
     if quota.of(pod.namespace, request.priority) is None:
         return ""
     models = {

@@ -30,7 +30,7 @@ class Manifest:
     ``runs_pods`` says whether its kind does; ``pod`` is the pod or the template, None if there is none.
     ``annotations`` are the object's own, and ``place`` is where its template stands, empty for a pod.
     ``copies`` is how many of them it wants at once: its replicas, or a job's parallelism. ``claim`` is the
-    object itself if it is a ResourceClaim or a ResourceClaimTemplate.
+    object itself if it is a ResourceClaim or a ResourceClaimTemplate, ``limit_range`` if it is a LimitRange.
     """
 
     document: int
@@ -44,6 +44,7 @@ class Manifest:
     annotations: Mapping[str, Any] = field(default_factory=dict)
     place: tuple[str, ...] = ()
     namespaced: bool = True
+    limit_range: Mapping[str, Any] | None = None
 
     def within(self, usual: str) -> str:
         """Return the namespace in which it would be created by somebody whose own is ``usual``."""
@@ -141,6 +142,7 @@ def _manifest(number: int, entry: Mapping[str, Any]) -> Manifest:
         annotations=mapping(names.get("annotations")),
         place=path,
         namespaced=bool(_name(names.get("namespace"))),
+        limit_range=entry if kind == "LimitRange" else None,
     )
 
 

@@ -16,6 +16,7 @@ from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resources import GIB, format_number, parse_quantity
 from gpu_manager.domain.rules.legal_values import check_pod, warn_pod
+from gpu_manager.domain.rules.limit_ranges import warn_limit_range
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
@@ -92,7 +93,8 @@ def _judge_file(name: str, unit: int, minimum_cores: int, *, claims: bool) -> It
 
 def _judge(file: str, manifest: Manifest, unit: int, minimum_cores: int, *, claims: bool) -> PodVerdict:
     if not manifest.runs_pods:
-        return PodVerdict(file, manifest, CheckState.SKIPPED)
+        limited = warn_limit_range(manifest.limit_range) if manifest.limit_range is not None else ()
+        return PodVerdict(file, manifest, CheckState.SKIPPED, warnings=tuple(limited))
     if manifest.pod is None:
         return _unreadable(file, manifest, f"this {manifest.kind} has no pod template")
     try:

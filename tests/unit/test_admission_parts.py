@@ -156,6 +156,17 @@ def test_a_full_cluster_and_one_without_cards_yet_warn_of_nothing() -> None:
     assert words(World(), pod("a"))[1] == ()
 
 
+def test_a_container_past_what_one_may_have_is_refused_at_create_whatever_is_left() -> None:
+    world = World([node("n1", 2)], quota={"default": {"containerMax": {"cores": 50}}})
+    (said,) = words(world, pod("a", 51, 4))[0]
+    assert said == (
+        'ExceedsGPUQuota: namespace "default": container "main" asks for 51 cores, and one container may have 50'
+    )
+    assert words(world, pod("a", 50, 4)) == ((), ())
+    assert words(world, pod("a", 100, None))[0] != ()
+    assert words(world, pod("a", 51, 4, namespace="other")) == ((), ())
+
+
 def test_the_quota_refuses_at_create_only_what_every_model_refuses() -> None:
     nodes = [node("n1", 2), node("n2", 2, model="Tesla-P40")]
     quota = {"default": {"quota": {"T4": 0.2, "P40": 1}}}

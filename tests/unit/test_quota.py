@@ -35,9 +35,38 @@ def test_extensions_memory_in_mib_and_stars_for_any_model_and_any_namespace():
     assert quota.of("whoever").cores == {"T4": 100}
 
 
+def too_large(quota, namespace, cores, memory=0):
+    return quota.too_large(namespace, [("c", Amount(cores, memory))])
+
+
+def test_one_container_has_a_bound_of_its_own_beside_the_sums():
+    quota = parse_quota(
+        '{"a": {"quota": {"T4": 4}, "containerMax": {"cores": 50, "memory": 4096}},'
+        ' "b": {"containerMax": {"cores": 200}}, "c": {"quota": {"T4": 4}}, "d": {"protected": {"T4": 1}},'
+        ' "*": {"quota": {"*": 1}, "containerMax": {"memory": 1024}}}'
+    )
+    assert too_large(quota, "a", 50, 4096 * MIB) == []
+    assert too_large(quota, "a", 51, 4097 * MIB) == [
+        "c asks for 51 cores, and one container may have 50",
+        "c asks for 4097 MiB of a card, and one container may have 4096 MiB",
+    ]
+    assert (too_large(quota, "b", 200, 80 * GIB), len(too_large(quota, "b", 300))) == ([], 1)
+    assert quota.of("b") == quota.of("whoever"), "an entry with nothing but this leaves the sums as they are"
+    assert too_large(quota, "c", 400, 80 * GIB) == []
+    for name in ("d", "whoever"):
+        assert len(too_large(quota, name, 400, 2 * GIB)) == 1
+    assert quota.right("b") == quota.right("whoever")
+    assert too_large(quota.only("a"), "a", 51)
+    assert quota.entry("a") != parse_quota('{"a": {"quota": {"T4": 4}}}').entry("a")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ('{"a": {"containerMax": 50}}', "containerMax is 50, not a map of cores and memory"),
+        ('{"a": {"containerMax": {"core": 50}}}', '"core" means nothing: use cores and memory'),
+        ('{"a": {"containerMax": {"cores": 0.5}}}', "use a number of hundredths of a card"),
+        ('{"a": {"containermax": {"cores": 50}}}', "did you mean containerMax?"),
         ("{", "not JSON"),
         ("[]", "not a map of namespaces"),
         ('{"a": 3}', 'namespace "a" is 3'),

@@ -187,6 +187,18 @@ def test_the_quota_counts_what_is_more(world: Cluster) -> None:
     assert answer.sizes == {"main": Amount(50, 4 * UNIT)}, "what it has it keeps"
 
 
+def test_no_container_grows_past_what_one_may_have_and_any_may_shrink(world: Cluster) -> None:
+    world.run("one", 60, 8)
+    world.limit({"default": {"containerMax": {"cores": 50, "memory": 1024}}})
+    answer = world.ask("one", cores=70)
+    assert answer is not None
+    assert 'container "main" asks for 70 cores, and one container may have 50' in answer.refused
+    assert "memory" not in answer.refused
+    smaller = world.ask("one", cores=55, memory="1536Mi")
+    assert smaller is not None
+    assert (smaller.refused, smaller.sizes) == ("", {"main": Amount(55, 6 * UNIT)})
+
+
 def test_where_card_and_quota_both_refuse_both_are_said(world: Cluster) -> None:
     world.limit({"default": {"quota": {"Tesla-T4": 0.95}}})
     world.run("one")

@@ -5,15 +5,17 @@
     {"team-a": {"quota":  {"V100": 4, "*": 6},      cards, by model; "*": all models together
                 "memory": {"V100": 65536},          MiB, by model
                 "pool":   ["blue"],                 nodes labelled with one of these pools only
-                "protected": {"V100": 0.5}},        cards of protected shares, by model
+                "protected": {"V100": 0.5},         cards of protected shares, by model
+                "containerMax": {"cores": 50,       hundredths of a card, and MiB, of one container
+                                 "memory": 8192}},
      "*":      {"quota":  {"*": 1}}}                every namespace that is not named, each for itself
 
 A key is a model's whole name or a word of it (``V100`` is any V100). A namespace with an entry may use only
 the models that its ``quota`` names, or its ``memory`` if it has no ``quota``. A namespace without an entry is
 held to ``"*"``, and is not limited where there is none. Every key that matches a card's model counts.
 
-``protected`` is a right: who has none may have no protected shares, also where nothing else limits it. An
-entry with nothing but ``protected`` leaves all else as ``"*"`` says.
+``protected`` is a right: who has none may have no protected shares, also where nothing else limits it.
+``containerMax`` bounds each container. An entry with nothing but these two leaves all else as ``"*"`` says.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ EXCEEDED: Final = "ExceedsGPUQuota"  # the predecessor's word
 ANY: Final = "*"
 _LONGEST = 1 << 20  # characters; a ConfigMap holds 1 MiB
 _LARGEST = 1 << 40
-_RIGHT: Final = {"protected"}
-_KEYS: Final = ("quota", "memory", "pool", "protected")
+_BESIDE: Final = {"protected", "containerMax"}  # they limit nothing of what is held in all
+_KEYS: Final = ("quota", "memory", "pool", "protected", "containerMax")
+_PARTS: Final = ("cores", "memory")
 _ALIKE: Final = 0.7  # of difflib's ratio
 NOTHING: Final[Mapping[str, Amount]] = MappingProxyType({})
 NOBODY: Final[Used] = MappingProxyType({})
@@ -148,6 +151,25 @@ class NamespaceQuota:
 
 
 @dataclass(frozen=True, slots=True)
+class ContainerMax:
+    """What one container may have: ``cores`` (hundredths of a card) and ``memory`` (bytes); None for any."""
+
+    cores: int | None = None
+    memory: int | None = None
+
+    def passed(self, who: str, asked: Amount) -> Iterator[str]:
+        """Yield how it passes this; of whole cards the memory is not known before the cards are."""
+        if self.cores is not None and asked.cores > self.cores:
+            yield f"{who} asks for {asked.cores} cores, and one container may have {self.cores}"
+        if self.memory is not None and asked.memory > self.memory:
+            mebibytes = (format_number(Fraction(size, MIB)) for size in (asked.memory, self.memory))
+            yield "{} asks for {} MiB of a card, and one container may have {} MiB".format(who, *mebibytes)
+
+
+ANY_SIZE: Final = ContainerMax()
+
+
+@dataclass(frozen=True, slots=True)
 class QuotaLine:
     """One key of a namespace: its limits (None: not limited) and what the namespace holds of it.
 
@@ -241,22 +263,23 @@ def cards(cores: int) -> str:
 class Quota:
     """The quotas of all namespaces; :meth:`of` finds the one that applies.
 
-    ``protected``: namespace → its right to protected shares, in cores by model key. ``alone``: the namespace
-    of which :meth:`usage` tells; empty for all.
+    ``protected``: namespace → its right to protected shares, in cores by model key; ``largest``: → what one
+    container may have. ``alone``: the namespace of which :meth:`usage` tells; empty for all.
     """
 
     namespaces: Mapping[str, NamespaceQuota]
     protected: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     alone: str = ""
+    largest: Mapping[str, ContainerMax] = field(default_factory=dict)
 
     @property
     def named(self) -> frozenset[str]:
         """The namespaces that have an entry."""
-        return frozenset(self.namespaces) | frozenset(self.protected)
+        return frozenset(self.namespaces) | frozenset(self.protected) | frozenset(self.largest)
 
     def entry(self, namespace: str) -> object:
         """What is written for the namespace itself, to compare two states of the ConfigMap."""
-        return self.namespaces.get(namespace), self.protected.get(namespace)
+        return self.namespaces.get(namespace), self.protected.get(namespace), self.largest.get(namespace)
 
     def of(self, namespace: str, priority: Priority = Priority.NORMAL) -> NamespaceQuota | None:
         """The quota that applies to a pod of this priority in the namespace; None if it is not limited."""
@@ -267,7 +290,21 @@ class Quota:
 
     def right(self, namespace: str) -> Mapping[str, int]:
         """The namespace's right to protected shares, in cores by model key; empty for none."""
-        return self.protected.get(namespace if namespace in self.named else ANY, {})
+        own = namespace in self.namespaces or namespace in self.protected
+        return self.protected.get(namespace if own else ANY, {})
+
+    def too_large(self, namespace: str, asked: Iterable[tuple[str, Amount]]) -> list[str]:
+        """Return which of the containers, or requests of a claim, ask for more than one may have, and why.
+
+        ``asked``: each as words, and what it asks for.
+        """
+        most = self.largest_of(namespace)
+        return [reason for who, amount in asked for reason in most.passed(who, amount)]
+
+    def largest_of(self, namespace: str) -> ContainerMax:
+        """Return what one container of the namespace may have."""
+        own = namespace in self.namespaces or namespace in self.largest
+        return self.largest.get(namespace if own else ANY, ANY_SIZE)
 
     def usage(self, used: Used, protected: Used = NOBODY) -> Iterator[tuple[str, QuotaLine]]:
         """The lines of every limited namespace that has an entry or holds something, sorted by name.
@@ -296,7 +333,9 @@ class Quota:
     def only(self, namespace: str) -> Quota:
         """The quotas with one namespace alone, whose entry may be that of ``"*"``."""
         mine, right = self.of(namespace), self.right(namespace)
-        return Quota({namespace: mine} if mine else {}, {namespace: right} if right else {}, namespace)
+        return Quota(
+            {namespace: mine} if mine else {}, {namespace: right} if right else {}, namespace, self.largest
+        )
 
     def rows(self, used: Used, protected: Used = NOBODY) -> list[dict[str, Any]]:
         """The lines of :meth:`usage` as JSON, for ``/quota`` and ``kubectl vcuda quota``.
@@ -357,9 +396,18 @@ def parse_quota(text: str) -> Quota:
         raise RequestInvalid("not a map of namespaces")
     entries = {namespace: _namespace(namespace, entry) for namespace, entry in data.items()}
     return Quota(
-        # An entry with nothing but the right leaves all else as "*" says.
-        {name: replace(each, protected=None) for name, each in entries.items() if set(data[name]) != _RIGHT},
+        # An entry with nothing but these leaves all else as "*" says.
+        {
+            name: replace(each, protected=None)
+            for name, each in entries.items()
+            if not data[name] or data[name].keys() - _BESIDE
+        },
         {name: each.protected for name, each in entries.items() if each.protected is not None},
+        largest={
+            name: _container_max(entry["containerMax"], f"namespace {quoted(name)}: containerMax")
+            for name, entry in data.items()
+            if entry.get("containerMax") is not None
+        },
     )
 
 
@@ -393,6 +441,18 @@ def _namespace(namespace: str, entry: object) -> NamespaceQuota:
         memory=_amounts(entry.get("memory"), f"{where}: memory", MIB, "MiB"),
         pools=tuple(pools or ()),
         protected=_amounts(entry.get("protected"), f"{where}: protected", CORES_PER_CARD, "cards"),
+    )
+
+
+def _container_max(value: object, where: str) -> ContainerMax:
+    if not isinstance(value, dict):
+        raise RequestInvalid(f"{where} is {quoted(value)}, not a map of cores and memory")
+    if unknown := sorted(value.keys() - set(_PARTS)):
+        raise RequestInvalid(f"{where}: {quoted(unknown[0])} means nothing: use cores and memory")
+    cores, memory = (value.get(part) for part in _PARTS)
+    return ContainerMax(
+        None if cores is None else _amount(cores, f"{where}: cores", 1, "hundredths of a card"),
+        None if memory is None else _amount(memory, f"{where}: memory", MIB, "MiB"),
     )
 
 

@@ -22,6 +22,7 @@ from gpu_manager.domain.resources import (
     format_bytes,
     format_number,
 )
+from gpu_manager.domain.rules.limit_ranges import warn_limited
 from gpu_manager.domain.rules.pod_annotations import (
     ceiling_of,
     check_annotations,
@@ -137,6 +138,7 @@ def warn_pod(pod: Pod, unit: int = DEFAULT_UNIT) -> tuple[Violation, ...]:
         *(v for c in pod.containers for v in _warn_container(c, unit)),
         *_warn_init_containers(pod),
         *warn_privileged(pod),
+        *warn_limited(pod),
         *warn_priority(pod),
         *unknown_names(pod),
     )

@@ -391,6 +391,15 @@ class Rule(Enum):
         "Ask for equal shares, or split the pod.",
         warning=True,
     )
+    LIMIT_RANGE = RuleText(
+        "limit-range",
+        "{field} {reason} that asks for none then asks for that much",
+        "Of a LimitRange's `max` Kubernetes makes the default of every container of the namespace, so that "
+        "each web server and sidecar in it asks for a share of a card.",
+        "Take the resource out of the LimitRange, and bound containers by `containerMax` in the "
+        "[quota](quota.md).",
+        warning=True,
+    )
     PRIVILEGED_BESIDE_SHARE = RuleText(
         "privileged-beside-share",
         "securityContext.privileged is true in a pod in which container {value} has a part of a card: "
