@@ -194,6 +194,7 @@ lock: ##write resolve the dependencies anew
 
 # What waits for processes, clocks and sockets half of its time runs side by side; what measures time runs alone.
 ci: $(STAMP) check proto-check unit native ##daily what a commit must pass
+	$(MAKE) native-tsan TSAN=threads
 	$(MAKE) --jobs=4 --output-sync=target component deploy-check wheel docs
 	$(MAKE) demo
 

@@ -221,7 +221,7 @@ static void launch_kernel(struct word *word, void *on, struct runner *by) {
 static void ran(long long ns, long count) {
     __atomic_fetch_add(&asked_ns, ns, __ATOMIC_RELAXED);
     __atomic_fetch_add(&launches, count, __ATOMIC_RELAXED);
-    for (long long most = longest_ns; ns > most;)
+    for (long long most = __atomic_load_n(&longest_ns, __ATOMIC_RELAXED); ns > most;)
         if (__atomic_compare_exchange_n(&longest_ns, &most, ns, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
             break;
 }

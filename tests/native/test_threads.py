@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,13 +22,20 @@ SECONDS = 100
 """For what takes one without a sanitizer, on a busy machine."""
 
 
-def load() -> Path:
-    """``core_load`` as sanitised as the rest."""
-    target = ROOT / "build" / "driven" / f"core_load{'-' + SANITIZE.replace(',', '-') if SANITIZE else ''}"
+WORDS = (
+    "t{ 20{ k:A:5:1 } h:10:1 k:B:200:1 s:1 } t{ g:2{ k:C:10:2 k:D:20:2 } e:1:2 k:A:5:2 q:2 p:300 }"
+    " t{ 8{ k:A:5:1 } e:2:3 o:E:20:3 r:3 E:3 } k:F:10:0 k:A:30:21 b:100 S"
+)
+"""Of core_shape: threads that share streams, graphs, host functions, streams that wait for each other, every wait."""
+
+
+def load(name: str = "core_load") -> Path:
+    """A program of this directory as sanitised as the rest."""
+    target = ROOT / "build" / "driven" / f"{name}{'-' + SANITIZE.replace(',', '-') if SANITIZE else ''}"
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_suffix(f".{os.getpid()}")
     options = [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"] if SANITIZE else []
-    run(tool("cc"), "-O2", "-g", *options, "-o", fresh, HERE / "core_load.c", "-ldl", "-lpthread")
+    run(tool("cc"), "-O2", "-g", *options, "-o", fresh, HERE / f"{name}.c", "-ldl", "-lpthread", "-lm")
     return fresh.rename(target)
 
 
@@ -58,6 +67,29 @@ def test_threads_that_launch_are_held_to_their_share(tmp_path: Path, mode: str) 
         share = float(said.splitlines()[-1].split()[1])
         assert 0 < share < 0.6
         assert container.usage.cards[0].throttle_ns > 0
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{}, {"granted": 30.0, "protected": True}, {"granted": 30.0, "best_effort": True}],
+    ids=["normal", "protected", "best-effort"],
+)
+def test_streams_that_wait_for_each_other_and_for_the_host_are_metered(
+    tmp_path: Path, kind: dict[str, Any]
+) -> None:
+    with Container(tmp_path, 1 << 30, sanitize=SANITIZE) as container:
+        container.change(core_limit=60.0, **kind)
+        env = container.env() | {"TSAN_OPTIONS": "halt_on_error=1:exitcode=66"}
+        with subprocess.Popen(
+            [load("core_shape"), "1.5", "7", *WORDS.split()], env=env, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ) as running:  # fmt: skip
+            assert running.stdout
+            assert running.stdout.readline() == "ready\n"
+            out, err = running.communicate(f"{time.monotonic_ns()}\n\n", timeout=SECONDS)
+        assert (running.returncode, err) == (0, ""), err[-6000:]
+        assert int(out.split()[-1]) > 100
+        assert container.usage.cards[0].busy_ns > 0
 
 
 def test_limits_that_change_all_the_time_are_read_by_threads_that_launch(tmp_path: Path) -> None:
