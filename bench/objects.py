@@ -7,6 +7,7 @@ process of its own, which sends what a real one stores (tests/agreement).
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -16,13 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bench import objects_lists
-from bench.admission_program import ApiPlace, ServiceProcess, mebibytes
+from bench.admission_program import ApiPlace, ServiceProcess, mebibytes, processor_seconds
 from bench.objects_real import real_api
 from bench.objects_service import stand_in, total, until_ready
 from bench.rows import Row
 from tests.deploy.api_server import ABSENT, THERE
 
-PARTS = ("hostile", "large", "lists", "leaders")
+PARTS = ("hostile", "large", "lists")
 _AGENT_MIB, _ADMISSION_MIB = 256, 512  # half of the chart's memory limits
 _HONEST: Final = 20
 _HEARD_SECONDS: Final = 60.0
@@ -35,9 +36,7 @@ def rows(*, full: bool, only: str = "") -> Iterator[Row]:
     if only in ("", "large"):
         yield from _large(full=full)
     if only in ("", "lists"):
-        yield from objects_lists.lists(full=full)
-    if only in ("", "leaders"):
-        yield from objects_lists.leaders(full=full)
+        yield from objects_lists.rows(full=full)
 
 
 class _Agent:
@@ -56,7 +55,7 @@ class _Agent:
     @property
     def processor(self) -> float:
         """Seconds of processor time of its process."""
-        return time.clock_gettime((~self._process.pid << 3) | 2)  # clock_getcpuclockid(3)
+        return processor_seconds(self._process.pid)
 
     def end(self) -> Any:
         assert self._process.stdin is not None
@@ -70,25 +69,31 @@ class _Agent:
 
 @dataclass
 class _Heard:
-    """How late the agent hears of honest pods, and what of its processor time each takes, what was before it
-    included.
+    """How late the agent hears of honest pods: by the clock, and in processor time that API server and agent
+    spent from its creation on, on what was created before it, too.
     """
 
+    api: ApiPlace
     agent: _Agent
     late: list[float] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)
 
-    def among(self, api: ApiPlace, kind: str, count: int) -> None:
+    def among(self, kind: str, count: int) -> None:
         """So many objects of that kind, then an honest pod."""
-        began = self.agent.processor
-        api.pods(kind, count)
-        created = api.pods("honest", 1)
+        self.api.pods(kind, count)
+        began = self.agent.processor + self.api.processor()
+        created = self.api.pods("honest", 1)
         self.late.append(self.agent.line() - created)
-        self.processor.append(self.agent.processor - began)
+        self.processor.append(self.agent.processor + self.api.processor() - began)
 
-    @property
-    def note(self) -> str:
-        return f"{max(self.processor):.2f} s of the agent's processor time for it and those before it"
+    def row(self, name: str, note: str, *, lost: bool, full: bool) -> Row:
+        """Judged by processor time: the machine does other things, too."""
+        figure = _HEARD_SECONDS if lost else max(self.processor)
+        said = (
+            f"{'NOT HEARD: ' if lost else ''}{note}; processor time of API server and agent until then, "
+            f"{max(self.late):.2f} s by the clock at load {os.getloadavg()[0]:.0f}"
+        )
+        return Row(name, round(figure, 3), "s", "≤ 1", None, full, said)
 
 
 def _hostile(*, full: bool) -> Iterator[Row]:
@@ -99,13 +104,14 @@ def _hostile(*, full: bool) -> Iterator[Row]:
         pods = count - count // 50 * 3
         api.pods("hostile", pods - pods // 10)
         api.pods("affine", waiting)
-        agent, service = _Agent(api), ServiceProcess(api, "--leader-mode=alone", "--claims")
-        heard = _Heard(agent)
+        own = f"--pod-name={api.pods('replica', 1)}"
+        agent, service = _Agent(api), ServiceProcess(api, "--leader-mode=alone", "--claims", own)
+        heard = _Heard(api, agent)
         try:
             agent.line()  # the list is in
             until_ready(service)
             for _ in range(_HONEST):
-                heard.among(api, "hostile", pods // 10 // _HONEST)
+                heard.among("hostile", pods // 10 // _HONEST)
                 api.pods("waiting", 1)
             served = _heard_by_service(api, service, waiting + _HONEST)
             agent_figures = agent.end()
@@ -118,12 +124,10 @@ def _hostile(*, full: bool) -> Iterator[Row]:
     note = (
         f"{api.name}: {count:,} hostile objects, nodes and claims among them, {_HONEST} honest pods of the "
         f"agent's node, {_HONEST} that ask; {missing} not heard by the agent, {served} by the service, "
-        f"{agent_figures['unreadable']} and {unreadable:.0f} unreadable to them; {heard.note}"
+        f"{agent_figures['unreadable']} and {unreadable:.0f} unreadable to them"
     )
-    if missing or served or agent_figures["error"] or unreadable:
-        note = f"NOT HEARD: {note}"
-        heard.late.append(_HEARD_SECONDS)
-    yield Row("hostile_objects_heard_s", round(max(heard.late), 3), "s", "≤ 1", None, full, note)
+    lost = bool(missing or served or agent_figures["error"] or unreadable)
+    yield heard.row("hostile_objects_heard_s", note, lost=lost, full=full)
     note = f"most that is resident; beside the same, {waiting} waiting pods with 0.8 MiB of node affinity"
     yield Row("hostile_objects_agent_mib", agent_figures["peak"], "MiB", f"≤ {_AGENT_MIB}", None, full, note)
     yield Row("hostile_objects_admission_mib", resident, "MiB", f"≤ {_ADMISSION_MIB}", None, full, note)
@@ -150,20 +154,21 @@ def _large(*, full: bool) -> Iterator[Row]:
     count = 5_000 if full else 150
     with stand_in(2) as api:
         api.pods("large", count)
-        agent, service = _Agent(api), ServiceProcess(api, "--leader-mode=alone")
-        heard = _Heard(agent)
+        own = f"--pod-name={api.pods('replica', 1)}"
+        agent, service = _Agent(api), ServiceProcess(api, "--leader-mode=alone", own)
+        heard = _Heard(api, agent)
         try:
             agent.line()
             until_ready(service)
             for _ in range(_HONEST):
-                heard.among(api, "large", 10)
+                heard.among("large", 10)
             figures = agent.end()
             resident = mebibytes(service.process.pid, "VmHWM")
         finally:
             service.close()
-    assert figures["pods"] == count + 11 * _HONEST, figures
-    note = f"{count:,} pods of 1.2 MiB there, each of {_HONEST} honest ones after ten more; {heard.note}"
-    yield Row("large_objects_heard_s", round(max(heard.late), 3), "s", "≤ 1", None, full, note)
+    note = f"{count:,} pods of 1.2 MiB there, each of {_HONEST} honest ones after ten more"
+    lost = figures["pods"] != count + 11 * _HONEST or bool(figures["error"])
+    yield heard.row("large_objects_heard_s", note, lost=lost, full=full)
     note = f"most that is resident while {count:,} pods of 1.2 MiB are listed"
     yield Row("large_objects_agent_mib", figures["peak"], "MiB", f"≤ {_AGENT_MIB}", None, full, note)
     yield Row("large_objects_admission_mib", resident, "MiB", f"≤ {_ADMISSION_MIB}", None, full, note)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from bench.api_process import MODELS, node, other, pod
@@ -42,16 +43,12 @@ class _Objects:
         name = f"{kind}-{self._made}"
         if kind in _SENT_AS_WRITTEN:
             one = made_text(kind, self._made)
-            meta = {**one.obj["metadata"], "uid": f"uid-{name}"}
-            self.api.create_written(
-                {**one.obj, "metadata": meta},
-                lambda version: one.write({**meta, "resourceVersion": str(version)}),
-            )
+            self._put(one.obj, one.write)
         elif kind == "others":
-            self.api.create(other(f"web-{self._made:06d}", f"node-{self._made % self._nodes:05d}"))
+            obj = other(f"web-{self._made:06d}", f"node-{self._made % self._nodes:05d}")
+            self._put(obj, lambda meta: json.dumps({**obj, "metadata": meta}).encode())
         elif kind == "replica":
-            obj = other(name, "node-00000")
-            self.api.create({**obj, "metadata": {**obj["metadata"], "namespace": NAMESPACE}})
+            self.api.create(made_text(kind, self._made).obj)
         elif kind == "forget":
             return self.api.create(pod(f"zz-{self._made}", 30, 20))  # of a list the last
         elif kind in ("waiting", "affine"):
@@ -61,6 +58,12 @@ class _Objects:
             self.api.create(made_text(kind, self._made).obj)
             return began
         return name
+
+    def _put(self, obj: Mapping[str, Any], write: Callable[[Mapping[str, Any]], bytes]) -> None:
+        meta = {**obj["metadata"], "uid": f"uid-{self._made}"}
+        self.api.create_written(
+            {**obj, "metadata": meta}, lambda version: write({**meta, "resourceVersion": str(version)})
+        )
 
     def _give_up_lease(self) -> str:
         """As its holder does, just after that has renewed it: the other replica polls it first. Who has it

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final
 
+from bench.admission_program import processor_seconds
 from bench.api_process import MODELS, node
 from bench.objects_texts import made
 from gpu_manager.domain.contract import ADMISSION_NAME, NAMESPACE
@@ -46,16 +47,22 @@ class RealApi:
         self.place = f"--kubeconfig={server.directory}/kubeconfig"
         self.name = f"kube-apiserver {SERVERS[-1].parent.name.removeprefix('bin-')} and etcd"
         self._port = server.port
+        self._server = server
         self._context = ssl.create_default_context(cafile=str(server.directory / "certs" / "apiserver.crt"))
         self._lines = threading.local()
         self._made = 0
 
+    def processor(self) -> float:
+        """Seconds of processor time of etcd and API server."""
+        return sum(map(processor_seconds, self._server.pids))
+
     def pods(self, kind: str, count: int) -> Any:
-        """So many new objects of that kind; when the creation of the last began."""
+        """So many new objects of that kind; when the creation of the last began, the name of a replica."""
         numbers = range(self._made + 1, self._made + count + 1)
         self._made += count
         with ThreadPoolExecutor(_WRITERS) as pool:
-            return list(pool.map(lambda number: self._create(kind, number), numbers))[-1]
+            began = list(pool.map(lambda number: self._create(kind, number), numbers))
+        return made(kind, self._made).obj["metadata"]["name"] if kind == "replica" else began[-1]
 
     def get(self, path: str) -> Any:
         """The object there; a Status if there is none."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bench.api_process import other, pod
+from gpu_manager.domain.contract import NAMESPACE
 from tests.agreement.api_reads import FIELDS, PARAMETERS
 
 _HOSTILE_BYTES: Final = 120 << 10  # 10,000 objects of these sizes are what an etcd of 2 GiB has room for
@@ -36,7 +37,7 @@ class Written:
 
 
 def made(kind: str, number: int) -> Written:
-    """One of ``hostile``, ``node``, ``claim``, ``large``, ``affine``, ``waiting``, ``honest``, ``others``."""
+    """``kind``: hostile, node, claim, large, affine, waiting, replica, honest."""
     name = f"{kind}-{number}"
     fields = list(FIELDS.values())[number % len(FIELDS)]
     if kind == "hostile":
@@ -50,6 +51,14 @@ def made(kind: str, number: int) -> Written:
         parameters = list(PARAMETERS.values())[number % len(PARAMETERS)]
         claim = _claim(name)
         return Written(claim, _CLAIMS, lambda meta: _text({**claim, "metadata": meta}, parameters))
+    if kind == "replica":  # the pod of an admission service
+        obj = other(name, "n2")
+        obj["metadata"]["namespace"] = NAMESPACE
+        return Written(
+            obj,
+            f"/api/v1/namespaces/{NAMESPACE}/pods",
+            lambda meta: json.dumps({**obj, "metadata": meta}).encode(),
+        )
     plain = {"affine": _affine, "waiting": lambda name: pod(f"zz-{name}", 30, 20)}.get(
         kind, lambda name: other(name, "n1")
     )(name)

@@ -90,6 +90,11 @@ class Server:
         )
         self._begin()
 
+    @property
+    def pids(self) -> list[int]:
+        """Of etcd and the API server."""
+        return [process.pid for process in self._processes]
+
     def restart(self) -> None:
         """Kill the API server, not its store, and start it again."""
         process = self._processes.pop()
