@@ -120,7 +120,9 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
         switch,
         metrics,
         check_seconds=_OWN_CHECK_SECONDS if files is None else _FILES_CHECK_SECONDS,
-        checks=create_time_checks(cluster, quota, judge, clock, scheduling.claims),
+        checks=create_time_checks(
+            cluster, quota, judge, clock, scheduling.claims, any_scheduler=not settings.terms.scheduler_name
+        ),
         routers=(
             explain_routes(knowledge, gate),
             console_routes(

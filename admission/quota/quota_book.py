@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from admission.cluster.node_view import NodeView
+from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_books import Used
@@ -160,6 +161,33 @@ def refused_past_scheduler(quota: Quota, snapshot: Snapshot, pod: Pod, request: 
     if not reasons:
         return ""
     return f"{refusal(pod.namespace, reasons)}, and with spec.nodeName it cannot wait: leave that out"
+
+
+def protected_refusal(
+    quota: Quota, snapshot: Snapshot, waiting: Iterable[PodView], pod: Pod, request: PodRequest
+) -> str:
+    """Why a protected pod cannot be created where any scheduler may bind it; empty if it can.
+
+    Another scheduler than ours counts no right, so the pods that wait already count as if they were bound.
+    There has to be room of one of the models that the pod may use.
+    """
+    mine = quota.of(pod.namespace, Priority.PROTECTED)
+    if request.priority is not Priority.PROTECTED or mine is None:
+        return ""
+    asked = least_charge(request)
+    for other in waiting:
+        theirs = other.request(snapshot.unit) if other.pod.uid != pod.uid else None
+        if theirs is not None and theirs.priority is Priority.PROTECTED:
+            asked += least_charge(theirs)
+    models = {s.card.model for v in snapshot.nodes.values() for s in v.node.cards if request.allows(s.card)}
+    right = replace(mine, limited=False)  # the sums are the scheduler's to count, as of all pods
+    reasons: list[str] = []
+    for model in sorted(models) or [""]:
+        passed = right.passed({}, {model: asked}, snapshot.protected.get(pod.namespace, {}))
+        if not passed:
+            return ""
+        reasons += passed.values()
+    return f"{refusal(pod.namespace, reasons)}, protected pods that wait counted"
 
 
 def least_charge(request: PodRequest, whole: int = 0) -> Amount:

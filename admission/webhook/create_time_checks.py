@@ -12,7 +12,7 @@ from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.feasibility import FeasibilityJudge, Fit, Unfit
 from admission.extender.refusal_lines import describe
 from admission.quota.claim_creations import ClaimCreations, says_protected
-from admission.quota.quota_book import QuotaBook, quota_refusal, refused_past_scheduler
+from admission.quota.quota_book import QuotaBook, protected_refusal, quota_refusal, refused_past_scheduler
 from admission.webhook.admit import CreateTimeChecks, InjectionWays
 from gpu_manager.domain.cluster.claims import read_claim
 from gpu_manager.domain.dra.demand import double_uses, requests_of_containers, shared_uses
@@ -39,10 +39,13 @@ def create_time_checks(
     judge: FeasibilityJudge,
     clock: Clock,
     claims: ClaimCreations | None = None,
+    *,
+    any_scheduler: bool = False,
 ) -> CreateTimeChecks:
     """For the webhook. Of pods silent until nodes and pods have been listed.
 
-    ``claims``: None where claims are held to no quota.
+    ``claims``: None where claims are held to no quota. ``any_scheduler``: none is named whose pods are bound
+    here, so that protected pods are counted when they are created.
     """
     kinds = _Recent(cluster, clock)
 
@@ -53,6 +56,9 @@ def create_time_checks(
         reason = quota_refusal(quota.current, snapshot, pod, request, kinds.now())
         if not reason and pod.node:
             reason = refused_past_scheduler(quota.current, snapshot, pod, request)
+        if not reason and any_scheduler:
+            waiting = cluster.waiting(pod.namespace)
+            reason = protected_refusal(quota.current, snapshot, waiting, pod, request)
         return (reason,) if reason else ()
 
     def warn(pod: Pod, request: PodRequest) -> Sequence[str]:

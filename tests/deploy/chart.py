@@ -34,7 +34,7 @@ SETS: dict[str, tuple[str, ...]] = {
     ),
     "nvidia": ("--set=cards.injection=nvidia,cards.allowEnvFrom=true",),
     "cluster": (
-        "--set=scheduler.mode=cluster,scheduler.name=,scheduler.cluster.url=https://10.96.0.9:3456",
+        "--set=scheduler.mode=cluster,scheduler.name=default-scheduler,scheduler.cluster.url=https://10.96.0.9:3456",
         "--set=certificates.issuer.kind=ClusterIssuer,certificates.issuer.name=ours",
     ),
     "own-certificate": (

@@ -278,7 +278,7 @@ def test_the_clusters_scheduler_needs_a_certificate_and_reaches_the_leader_alone
     assert service["spec"]["selector"][contract.LEADER_LABEL] == "true"
     admission = container(admission_pod("cluster"), "admission")
     assert "--leader-mode=lease" in admission["args"]
-    assert not [a for a in admission["args"] if a.startswith("--scheduler-name")]
+    assert "--scheduler-name=default-scheduler" in admission["args"]
     assert [c["name"] for c in admission_pod("cluster")["containers"]] == ["admission"]
     made = {o["metadata"]["name"]: o["spec"] for o in of_kind("cluster", "Certificate")}
     assert made["gpu-quota-admission-extender"]["dnsNames"] == [extender["tlsConfig"]["serverName"]]

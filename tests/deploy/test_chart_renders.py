@@ -206,7 +206,7 @@ def test_the_schema_knows_every_value_and_no_other() -> None:
         ("scheduler.mode=neither", "/scheduler/mode"),
         ("cards.cardXids={x}", "/cards/cardXids"),
         ("agent.kubeletPodsURL=http://x", "/agent/kubeletPodsURL"),
-        ("scheduler.name=", "scheduler.name must not be empty"),
+        ("scheduler.name=", "/scheduler/name"),
         ("terms.memoryUnit=1Ki", "use 1Mi to 1024Gi"),
         ("certificates.secret=ours", "certificates.caBundle belong together"),
         ("certificates.secret=a,certificates.issuer.name=b", "use one of them"),

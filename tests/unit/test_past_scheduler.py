@@ -78,6 +78,31 @@ def test_a_workload_whose_pods_would_be_refused_is_warned() -> None:
     )
 
 
+def test_where_any_scheduler_may_bind_protected_pods_are_counted_when_they_are_created() -> None:
+    """Else one that asks no extender would pass the right."""
+    protected = {PRIORITY: "protected"}
+    world = World(
+        [node("n1")],
+        [pod("x", 20, 4, on="n1", namespace="a", annotations=protected)],
+        quota={"a": {"protected": {"*": 0.6}}},
+    )
+    checks = create_time_checks(world.cluster, world.quota, world.judge, world.clock, any_scheduler=True)
+
+    def told(obj: dict[str, Any]) -> str:
+        sent = review(obj, namespace="a")
+        return validate(parse_review(json.dumps(sent).encode()), ClusterTerms(), checks).message
+
+    first = pod("p", 30, 4, namespace="a", scheduler="volcano", annotations=protected)
+    assert told(first) == ""
+    world.create(first)
+    second = pod("q", 20, 4, namespace="a", scheduler="volcano", annotations=protected)
+    assert told(second).endswith(
+        "0.2 used or being bound, 0.5 asked: 0.4 would still fit, protected pods that wait counted"
+    )
+    assert told(pod("r", 10, 4, namespace="a", scheduler="volcano", annotations=protected)) == ""
+    assert told(pod("s", 90, 4, namespace="a", scheduler="volcano")) == ""
+
+
 # Quota: such a pod does not wait.
 
 
