@@ -9,7 +9,7 @@ node refuses, in words: :mod:`admission.extender.refusal_lines`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
@@ -21,11 +21,15 @@ from admission.extender.free_cards import FreeCards
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.cluster.pod_charges import Charge
 from gpu_manager.domain.cluster.quota import NamespaceQuota
-from gpu_manager.domain.placement.ledger import Ledger, Share
+from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement.place import Placement, PodPlacer
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.request import PodRequest
+
+_MOST_TRIES: Final = 48  # for one pod on one node of several models
+_UNBOUND: Final = Amount(1 << 60, 1 << 60)
+_NOBODY: Final = PodUid("held back by a quota")
 
 
 class Unfit(Enum):
@@ -234,7 +238,47 @@ class FeasibilityCheck:
             if not passed:
                 return fit
             closed = closed.union(passed)
-        return Unfit.QUOTA if closed else None
+        if not closed:
+            return None
+        return self._within_rooms(view, ledger, used, protected) or Unfit.QUOTA
+
+    def _within_rooms(
+        self, view: NodeView, ledger: Ledger, used: Mapping[str, Amount], protected: Mapping[str, Amount]
+    ) -> Fit | None:
+        """Cards of several models, none taken further than its quota has room; None if none is found.
+
+        Some card of a model whose quota is passed has to hold less than it does: each of them is tried, until
+        what is found passes none. Exact but for the number of tries.
+        """
+        pieces = sum(max(1, c.request.cards) for c in self.request.containers)
+        if pieces < 2 or len({state.card.model for state in view.node.cards}) < 2:
+            return None
+        tried: set[tuple[tuple[int, Amount], ...]] = set()
+        open_: list[tuple[tuple[int, Amount], ...]] = [()]
+        while open_ and len(tried) < _MOST_TRIES:
+            caps = open_.pop(0)
+            fit = self._seek(view, _capped(ledger, view, dict(caps)), frozenset())
+            passed = self.over_quota(fit, used, protected) if fit is not None else {}
+            if fit is None or not passed:
+                if fit is not None:
+                    return fit
+                continue
+            for at, taken in fit.taken:
+                if view.node.cards[at].card.model in passed:
+                    for less in self._less(dict(caps).get(at, _UNBOUND), taken):
+                        further = tuple(sorted({**dict(caps), at: less}.items(), key=lambda cap: cap[0]))
+                        if further not in tried:
+                            tried.add(further)
+                            open_.append(further)
+        return None
+
+    def _less(self, cap: Amount, taken: Amount) -> Iterator[Amount]:
+        """Yield the bounds below what was taken of a card, one for each amount that the quota limits."""
+        quota = self.quota
+        if quota is not None and (quota.cores is not None or quota.protected is not None):
+            yield Amount(taken.cores - 1, cap.memory)
+        if quota is not None and quota.memory is not None:
+            yield Amount(cap.cores, taken.memory - 1)
 
     def placement(self, view: NodeView, fit: Fit) -> Placement:
         """The same as shares of this node's cards."""
@@ -332,6 +376,19 @@ class FeasibilityCheck:
         if fit.charge not in self._passed:
             self._passed[fit.charge] = self.quota.passed(self.used, dict(fit.charge), self.protected)
         return self._passed[fit.charge]
+
+
+def _capped(ledger: Ledger, view: NodeView, caps: Mapping[int, Amount]) -> Ledger:
+    """The books with no more left of these cards than so much, as if somebody held the rest."""
+    if not caps:
+        return ledger
+    books = ledger.copy()
+    for at, cap in caps.items():
+        uuid = view.node.cards[at].card.uuid
+        left = Amount(*books.room(uuid).left)
+        held = Amount(max(0, left.cores - cap.cores), max(0, left.memory - cap.memory))
+        books.commit((Allocation(_NOBODY, str(at), ContainerKind.APP, 0, (Share(uuid, held),)),))
+    return books
 
 
 def _plain(request: PodRequest) -> PodRequest:

@@ -6,7 +6,7 @@ The webhook and whoever asks beforehand get the same answer.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,12 +15,12 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_books import Used
-from gpu_manager.domain.cluster.quota import NO_QUOTA, QUOTA_PLACE, Quota, read_quota, refusal
+from gpu_manager.domain.cluster.quota import NO_QUOTA, QUOTA_PLACE, NamespaceQuota, Quota, read_quota, refusal
 from gpu_manager.domain.errors import NodeUnready, printable, quoted
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.priority import Priority
-from gpu_manager.domain.resources import Amount
+from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.request import PodRequest
 
 NOT_SYNCED: Final = "GPU quota has not been synced, please retry later"  # the predecessor's words
@@ -114,7 +114,7 @@ class QuotaBook:
 
 
 def quota_refusal(
-    quota: Quota, snapshot: Snapshot, pod: Pod, request: PodRequest, views: Iterable[NodeView]
+    quota: Quota, snapshot: Snapshot, pod: Pod, request: PodRequest, views: Collection[NodeView]
 ) -> str:
     """Why the pod cannot be created; empty if it can, and waits at the most.
 
@@ -132,9 +132,28 @@ def quota_refusal(
         if not request.models or request.allows(state.card) or request.uuids
     }
     protected = snapshot.protected if request.priority is Priority.PROTECTED else None
-    return (
-        refuse_at_create(quota, snapshot.used, pod.namespace, least_charge(request), models, protected) or ""
-    )
+    asked = least_charge(request)
+    found = refuse_at_create(quota, snapshot.used, pod.namespace, asked, models, protected) or ""
+    mine = quota.of(pod.namespace, request.priority)
+    pieces = sum(max(1, c.request.cards) for c in request.containers)
+    if found and mine is not None and pieces > 1:
+        for view in views:
+            if _may_be_divided(mine, asked, {s.card.model for s in view.node.cards} & models):
+                return ""
+    return found
+
+
+def _may_be_divided(mine: NamespaceQuota, asked: Amount, models: Iterable[str]) -> bool:
+    """True if so much of the cards of one node, of several models, could be within what is granted."""
+    left, taken = asked, dict[str, Amount]()
+    for model in sorted(models):
+        rooms = [line.room for line in mine.lines({}, only=model)]
+        part = Amount(
+            min([left.cores, *(room.cores for room in rooms)]),
+            min([left.memory, *(room.memory for room in rooms)]),
+        )
+        taken[model], left = part, left - part
+    return left == ZERO and not mine.passed({}, taken)
 
 
 def refused_past_scheduler(quota: Quota, snapshot: Snapshot, pod: Pod, request: PodRequest) -> str:
