@@ -17,6 +17,7 @@ COMMANDS: Commands = {
         "gpu_manager.cli.ask:graph",
         "Show the cards of the running agent, and who holds what of them.",
     ),
+    "keep": ("gpu_manager.cli.keep", "Keep control pages open while the agent is away."),
     "run": ("gpu_manager.cli.run", "Run the agent of this node."),
     "sandbox": ("gpu_manager.cli.sandbox", "Keep a node with simulated cards up, on a laptop."),
     "status": ("gpu_manager.cli.ask:status", "Say whether the running agent can serve pods."),

@@ -23,7 +23,7 @@ class Phase(Enum):
     SERVED = "nobody is away"
     AGENT = "the agent is away"
     WATCHER = "the watcher is away"
-    BOTH = "agent and watcher are away"
+    BOTH = "agent, keeper and watcher are away"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +142,7 @@ _WRITES: Final = tuple(
     _one(f"words in its {file}", file, REFUSED, "write", offset=0, words=[0]) for file in ("limits", "gate")
 )
 _AWAY: Final = (
-    # The watcher holds gates open for writing and usage pages for reading, the agent all of them for writing.
-    *(_of(a, Phase.AGENT, NAMED if a.file == "limits" else REFUSED) for a in _LEASES),
-    _of(_READ_LEASE, Phase.AGENT, NAMED),
+    *(_of(a, Phase.AGENT, REFUSED) for a in (*_LEASES, _READ_LEASE)),
     *(_of(a, Phase.WATCHER, REFUSED) for a in _LEASES if a.file == "gate"),
     *(_of(a, Phase.BOTH, NAMED) for a in (*_LEASES, _READ_LEASE)),
     *(_of(a, Phase.AGENT, NAMED) for a in _LASTING),

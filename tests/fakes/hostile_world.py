@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import struct
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ class HostileWorld:
         self.pages.open(VICTIM, [self._limit(40, Priority.PROTECTED)])
         self.pages.open(HOSTILE, [self._limit(30, Priority.BEST_EFFORT)])
         self._lock = register(self.root / VICTIM / "usage", 0)
+        self._keeper = self._keep()
         self._watch()
 
     def play(self, attack: Attack) -> Judged:
@@ -81,9 +83,14 @@ class HostileWorld:
         os.close(self._lock)
         if self.watcher is not None:
             self.watcher.close()
+        self._end_keeper()
         for name in (VICTIM, HOSTILE, NEW):
             self.pages.remove(name)
         self.pages.close()
+
+    def _end_keeper(self) -> None:
+        self._keeper.kill()
+        self._keeper.wait()
 
     def _measure(self, judged: Judged, tenant: HostileTenant) -> None:
         for what, attempt in (
@@ -139,7 +146,17 @@ class HostileWorld:
                 until(lambda: _closings(gate) > before)
         return True
 
+    def _keep(self) -> subprocess.Popen[bytes]:
+        """The process that has all files open while the agent is away; returns once it has."""
+        keeper = subprocess.Popen([self._program, "keep", self.root])
+        wanted = {str(path.resolve()) for path in self.root.glob("*/*")}
+        held = Path(f"/proc/{keeper.pid}/fd")
+        until(lambda: wanted <= {os.path.realpath(one) for one in held.iterdir()})
+        return keeper
+
     def _leave(self, phase: Phase) -> None:
+        if phase is Phase.BOTH:
+            self._end_keeper()
         if phase in (Phase.AGENT, Phase.BOTH):
             self.pages.close()
         if phase in (Phase.WATCHER, Phase.BOTH) and self.watcher is not None:

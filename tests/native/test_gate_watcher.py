@@ -289,6 +289,31 @@ def test_without_an_inotify_instance_gates_are_closed_by_looking(node: Node, tmp
     os.close(lock)
 
 
+def test_what_the_keeper_holds_gives_no_lease_while_the_agent_is_away(node: Node) -> None:
+    gate = node.pages.gates.path(CARD)
+    files = [node.root / name / file for name in (PROTECTED, BEST_EFFORT) for file in ("limits", "usage")]
+    keeper = subprocess.Popen([str(node.watcher._program), "keep", str(node.root)])
+
+    def held() -> set[str]:
+        return {os.path.realpath(one) for one in Path(f"/proc/{keeper.pid}/fd").iterdir()}
+
+    try:
+        assert until(lambda: {str(path) for path in (*files, gate)} <= held(), MOST_SECONDS)
+        node.pages.close()
+        with HostileTenant() as tenant:
+            for path in (*files, gate):
+                for kind in ("read", "write"):
+                    assert tenant.order("lease", path, kind=kind) == errno.EAGAIN
+        FileControlPages(node.root).remove(PROTECTED)
+        assert until(lambda: not any(PROTECTED in path for path in held()), MOST_SECONDS)
+        assert str(gate) in held()
+        keeper.terminate()
+        assert keeper.wait(MOST_SECONDS) == 0
+    finally:
+        keeper.kill()
+        keeper.wait()
+
+
 def test_a_program_that_is_not_there_is_an_error_with_a_cure(tmp_path: Path) -> None:
     pages = FileControlPages(tmp_path)
     for program, says in ((None, "install the wheel"), (tmp_path / "none", "cannot be started")):

@@ -223,8 +223,7 @@ class PageDirectory:
     def remove(self) -> None:
         """Close both pages, and delete the directory with all that is in it. Absent is fine."""
         self.close()
-        self._mounts.unmount(self._root / self._name)
-        files.remove(self._root, self._name)
+        files.remove(self._root, self._name, self._mounts.unmount)
 
     def _make(self) -> None:
         """Make the directory, on a file system of its own unless an earlier agent has made it without."""

@@ -16,7 +16,7 @@ import secrets
 import stat
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -197,8 +197,10 @@ def write(page: int, offset: int, data: bytes) -> None:
         view, offset = view[done:], offset + done
 
 
-def remove(root: Path, name: str) -> None:
-    """Delete ``root/name`` and the files in it, if present. Links are deleted, not followed."""
+def remove(root: Path, name: str, unmount: Callable[[Path], None]) -> None:
+    """Delete ``root/name`` and the files in it, if present; ``unmount`` is called between the two. Links are
+    deleted, not followed.
+    """
     try:
         with directory(root, name) as here:
             for entry in os.listdir(here):  # noqa: PTH208  # of a descriptor, which no path can name safely
@@ -206,6 +208,7 @@ def remove(root: Path, name: str) -> None:
                     os.rmdir(entry, dir_fd=here)
                 else:
                     os.unlink(entry, dir_fd=here)
+        unmount(root / name)
         (root / name).rmdir()
     except FileNotFoundError:
         return

@@ -1,4 +1,5 @@
-/* The watcher of gates: closes a card's gate while protected tenants have work on it, and opens it when they have none.
+/* The watcher of gates (with the arguments `keep DIRECTORY`: keeper.h): closes a card's gate while protected tenants
+ * have work on it, and opens it when they have none.
  *
  * The agent starts it and writes to its standard input, whenever something changes, the cards on which both classes
  * are:
@@ -16,6 +17,7 @@
  */
 #define _GNU_SOURCE
 #include "decision.h"
+#include "keeper.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -429,10 +431,14 @@ static bool wait_for_something(uint64_t due, bool *heard) {
     return true;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     struct sigaction action = {.sa_handler = end};
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
+    if (argc == 3 && !strcmp(argv[1], "keep")) {
+        keep_open(argv[2], &is_ending);
+        return 0;
+    }
     prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
     bell = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
     uint64_t due = UINT64_MAX;
