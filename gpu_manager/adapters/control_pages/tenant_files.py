@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from gpu_manager.adapters.selinux import put_label
-from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.errors import NodeUnready, Tampered
 
 _NAME: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -218,7 +218,7 @@ def remove(root: Path, name: str, unmount: Callable[[Path], None]) -> None:
         (root / name).unlink(missing_ok=True)
 
 
-class TooManyLocks(Exception):  # noqa: N818 - it is what a container did
+class TooManyLocks(Tampered):
     """A file has so many locks that asking about its bytes takes longer than :data:`ASK_MOST_NS`, and
     :data:`_EACH_NS` for each that is locked: a page has a thousand processes at most.
     """

@@ -123,7 +123,7 @@ class KubeletPods:
         self.error = reason
 
 
-class _Unverified(Exception):  # noqa: N818 - it is what the kubelet is
+class _Unverified(NodeUnready):
     """The kubelet's certificate cannot be verified."""
 
 
