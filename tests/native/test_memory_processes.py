@@ -110,7 +110,7 @@ def test_processes_killed_at_any_instant_never_hold_more_than_the_limit(
         assert samples > 100
         assert card == 0
         assert 0 < container.usage.cards[0].peak <= LIMIT, "a grant took the account past the limit"
-        # For an instant a repair may count what threads have announced and are about to be refused (ledger.c).
+        # For an instant a repair may count what threads have announced and are about to be refused (accounts.c).
         assert account <= count * HAMMERING * LARGEST
 
 

@@ -15,7 +15,7 @@
 
 #include "build_id.h"
 #include "fork.h"
-#include "ledger.h"
+#include "accounts.h"
 #include "limits.h"
 #include "lock.h"
 #include "log_once.h"
@@ -160,7 +160,7 @@ void vcuda_count_routed_by_name(const char *name) {
 static void forget_in_child(void) {
     vcuda_page_view = NULL;
     verdict = VCUDA_DETACHED;
-    ledger_forget();
+    accounts_forget();
 }
 
 /* The newest copy; while the host is writing, for some 10 ms, both may look torn to a slow reader. */

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "attachment.h"
-#include "ledger.h"
+#include "accounts.h"
 #include "limits.h"
 #include "note.h"
 #include "page.h"

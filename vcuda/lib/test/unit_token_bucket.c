@@ -6,7 +6,7 @@
 
 #include "token_bucket.h"
 #include "cuda/cost.h"
-#include "cuda/admission.h"
+#include "cuda/credit.h"
 #include "cuda/window_cap.h"
 #include "cuda/busy_intervals.h"
 #include "check.h"
@@ -273,8 +273,8 @@ static double burst(unsigned percent, int burst, int pause, char ran[STEPS]) {
     memset(&recent, 0, sizeof recent);
     for (int at = 0; at < STEPS; at++) {
         uint64_t taken;
-        struct admission admission = {.usage = &usage, .view = &view, .cap = &recent, .now = START + (uint64_t)at * MS};
-        ran[at] = !admission_credit_ns(&admission, MS, &taken);
+        struct credit credit = {.usage = &usage, .view = &view, .cap = &recent, .now = START + (uint64_t)at * MS};
+        ran[at] = !credit_take_ns(&credit, MS, &taken);
         if (ran[at]) {
             bucket_settle(&usage, &view.card[0], MS, MS);
             done++;
@@ -314,16 +314,16 @@ static uint64_t saved_up(struct vcuda_limits_view *view, unsigned percent_before
     struct vcuda_card_usage usage = {.refill_ns = START};
     static struct window_cap recent;
     uint64_t taken, at = 0;
-    struct admission admission = {.usage = &usage, .view = view, .cap = &recent};
+    struct credit credit = {.usage = &usage, .view = view, .cap = &recent};
     memset(&recent, 0, sizeof recent);
     view->card[0].core_limit_q8 = percent_before * 256;
     for (; at < 2000 * MS; at += 100 * MS) {
-        admission.now = START + at;
-        admission_credit_ns(&admission, MS, &taken);
+        credit.now = START + at;
+        credit_take_ns(&credit, MS, &taken);
     }
     view->card[0].core_limit_q8 = percent * 256;
-    admission.now = START + 3 * SECOND;
-    while (usage.busy_ns < SECOND && !admission_credit_ns(&admission, MS, &taken))
+    credit.now = START + 3 * SECOND;
+    while (usage.busy_ns < SECOND && !credit_take_ns(&credit, MS, &taken))
         bucket_settle(&usage, &view->card[0], taken, taken);
     return usage.busy_ns;
 }

@@ -2,7 +2,7 @@
 
 #include "attachment.h"
 #include "cuda/device_map.h"
-#include "ledger.h"
+#include "accounts.h"
 
 uint64_t granules(uint64_t bytes) {
     return bytes > UINT64_MAX - (GRANULE - 1) ? UINT64_MAX : (bytes + GRANULE - 1) / GRANULE * GRANULE;
@@ -26,7 +26,7 @@ const struct vcuda_card_limits *account_limits(int card) {
     return limits && (limits->mode & VCUDA_MODE_MEMORY_LIMITED) ? limits : NULL;
 }
 
-/* What the ledger may reach: the limit less what the host sees beyond the ledger. */
+/* What the accounts may reach: the limit less what the host sees beyond the accounts. */
 static uint64_t ceiling(const struct vcuda_card_limits *limits) {
     if (!(limits->mode & VCUDA_MODE_MEMORY_LIMITED))
         return VCUDA_CHARGED_MASK;
@@ -82,19 +82,19 @@ void account_return(int card, uint64_t bytes) {
 }
 
 void account_movable(uint64_t bytes) {
-    ledger_add_movable(bytes);
+    accounts_add_movable(bytes);
 }
 
 void account_movable_return(int card, uint64_t bytes) {
     account_return(card, bytes);
-    ledger_add_movable(-bytes);
+    accounts_add_movable(-bytes);
 }
 
 /* What the host saw of the charge beyond the driver's count, as far as it is still charged: others of the container
  * draw on the same figure, and what is charged may have been given back for other reasons. */
 static uint64_t still_beyond(int card, const struct vcuda_card_limits *limits, uint64_t returned) {
     uint64_t seen = limits->host_excess > returned ? limits->host_excess - returned : 0;
-    uint64_t charged = vcuda_charged(card), elsewhere = ledger_movable();
+    uint64_t charged = vcuda_charged(card), elsewhere = accounts_movable();
     uint64_t now = charged > elsewhere ? charged - elsewhere : 0;
     uint64_t beyond = now > limits->host_counted ? now - limits->host_counted : 0;
     return seen < beyond ? seen : beyond;

@@ -43,7 +43,7 @@ uint64_t account_seen_gone(int card, uint64_t bytes, uint64_t let_go_ns);
 /* The card's limits; NULL if it has no memory limit, or is no card of ours. */
 const struct vcuda_card_limits *account_limits(int card);
 
-/* Bytes that count against the limit: the ledger's and what the host knows beyond it. */
+/* Bytes that count against the limit: what the accounts hold and what the host knows beyond it. */
 uint64_t account_used(int card, const struct vcuda_card_limits *limits);
 
 /* Bytes charged for a context of this card. */

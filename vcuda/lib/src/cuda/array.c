@@ -1,7 +1,7 @@
 /* Arrays and mipmapped arrays; and VMM memory mapped into sparse ones. */
 #include "cuda/account.h"
 #include "cuda/allocation_table.h"
-#include "cuda/claim.h"
+#include "cuda/charge.h"
 #include "cuda/context_registry.h"
 #include "cuda/discharge.h"
 #include "cuda/mem.h"
@@ -138,20 +138,20 @@ static uint64_t shape_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int l
     return bytes;
 }
 
-static CUresult reserve(struct claim *claim, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels) {
-    return claim_here(claim, shape && shape->width ? granules(shape_bytes(shape, levels)) : 0);
+static CUresult reserve(struct charge *charge, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels) {
+    return charge_here(charge, shape && shape->width ? granules(shape_bytes(shape, levels)) : 0);
 }
 
-static CUresult finish(struct claim *claim, CUresult result, uint64_t handle) {
+static CUresult finish(struct charge *charge, CUresult result, uint64_t handle) {
     if (result != CUDA_SUCCESS) {
-        claim_undo(claim);
-    } else if (claim_counts(claim) && handle) {
+        charge_undo(charge);
+    } else if (charge_counts(charge) && handle) {
         context_keep(&(struct allocation){.key = handle,
-                                          .bytes = claim->bytes,
-                                          .owner = claim->where.owner,
-                                          .card = (int8_t)claim->where.card,
+                                          .bytes = charge->bytes,
+                                          .owner = charge->where.owner,
+                                          .card = (int8_t)charge->where.card,
                                           .kind = ALLOCATION_ARRAY},
-                     claim->where.changes);
+                     charge->where.changes);
     }
     return result;
 }
@@ -161,33 +161,33 @@ static uint64_t handle_of(CUarray *out, CUresult result) {
 }
 
 CUresult hook_cuArrayCreate(CUarray *out, const CUDA_ARRAY_DESCRIPTOR_v1 *shape) {
-    struct claim claim;
+    struct charge charge;
     CUDA_ARRAY3D_DESCRIPTOR whole = {0};
     if (shape)
         whole = (CUDA_ARRAY3D_DESCRIPTOR){
             .width = shape->width, .height = shape->height, .format = shape->format, .channels = shape->channels};
-    CUresult result = reserve(&claim, &whole, 1);
+    CUresult result = reserve(&charge, &whole, 1);
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuArrayCreate(out, shape);
-    return finish(&claim, result, handle_of(out, result));
+    return finish(&charge, result, handle_of(out, result));
 }
 
 CUresult hook_cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *shape) {
-    struct claim claim;
+    struct charge charge;
     CUDA_ARRAY3D_DESCRIPTOR whole = {0};
     if (shape)
         whole = (CUDA_ARRAY3D_DESCRIPTOR){
             .width = shape->width, .height = shape->height, .format = shape->format, .channels = shape->channels};
-    CUresult result = reserve(&claim, &whole, 1);
+    CUresult result = reserve(&charge, &whole, 1);
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuArrayCreate_v2(out, shape);
-    return finish(&claim, result, handle_of(out, result));
+    return finish(&charge, result, handle_of(out, result));
 }
 
 CUresult hook_cuArray3DCreate(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR_v1 *shape) {
-    struct claim claim;
+    struct charge charge;
     CUDA_ARRAY3D_DESCRIPTOR whole = {0};
     if (shape)
         whole = (CUDA_ARRAY3D_DESCRIPTOR){.width = shape->width,
@@ -196,29 +196,29 @@ CUresult hook_cuArray3DCreate(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR_v1 *sh
                                           .format = shape->format,
                                           .channels = shape->channels,
                                           .flags = shape->flags};
-    CUresult result = reserve(&claim, &whole, 1);
+    CUresult result = reserve(&charge, &whole, 1);
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuArray3DCreate(out, shape);
-    return finish(&claim, result, handle_of(out, result));
+    return finish(&charge, result, handle_of(out, result));
 }
 
 CUresult hook_cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape) {
-    struct claim claim;
-    CUresult result = reserve(&claim, shape, 1);
+    struct charge charge;
+    CUresult result = reserve(&charge, shape, 1);
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuArray3DCreate_v2(out, shape);
-    return finish(&claim, result, handle_of(out, result));
+    return finish(&charge, result, handle_of(out, result));
 }
 
 CUresult hook_cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels) {
-    struct claim claim;
-    CUresult result = reserve(&claim, shape, levels);
+    struct charge charge;
+    CUresult result = reserve(&charge, shape, levels);
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuMipmappedArrayCreate(out, shape, levels);
-    return finish(&claim, result, result == CUDA_SUCCESS && out ? (uint64_t)(uintptr_t)*out : 0);
+    return finish(&charge, result, result == CUDA_SUCCESS && out ? (uint64_t)(uintptr_t)*out : 0);
 }
 
 /* ---- the end of an array, and what was mapped into it ---------------------------------------------------------- */

@@ -3,7 +3,7 @@
 
 #include "cuda/account.h"
 #include "cuda/allocation_table.h"
-#include "cuda/claim.h"
+#include "cuda/charge.h"
 #include "cuda/context_registry.h"
 #include "cuda/device_map.h"
 #include "cuda/graph_pool.h"
@@ -58,28 +58,28 @@ CUresult hook_cuCtxDetach(CUcontext context) {
 /* ---- contexts of the program's own
  * ----------------------------------------------------------------------------------- */
 
-CUresult context_reserve(struct claim *claim, CUdevice device) {
+CUresult context_reserve(struct charge *charge, CUdevice device) {
     bool refused;
-    *claim = (struct claim){.where = {.device = device, .card = CARD_NONE}};
+    *charge = (struct charge){.where = {.device = device, .card = CARD_NONE}};
     if (!account_open(&refused))
         return refused ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
     int card = device_map_card(device);
     if (card == CARD_UNKNOWN)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
-    return claim_on(claim, card, account_context_bytes(card));
+    return charge_on(charge, card, account_context_bytes(card));
 }
 
-struct allocation context_item(const struct claim *claim, uint64_t id) {
+struct allocation context_item(const struct charge *charge, uint64_t id) {
     return (struct allocation){
-        .key = id, .bytes = claim->bytes, .card = (int8_t)claim->where.card, .kind = ALLOCATION_CONTEXT};
+        .key = id, .bytes = charge->bytes, .card = (int8_t)charge->where.card, .kind = ALLOCATION_CONTEXT};
 }
 
-static CUresult created(struct claim *claim, CUresult result, const CUcontext *out) {
+static CUresult created(struct charge *charge, CUresult result, const CUcontext *out) {
     struct allocation item, old;
     if (result != CUDA_SUCCESS) {
-        claim_undo(claim);
-    } else if (claim_counts(claim) && out) {
-        item = context_item(claim, context_id_of(*out));
+        charge_undo(charge);
+    } else if (charge_counts(charge) && out) {
+        item = context_item(charge, context_id_of(*out));
         if (allocation_put(&item, &old) == ALLOCATION_REPLACED)
             account_return(old.card, old.bytes);
     }
@@ -87,26 +87,26 @@ static CUresult created(struct claim *claim, CUresult result, const CUcontext *o
 }
 
 CUresult hook_cuCtxCreate(CUcontext *out, unsigned int flags, CUdevice device) {
-    struct claim claim;
-    CUresult denied = context_reserve(&claim, device);
-    return denied != CUDA_SUCCESS ? denied : created(&claim, real.cuCtxCreate(out, flags, device), out);
+    struct charge charge;
+    CUresult denied = context_reserve(&charge, device);
+    return denied != CUDA_SUCCESS ? denied : created(&charge, real.cuCtxCreate(out, flags, device), out);
 }
 
 CUresult hook_cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice device) {
-    struct claim claim;
-    CUresult denied = context_reserve(&claim, device);
-    return denied != CUDA_SUCCESS ? denied : created(&claim, real.cuCtxCreate_v2(out, flags, device), out);
+    struct charge charge;
+    CUresult denied = context_reserve(&charge, device);
+    return denied != CUDA_SUCCESS ? denied : created(&charge, real.cuCtxCreate_v2(out, flags, device), out);
 }
 
 CUresult hook_cuCtxCreate_v3(CUcontext *out, void *affinity, int count, unsigned int flags, CUdevice device) {
-    struct claim claim;
-    CUresult denied = context_reserve(&claim, device);
+    struct charge charge;
+    CUresult denied = context_reserve(&charge, device);
     return denied != CUDA_SUCCESS ? denied
-                                  : created(&claim, real.cuCtxCreate_v3(out, affinity, count, flags, device), out);
+                                  : created(&charge, real.cuCtxCreate_v3(out, affinity, count, flags, device), out);
 }
 
 CUresult hook_cuCtxCreate_v4(CUcontext *out, void *params, unsigned int flags, CUdevice device) {
-    struct claim claim;
-    CUresult denied = context_reserve(&claim, device);
-    return denied != CUDA_SUCCESS ? denied : created(&claim, real.cuCtxCreate_v4(out, params, flags, device), out);
+    struct charge charge;
+    CUresult denied = context_reserve(&charge, device);
+    return denied != CUDA_SUCCESS ? denied : created(&charge, real.cuCtxCreate_v4(out, params, flags, device), out);
 }

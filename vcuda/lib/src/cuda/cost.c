@@ -6,7 +6,7 @@ _Static_assert(COST_ENTRIES == 1u << (64 - 54), "a key's upper ten bits are its 
 _Alignas(64) struct cost cost_table[COST_ENTRIES];
 
 /* Threads that race for an entry may both reset it; that costs a measurement. */
-static struct cost *claim(struct cost *cost, uint64_t key) {
+static struct cost *enter(struct cost *cost, uint64_t key) {
     __atomic_store_n(&cost->ns, BUCKET_FIRST_GUESS_NS, __ATOMIC_RELAXED);
     __atomic_store_n(&cost->charge_ns, BUCKET_FIRST_GUESS_NS, __ATOMIC_RELAXED);
     __atomic_store_n(&cost->spread_ns, 0, __ATOMIC_RELAXED);
@@ -24,11 +24,11 @@ struct cost *cost_search(uint64_t key) {
         if (found == key)
             return cost;
         if (!found)
-            return claim(cost, key);
+            return enter(cost, key);
         if (cost_seen(cost) < cost_seen(victim))
             victim = cost;
     }
-    return claim(victim, key);
+    return enter(victim, key);
 }
 
 /* A quarter of the way from the old average to what was measured; all of the way where it begins. Never 0. What is far

@@ -1,4 +1,4 @@
-/* What a piece of work is expected to cost: a table of 1,024 averages, each process its own. */
+/* What a launch of each kind is expected to cost: a table of 1,024 averages in each process. */
 #ifndef VCUDA_COST_H
 #define VCUDA_COST_H
 
@@ -15,7 +15,7 @@ struct cost {
     uint64_t seen;      /* how often it was measured */
 };
 
-/* Keys: what is launched and about how much of it; never 0. */
+/* The key of a kind: what is launched, and its size in powers of two. Never 0. */
 static inline uint64_t cost_key(const void *what, uint64_t size) {
     uint64_t key = (uint64_t)(uintptr_t)what ^ (uint64_t)(64 - __builtin_clzll(size | 1)) << 56;
     return key * UINT64_C(0x9e3779b97f4a7c15) | 1;
@@ -25,7 +25,7 @@ static inline uint64_t cost_key(const void *what, uint64_t size) {
 #define COST_AVERAGE_OVER 64 /* measured launches */
 extern struct cost cost_table[COST_ENTRIES];
 
-/* Its entry; where there is none yet, a new one with the first guess, in place of another if need be. */
+/* Look up the entry, or insert one with the initial estimate, evicting another if the table is full. */
 struct cost *cost_search(uint64_t key);
 
 static inline struct cost *cost_find(uint64_t key) {
@@ -45,7 +45,7 @@ static inline uint64_t cost_seen(const struct cost *cost) {
     return __atomic_load_n(&cost->seen, __ATOMIC_RELAXED);
 }
 
-/* Does the mean say little of what the next launch takes, or is it of few launches? */
+/* True if the mean tells little of the next launch: lengths vary, or few launches were measured. */
 static inline bool cost_is_unsure(const struct cost *cost) {
     return cost_seen(cost) < COST_AVERAGE_OVER ||
            __atomic_load_n(&cost->spread_ns, __ATOMIC_RELAXED) > cost_ns(cost) / 4;
@@ -54,10 +54,10 @@ static inline bool cost_is_unsure(const struct cost *cost) {
 /* No kernel is shorter. */
 #define KERNEL_LEAST_NS 1000
 
-/* Work of a kind is measured alone so often before it is trusted to the average. */
+/* So many launches of a kind are measured by themselves before its average counts. */
 #define COST_FIRST 3
 
-/* One run kept its stream busy for `ns`, and the card for `charge_ns` more than other streams did. */
+/* A launch kept its stream busy for `ns`, and the card for `charge_ns` longer than other streams did. */
 void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns);
 
 #endif

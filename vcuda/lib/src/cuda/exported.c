@@ -34,7 +34,7 @@
 #include "cuda/imported.h"
 #include "cuda/thread.h"
 #include "fork.h"
-#include "ledger.h"
+#include "accounts.h"
 #include "lock.h"
 #include "page.h"
 
@@ -351,7 +351,7 @@ void exported_settle(void) {
         else
             push(item);
     }
-    ledger_set_untold(untold);
+    accounts_set_untold(untold);
     spin_unlock(&settling);
     errno = saved;
 }

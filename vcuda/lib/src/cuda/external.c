@@ -1,27 +1,27 @@
 /* Memory of other interfaces (Vulkan, OpenGL, a descriptor): nothing else has charged it to this container. */
 #include "cuda/account.h"
 #include "cuda/allocation_table.h"
-#include "cuda/claim.h"
+#include "cuda/charge.h"
 #include "cuda/context_registry.h"
 #include "cuda/discharge.h"
 #include "cuda/mem.h"
 #include "interposer.h"
 
 CUresult hook_cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc) {
-    struct claim claim;
-    CUresult result = claim_here(&claim, desc ? granules(desc->size) : 0);
+    struct charge charge;
+    CUresult result = charge_here(&charge, desc ? granules(desc->size) : 0);
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuImportExternalMemory(out, desc);
     if (result != CUDA_SUCCESS) {
-        claim_undo(&claim);
-    } else if (claim_counts(&claim) && out) {
+        charge_undo(&charge);
+    } else if (charge_counts(&charge) && out) {
         context_keep(&(struct allocation){.key = (uint64_t)(uintptr_t)*out,
-                                          .bytes = claim.bytes,
-                                          .owner = claim.where.owner,
-                                          .card = (int8_t)claim.where.card,
+                                          .bytes = charge.bytes,
+                                          .owner = charge.where.owner,
+                                          .card = (int8_t)charge.where.card,
                                           .kind = ALLOCATION_EXTERNAL},
-                     claim.where.changes);
+                     charge.where.changes);
     }
     return result;
 }

@@ -1,6 +1,6 @@
-/* Tickets of launches that wait at a gate by themselves: whose turn it is to serve one, the driver's thread that comes
- * with it or the helper thread where the driver never will. Each is served once, and a ticket of old is no one's. Any
- * thread may call; there is no lock. */
+/* Tickets of launches that wait at a gate on their streams. The driver's thread serves a ticket, or the helper thread
+ * does where the driver never will: each ticket is served once, and an old one by nobody. Any thread may call; there is
+ * no lock. */
 #ifndef VCUDA_GATE_TICKETS_H
 #define VCUDA_GATE_TICKETS_H
 

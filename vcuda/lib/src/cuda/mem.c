@@ -11,7 +11,7 @@
 #include "attachment.h"
 #include "cuda/account.h"
 #include "cuda/allocation_table.h"
-#include "cuda/claim.h"
+#include "cuda/charge.h"
 #include "cuda/context_registry.h"
 #include "cuda/device_map.h"
 #include "cuda/discharge.h"
@@ -34,43 +34,43 @@ static bool is_small(uint64_t bytes) {
 }
 
 /* Is there a charged granule that it lies in, or room for one more? */
-static bool join_granule(struct claim *claim, uint64_t number) {
+static bool join_granule(struct charge *charge, uint64_t number) {
     struct allocation granule = {
-        .key = number, .bytes = GRANULE, .card = (int8_t)claim->where.card, .kind = ALLOCATION_GRANULE};
+        .key = number, .bytes = GRANULE, .card = (int8_t)charge->where.card, .kind = ALLOCATION_GRANULE};
     struct allocation counted;
-    if (!claim->bytes && allocation_count(ALLOCATION_GRANULE, number, 1, &counted))
+    if (!charge->bytes && allocation_count(ALLOCATION_GRANULE, number, 1, &counted))
         return true;
-    if (!claim_resize(claim, GRANULE))
+    if (!charge_resize(charge, GRANULE))
         return false;
     if (!allocation_join(&granule))
-        claim_resize(claim, 0);
+        charge_resize(charge, 0);
     return true;
 }
 
-/* Remember an allocation and settle its claim; false if the limit forbids what the driver took beyond it. */
-static bool keep(struct claim *claim, uint64_t at, uint64_t bytes) {
-    if (!claim_counts(claim))
+/* Remember an allocation and settle its charge; false if the limit forbids what the driver took beyond it. */
+static bool keep(struct charge *charge, uint64_t at, uint64_t bytes) {
+    if (!charge_counts(charge))
         return true;
-    struct allocation item = {.key = at, .owner = claim->where.owner, .card = (int8_t)claim->where.card};
+    struct allocation item = {.key = at, .owner = charge->where.owner, .card = (int8_t)charge->where.card};
     bool shares = is_small(bytes) && at / GRANULE == (at + bytes - 1) / GRANULE;
-    if (shares ? !join_granule(claim, at / GRANULE) : !claim_resize(claim, granules(bytes)))
+    if (shares ? !join_granule(charge, at / GRANULE) : !charge_resize(charge, granules(bytes)))
         return false;
     item.kind = shares ? ALLOCATION_SMALL : ALLOCATION_LINEAR;
-    item.bytes = shares ? bytes : claim->bytes;
-    context_keep(&item, claim->where.changes);
+    item.bytes = shares ? bytes : charge->bytes;
+    context_keep(&item, charge->where.changes);
     return true;
 }
 
 /* Reserve for a linear allocation. */
-static CUresult begin(struct claim *claim, uint64_t bytes) {
+static CUresult begin(struct charge *charge, uint64_t bytes) {
     if (!is_small(bytes))
-        return claim_here(claim, granules(bytes));
-    CUresult result = claim_here(claim, 0);
-    if (result != CUDA_SUCCESS || claim->where.card == CARD_NONE)
+        return charge_here(charge, granules(bytes));
+    CUresult result = charge_here(charge, 0);
+    if (result != CUDA_SUCCESS || charge->where.card == CARD_NONE)
         return result;
-    if (claim_counts(claim) && !account_fits(claim->where.card, GRANULE) && granule_gap(claim->where.owner, bytes))
+    if (charge_counts(charge) && !account_fits(charge->where.card, GRANULE) && granule_gap(charge->where.owner, bytes))
         return CUDA_SUCCESS;
-    return claim_on(claim, claim->where.card, GRANULE);
+    return charge_on(charge, charge->where.card, GRANULE);
 }
 
 /* The card is full though the share is not: with the page's leave, memory that can be moved out of the way. */
@@ -82,59 +82,59 @@ static CUresult oversubscribe(CUdeviceptr *out, size_t bytes, CUresult result) {
 }
 
 /* After the driver's call: keep what it gave, or take everything back. */
-static CUresult finish(struct claim *claim, CUresult result, uint64_t at, uint64_t bytes) {
-    if (result == CUDA_SUCCESS && keep(claim, at, bytes))
+static CUresult finish(struct charge *charge, CUresult result, uint64_t at, uint64_t bytes) {
+    if (result == CUDA_SUCCESS && keep(charge, at, bytes))
         return CUDA_SUCCESS;
     if (result == CUDA_SUCCESS) {
         real.cuMemFree_v2(at);
         result = CUDA_ERROR_OUT_OF_MEMORY;
     }
-    claim_undo(claim);
+    charge_undo(charge);
     return result;
 }
 
 CUresult hook_cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
-    struct claim claim;
+    struct charge charge;
     CUdeviceptr at = 0;
-    CUresult result = begin(&claim, bytes);
+    CUresult result = begin(&charge, bytes);
     if (result != CUDA_SUCCESS)
         return result;
     result = oversubscribe(&at, bytes, real.cuMemAlloc_v2(out ? &at : NULL, bytes));
-    result = finish(&claim, result, at, bytes);
+    result = finish(&charge, result, at, bytes);
     if (result == CUDA_SUCCESS && out)
         *out = at;
     return result;
 }
 
 CUresult hook_cuMemAlloc(CUdeviceptr_v1 *out, unsigned int bytes) {
-    struct claim claim;
+    struct charge charge;
     CUdeviceptr_v1 at = 0;
-    CUresult result = begin(&claim, bytes);
+    CUresult result = begin(&charge, bytes);
     if (result != CUDA_SUCCESS)
         return result;
-    result = finish(&claim, real.cuMemAlloc(out ? &at : NULL, bytes), at, bytes);
+    result = finish(&charge, real.cuMemAlloc(out ? &at : NULL, bytes), at, bytes);
     if (result == CUDA_SUCCESS && out)
         *out = at;
     return result;
 }
 
 CUresult hook_cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned int flags) {
-    struct claim claim;
+    struct charge charge;
     CUdeviceptr at = 0;
-    CUresult result = claim_here(&claim, granules(bytes));
+    CUresult result = charge_here(&charge, granules(bytes));
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuMemAllocManaged(out ? &at : NULL, bytes, flags);
-    if (result == CUDA_SUCCESS && claim_counts(&claim)) { /* it can be resident as a whole, and shares no granule */
-        account_movable(claim.bytes);
+    if (result == CUDA_SUCCESS && charge_counts(&charge)) { /* it can be resident as a whole, and shares no granule */
+        account_movable(charge.bytes);
         context_keep(&(struct allocation){.key = at,
-                                          .bytes = claim.bytes,
-                                          .owner = claim.where.owner,
-                                          .card = (int8_t)claim.where.card,
+                                          .bytes = charge.bytes,
+                                          .owner = charge.where.owner,
+                                          .card = (int8_t)charge.where.card,
                                           .kind = ALLOCATION_MANAGED},
-                     claim.where.changes);
+                     charge.where.changes);
     } else if (result != CUDA_SUCCESS) {
-        claim_undo(&claim);
+        charge_undo(&charge);
     }
     if (result == CUDA_SUCCESS && out)
         *out = at;
@@ -152,14 +152,14 @@ static uint64_t padded(uint64_t width) {
 }
 
 CUresult hook_cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned int element) {
-    struct claim claim;
+    struct charge charge;
     CUdeviceptr at = 0;
     size_t stride = 0;
-    CUresult result = begin(&claim, rows(padded(width), height));
+    CUresult result = begin(&charge, rows(padded(width), height));
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuMemAllocPitch_v2(out ? &at : NULL, pitch ? &stride : NULL, width, height, element);
-    result = finish(&claim, result, at, rows(stride, height));
+    result = finish(&charge, result, at, rows(stride, height));
     if (result == CUDA_SUCCESS && out)
         *out = at;
     if (result == CUDA_SUCCESS && pitch)
@@ -169,14 +169,14 @@ CUresult hook_cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, 
 
 CUresult hook_cuMemAllocPitch(CUdeviceptr_v1 *out, unsigned int *pitch, unsigned int width, unsigned int height,
                               unsigned int element) {
-    struct claim claim;
+    struct charge charge;
     CUdeviceptr_v1 at = 0;
     unsigned int stride = 0;
-    CUresult result = begin(&claim, rows(padded(width), height));
+    CUresult result = begin(&charge, rows(padded(width), height));
     if (result != CUDA_SUCCESS)
         return result;
     result = real.cuMemAllocPitch(out ? &at : NULL, pitch ? &stride : NULL, width, height, element);
-    result = finish(&claim, result, at, rows(stride, height));
+    result = finish(&charge, result, at, rows(stride, height));
     if (result == CUDA_SUCCESS && out)
         *out = at;
     if (result == CUDA_SUCCESS && pitch)

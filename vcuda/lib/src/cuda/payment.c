@@ -1,6 +1,6 @@
 #include "cuda/payment.h"
 #include "attachment.h"
-#include "cuda/admission.h"
+#include "cuda/credit.h"
 #include "cuda/gate_passage.h"
 #include "cuda/held_idle.h"
 #include "cuda/settle.h"
@@ -41,17 +41,17 @@ static void rest(struct wait *wait, uint64_t left_ns) {
 
 /* How long until there is credit for the work; 0: it is paid. A protected container that has to wait does so for a
  * while at once: best-effort work can use a pause of that length, and none of those between kernels. */
-static uint64_t credit_left_ns(struct wait *wait, const struct admission *admission, uint64_t ns) {
+static uint64_t credit_left_ns(struct wait *wait, const struct credit *credit, uint64_t ns) {
     uint64_t left, taken = 0;
     if (wait->resumes > wait->now)
         return wait->resumes - wait->now;
-    if (pocket_take(admission->card, ns))
+    if (pocket_take(credit->card, ns))
         return 0;
-    if ((left = admission_credit_ns(admission, ns, &taken)) == 0) {
-        pocket_put(admission->card, taken - ns);
+    if ((left = credit_take_ns(credit, ns, &taken)) == 0) {
+        pocket_put(credit->card, taken - ns);
         return 0;
     }
-    if (__atomic_load_n(&meter_tells, __ATOMIC_RELAXED) >> admission->card & 1)
+    if (__atomic_load_n(&meter_tells, __ATOMIC_RELAXED) >> credit->card & 1)
         wait->resumes = wait->now + PAUSE_NS;
     return left;
 }
@@ -65,21 +65,21 @@ static bool proceed(struct vcuda_card_usage *usage, struct stream_meter *meter, 
         bucket_force(usage, ns);
         return true;
     }
-    struct admission admission = {.usage = usage,
-                                  .view = view,
-                                  .cap = &caps[meter->card],
-                                  .card = meter->card,
-                                  .ahead_ns = __atomic_load_n(&meter_ahead_ns[meter->card], __ATOMIC_RELAXED),
-                                  .gated_ns = gate_deferred_ns(meter->card),
-                                  .now = wait->now,
-                                  .waited_ns = wait->now - wait->since};
-    uint64_t room = admission_room_ns(&admission);
+    struct credit credit = {.usage = usage,
+                            .view = view,
+                            .cap = &caps[meter->card],
+                            .card = meter->card,
+                            .ahead_ns = __atomic_load_n(&meter_ahead_ns[meter->card], __ATOMIC_RELAXED),
+                            .gated_ns = gate_deferred_ns(meter->card),
+                            .now = wait->now,
+                            .waited_ns = wait->now - wait->since};
+    uint64_t room = credit_room_ns(&credit);
     if (!room && unknown && __atomic_load_n(&meter->unsettled, __ATOMIC_RELAXED) > UNKNOWN_MOST)
         room = ROOM_NAP_NS;
-    uint64_t left = room ? room : credit_left_ns(wait, &admission, ns);
+    uint64_t left = room ? room : credit_left_ns(wait, &credit, ns);
     if (!left)
         return true;
-    if (admission_is_overdue(&admission)) {
+    if (credit_is_overdue(&credit)) {
         __atomic_fetch_add(&usage->starved, 1, __ATOMIC_RELAXED);
         bucket_force(usage, ns);
         return true;

@@ -3,7 +3,7 @@
 #include "attachment.h"
 #include "cuda/account.h"
 #include "cuda/allocation_table.h"
-#include "cuda/claim.h"
+#include "cuda/charge.h"
 #include "cuda/context.h"
 #include "cuda/context_registry.h"
 #include "cuda/device_map.h"
@@ -14,12 +14,12 @@
 static struct primary {
     bool busy; /* lock of the rest */
     unsigned on_way;
-    struct claim claim;
+    struct charge charge;
 } primaries[CONTEXT_DEVICES];
 
 /* Before a call that may make the device's primary context. */
 static CUresult retain_begin(CUdevice device) {
-    struct claim claim;
+    struct charge charge;
     struct primary *primary = &primaries[device];
     bool active = context_primary_is_active(device);
     spin_lock(&primary->busy);
@@ -28,19 +28,19 @@ static CUresult retain_begin(CUdevice device) {
     spin_unlock(&primary->busy);
     if (joined)
         return device_map_card(device) == CARD_UNKNOWN ? CUDA_ERROR_DEVICE_UNAVAILABLE : CUDA_SUCCESS;
-    CUresult denied = context_reserve(&claim, device);
+    CUresult denied = context_reserve(&charge, device);
     bool appeared =
         denied == CUDA_ERROR_OUT_OF_MEMORY && context_primary_is_active(device); /* its reservation was in our way */
     spin_lock(&primary->busy);
     bool spare = primary->on_way && denied == CUDA_SUCCESS; /* another thread was as quick */
     if (denied == CUDA_SUCCESS && !spare)
-        primary->claim = claim;
+        primary->charge = charge;
     if (denied == CUDA_ERROR_OUT_OF_MEMORY && (primary->on_way || appeared))
         denied = CUDA_SUCCESS;
     primary->on_way += denied == CUDA_SUCCESS;
     spin_unlock(&primary->busy);
     if (spare)
-        claim_undo(&claim);
+        charge_undo(&charge);
     return denied;
 }
 
@@ -48,22 +48,22 @@ static CUresult retain_begin(CUdevice device) {
 static CUresult retain_end(CUdevice device, CUcontext context, CUresult result) {
     struct primary *primary = &primaries[device];
     uint64_t id = result == CUDA_SUCCESS ? context_id_of(context) : 0;
-    struct claim over = {.where = {.card = CARD_NONE}};
+    struct charge over = {.where = {.card = CARD_NONE}};
     uint64_t before = 0;
     spin_lock(&primary->busy);
     primary->on_way--;
     if (id) {
-        struct allocation item = context_item(&primary->claim, id);
-        if (item.card >= 0 && primary->claim.bytes && allocation_put_new(&item))
-            primary->claim.bytes = 0;
+        struct allocation item = context_item(&primary->charge, id);
+        if (item.card >= 0 && primary->charge.bytes && allocation_put_new(&item))
+            primary->charge.bytes = 0;
         before = context_set_primary(device, id);
     }
-    if (!primary->on_way && primary->claim.bytes) {
-        over = primary->claim;
-        primary->claim.bytes = 0;
+    if (!primary->on_way && primary->charge.bytes) {
+        over = primary->charge;
+        primary->charge.bytes = 0;
     }
     spin_unlock(&primary->busy);
-    claim_undo(&over);
+    charge_undo(&over);
     if (before && before != id)
         context_ended(before);
     return result;
@@ -72,18 +72,18 @@ static CUresult retain_end(CUdevice device, CUcontext context, CUresult result) 
 /* Was it there when asked, and made anew by this call after another thread's last release? Then nothing is reserved. */
 static CUresult charge_late(CUdevice device, CUresult result) {
     struct allocation item;
-    struct claim claim;
+    struct charge charge;
     uint64_t id = context_primary(device);
     if (result != CUDA_SUCCESS || !id || vcuda_attached() != VCUDA_ATTACHED ||
         allocation_get(ALLOCATION_CONTEXT, id, &item) || !account_context_bytes(device_map_card(device)))
         return result;
-    if (context_reserve(&claim, device) != CUDA_SUCCESS) {
+    if (context_reserve(&charge, device) != CUDA_SUCCESS) {
         real.cuDevicePrimaryCtxRelease_v2(device);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    item = context_item(&claim, id);
+    item = context_item(&charge, id);
     if (!allocation_put_new(&item))
-        claim_undo(&claim);
+        charge_undo(&charge);
     return result;
 }
 

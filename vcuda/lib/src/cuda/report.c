@@ -6,7 +6,7 @@
 #include "cuda/exported.h"
 #include "cuda/pool_account.h"
 #include "interposer.h"
-#include "ledger.h"
+#include "accounts.h"
 #include "page.h"
 
 struct view {

@@ -6,7 +6,7 @@
 
 #include "cuda/account.h"
 #include "cuda/allocation_table.h"
-#include "cuda/claim.h"
+#include "cuda/charge.h"
 #include "cuda/pool_account.h"
 #include "interposer.h"
 
@@ -56,11 +56,11 @@ static void take(const struct current_context *where, int limit, size_t before, 
 }
 
 /* What a context has by itself is part of its reserve; what is charged here is the growth over that. */
-static CUresult change(const struct claim *claim, int limit, size_t before, size_t value) {
+static CUresult change(const struct charge *charge, int limit, size_t before, size_t value) {
     struct allocation item;
-    take(&claim->where, limit, before, &item);
-    uint64_t local = limit == CU_LIMIT_STACK_SIZE ? most_local(&claim->where) : 0;
-    uint64_t wanted = cost(limit, value > local ? value : local, claim->where.device);
+    take(&charge->where, limit, before, &item);
+    uint64_t local = limit == CU_LIMIT_STACK_SIZE ? most_local(&charge->where) : 0;
+    uint64_t wanted = cost(limit, value > local ? value : local, charge->where.device);
     uint64_t own = item.count * GRANULE, target = wanted > own ? wanted - own : 0;
     uint64_t more = target > item.bytes ? target - item.bytes : 0, less = item.bytes - target + more;
     CUresult result = more ? pool_account_reserve(item.card, more) : CUDA_SUCCESS;
@@ -69,21 +69,21 @@ static CUresult change(const struct claim *claim, int limit, size_t before, size
         account_return(item.card, result == CUDA_SUCCESS ? less : more);
         item.bytes = result == CUDA_SUCCESS ? target : item.bytes;
     }
-    context_keep(&item, claim->where.changes);
+    context_keep(&item, charge->where.changes);
     return result;
 }
 
 CUresult hook_cuCtxSetLimit(int limit, size_t value) {
-    struct claim claim;
+    struct charge charge;
     size_t before = 0;
-    CUresult denied = claim_here(&claim, 0);
+    CUresult denied = charge_here(&charge, 0);
     if (denied != CUDA_SUCCESS)
         return denied;
-    if (!claim_counts(&claim) || limit < CU_LIMIT_STACK_SIZE || limit > CU_LIMIT_MALLOC_HEAP_SIZE)
+    if (!charge_counts(&charge) || limit < CU_LIMIT_STACK_SIZE || limit > CU_LIMIT_MALLOC_HEAP_SIZE)
         return real.cuCtxSetLimit(limit, value);
     pthread_mutex_lock(&one_at_a_time);
     CUresult result = real.cuCtxGetLimit(&before, limit);
-    result = result == CUDA_SUCCESS ? change(&claim, limit, before, value) : real.cuCtxSetLimit(limit, value);
+    result = result == CUDA_SUCCESS ? change(&charge, limit, before, value) : real.cuCtxSetLimit(limit, value);
     pthread_mutex_unlock(&one_at_a_time);
     return result;
 }

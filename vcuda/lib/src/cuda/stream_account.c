@@ -6,7 +6,7 @@
 
 #include "cuda/account.h"
 #include "cuda/allocation_table.h"
-#include "cuda/claim.h"
+#include "cuda/charge.h"
 #include "cuda/context_registry.h"
 #include "cuda/device_map.h"
 #include "cuda/setting.h"
@@ -14,53 +14,53 @@
 #include "interposer.h"
 
 /* Before the driver is asked for a stream of the current context. */
-static CUresult begin(struct claim *claim) {
-    CUresult denied = claim_here(claim, 0);
-    if (denied != CUDA_SUCCESS || !claim_counts(claim))
+static CUresult begin(struct charge *charge) {
+    CUresult denied = charge_here(charge, 0);
+    if (denied != CUDA_SUCCESS || !charge_counts(charge))
         return denied;
-    denied = setting_streams(&claim->where, stream_count_up(claim->where.owner));
+    denied = setting_streams(&charge->where, stream_count_up(charge->where.owner));
     if (denied != CUDA_SUCCESS)
-        stream_count_down(claim->where.owner);
+        stream_count_down(charge->where.owner);
     return denied;
 }
 
-static CUresult made(const struct claim *claim, CUresult result, const CUstream *out) {
-    if (!claim_counts(claim))
+static CUresult made(const struct charge *charge, CUresult result, const CUstream *out) {
+    if (!charge_counts(charge))
         return result;
     if (result != CUDA_SUCCESS || !out)
-        stream_count_down(claim->where.owner);
+        stream_count_down(charge->where.owner);
     else
         context_keep(&(struct allocation){.key = (uint64_t)(uintptr_t)*out,
-                                          .owner = claim->where.owner,
+                                          .owner = charge->where.owner,
                                           .card = CARD_NONE,
                                           .kind = ALLOCATION_STREAM},
-                     claim->where.changes);
+                     charge->where.changes);
     return result;
 }
 
 CUresult hook_cuStreamCreate(CUstream *out, unsigned int flags) {
-    struct claim claim;
-    CUresult denied = begin(&claim);
-    return denied != CUDA_SUCCESS ? denied : made(&claim, real.cuStreamCreate(out, flags), out);
+    struct charge charge;
+    CUresult denied = begin(&charge);
+    return denied != CUDA_SUCCESS ? denied : made(&charge, real.cuStreamCreate(out, flags), out);
 }
 
 CUresult hook_cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) {
-    struct claim claim;
-    CUresult denied = begin(&claim);
-    return denied != CUDA_SUCCESS ? denied : made(&claim, real.cuStreamCreateWithPriority(out, flags, priority), out);
+    struct charge charge;
+    CUresult denied = begin(&charge);
+    return denied != CUDA_SUCCESS ? denied : made(&charge, real.cuStreamCreateWithPriority(out, flags, priority), out);
 }
 
 CUresult hook_cuGreenCtxStreamCreate(CUstream *out, CUgreenCtx green, unsigned int flags, int priority) {
-    struct claim claim = {.where = {.card = CARD_NONE}};
+    struct charge charge = {.where = {.card = CARD_NONE}};
     CUcontext context = NULL, popped;
     CUresult denied = CUDA_SUCCESS;
     if (green && real.cuCtxFromGreenCtx(&context, green) == CUDA_SUCCESS &&
         real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
-        denied = begin(&claim);
+        denied = begin(&charge);
         real.cuCtxPopCurrent_v2(&popped);
     }
     return denied != CUDA_SUCCESS ? denied
-                                  : made(&claim, real.cuGreenCtxStreamCreate(out, green, flags, priority), out);
+                                  : made(&charge, real.cuGreenCtxStreamCreate(out, green, flags, priority), out);
 }
 
 static CUresult destroy(CUstream stream, CUresult (*call)(CUstream)) {

@@ -11,7 +11,7 @@
 #include "cuda/account.h"
 #include "cuda/allocation_table.h"
 #include "cuda/block.h"
-#include "cuda/claim.h"
+#include "cuda/charge.h"
 #include "cuda/context_registry.h"
 #include "cuda/device_map.h"
 #include "cuda/exported.h"
@@ -22,10 +22,10 @@
 CUresult hook_cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *prop,
                           unsigned long long flags) {
     bool refused;
-    struct claim claim = {.where = {.card = CARD_NONE}};
+    struct charge charge = {.where = {.card = CARD_NONE}};
     CUmemGenericAllocationHandle handle = 0;
     if (prop && account_open(&refused)) {
-        CUresult denied = claim_on(&claim, card_of_location(prop->location), granules(bytes));
+        CUresult denied = charge_on(&charge, card_of_location(prop->location), granules(bytes));
         if (denied != CUDA_SUCCESS)
             return denied;
     } else if (prop && refused) {
@@ -33,15 +33,15 @@ CUresult hook_cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const
     }
     CUresult result = real.cuMemCreate(out ? &handle : NULL, bytes, prop, flags);
     if (result != CUDA_SUCCESS) {
-        claim_undo(&claim);
+        charge_undo(&charge);
         return result;
     }
-    if (claim_counts(&claim)) {
+    if (charge_counts(&charge)) {
         struct allocation old, block = {.key = handle,
-                                        .bytes = claim.bytes,
+                                        .bytes = charge.bytes,
                                         .owner = exported_name(),
                                         .count = 1,
-                                        .card = (int8_t)claim.where.card,
+                                        .card = (int8_t)charge.where.card,
                                         .kind = ALLOCATION_PHYSICAL};
         if (allocation_put(&block, &old) == ALLOCATION_REPLACED)
             block_end(&old);
@@ -227,7 +227,7 @@ struct making {
     CUdeviceptr base;
     uint64_t done;
     bool is_mapped;
-    struct claim claim; /* of other memory */
+    struct charge charge; /* of other memory */
 };
 
 static bool add_block(struct making *making, CUmemGenericAllocationHandle handle) {
@@ -268,7 +268,7 @@ static CUresult begin(struct making *making, CUdeviceptr at, uint64_t bytes) {
     bool failed;
     size_t whole;
     *making =
-        (struct making){.done = __atomic_load_n(&done, __ATOMIC_SEQ_CST), .claim = {.where = {.card = CARD_NONE}}};
+        (struct making){.done = __atomic_load_n(&done, __ATOMIC_SEQ_CST), .charge = {.where = {.card = CARD_NONE}}};
     if (!hold_blocks(making, at, bytes))
         return CUDA_ERROR_OPERATING_SYSTEM;
     if (making->is_mapped || real.cuMemGetAddressRange_v2(&making->base, &whole, at) != CUDA_SUCCESS)
@@ -279,7 +279,7 @@ static CUresult begin(struct making *making, CUdeviceptr at, uint64_t bytes) {
     if (making->linear || !mem_is_exported(making->base, 0))
         return CUDA_SUCCESS;
     making->name = exported_name();
-    return claim_here(&making->claim, granules(making->base % GRANULE + whole));
+    return charge_here(&making->charge, granules(making->base % GRANULE + whole));
 }
 
 /* Was the driver asked about the same memory, of a kind that can be counted? Else another thread has put something else
@@ -319,17 +319,17 @@ static bool note_all(struct making *making, uint64_t number) {
     bool noted = !making->name || note(making->name, number);
     for (size_t i = 0; i < making->blocks; i++)
         noted &= note_block(making->block[i], number);
-    if (making->name && !making->linear && claim_counts(&making->claim)) {
-        bool kept = exported_range(making->name, making->claim.where.card, making->claim.bytes, 0, IMPORTED_NOTHING);
+    if (making->name && !making->linear && charge_counts(&making->charge)) {
+        bool kept = exported_range(making->name, making->charge.where.card, making->charge.bytes, 0, IMPORTED_NOTHING);
         if (kept)
-            making->claim.bytes = 0; /* given back there */
+            making->charge.bytes = 0; /* given back there */
         noted &= kept;
     }
     return noted;
 }
 
 static void end(struct making *making) {
-    claim_undo(&making->claim);
+    charge_undo(&making->charge);
     if (making->linear)
         exported_pin((uint32_t)making->linear, -1);
     for (size_t i = 0; i < making->blocks; i++)

@@ -63,19 +63,19 @@ static uint64_t pay(struct adapter *a, uint32_t number, const struct cost *cost,
         return 0;
     }
     uint64_t since = a->waiting_since ? a->waiting_since : now, taken;
-    struct admission admission = {.usage = &a->usage,
-                                  .view = &a->view,
-                                  .cap = &a->cap,
-                                  .ahead_ns = a->ahead_ns,
-                                  .now = now,
-                                  .waited_ns = now - since};
-    uint64_t left = admission_room_ns(&admission);
+    struct credit credit = {.usage = &a->usage,
+                            .view = &a->view,
+                            .cap = &a->cap,
+                            .ahead_ns = a->ahead_ns,
+                            .now = now,
+                            .waited_ns = now - since};
+    uint64_t left = credit_room_ns(&credit);
     if (!left && a->allowance_ns >= (int64_t)ns) {
         a->allowance_ns -= (int64_t)ns;
-    } else if (!left && !(left = admission_credit_ns(&admission, ns, &taken))) {
+    } else if (!left && !(left = credit_take_ns(&credit, ns, &taken))) {
         a->allowance_ns += (int64_t)(taken - ns);
     }
-    if (left && !admission_is_overdue(&admission)) {
+    if (left && !credit_is_overdue(&credit)) {
         if (!a->waiting_since && a->stream[number].open != NONE)
             adapter_close_span(a, number);
         a->waiting_since = since;

@@ -5,7 +5,7 @@
 
 #include "adapter.h"
 
-#include "cuda/admission.h"
+#include "cuda/credit.h"
 #include "cuda/busy_intervals.h"
 #include "cuda/cost.h"
 #include "cuda/gpu_time.h"

@@ -8,7 +8,7 @@
  *   discharge  slot down, then the word down; if the epoch moved meanwhile, repair instead.
  * So the word is at no instant below what the container really holds.
  */
-#include "ledger.h"
+#include "accounts.h"
 
 #include <errno.h>
 
@@ -88,13 +88,13 @@ static void raise_peak(struct vcuda_card_usage *card, uint64_t bytes) {
         ;
 }
 
-void ledger_add_movable(uint64_t bytes) {
+void accounts_add_movable(uint64_t bytes) {
     struct vcuda_slot *slot = vcuda_slot();
     if (slot)
         __atomic_fetch_add(&slot->movable, bytes, __ATOMIC_SEQ_CST);
 }
 
-uint64_t ledger_movable(void) {
+uint64_t accounts_movable(void) {
     const struct vcuda_usage *usage = vcuda_usage();
     uint64_t sum = 0;
     for (unsigned i = 0, high = usage ? slots_high(usage) : 0; i < high; i++)
@@ -103,7 +103,7 @@ uint64_t ledger_movable(void) {
     return sum < VCUDA_CHARGED_MASK ? sum : VCUDA_CHARGED_MASK;
 }
 
-void ledger_set_untold(uint64_t bytes) {
+void accounts_set_untold(uint64_t bytes) {
     struct vcuda_slot *slot = vcuda_slot();
     if (slot)
         __atomic_store_n(&slot->untold, bytes, __ATOMIC_SEQ_CST);
@@ -113,7 +113,7 @@ void ledger_set_untold(uint64_t bytes) {
  * past its limit all the same. */
 static uint64_t own[VCUDA_MAX_CARDS];
 
-void ledger_forget(void) {
+void accounts_forget(void) {
     for (int i = 0; i < VCUDA_MAX_CARDS; i++)
         __atomic_store_n(&own[i], 0, __ATOMIC_RELAXED);
 }

@@ -1,7 +1,7 @@
 /* Who holds how many bytes of a card: a container-wide word for the test, a word in each process's slot for the
  * truth. Every function is lock-free and may be interrupted by a kill at any instruction. */
-#ifndef VCUDA_LEDGER_H
-#define VCUDA_LEDGER_H
+#ifndef VCUDA_ACCOUNTS_H
+#define VCUDA_ACCOUNTS_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -21,14 +21,14 @@ void vcuda_discharge(int card, uint64_t bytes);
 
 /* Of what this process is charged, on all cards: managed memory (less, where negative); and the sum of the container.
  */
-void ledger_add_movable(uint64_t bytes);
-uint64_t ledger_movable(void);
+void accounts_add_movable(uint64_t bytes);
+uint64_t accounts_movable(void);
 
 /* Bytes that this process has let go of and that stay charged until the host tells whether they are gone. */
-void ledger_set_untold(uint64_t bytes);
+void accounts_set_untold(uint64_t bytes);
 
 /* In the child of a fork: what the parent holds is not its own. */
-void ledger_forget(void);
+void accounts_forget(void);
 
 /* Recompute the container's word from the live slots. */
 void vcuda_repair(int card);
