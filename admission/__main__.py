@@ -24,11 +24,11 @@ from admission.config import (
     Leadership,
     OwnCertificates,
 )
-from gpu_manager.arguments import Command, Option, Rest
 from gpu_manager.domain.contract import ADMISSION_NAME, ADMISSION_SECRET, NAMESPACE
 from gpu_manager.domain.errors import RequestInvalid, VcudaError, printable, quoted
 from gpu_manager.domain.resources import DEFAULT_UNIT
-from gpu_manager.program import KLOG_FLAGS, configure_log, pass_over_old_flags, unit_bytes
+from gpu_manager.runtime.arguments import Command, Option, Rest
+from gpu_manager.runtime.program import KLOG_FLAGS, configure_log, pass_over_old_flags, unit_bytes
 
 # The predecessor's flags that mean nothing any more: accepted with one warning, so that an old manifest
 # starts. The value says whether a value follows.

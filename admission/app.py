@@ -37,7 +37,6 @@ from admission.serving.https_server import HttpsServer
 from admission.serving.leader_reviews import PASSED_ON, LeaderReviews, ReviewClient
 from admission.serving.metrics import AdmissionMetrics
 from admission.webhook.create_time_checks import create_time_checks
-from gpu_manager.access import AccessCheck
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.http import HttpClient, HttpLimits, NoAnswer
 from gpu_manager.adapters.kube.agents import KubeAgents
@@ -58,6 +57,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.resize.owners import KINDS
 from gpu_manager.ports.clock import Clock
+from gpu_manager.runtime.access import AccessCheck
 
 log = structlog.get_logger(__name__)
 

@@ -23,9 +23,9 @@ from admission.serving.metrics import AdmissionMetrics
 from admission.serving.webhook_app import WebhookParts, build_app
 from admission.webhook.admit import SILENT, CreateTimeChecks
 from admission.webhook.claim_translation import EnsureTemplate
-from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.program import Ending, raise_open_files_limit
+from gpu_manager.runtime import threads
+from gpu_manager.runtime.program import Ending, raise_open_files_limit
 
 log = structlog.get_logger(__name__)
 

@@ -154,9 +154,9 @@ class FaultyNode:
 
 def _agent(given: Mapping[str, str]) -> None:
     """The agent with these arguments of ``gpu-manager run``, and ``--proc``."""
-    from gpu_manager.agent import main  # noqa: PLC0415  # the agent's process alone needs it
+    from gpu_manager.agent.composition import main  # noqa: PLC0415  # the agent's process alone needs it
+    from gpu_manager.agent.config import Config  # noqa: PLC0415  # as above
     from gpu_manager.cli.run import configure_log  # noqa: PLC0415  # as above
-    from gpu_manager.config import Config  # noqa: PLC0415  # as above
 
     configure_log(given["--log-level"])
     kubelet, front = Path(given["--kubelet-dir"]), Front(given["--front"])

@@ -23,8 +23,8 @@ from gpu_manager.adapters.kube.claims import KubeClaims, KubeSlices
 from gpu_manager.adapters.kube.connection import Connection, connect
 from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.adapters.store import DiskFiles, FileStore
-from gpu_manager.backends import build_injector
-from gpu_manager.config import Config
+from gpu_manager.agent.backends import build_injector
+from gpu_manager.agent.config import Config
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.published import device_names

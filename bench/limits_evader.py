@@ -291,9 +291,9 @@ def rows(*, full: bool) -> Iterable[Row]:
 
 
 def _agent(root: Path, api_url: str) -> None:
-    from gpu_manager.agent import main  # noqa: PLC0415  # the bench itself needs none of it
+    from gpu_manager.agent.composition import main  # noqa: PLC0415  # the bench itself needs none of it
+    from gpu_manager.agent.config import Config  # noqa: PLC0415  # as above
     from gpu_manager.cli.run import configure_log  # noqa: PLC0415  # as above
-    from gpu_manager.config import Config  # noqa: PLC0415  # as above
 
     configure_log(os.environ.get("BENCH_LOG_LEVEL", "info"))
     settings: dict[str, Any] = {

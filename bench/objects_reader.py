@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-import gpu_manager.agent  # noqa: F401 - what an agent has loaded
+import gpu_manager.agent.composition  # noqa: F401 - what an agent has loaded
 from bench.admission_program import mebibytes
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube.connection import connect

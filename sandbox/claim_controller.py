@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import structlog
 
-from gpu_manager import threads
 from gpu_manager.domain.errors import VcudaError
+from gpu_manager.runtime import threads
 from sandbox.api import ApiError, StandInApi
 from sandbox.claim_kubelet import ClaimKubelet
 from sandbox.claims import ClaimScheduler

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import structlog
 
-from gpu_manager.arguments import Option
 from gpu_manager.cli.files import load_objects
 from gpu_manager.cli.program import interrupt_on_termination
 from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import RequestInvalid, printable
+from gpu_manager.runtime.arguments import Option
 
 if TYPE_CHECKING:
     from sandbox.control import SandboxOrder

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, VcudaError
+from gpu_manager.runtime import threads
 from sandbox import commands
 from sandbox.simulated_cluster import Sandbox
 

@@ -11,8 +11,8 @@ from typing import Final
 
 import structlog
 
-from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.runtime import threads
 from sandbox.processes import ProcessTable
 
 log = structlog.get_logger(__name__)

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import structlog
 
-from gpu_manager import threads
 from gpu_manager.adapters.kube.reading import is_agent
 from gpu_manager.domain.errors import NodeUnready, VcudaError
+from gpu_manager.runtime import threads
 from sandbox.api import ApiError, StandInApi
 from sandbox.claim_kubelet import ClaimKubelet
 from sandbox.events import tell

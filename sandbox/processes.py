@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.runtime import threads
 from sandbox import shim
 
 _START_SECONDS: Final = 20.0

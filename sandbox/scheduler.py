@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import structlog
 
-from gpu_manager import threads
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
+from gpu_manager.runtime import threads
 from sandbox.api import ApiError, StandInApi
 from sandbox.claims import ClaimScheduler
 from sandbox.events import tell

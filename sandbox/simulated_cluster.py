@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
-from gpu_manager import threads
 from gpu_manager.adapters.driver_files.native_libraries import (
     NativeLibraries,
     find_native_libraries,
@@ -28,6 +27,7 @@ from gpu_manager.domain.card import Card
 from gpu_manager.domain.contract import CORE, MEMORY, MEMORY_SOCKET
 from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.runtime import threads
 from sandbox import programs
 from sandbox.admission import ADMISSION_TOKEN, AGENT_TOKEN, TOKENS, AdmissionProcess, find_program
 from sandbox.agent_pod import show_agent

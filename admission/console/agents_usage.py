@@ -18,7 +18,6 @@ from urllib.parse import urlencode
 import structlog
 
 from admission.cluster.snapshot import Snapshot
-from gpu_manager import threads
 from gpu_manager.domain.cluster.usage_history import (
     HistoryQuery,
     HistorySubject,
@@ -34,6 +33,7 @@ from gpu_manager.domain.names import container_name
 from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.untrusted import mapping, mappings, text
 from gpu_manager.ports.clock import Clock
+from gpu_manager.runtime import threads
 
 log = structlog.get_logger(__name__)
 

@@ -1,6 +1,6 @@
 """Who may ask on :9443 about pods and quotas: callers who may get pods there, and not too many at once.
 
-Behind TokenReview and SubjectAccessReview (:mod:`gpu_manager.access`).
+Behind TokenReview and SubjectAccessReview (:mod:`gpu_manager.runtime.access`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Final
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
-from gpu_manager.access import GET_PODS, AccessCheck, AccessVerdict, Right
 from gpu_manager.domain.contract import TOKEN_HEADER
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
+from gpu_manager.runtime.access import GET_PODS, AccessCheck, AccessVerdict, Right
 
 _MOST_AT_WORK: Final = 2  # explanations of a large cluster take a second of one core each
 _MOST_INSIDE: Final = 8  # of the threads that webhooks, too, are answered by

@@ -21,7 +21,6 @@ from admission.extender.feasibility import Fit
 from admission.extender.node_rooms import MultiGpuCount, NodeChange, NodeRooms
 from admission.extender.ranking import MOST_PRICED, BestFit, Cost, RankedNode, most_priced, unsuited
 from admission.quota.quota_book import QuotaBook
-from gpu_manager import threads
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak
 from gpu_manager.domain.placement.trial_placement import groups_of
@@ -31,6 +30,7 @@ from gpu_manager.domain.score.multi_gpu_slots import Loss, with_kept
 from gpu_manager.domain.score.request_mix import Arrivals, Mix, RequestShape, Stock
 from gpu_manager.domain.score.scorer import Scorer, in_all, with_neighbours
 from gpu_manager.domain.untrusted import timestamp
+from gpu_manager.runtime import threads
 
 _MOST = 1 << 16  # costs remembered
 _WARMED = 32  # kinds of request whose costs a new scorer knows from the start

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import structlog
 
-from gpu_manager import threads
 from gpu_manager.adapters import profiles
 from gpu_manager.adapters.profiles import CardKind, Profile
 from gpu_manager.adapters.simulated_control import CardOrder, DriverOrder, Load, parse_control
@@ -33,6 +32,7 @@ from gpu_manager.ports.cards import (
     ProcessUse,
     XidError,
 )
+from gpu_manager.runtime import threads
 
 log = structlog.get_logger(__name__)
 _POLL_SECONDS = 0.2

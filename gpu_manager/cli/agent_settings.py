@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_manager.arguments import Command
 from gpu_manager.cli.run import command
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.runtime.arguments import Command
 
 _PROGRAM = "gpu-manager"
 _COMMAND_BYTES = 1 << 16

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from gpu_manager.arguments import Option
 from gpu_manager.cli.output import Form, Output, coloured, columns, emit
 from gpu_manager.domain.cluster.node_json import held_words
 from gpu_manager.domain.contract import DRA_DRIVER, HTTP_PORT
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
 from gpu_manager.domain.resources import format_bytes
+from gpu_manager.runtime.arguments import Option
 
 _LARGEST_BYTES = 16 << 20
 _SECONDS = 10.0

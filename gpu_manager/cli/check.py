@@ -8,7 +8,6 @@ from enum import Enum
 from typing import Annotated
 
 from gpu_manager.adapters.manifests import Manifest
-from gpu_manager.arguments import Option
 from gpu_manager.cli.files import Filenames, Files, chosen_files, load_manifests, shown
 from gpu_manager.cli.output import Form, Output, coloured, emit
 from gpu_manager.domain.dra.translation import turned_into_claim, turned_warnings
@@ -21,6 +20,7 @@ from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 from gpu_manager.domain.rules.unknown_names import misplaced
+from gpu_manager.runtime.arguments import Option
 
 
 class CheckState(Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Annotated, Final
 
-from gpu_manager.arguments import Argument
+from gpu_manager.runtime.arguments import Argument
 
 
 class Shell(Enum):

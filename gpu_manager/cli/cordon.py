@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated
 
-from gpu_manager.arguments import Argument, Option
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.runtime.arguments import Argument, Option
 
 
 def _command(

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import structlog
 
-from gpu_manager.arguments import Option
 from gpu_manager.cli import ask
 from gpu_manager.cli.output import Form, Output, show
 from gpu_manager.cli.run import known_injection
@@ -18,6 +17,7 @@ from gpu_manager.domain.contract import KUBELET_DIR
 from gpu_manager.domain.doctor import NODE_CHECKS, Facts, examine
 from gpu_manager.domain.doctor.facts import AgentFacts
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.runtime.arguments import Option
 
 
 def command(

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 from gpu_manager.adapters.manifests import LONGEST_BYTES, Manifest, read_manifests, read_objects
-from gpu_manager.arguments import Argument, Option
 from gpu_manager.domain.errors import RequestInvalid, printable
+from gpu_manager.runtime.arguments import Argument, Option
 
 T = TypeVar("T")
 SUFFIXES: Final = (".yaml", ".yml", ".json")

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, Final
 
-from gpu_manager.arguments import Option
 from gpu_manager.domain.doctor import DoctorCheck, Report, Severity
 from gpu_manager.domain.errors import printable
+from gpu_manager.runtime.arguments import Option
 
 
 class Output(Enum):

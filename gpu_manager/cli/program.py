@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from gpu_manager.arguments import Command, completions, did_you_mean
 from gpu_manager.domain.errors import RequestInvalid, VcudaError, printable
+from gpu_manager.runtime.arguments import Command, completions, did_you_mean
 
 # name → (place, summary). The place is ``module:function``, or a module whose function ``command`` it is.
 Commands = Mapping[str, tuple[str, str]]

@@ -11,8 +11,7 @@ import structlog
 from gpu_manager.adapters.control_pages.limits_file import PagePolicy
 from gpu_manager.adapters.control_pages.page_mounts import DEFAULT_INODES, PageMounts
 from gpu_manager.adapters.nvml.faults import QUIET_SECONDS
-from gpu_manager.arguments import Option, Rest
-from gpu_manager.config import CLUSTER_CA, Config
+from gpu_manager.agent.config import CLUSTER_CA, Config
 from gpu_manager.domain.advice.demand import HOUR
 from gpu_manager.domain.advice.size import AdvicePolicy
 from gpu_manager.domain.contract import (
@@ -27,7 +26,8 @@ from gpu_manager.domain.dra.sides import NO_CARDS, ClaimCards, Front, parse_clai
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.topology import NumaPolicy
-from gpu_manager.program import KLOG_FLAGS, configure_log, pass_over_old_flags, unit_bytes
+from gpu_manager.runtime.arguments import Option, Rest
+from gpu_manager.runtime.program import KLOG_FLAGS, configure_log, pass_over_old_flags, unit_bytes
 
 log = structlog.get_logger(__name__)
 
@@ -214,7 +214,7 @@ def command(
     """Run the node's agent until SIGTERM."""
     configure_log(log_level)
     pass_over_old_flags(old_words, OLD_FLAGS, "gpu-manager run")
-    from gpu_manager.agent import main  # noqa: PLC0415  # gRPC and the Kubernetes client, only when they are needed
+    from gpu_manager.agent.composition import main  # noqa: PLC0415  # gRPC and the Kubernetes client, only when they are needed
 
     main(
         Config(

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from gpu_manager.arguments import Argument, Option
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
 from gpu_manager.domain.placement.card_sets import best_set
 from gpu_manager.domain.topology import Affinity, ParsedTopology, Topology, format_topology, parse_topology
+from gpu_manager.runtime.arguments import Argument, Option
 
 MAX_BYTES = 1 << 20  # the largest real matrix is 10 KiB
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # what a redirect in PowerShell writes

@@ -19,7 +19,7 @@ from typing import Final
 
 import structlog
 
-from gpu_manager import threads
+from gpu_manager.runtime import threads
 
 log = structlog.get_logger(__name__)
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gpu_manager import threads
 from gpu_manager.domain.advice.size import Sized
 from gpu_manager.domain.billing import FIGURES, Bills, booked_peak
 from gpu_manager.domain.card import CardUuid
@@ -22,7 +21,8 @@ from gpu_manager.domain.dra.sides import Front, sides_of_front
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
 from gpu_manager.domain.topology import Topology
-from gpu_manager.scrape import counter_by_label
+from gpu_manager.runtime import threads
+from gpu_manager.runtime.scrape import counter_by_label
 from gpu_manager.servers import series
 from gpu_manager.servers.series import View
 from gpu_manager.services.allocation.node_cards import NodeCards

@@ -21,12 +21,12 @@ from urllib.parse import parse_qs, urlsplit
 import structlog
 
 from gpu_manager import ui
-from gpu_manager.access import AccessVerdict
 from gpu_manager.domain.contract import TOKEN_HEADER
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.names import NO_NAMES, NameScope
-from gpu_manager.listening import bound, spoken
-from gpu_manager.scrape import accepts_gzip
+from gpu_manager.runtime.access import AccessVerdict
+from gpu_manager.runtime.listening import bound, spoken
+from gpu_manager.runtime.scrape import accepts_gzip
 from gpu_manager.servers.connections import DEFAULT_BOUNDS, Bounds, ConnectionLoop
 from gpu_manager.servers.page_access import PageAccess
 from gpu_manager.servers.status import NAMING, TEXT, Status

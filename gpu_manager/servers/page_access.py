@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from gpu_manager import threads
-from gpu_manager.access import AccessCheck, AccessVerdict
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports.clock import Clock
+from gpu_manager.runtime import threads
+from gpu_manager.runtime.access import AccessCheck, AccessVerdict
 
 _MOST_WAITING: Final = 16  # questions; anybody may send tokens
 FAILED_SECONDS: Final = 2.0  # for which the API server is not asked the same again after it gave no answer

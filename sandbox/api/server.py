@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.runtime import threads
 from sandbox.api.access import ADMIN, AccessGate, AccessRules, Authorize, User
 from sandbox.api.admission import Hook
 from sandbox.api.faults import ApiFaults

@@ -17,13 +17,13 @@ from typing import Any, Final, Protocol
 
 import grpc
 
-from gpu_manager import threads
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.dra.v1 import api_pb2, api_pb2_grpc
 from gpu_manager.pb.drahealth.v1alpha1 import api_pb2 as health_pb2
 from gpu_manager.pb.drahealth.v1alpha1 import api_pb2_grpc as health_grpc
 from gpu_manager.pb.pluginregistration.v1 import api_pb2 as registration_pb2
 from gpu_manager.pb.pluginregistration.v1 import api_pb2_grpc as registration_grpc
+from gpu_manager.runtime import threads
 
 CALL_SECONDS: Final = 45.0  # for NodePrepareResources and NodeUnprepareResources
 _ASK_SECONDS: Final = 10.0  # for a plugin's registration

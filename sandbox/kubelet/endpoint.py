@@ -9,7 +9,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from gpu_manager import threads
+from gpu_manager.runtime import threads
 
 
 class PodsEndpoint:

@@ -17,10 +17,10 @@ from typing import Final, Never, TypeVar
 
 import grpc
 
-from gpu_manager import threads
 from gpu_manager.domain.contract import KUBELET_SOCKET
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
+from gpu_manager.runtime import threads
 from sandbox.kubelet.books import DeviceBooks
 from sandbox.kubelet.serving import SocketServer
 from sandbox.kubelet.values import Device, is_extended

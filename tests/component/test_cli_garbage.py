@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.arguments import Parameter
 from gpu_manager.cli.kubectl.main import PROGRAM as KUBECTL
 from gpu_manager.cli.main import PROGRAM as NODE
 from gpu_manager.cli.program import LazyProgram, load
+from gpu_manager.runtime.arguments import Parameter
 
 EVERY = [(program, name) for program in (NODE, KUBECTL) for name in program.commands]
 IDS = [f"{program.name} {name}" for program, name in EVERY]

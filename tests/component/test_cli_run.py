@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from gpu_manager.backends import build_cards
+from gpu_manager.agent.backends import build_cards
+from gpu_manager.agent.config import Config
 from gpu_manager.cli.main import run
-from gpu_manager.config import Config
 from gpu_manager.domain.errors import NodeUnready
 from sandbox.api import StandInApi
 from sandbox.kubelet import StandInKubelet

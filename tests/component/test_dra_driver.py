@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.agent import Agent
+from gpu_manager.agent.composition import Agent
 from gpu_manager.domain.contract import (
     CORE,
     DRA_DRIVER,

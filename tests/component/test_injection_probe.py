@@ -11,8 +11,8 @@ import pytest
 from gpu_manager.adapters.driver_files import DeviceNodes, DriverFiles, HostFiles, Strategy
 from gpu_manager.adapters.driver_files.elf import multiarch
 from gpu_manager.adapters.http import HttpClient
-from gpu_manager.agent import Agent
-from gpu_manager.config import Config
+from gpu_manager.agent.composition import Agent
+from gpu_manager.agent.config import Config
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import CORE, INVENTORY, Inventory, decode_inventory
 from gpu_manager.domain.errors import NodeUnready

@@ -9,7 +9,7 @@ from tests.fakes.waiting import PATIENCE
 
 HEAD = """
 import signal, threading
-from gpu_manager.program import Ending
+from gpu_manager.runtime.program import Ending
 ending = Ending()
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_manager.agent import Agent
+from gpu_manager.agent.composition import Agent
 from gpu_manager.domain.contract import CORE, DRA_DRIVER, FRONT_LABEL, INVENTORY, MEMORY, decode_inventory
 from gpu_manager.domain.dra.sides import ClaimCards, Front
 from sandbox.kubelet import StandInKubelet

@@ -5,7 +5,7 @@ from __future__ import annotations
 import urllib.request
 
 from admission.serving.metrics import AdmissionMetrics
-from gpu_manager import threads
+from gpu_manager.runtime import threads
 from sandbox.api import ADMIN_TOKEN, StandInApi
 from tests.fakes.waiting import PATIENCE
 

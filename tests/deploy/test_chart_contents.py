@@ -15,11 +15,11 @@ import yaml
 from admission import config as admission_config
 from admission.__main__ import command as admission_command
 from admission.webhook.admit import TEMPLATES
-from gpu_manager.arguments import Command
 from gpu_manager.cli.run import OLD_FLAGS
 from gpu_manager.cli.run import command as run_command
 from gpu_manager.domain import contract
 from gpu_manager.domain.resources import DEFAULT_UNIT, format_bytes
+from gpu_manager.runtime.arguments import Command
 from tests.deploy.chart import (
     CHART,
     SETS,

@@ -9,7 +9,6 @@ import pytest
 
 from admission.app import compose
 from admission.config import AdmissionSettings, ExtenderEndpoint, LeaderMode, Leadership, OwnCertificates
-from gpu_manager.access import GET_PODS
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.http import HttpClient
 from gpu_manager.adapters.kube.certificates import KubeCertificates
@@ -19,11 +18,12 @@ from gpu_manager.adapters.kube.cordon import cordon
 from gpu_manager.adapters.kube.kube import Kube
 from gpu_manager.adapters.kube.pod_events import KubePodEvents
 from gpu_manager.adapters.kube.reviews import KubeReviews
-from gpu_manager.agent import Agent
+from gpu_manager.agent.composition import Agent
+from gpu_manager.agent.config import Config
 from gpu_manager.cli.kubectl.main import run as kubectl
-from gpu_manager.config import Config
 from gpu_manager.domain.contract import CORE, CORE_LIMIT, LEADER_LABEL, MEMORY
 from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.runtime.access import GET_PODS
 from sandbox.api import StandInApi
 from sandbox.api.access import User, service_account
 from sandbox.kubelet import StandInKubelet

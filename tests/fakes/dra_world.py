@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from gpu_manager.agent import Agent
-from gpu_manager.config import Config
+from gpu_manager.agent.composition import Agent
+from gpu_manager.agent.config import Config
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.sides import Front

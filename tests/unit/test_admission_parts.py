@@ -15,7 +15,14 @@ from admission.cluster.trim import slim_node, slim_pod
 from admission.explain.explanation import Explanation
 from admission.explain.pending_events import AGAIN_SECONDS, SETTLE_SECONDS, PendingEvents
 from admission.webhook.create_time_checks import create_time_checks
-from gpu_manager.access import (
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.contract import ALLOCATION, PREDICATE_NODE
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.domain.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
+from gpu_manager.domain.rules.pod_request import judged_request
+from gpu_manager.domain.topology import NumaPolicy
+from gpu_manager.runtime.access import (
     _ROOM,
     LIST_EVENTS,
     NO_SECONDS,
@@ -24,13 +31,6 @@ from gpu_manager.access import (
     AccessVerdict,
     Right,
 )
-from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.contract import ALLOCATION, PREDICATE_NODE
-from gpu_manager.domain.errors import NodeUnready, RequestInvalid
-from gpu_manager.domain.pod import Pod, PodUid, parse_pod
-from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
-from gpu_manager.domain.rules.pod_request import judged_request
-from gpu_manager.domain.topology import NumaPolicy
 from tests.fakes.extender import World, container, node, on_numa_nodes, pod, uuid
 from tests.fakes.ports import FakeClock
 

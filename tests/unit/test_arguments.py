@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import pytest
 
-from gpu_manager.arguments import Argument, Command, Option, Rest, completions
 from gpu_manager.cli.main import run
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.runtime.arguments import Argument, Command, Option, Rest, completions
 
 
 class Colour(Enum):

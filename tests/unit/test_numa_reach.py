@@ -13,7 +13,7 @@ import pytest
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.topology import Link, LinkKind, NumaPolicy, Topology
-from gpu_manager.program import configure_log
+from gpu_manager.runtime.program import configure_log
 from tests.cluster import numa_reach
 from tests.fakes.direct import DirectRig
 from tests.fakes.node import container, pod

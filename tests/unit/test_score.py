@@ -426,7 +426,7 @@ def test_old_habits_fade():
 
 def test_the_agent_never_loads_the_score_nor_numpy():
     program = (
-        "import sys, gpu_manager.agent, gpu_manager.cli.run;"
+        "import sys, gpu_manager.agent.composition, gpu_manager.cli.run;"
         "print([m for m in sys.modules if m == 'numpy' or m.startswith('gpu_manager.domain.score')])"
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from structlog.testing import capture_logs
 
-from gpu_manager import threads
+from gpu_manager.runtime import threads
 from tests.fakes.waiting import PATIENCE
 from tests.sources import sources
 
@@ -40,7 +40,7 @@ def files_that_call(*names: str) -> set[str]:
 
 def test_threads_are_made_in_one_file() -> None:
     assert files_that_call("Thread", "Timer", "start_new_thread", "ThreadingMixIn") == {
-        "gpu_manager/threads.py"
+        "gpu_manager/runtime/threads.py"
     }
 
 

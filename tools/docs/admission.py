@@ -10,9 +10,9 @@ from admission.extender.cluster_metrics import ClusterFigures, ClusterMetrics
 from admission.quota.quota_book import QuotaBook
 from admission.serving.metrics import AdmissionMetrics
 from admission.webhook.admission_review import ReviewVerdict
-from gpu_manager.arguments import Command
 from gpu_manager.domain.contract import ADMISSION_NAME, QUOTA_KEY
 from gpu_manager.domain.resources import DEFAULT_UNIT
+from gpu_manager.runtime.arguments import Command
 from tools.docs.markdown import family_row, made_page, option_row, table
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from gpu_manager.arguments import Command, Parameter
 from gpu_manager.cli import run
 from gpu_manager.cli.kubectl.main import PROGRAM as KUBECTL
 from gpu_manager.cli.main import PROGRAM as NODE
 from gpu_manager.cli.program import LazyProgram, load
 from gpu_manager.domain import contract as c
+from gpu_manager.runtime.arguments import Command, Parameter
 from gpu_manager.servers import exporter, gate_metrics, guards
 from gpu_manager.services.metrics import ServiceMetrics
 from tools.docs.markdown import family_row, made_page, option_row, table

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, Final
 
-from gpu_manager.arguments import Parameter
+from gpu_manager.runtime.arguments import Parameter
 
 MADE: Final = "Made from the code by `make reference`; do not edit by hand."
 _SUFFIX: Final = {"counter": "_total", "info": "_info"}

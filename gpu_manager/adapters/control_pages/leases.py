@@ -15,7 +15,7 @@ import stat
 import threading
 from pathlib import Path
 
-from gpu_manager import threads
+from gpu_manager.runtime import threads
 
 _LARGEST = 8 << 20  # bytes of the kernel's list of locks; a line has some sixty
 

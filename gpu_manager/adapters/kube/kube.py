@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpu_manager.access import AccessCheck
 from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.adapters.kube.kubeconfig import SERVICE_ACCOUNT
 from gpu_manager.adapters.kube.kubelet_pods import KubeletPods
@@ -17,6 +16,7 @@ from gpu_manager.adapters.kube.reflector import Pause
 from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.store import Store
+from gpu_manager.runtime.access import AccessCheck
 
 
 class Kube:

@@ -10,11 +10,11 @@ from typing import Protocol
 
 import structlog
 
-from gpu_manager import threads
 from gpu_manager.adapters.kube.connection import Refused
 from gpu_manager.adapters.kube.reflector import Pause
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports.clock import Clock
+from gpu_manager.runtime import threads
 
 log = structlog.get_logger(__name__)
 # Answers that a retry cannot change. 409, and 422 to a patch: another pod has the name now.

@@ -10,7 +10,6 @@ from typing import Any
 
 import structlog
 
-from gpu_manager import threads
 from gpu_manager.adapters.kube.cache import TOMBSTONE_SECONDS, PodCache
 from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable
 from gpu_manager.adapters.kube.kubelet_sources import KubeletSource
@@ -26,6 +25,7 @@ from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.untrusted import mapping
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.pods import KnownPod
+from gpu_manager.runtime import threads
 
 _READ = (OUR_PREFIX, "kubernetes.io/config.")  # the second are a static pod's
 log = structlog.get_logger(__name__)

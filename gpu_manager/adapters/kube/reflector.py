@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import structlog
 
-from gpu_manager import threads
 from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable
 from gpu_manager.adapters.kube.objects import Obj, Told, Unreadable, named
 from gpu_manager.adapters.kube.streams import Pages, WatchStream, unheard
 from gpu_manager.adapters.kube.streams import watch as open_watch
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.untrusted import mapping
+from gpu_manager.runtime import threads
 
 Replaced = Callable[[Iterator[Obj], Callable[[Obj], None]], None]
 log = structlog.get_logger(__name__)

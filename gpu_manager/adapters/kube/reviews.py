@@ -1,4 +1,4 @@
-"""TokenReview and SubjectAccessReview (serves :class:`gpu_manager.access.Reviews`)."""
+"""TokenReview and SubjectAccessReview (serves :class:`gpu_manager.runtime.access.Reviews`)."""
 
 from __future__ import annotations
 

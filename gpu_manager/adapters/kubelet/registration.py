@@ -10,11 +10,11 @@ from typing import Final
 
 import grpc
 
-from gpu_manager import threads
 from gpu_manager.adapters.kubelet.client import LOOK_SECONDS, DirectoryWatch, Stamp, stamp_of, unix_target
 from gpu_manager.domain.contract import KUBELET_SOCKET
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
+from gpu_manager.runtime import threads
 
 API_VERSION: Final = "v1beta1"
 # The kubelet may take 10 s to dial back, and then asks for our options before it answers.

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import structlog
 
-from gpu_manager import threads
 from gpu_manager.adapters.nvml.errors import sentence
 from gpu_manager.adapters.nvml.faults import CardFaults, FaultPolicy
 from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.ports.cards import CardEvent, HealthChange, XidError
+from gpu_manager.runtime import threads
 
 log = structlog.get_logger(__name__)
 

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Annotated, Any, Final
 
-from gpu_manager.arguments import Argument, Option
 from gpu_manager.cli.kubectl import agents
 from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Login, Namespace, log_in
 from gpu_manager.cli.kubectl.resize_workload import PODS, workload_kind
@@ -32,6 +31,7 @@ from gpu_manager.domain.resize.owners import KINDS
 from gpu_manager.domain.resize.sizes import with_size
 from gpu_manager.domain.resources import Amount, format_bytes, memory_quantity
 from gpu_manager.domain.untrusted import mapping
+from gpu_manager.runtime.arguments import Argument, Option
 
 
 class ApplyWay(Enum):

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
-from gpu_manager.arguments import Option
 from gpu_manager.cli.files import shown
 from gpu_manager.cli.kubectl import agents
 from gpu_manager.cli.kubectl.login import Login, log_in
@@ -34,6 +33,7 @@ from gpu_manager.domain.whatif.scheduling_constraints import (
     pod_constraints,
 )
 from gpu_manager.domain.whatif.simulation import SimNode, SimPod
+from gpu_manager.runtime.arguments import Option
 
 if TYPE_CHECKING:
     from gpu_manager.adapters.kube.reading import ClusterReader

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from gpu_manager.arguments import Argument
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.runtime.arguments import Argument
 
 Uuids = Annotated[list[str], Argument(metavar="UUID...", help="Cards, as `kubectl vcuda graph` names them.")]
 

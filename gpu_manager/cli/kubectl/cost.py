@@ -18,12 +18,12 @@ from enum import Enum
 from typing import Annotated, Any, Final
 
 from gpu_manager.adapters import prometheus
-from gpu_manager.arguments import Option
 from gpu_manager.cli.kubectl.billed_time import Range, increases
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in, object_name
 from gpu_manager.cli.output import Output, columns, emit
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.domain.resources import GIB
+from gpu_manager.runtime.arguments import Option
 
 USUAL: Final = "monitoring/prometheus-k8s:9090"
 _DURATION: Final = re.compile(r"([1-9][0-9]{0,5})([smhdw])")

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from shlex import join
 from typing import Annotated, Any, Final
 
-from gpu_manager.arguments import Argument, Option
 from gpu_manager.cli.files import is_file, pod_name
 from gpu_manager.cli.kubectl import cluster_view, requested_pods
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Namespace
@@ -23,6 +22,7 @@ from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.resources import format_bytes
 from gpu_manager.domain.whatif.defragmentation import MOST_MOVES, DefragPlan, defragment
 from gpu_manager.domain.whatif.simulation import SimNode, SimPod
+from gpu_manager.runtime.arguments import Argument, Option
 
 CLAIMS_UNPLANNED: Final = (
     "; for a pod with ResourceClaims nothing is planned: kube-scheduler allocates them, and "

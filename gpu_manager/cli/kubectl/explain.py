@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from gpu_manager.adapters.manifests import Manifest
-from gpu_manager.arguments import Argument
 from gpu_manager.cli.files import Filenames, chosen_files, is_file, load_manifests, pod_name, shown
 from gpu_manager.cli.kubectl import agents, broken_protection, service
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
@@ -28,6 +27,7 @@ from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.untrusted import mapping
 from gpu_manager.domain.whatif.scheduling_constraints import node_constraints, pod_constraints, shown_bars
+from gpu_manager.runtime.arguments import Argument
 
 _BY_CLAIMS = "uses ResourceClaims: the admission service alone explains them, card by card"
 _SHOWN = 20  # nodes shown in full

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from gpu_manager.arguments import Argument
 from gpu_manager.cli.kubectl import agents, service
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, log_in
 from gpu_manager.cli.output import Form, Output, emit, for_program
@@ -18,6 +17,7 @@ from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.resources import ZERO
 from gpu_manager.domain.untrusted import mappings, text
+from gpu_manager.runtime.arguments import Argument
 
 
 def command(

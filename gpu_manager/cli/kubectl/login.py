@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from gpu_manager.arguments import Option
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
+from gpu_manager.runtime.arguments import Option
 
 if TYPE_CHECKING:
     from gpu_manager.adapters.kube.connection import Connection

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from gpu_manager.arguments import Argument
 from gpu_manager.cli.kubectl import agents, service
 from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Login, Namespace, log_in
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
 from gpu_manager.domain.cluster.quota import QUOTA_PLACE, Quota, read_quota
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
+from gpu_manager.runtime.arguments import Argument
 
 
 def command(

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from gpu_manager.arguments import Argument, Option
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
 from gpu_manager.cli.kubectl.resize_workload import (
     PODS,
@@ -21,6 +20,7 @@ from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, printable
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resize.sizes import answer_of
 from gpu_manager.domain.resources import parse_quantity
+from gpu_manager.runtime.arguments import Argument, Option
 
 _LOOK_SECONDS: Final = 0.2
 _STANDS: Final = (

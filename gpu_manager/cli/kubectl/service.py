@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from gpu_manager.arguments import Option
 from gpu_manager.cli.kubectl.login import Login, object_name
 from gpu_manager.domain.contract import ADMISSION_NAME, NAMESPACE, TOKEN_HEADER
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
+from gpu_manager.runtime.arguments import Option
 
 Admission = Annotated[
     str,

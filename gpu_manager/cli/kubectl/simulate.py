@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Annotated, Any
 
-from gpu_manager.arguments import Option
 from gpu_manager.cli.files import Filenames, Files, chosen_files
 from gpu_manager.cli.kubectl import cluster_view, requested_pods, service
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in
@@ -25,6 +24,7 @@ from gpu_manager.domain.whatif.simulation import (
     simulate,
     why_not,
 )
+from gpu_manager.runtime.arguments import Option
 
 _SHOWN = 40  # pods shown
 _NO_PODS = "no pod in these manifests asks for a part of a card"

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Final
 
-from gpu_manager.arguments import Option
 from gpu_manager.cli.kubectl import agents
 from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Login, Namespace, log_in
 from gpu_manager.cli.output import WideForm, WideOutput, columns, emit, for_program
@@ -16,6 +15,7 @@ from gpu_manager.domain.cluster.node_books import NodeBooks
 from gpu_manager.domain.cluster.usage_json import NodeUsage, UsedShare, read_usage, used_share
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.resources import format_bytes
+from gpu_manager.runtime.arguments import Option
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Annotated, Final
 from urllib.parse import urlencode
 
-from gpu_manager.arguments import Option
 from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in
 from gpu_manager.cli.program import interrupt_on_termination
 from gpu_manager.domain.contract import TOKEN_HEADER
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.runtime.arguments import Option
 from gpu_manager.ui import CONTENT_POLICY
 
 _PAGES: Final = re.compile(r"/ui(/[a-z_.-]+)?|/explain/[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*")

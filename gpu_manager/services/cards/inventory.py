@@ -15,7 +15,6 @@ from dataclasses import replace
 
 import structlog
 
-from gpu_manager import threads
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import (
     DRA_DRIVER,
@@ -31,6 +30,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.inventory import InventoryPublisher
 from gpu_manager.ports.store import Store
+from gpu_manager.runtime import threads
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.reclaim import DepartedPods

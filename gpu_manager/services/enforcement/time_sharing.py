@@ -21,7 +21,6 @@ from typing import Final
 
 import structlog
 
-from gpu_manager import threads
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.driver_overhead import NO_EXCESS, Excess
 from gpu_manager.domain.enforcement.time_sharing import CardActivity, SharedCard
@@ -29,6 +28,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import Activity, ActivityPages, Correction
+from gpu_manager.runtime import threads
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)

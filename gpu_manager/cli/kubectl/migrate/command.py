@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated
 
 from gpu_manager.adapters.manifests import LONGEST_BYTES, read_objects
-from gpu_manager.arguments import Option
 from gpu_manager.cli.files import Filenames, Files, chosen_files
 from gpu_manager.cli.kubectl.migrate.model import FindingKind, MigrationFinding, MigrationTerms, System
 from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
@@ -21,6 +20,7 @@ from gpu_manager.cli.kubectl.migrate.translate import left_over, translate
 from gpu_manager.cli.output import painted
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.resources import MIB, format_number, parse_quantity
+from gpu_manager.runtime.arguments import Option
 
 _BAD = (FindingKind.LOST, FindingKind.LEFT, FindingKind.REFUSED)
 

@@ -9,18 +9,18 @@ import threading
 
 from prometheus_client import CollectorRegistry
 
-from gpu_manager import threads
 from gpu_manager.adapters.clock import boot_id
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.driver_memory_limit import CgroupMemoryLimit
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.adapters.store import FileStore
-from gpu_manager.backends import build_driver_limits, gate_watcher
-from gpu_manager.config import Config
+from gpu_manager.agent.backends import build_driver_limits, gate_watcher
+from gpu_manager.agent.config import Config
 from gpu_manager.domain.pod import Pod
 from gpu_manager.ports.cards import Cards
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.pods import Pods
+from gpu_manager.runtime import threads
 from gpu_manager.servers.gate_metrics import GateMetrics
 from gpu_manager.servers.guards import GuardMetrics
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback

@@ -8,10 +8,9 @@ from functools import partial
 
 import structlog
 
-from gpu_manager import threads
 from gpu_manager.adapters.kube.claims import KubeClaims, KubeSlices
 from gpu_manager.adapters.kube.connection import Connection
-from gpu_manager.config import Config
+from gpu_manager.agent.config import Config
 from gpu_manager.domain.dra.sides import Front, cards_of_front, front_in_force
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports.clock import Clock
@@ -20,6 +19,7 @@ from gpu_manager.ports.injector import Injector
 from gpu_manager.ports.inventory import NodeStatus
 from gpu_manager.ports.pods import Pods
 from gpu_manager.ports.processes import Processes
+from gpu_manager.runtime import threads
 from gpu_manager.servers.dra_plugin import DraPlugin
 from gpu_manager.services.allocation.node_state import NodeState, StateView
 from gpu_manager.services.claims import prepare_again

@@ -1,9 +1,9 @@
 """The agent's composition root: builds the components, connects them, runs their threads, and stops them.
 
-Three parts of it stand in files of their own: how cards are offered (:mod:`gpu_manager.fronts`,
-:mod:`gpu_manager.dra_front`) and what is done about containers that run
-(:mod:`gpu_manager.running_containers`). Only these modules import both services and adapters, and none of
-them decides anything.
+Three parts of it stand in files of their own: how cards are offered (:mod:`gpu_manager.agent.fronts`,
+:mod:`gpu_manager.agent.dra_front`) and what is done about containers that run
+(:mod:`gpu_manager.agent.running_containers`). Only these modules import both services and adapters, and none
+of them decides anything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry
 
-from gpu_manager import threads
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.kube.connection import connect
@@ -30,16 +29,17 @@ from gpu_manager.adapters.kubelet.predecessor_checkpoint import read_old_checkpo
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.adapters.selinux import label_of
 from gpu_manager.adapters.store import FileStore
-from gpu_manager.backends import build_cards, build_injector, gate_program
-from gpu_manager.config import Config
+from gpu_manager.agent.backends import build_cards, build_injector, gate_program
+from gpu_manager.agent.config import Config
+from gpu_manager.agent.dra_front import DraFront
+from gpu_manager.agent.fronts import Fronts
+from gpu_manager.agent.running_containers import RunningContainers, store_of
 from gpu_manager.domain.contract import KUBELET_SOCKET, PODS_API_SOCKET
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.topology import Topology
-from gpu_manager.dra_front import DraFront
-from gpu_manager.fronts import Fronts
 from gpu_manager.ports.pods import KnownPod
-from gpu_manager.program import Ending
-from gpu_manager.running_containers import RunningContainers, store_of
+from gpu_manager.runtime import threads
+from gpu_manager.runtime.program import Ending
 from gpu_manager.servers.device_plugin import LENDING, SOCKETS, DevicePlugin
 from gpu_manager.servers.exporter import Exporter
 from gpu_manager.servers.http import StatusServer

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import structlog
 
-from gpu_manager import threads
-from gpu_manager.config import Config
+from gpu_manager.agent.config import Config
+from gpu_manager.agent.dra_front import DraFront
 from gpu_manager.domain.dra.sides import Front
-from gpu_manager.dra_front import DraFront
+from gpu_manager.runtime import threads
 from gpu_manager.servers.device_plugin import DevicePlugin
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.metrics import ServiceMetrics

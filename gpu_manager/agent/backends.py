@@ -13,7 +13,7 @@ from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.driver_files import DeviceNodes, DriverFiles, HostFiles, Strategy, detect, find_nvml
 from gpu_manager.adapters.driver_memory_limit import DriverLimits
 from gpu_manager.adapters.nvml.faults import FaultPolicy
-from gpu_manager.config import Config
+from gpu_manager.agent.config import Config
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import RequestInvalid
