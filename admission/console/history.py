@@ -221,7 +221,7 @@ def waste_promql(namespace: str, seconds: int) -> tuple[str, ...]:
     """Wasted, used and booked by pod, of the pods that wasted most. ``namespace``: the only one, empty for
     all.
     """
-    selector = f"{{namespace={quoted(namespace)}}}" if namespace else ""
+    selector = f"{{namespace={promql_string(namespace)}}}" if namespace else ""
     sums = [
         f"sum by (namespace, pod) (increase(vcuda_pod_{figure}_total{selector}[{seconds}s]))"
         for figure in _FIGURES
