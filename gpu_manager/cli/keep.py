@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from gpu_manager.arguments import Option
 from gpu_manager.domain.contract import PAGES_DIR
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.runtime.arguments import Option
 
 
 def command(
@@ -19,7 +19,7 @@ def command(
     The kernel gives no container a lease on a file that is open for writing, and with a lease it could make
     the agent wait when that returns.
     """
-    from gpu_manager.backends import installed_libraries  # noqa: PLC0415  # the adapters, only where needed
+    from gpu_manager.agent.backends import installed_libraries  # noqa: PLC0415  # the adapters, only where needed
 
     program = (installed_libraries() or Path()) / "vcuda-gates"
     if not program.is_file():
