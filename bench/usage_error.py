@@ -22,7 +22,7 @@ from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.pod import PodUid, parse_pod
-from gpu_manager.services.enforcement.page_slots import PageSlots
+from gpu_manager.services.enforcement.container_grants import PageSlots
 from gpu_manager.services.enforcement.usage import UsageSampler
 from tests.fakes.direct import DirectRig
 from tests.fakes.node import container, pod

@@ -42,8 +42,7 @@ from gpu_manager.runtime import threads
 from gpu_manager.runtime.program import Ending
 from gpu_manager.servers.device_plugin import LENDING, SOCKETS, DevicePlugin
 from gpu_manager.servers.exporter import Exporter
-from gpu_manager.servers.http import StatusServer
-from gpu_manager.servers.page_access import PageAccess
+from gpu_manager.servers.http import PageAccess, StatusServer
 from gpu_manager.servers.status import Status
 from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.allocator import Allocator

@@ -29,13 +29,13 @@ from gpu_manager.services.allocation.prestart import LimitPages
 from gpu_manager.services.billing import BillMeter
 from gpu_manager.services.energy import EnergyMeter
 from gpu_manager.services.enforcement import injection_check, usage
+from gpu_manager.services.enforcement.container_grants import PageSlots
 from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
 from gpu_manager.services.enforcement.elastic_limit import ElasticLimit
 from gpu_manager.services.enforcement.evasion_detector import EvasionDetector
 from gpu_manager.services.enforcement.gates import CardGates
 from gpu_manager.services.enforcement.injection_check import InjectionCheck
 from gpu_manager.services.enforcement.library_messages import LibraryMessages
-from gpu_manager.services.enforcement.page_slots import PageSlots
 from gpu_manager.services.enforcement.resizer import Resizer
 from gpu_manager.services.enforcement.time_sharing import TimeSharing
 from gpu_manager.services.enforcement.usage import UsageSampler

@@ -1,6 +1,8 @@
 """Serves the status pages over HTTP: read-only, bounded in time and number, with a bearer token if asked.
 
-Pods are named to who shows that token, or one whose owner may get them by the API server's word.
+Pods are named to callers with that token, or with one whose owner may get them according to the API server.
+One thread answers the pages and must not wait: a question about an unknown token goes to a thread of its own,
+and the request is answered once the verdict is there.
 
 Anybody on the network may talk to this port: what one peer may keep open, and for how long, is bounded by
 :mod:`gpu_manager.servers.connections`. Health is answered at once, whatever else is asked.
@@ -11,7 +13,9 @@ from __future__ import annotations
 import gzip
 import hmac
 import io
-from collections.abc import Mapping
+import queue
+import threading
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from types import MappingProxyType
@@ -24,11 +28,12 @@ from gpu_manager import ui
 from gpu_manager.domain.contract import TOKEN_HEADER
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.names import NO_NAMES, NameScope
-from gpu_manager.runtime.access import AccessVerdict
+from gpu_manager.ports.clock import Clock
+from gpu_manager.runtime import threads
+from gpu_manager.runtime.access import AccessCheck, AccessVerdict
 from gpu_manager.runtime.listening import bound, spoken
 from gpu_manager.runtime.scrape import accepts_gzip
 from gpu_manager.servers.connections import DEFAULT_BOUNDS, Bounds, ConnectionLoop
-from gpu_manager.servers.page_access import PageAccess
 from gpu_manager.servers.status import NAMING, TEXT, Status
 
 log = structlog.get_logger(__name__)
@@ -196,3 +201,74 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server's name
         log.debug("http", client=self.client_address[0], line=format % args)
+
+
+_MOST_WAITING: Final = 16  # questions; anybody may send tokens
+FAILED_SECONDS: Final = 2.0  # for which the API server is not asked the same again after it gave no answer
+_Question = tuple[str, str]  # the header's value, namespace
+
+
+class PageAccess:
+    """Thread-safe. ``answered`` is called whenever a question has its answer."""
+
+    def __init__(self, check: AccessCheck, clock: Clock) -> None:
+        self._check = check
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
+        self._asked: set[_Question] = set()
+        self._failed: dict[_Question, tuple[float, str]] = {}
+        self.answered: Callable[[], object] = lambda: None
+        self._thread = threads.forever("page-access", self._run)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; a question under way is waited for."""
+        self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def may(self, authorization: str, namespace: str) -> AccessVerdict | None:
+        """May the owner of the token get pods in the namespace (empty: all)? None: that is being asked.
+
+        Raises:
+            RequestInvalid: no namespace can have that name.
+            NodeUnready: nobody can say now.
+        """
+        known = self._check.known(authorization, namespace)
+        if known is not None:
+            return known
+        question = (authorization, namespace)
+        with self._lock:
+            until, why = self._failed.get(question, (0.0, ""))
+            if self._clock.monotonic() < until:
+                raise NodeUnready(why)
+            if question in self._asked:
+                return None
+            if len(self._asked) >= _MOST_WAITING:
+                raise NodeUnready("too many tokens are being looked at: try again")
+            self._asked.add(question)
+        self._queue.put(question)
+        return None
+
+    def _run(self) -> None:
+        while (question := self._queue.get()) is not None:
+            failed = ""
+            try:
+                self._check.may(*question)
+            except NodeUnready as error:
+                failed = f"whether pods may be named cannot be asked now: {error}"
+            finally:
+                self._note(question, failed)
+
+    def _note(self, question: _Question, failed: str) -> None:
+        now = self._clock.monotonic()
+        with self._lock:
+            self._asked.discard(question)
+            self._failed = {key: kept for key, kept in self._failed.items() if kept[0] > now}
+            if failed:
+                self._failed[question] = now + FAILED_SECONDS, failed
+        self.answered()

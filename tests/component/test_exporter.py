@@ -27,7 +27,7 @@ from gpu_manager.servers.guards import describe as describe_guards
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.unidentified_grants import UNIDENTIFIED
 from gpu_manager.services.billing import SAVE_SECONDS, BillMeter
-from gpu_manager.services.enforcement.page_slots import PageSlots
+from gpu_manager.services.enforcement.container_grants import PageSlots
 from gpu_manager.services.enforcement.usage import UsageSampler
 from gpu_manager.services.metrics import ServiceMetrics
 from tests.fakes.node import NODE, NodeRig, container, pod

@@ -19,8 +19,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import GIB, MIB, Amount
 from gpu_manager.runtime.access import AccessCheck, Right
-from gpu_manager.servers.http import StatusServer
-from gpu_manager.servers.page_access import FAILED_SECONDS, PageAccess
+from gpu_manager.servers.http import FAILED_SECONDS, PageAccess, StatusServer
 from gpu_manager.servers.status import NAMING
 from tests.component.test_exporter_http import Served
 from tests.fakes.browser import NEEDS_A_BROWSER, browsing

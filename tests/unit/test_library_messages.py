@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_manager.adapters.control_pages.values import messages_in
+from gpu_manager.adapters.control_pages.limits_file import messages_in
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.library_messages import (
     FOR_THE_POD,

@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from gpu_manager.adapters.control_pages import tenant_files as files
-from gpu_manager.adapters.control_pages.leases import LeaseBreaker
+from gpu_manager.adapters.control_pages.gates import LeaseBreaker
 from gpu_manager.adapters.control_pages.limits_file import (
     LIMITS,
     Change,

@@ -18,13 +18,19 @@ from pathlib import Path
 from typing import Final
 
 from gpu_manager.adapters.control_pages import tenant_files as files
-from gpu_manager.adapters.control_pages.gates import FileGates
-from gpu_manager.adapters.control_pages.leases import LeaseBreaker
-from gpu_manager.adapters.control_pages.limits_file import DEFAULT_POLICY, PagePolicy, limits_as_set
+from gpu_manager.adapters.control_pages.gates import FileGates, LeaseBreaker
+from gpu_manager.adapters.control_pages.limits_file import (
+    DEFAULT_POLICY,
+    PagePolicy,
+    activities_in,
+    corrected_card,
+    limits_as_set,
+    messages_in,
+    uses_in,
+)
 from gpu_manager.adapters.control_pages.page_directory import PageDirectory
 from gpu_manager.adapters.control_pages.page_images import ToldUsage
 from gpu_manager.adapters.control_pages.page_mounts import PageMounts
-from gpu_manager.adapters.control_pages.values import activities_in, corrected_card, messages_in, uses_in
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage
 from gpu_manager.domain.errors import NodeUnready

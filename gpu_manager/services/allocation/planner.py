@@ -19,7 +19,7 @@ from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_annotations import priority_of
 from gpu_manager.domain.rules.pod_request import bound_request
 from gpu_manager.domain.rules.request import PodRequest
-from gpu_manager.services.allocation import withdrawal
+from gpu_manager.services.allocation import preferred_ids
 from gpu_manager.services.allocation.books import Books
 from gpu_manager.services.allocation.node_cards import KubeletOffer, NodeCards
 
@@ -35,7 +35,7 @@ def offer(books: Books) -> KubeletOffer:
     ours = (a for a in books.ledger if a.pod not in lent and a.pod not in books.lending)
     busy = frozenset(card for a in ours for card in a.cards)
     needed = books.resized or books.withdrawn or books.sides is not None
-    books.withdrawn = withdrawal.withdrawn(books) if needed else {}
+    books.withdrawn = preferred_ids.withdrawn(books) if needed else {}
     return KubeletOffer(books.node, books.lent(), busy, books.withdrawn)
 
 

@@ -31,7 +31,7 @@ from gpu_manager.ports.pods import Pods
 from gpu_manager.ports.processes import HostProcesses
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.node_state import NodeState
-from gpu_manager.services.enforcement.page_slots import PageSlots, without_slots
+from gpu_manager.services.enforcement.container_grants import PageSlots, without_slots
 from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse
 from gpu_manager.services.metrics import ServiceMetrics
 

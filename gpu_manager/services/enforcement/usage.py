@@ -23,15 +23,14 @@ from gpu_manager.ports.pods import Pods
 from gpu_manager.ports.processes import Processes
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.node_state import NodeState
-from gpu_manager.services.enforcement.container_grants import ContainerGrants
+from gpu_manager.services.enforcement.container_grants import ContainerGrants, PageSlots
 from gpu_manager.services.enforcement.ended_containers import EndedContainers
 from gpu_manager.services.enforcement.memory_past_account import MemoryPastAccount
-from gpu_manager.services.enforcement.page_slots import PageSlots
-from gpu_manager.services.enforcement.process_owners import ProcessOwners
 from gpu_manager.services.enforcement.time_sharing import CardTenant
 from gpu_manager.services.enforcement.usage_sample import (
     DriverSample,
     Place,
+    ProcessOwners,
     Sample,
     ShareUse,
     driver_share,

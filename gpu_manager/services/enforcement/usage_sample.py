@@ -1,14 +1,21 @@
-"""What one sample of the cards' usage says, by container and card: values alone."""
+"""One sample of the cards' usage, by container and card, and whose processes it counts. Values alone.
+
+A living process belongs to the container of its cgroup, a dead one to the container that it was last seen in:
+the driver keeps what a killed process held while a forked child has its descriptors, and goes on listing the
+dead process's pid. That memory is its container's as before, which neither limit nor detector may miss.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.driver_overhead import NO_EXCESS, Excess
 from gpu_manager.domain.placement.ledger import Share
+from gpu_manager.domain.pod import PodUid
 from gpu_manager.ports.cards import CardUse, ProcessUse
+from gpu_manager.ports.processes import Processes
 from gpu_manager.services.allocation.books import Grant, Key
 
 Place = tuple[Key, CardUuid]
@@ -104,3 +111,38 @@ def driver_share(processes: Sequence[ProcessUse]) -> float | None:
     """The share of the card's time that the driver saw these processes use; None if it lists none."""
     seen = [p.utilisation for p in processes if p.utilisation is not None]
     return min(1.0, sum(seen) / 100) if seen else None
+
+
+_Container = tuple[PodUid, str]
+
+
+class ProcessOwners:
+    """Remembers each listed process's container for as long as its card lists it.
+
+    A pid that was found gone stays the dead process's until then, even if the kernel gives the number to
+    another process. Processes that were dead before the agent's first sample belong to nobody.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._known: dict[tuple[CardUuid, int], tuple[_Container, bool]] = {}
+
+    def of(
+        self, listed: Sequence[ProcessUse], told: Collection[CardUuid]
+    ) -> Iterator[tuple[ProcessUse, _Container]]:
+        """The processes of containers, each with its container: (pod UID, container id).
+
+        ``told``: the cards that listed their processes; of the others what was known stays known.
+        """
+        before = self._known
+        self._known = {place: owner for place, owner in before.items() if place[0] not in told}
+        for process in listed:
+            place = process.uuid, process.pid
+            container, gone = before.get(place, (None, False))
+            seen = None if gone else self._processes.container_of(process.pid)
+            if seen is not None:
+                self._known[place] = seen, False
+                yield process, seen
+            elif container is not None and process.memory is not None:
+                self._known[place] = container, True
+                yield process, container
