@@ -41,15 +41,13 @@ from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.http import HttpClient, HttpLimits, NoAnswer
 from gpu_manager.adapters.kube.agents import KubeAgents
 from gpu_manager.adapters.kube.certificates import KubeCertificates
-from gpu_manager.adapters.kube.claim_templates import KubeClaimTemplates
+from gpu_manager.adapters.kube.claims import KubeClaimTemplates
 from gpu_manager.adapters.kube.cluster_pods import ClusterPods
 from gpu_manager.adapters.kube.connection import Connection, Timeouts, connect
-from gpu_manager.adapters.kube.leases import KubeLease
+from gpu_manager.adapters.kube.leases import KubeLease, KubeTextRecord, PodMark
 from gpu_manager.adapters.kube.pod_events import KubePodEvents
-from gpu_manager.adapters.kube.pod_mark import PodMark
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.reviews import KubeReviews
-from gpu_manager.adapters.kube.text_record import KubeTextRecord
 from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.adapters.prometheus import PrometheusRanges
 from gpu_manager.domain.contract import ADMISSION_NAME, ADMITTED_CLAIMS, CLAIM_RECORD

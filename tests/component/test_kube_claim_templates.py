@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from admission.cluster.claim_templates import IDLE_SECONDS, ClaimTemplates, read_turned_template
-from gpu_manager.adapters.kube.claim_templates import KubeClaimTemplates
+from gpu_manager.adapters.kube.claims import KubeClaimTemplates
 from gpu_manager.adapters.kube.connection import Connection, connect
 from gpu_manager.domain.contract import TEMPLATE_NEEDED
 from gpu_manager.domain.errors import NodeUnready

@@ -14,9 +14,8 @@ import pytest
 
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube.connection import Connection, Timeouts, connect
-from gpu_manager.adapters.kube.kubelet_sources import FirstSource
 from gpu_manager.adapters.kube.outbox import Outbox
-from gpu_manager.adapters.kube.pods import KubePods
+from gpu_manager.adapters.kube.pods import FirstSource, KubePods
 from gpu_manager.adapters.kubelet import pods_api
 from gpu_manager.adapters.kubelet.pods_api import PodsApi
 from gpu_manager.domain.pod import Pod, parse_pod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_manager.adapters.kube.connection import connect
-from gpu_manager.adapters.kube.text_record import KubeTextRecord
+from gpu_manager.adapters.kube.leases import KubeTextRecord
 from gpu_manager.domain.contract import ADMITTED_CLAIMS, CLAIM_RECORD
 from gpu_manager.domain.errors import NodeUnready
 from sandbox.api import StandInApi

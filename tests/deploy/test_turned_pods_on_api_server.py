@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from admission.cluster.claim_templates import ClaimTemplates, read_turned_template
-from gpu_manager.adapters.kube.claim_templates import KubeClaimTemplates
-from gpu_manager.adapters.kube.claims import KubeClaims, KubeSlices
+from gpu_manager.adapters.kube.claims import KubeClaims, KubeClaimTemplates, KubeSlices
 from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_manager.adapters.kube.path_segment import segment
-from gpu_manager.adapters.kube.pod_paths import named_path
+from gpu_manager.adapters.kube.pod_paths import named_path, segment
 from gpu_manager.domain.errors import RequestInvalid
 
 

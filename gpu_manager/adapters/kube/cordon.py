@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
-from gpu_manager.adapters.kube.path_segment import segment
+from gpu_manager.adapters.kube.pod_paths import segment
 from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid

@@ -8,10 +8,9 @@ from pathlib import Path
 from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.adapters.kube.kubeconfig import SERVICE_ACCOUNT
 from gpu_manager.adapters.kube.kubelet_pods import KubeletPods
-from gpu_manager.adapters.kube.kubelet_sources import FirstSource, KubeletSource
 from gpu_manager.adapters.kube.node import KubeNode
 from gpu_manager.adapters.kube.outbox import Outbox
-from gpu_manager.adapters.kube.pods import KubePods
+from gpu_manager.adapters.kube.pods import FirstSource, KubeletSource, KubePods
 from gpu_manager.adapters.kube.reflector import Pause
 from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.ports.clock import Clock

@@ -1,12 +1,20 @@
-"""One Lease of coordination.k8s.io (serves ``admission.extender.leader_election.LeaseApi``)."""
+"""What replicas of a service share at the API server: the leader's Lease, a text, the mark of a new leader.
+
+:class:`KubeLease` serves ``admission.extender.leader_election.LeaseApi``. :class:`KubeTextRecord` keeps a
+text in an annotation of a Lease of its own (``admission.quota.admitted_claims.SharedText``). :class:`PodMark`
+changes the replica's own pod, after which a watch of pods has shown all that came before.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from gpu_manager.adapters.kube.connection import Connection, Refused
+from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
+from gpu_manager.adapters.kube.pod_paths import named_path
+from gpu_manager.domain.contract import LEADER_SINCE
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.untrusted import mapping, text
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.leases import LeaseRecord
 
@@ -78,3 +86,73 @@ def _record(found: dict[str, Any]) -> LeaseRecord:
         # Not the version: that changes with any label, and would pass for a renewal.
         mark=" ".join(str(spec.get(key)) for key in ("holderIdentity", "acquireTime", "renewTime")),
     )
+
+
+class KubeTextRecord:
+    """Reads the text, and writes it on condition of the version that was read or written last."""
+
+    def __init__(self, connection: Connection, namespace: str, name: str, annotation: str) -> None:
+        self._connection = connection
+        self._name = name
+        self._annotation = annotation
+        self._all = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._meta = {"name": name, "namespace": namespace}
+        self._last: dict[str, Any] | None = None
+
+    def read(self) -> str | None:
+        """The text by a quorum read; None if there is none. Raises NodeUnready: no answer."""
+        self._last = None
+        try:
+            found = self._connection.request(
+                f"read the Lease {self._name}", "GET", f"{self._all}/{self._name}"
+            )
+        except Refused as refusal:
+            if refusal.code != _ABSENT:
+                raise
+            return None
+        self._last = found
+        told = mapping(mapping(found.get("metadata")).get("annotations")).get(self._annotation)
+        return None if told is None else text(told)
+
+    def write(self, value: str) -> bool:
+        """Replace the text; False if another has changed it since. Raises NodeUnready: no answer."""
+        old = self._last or {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+        before = mapping(old.get("metadata"))
+        annotations = {**mapping(before.get("annotations")), self._annotation: value}
+        body = {**old, "metadata": {**before, **self._meta, "annotations": annotations}}
+        method, path = ("PUT", f"{self._all}/{self._name}") if self._last else ("POST", self._all)
+        try:
+            self._last = self._connection.request(f"write the Lease {self._name}", method, path, body=body)
+        except Refused as refusal:
+            if refusal.code in (_CONFLICT, _ABSENT):
+                return False
+            raise
+        return True
+
+
+class PodMark:
+    """Writes the annotation :data:`LEADER_SINCE` of the pod of that name."""
+
+    def __init__(self, connection: Connection, clock: Clock, namespace: str, name: str) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._namespace = namespace
+        self._name = name
+
+    def set(self) -> str:
+        """Write the present time; returns the resourceVersion that the pod has then.
+
+        Raises:
+            NodeUnready: there is no such pod, the API server refuses, or no answer comes.
+        """
+        if not self._name:
+            raise NodeUnready("this replica does not know its pod: no --pod-name")
+        written = datetime.fromtimestamp(self._clock.now(), UTC).isoformat()
+        made = self._connection.request(
+            f"annotate the pod {self._namespace}/{self._name}",
+            "PATCH",
+            named_path(self._namespace, self._name),
+            body={"metadata": {"annotations": {LEADER_SINCE: written}}},
+            content_type=MERGE_PATCH,
+        )
+        return str(made["metadata"]["resourceVersion"])

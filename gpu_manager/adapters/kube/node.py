@@ -13,9 +13,8 @@ from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.adapters.kube.objects import Obj
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.reading import list_all
-from gpu_manager.adapters.kube.reflector import Pause, Reflector
+from gpu_manager.adapters.kube.reflector import Pause, Reflector, WatchedObjects
 from gpu_manager.adapters.kube.tasks import EventTeller, PostEvent, PublishNode, Thing
-from gpu_manager.adapters.kube.watched import WatchedObjects
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import (
     CORDON,

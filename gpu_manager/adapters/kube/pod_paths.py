@@ -1,8 +1,10 @@
-"""Paths of pods and of their Events in the Kubernetes API."""
+"""Paths of pods and of their Events in the Kubernetes API, with each name as one segment."""
 
 from __future__ import annotations
 
-from gpu_manager.adapters.kube.path_segment import segment
+from urllib.parse import quote
+
+from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.pod import Pod
 
 
@@ -24,3 +26,14 @@ def pods_path(namespace: str) -> str:
 def events_path(namespace: str) -> str:
     """Path of a namespace's Events in the API."""
     return f"/api/v1/namespaces/{segment(namespace)}/events"
+
+
+def segment(name: str) -> str:
+    """The name, quoted so that it cannot point elsewhere.
+
+    Raises:
+        RequestInvalid: it is ``.`` or ``..``, which clients and servers take for other places.
+    """
+    if name in {".", ".."}:
+        raise RequestInvalid(f"{quoted(name)} is no name")
+    return quote(name, safe="")

@@ -1,24 +1,23 @@
-"""This node's pods through the API server and the kubelet (implements
-:class:`gpu_manager.ports.pods.Pods`).
+"""This node's pods through the API server and the kubelet (implements :class:`gpu_manager.ports.pods.Pods`).
+
+The node's kubelet is asked for its pods in the first way that answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
 from gpu_manager.adapters.kube.cache import TOMBSTONE_SECONDS, PodCache
 from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable
-from gpu_manager.adapters.kube.kubelet_sources import KubeletSource
 from gpu_manager.adapters.kube.objects import Obj, Unreadable, named
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.pod_paths import named_path
-from gpu_manager.adapters.kube.reflector import Pause, Reflector
+from gpu_manager.adapters.kube.reflector import Pause, Reflector, WatchedObjects
 from gpu_manager.adapters.kube.tasks import AnnotatePod, EventTeller, EvictPod, PostEvent, Thing
-from gpu_manager.adapters.kube.watched import WatchedObjects
 from gpu_manager.domain.contract import EVENT_UNREADABLE, OUR_PREFIX
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.pod import Pod, parse_pod
@@ -197,3 +196,32 @@ class KubePods(WatchedObjects):
         read = {k: v for k, v in pod.annotations.items() if k.startswith(_READ)}
         pod = replace(pod.as_on_node(), annotations=read)
         return pod.with_lent_cards() if self._lending else pod
+
+
+class KubeletSource(Protocol):
+    """One way to ask a kubelet for its pods."""
+
+    def pods(self) -> Sequence[Pod] | None:
+        """Return every pod that the kubelet knows; None when it cannot be asked now."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class FirstSource:
+    """The first of several sources that answers; the others are asked only while it does not."""
+
+    def __init__(self, *sources: KubeletSource) -> None:
+        self._sources = sources
+
+    def pods(self) -> Sequence[Pod] | None:
+        """See :meth:`KubeletSource.pods`."""
+        for source in self._sources:
+            if (pods := source.pods()) is not None:
+                return pods
+        return None
+
+    def close(self) -> None:
+        """Close every connection."""
+        for source in self._sources:
+            source.close()

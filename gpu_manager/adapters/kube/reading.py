@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpu_manager.adapters.kube.connection import Connection, Refused
-from gpu_manager.adapters.kube.path_segment import segment
+from gpu_manager.adapters.kube.pod_paths import segment
 from gpu_manager.adapters.kube.streams import Pages
 from gpu_manager.domain.cluster.accounting import cluster_books
 from gpu_manager.domain.cluster.claims import KnownClaim, read_claim

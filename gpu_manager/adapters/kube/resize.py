@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
-from gpu_manager.adapters.kube.path_segment import segment
-from gpu_manager.adapters.kube.pod_paths import named_path, pods_path
+from gpu_manager.adapters.kube.pod_paths import named_path, pods_path, segment
 from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.domain.pod import Pod, parse_pod
