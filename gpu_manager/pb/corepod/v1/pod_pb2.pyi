@@ -93,18 +93,20 @@ class PodResourceClaim(_message.Message):
     def __init__(self, name: _Optional[str] = ..., resourceClaimName: _Optional[str] = ...) -> None: ...
 
 class Container(_message.Message):
-    __slots__ = ("name", "env", "resources", "securityContext", "restartPolicy")
+    __slots__ = ("name", "env", "resources", "securityContext", "envFrom", "restartPolicy")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENV_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     SECURITYCONTEXT_FIELD_NUMBER: _ClassVar[int]
+    ENVFROM_FIELD_NUMBER: _ClassVar[int]
     RESTARTPOLICY_FIELD_NUMBER: _ClassVar[int]
     name: str
     env: _containers.RepeatedCompositeFieldContainer[EnvVar]
     resources: ResourceRequirements
     securityContext: SecurityContext
+    envFrom: _containers.RepeatedCompositeFieldContainer[EnvFromSource]
     restartPolicy: str
-    def __init__(self, name: _Optional[str] = ..., env: _Optional[_Iterable[_Union[EnvVar, _Mapping]]] = ..., resources: _Optional[_Union[ResourceRequirements, _Mapping]] = ..., securityContext: _Optional[_Union[SecurityContext, _Mapping]] = ..., restartPolicy: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., env: _Optional[_Iterable[_Union[EnvVar, _Mapping]]] = ..., resources: _Optional[_Union[ResourceRequirements, _Mapping]] = ..., securityContext: _Optional[_Union[SecurityContext, _Mapping]] = ..., envFrom: _Optional[_Iterable[_Union[EnvFromSource, _Mapping]]] = ..., restartPolicy: _Optional[str] = ...) -> None: ...
 
 class EnvVar(_message.Message):
     __slots__ = ("name", "value", "valueFrom")
@@ -119,6 +121,12 @@ class EnvVar(_message.Message):
 class EnvVarSource(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class EnvFromSource(_message.Message):
+    __slots__ = ("prefix",)
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    def __init__(self, prefix: _Optional[str] = ...) -> None: ...
 
 class ResourceRequirements(_message.Message):
     __slots__ = ("limits", "requests", "claims")
