@@ -52,7 +52,7 @@ from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.adapters.prometheus import PrometheusRanges
 from gpu_manager.domain.contract import ADMISSION_NAME, ADMITTED_CLAIMS, CLAIM_RECORD
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.resize.owners import KINDS
 from gpu_manager.ports.clock import Clock
 from gpu_manager.runtime.access import AccessCheck

@@ -40,7 +40,7 @@ from admission.serving.gc_tuning import spare_pauses
 from admission.serving.https_server import HttpsServer
 from gpu_manager.domain.contract import EVENT_BYPASSED, EVENT_UNREADABLE, LEADER_LABEL, QUOTA_SEEN
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.resize.owners import KINDS
 from gpu_manager.ports.clock import Clock
 from gpu_manager.runtime import threads

@@ -11,7 +11,7 @@ from admission.explain.pending_events import EventSender
 from admission.extender.leader_election import LeaseSource
 from admission.extender.resizing import ResizeApi
 from admission.quota.admitted_claims import SharedText
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 
 Obj = Mapping[str, Any]
 

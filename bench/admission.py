@@ -32,10 +32,10 @@ from bench.rows import Row, percentile
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.domain.cluster.pod_charges import allocations_of
 from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.placement.place import find
-from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.rules.legal_values import MOST_ASKING
 from gpu_manager.domain.rules.pod_request import judged_request

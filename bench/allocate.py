@@ -22,9 +22,9 @@ from bench.rows import Row, file_system, in_memory, percentile
 from bench.world import World
 from gpu_manager.domain.contract import MEMORY
 from gpu_manager.domain.errors import DoesNotFit
+from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Allocation, Ledger
 from gpu_manager.domain.placement.place import place
-from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.rules.pod_request import judged_request
 from sandbox.kubelet import Step
 

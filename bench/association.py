@@ -26,9 +26,9 @@ from bench.soak import Outcome
 from bench.world import World
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
+from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement.place import place
-from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.rules.pod_request import judged_request
 from sandbox.kubelet import AdmissionResult, Step

@@ -12,8 +12,8 @@ from typing import Final
 
 from bench.rows import Row
 from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Ledger, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT, Amount
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
 from gpu_manager.domain.topology import SELF, Link, Topology

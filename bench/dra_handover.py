@@ -30,7 +30,7 @@ from gpu_manager.domain.dra.device import SharedDevice
 from gpu_manager.domain.dra.published import device_names
 from gpu_manager.domain.dra.sides import ClaimCards, Side
 from gpu_manager.domain.errors import NodeUnready, VcudaError
-from gpu_manager.domain.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT, GIB, ZERO, Amount
 from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.services.allocation.association import Identification

@@ -14,7 +14,7 @@ from admission.explain.claims import ClaimingPods
 from bench.rows import Row
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.domain.contract import DRA_DRIVER
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.resources import GIB
 from tests.agreement.claim_cases import ILLEGAL, LEGAL, claim, template
 from tests.deploy.chart import HELM, the

@@ -30,7 +30,7 @@ from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.published import device_names
 from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, ZERO, Amount, parse_quantity
 from gpu_manager.ports.claims import Claims
 from gpu_manager.servers.dra_plugin import PluginCalls

@@ -18,9 +18,9 @@ from bench.numa_oracle import within_reach
 from bench.rows import Row
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import DoesNotFit
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.placement.place import place
-from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, GIB
 from gpu_manager.domain.rules.pod_request import bound_request
 from gpu_manager.domain.topology import Link, LinkKind, NumaPolicy, Topology

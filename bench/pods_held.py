@@ -15,7 +15,7 @@ from admission.explain.explanation import FITS, Explanation, explain
 from admission.explain.pending_events import PendingEvents
 from bench.rows import Row
 from gpu_manager.domain.cluster.pod_holder import HeldBy
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 from tests.fakes.extender import Obj, World, node, pod
 
 QUICK: Final = 100  # pods of each holder

@@ -24,8 +24,8 @@ from bench.rows import Row, in_memory, percentile
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.store import FileStore
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resize.judgement import judge_room
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.ports.control_pages import Limit

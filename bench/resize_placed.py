@@ -31,8 +31,8 @@ from gpu_manager.domain.contract import (
     decode_assignment,
     encode_inventory,
 )
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import peak
-from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, ZERO, Amount
 from tests.fakes.extender import World, pod
 from tests.fakes.node import NODE

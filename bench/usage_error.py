@@ -21,7 +21,7 @@ from bench.rows import Row
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.services.enforcement.container_grants import PageSlots
 from gpu_manager.services.enforcement.usage import UsageSampler
 from tests.fakes.direct import DirectRig

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import ContainerKind
+from gpu_manager.domain.kube.pod import ContainerKind
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
 from gpu_manager.runtime import threads
 from sandbox.runtime import START_ERROR, Runtime

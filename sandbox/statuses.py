@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from gpu_manager.domain.pod import ContainerKind
+from gpu_manager.domain.kube.pod import ContainerKind
 from sandbox.runtime import START_ERROR
 
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from admission.cluster.pod_view import PodView
 from admission.config import KEEP_SECONDS, SHORTEST_KEEP_SECONDS
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 
 ROUNDS: Final = 2
 _FORGOTTEN_SECONDS: Final = 86_400.0

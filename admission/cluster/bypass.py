@@ -17,7 +17,7 @@ import structlog
 from admission.cluster.pod_view import PodView
 from gpu_manager.domain.contract import ALLOCATION, PREDICATE_NODE
 from gpu_manager.domain.errors import RequestInvalid, printable
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.rules.pod_request import judged_request
 
 log = structlog.get_logger(__name__)

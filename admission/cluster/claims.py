@@ -23,7 +23,7 @@ from gpu_manager.domain.dra.demand import (
 )
 from gpu_manager.domain.dra.parameters import Configured, read_config
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.untrusted import mapping, mappings, text
 

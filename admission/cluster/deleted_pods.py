@@ -11,7 +11,7 @@ from typing import Final
 
 from gpu_manager.domain.cluster.node_json import NodeReport
 from gpu_manager.domain.contract import TerminatingShare
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 
 SILENCE_SECONDS: Final = 60.0  # an agent that has said nothing of a deleted pod by then is taken for dead
 

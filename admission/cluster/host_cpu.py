@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpu_manager.domain.whatif import host_resources
+from gpu_manager.domain.kube import host_resources
 
 
 def asked(pod: Mapping[str, Any]) -> int:

@@ -24,9 +24,9 @@ from gpu_manager.domain.cluster.node_json import NodeReport
 from gpu_manager.domain.cluster.pod_charges import Charge
 from gpu_manager.domain.contract import TerminatingShare
 from gpu_manager.domain.dra.demand import OfferedCards
+from gpu_manager.domain.kube.constraints import node_constraints
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.untrusted import mapping
-from gpu_manager.domain.whatif.scheduling_constraints import node_constraints
 
 _MOST_STATES: Final = (
     1 << 16

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from admission.cluster.host_cpu import asked
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 
 _ENDED = ("Succeeded", "Failed")
 

@@ -17,9 +17,9 @@ from admission.cluster.turnover import Turnover
 from admission.cluster.workload_sizes import WorkloadSizes
 from admission.config import KEEP_SECONDS
 from gpu_manager.domain.contract import RESIZED
+from gpu_manager.domain.kube.constraints import ANYWHERE, PodConstraints
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import Pod, PodUid
-from gpu_manager.domain.whatif.scheduling_constraints import ANYWHERE, PodConstraints
 
 
 class PodBooks:

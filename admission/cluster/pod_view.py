@@ -17,12 +17,12 @@ from admission.cluster.host_cpu import asked
 from gpu_manager.domain.cluster.pod_charges import PlacedPod, assigned_cards, ids_elsewhere
 from gpu_manager.domain.contract import RESIZE, RESIZED, TEMPLATE_SIZE
 from gpu_manager.domain.errors import RequestInvalid, printable
+from gpu_manager.domain.kube.constraints import ANYWHERE, PodConstraints, pod_constraints
+from gpu_manager.domain.kube.pod import POD_SCHEDULED, UNSCHEDULABLE, Pod, parse_pod
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import POD_SCHEDULED, UNSCHEDULABLE, Pod, parse_pod
 from gpu_manager.domain.rules.pod_request import booked_request, judged_request
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.untrusted import mappings, text
-from gpu_manager.domain.whatif.scheduling_constraints import ANYWHERE, PodConstraints, pod_constraints
 
 _SAID: Final = 512  # characters of a scheduler's words
 

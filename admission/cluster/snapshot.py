@@ -25,10 +25,10 @@ from admission.cluster.pod_view import PodView, read_pod_view
 from admission.config import KEEP_SECONDS
 from gpu_manager.domain.cluster.node_books import Used, added
 from gpu_manager.domain.cluster.terminating import terminating_shares
+from gpu_manager.domain.kube.disruption_budgets import DisruptionBudget
+from gpu_manager.domain.kube.pod import MIRROR, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import MIRROR, Pod, PodUid
 from gpu_manager.domain.untrusted import mapping, text, timestamp
-from gpu_manager.domain.whatif.disruption_budgets import DisruptionBudget
 
 NODES: Final = "nodes"
 PODS: Final = "pods"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA, OUR_PREFIX
-from gpu_manager.domain.pod import MIRROR, POD_SCHEDULED, affinity_bytes
+from gpu_manager.domain.kube.pod import MIRROR, POD_SCHEDULED, affinity_bytes
 from gpu_manager.domain.rules.legal_values import MOST_AFFINITY_BYTES
 from gpu_manager.domain.untrusted import mapping, mappings
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from admission.cluster.pod_view import PodView
 from gpu_manager.domain.contract import RESIZE
-from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.resize.owners import effective_request, workload_key
 from gpu_manager.domain.untrusted import mapping, text
 

@@ -29,8 +29,8 @@ from gpu_manager.domain.cluster.usage_history import (
 )
 from gpu_manager.domain.cluster.usage_json import NodeUsage, named_usage, read_usage
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.names import container_name
-from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.untrusted import mapping, mappings, text
 from gpu_manager.ports.clock import Clock
 from gpu_manager.runtime import threads

@@ -28,8 +28,8 @@ from gpu_manager.domain.cluster.node_json import hidden, node_json
 from gpu_manager.domain.cluster.quota import Quota
 from gpu_manager.domain.cluster.usage_json import NodeUsage, used_share
 from gpu_manager.domain.contract import RESIZE, RESIZED
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation
-from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resize.judgement import resize_progress
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO
 from gpu_manager.ports.clock import Clock

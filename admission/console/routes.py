@@ -25,7 +25,7 @@ from gpu_manager import ui
 from gpu_manager.domain.cluster.pod_events import PodEvent, pod_events_json
 from gpu_manager.domain.cluster.usage_history import MINUTES, HistoryQuery
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.ports.clock import Clock
 from gpu_manager.runtime.access import GET_PODS, LIST_EVENTS
 from gpu_manager.runtime.scrape import accepts_gzip

@@ -18,9 +18,9 @@ from admission.webhook.draft import draft_pod
 from gpu_manager.domain.cluster.claims import KnownClaim
 from gpu_manager.domain.dra.claim import CLAIM_KIND, CLAIM_TEMPLATE_KIND, is_claim, parse_claim_spec
 from gpu_manager.domain.errors import RequestInvalid, quoted
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.constraints import pod_constraints
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.untrusted import mapping, mappings, text
-from gpu_manager.domain.whatif.scheduling_constraints import pod_constraints
 
 _PLURALS: Final = {plural.removesuffix("s"): path for (_, plural), path in TEMPLATES.items()}
 _LIST: Final = "List"

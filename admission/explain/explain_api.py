@@ -33,8 +33,8 @@ from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.cluster.claims import KnownClaim
 from gpu_manager.domain.cluster.quota import EXCEEDED
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.placement.explain import LINE_LIMIT
-from gpu_manager.domain.pod import parse_pod
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ from gpu_manager.domain.cluster.pod_holder import Hold, HoldFacts, find_holder
 from gpu_manager.domain.cluster.quota import Quota
 from gpu_manager.domain.cluster.quota import refusal as refused_by_quota
 from gpu_manager.domain.errors import RequestInvalid, printable
+from gpu_manager.domain.kube.constraints import shown_bars
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.placement.explain import (
     LINE_LIMIT,
     explain_bound,
@@ -30,12 +32,10 @@ from gpu_manager.domain.placement.explain import (
     explain_room,
     with_priority,
 )
-from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
-from gpu_manager.domain.whatif.scheduling_constraints import shown_bars
 
 SHOWN_NODES: Final = 200  # in full; the rest is counted
 FITS: Final = "fits"

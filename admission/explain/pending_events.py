@@ -21,7 +21,7 @@ from admission.explain.explanation import FITS, Explanation
 from gpu_manager.domain.cluster.pod_holder import HeldBy
 from gpu_manager.domain.contract import EVENT_NOT_PLACED
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.ports.clock import Clock
 from gpu_manager.runtime import threads
 

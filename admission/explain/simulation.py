@@ -24,11 +24,11 @@ from admission.quota.quota_book import QuotaBook, quota_refusal
 from admission.webhook.draft import draft_pod
 from gpu_manager.domain.cluster.quota import Quota
 from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.kube.host_resources import HostResources
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.explain import LINE_LIMIT
-from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import ZERO
 from gpu_manager.domain.rules.pod_request import judged_request
-from gpu_manager.domain.whatif.host_resources import HostResources
 from gpu_manager.domain.whatif.simulation import MOST_ASKED
 
 SECONDS: Final = 20.0  # that one question may take

@@ -18,12 +18,12 @@ from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.node_rooms import LargestPart, NearestNodes, NodeContent, NodeRooms, NodeSizes
 from gpu_manager.domain.cluster.quota import NamespaceQuota, Quota
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.constraints import PodConstraints
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.score.closing import NodeClosing, Tenants
 from gpu_manager.domain.score.multi_gpu_slots import drained
 from gpu_manager.domain.score.request_mix import RequestShape, Stock
-from gpu_manager.domain.whatif.scheduling_constraints import PodConstraints
 
 _LOOKED: Final = 16  # pods that wait, at each question
 _MOST_NEAREST: Final = 64  # requests of which the nodes are kept in order

@@ -21,9 +21,9 @@ from admission.extender.free_cards import FreeCards
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.cluster.pod_charges import Charge
 from gpu_manager.domain.cluster.quota import NamespaceQuota
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement.place import Placement, PodPlacer
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.request import PodRequest
 

@@ -22,9 +22,9 @@ from admission.extender.node_rooms import MultiGpuCount, NodeChange, NodeRooms
 from admission.extender.ranking import MOST_PRICED, BestFit, Cost, RankedNode, most_priced, unsuited
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak
 from gpu_manager.domain.placement.trial_placement import groups_of
-from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
 from gpu_manager.domain.score.multi_gpu_slots import Loss, with_kept
 from gpu_manager.domain.score.request_mix import Arrivals, Mix, RequestShape, Stock

@@ -20,7 +20,7 @@ from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.feasibility import FeasibilityCheck, Unfit
 from admission.extender.many_nodes import Verdicts
 from admission.extender.node_names import NodeNames
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 
 _MOST_NUMBERS: Final = 1024  # of kinds beyond the number of nodes: most are of no node any more
 _MOST_KEPT: Final = 32  # kinds of request

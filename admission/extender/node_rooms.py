@@ -14,12 +14,12 @@ from typing import Final, NamedTuple, TypeVar
 from admission.cluster.node_view import NodeView
 from admission.cluster.snapshot import ClusterState
 from admission.extender.feasibility import Fit
+from gpu_manager.domain.kube.constraints import PodConstraints
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Ledger
-from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.score.multi_gpu_slots import MOST, MultiGpuSlots, Rooms, left_to_end
 from gpu_manager.domain.score.request_mix import FreeShape, RequestShape
-from gpu_manager.domain.whatif.scheduling_constraints import PodConstraints
 
 _MOST: Final = 1 << 16  # nodes' states remembered
 

@@ -25,12 +25,12 @@ from admission.cluster.pod_view import PodView, named
 from admission.extender.feasibility import FeasibilityCheck
 from admission.extender.wire import Victims
 from gpu_manager.domain.cluster.pod_charges import Charge
+from gpu_manager.domain.kube.disruption_budgets import DisruptionBudget, violating
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, peak
 from gpu_manager.domain.placement.trial_placement import TrialPlacement, groups_of
-from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.request import ContainerRequest
-from gpu_manager.domain.whatif.disruption_budgets import DisruptionBudget, violating
 
 
 def choose(

@@ -22,7 +22,7 @@ from typing import Final
 from zlib import crc32
 
 from admission.cluster.pod_view import PodView
-from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.ports.clock import Clock
 
 MOST_AT_ONCE: Final = 32

@@ -23,8 +23,8 @@ from gpu_manager.domain.cluster.pod_charges import usage_by_model
 from gpu_manager.domain.cluster.quota import refusal
 from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, EVENT_RESIZE_REFUSED, RESIZED, decode_assignment
 from gpu_manager.domain.errors import NodeUnready, VcudaError, quoted
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation
-from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resize.judgement import judge_room, legal_sizes, resized
 from gpu_manager.domain.resize.sizes import ResizeAnswer, Sizes, answer_of, digest, encode_answer
 from gpu_manager.domain.resources import ZERO, Amount

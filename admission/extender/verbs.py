@@ -47,8 +47,8 @@ from admission.extender.wire import (
 )
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.domain.placement.explain import LINE_LIMIT
-from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.ports.clock import Clock

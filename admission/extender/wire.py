@@ -18,7 +18,7 @@ import numpy.typing as npt
 from admission.extender.node_names import NodeNames, RecentNames, json_names
 from admission.extender.ranking import BEST
 from gpu_manager.domain.errors import RequestInvalid, quoted
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 
 Obj = Mapping[str, Any]
 _NAMES_LAST: Final = b',"NodeNames":['

@@ -17,7 +17,7 @@ import structlog
 from admission.cluster.claims import CLAIMS, AdmittedSums
 from admission.cluster.snapshot import ClusterState
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.untrusted import mapping
 from gpu_manager.ports.clock import Clock

@@ -17,8 +17,8 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_books import Used
 from gpu_manager.domain.cluster.quota import NO_QUOTA, QUOTA_PLACE, NamespaceQuota, Quota, read_quota, refusal
 from gpu_manager.domain.errors import NodeUnready, printable, quoted
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak
-from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.request import PodRequest

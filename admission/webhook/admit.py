@@ -19,7 +19,7 @@ from gpu_manager.domain.advice.opt_in import check_advice_terms
 from gpu_manager.domain.contract import ADVICE, PRIORITY, RESIZE
 from gpu_manager.domain.dra.translation import is_turned_template
 from gpu_manager.domain.errors import RequestInvalid, quoted
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resize.judgement import check_resize
 from gpu_manager.domain.rules.legal_values import (

@@ -18,7 +18,7 @@ from admission.webhook.draft import container_places, is_mirror, read_pod
 from gpu_manager.domain.contract import CORE, MEMORY, TEMPLATE_SIZE
 from gpu_manager.domain.dra.translation import TurnedPod, turned_into_claim, turned_warnings
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.rules.legal_values import check_pod
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.rulebook import Rule, violation

@@ -17,14 +17,14 @@ from admission.webhook.admit import CreateTimeChecks, InjectionWays
 from gpu_manager.domain.cluster.claims import read_claim
 from gpu_manager.domain.dra.demand import double_uses, requests_of_containers, shared_uses
 from gpu_manager.domain.errors import printable
+from gpu_manager.domain.kube.constraints import NodeConstraints, pod_constraints
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.placement.numa import most_together
-from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.resources import format_bytes
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.domain.untrusted import mapping
-from gpu_manager.domain.whatif.scheduling_constraints import NodeConstraints, pod_constraints
 from gpu_manager.ports.clock import Clock
 
 _KINDS_SECONDS = 1.0

@@ -20,7 +20,7 @@ from gpu_manager.domain.contract import (
     VISIBLE_ENV,
 )
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.pod import MIRROR, Container, Pod, parse_pod
+from gpu_manager.domain.kube.pod import MIRROR, Container, Pod, parse_pod
 from gpu_manager.domain.resources import format_bytes, format_number
 from gpu_manager.domain.rules.legal_values import check_pod, guarded_keys, warn_pod
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
@@ -165,7 +165,7 @@ def _spec(obj: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def container_places(obj: Mapping[str, Any]) -> Iterator[tuple[str | int, ...]]:
     """Yield where each container's resources stand, in the order of
-    :func:`~gpu_manager.domain.pod.parse_pod`.
+    :func:`~gpu_manager.domain.kube.pod.parse_pod`.
     """
     for group in ("initContainers", "containers"):
         for index in range(len(_spec(obj).get(group) or ())):

@@ -11,7 +11,7 @@ from admission.config import ClusterTerms
 from admission.webhook.admission_review import Operation, pointer
 from gpu_manager.domain.contract import CORE, MEMORY, RESIZE, TEMPLATE_SIZE
 from gpu_manager.domain.errors import quoted
-from gpu_manager.domain.pod import Container, Pod
+from gpu_manager.domain.kube.pod import Container, Pod
 from gpu_manager.domain.resize.judgement import check_resize, legal_sizes
 from gpu_manager.domain.resize.owners import note_template
 from gpu_manager.domain.resize.sizes import spec_sizes

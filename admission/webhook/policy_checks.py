@@ -14,7 +14,7 @@ from typing import Final
 
 from admission.config import ClusterTerms
 from gpu_manager.domain import contract
-from gpu_manager.domain.pod import MIRROR
+from gpu_manager.domain.kube.pod import MIRROR
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, LARGEST_COUNT, format_bytes
 from gpu_manager.domain.rules.legal_values import MOST_ASKING

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.card_sets import best_set
 from gpu_manager.domain.placement.ledger import Allocation, Ledger
 from gpu_manager.domain.placement.place import place
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT, GIB
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
 from gpu_manager.domain.topology import (

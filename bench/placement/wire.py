@@ -34,8 +34,8 @@ from gpu_manager.domain.contract import (
     Inventory,
     encode_inventory,
 )
-from gpu_manager.domain.pod import Pod as KubePod
-from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.domain.kube.pod import Pod as KubePod
+from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
 from gpu_manager.domain.score.scorer import in_all

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_manager.domain.injection import MountPoint
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 
 _LARGEST = 64 << 10  # bytes of a cgroup file: some 13 lines of at most 4 KiB
 _MOST_PROCESSES = 1 << 16  # bounds a scan; beyond it nothing is concluded from absence

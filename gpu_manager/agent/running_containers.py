@@ -16,7 +16,7 @@ from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.adapters.store import FileStore
 from gpu_manager.agent.backends import build_driver_limits, gate_watcher
 from gpu_manager.agent.config import Config
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.ports.cards import Cards
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.pods import Pods

@@ -12,7 +12,7 @@ from gpu_manager.cli.files import Filenames, Files, chosen_files, load_manifests
 from gpu_manager.cli.output import Form, Output, coloured, emit
 from gpu_manager.domain.dra.translation import turned_into_claim, turned_warnings
 from gpu_manager.domain.errors import RequestInvalid, printable
-from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.resources import GIB, format_number, parse_quantity
 from gpu_manager.domain.rules.legal_values import check_pod, warn_pod
 from gpu_manager.domain.rules.limit_ranges import warn_limit_range

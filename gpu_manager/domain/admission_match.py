@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpu_manager.domain.contract import RESOURCES
-from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
+from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
 
 
 class Holds(Protocol):

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Final
 
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Allocation, peak
-from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 
 KEPT_SECONDS: Final = 300.0  # how long the sums of a pod that has ended are told: ten usual scrapes

@@ -11,7 +11,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 
 _MARK: Final = "~"  # no name of a container has it
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.injection import Injection
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.priority import Priority
 
 

@@ -16,8 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from gpu_manager.domain.advice.size import Sized
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.dra.sides import Sides
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, Amount
 from gpu_manager.ports.cards import CardUse
 from gpu_manager.services.allocation.books import Grant, Key

@@ -14,8 +14,8 @@ import structlog
 
 from gpu_manager.domain.billing import Bills, Holding, booked_peak, decode_bills, encode_bills
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Allocation
-from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.store import Store

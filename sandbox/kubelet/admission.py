@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpu_manager.domain.errors import VcudaError
-from gpu_manager.domain.pod import ContainerKind
+from gpu_manager.domain.kube.pod import ContainerKind
 from gpu_manager.domain.topology import NumaPolicy
 from sandbox.kubelet.books import DeviceBooks
 from sandbox.kubelet.granting import Granter

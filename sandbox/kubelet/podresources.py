@@ -14,7 +14,7 @@ from typing import Final, Never
 import grpc
 
 from gpu_manager.domain.contract import KUBELET_SOCKET
-from gpu_manager.domain.pod import ContainerKind
+from gpu_manager.domain.kube.pod import ContainerKind
 from gpu_manager.pb.podresources.v1 import api_pb2, api_pb2_grpc
 from sandbox.kubelet.books import DeviceBooks
 from sandbox.kubelet.serving import SocketServer

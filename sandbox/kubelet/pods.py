@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpu_manager.domain.errors import Bug, RequestInvalid
-from gpu_manager.domain.pod import ContainerKind
+from gpu_manager.domain.kube.pod import ContainerKind
 from sandbox.kubelet.podresources import ActivePod
 from sandbox.kubelet.values import Asked, containers_of, uid_of
 

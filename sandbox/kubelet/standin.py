@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, Final
 
 from gpu_manager.domain.errors import NodeUnready, VcudaError
-from gpu_manager.domain.pod import ContainerKind
+from gpu_manager.domain.kube.pod import ContainerKind
 from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
 from gpu_manager.ports.clock import Clock

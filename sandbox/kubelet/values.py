@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.pod import ContainerKind
+from gpu_manager.domain.kube.pod import ContainerKind
 from gpu_manager.domain.resources import parse_quantity
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import (
     AllocateResponse,

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from bench.numa_oracle import within_reach
 from gpu_manager.domain.card import Card, CardUuid
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.domain.topology import NumaPolicy
 

@@ -21,7 +21,7 @@ from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import LIMITS_PATH, USAGE_PATH
 from gpu_manager.domain.injection import DeviceNode, Injection, Mount, injection_faults
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from tests.cluster import bundle
 
 POD = PodUid("5fd4f087-86c1-4a7b-9d1e-3c2b1a0f9e8d")

@@ -12,7 +12,7 @@ import pytest
 from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
 from gpu_manager.ports.kubelet import PodResourcesEntry
 from sandbox.kubelet import Limiter, Step

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kubelet.pods_api import PodsApi
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.ports.pods import KnownPod
 from sandbox.kubelet.pods_api import PodsApiServer

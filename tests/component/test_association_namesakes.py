@@ -12,8 +12,8 @@ import pytest
 from gpu_manager.domain.admission_match import ContainerCandidate, PreferenceCall
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.ports.kubelet import PodResourcesEntry
 from gpu_manager.ports.pods import KnownPod

@@ -11,7 +11,7 @@ import pytest
 
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import GIB
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
 from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS

@@ -15,7 +15,7 @@ import pytest
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import GIB
 from gpu_manager.services.cards.health import VANISHED
 from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS

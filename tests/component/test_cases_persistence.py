@@ -13,7 +13,7 @@ import pytest
 from gpu_manager.adapters.kubelet.client import unix_target
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import GIB
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from gpu_manager.servers.device_plugin import SOCKETS

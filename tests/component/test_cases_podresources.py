@@ -20,7 +20,7 @@ from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.adapters.kubelet.client import unix_target
 from gpu_manager.domain.contract import CORE, MEMORY, RESOURCES
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
 from gpu_manager.domain.topology import Topology
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc

@@ -10,8 +10,8 @@ import pytest
 
 from gpu_manager.adapters.driver_files import Strategy
 from gpu_manager.domain.contract import PRELOAD, PRELOAD_PATH, PRIORITY
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import Amount
 from gpu_manager.ports.injector import HeldInjection

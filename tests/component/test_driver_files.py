@@ -14,8 +14,8 @@ from gpu_manager.adapters.driver_files.elf import multiarch
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import Bug, NodeUnready, RequestInvalid
 from gpu_manager.domain.injection import DeviceNode, Injection, Mount
+from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import Amount
 from tests.component.driver_roots import SONAMES, VERSION, DriverRoot, Objects, machine_is_supported
 

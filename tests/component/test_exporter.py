@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pro
 from gpu_manager.domain.advice.demand import DAY, HOUR, Need
 from gpu_manager.domain.advice.size import Advice, Figure, Sized
 from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.cards import CardUse, ProcessUse
 from gpu_manager.ports.control_pages import TenantUse

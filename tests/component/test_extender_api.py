@@ -15,7 +15,7 @@ from admission.extender.binding import BindAnswer, BindOutcome
 from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable, connect
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.domain.contract import ALLOCATION, decode_assignment
-from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from sandbox.api import StandInApi
 from tests.fakes.extender import World, node, pod
 from tests.fakes.waiting import PATIENCE

@@ -12,8 +12,8 @@ import pytest
 
 from gpu_manager.domain.contract import ALLOCATION, CORE
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.ports.control_pages import Limit
 from gpu_manager.ports.kubelet import PodResourcesEntry

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.injection import Injection
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports.control_pages import Limit
 from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_manager.adapters.kube.cache import PodCache
-from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from tests.fakes.ports import FakeClock
 
 

@@ -11,7 +11,7 @@ from gpu_manager.adapters.kube.connection import Connection, Timeouts, connect
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.pods import KubePods
 from gpu_manager.adapters.kube.reflector import Pause
-from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from sandbox.api import ADMIN_TOKEN, StandInApi
 from tests.fakes.static import DIGEST, mirror_of, static
 from tests.fakes.waiting import PATIENCE, until

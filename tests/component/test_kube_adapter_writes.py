@@ -9,7 +9,7 @@ from gpu_manager.adapters.kube.connection import Timeouts, connect
 from gpu_manager.adapters.kube.kube import Kube
 from gpu_manager.adapters.kube.reflector import Pause
 from gpu_manager.domain.contract import CORDON
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from sandbox.api import ADMIN_TOKEN
 from tests.fakes.ports import FakeStore
 from tests.fakes.waiting import PATIENCE, until

@@ -15,7 +15,7 @@ from gpu_manager.adapters.kube.resize import change_size
 from gpu_manager.cli.kubectl.main import run
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, RESIZE, RESIZED, Assignment, encode_assignment
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resize.sizes import ResizeAnswer, digest, encode_answer, with_size
 from gpu_manager.domain.resources import GIB, Amount
 from sandbox.api import StandInApi

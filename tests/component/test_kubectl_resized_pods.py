@@ -13,7 +13,7 @@ import pytest
 
 from gpu_manager.cli.kubectl.main import run
 from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, CORE, MEMORY, RESIZE, RESIZED
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resize.sizes import ResizeAnswer, digest, encode_answer
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from sandbox.api import StandInApi

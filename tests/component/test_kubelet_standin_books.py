@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
-from gpu_manager.domain.pod import ContainerKind
+from gpu_manager.domain.kube.pod import ContainerKind
 from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2
 from sandbox.kubelet.books import DeviceBooks

@@ -15,8 +15,8 @@ from gpu_manager.adapters.kubelet.client import unix_target
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA, NVIDIA_SOCKET
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.injection import Injection
+from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import GIB
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS

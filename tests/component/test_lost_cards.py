@@ -10,7 +10,7 @@ import yaml
 
 from gpu_manager.cli.main import run
 from gpu_manager.domain.contract import CORE, FORGET, GPU_UUID, INVENTORY, Inventory, decode_inventory
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from tests.component.test_agent import NODE, World, series
 from tests.fakes.node import container, pod
 from tests.fakes.waiting import until

@@ -23,7 +23,7 @@ from gpu_manager.cli.kubectl.migrate.model import FindingKind, MigrationTerms, S
 from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
 from gpu_manager.cli.kubectl.migrate.text import documents, rewrite
 from gpu_manager.cli.kubectl.migrate.translate import translate
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import GIB, MIB
 from gpu_manager.domain.rules.legal_values import check_pod
 from tests.oracle.migration import CASES, Case, faults

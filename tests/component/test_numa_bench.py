@@ -7,8 +7,8 @@ from dataclasses import replace
 from bench import numa, numa_oracle
 from bench.numa_oracle import Sets
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.topology import NumaPolicy
 from tests.fakes.ports import cards

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import GIB
 from gpu_manager.services.cards.health import VANISHED
 from tests.fakes.node import NodeRig, container, pod

@@ -16,7 +16,7 @@ from gpu_manager.domain.advice.demand import DAY, HOUR, Need
 from gpu_manager.domain.advice.size import Sized, advise, named_advice, read_sized
 from gpu_manager.domain.cluster.usage_json import NOT_USED, named_usage, read_usage, used_share
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import GIB, MIB, Amount
 from gpu_manager.runtime.access import AccessCheck, Right
 from gpu_manager.servers.http import FAILED_SECONDS, PageAccess, StatusServer

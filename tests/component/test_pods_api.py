@@ -18,7 +18,7 @@ from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.pods import FirstSource, KubePods
 from gpu_manager.adapters.kubelet import pods_api
 from gpu_manager.adapters.kubelet.pods_api import PodsApi
-from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.pb.pods.v1alpha1 import api_pb2, api_pb2_grpc
 from sandbox.api import ADMIN_TOKEN, StandInApi
 from sandbox.kubelet.pods_api import PodsApiServer, encode_pod

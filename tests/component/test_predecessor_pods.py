@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gpu_manager.adapters.kubelet.predecessor_checkpoint import FILE_NAME, read_old_checkpoint
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.ports.kubelet import PredecessorPod

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_manager.cli.kubectl.main import run
 from gpu_manager.domain.contract import CORE, RESIZE, RESIZED, TEMPLATE_SIZE
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resize.sizes import answer_of
 from sandbox.api import StandInApi
 from tests.fakes.admission import NODES, Service, cluster

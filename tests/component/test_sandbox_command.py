@@ -23,7 +23,7 @@ from gpu_manager.adapters import profiles
 from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.cli.main import run
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.rules.legal_values import check_pod
 from sandbox.api import StandInApi

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_manager.domain.contract import ALLOCATION, Assignment, decode_assignment, encode_assignment
-from gpu_manager.domain.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports.cards import ProcessUse
 from gpu_manager.services.enforcement.usage import UsageSampler

@@ -16,7 +16,7 @@ import pytest
 
 from admission.cluster.snapshot import PODS
 from gpu_manager.domain.contract import INVENTORY, Inventory, encode_inventory
-from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.ports.pods import KnownPod
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback

@@ -22,7 +22,7 @@ from gpu_manager.agent.composition import Agent
 from gpu_manager.agent.config import Config
 from gpu_manager.cli.kubectl.main import run as kubectl
 from gpu_manager.domain.contract import CORE, CORE_LIMIT, LEADER_LABEL, MEMORY
-from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.runtime.access import GET_PODS
 from sandbox.api import StandInApi
 from sandbox.api.access import User, service_account

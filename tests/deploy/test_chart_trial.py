@@ -12,7 +12,7 @@ from admission.config import ClusterTerms
 from admission.webhook.admission_review import parse_review
 from admission.webhook.admit import validate
 from gpu_manager.domain import contract
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.rules.pod_request import judged_request
 from tests.deploy.chart import CHART, SETS, agent_pod, helm, of_kind, the

@@ -11,8 +11,8 @@ from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.allocated import AllocatedClaim, parse_allocated_claim
 from gpu_manager.domain.dra.device import SharedDevice
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, ZERO, Amount
 from gpu_manager.services.allocation.books import Grant
 

@@ -16,7 +16,7 @@ from typing import Any
 from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.domain.contract import CARRIERS
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
-from gpu_manager.domain.pod import ContainerKind
+from gpu_manager.domain.kube.pod import ContainerKind
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import AllocateResponse
 from gpu_manager.ports.kubelet import PodResourcesEntry
 from gpu_manager.servers.device_plugin import LENDING, SOCKETS, _response, devices_of, options_of

@@ -30,7 +30,7 @@ from gpu_manager.domain.contract import (
     encode_inventory,
 )
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.topology import Link, NumaPolicy, Topology
 from tests.fakes.ports import FakeClock

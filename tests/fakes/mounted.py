@@ -6,8 +6,8 @@ from pathlib import Path
 
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.domain.contract import LIBRARY_DIR, LIMITS_PATH, USAGE_PATH
+from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.enforcement.injection_check import PERIOD_SECONDS, InjectionCheck

@@ -18,7 +18,7 @@ from gpu_manager.adapters.kubelet.predecessor_checkpoint import read_old_checkpo
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY, NVIDIA, Assignment, encode_assignment
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.ports.clock import Clock

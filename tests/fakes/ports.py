@@ -11,8 +11,8 @@ from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import ALLOCATION
 from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.domain.injection import DeviceNode, Injection, Mount
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.topology import Link, LinkKind, Topology

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_manager.domain.contract import CORE, MEMORY, RESIZED
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resize.sizes import ResizeAnswer, encode_answer
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.ports.control_pages import TenantUse

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_manager.domain.contract import CORE, MEMORY
-from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.rules.legal_values import check_pod
 
 

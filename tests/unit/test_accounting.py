@@ -30,11 +30,11 @@ from gpu_manager.domain.contract import (
     encode_assignment,
 )
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
+from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
 from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.placement.place import place
-from gpu_manager.domain.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.rules.legal_values import MOST_ASKING
 from gpu_manager.domain.rules.pod_request import judged_request

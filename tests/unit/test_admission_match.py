@@ -11,7 +11,7 @@ from gpu_manager.domain.admission_match import (
     withdrawn,
 )
 from gpu_manager.domain.contract import CORE, MEMORY
-from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
+from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
 
 APP, INIT, SIDECAR = ContainerKind.APP, ContainerKind.INIT, ContainerKind.SIDECAR
 

@@ -18,7 +18,7 @@ from admission.webhook.create_time_checks import create_time_checks
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import ALLOCATION, PREDICATE_NODE
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
-from gpu_manager.domain.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.topology import NumaPolicy

@@ -11,8 +11,8 @@ from admission.console.agents_usage import (
     AgentsUsage,
 )
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.names import container_digest
-from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from tests.fakes.ports import FakeClock
 from tests.fakes.waiting import PATIENCE
 

@@ -13,7 +13,7 @@ import pytest
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import CORE, EVENT_REFUSED, MEMORY, NVIDIA
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS

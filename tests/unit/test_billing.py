@@ -19,8 +19,8 @@ from gpu_manager.domain.billing import (
     decode_bills,
     encode_bills,
 )
+from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim, Share
-from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports.pods import KnownPod

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpu_manager.domain.contract import PRIORITY
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.services.allocation.books import Books, Grant

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.gates import GateReading, GateWatch, WatchedTenant

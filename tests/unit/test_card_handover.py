@@ -11,8 +11,8 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, DRA_DRIVER, MEMORY, NVIDIA
 from gpu_manager.domain.dra.sides import NO_CARDS, SETTLE_SECONDS, ClaimCards, Side
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.services.allocation.books import Books, Grant
 from gpu_manager.services.allocation.books_format import FORMAT, BooksEncoder, decode, decode_sides

@@ -20,8 +20,8 @@ from gpu_manager.domain.dra.sides import (
     side_by_evidence,
 )
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from tests.fakes.claims import claim_grant
 from tests.fakes.ports import cards

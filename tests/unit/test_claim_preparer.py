@@ -10,7 +10,7 @@ import pytest
 from gpu_manager.domain.contract import DRA_DRIVER, EVENT_REFUSED
 from gpu_manager.domain.dra.parameters import API_VERSION, KIND
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
-from gpu_manager.domain.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports.control_pages import TenantUse

@@ -20,7 +20,7 @@ from gpu_manager.domain.dra.claim import parse_claim_spec
 from gpu_manager.domain.dra.demand import judged_terms
 from gpu_manager.domain.dra.parameters import API_VERSION, KIND, read_config
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from sandbox.claims import allocated_config

@@ -24,7 +24,7 @@ from bench.dra_quota import race
 from gpu_manager.domain.contract import DRA_DRIVER, POOL_LABEL
 from gpu_manager.domain.dra.parameters import API_VERSION, KIND
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import Amount
 from tests.fakes.extender import UNIT, World, node, pod
 from tests.fakes.waiting import PATIENCE

@@ -14,7 +14,7 @@ from admission.config import ClusterTerms
 from admission.webhook.admit import CreateTimeChecks, mutate, validate
 from admission.webhook.claim_translation import turn
 from gpu_manager.domain.contract import CORE, CORE_LIMIT, MEMORY, PRELOAD, PRIORITY, TEMPLATE_SIZE
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.rules.legal_values import check_pod
 from tests.fakes.reviews import NODE_GROUPS, ask, container, patched, pod, review
 from tests.unit.test_webhook_properties import pods, read

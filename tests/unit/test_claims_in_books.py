@@ -11,8 +11,8 @@ import pytest
 from gpu_manager.domain.cluster.node_json import node_json, node_text
 from gpu_manager.domain.contract import DRA_DRIVER, NVIDIA
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, GIB, ZERO, Amount
 from gpu_manager.servers import series
 from gpu_manager.services.allocation.books import Books, Grant

@@ -11,7 +11,7 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import LIMITS_PATH, USAGE_PATH, WHOLE_CARD
 from gpu_manager.domain.enforcement.evasion import CONTEXT_BYTES
 from gpu_manager.domain.injection import MountPoint
-from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports.cards import ProcessUse
 from gpu_manager.ports.pods import KnownPod

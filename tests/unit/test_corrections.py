@@ -9,7 +9,7 @@ import pytest
 
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.domain.enforcement.driver_overhead import SAMPLES
-from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports.cards import CardUse, ProcessUse
 from gpu_manager.ports.control_pages import Correction, TenantUse

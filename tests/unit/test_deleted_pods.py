@@ -9,7 +9,7 @@ import pytest
 from admission.cluster.deleted_pods import SILENCE_SECONDS
 from admission.cluster.snapshot import NODES, PODS
 from gpu_manager.domain.contract import TerminatingShare
-from gpu_manager.domain.pod import MIRROR
+from gpu_manager.domain.kube.pod import MIRROR
 from gpu_manager.domain.resources import Amount
 from tests.fakes.extender import UNIT, World, node, pod, uuid
 from tests.seeds import seeds

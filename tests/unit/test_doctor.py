@@ -33,7 +33,7 @@ from gpu_manager.domain.doctor.facts import (
     SchedulerFacts,
     Webhook,
 )
-from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
+from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.topology import Link, Topology
 

@@ -7,8 +7,8 @@ import pytest
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import CORE, DRA_DRIVER, MEMORY
 from gpu_manager.domain.dra.sides import Front, Side, front_in_force, sides_of_front
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import GIB, MIB, Amount
 from tests.fakes.claims import claim_grant
 from tests.fakes.metrics import service_metrics

@@ -18,9 +18,9 @@ from bench.placement.ours import Ours
 from bench.placement.replay import World as Replay
 from bench.placement.replay import stock_of
 from bench.placement.trace import Node, Pod
+from gpu_manager.domain.kube.constraints import PodConstraints
 from gpu_manager.domain.score.multi_gpu_slots import KEPT, MOST, drained, left_to_end, with_kept
 from gpu_manager.domain.score.request_mix import FreeShape, RequestShape
-from gpu_manager.domain.whatif.scheduling_constraints import PodConstraints
 from tests.fakes.extender import World, node, pod
 
 FOUR = RequestShape(400, 0, 32_000)

@@ -15,8 +15,8 @@ from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.enforcement.evasion import CONTEXT_BYTES
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.services.allocation.books import Books, Grant
 from gpu_manager.services.enforcement.driver_memory_limit import RETRY_SECONDS, DriverMemoryLimits

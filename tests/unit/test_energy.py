@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.cards import CardSensors, CardUse
 from gpu_manager.services.allocation.books import Grant, Key

@@ -13,8 +13,8 @@ from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.enforcement.evasion import CLEARED, NEEDED, EvasionReason
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.cards import CardUse, ProcessUse
 from gpu_manager.services.allocation.books import Grant, Key

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.errors import DoesNotFit
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.explain import (
     LINE_LIMIT,
     CardView,
@@ -20,7 +21,6 @@ from gpu_manager.domain.placement.explain import (
 )
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement.place import judge, place
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.rules.request import ContainerRequest, PlacementPolicy, PodRequest, Request
 from gpu_manager.domain.topology import Link, Topology

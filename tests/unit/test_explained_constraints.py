@@ -12,7 +12,7 @@ from admission.cluster.trim import slim_node, slim_pod
 from admission.explain.explanation import Explanation, explain
 from admission.explain.views import as_json, as_text
 from gpu_manager.domain.contract import NVIDIA
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from tests.fakes.extender import Obj, World, node, pod
 
 CORDON: Obj = {"unschedulable": True}

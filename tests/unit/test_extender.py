@@ -11,8 +11,8 @@ from admission.extender.feasibility import FeasibilityJudge
 from admission.extender.refusal_lines import FULL_LINES, LATE
 from admission.extender.verbs import JUDGE_SECONDS
 from gpu_manager.domain.contract import ALLOCATION, GPU_MODEL, GPU_UUID, PLACEMENT, decode_assignment
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.placement.place import follow
-from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import GIB, MIB, Amount
 from gpu_manager.domain.rules.pod_request import judged_request
 from tests.fakes.extender import UNIT, World, answer, args, bound, container, node, pod, uuid

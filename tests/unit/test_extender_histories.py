@@ -20,8 +20,8 @@ from admission.cluster.snapshot import NODES
 from admission.extender.many_nodes import SEVERAL
 from admission.extender.verbs import Reply
 from gpu_manager.domain.contract import PLACEMENT
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.topology import NumaPolicy
 from tests.fakes.extender import UNIT, World, args, container, node, on_numa_nodes, pod
 from tests.seeds import seeds

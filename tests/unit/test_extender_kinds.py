@@ -19,7 +19,7 @@ from admission.extender.node_names import NodeNames
 from admission.extender.ranking import MOST_PRICED, most_priced
 from admission.extender.wire import ExtenderArgs, filter_answer, priority_answer
 from gpu_manager.domain.contract import GPU_MODEL, PLACEMENT
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest

@@ -13,7 +13,7 @@ from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.ranking import BestFit
 from admission.extender.verbs import Extender, Reply
 from gpu_manager.domain.contract import PLACEMENT
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.rules.pod_request import judged_request
 from tests.fakes.extender import UNIT, World, args, node, pod
 

@@ -13,8 +13,8 @@ from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
 from gpu_manager.domain.injection import Injection
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_manager.domain.contract import EVENT_NOT_INJECTED
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.services.enforcement.injection_check import (
     PATIENCE_SECONDS,
     PERIOD_SECONDS,

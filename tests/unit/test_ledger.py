@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.domain.errors import DoesNotFit
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, ZERO, Amount
 
 INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP

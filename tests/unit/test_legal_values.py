@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, LARGEST_COUNT, MIB
 from gpu_manager.domain.rules.legal_values import (
     MOST_ASKING,

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
 from gpu_manager.domain.errors import DoesNotFit
-from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.services.allocation import planner, preferred_ids
 from gpu_manager.services.allocation.books import Books, Grant

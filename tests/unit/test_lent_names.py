@@ -8,9 +8,9 @@ import pytest
 
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA, Inventory, decode_inventory, encode_inventory
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.placement.place import place
-from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.rules.legal_values import Rule, check_pod
 from gpu_manager.domain.rules.pod_request import judged_request

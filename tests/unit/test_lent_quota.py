@@ -13,7 +13,7 @@ from admission.cluster.trim import slim_pod
 from admission.explain.explanation import Explanation, explain
 from gpu_manager.domain.cluster.lent_cards import gpus_of
 from gpu_manager.domain.contract import ALLOCATION, CORE, NVIDIA, Assignment, encode_assignment
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import GIB, Amount
 from tests.fakes.extender import UNIT, World, bound, node, pod, uuid
 

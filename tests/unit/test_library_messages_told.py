@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.domain.contract import CORE, EVENT_LIBRARY_MESSAGE, MEMORY
 from gpu_manager.domain.enforcement.library_messages import Framework, LibraryMessage, LibraryMessageKind
+from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.control_pages import Limit
 from gpu_manager.services.allocation.books import Grant

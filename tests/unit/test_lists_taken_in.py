@@ -21,7 +21,7 @@ from admission.cluster.claims import (
 )
 from admission.cluster.snapshot import BUDGETS, NODES, PODS, ClusterState
 from admission.cluster.trim import slim_node, slim_pod
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import Amount
 from tests.fakes.extender import UNIT, World, node, pod
 from tests.fakes.waiting import PATIENCE

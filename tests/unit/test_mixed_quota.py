@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from admission.quota.quota_book import quota_refusal
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, ZERO
 from gpu_manager.domain.rules.pod_request import judged_request
 from tests.fakes.extender import World, container, node, pod

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpu_manager.domain.advice.size import Sized, advise, named_advice, read_sized, sized_json, within_scope
+from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.names import ALL_NAMES, NO_NAMES, NameScope, container_name
-from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from tests.unit.test_advice import GIVEN, KNOWN, UNIT
 
 POD = Pod(PodUid("u-1"), "team-a", "train", (Container("main", ContainerKind.APP),))

@@ -11,8 +11,8 @@ import pytest
 from gpu_manager.domain.admission_match import ContainerCandidate
 from gpu_manager.domain.contract import CORE
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.books_format import decode

@@ -24,7 +24,7 @@ from gpu_manager.domain.contract import (
     decode_assignment,
     encode_assignment,
 )
-from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request

@@ -11,7 +11,7 @@ import pytest
 
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, CORE, decode_assignment
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.topology import Link, LinkKind, NumaPolicy, Topology
 from tests.fakes.direct import DirectRig

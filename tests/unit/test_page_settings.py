@@ -10,8 +10,8 @@ import pytest
 from gpu_manager.adapters.control_pages.limits_file import PagePolicy
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.control_pages import Limit
 from gpu_manager.services.allocation.books import Grant

@@ -6,8 +6,8 @@ import pytest
 
 from gpu_manager.domain.contract import ALLOCATION, Assignment, encode_assignment
 from gpu_manager.domain.errors import DoesNotFit
+from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.services.allocation.books import Books, Grant
 from gpu_manager.services.allocation.planner import plan, plan_within

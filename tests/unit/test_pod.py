@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.pod import ContainerKind, Pod, parse_pod
+from gpu_manager.domain.kube.pod import ContainerKind, Pod, parse_pod
 
 FULL: dict[str, Any] = {
     "apiVersion": "v1",

@@ -7,8 +7,8 @@ import pytest
 
 from admission.console.agents_usage import AgentsUsage, pod_advice, read_advice
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.names import container_digest
-from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from tests.fakes.ports import FakeClock
 from tests.unit.test_card_health import OneAgent
 

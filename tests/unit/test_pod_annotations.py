@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_manager.domain.contract import ALLOCATION
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.rules.legal_values import (
     Rule,
     ceiling_of,

@@ -11,7 +11,7 @@ from admission.explain.explanation import HELD, explain
 from admission.explain.pending_events import AGAIN_SECONDS, PendingEvents
 from admission.explain.views import as_json
 from admission.extender.cluster_metrics import ClusterFigures, ClusterMetrics
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from tests.fakes.extender import World, node, pod
 
 OURS = frozenset({"gpu-scheduler"})

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gpu_manager.domain.contract import CORE, EVENT_WITHOUT_DEVICES, MEMORY
+from gpu_manager.domain.kube.pod import MIRROR, ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import MIRROR, ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.ports.kubelet import CheckpointEntry, PodResourcesEntry
 from gpu_manager.services.allocation.admission_window import AdmissionWindow

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpu_manager.domain.contract import ASSIGNED, CORE, MEMORY, PREDICATE_INDEX
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import CORES_PER_CARD, GIB, MIB, Amount
 from gpu_manager.ports.kubelet import PredecessorPod
 from gpu_manager.services.allocation.books import Grant

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_manager.adapters.processes import CgroupProcesses, parse_cgroup
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from tests.fakes.sandbox import short_directory
 
 TREES = Path(__file__).parents[1] / "data/proc"

@@ -16,13 +16,13 @@ from gpu_manager.adapters.kube.reading import cluster_of
 from gpu_manager.domain.cluster.node_json import node_json, node_text
 from gpu_manager.domain.cluster.usage_json import NodeUsage, longest_beside, read_usage, ungated_beside
 from gpu_manager.domain.contract import INVENTORY, PLACEMENT, PRIORITY, decode_inventory, encode_inventory
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.protection import (
     explain_priority,
     explain_unprotected,
     explain_wait,
     is_protected,
 )
-from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.score.scorer import BESIDE, with_neighbours
 from tests.fakes.extender import World, node, pod

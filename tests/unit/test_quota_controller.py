@@ -15,7 +15,7 @@ from admission.extender.cluster_metrics import ClusterMetrics
 from admission.ports import Involved
 from admission.quota_controller import QuotaController
 from gpu_manager.domain.contract import EVENT_QUOTA_UNUSABLE, QUOTA_SEEN
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 from tests.fakes.extender import World, bound, config_map, pod
 from tests.unit.test_cluster_claims import claim, part
 from tests.unit.test_explained_claims import Voice

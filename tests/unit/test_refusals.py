@@ -11,7 +11,7 @@ import pytest
 from admission.cluster.node_view import KeptFor
 from admission.extender.refusal_lines import FULL_LINES
 from gpu_manager.domain.contract import GPU_UUID, POOL_LABEL
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import Amount
 from tests.fakes.extender import UNIT, World, args, node, pod
 from tools.docs.errors import errors_page

@@ -10,7 +10,7 @@ from admission.cluster.pod_view import pod_view
 from admission.explain.remedies import JudgedNode, Remedy, WaitingPod, cheapest_remedy
 from admission.extender.feasibility import Fit
 from gpu_manager.domain.contract import GPU_MODEL
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.topology import NumaPolicy
 from tests.fakes.extender import UNIT, World, node, on_numa_nodes, pod

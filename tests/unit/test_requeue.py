@@ -18,7 +18,7 @@ from admission.extender.requeue import LONGEST_PAUSE, LONGEST_WAIT, MOST_AT_ONCE
 from admission.ports import ClusterAccess
 from gpu_manager.domain.contract import QUOTA_SEEN
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import Amount
 from tests.fakes.extender import UNIT, FakeApi, answer, args, node, pod
 from tests.fakes.ports import FakeClock

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import CORE_LIMIT, RESIZE, RESIZED
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
+from gpu_manager.domain.kube.pod import ContainerKind, Pod, parse_pod
 from gpu_manager.domain.placement.ledger import Ledger
-from gpu_manager.domain.pod import ContainerKind, Pod, parse_pod
 from gpu_manager.domain.resize.judgement import (
     check_resize,
     choose_ids,

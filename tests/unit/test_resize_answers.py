@@ -23,7 +23,7 @@ from gpu_manager.domain.contract import (
     Assignment,
     encode_assignment,
 )
-from gpu_manager.domain.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resize.sizes import ResizeAnswer, answer_of, encode_answer
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount

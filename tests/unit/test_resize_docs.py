@@ -10,8 +10,8 @@ import pytest
 
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import CORE_LIMIT, RESIZE
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.placement.ledger import Ledger
-from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.resize.judgement import check_resize, judge_room
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.rules.rulebook import Rule, violation

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, RESIZE, RESIZED, Assignment, encode_assignment
-from gpu_manager.domain.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resize.judgement import ResizeProgress, ResizeStage, held_size, resize_progress
 from gpu_manager.domain.resize.sizes import ResizeAnswer, digest, encode_answer
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount

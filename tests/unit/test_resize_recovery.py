@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.rules.pod_request import judged_request
 from tests.fakes.extender import node, pod
 from tests.fakes.ports import cards

@@ -20,7 +20,7 @@ from gpu_manager.domain.contract import (
     decode_assignment,
 )
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import Empty
 from gpu_manager.ports.control_pages import Limit

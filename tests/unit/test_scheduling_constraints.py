@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_manager.domain.label_selectors import meets
-from gpu_manager.domain.whatif.scheduling_constraints import (
+from gpu_manager.domain.kube.constraints import (
     ANYWHERE,
     DAEMONS,
     NodeConstraints,
@@ -13,6 +12,7 @@ from gpu_manager.domain.whatif.scheduling_constraints import (
     node_constraints,
     pod_constraints,
 )
+from gpu_manager.domain.kube.label_selectors import meets
 
 
 def constraints(labels=None, taints=(), **spec):

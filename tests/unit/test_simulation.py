@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from bench.defrag import false_proofs
 from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.kube.constraints import NodeConstraints, PodConstraints
+from gpu_manager.domain.kube.disruption_budgets import read_budget
+from gpu_manager.domain.kube.host_resources import HostResources, host_of_node, host_of_pod
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Ledger, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
 from gpu_manager.domain.topology import SELF, Link, Topology
 from gpu_manager.domain.whatif.defragmentation import DisruptionAllowance, defragment
-from gpu_manager.domain.whatif.disruption_budgets import read_budget
-from gpu_manager.domain.whatif.host_resources import HostResources, host_of_node, host_of_pod
-from gpu_manager.domain.whatif.scheduling_constraints import NodeConstraints, PodConstraints
 from gpu_manager.domain.whatif.simulation import SimNode, SimPod, drain, nodes_needed, simulate, why_not
 
 UNITS = 64

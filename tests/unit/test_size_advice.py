@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from gpu_manager.domain.advice.demand import DAY, HOUR
 from gpu_manager.domain.advice.size import AdvicePolicy
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.resources import GIB, MIB, Amount
 from gpu_manager.services import size_advice
 from gpu_manager.services.allocation.books import Grant

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from admission.cluster.snapshot import NODES, PODS, ClusterState
 from gpu_manager.domain.contract import ALLOCATION, CORDON, Assignment, encode_assignment
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.placement.ledger import peak
-from gpu_manager.domain.pod import parse_pod
 from gpu_manager.domain.resources import GIB, ZERO, Amount
 from tests.fakes.extender import UNIT, World, bound, container, node, pod, uuid
 

@@ -12,9 +12,9 @@ from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.domain.cluster.node_json import node_text
 from gpu_manager.domain.cluster.terminating import MOST, terminating_allocations, terminating_shares
 from gpu_manager.domain.contract import ALLOCATION, Assignment, TerminatingShare, encode_assignment
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.resources import GIB, MIB, ZERO, Amount
 from gpu_manager.domain.rules.pod_request import judged_request
 from tests.fakes.extender import UNIT, World, node, pod, uuid

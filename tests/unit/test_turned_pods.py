@@ -31,9 +31,9 @@ from gpu_manager.domain.dra.translation import (
 )
 from gpu_manager.domain.dra.written_selectors import model_selector
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.placement.ledger import Allocation, Ledger
 from gpu_manager.domain.placement.place import place
-from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, ZERO, Amount
 from gpu_manager.domain.rules.legal_values import check_pod

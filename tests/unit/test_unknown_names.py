@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpu_manager.domain.contract import CORE, FOREIGN_RESOURCES, MEMORY, POD_ANNOTATIONS, PREDICATE_INDEX
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.rules.legal_values import warn_pod
 from gpu_manager.domain.rules.rulebook import Rule
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.domain.pod import PodUid, parse_pod
+from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.ports.cards import CardUse, ProcessUse
 from gpu_manager.ports.control_pages import TenantUse
 from gpu_manager.services.enforcement.usage import UsageSampler

@@ -9,8 +9,8 @@ from admission.explain.explanation import explain
 from admission.explain.views import as_json, as_text, quota_text
 from gpu_manager.domain.cluster.quota import NO_QUOTA
 from gpu_manager.domain.contract import GPU_MODEL, MEMORY, PLACEMENT
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_room
-from gpu_manager.domain.pod import parse_pod
 from tests.fakes.extender import UNIT, World, node, pod
 
 quick = settings(max_examples=60)

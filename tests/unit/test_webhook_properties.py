@@ -15,7 +15,7 @@ from admission.webhook.admission_review import Review, encode_answer, parse_revi
 from admission.webhook.admit import mutate, validate
 from gpu_manager.domain.contract import CORE, GPU_MODEL, GPU_UUID, MEMORY, PLACEMENT, PREDICATE_NODE, PRELOAD
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import parse_quantity
 from gpu_manager.domain.rules.legal_values import check_pod
 from tests.fakes.reviews import container, patched, pod, review, update, workload

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_manager.domain.contract import CORE, MEMORY
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from tests.fakes.node import container, pod
 from tests.fakes.ports import cards
 from tests.fakes.resizing import ResizingRig

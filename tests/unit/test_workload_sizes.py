@@ -11,7 +11,7 @@ from admission.cluster.snapshot import ClusterState
 from admission.cluster.trim import slim_pod
 from admission.webhook.admit import CreateTimeChecks, mutate, validate
 from gpu_manager.domain.contract import ADVICE, CORE, MEMORY, RESIZE, TEMPLATE_SIZE
-from gpu_manager.domain.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resize.judgement import legal_sizes
 from gpu_manager.domain.resize.owners import effective_request, note_template
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount

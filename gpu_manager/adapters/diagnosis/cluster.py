@@ -27,8 +27,8 @@ from gpu_manager.domain.doctor.facts import (
     Webhook,
 )
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
-from gpu_manager.domain.label_selectors import Term, read_terms
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.label_selectors import Term, read_terms
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import parse_quantity
 from gpu_manager.domain.untrusted import mapping, mappings, text
 

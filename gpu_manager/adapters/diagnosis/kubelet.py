@@ -30,8 +30,8 @@ from gpu_manager.domain.contract import (
 )
 from gpu_manager.domain.doctor.facts import KubeletFacts, RuntimeFacts, Version
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.other_plugins import may_name_cards
-from gpu_manager.domain.pod import parse_pod
 
 _STATIC: Final = "/etc/kubernetes/manifests"  # kubeadm's
 

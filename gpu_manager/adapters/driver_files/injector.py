@@ -43,8 +43,8 @@ from gpu_manager.domain.contract import (
 )
 from gpu_manager.domain.errors import Bug, NodeUnready, RequestInvalid
 from gpu_manager.domain.injection import DeviceNode, Injection, Mount, RuntimeHook
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.rules.pod_annotations import preload_of, priority_of
 from gpu_manager.domain.rules.shown_cards import check_env_from

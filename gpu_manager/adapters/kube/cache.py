@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.pods import KnownPod
 

@@ -21,7 +21,7 @@ from gpu_manager.adapters.kube.tasks import (
     Thing,
 )
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.ports.clock import Clock
 
 _ROOM: Final = 4096  # writes that wait: a quota change marks every pod that waits for it

@@ -20,7 +20,7 @@ from gpu_manager.adapters.http import HttpAnswer, HttpClient, HttpLimits
 from gpu_manager.adapters.kube.objects import ListReader
 from gpu_manager.adapters.kube.streams import unheard
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
-from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.ports.clock import Clock
 
 _SIZE_LIMIT = 64 << 20  # bytes; 110 pods are about 1 MiB

@@ -8,7 +8,7 @@ from typing import Final
 from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.adapters.kube.pod_paths import events_path
 from gpu_manager.domain.cluster.pod_events import PodEvent, read_pod_event
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
 _MOST: Final = 200  # of one pod: Kubernetes keeps an hour's, and counts equal ones together

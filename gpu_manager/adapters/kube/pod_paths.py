@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from gpu_manager.domain.errors import RequestInvalid, quoted
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 
 
 def pod_path(pod: Pod) -> str:

@@ -20,7 +20,7 @@ from gpu_manager.adapters.kube.reflector import Pause, Reflector, WatchedObjects
 from gpu_manager.adapters.kube.tasks import AnnotatePod, EventTeller, EvictPod, PostEvent, Thing
 from gpu_manager.domain.contract import EVENT_UNREADABLE, OUR_PREFIX
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
-from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.untrusted import mapping
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.pods import KnownPod

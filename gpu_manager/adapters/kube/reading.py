@@ -15,7 +15,7 @@ from gpu_manager.domain.cluster.node_books import NodeBooks, Used, protected_by_
 from gpu_manager.domain.cluster.node_json import read_node
 from gpu_manager.domain.contract import AGENT_DAEMONSET, DRA_DRIVER
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 
 _CLAIMS: Final = "/apis/resource.k8s.io/v1/resourceclaims"
 

@@ -11,7 +11,7 @@ from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refuse
 from gpu_manager.adapters.kube.pod_paths import named_path, pods_path, segment
 from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
-from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.resize.owners import KINDS
 from gpu_manager.domain.untrusted import mapping, mappings, text
 

@@ -13,7 +13,7 @@ from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refuse
 from gpu_manager.adapters.kube.outbox import FINAL, Task
 from gpu_manager.adapters.kube.pod_paths import pod_path
 from gpu_manager.domain.contract import AGENT_NAME
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.ports.clock import Clock
 
 _Value = TypeVar("_Value")

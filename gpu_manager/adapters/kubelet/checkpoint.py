@@ -18,7 +18,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from gpu_manager.domain.contract import ALLOCATION, CRI_DEVICE
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse
 from gpu_manager.ports.kubelet import CheckpointEntry
 

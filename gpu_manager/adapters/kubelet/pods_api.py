@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from gpu_manager.adapters.kubelet.client import unix_target
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.pb.corepod.v1 import pod_pb2
 from gpu_manager.pb.pods.v1alpha1 import api_pb2, api_pb2_grpc
 from gpu_manager.ports.clock import Clock

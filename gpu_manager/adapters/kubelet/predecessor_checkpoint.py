@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import structlog
 
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import LARGEST_COUNT, Amount
 from gpu_manager.ports.kubelet import PredecessorPod
 

@@ -6,9 +6,9 @@ from gpu_manager.cli.kubectl import agents
 from gpu_manager.cli.kubectl.login import Login
 from gpu_manager.domain.cluster.usage_json import longest_beside, read_usage, ungated_beside
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.placement.protection import explain_wait
-from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.rules.pod_annotations import priority_of
 

@@ -16,22 +16,22 @@ from gpu_manager.domain.cluster.node_books import NodeBooks
 from gpu_manager.domain.cluster.node_json import usual_unit
 from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
-from gpu_manager.domain.pod import Pod, PodUid
-from gpu_manager.domain.resize.sizes import answer_of
-from gpu_manager.domain.resources import format_bytes
-from gpu_manager.domain.rules.pod_request import booked_request, judged_request
-from gpu_manager.domain.rules.request import PodRequest, Request
-from gpu_manager.domain.untrusted import mapping, text
-from gpu_manager.domain.whatif.defragmentation import DisruptionAllowance
-from gpu_manager.domain.whatif.disruption_budgets import read_budget
-from gpu_manager.domain.whatif.host_resources import ANY, ONE_POD, HostResources, host_of_node, host_of_pod
-from gpu_manager.domain.whatif.scheduling_constraints import (
+from gpu_manager.domain.kube.constraints import (
     ANYWHERE,
     NodeConstraints,
     PodConstraints,
     node_constraints,
     pod_constraints,
 )
+from gpu_manager.domain.kube.disruption_budgets import read_budget
+from gpu_manager.domain.kube.host_resources import ANY, ONE_POD, HostResources, host_of_node, host_of_pod
+from gpu_manager.domain.kube.pod import Pod, PodUid
+from gpu_manager.domain.resize.sizes import answer_of
+from gpu_manager.domain.resources import format_bytes
+from gpu_manager.domain.rules.pod_request import booked_request, judged_request
+from gpu_manager.domain.rules.request import PodRequest, Request
+from gpu_manager.domain.untrusted import mapping, text
+from gpu_manager.domain.whatif.defragmentation import DisruptionAllowance
 from gpu_manager.domain.whatif.simulation import SimNode, SimPod
 from gpu_manager.runtime.arguments import Option
 

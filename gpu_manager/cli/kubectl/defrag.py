@@ -18,7 +18,7 @@ from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Namespace
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.resources import format_bytes
 from gpu_manager.domain.whatif.defragmentation import MOST_MOVES, DefragPlan, defragment
 from gpu_manager.domain.whatif.simulation import SimNode, SimPod

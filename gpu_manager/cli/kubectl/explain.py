@@ -16,6 +16,8 @@ from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.node_books import NodeBooks
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
+from gpu_manager.domain.kube.constraints import node_constraints, pod_constraints, shown_bars
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.placement.explain import (
     Refusal,
     explain_bound,
@@ -23,10 +25,8 @@ from gpu_manager.domain.placement.explain import (
     explain_room,
     with_priority,
 )
-from gpu_manager.domain.pod import Pod, parse_pod
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.untrusted import mapping
-from gpu_manager.domain.whatif.scheduling_constraints import node_constraints, pod_constraints, shown_bars
 from gpu_manager.runtime.arguments import Argument
 
 _BY_CLAIMS = "uses ResourceClaims: the admission service alone explains them, card by card"

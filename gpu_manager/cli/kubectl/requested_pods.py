@@ -13,10 +13,10 @@ from gpu_manager.cli.files import load_manifests, shown
 from gpu_manager.cli.kubectl.cluster_view import ClusterView, PodDetails, requested_pod
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
+from gpu_manager.domain.kube.constraints import DAEMONS
+from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Ledger
-from gpu_manager.domain.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.untrusted import mapping, text
-from gpu_manager.domain.whatif.scheduling_constraints import DAEMONS
 from gpu_manager.domain.whatif.simulation import SimNode, SimPod
 
 _MOST_PODS: Final = 100_000

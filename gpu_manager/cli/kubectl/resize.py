@@ -17,7 +17,7 @@ from gpu_manager.cli.kubectl.resize_workload import (
 )
 from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, printable
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resize.sizes import answer_of
 from gpu_manager.domain.resources import parse_quantity
 from gpu_manager.runtime.arguments import Argument, Option

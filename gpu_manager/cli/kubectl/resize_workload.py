@@ -14,7 +14,7 @@ from typing import Any, Final
 from gpu_manager.cli.kubectl.login import Login
 from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, printable, quoted
-from gpu_manager.domain.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.resize.judgement import held_size
 from gpu_manager.domain.resize.owners import KINDS, effective_request
 from gpu_manager.domain.resize.sizes import (

@@ -13,8 +13,8 @@ from gpu_manager.cli.kubectl import cluster_view, requested_pods, service
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in
 from gpu_manager.cli.output import Form, Output, columns, emit, for_program
 from gpu_manager.domain.errors import RequestInvalid, printable
+from gpu_manager.domain.kube.host_resources import HostResources
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.domain.whatif.host_resources import HostResources
 from gpu_manager.domain.whatif.simulation import (
     MOST_ASKED,
     Forecast,

@@ -13,8 +13,8 @@ from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from gpu_manager.domain.advice.demand import DAY, HOUR, Need, pooled
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.names import NameScope, container_digest, container_name
-from gpu_manager.domain.pod import Pod
 from gpu_manager.domain.resources import Amount, format_bytes
 
 WATCHED_SECONDS: Final = DAY  # before a smaller size is advised: programs differ by the hour of the day

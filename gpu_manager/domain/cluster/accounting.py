@@ -30,9 +30,9 @@ from gpu_manager.domain.cluster.pod_charges import (
 )
 from gpu_manager.domain.cluster.terminating import terminating_allocations
 from gpu_manager.domain.errors import DoesNotFit
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement.place import Placement, find
-from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_request import booked_request
 from gpu_manager.domain.rules.request import PodRequest
@@ -44,7 +44,7 @@ def cluster_books(
     """The books of all nodes, by name. A node that pods or claims name but that does not exist has no cards.
 
     ``pods``: all pods of the cluster; those on a node that offers ``nvidia.com/gpu`` with their lent cards
-    (:meth:`~gpu_manager.domain.pod.Pod.with_lent_cards`).
+    (:meth:`~gpu_manager.domain.kube.pod.Pod.with_lent_cards`).
     """
     unit = usual_unit(nodes)
     known = {node.name: node if node.published else replace(node, unit=unit) for node in nodes}

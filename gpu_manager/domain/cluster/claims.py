@@ -19,8 +19,8 @@ from gpu_manager.domain.dra.device import CORES, MEMORY
 from gpu_manager.domain.dra.parameters import read_config, terms_of
 from gpu_manager.domain.dra.published import device_names
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount, parse_quantity
 from gpu_manager.domain.untrusted import mapping, mappings, text, timestamp

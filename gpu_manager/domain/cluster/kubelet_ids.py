@@ -21,9 +21,9 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_json import NodeReport
 from gpu_manager.domain.cluster.pod_charges import Charge
 from gpu_manager.domain.contract import RESIZED
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak
 from gpu_manager.domain.placement.numa import numbered
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.pod_request import booked_request
 from gpu_manager.domain.rules.request import PodRequest, Request

@@ -12,8 +12,8 @@ from fractions import Fraction
 from gpu_manager.domain.cluster.node_json import NodeReport
 from gpu_manager.domain.contract import NVIDIA
 from gpu_manager.domain.errors import printable
+from gpu_manager.domain.kube.pod import ContainerKind, Pod
 from gpu_manager.domain.placement.ledger import Ledger
-from gpu_manager.domain.pod import ContainerKind, Pod
 
 _SHOWN = 3  # nodes named
 

@@ -12,11 +12,11 @@ from gpu_manager.domain.cluster.claims import ClaimCharge
 from gpu_manager.domain.cluster.node_json import NodeReport
 from gpu_manager.domain.cluster.pod_charges import Charge
 from gpu_manager.domain.cluster.terminating import with_terminating
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger
 from gpu_manager.domain.placement.place import Placement, judge
 from gpu_manager.domain.placement.protection import explain_priority, neighbours
-from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_annotations import priority_of
 from gpu_manager.domain.rules.request import PodRequest

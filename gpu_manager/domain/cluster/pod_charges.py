@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_json import NodeReport
+from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak
-from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resize.sizes import answer_of
 from gpu_manager.domain.resources import ZERO, Amount

@@ -14,7 +14,7 @@ from typing import Final
 
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import printable, quoted
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 
 _KUEUE: Final = "kueue.x-k8s.io/"
 _SHOWN: Final = 3

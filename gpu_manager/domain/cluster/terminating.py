@@ -12,9 +12,9 @@ from typing import Final
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import TerminatingShare
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 
 MOST: Final = 128  # entries of an inventory: about 14 KiB of the 256 KiB that annotations may have

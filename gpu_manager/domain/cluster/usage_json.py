@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.names import container_digest, container_name
 from gpu_manager.domain.placement.ledger import Ledger
-from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import MIB
 from gpu_manager.domain.untrusted import mapping, mappings, text

@@ -14,8 +14,8 @@ from enum import Enum
 from typing import Any, Final, TypeVar
 
 from gpu_manager.domain.contract import Inventory
-from gpu_manager.domain.label_selectors import Term
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.label_selectors import Term
+from gpu_manager.domain.kube.pod import Pod
 
 Version = tuple[int, ...]
 

@@ -31,9 +31,9 @@ from gpu_manager.domain.doctor.facts import (
 )
 from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import printable
-from gpu_manager.domain.label_selectors import meets, shown_terms
+from gpu_manager.domain.kube.label_selectors import meets, shown_terms
+from gpu_manager.domain.kube.pod import ContainerKind
 from gpu_manager.domain.other_plugins import OTHER_PLUGIN
-from gpu_manager.domain.pod import ContainerKind
 from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
 
 _FIRST_CONTAINERD_WITH_CDI: Final = (1, 7)

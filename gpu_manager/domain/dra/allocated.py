@@ -15,7 +15,7 @@ from gpu_manager.domain.dra.allocation import MOST_RESULTS
 from gpu_manager.domain.dra.device import CORES, MEMORY
 from gpu_manager.domain.dra.parameters import PLAIN, ShareTerms, read_config, terms_of
 from gpu_manager.domain.errors import RequestInvalid, quoted
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount, format_number, parse_quantity
 from gpu_manager.domain.untrusted import mapping, mappings, text
 

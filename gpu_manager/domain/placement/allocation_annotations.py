@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.kube.pod import ContainerKind, Pod
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import ContainerKind, Pod
 
 
 def allocation_annotations(

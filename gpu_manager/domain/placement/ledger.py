@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.domain.errors import DoesNotFit
-from gpu_manager.domain.pod import ContainerKind, PodUid
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 

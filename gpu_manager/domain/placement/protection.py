@@ -7,8 +7,8 @@ from collections.abc import Collection
 from typing import Final
 
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Ledger
-from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.priority import Priority
 
 LONG_KERNEL: Final = 0.05

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpu_manager.domain.card import CardState
+from gpu_manager.domain.kube.pod import ContainerKind
 from gpu_manager.domain.placement.explain import CardView, closed_because
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
-from gpu_manager.domain.pod import ContainerKind
 from gpu_manager.domain.priority import Priority, unprotected_beside
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest

@@ -17,8 +17,8 @@ from itertools import islice
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, RESIZE, decode_assignment
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, quoted
+from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.pod import Container, ContainerKind, Pod
 from gpu_manager.domain.resize.sizes import (
     EXAMPLE,
     Sizes,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from gpu_manager.domain import contract
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.resize.sizes import Sizes, WantedSize, read_wanted
 from gpu_manager.domain.untrusted import text
 
@@ -26,7 +26,7 @@ KINDS: Mapping[str, str] = {
 
 
 def workload_key(namespace: str, workload: str) -> str:
-    """``namespace/kind/name``; ``workload`` as :attr:`~gpu_manager.domain.pod.Pod.workload` has it."""
+    """``namespace/kind/name``; ``workload`` as :attr:`~gpu_manager.domain.kube.pod.Pod.workload` has it."""
     return f"{namespace}/{workload}"
 
 

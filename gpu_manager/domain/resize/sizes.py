@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from gpu_manager.domain import contract
 from gpu_manager.domain.errors import RequestInvalid, quoted
-from gpu_manager.domain.pod import ContainerKind, Pod
+from gpu_manager.domain.kube.pod import ContainerKind, Pod
 from gpu_manager.domain.resources import CORES_PER_CARD, LARGEST_COUNT, Amount, parse_quantity
 from gpu_manager.domain.untrusted import mapping, text
 

@@ -12,7 +12,7 @@ from math import ceil, floor
 
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
 from gpu_manager.domain.errors import quoted
-from gpu_manager.domain.pod import Container, ContainerKind, Pod
+from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod
 from gpu_manager.domain.resources import (
     CORES_PER_CARD,
     DEFAULT_UNIT,
@@ -108,7 +108,7 @@ def check_pod(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tup
     """Return everything that makes the pod illegal, in container order; empty if it is legal.
 
     Args:
-        pod: as :func:`~gpu_manager.domain.pod.parse_pod` read it.
+        pod: as :func:`~gpu_manager.domain.kube.pod.parse_pod` read it.
         unit: bytes of one unit of memory.
         minimum_cores: the smallest part of a card that the cluster gives, in hundredths.
     """

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import quoted
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 from gpu_manager.domain.untrusted import mapping, mappings
 

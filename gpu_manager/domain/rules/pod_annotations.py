@@ -12,7 +12,7 @@ from math import ceil
 from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import quoted
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.priority import Priority, meant_priorities
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.request import PlacementPolicy

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.pod import Container, Pod
+from gpu_manager.domain.kube.pod import Container, Pod
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
 from gpu_manager.domain.rules.legal_values import check_amounts, check_container, check_pod
 from gpu_manager.domain.rules.pod_annotations import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from gpu_manager.domain.card import Card, CardUuid
-from gpu_manager.domain.pod import ContainerKind, PodUid
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount, format_bytes
 

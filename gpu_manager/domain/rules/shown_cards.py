@@ -10,7 +10,7 @@ from typing import Final
 
 from gpu_manager.domain.contract import VISIBLE_ENV
 from gpu_manager.domain.errors import quoted
-from gpu_manager.domain.pod import Container, Pod
+from gpu_manager.domain.kube.pod import Container, Pod
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 

@@ -24,7 +24,7 @@ from gpu_manager.domain.contract import (
     PRIORITY,
 )
 from gpu_manager.domain.errors import printable
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 
 _FOR_PEOPLE = (CORE_LIMIT, GPU_MODEL, GPU_UUID, PLACEMENT, PRELOAD, PRIORITY)

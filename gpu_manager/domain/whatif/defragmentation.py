@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.place import Placement
-from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.whatif.eviction_sets import EvictionSet, NodeEvictions, SearchBudget
 from gpu_manager.domain.whatif.simulation import (
     NodeOption,

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import peak
 from gpu_manager.domain.placement.trial_placement import ContainerGroup, TrialPlacement, groups_of
-from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.whatif.simulation import Shape, SimNode, SimPod

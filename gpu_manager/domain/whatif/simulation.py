@@ -2,7 +2,7 @@
 
 Every answer comes from placing pods on copies of the nodes' books with :func:`placement.find`, which the
 scheduler extender and the node use too, on nodes that
-:class:`~gpu_manager.domain.whatif.scheduling_constraints.NodeConstraints` allows and whose host has the CPU
+:class:`~gpu_manager.domain.kube.constraints.NodeConstraints` allows and whose host has the CPU
 and memory. Topology spread and resource quotas are not considered; commands that show an answer say so.
 """
 
@@ -14,20 +14,15 @@ from typing import Final
 
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.errors import quoted
+from gpu_manager.domain.kube.constraints import ANYWHERE, NodeConstraints, PodConstraints, shown_bars
+from gpu_manager.domain.kube.host_resources import ANY, ONE_POD, HostResources
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement.place import Placement, find, judge
-from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.topology import Topology
-from gpu_manager.domain.whatif.host_resources import ANY, ONE_POD, HostResources
-from gpu_manager.domain.whatif.scheduling_constraints import (
-    ANYWHERE,
-    NodeConstraints,
-    PodConstraints,
-    shown_bars,
-)
 
 MOST_ASKED: Final = 1000  # pods in one question to the admission service, which takes milliseconds for each
 _NOBODY: Final = PodUid(

@@ -8,9 +8,9 @@ from dataclasses import replace
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import MEMORY, NVIDIA, decode_assignment
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
+from gpu_manager.domain.kube.pod import ContainerKind, Pod
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.placement.place import follow
-from gpu_manager.domain.pod import ContainerKind, Pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of, priority_of

@@ -23,8 +23,8 @@ from gpu_manager.domain.admission_match import PreferenceCall
 from gpu_manager.domain.contract import CARRIERS, CORE, EVENT_REFUSED, MEMORY, NVIDIA
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
 from gpu_manager.domain.injection import Injection
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
-from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.ports.clock import Clock

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.allocation_annotations import allocation_annotations, annotations_differ
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.node_state import NodeState, StateView

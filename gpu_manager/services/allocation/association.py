@@ -24,7 +24,7 @@ from gpu_manager.domain.admission_match import (
     withdrawn,
 )
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
+from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.kubelet import Kubelet, PodResourcesEntry
 from gpu_manager.ports.pods import KnownPod, Pods

@@ -12,8 +12,8 @@ from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.domain.contract import CORE, DRA_DRIVER, MEMORY, NVIDIA
 from gpu_manager.domain.dra.sides import Side, Sides
 from gpu_manager.domain.errors import DoesNotFit
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger
-from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.rules.pod_annotations import priority_of
 from gpu_manager.services.allocation.node_cards import NodeCards
 

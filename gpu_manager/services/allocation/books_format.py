@@ -11,8 +11,8 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.dra.sides import Side
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.ids import compact, expand
+from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim, Share
-from gpu_manager.domain.pod import ContainerKind, PodUid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import Amount
 from gpu_manager.services.allocation.books import Books, Grant, Key

@@ -15,8 +15,8 @@ from gpu_manager.domain.admission_match import ContainerCandidate, reuser
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import NVIDIA, Assignment, encode_assignment
 from gpu_manager.domain.errors import Bug, DoesNotFit, RequestInvalid, VcudaError
+from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation
-from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
 from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.ports.control_pages import Limit

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.node_state import NodeState

@@ -20,8 +20,8 @@ from gpu_manager.domain.admission_match import PreferenceCall
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.dra.sides import Side, Sides
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger
-from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resize.judgement import resized
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.topology import Topology

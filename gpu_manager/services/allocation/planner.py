@@ -11,10 +11,10 @@ import structlog
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import ALLOCATION, CORE, NVIDIA, Assignment, decode_assignment
 from gpu_manager.domain.errors import Bug, DoesNotFit, RequestInvalid
+from gpu_manager.domain.kube.pod import Container, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement.place import Placement, find, follow, place
 from gpu_manager.domain.placement.trial_placement import groups_of
-from gpu_manager.domain.pod import Container, Pod, PodUid
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_annotations import priority_of
 from gpu_manager.domain.rules.pod_request import bound_request

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import peak
-from gpu_manager.domain.pod import PodUid
 from gpu_manager.domain.resize.judgement import choose_ids, ids_to_withdraw
 from gpu_manager.services.allocation.association import Identification
 from gpu_manager.services.allocation.books import Books

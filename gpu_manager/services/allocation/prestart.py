@@ -26,9 +26,9 @@ from gpu_manager.domain.contract import (
     decode_assignment,
 )
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.placement.explain import explain_shares, with_priority
 from gpu_manager.domain.placement.protection import explain_unprotected, neighbours
-from gpu_manager.domain.pod import Pod
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.ports.kubelet import CheckpointEntry, Kubelet

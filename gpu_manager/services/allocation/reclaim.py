@@ -16,8 +16,8 @@ import structlog
 from gpu_manager.domain.cluster import terminating
 from gpu_manager.domain.contract import TerminatingShare
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation
-from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.ports.pods import KnownPod, Pods
 from gpu_manager.ports.processes import Processes
 from gpu_manager.services.allocation.association import Identification

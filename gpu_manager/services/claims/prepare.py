@@ -15,8 +15,8 @@ import structlog
 from gpu_manager.domain.contract import EVENT_REFUSED
 from gpu_manager.domain.dra.allocated import AllocatedClaim
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim
-from gpu_manager.domain.pod import PodUid
 from gpu_manager.ports.claims import Claims
 from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.ports.injector import Injector

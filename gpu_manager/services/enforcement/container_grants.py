@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from gpu_manager.domain.enforcement.evasion import ContainerProcess
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import Container, Pod, PodUid
+from gpu_manager.domain.kube.pod import Container, Pod, PodUid
 from gpu_manager.ports.cards import ProcessUse
 from gpu_manager.ports.control_pages import PageEvidence
 from gpu_manager.ports.pods import KnownPod

@@ -12,7 +12,7 @@ from dataclasses import replace
 import structlog
 
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import Pod
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.grant import limits_of

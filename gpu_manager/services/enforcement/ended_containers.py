@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping, Sequence
 
-from gpu_manager.domain.pod import PodUid
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.pods import KnownPod, Pods
 from gpu_manager.ports.processes import Processes

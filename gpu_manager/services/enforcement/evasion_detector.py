@@ -24,7 +24,7 @@ from gpu_manager.domain.enforcement.evasion import (
     judge,
     weigh,
 )
-from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.ports.control_pages import PageEvidence
 from gpu_manager.ports.pods import Pods

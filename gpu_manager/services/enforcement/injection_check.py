@@ -13,7 +13,7 @@ import structlog
 
 from gpu_manager.domain.contract import EVENT_NOT_INJECTED
 from gpu_manager.domain.injection import injection_faults
-from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.pods import Pods
 from gpu_manager.ports.processes import ContainerMounts

@@ -18,8 +18,8 @@ import structlog
 
 from gpu_manager.domain.contract import CORE, EVENT_RESIZE_WAITS, EVENT_RESIZED, MEMORY, RESIZE, RESIZED
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, quoted
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.explain import explain_shares
-from gpu_manager.domain.pod import Pod, PodUid
 from gpu_manager.domain.resize.judgement import check_resize, judge_room, legal_sizes, resized
 from gpu_manager.domain.resize.sizes import Sizes, answer_of
 from gpu_manager.domain.resources import Amount, format_bytes

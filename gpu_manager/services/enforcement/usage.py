@@ -14,8 +14,8 @@ import structlog
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready, Tampered
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import PodUid
 from gpu_manager.ports.cards import Cards, CardUse, ProcessUse
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import ControlPages, TenantUse

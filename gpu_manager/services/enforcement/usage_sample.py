@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.driver_overhead import NO_EXCESS, Excess
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import PodUid
 from gpu_manager.ports.cards import CardUse, ProcessUse
 from gpu_manager.ports.processes import Processes
 from gpu_manager.services.allocation.books import Grant, Key

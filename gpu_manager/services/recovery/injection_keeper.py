@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.placement.ledger import Allocation
-from gpu_manager.domain.pod import Pod
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.injector import HeldInjection, Injector
 from gpu_manager.ports.pods import Pods

@@ -21,7 +21,7 @@ import structlog
 
 from gpu_manager.domain.contract import EVENT_WITHOUT_DEVICES, RESOURCES
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.pod import MIRROR, Container, ContainerKind, Pod, PodUid
+from gpu_manager.domain.kube.pod import MIRROR, Container, ContainerKind, Pod, PodUid
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.kubelet import Kubelet, PodResourcesEntry
 from gpu_manager.ports.pods import Pods

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import ASSIGNED, CORE, MEMORY, PREDICATE_INDEX
+from gpu_manager.domain.kube.pod import ContainerKind, Pod
 from gpu_manager.domain.placement.ledger import Share
-from gpu_manager.domain.pod import ContainerKind, Pod
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.ports.kubelet import PredecessorPod
 from gpu_manager.services.allocation.books import Grant

@@ -16,8 +16,8 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import EVENT_LEDGER_REBUILT
 from gpu_manager.domain.dra.sides import Sides
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready
+from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share
-from gpu_manager.domain.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of, priority_of

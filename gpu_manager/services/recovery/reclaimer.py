@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Allocation
-from gpu_manager.domain.pod import PodUid
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.ports.injector import Injector

@@ -21,7 +21,7 @@ from gpu_manager.cli.kubectl.migrate.pod_template import PodTemplate
 from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
 from gpu_manager.domain.contract import CORE, GPU_MODEL, MEMORY, QUOTA_KEY
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.pod import parse_pod
+from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.rules.legal_values import check_pod
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gpu_manager.domain.errors import quoted
-from gpu_manager.domain.label_selectors import Term, meets, read_terms, shown_terms
+from gpu_manager.domain.kube.label_selectors import Term, meets, read_terms, shown_terms
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
 _CLOSING: Final = ("NoSchedule", "NoExecute")  # PreferNoSchedule forbids nothing

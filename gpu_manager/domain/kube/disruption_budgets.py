@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_manager.domain.label_selectors import Term, meets, read_terms
-from gpu_manager.domain.pod import Pod, PodUid
+from gpu_manager.domain.kube.label_selectors import Term, meets, read_terms
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.untrusted import mapping
 
 
