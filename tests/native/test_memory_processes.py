@@ -324,7 +324,7 @@ def test_closing_descriptors_one_does_not_know_loses_no_account(container: Conta
 
 def held(page: int) -> set[int]:
     """The first slots of a usage page whose processes hold them."""
-    return {index for index in range(8) if tenant_files.is_held(page, index)}
+    return set(tenant_files.held(page, range(8)))
 
 
 def test_a_descriptor_that_the_program_closed_is_opened_again_at_the_next_change_of_limits(
