@@ -4,21 +4,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 from bench import hostile_files, hostile_rights
-from bench.rows import Row
+from bench.rows import Measure, Row, rows_of
 
-PARTS = ("rights", "files", "sampling", "tokens")
+PARTS: Final[Mapping[str, Measure]] = {
+    "rights": hostile_rights.rows,
+    "files": hostile_files.file_rows,
+    "sampling": hostile_files.sampling_rows,
+    "tokens": hostile_files.token_rows,
+}
 
 
 def rows(*, full: bool, only: str = "") -> Iterator[Row]:
     """All rows of the group, or those of one part."""
-    if only in ("", "rights"):
-        yield from hostile_rights.rows(full=full)
-    if only in ("", "files"):
-        yield from hostile_files.file_rows(full=full)
-    if only in ("", "sampling"):
-        yield from hostile_files.sampling_rows(full=full)
-    if only in ("", "tokens"):
-        yield from hostile_files.token_rows(full=full)
+    return rows_of(PARTS, only, full=full)

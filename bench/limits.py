@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from bench import (
     limits_core,
@@ -23,7 +23,7 @@ from bench import (
     limits_threads,
 )
 from bench.native import container
-from bench.rows import Row
+from bench.rows import Measure, Row, rows_of
 from tests.native.driven import Container, program
 
 MEMORY: Final = 6 << 30
@@ -119,12 +119,6 @@ def memory(*, full: bool) -> Iterable[Row]:
     yield Row("memory_bytes_over", over, "bytes", "≤ 0", None, full, note)
 
 
-class Measure(Protocol):
-    """Measures some rows; ``full`` is the size for figures that docs quote."""
-
-    def __call__(self, *, full: bool) -> Iterable[Row]: ...
-
-
 PARTS: Mapping[str, Measure] = {
     "memory": memory,
     "shared-memory": limits_shared_memory.rows,
@@ -142,4 +136,4 @@ PARTS: Mapping[str, Measure] = {
 
 def rows(*, full: bool, only: str = "") -> list[Row]:
     """The group's rows, or those of one part."""
-    return [row for name, measure in PARTS.items() if only in ("", name) for row in measure(full=full)]
+    return list(rows_of(PARTS, only, full=full))

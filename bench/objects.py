@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,23 +20,12 @@ from bench import objects_lists
 from bench.admission_program import ApiPlace, ServiceProcess, mebibytes, processor_seconds
 from bench.objects_real import real_api
 from bench.objects_service import stand_in, total, until_ready
-from bench.rows import Row
+from bench.rows import Measure, Row, rows_of
 from tests.deploy.api_server import ABSENT, THERE
 
-PARTS = ("hostile", "large", "lists")
 _AGENT_MIB, _ADMISSION_MIB = 256, 512  # half of the chart's memory limits
 _HONEST: Final = 20
 _HEARD_SECONDS: Final = 60.0
-
-
-def rows(*, full: bool, only: str = "") -> Iterator[Row]:
-    """Run it; ``only`` is one of :data:`PARTS`."""
-    if only in ("", "hostile"):
-        yield from _hostile(full=full)
-    if only in ("", "large"):
-        yield from _large(full=full)
-    if only in ("", "lists"):
-        yield from objects_lists.rows(full=full)
 
 
 class _Agent:
@@ -172,3 +161,11 @@ def _large(*, full: bool) -> Iterator[Row]:
     note = f"most that is resident while {count:,} pods of 1.2 MiB are listed"
     yield Row("large_objects_agent_mib", figures["peak"], "MiB", f"≤ {_AGENT_MIB}", None, full, note)
     yield Row("large_objects_admission_mib", resident, "MiB", f"≤ {_ADMISSION_MIB}", None, full, note)
+
+
+PARTS: Final[Mapping[str, Measure]] = {"hostile": _hostile, "large": _large, "lists": objects_lists.rows}
+
+
+def rows(*, full: bool, only: str = "") -> Iterator[Row]:
+    """All rows of the group, or those of one part."""
+    return rows_of(PARTS, only, full=full)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from bench import pods_bound_late, pods_closed, pods_held
-from bench.rows import Row
+from bench.rows import Measure, Row, rows_of
 
-PARTS: Final = ("late", "closed", "held")
+PARTS: Final[Mapping[str, Measure]] = {
+    "late": pods_bound_late.rows,
+    "closed": pods_closed.rows,
+    "held": pods_held.rows,
+}
 
 
 def rows(*, full: bool, only: str = "") -> Iterator[Row]:
-    """The rows; ``only`` one part of them."""
-    if only in ("", "late"):
-        yield from pods_bound_late.rows(full=full)
-    if only in ("", "closed"):
-        yield from pods_closed.rows(full=full)
-    if only in ("", "held"):
-        yield from pods_held.rows(full=full)
+    """All rows of the group, or those of one part."""
+    return rows_of(PARTS, only, full=full)

@@ -7,10 +7,11 @@ import operator
 import os
 import platform
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 OUTPUT = Path(__file__).resolve().parent.parent / "build" / "bench.json"
 MACHINE = OUTPUT.with_name("bench-machine.txt")  # what OUTPUT was measured on
@@ -40,6 +41,19 @@ class Row:
     def as_json(self) -> dict[str, object]:
         """What build/bench.json holds of it."""
         return {**asdict(self), "holds": self.holds}
+
+
+class Measure(Protocol):
+    """Measures some rows; ``full`` is the size for figures that docs quote."""
+
+    def __call__(self, *, full: bool) -> Iterable[Row]: ...
+
+
+def rows_of(parts: Mapping[str, Measure], only: str, *, full: bool) -> Iterator[Row]:
+    """The rows of a group's ``parts``, or of the one part that ``only`` names; empty: of all."""
+    for name, measure in parts.items():
+        if only in ("", name):
+            yield from measure(full=full)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

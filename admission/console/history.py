@@ -155,9 +155,11 @@ _LEAST_RATE_SECONDS: Final = 300  # four scrapes of a slow Prometheus
 
 Row = tuple[Mapping[str, str], Mapping[int, float]]
 RangeQuery = Callable[[str, float, float, int], Sequence[Row]]
-"""PromQL, start, end (seconds since the epoch), step → labels, and values by number of the step.
+"""Answers a range query. Arguments: the PromQL expression, start and end (seconds since the epoch), and the
+step in seconds. Each row holds the labels of one series, and its values by the number of the step.
 
-Raises NodeUnready.
+Raises:
+    NodeUnready: Prometheus does not answer.
 """
 
 

@@ -222,7 +222,7 @@ def test_the_pause_doubles_so_many_times_only():
     assert len(pauses) > MOST_DOUBLED + 1
 
 
-# By tenant, and by the clock where the request fits.
+# What is counted by tenant; and, where the waiting request fits already, by the clock.
 
 OWNERS = Tenants(of=lambda pod: pod[0], running={"a": 10, "b": 0}.get)
 

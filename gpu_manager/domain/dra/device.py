@@ -132,8 +132,11 @@ def _rounded(span: CapacityRange, asked: Fraction, minor: int) -> int | None:
 
 
 def _check_countable(asked: Fraction, step: int, minor: int) -> None:
-    """1.36 counts in int64 and does not notice an overflow: 8Ei of memory consumes -8Ei of the card, and
-    1e20 consumes nothing. 1.37 counts in thousandths and ends the attempt where it cannot.
+    """Refuse an amount that the allocator of Kubernetes 1.``minor`` cannot count. Raises RequestInvalid.
+
+    The allocator of 1.36 counts in int64 and lets an overflow pass: a request of 8Ei of memory consumes -8Ei
+    of the card, and one of 1e20 consumes nothing. The allocator of 1.37 counts in thousandths, and ends the
+    attempt where an amount exceeds them.
     """
     if minor < FIRST_FRACTIONAL_MINOR:
         if asked > LARGEST_COUNT - step:

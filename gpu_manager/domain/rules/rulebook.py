@@ -177,7 +177,7 @@ class Rule(Enum):
         "use {nearest} at most",
         "What a pod that waits requires of nodes is held for every such pod: some large ones would take the "
         "memory of the service that places all others.",
-        "Give the nodes a label, and select by that instead of listing nodes by name.",
+        "Label the nodes, and select them by that label; don't list their names.",
     )
     CEILING_NOT_INTEGER = RuleText(
         "ceiling-not-integer",

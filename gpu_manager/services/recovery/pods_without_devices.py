@@ -181,7 +181,7 @@ class PodsWithoutDevices:
 
 
 def _listed_without(active: Listing, stranded: Stranded) -> bool:
-    """True if the kubelet, too, lists the pod without what the checkpoint lacks: a second witness."""
+    """True if PodResources confirms the checkpoint: it lists the pod without the missing devices, too."""
     entries = active.get((stranded.pod.namespace, stranded.pod.name))
     return entries is not None and not any(
         entry.container == name and entry.ids.get(resource)
