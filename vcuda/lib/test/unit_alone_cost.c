@@ -39,6 +39,14 @@ static void later_runs_count_by_how_long_ago_the_last_one_was(void) {
     CHECK(alone_cost_ns(cost) == 5 * MS, "after a pause one that seems short changes nothing");
 }
 
+static void runs_that_follow_each_other_closely_count_alike(void) {
+    struct cost *cost = known(8, 5 * MS);
+    for (int i = 1; i <= 39; i++)
+        alone_cost_ran(cost, 3 * MS, SECOND + (uint64_t)i);
+    uint64_t ns = alone_cost_ns(cost);
+    CHECK(ns > 3 * MS && ns < 3 * MS + MS / 10, "a first run beside another container is one of many: %" PRIu64, ns);
+}
+
 static void several_shorter_runs_in_a_row_are_believed(void) {
     struct cost *cost = known(3, 5 * MS);
     for (int i = 0; i < ALONE_COST_RUNS; i++)
@@ -105,6 +113,7 @@ static void another_kind_in_the_same_place_begins_anew(void) {
 int main(void) {
     of_the_first_few_the_most_counts();
     later_runs_count_by_how_long_ago_the_last_one_was();
+    runs_that_follow_each_other_closely_count_alike();
     several_shorter_runs_in_a_row_are_believed();
     the_least_of_many_mixed_runs_is_believed_if_it_is_more();
     many_far_shorter_runs_are_believed_and_few_are_not();

@@ -9,6 +9,7 @@ static struct alone_cost {
     struct {
         uint64_t last_at;
         uint32_t first; /* how many of the first few there were */
+        uint32_t later; /* and how many after them, which count alike at first */
     } alone;
     struct {
         uint32_t in_row;
@@ -56,9 +57,10 @@ void alone_cost_ran(const struct cost *cost, uint64_t ns, uint64_t now) {
     uint64_t age = now > found->alone.last_at ? now - found->alone.last_at : 0;
     found->alone.last_at = now;
     if (found->is_known && age > ALONE_COST_AGE_NS)
-        found->alone.first = 0;
+        found->alone.first = found->alone.later = 0;
     if (found->alone.first == ALONE_COST_RUNS) {
-        found->ns += (double)age / ALONE_COST_AGE_NS * ((double)ns - found->ns);
+        double aged = (double)age / ALONE_COST_AGE_NS, even = 1.0 / (2.0 + found->alone.later++);
+        found->ns += (aged > even ? aged : even) * ((double)ns - found->ns);
         return;
     }
     if ((double)ns > found->ns)

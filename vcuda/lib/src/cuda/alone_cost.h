@@ -9,8 +9,8 @@
 /* 0: not known yet. */
 uint64_t alone_cost_ns(const struct cost *cost);
 
-/* One took so long, and nobody else's work came between. Known is the most of the first ALONE_COST_RUNS, then an
- * average over the last ALONE_COST_AGE_NS. */
+/* One took so long, and nobody else's work came between. Known is the most of the first ALONE_COST_RUNS, then the
+ * mean of that and of what follows, or an average over the last ALONE_COST_AGE_NS once that is shorter. */
 #define ALONE_COST_RUNS 4
 #define ALONE_COST_AGE_NS 3000000000u
 void alone_cost_ran(const struct cost *cost, uint64_t ns, uint64_t now);
