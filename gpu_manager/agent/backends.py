@@ -43,7 +43,7 @@ def build_cards(config: Config) -> Cards:
 
     policy = FaultPolicy(config.program_xids, config.card_xids, config.quiet_seconds)
     host = HostFiles(config.host_root)
-    return NvmlCards(policy=policy, library=config.nvml or find_nvml(host, str(config.driver_root)))
+    return NvmlCards(policy=policy, library=lambda: config.nvml or find_nvml(host, str(config.driver_root)))
 
 
 def build_driver_limits(config: Config) -> DriverLimits | None:

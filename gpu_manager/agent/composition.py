@@ -89,7 +89,7 @@ class Agent:
             kubelet_url=config.kubelet_pods_url,
             kubelet_ca=config.kubelet_ca,
             lending=config.lending,
-            pods_api=PodsApi(config.device_plugins.parent / PODS_API_SOCKET, clock),
+            pods_api=PodsApi(config.pod_resources.parent / PODS_API_SOCKET, clock),
             cordons=store_of(config, "cordons", "only the Node object has them"),
         )
         self._kubelet = KubeletClient(

@@ -59,7 +59,7 @@ class DraFront:
         self.preparer = ClaimPreparer(
             state, claims, pods, pages, injector, processes, metrics, evict=config.evict
         )
-        self.plugin = DraPlugin(config.device_plugins.parent, state, self.preparer, metrics, stop, changed)
+        self.plugin = DraPlugin(config.pod_resources.parent, state, self.preparer, metrics, stop, changed)
         self._again = PrepareAgain(self.plugin.registrations, self.preparer.is_prepared, claims, pods, clock)
         slices = KubeSlices(connection, config.node)
         self.slices = SlicePublisher(state, slices, clock, metrics, config.minimum_cores)

@@ -60,6 +60,7 @@ class _NodeView:
     kubelet_dir: str
     injection: str
     token: str = ""
+    policy: str = "auto"
 
 
 def _of_agent() -> _NodeView | None:
@@ -83,6 +84,7 @@ def _of_agent() -> _NodeView | None:
         str(settings["kubelet_dir"]),
         settings["device_injection"],
         token,
+        settings["topology_manager_policy"],
     )
 
 
@@ -97,10 +99,10 @@ def _gather(view: _NodeView, token: str) -> Facts:
         raise RequestInvalid(f"--host-root is {str(root)!r}: no such directory")
     host = HostFiles(root)
     agent, silent = _agent(url, token)
-    kubelet = gather_kubelet(host, kubelet_dir)
+    kubelet = gather_kubelet(host, kubelet_dir, policy=view.policy)
     if kubelet is not None:
         kubelet = replace(kubelet, agent_problem=silent)
-    cards = _cards()
+    cards = _cards(host, view.driver_root)
     try:
         driver = gather_driver(host, view.driver_root, cards)
     finally:
@@ -118,10 +120,11 @@ def _gather(view: _NodeView, token: str) -> Facts:
     )
 
 
-def _cards() -> Any:
+def _cards(host: Any, driver_root: str) -> Any:
+    from gpu_manager.adapters.driver_files import find_nvml  # noqa: PLC0415  # as above
     from gpu_manager.adapters.nvml.cards import NvmlCards  # noqa: PLC0415  # the driver's library, only here
 
-    return NvmlCards()
+    return NvmlCards(library=lambda: find_nvml(host, driver_root))
 
 
 def _agent(url: str, token: str) -> tuple[AgentFacts | None, str]:

@@ -25,7 +25,6 @@ from gpu_manager.domain.contract import (
 from gpu_manager.domain.dra.sides import NO_CARDS, ClaimCards, Front, parse_claim_cards
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.resources import DEFAULT_UNIT
-from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.runtime.arguments import Option, Rest
 from gpu_manager.runtime.program import KLOG_FLAGS, configure_log, pass_over_old_flags, unit_bytes
 
@@ -74,7 +73,9 @@ def command(
             "and the API server is asked."
         ),
     ] = CLUSTER_CA,
-    kubelet_dir: Annotated[Path, Option(help="Directory of the kubelet.")] = Path(KUBELET_DIR),
+    kubelet_dir: Annotated[
+        Path, Option(help="Directory of the kubelet; of device-plugins alone, if it has another --root-dir.")
+    ] = Path(KUBELET_DIR),
     state_dir: Annotated[
         Path, Option(help="The agent's records and libraries; must survive a reboot.")
     ] = Path(STATE_DIR),
@@ -170,10 +171,20 @@ def command(
         ),
     ] = 1,
     cdi_dir: Annotated[Path, Option(help="Directory of the runtime's CDI specs.")] = Path(CDI_DIR),
+    pod_resources_socket: Annotated[
+        Path | None,
+        Option(
+            help="The kubelet's PodResources socket; default: that of its --root-dir, else the one in "
+            "--kubelet-dir."
+        ),
+    ] = None,
     topology_manager_policy: Annotated[
         str,
-        Option(help="The kubelet's topologyManagerPolicy: none, best-effort, restricted, single-numa-node."),
-    ] = "none",
+        Option(
+            help="The kubelet's topologyManagerPolicy: none, best-effort, restricted, single-numa-node; or "
+            "auto: as its command line and its file say."
+        ),
+    ] = "auto",
     device_injection: Annotated[str, Option(help="auto, direct, cdi, nvidia or simulated.")] = "auto",
     allow_envfrom: Annotated[
         bool,
@@ -214,8 +225,11 @@ def command(
     """Run the node's agent until SIGTERM."""
     configure_log(log_level)
     pass_over_old_flags(old_words, OLD_FLAGS, "gpu-manager run")
+    from gpu_manager.adapters.driver_files.host import HostFiles  # noqa: PLC0415  # as the next one
     from gpu_manager.agent.composition import main  # noqa: PLC0415  # gRPC and the Kubernetes client, only when they are needed
+    from gpu_manager.agent.kubelet_view import KubeletView  # noqa: PLC0415  # as above
 
+    kubelet = KubeletView(HostFiles(host_root), kubelet_dir)
     main(
         Config(
             node=node_name or socket.gethostname().lower(),
@@ -224,7 +238,7 @@ def command(
             kubelet_pods_url=kubelet_pods_url,
             kubelet_ca=kubelet_certificate_authority,
             device_plugins=kubelet_dir / "device-plugins",
-            pod_resources=kubelet_dir / "pod-resources",
+            pod_resources=kubelet.pod_resources(pod_resources_socket),
             state=state_dir,
             pages=pages_dir,
             old_checkpoint=checkpoint_path,
@@ -246,7 +260,7 @@ def command(
             leave_claims=leave_claims and front is Front.PLUGIN,
             minimum_cores=minimum_cores,
             cdi=cdi_dir,
-            numa_policy=_numa_policy(topology_manager_policy),
+            numa_policy=kubelet.numa_policy(topology_manager_policy),
             injection=known_injection(device_injection),
             allow_env_from=allow_envfrom,
             host_root=host_root,
@@ -293,13 +307,6 @@ def _xids(flag: str, text: str) -> frozenset[int]:
     if wrong is not None:
         raise RequestInvalid(f"{flag} is {text!r}: {wrong!r} is no XID; use numbers such as 31,43")
     return frozenset(map(int, numbers))
-
-
-def _numa_policy(text: str) -> NumaPolicy:
-    known = {policy.value: policy for policy in NumaPolicy}
-    if text not in known:
-        raise RequestInvalid(f"--topology-manager-policy is {quoted(text)}: one of {', '.join(known)}")
-    return known[text]
 
 
 def known_injection(text: str, simulated: bool = True) -> str:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_manager.adapters.driver_files.driver import DriverFinder
+from gpu_manager.adapters.driver_files.driver import DriverFinder, find_nvml
 from gpu_manager.adapters.driver_files.elf import multiarch, native_machine, read_elf
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.domain.errors import NodeUnready
@@ -257,3 +257,59 @@ def test_whatever_a_link_says_it_stays_inside(tmp_path_factory, target):
     (root / "a" / "link").symlink_to(target)
     found = HostFiles(root).resolve("/a/link")
     assert found is None or (found.startswith("/") and ".." not in found.split("/"))
+
+
+# --- Where distributions have it -------------------------------------------------------------------
+
+BOTTLEROCKET = "/usr/lib/nvidia/tesla"
+
+
+@pytest.mark.parametrize(
+    ("directory", "smi"),
+    [
+        ("/lib", "/usr/bin"),
+        ("/home/kubernetes/bin/nvidia/lib64", "/home/kubernetes/bin/nvidia/bin"),
+        ("/run/opengl-driver/lib", "/run/current-system/sw/bin"),
+        ("/usr/local/glibc/usr/lib", "/usr/local/bin"),
+        ("/usr/local/glibc/lib", "/usr/local/bin"),
+        ("/usr/lib/glibc/lib64", "/usr/local/bin"),
+        ("/usr/local/nvidia/lib64", "/usr/local/nvidia/bin"),
+        (BOTTLEROCKET, "/usr/libexec/nvidia/tesla/bin"),
+        ("/usr/lib/wsl/lib", "/usr/lib/wsl/lib"),
+        ("/run/nvidia/driver/usr/lib64", "/run/nvidia/driver/usr/bin"),
+        ("/run/nvidia/driver/lib", "/run/nvidia/driver/usr/bin"),
+    ],
+)
+def test_the_roots_of_distributions_are_tried_without_being_told(node, links, directory, smi):
+    node.install(directory)
+    (node.root / "usr/bin/nvidia-smi").unlink()
+    node.file(f"{smi}/nvidia-smi")
+    found = finder(node, links).find()
+    assert found.version == VERSION
+    assert found.libraries["libcuda.so.1"] == f"{directory}/libcuda.so.1"
+    assert found.smi == f"{smi}/nvidia-smi"
+    assert find_nvml(HostFiles(node.root)) == node.root / f"{directory}/libnvidia-ml.so.{VERSION}".lstrip("/")
+
+
+def test_the_node_s_own_driver_comes_before_every_known_root(node, links):
+    node.install("/run/nvidia/driver/usr/lib64", version="470.1.1")
+    node.install("/lib64")
+    assert finder(node, links).find().version == VERSION
+
+
+def test_a_root_that_was_named_is_the_only_one(node, links):
+    node.install("/home/kubernetes/bin/nvidia/lib64")
+    with pytest.raises(NodeUnready, match=r"in /opt/mine/usr/lib/.*, /opt/mine/lib: install"):
+        finder(node, links, "/opt/mine").find()
+
+
+def test_links_of_a_driver_container_mean_its_own_root(node, links):
+    node.install("/run/nvidia/driver/usr/lib64")
+    node.link("/run/nvidia/driver/usr/lib64/libcuda.so.1", f"/usr/lib64/libcuda.so.{VERSION}")
+    assert finder(node, links).find().version == VERSION
+
+
+def test_a_jetson_is_named(node, links):
+    node.file("/etc/nv_tegra_release", "# R35 (release)\n")
+    with pytest.raises(NodeUnready, match="this is a Jetson"):
+        finder(node, links).find()

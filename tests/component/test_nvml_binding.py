@@ -21,7 +21,7 @@ PROGRAM = """
 import json, queue, sys
 from pathlib import Path
 from gpu_manager.adapters.nvml.cards import NvmlCards
-cards = NvmlCards(library=Path(sys.argv[1]), sysfs=Path("/nonexistent"))
+cards = NvmlCards(library=lambda: Path(sys.argv[1]), sysfs=Path("/nonexistent"))
 states, (uses, processes), topology = cards.list(), cards.usage(), cards.topology()
 told = queue.Queue()
 cards.watch(told.put)

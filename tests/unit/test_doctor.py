@@ -186,6 +186,11 @@ FOUND = [
     ("cards-by-variable", runtime(strategy="nvidia"), "every card that NVIDIA_VISIBLE_DEVICES names"),
     ("kubelet-socket-absent", kubelet(socket=False), "kubelet.sock is not there"),
     ("pod-resources-absent", kubelet(pod_resources=False), "pod-resources/kubelet.sock"),
+    (
+        "topology-policy-differs",
+        kubelet(numa_policy="restricted", told_policy="none"),
+        "the kubelet's topologyManagerPolicy restricted is not what the agent was told (none)",
+    ),
     ("plugin-not-registered", kubelet(registered=frozenset({CORE})), "vcuda-memory (the agent's socket"),
     ("plugin-not-registered", kubelet(registered=frozenset(), own_sockets=frozenset()), "no agent's socket"),
     ("agent-silent", kubelet(agent_problem="no agent answers"), "no agent answers"),

@@ -355,7 +355,7 @@ def test_a_library_path_that_does_not_load_is_named(tmp_path):
     wrong = tmp_path / "libnvidia-ml.so.1"
     wrong.write_text("no library")
     with pytest.raises(NodeUnready, match=rf"could not load the NVML library: .*{wrong}"):
-        cards_of(FakeNvml(Gpu(0)), library=wrong).list()
+        cards_of(FakeNvml(Gpu(0)), library=lambda: wrong).list()
 
 
 def test_a_driver_that_goes_away_raises_for_the_node_and_blames_no_card():

@@ -14,7 +14,7 @@ from gpu_manager.adapters.driver_files import Strategy
 from gpu_manager.adapters.driver_files.detect import choose
 from gpu_manager.adapters.driver_files.elf import multiarch
 from gpu_manager.adapters.driver_files.host import HostFiles
-from gpu_manager.adapters.driver_files.kubelet_config import kubelet_config
+from gpu_manager.adapters.driver_files.kubelet_config import kubelet_config, kubelet_root, topology_policy
 from gpu_manager.adapters.driver_files.runtimes import ContainerRuntime, in_use, plain, sockets
 from gpu_manager.adapters.kubelet.checkpoint import FILE_NAME, MAX_BYTES
 from gpu_manager.adapters.manifests import read_manifests
@@ -37,12 +37,20 @@ _STATIC: Final = "/etc/kubernetes/manifests"  # kubeadm's
 
 
 def gather_kubelet(
-    host: HostFiles, directory: str, *, sysfs: Path = Path("/sys"), proc: Path = Path("/proc")
+    host: HostFiles,
+    directory: str,
+    *,
+    policy: str = "auto",
+    sysfs: Path = Path("/sys"),
+    proc: Path = Path("/proc"),
 ) -> KubeletFacts | None:
-    """The kubelet whose directory that is on the node; None if there is none."""
+    """The kubelet whose directory that is on the node; None if there is none. ``policy`` is the NUMA policy
+    that the agent is told, or auto.
+    """
     if not host.exists(directory):
         return None
     config = kubelet_config(host, directory, proc)
+    root = kubelet_root(host, directory, proc)
     plugins = f"{directory}/device-plugins"
     static = _text(config.get("staticPodPath")) or _STATIC
     driver = _text(config.get("cgroupDriver"))
@@ -50,7 +58,7 @@ def gather_kubelet(
     registered = _registered(host.read(f"{plugins}/{FILE_NAME}", MAX_BYTES))
     return KubeletFacts(
         socket=host.exists(f"{plugins}/{KUBELET_SOCKET}"),
-        pod_resources=host.exists(f"{directory}/pod-resources/{KUBELET_SOCKET}"),
+        pod_resources=host.exists(f"{root}/pod-resources/{KUBELET_SOCKET}"),
         registered=None if registered is None else frozenset(registered),
         others=frozenset(
             name
@@ -64,7 +72,10 @@ def gather_kubelet(
         fail_cgroup_v1=fail if isinstance(fail, bool) else None,
         cgroups=cgroup_version(sysfs),
         static_pods=_static_pods(host, static),
-        claims=host.exists(f"{directory}/{DRA_SOCKET}"),
+        claims=host.exists(f"{root}/{DRA_SOCKET}"),
+        numa_policy=topology_policy(host, directory, proc),
+        told_policy="" if policy == "auto" else policy,
+        root="" if root == directory else root,
     )
 
 

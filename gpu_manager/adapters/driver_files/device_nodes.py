@@ -18,6 +18,7 @@ from typing import Final
 
 import structlog
 
+from gpu_manager.adapters.driver_files.driver_places import OPERATOR_ROOT
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.injection import DeviceNode
@@ -84,7 +85,8 @@ class DeviceNodes:
 
     def _root(self) -> str:
         """Where the nodes are: a driver container has its own, where the node has none."""
-        theirs = f"{self._driver_root.rstrip('/')}/dev"
+        root = self._driver_root.rstrip("/") or OPERATOR_ROOT
+        theirs = f"{root}/dev"
         there = self._host.exists(f"{theirs}/nvidiactl")
         return theirs if there and not self._host.exists("/dev/nvidiactl") else "/dev"
 

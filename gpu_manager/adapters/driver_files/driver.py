@@ -19,7 +19,8 @@ from typing import Final
 
 import structlog
 
-from gpu_manager.adapters.driver_files.elf import multiarch, native_machine, read_elf
+from gpu_manager.adapters.driver_files.driver_places import DriverPlace, driver_places, places_in_words
+from gpu_manager.adapters.driver_files.elf import native_machine, read_elf
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.domain.errors import NodeUnready
 
@@ -27,6 +28,12 @@ log = structlog.get_logger(__name__)
 
 CUDA: Final = "libcuda.so.1"
 NVML: Final = "libnvidia-ml.so.1"
+
+_JETSON: Final = ("/etc/nv_tegra_release", "/dev/nvhost-ctrl")
+NO_JETSON: Final = (
+    "this is a Jetson whose driver has no cards that a container could be given one by one: nothing is "
+    "offered here"
+)
 
 # By file name, as the driver's installer ships them. The container toolkit's own library, the settings
 # panel's and the frame grabber's bridge to Wayland bear the prefix too, and are none of the driver.
@@ -69,9 +76,12 @@ class DriverFinder:
     ) -> None:
         """``links`` is where our own links go; ``directories`` replaces the places under ``driver_root``."""
         self._host = host
-        self._root = "/" + driver_root.strip("/")
         self._links = links
-        self._directories = tuple(directories) if directories is not None else self._usual()
+        self._places = (
+            driver_places(driver_root)
+            if directories is None
+            else tuple(DriverPlace("/", directory, ()) for directory in directories)
+        )
         self._lock = threading.Lock()
         self._found: Driver | None = None
         self._signature: tuple[object, ...] = ()
@@ -87,15 +97,8 @@ class DriverFinder:
                 log.info("driver_found", version=self._found.version, libraries=len(self._found.libraries))
             return self._found
 
-    def _usual(self) -> tuple[str, ...]:
-        base = self._root.rstrip("/")
-        arch = multiarch()
-        return tuple(
-            f"{base}/{d}" for d in (f"usr/lib/{arch}", "usr/lib64", f"lib/{arch}", "lib64", "usr/lib")
-        )
-
     def _signs(self) -> Iterator[object]:
-        for directory in (*self._directories, str(self._links)):
+        for directory in (*(place.libraries for place in self._places), str(self._links)):
             try:
                 status = self._host.seen(self._host.resolve(directory) or directory).stat()
             except OSError:
@@ -104,30 +107,32 @@ class DriverFinder:
                 yield status.st_ino, status.st_mtime_ns
 
     def _look(self) -> Driver:
-        for directory in self._directories:
-            real = self._real(f"{directory}/{CUDA}")
+        for place in self._places:
+            real = self._real(place, CUDA)
             if real is None or self._soname(real) != CUDA:
                 continue
             match = _VERSION.search(real)
             version = match[1] if match else ""
-            libraries = dict(self._in(directory, version))
+            libraries = dict(self._in(place, version))
             if NVML in libraries:
-                return Driver(libraries, version, self._smi())
+                return Driver(libraries, version, self._smi(place))
             raise NodeUnready(
-                f"{directory} has {CUDA} but no {NVML}: the driver's installation is incomplete"
+                f"{place.libraries} has {CUDA} but no {NVML}: the driver's installation is incomplete"
             )
+        if any(map(self._host.exists, _JETSON)):
+            raise NodeUnready(NO_JETSON)
         raise NodeUnready(
-            f"no {CUDA} of this machine in {', '.join(self._directories)}: "
-            "install the NVIDIA driver, or say where it is with --driver-root"
+            f"no {CUDA} of this machine in {places_in_words(self._places)}: "
+            "install the NVIDIA driver, or name its root with --driver-root"
         )
 
-    def _in(self, directory: str, version: str) -> Iterator[tuple[str, str]]:
-        """The directory's driver libraries; another version's are leftovers, and mixing crashes."""
+    def _in(self, place: DriverPlace, version: str) -> Iterator[tuple[str, str]]:
+        """The place's driver libraries; another version's are leftovers, and mixing crashes."""
         seen: set[str] = set()
-        for name in self._host.listing(directory):
+        for name in self._host.listing(place.libraries):
             if not _OURS.fullmatch(name):
                 continue
-            real = self._real(f"{directory}/{name}")
+            real = self._real(place, name)
             soname = self._soname(real) if real else None
             if real is None or not soname or soname in seen:
                 continue
@@ -136,13 +141,14 @@ class DriverFinder:
                 log.warning("library_of_other_driver_skipped", path=real, driver=version)
                 continue
             seen.add(soname)
-            yield soname, self._source(directory, soname, real)
+            yield soname, self._source(place.libraries, soname, real)
 
-    def _real(self, path: str) -> str | None:
-        """The file behind a path; a driver root's absolute links mean that root, as in its own container."""
+    def _real(self, place: DriverPlace, name: str) -> str | None:
+        """The file behind a name; a driver root's absolute links mean that root, as in its own container."""
+        path = f"{place.libraries}/{name}"
         found = self._host.resolve(path)
-        if found is None and path.startswith(self._root) and self._root != "/":
-            found = self._host.resolve(path[len(self._root) :], within=self._root)
+        if found is None and place.root != "/":
+            found = self._host.resolve(path.removeprefix(place.root), within=place.root)
         return found
 
     def _soname(self, path: str) -> str | None:
@@ -161,12 +167,9 @@ class DriverFinder:
         _point(link, real)
         return str(link)
 
-    def _smi(self) -> str | None:
-        for directory in ("usr/bin", "bin", "usr/local/bin"):
-            path = f"{self._root.rstrip('/')}/{directory}/nvidia-smi"
-            if self._host.exists(path):
-                return path
-        return None
+    def _smi(self, place: DriverPlace) -> str | None:
+        found = (f"{directory}/nvidia-smi" for directory in place.programs)
+        return next((path for path in found if self._host.exists(path)), None)
 
 
 def _point(link: Path, target: str) -> None:
@@ -191,16 +194,26 @@ _OWN_ROOT: Final = Path("/")
 
 
 def find_nvml(host: HostFiles, driver_root: str = "/") -> Path | None:
-    """The library as the agent sees it; None if the node has none, or is the agent's own file system.
+    """The library as the agent sees it; None if the node has none, or the loader finds it by itself.
 
-    There the loader's own search is better. A library of another machine is passed over.
+    A library of another machine is passed over.
     """
-    if host.root == _OWN_ROOT:
+    if host.root == _OWN_ROOT and driver_root == "/" and _in_loader_reach(host):
         return None
-    for directory in (f"usr/lib/{multiarch()}", "usr/lib64", "usr/lib", f"lib/{multiarch()}", "lib64"):
-        for within, above in ((driver_root, ""), ("/", driver_root.rstrip("/"))):
-            real = host.resolve(f"{above}/{directory}/{NVML}", within)
+    for place in driver_places(driver_root):
+        path = f"{place.libraries}/{NVML}"
+        for within, named in ((place.root, path.removeprefix(place.root.rstrip("/"))), ("/", path)):
+            real = host.resolve(named, within)
             elf = read_elf(host.seen(real)) if real is not None else None
             if real is not None and elf is not None and elf.machine == native_machine():
                 return host.seen(real)
     return None
+
+
+def _in_loader_reach(host: HostFiles) -> bool:
+    """True unless NVML lies only where a loader does not look without being told."""
+    usual = (place for place in driver_places("/") if place.usual)
+    other = (place for place in driver_places("/") if not place.usual)
+    return any(host.exists(f"{place.libraries}/{NVML}") for place in usual) or not any(
+        host.exists(f"{place.libraries}/{NVML}") for place in other
+    )

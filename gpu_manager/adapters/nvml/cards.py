@@ -43,13 +43,13 @@ class NvmlCards:
         nvml: Any = pynvml,
         *,
         policy: FaultPolicy | None = None,
-        library: Path | None = None,
+        library: Callable[[], Path | None] = lambda: None,
         sysfs: Path = Path("/sys"),
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """``nvml`` is the binding or a fake of it; ``library`` is the absolute path of libnvidia-ml.so.1,
-        needed if the loader does not find it. NVML is opened by the first call.
+        """``nvml`` is the binding or a fake of it; ``library`` finds the absolute path of libnvidia-ml.so.1
+        where the loader does not, each time that NVML is opened; the first call opens it.
         """
         self._nvml, self._library, self._sysfs = nvml, library, sysfs
         self._policy = policy or FaultPolicy()
@@ -150,9 +150,9 @@ class NvmlCards:
             if self._opened:
                 return
             try:
-                if self._library is not None:
+                if (library := self._library()) is not None:
                     # The loader then finds it by SONAME when the binding asks for libnvidia-ml.so.1.
-                    ctypes.CDLL(str(self._library), mode=ctypes.RTLD_GLOBAL)
+                    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
                 self._nvml.nvmlInit()
             except OSError as error:
                 raise NodeUnready(

@@ -75,7 +75,9 @@ class KubeletFacts:
 
     ``cgroup_driver`` is empty if its configuration names none. ``static_pods`` are ``namespace/name (file)``
     of static pods that request a share; ``agent_problem`` is why the agent on the node does not answer,
-    empty if it does. ``claims`` is whether an agent serves ResourceClaims here.
+    empty if it does. ``claims`` is whether an agent serves ResourceClaims here. ``numa_policy`` is the
+    kubelet's topologyManagerPolicy, None if it cannot be seen; ``told_policy`` what the agent is told it is,
+    empty if it reads it itself. ``root`` is the kubelet's --root-dir, where it is not its directory.
     """
 
     socket: bool
@@ -89,6 +91,9 @@ class KubeletFacts:
     static_pods: tuple[str, ...] | None = None
     agent_problem: str = ""
     claims: bool = False
+    numa_policy: str | None = None
+    told_policy: str = ""
+    root: str = ""
 
 
 @dataclass(frozen=True, slots=True)

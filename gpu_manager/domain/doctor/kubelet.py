@@ -29,7 +29,19 @@ def _no_kubelet_socket(kubelet: KubeletFacts, _: float) -> Iterator[str]:
 
 def _no_pod_resources(kubelet: KubeletFacts, _: float) -> Iterator[str]:
     if not kubelet.pod_resources:
-        yield "pod-resources/kubelet.sock is not there: whose an Allocate is cannot be asked"
+        where = f"{kubelet.root}/" if kubelet.root else ""
+        yield f"{where}pod-resources/kubelet.sock is not there: whose an Allocate is cannot be asked"
+
+
+def _topology_policy(kubelet: KubeletFacts, _: float) -> Iterator[str]:
+    if not kubelet.told_policy:
+        return
+    if kubelet.numa_policy is None:
+        raise Unseen("neither command line nor configuration of the kubelet can be seen")
+    if kubelet.numa_policy != kubelet.told_policy:
+        seen = printable(kubelet.numa_policy)
+        told = f"what the agent was told ({kubelet.told_policy})"
+        yield f"the kubelet's topologyManagerPolicy {seen} is not {told}"
 
 
 def _not_registered(kubelet: KubeletFacts, _: float) -> Iterator[str]:
@@ -107,8 +119,22 @@ KUBELET: Final = (
         group="kubelet",
         severity=Severity.TROUBLE,
         what="The agent asks the kubelet's PodResources API which container holds what.",
-        cure="Mount the directory pod-resources into the agent; kubelets from 1.20 on serve it.",
+        cure=(
+            "Mount the directory pod-resources into the agent; kubelets from 1.20 on serve it, below their "
+            "`--root-dir` (`--pod-resources-socket`, chart value `agent.kubeletRootDir`)."
+        ),
         judge=_no_pod_resources,
+    ),
+    DoctorCheck(
+        id="topology-policy-differs",
+        group="kubelet",
+        severity=Severity.TROUBLE,
+        what="Agent and scheduler place by another NUMA policy than the kubelet's, which then fails pods.",
+        cure=(
+            "Leave `--topology-manager-policy` (chart value `agent.topologyManagerPolicy`) at `auto`: the "
+            "agent reads the kubelet's own setting when it starts."
+        ),
+        judge=_topology_policy,
     ),
     DoctorCheck(
         id="plugin-not-registered",
