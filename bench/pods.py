@@ -1,17 +1,18 @@
-"""Pods beside other controllers: bound late, waited for by closed nodes, held by something else."""
+"""Pods beside other controllers: bound late, waited for by closed nodes, held, translated."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from bench import pods_bound_late, pods_closed, pods_held
+from bench import pods_bound_late, pods_cases, pods_closed, pods_held
 from bench.rows import Measure, Row, rows_of
 
 PARTS: Final[Mapping[str, Measure]] = {
     "late": pods_bound_late.rows,
     "closed": pods_closed.rows,
     "held": pods_held.rows,
+    "cases": pods_cases.rows,
 }
 
 

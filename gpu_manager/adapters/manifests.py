@@ -57,7 +57,7 @@ def read_manifests(data: bytes) -> tuple[Manifest, ...]:
     Raises:
         RequestInvalid: this is no Kubernetes manifest; the text says where it is malformed.
     """
-    return tuple(_manifest(number, entry) for number, entry in read_objects(data))
+    return tuple(manifest_of(number, entry) for number, entry in read_objects(data))
 
 
 def read_objects(data: bytes) -> tuple[tuple[int, Mapping[str, Any]], ...]:
@@ -124,7 +124,8 @@ def _objects(number: int, document: object) -> Iterator[Mapping[str, Any]]:
             yield {**entry, "kind": kind}
 
 
-def _manifest(number: int, entry: Mapping[str, Any]) -> Manifest:
+def manifest_of(number: int, entry: Mapping[str, Any]) -> Manifest:
+    """Return what is known of one object of :func:`read_objects`."""
     kind, meta = entry["kind"], entry.get("metadata")
     names = meta if isinstance(meta, dict) else {}
     groups, path = _KINDS.get(kind, ((), ()))

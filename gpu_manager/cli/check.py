@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated
 
-from gpu_manager.adapters.manifests import Manifest
-from gpu_manager.cli.files import Filenames, Files, chosen_files, load_manifests, shown
+from gpu_manager.adapters.manifests import Manifest, manifest_of
+from gpu_manager.cli.files import Filenames, Files, chosen_files, load_objects, shown
+from gpu_manager.cli.kubectl.migrate.left_over import foreign_names
 from gpu_manager.cli.output import Form, Output, coloured, emit
+from gpu_manager.cli.pod_templates import pod_templates
+from gpu_manager.domain.contract import NVIDIA
 from gpu_manager.domain.dra.translation import turned_into_claim, turned_warnings
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.kube.pod import Pod, parse_pod
@@ -63,8 +66,9 @@ def command(
 ) -> int:
     """Say whether manifests are legal, why not, and what would be.
 
-    Pods, lists, and the pod templates of Deployments, StatefulSets, DaemonSets, ReplicaSets, Jobs and
-    CronJobs are judged by the rules of the webhook and the agent. Exit code: 0 legal, 1 illegal, 2 bad input.
+    Pods, lists, and the pod templates of any kind of workload are judged by the rules of the webhook and the
+    agent; names of other systems anywhere in an object are warned of. Exit code: 0 legal, 1 illegal, 2 bad
+    input.
     """
     unit_bytes = _unit(unit)
     files = chosen_files(files, filenames)
@@ -87,14 +91,43 @@ def _unit(text: str) -> int:
 
 
 def _judge_file(name: str, unit: int, minimum_cores: int, *, claims: bool) -> Iterator[PodVerdict]:
-    for manifest in load_manifests(name):
-        yield _judge(shown(name), manifest, unit, minimum_cores, claims=claims)
+    for number, entry in load_objects(name):
+        manifest = manifest_of(number, entry)
+        pods = [manifest.pod] if manifest.runs_pods else [found.as_pod() for found in pod_templates(entry)]
+        verdicts = [
+            _judge(shown(name), replace(manifest, pod=pod), unit, minimum_cores, claims=claims)
+            for pod in pods
+        ]
+        limited = warn_limit_range(manifest.limit_range) if manifest.limit_range is not None else ()
+        skipped = PodVerdict(shown(name), manifest, CheckState.SKIPPED, warnings=tuple(limited))
+        one = _together(verdicts) or skipped
+        yield replace(one, warnings=(*one.warnings, *_foreign(entry, one.warnings)))
+
+
+def _together(verdicts: Sequence[PodVerdict]) -> PodVerdict | None:
+    """Return the verdict of an object with several templates; None if it has none."""
+    if len(verdicts) < 2:
+        return verdicts[0] if verdicts else None
+    illegal = any(one.state is CheckState.ILLEGAL for one in verdicts)
+    return replace(
+        verdicts[0],
+        state=CheckState.ILLEGAL if illegal else CheckState.LEGAL,
+        requests=tuple(request for one in verdicts for request in one.requests),
+        violations=tuple(fault for one in verdicts for fault in one.violations),
+        warnings=tuple(fault for one in verdicts for fault in one.warnings),
+    )
+
+
+def _foreign(entry: Mapping[str, object], told: Sequence[Violation]) -> Iterator[Violation]:
+    """Yield a warning for each name of another system that the rules for pods have not warned of."""
+    known = {NVIDIA, *(warning.field for warning in told)}
+    for one in foreign_names(entry):
+        if one.name not in known:
+            known.add(one.name)
+            yield violation(Rule.FOREIGN_NAME, "", one.name, one.path, reason=one.advice)
 
 
 def _judge(file: str, manifest: Manifest, unit: int, minimum_cores: int, *, claims: bool) -> PodVerdict:
-    if not manifest.runs_pods:
-        limited = warn_limit_range(manifest.limit_range) if manifest.limit_range is not None else ()
-        return PodVerdict(file, manifest, CheckState.SKIPPED, warnings=tuple(limited))
     if manifest.pod is None:
         return _unreadable(file, manifest, f"this {manifest.kind} has no pod template")
     try:

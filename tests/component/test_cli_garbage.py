@@ -146,6 +146,7 @@ CLUSTER = {
     "cost": [],
     "cordon": ["GPU-x"],
     "defrag": ["p"],
+    "migrate": ["pod.yaml", "--like", "n1"],
     "simulate": ["--drain", "n1"],
     "ui": ["--no-browser"],
     "uncordon": ["GPU-x"],

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from gpu_manager.adapters.manifests import read_documents, read_manifests
 from gpu_manager.cli.kubectl.main import run
+from gpu_manager.cli.kubectl.migrate.cards import of_memory
 from gpu_manager.cli.kubectl.migrate.command import migrate
 from gpu_manager.cli.kubectl.migrate.model import FindingKind, MigrationTerms, System
 from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
@@ -31,15 +32,15 @@ from tests.oracle.migration import CASES, Case, faults
 DATA = Path(__file__).parents[1] / "data" / "migrate"
 EXAMPLES = sorted(p for p in DATA.glob("*/*") if p.suffix in (".yaml", ".json"))
 TERMS = {
-    "hami/percentage": MigrationTerms(card_memory=24 * GIB),
+    "hami/percentage": MigrationTerms(card=of_memory(24 * GIB)),
     "gpushare/mebibytes": MigrationTerms(gpushare_unit=MIB),
-    "nvidia/turn": MigrationTerms(replicas=4, card_memory=40 * GIB),
-    "nvidia/shared-name": MigrationTerms(replicas=4, card_memory=40 * GIB),
-    "volcano/percentage": MigrationTerms(card_memory=16 * GIB),
-    "kai/fraction": MigrationTerms(card_memory=40 * GIB),
-    "kai/runai": MigrationTerms(card_memory=40 * GIB),
-    "kai/second-container": MigrationTerms(card_memory=40 * GIB),
-    "shapes/mps-percentage": MigrationTerms(card_memory=16 * GIB),
+    "nvidia/turn": MigrationTerms(replicas=4, card=of_memory(40 * GIB)),
+    "nvidia/shared-name": MigrationTerms(replicas=4, card=of_memory(40 * GIB)),
+    "volcano/percentage": MigrationTerms(card=of_memory(16 * GIB)),
+    "kai/fraction": MigrationTerms(card=of_memory(40 * GIB)),
+    "kai/runai": MigrationTerms(card=of_memory(40 * GIB)),
+    "kai/second-container": MigrationTerms(card=of_memory(40 * GIB)),
+    "shapes/mps-percentage": MigrationTerms(card=of_memory(16 * GIB)),
 }
 FOREIGN = {name for s in SYSTEMS if s.name != "gpu-manager" for name in s.resources}
 
@@ -307,12 +308,12 @@ def pods_of(system: System) -> st.SearchStrategy[Any]:
 def test_whatever_a_pod_looks_like_it_is_translated_to_a_legal_one_or_left_alone(
     pod: Any, system: System | None
 ) -> None:
-    new, findings = translate(pod, MigrationTerms(replicas=3, card_memory=24 * GIB), system)
+    new, findings = translate(pod, MigrationTerms(replicas=3, card=of_memory(24 * GIB)), system)
     if new == pod:
         return
     assert not any(f.kind is FindingKind.REFUSED for f in findings)
     assert check_pod(parse_pod(new)) == ()
-    assert translate(new, MigrationTerms(replicas=3, card_memory=24 * GIB))[0] == new
+    assert translate(new, MigrationTerms(replicas=3, card=of_memory(24 * GIB)))[0] == new
     assert {f.where for f in findings} <= {"Pod default/(no name)", "object"}
     [document] = documents(yaml.safe_dump(pod, sort_keys=False).encode())
     assert read_documents(rewrite(document, new).text.encode()) == [new]

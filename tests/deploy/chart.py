@@ -49,6 +49,8 @@ SETS: dict[str, tuple[str, ...]] = {
     "labelled": (
         '--set-json=commonLabels={"cost-centre":"ml","team":"a"}',
         '--set-json=podLabels={"sidecar.istio.io/inject":"false","team":"b"}',
+        '--set-json=admission={"podLabels":{"admissions":"a"},"podAnnotations":{"a.example/x":"1"}}',
+        '--set-json=agent={"podLabels":{"team":"c"},"podAnnotations":{"company.example/owner":"ml"}}',
         '--set-json=podAnnotations={"vault.hashicorp.com/agent-inject":"false"}',
         '--set-json=webhook.labels={"admissions.enforcer/disabled":"true"}',
         '--set-json=serviceAccount.annotations={"eks.amazonaws.com/role-arn":"arn:aws:iam::1:role/r"}',

@@ -18,7 +18,8 @@ def test_common_labels_stand_on_every_object_and_pod_and_the_pods_own_count_ther
         assert "sidecar.istio.io/inject" not in obj["metadata"]["labels"]
     for kind, name in PODS:
         labels = the("labelled", kind, name)["spec"]["template"]["metadata"]["labels"]
-        assert (labels["cost-centre"], labels["team"]) == ("ml", "b")
+        assert (labels["cost-centre"], labels["team"]) == ("ml", "c" if kind == "DaemonSet" else "b")
+        assert labels.get("admissions") == ("a" if kind == "Deployment" else None)
         assert labels["sidecar.istio.io/inject"] == "false"
 
 
@@ -36,6 +37,8 @@ def test_pods_accounts_and_webhooks_carry_what_they_are_given() -> None:
         annotations = the("labelled", kind, name)["spec"]["template"]["metadata"]["annotations"]
         assert annotations["vault.hashicorp.com/agent-inject"] == "false"
         assert "checksum/terms" in annotations
+        assert ("company.example/owner" in annotations) == (kind == "DaemonSet")
+        assert ("a.example/x" in annotations) == (kind == "Deployment")
     accounts = list(of_kind("labelled", "ServiceAccount"))
     assert len(accounts) == len(PODS)
     for account in accounts:

@@ -37,15 +37,15 @@ _16, _40 = ("--card-memory", "16Gi"), ("--card-memory", "40Gi")
 CASES: Final = (
     Case("volcano/fraction.yaml", "Volcano: vGPU user guide", ((50, 12),), ("schedulerName volcano",)),
     Case("volcano/job.yaml", "Volcano: Job with tasks", ((200, WHOLE),), ("schedulerName volcano",)),
-    Case("volcano/percentage.yaml", "Volcano: vGPU user guide", ((40, 32),), (), _16),
+    Case("volcano/percentage.yaml", "Volcano: vGPU user guide", ((40, 29),), (), _16),
     Case("volcano/part-of-each-of-two.yaml", "Volcano: vGPU user guide", (), ("vgpu-number is 2",)),
     Case("volcano/exported.yaml", "Volcano: vGPU user guide", ((10, 4),)),
-    Case("kai/fraction.yaml", "KAI: GPU sharing", ((50, 80),), ("kai.scheduler/queue",), _40),
+    Case("kai/fraction.yaml", "KAI: GPU sharing", ((50, 78),), ("kai.scheduler/queue",), _40),
     Case("kai/memory.yaml", "KAI: GPU sharing", ((10, 8),)),
-    Case("kai/second-container.yaml", "KAI: GPU sharing, another container", ((30, 48),), (), _40),
+    Case("kai/second-container.yaml", "KAI: GPU sharing, another container", ((30, 47),), (), _40),
     Case("kai/two-cards.yaml", "KAI: GPU sharing, several devices", (), ("gpu-fraction-num-devices is 2",)),
     Case(
-        "kai/runai.yaml", "Run:ai: dynamic fractions", ((25, 40),), ("gpu-fraction-limit", "runai/queue"), _40
+        "kai/runai.yaml", "Run:ai: dynamic fractions", ((25, 39),), ("gpu-fraction-limit", "runai/queue"), _40
     ),
     Case("shapes/kserve-pytorch.yaml", "KServe: TorchServe on a GPU", ((100, WHOLE),)),
     Case("shapes/kserve-model.yaml", "KServe: model format, and a transformer", ((10, 32),)),
@@ -53,7 +53,7 @@ CASES: Final = (
     Case("shapes/argo.yaml", "Argo Workflows: template types", ((25, 16),)),
     Case("shapes/argo-patch.yaml", "Argo Workflows: podSpecPatch", (), ("volcano.sh/vgpu-memory",)),
     Case("shapes/mps.yaml", "MPS: environment variables", ((30, 24),), ("nvidia-mps",)),
-    Case("shapes/mps-percentage.yaml", "MPS: provisioning by percentage", ((50, 32),), (), _16),
+    Case("shapes/mps-percentage.yaml", "MPS: provisioning by percentage", ((50, 29),), (), _16),
     Case(
         "shapes/variables.yaml",
         "HAMi-core: container without a resource",

@@ -470,6 +470,13 @@ class Rule(Enum):
         f"Write `{CORE}` and `{MEMORY}`; `kubectl vcuda migrate` translates manifests of other systems.",
         warning=True,
     )
+    FOREIGN_NAME = RuleText(
+        "foreign-name",
+        "{field} at {value} is a name of another system: {reason}",
+        "Nothing here reads it: the share, the policy or the figure that it asks for is not had.",
+        "Translate the manifest by `kubectl vcuda migrate`, and write by hand what it reports as left.",
+        warning=True,
+    )
     ANNOTATION_UNKNOWN = RuleText(
         "annotation-unknown",
         "annotation {field} means nothing here{hint}",

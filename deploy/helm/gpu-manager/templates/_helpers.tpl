@@ -23,7 +23,8 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- $root := index . 0 -}}
 {{ include "vcuda.selector" . }}
 app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
-{{- with merge (dict) ($root.Values.podLabels | default dict) ($root.Values.commonLabels | default dict) }}
+{{- $own := (index $root.Values (index . 1)).podLabels | default dict -}}
+{{- with merge (dict) $own ($root.Values.podLabels | default dict) ($root.Values.commonLabels | default dict) }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,14 +12,23 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
-from gpu_manager.adapters.manifests import LONGEST_BYTES, read_objects
+from gpu_manager.adapters.manifests import LONGEST_BYTES, read_documents, read_objects
 from gpu_manager.cli.files import Filenames, Files, chosen_files
-from gpu_manager.cli.kubectl.migrate.model import FindingKind, MigrationFinding, MigrationTerms, System
+from gpu_manager.cli.kubectl.login import Context, Kubeconfig
+from gpu_manager.cli.kubectl.migrate import cards
+from gpu_manager.cli.kubectl.migrate.left_over import left_over
+from gpu_manager.cli.kubectl.migrate.model import (
+    CardSize,
+    FindingKind,
+    MigrationFinding,
+    MigrationTerms,
+    System,
+)
 from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
 from gpu_manager.cli.kubectl.migrate.text import Rewritten, documents, json_text, rewrite
-from gpu_manager.cli.kubectl.migrate.translate import left_over, translate
+from gpu_manager.cli.kubectl.migrate.translate import translate
 from gpu_manager.cli.output import painted
-from gpu_manager.domain.errors import RequestInvalid, printable
+from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.resources import MIB, format_number, parse_quantity
 from gpu_manager.runtime.arguments import Option
 
@@ -69,10 +79,19 @@ def command(
     card_memory: Annotated[
         str, Option(help="Memory of a card, such as 40Gi: what parts in percent or turns are parts of.")
     ] = "",
+    card_model: Annotated[str, Option(help="Model of the card instead, such as A100-SXM4-40GB or T4.")] = "",
+    like: Annotated[
+        str, Option(metavar="NODE", help="Take the card's size from this node of the cluster, or profile.")
+    ] = "",
     replicas: Annotated[
         int, Option(min=0, max=100, help="Users of a card under NVIDIA time-slicing; 0: whole cards.")
     ] = 0,
     gpushare_unit: Annotated[str, Option(help="What one aliyun.com/gpu-mem counts: 1Gi or 1Mi.")] = "1Gi",
+    hami_count: Annotated[
+        str, Option(metavar="NAME", help="Resource by which HAMi counts cards, if it is not nvidia.com/gpu.")
+    ] = "",
+    kubeconfig: Kubeconfig = "",
+    context: Context = "",
 ) -> int:
     """Translate manifests of gpu-manager, HAMi, Volcano, KAI, Run:ai, Aliyun gpushare, NVIDIA time-slicing
     and MPS, and vgpu-manager.
@@ -85,12 +104,15 @@ def command(
     """
     terms = MigrationTerms(
         cores=cores,
-        card_memory=_bytes("--card-memory", card_memory) if card_memory else None,
+        card=_card(card_memory, card_model, like, kubeconfig, context),
+        hami_count=_resource("--hami-count", hami_count),
         replicas=replicas or None,
         gpushare_unit=_bytes("--gpushare-unit", gpushare_unit),
     )
-    if terms.replicas and terms.card_memory is None:
-        raise RequestInvalid("--replicas needs --card-memory: a turn comes with its part of the memory")
+    if terms.replicas and terms.card is None:
+        raise RequestInvalid(
+            "--replicas needs --card-memory, --card-model or --like: a turn comes with its part of the memory"
+        )
     system = next((s for s in SYSTEMS if s.name == source.value), None)
     done = [_migrate(name, terms, system) for name in chosen_files(files, filenames)]
     report = [line for one in done for line in _report(one, several=len(done) > 1)]
@@ -103,6 +125,26 @@ def command(
         _write([texts[0], *(t if t.startswith("---") else "---\n" + t for t in texts[1:])])
         print("\n".join(report), file=sys.stderr)
     return 1 if any(f.kind in _BAD for one in done for f in one.findings) else 0
+
+
+def _card(memory: str, model: str, like: str, kubeconfig: str, context: str) -> CardSize | None:
+    if sum(map(bool, (memory, model, like))) > 1:
+        raise RequestInvalid("give one of --card-memory, --card-model and --like: each names the card's size")
+    if not like and (kubeconfig or context):
+        raise RequestInvalid("--kubeconfig and --context go with --like, which alone asks the cluster")
+    if like:
+        return cards.of_node(like, kubeconfig, context)
+    if model:
+        return cards.of_model(model)
+    return cards.of_memory(_bytes("--card-memory", memory)) if memory else None
+
+
+def _resource(option: str, name: str) -> str:
+    if name and not re.fullmatch(r"[a-z0-9.-]+/[A-Za-z0-9._-]+", name):
+        raise RequestInvalid(
+            f"{option} is {quoted(name)}: use the name of a resource, such as nvidia.com/vgpu"
+        )
+    return name
 
 
 def _bytes(option: str, text: str) -> int:
@@ -132,7 +174,14 @@ def _read(path: Path) -> bytes:
 
 def migrate(name: str, data: bytes, terms: MigrationTerms, system: System | None = None) -> Migrated:
     """Translate one file. Raises RequestInvalid if it is no Kubernetes manifest."""
-    read_objects(data)  # the same refusals as check's
+    try:
+        read_objects(data)  # the same refusals as check's
+    except RequestInvalid:
+        named = [one for value in read_documents(data) for one in left_over(value, (), terms)]
+        if not named:
+            raise
+        text = data.decode("utf-8-sig")  # the values of a chart, or a part of a manifest
+        return Migrated(name, text, text, tuple(named))
     texts, findings, old = [], [], []
     for document in documents(data):
         new, found = translate(document.value, terms, system)
@@ -142,7 +191,8 @@ def migrate(name: str, data: bytes, terms: MigrationTerms, system: System | None
             made = rewrite(document, new, strict=is_refused)
             text = made.text
             if made.value != new:  # a value that others refer to changed with them
-                found = [f for f in found if f.kind is not FindingKind.LEFT] + list(left_over(made.value))
+                found = [f for f in found if f.kind is not FindingKind.LEFT]
+                found += left_over(made.value, (), terms)
             found += [
                 MigrationFinding(FindingKind.CHANGED, f"document {document.number}", told)
                 for told in _of_the_text(made)

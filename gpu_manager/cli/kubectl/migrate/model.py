@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from fnmatch import fnmatchcase
 from fractions import Fraction
-from math import ceil
+from math import ceil, floor
+from typing import Final
 
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT, MIB, format_number
+from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT, GIB, MIB, format_bytes, format_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +19,14 @@ class MigrationTerms:
     """Settings of a migration that manifests do not contain.
 
     ``cores`` is the share for a container whose system does not limit time, with an elastic limit of 100;
-    ``card_memory`` is the memory of a card in bytes, ``replicas`` the number of users of a card under
-    time-slicing, and ``gpushare_unit`` the bytes of one ``aliyun.com/gpu-mem``.
+    ``card`` is the card that parts are parts of, ``replicas`` the number of users of a card under
+    time-slicing, ``gpushare_unit`` the bytes of one ``aliyun.com/gpu-mem``, and ``hami_count`` the name under
+    which HAMi counts cards where ``nvidia.com/gpu`` was renamed.
     """
 
     cores: int = 10
-    card_memory: int | None = None
+    card: CardSize | None = None
+    hami_count: str = ""
     replicas: int | None = None
     gpushare_unit: int = 1 << 30
     unit: int = DEFAULT_UNIT
@@ -64,9 +68,10 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Needless:
-    """A setting that is not needed here."""
+    """A setting that is not needed here; with ``value`` only where it has that value."""
 
     why: str
+    value: str = ""
 
 
 Fate = Becomes | Lost | Needless
@@ -82,7 +87,9 @@ class System:
 
     Amounts outside of resources: ``variable_amounts`` are environment variables of a container,
     ``annotation_amounts`` annotations of the pod, for the container that ``container_annotation`` names, else
-    the first. Both map a name to the function that reads its value.
+    the first. Both map a name to the function that reads its value. ``container_amounts`` are annotations
+    too, by what follows ``container_prefix`` and the name of the container. A name in ``annotations`` may
+    hold ``*`` as well.
     """
 
     name: str
@@ -96,19 +103,29 @@ class System:
     variable_amounts: Mapping[str, Callable[[str], Fraction]] = field(default_factory=dict)
     annotation_amounts: Mapping[str, Callable[[str], Fraction]] = field(default_factory=dict)
     container_annotation: str = ""
+    container_prefix: str = ""
+    container_amounts: Mapping[str, Callable[[str], Fraction]] = field(default_factory=dict)
     state: tuple[str, ...] = ()
     schedulers: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     paths: Mapping[str, str] = field(default_factory=dict)
     drops_runtime_class: bool = True
 
-    def variable(self, name: str) -> Fate | None:
-        """Return the equivalent of an environment variable; None if the system does not know it."""
-        found = self.variables.get(name)
-        if found is None:
-            starts = ((key[:-1], fate) for key, fate in self.variables.items() if key.endswith("*"))
-            found = next((fate for start, fate in starts if name.startswith(start)), None)
-        return found
+    def amount(self, annotation: str) -> tuple[str, str, Callable[[str], Fraction]] | None:
+        """Return (container, name, reader) of an annotation that names its container; None for another."""
+        rest = annotation.removeprefix(self.container_prefix)
+        if not self.container_prefix or rest == annotation:
+            return None
+        amounts = ((rest[: -len(end) - 1], end, read) for end, read in self.container_amounts.items())
+        return next((found for found in amounts if rest == f"{found[0]}.{found[1]}"), None)
+
+
+def fate_of(fates: Mapping[str, Fate], name: str, value: object = None) -> Fate | None:
+    """Return what becomes of a name; None if the table does not know it, or means another value of it."""
+    found = fates.get(name) or next(
+        (fate for key, fate in fates.items() if "*" in key and fnmatchcase(name, key)), None
+    )
+    return None if isinstance(found, Needless) and found.value not in ("", value) else found
 
 
 class FindingKind(Enum):
@@ -130,6 +147,8 @@ class MigrationFinding:
     text: str
 
 
+LARGEST_CARD: Final = 288 * GIB  # no card has more
+
 # Arithmetic that the tables share.
 
 
@@ -140,13 +159,77 @@ def whole(value: Fraction, name: str) -> int:
     return int(value)
 
 
-def units_of(count_bytes: Fraction | int, terms: MigrationTerms, name: str) -> tuple[int, tuple[str, ...]]:
-    """Return bytes as memory units, rounded up, and a note if that added some."""
-    exact = Fraction(count_bytes) / terms.unit
-    units = ceil(exact)
-    size = terms.unit // MIB
+def percent(value: Fraction, name: str) -> int:
+    """Return a whole number up to 100. Raises RequestInvalid for another."""
+    if value > CORES_PER_CARD:
+        raise RequestInvalid(f"{name} is {format_number(value)}: it counts percent of a card, 100 at most")
+    return whole(value, name)
+
+
+@dataclass(frozen=True, slots=True)
+class CardSize:
+    """What a card offers in bytes, and who says so; ``nominal`` is the size in its name."""
+
+    offered: int
+    nominal: int
+    title: str
+
+
+def units_of(
+    count: Fraction | int, per: int, terms: MigrationTerms, name: str
+) -> tuple[int, tuple[str, ...]]:
+    """Return ``count`` times ``per`` bytes as memory units, rounded up, and a note if that added some.
+
+    An amount up to the nominal size of the card is cut to what the card offers. Raises RequestInvalid if no
+    card has as much.
+    """
+    exact, size = Fraction(count * per) / terms.unit, terms.unit // MIB
+    units, card = ceil(exact), terms.card
+    largest = card.nominal if card else LARGEST_CARD
+    if count * per > largest:
+        meant = (int(count) * step for step in (1, 1 << 10, 1 << 20))
+        hint = next((f"; if {format_bytes(b)} was meant, write {ceil(Fraction(b, per))}" for b in meant
+                     if terms.unit <= b <= largest), "")  # fmt: skip
+        most = f"a card of {format_bytes(largest)}" if card else "any card"
+        counts = f" at {format_bytes(per)} each" if per > 1 else ""
+        value = format_number(Fraction(count))
+        raise RequestInvalid(f"{name} is {value}{counts}, more than {most} has{hint}")
+    if card and units > card.offered // terms.unit:
+        units = card.offered // terms.unit
+        return units, (f"{name} cut to the {units} units that a card offers ({card.title})",)
     note = () if units == exact else (f"{name} rounded up to {units} units of {size} MiB",)
     return units, note
+
+
+def portion(part: Fraction, name: str) -> Fraction:
+    """Return a part of a card. Raises RequestInvalid if it is none."""
+    if not 0 < part <= 1:
+        raise RequestInvalid(f"{name} is {format_number(part)}: it goes from 0 to 1")
+    return part
+
+
+def part_of(part: Fraction, terms: MigrationTerms, name: str) -> int:
+    """Return a part of a card's memory as units, rounded down: parts that make a card together fit on one.
+
+    Raises RequestInvalid if the card's size is not known, or the part is none.
+    """
+    if not 0 < part <= 1:
+        raise RequestInvalid(f"{name} comes to {format_number(part * 100)} % of a card: use 1 to 100")
+    if terms.card is None:
+        raise RequestInvalid(
+            f"{name} is a part of a card whose size the manifest does not say: give --card-memory, "
+            "--card-model or --like"
+        )
+    return max(1, floor(part * (terms.card.offered // terms.unit)))
+
+
+def fitting(share: MigratedShare, terms: MigrationTerms) -> str:
+    """Return how many such shares fit on the card, in words; empty where the card is not known."""
+    if terms.card is None or not share.units or not 0 < share.cores < CORES_PER_CARD:
+        return ""
+    units = terms.card.offered // terms.unit
+    count = min(units // ceil(share.units), CORES_PER_CARD // ceil(share.cores))
+    return f"{count} of these fit on a card of {units} units ({terms.card.title})"
 
 
 def fraction(cores: int, units: int, terms: MigrationTerms, notes: tuple[str, ...]) -> MigratedShare:
@@ -166,12 +249,3 @@ def several(count: int, name: str) -> RequestInvalid:
         f"{name} is {count}, a part of each of {count} cards: a fraction lies on one card here; ask for "
         f"whole cards (tencent.com/vcuda-core: {count * CORES_PER_CARD}), or for one larger part"
     )
-
-
-def card_memory(terms: MigrationTerms, name: str) -> int:
-    """Return the memory of a card in bytes. Raises RequestInvalid if --card-memory is missing."""
-    if terms.card_memory is None:
-        raise RequestInvalid(
-            f"{name} is a part of a card whose size the manifest does not say: give --card-memory"
-        )
-    return terms.card_memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -14,10 +15,21 @@ from gpu_manager.cli.kubectl.migrate.model import (
     MigratedShare,
     MigrationFinding,
     MigrationTerms,
+    Needless,
     System,
+    fate_of,
+    fitting,
 )
 from gpu_manager.cli.kubectl.migrate.systems import MIG, PREDECESSOR, SYSTEMS, TIME_SLICING
-from gpu_manager.domain.contract import CORE, CORE_LIMIT, MEMORY, NVIDIA
+from gpu_manager.domain.contract import (
+    CORE,
+    CORE_LIMIT,
+    GPU_UUID,
+    MEMORY,
+    NO_VISIBLE_DEVICES,
+    NVIDIA,
+    VISIBLE_ENV,
+)
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes, format_number, parse_quantity
 
@@ -27,15 +39,20 @@ _GROUPS = ("initContainers", "containers")
 class PodTemplate:
     """One pod template while it is changed in place."""
 
-    def __init__(self, pod: dict[str, Any], where: str, terms: MigrationTerms) -> None:
+    def __init__(
+        self, pod: dict[str, Any], where: str, terms: MigrationTerms, *, tolerates: bool = True
+    ) -> None:
         self._pod = pod
         self._where = where
         self._terms = terms
+        self._tolerates = tolerates
         self._spec: dict[str, Any] = pod["spec"]
         self._findings: list[MigrationFinding] = []
         self._containers = [c for group in _GROUPS for c in self._list(self._spec, group)]
         self._ceilings: list[int | None] = []
         self._shared = False  # a container asks for a share now
+        for amounts in (a for c in self._containers for a in self._amounts(c) if terms.hami_count in a):
+            amounts[NVIDIA] = amounts.pop(terms.hami_count)
 
     def translate(self, system: System | None) -> list[MigrationFinding] | None:
         """Translate it; None if it does not use the system. Raises RequestInvalid if it cannot be
@@ -53,7 +70,7 @@ class PodTemplate:
         self._wishes(found)
         self._remove_state(found)
         self._scheduling(found)
-        if NVIDIA in names and NVIDIA in found.resources and self._shared:
+        if NVIDIA in names and NVIDIA in found.resources and self._shared and self._tolerates:
             self._tolerate()
         self._ceiling()
         if self._spec.get("resourceClaims"):
@@ -87,20 +104,30 @@ class PodTemplate:
         return self._map(self._map(self._pod, "metadata"), "annotations")
 
     def _annotated(self, system: System) -> bool:
-        return any(name in self._annotations for name in system.annotation_amounts)
+        return any(
+            name in system.annotation_amounts or system.amount(name) is not None
+            for name in map(str, self._annotations)
+        )
 
     def _check_annotated_container(self, system: System) -> None:
         wanted = self._annotations.get(system.container_annotation)
-        if wanted is not None and all(c.get("name") != wanted for c in self._containers):
-            raise RequestInvalid(f"{system.container_annotation}: there is no container {quoted(wanted)}")
+        named = [(a, found[0]) for a in map(str, self._annotations) if (found := system.amount(a))]
+        for key, name in [(system.container_annotation, wanted), *named]:
+            if name is not None and all(c.get("name") != name for c in self._containers):
+                raise RequestInvalid(f"{key}: there is no container {quoted(name)}")
 
     def _of_annotations(self, container: dict[str, Any], system: System) -> dict[str, Fraction]:
         """Return what the pod's annotations request for this container."""
+        asked = {
+            found[1]: self._read(found[2], value, str(key))
+            for key, value in self._annotations.items()
+            if (found := system.amount(str(key))) and found[0] == container.get("name")
+        }
         wanted = self._annotations.get(system.container_annotation)
         first = self._list(self._spec, "containers")[0]
         if container is not first if wanted is None else container.get("name") != wanted:
-            return {}
-        return {
+            return asked
+        return asked | {
             name: self._read(read, self._annotations[name], name)
             for name, read in system.annotation_amounts.items()
             if name in self._annotations
@@ -142,18 +169,20 @@ class PodTemplate:
         self._environment(container, system)
         if not asked:
             return
+        before = {k: v for k, v in {**requests, **limits}.items() if k in system.resources}
+        before |= {k: format_number(v) for k, v in asked.items() if k not in system.resources}
+        was = ", ".join(f"{k.rpartition('/')[2]} {v}" for k, v in before.items())
         try:
             share = system.share(asked, self._terms)
         except RequestInvalid as error:
-            raise RequestInvalid(f"container {quoted(name)}: {error}") from error
-        before = {k: v for k, v in {**requests, **limits}.items() if k in system.resources}
-        before |= {k: format_number(v) for k, v in asked.items() if k not in system.resources}
+            plain = all(str(value).isdigit() for value in before.values())
+            written = "" if plain else f" (written: {was})"
+            raise RequestInvalid(f"container {quoted(name)}: {error}{written}") from error
         self._write(container, system, share)
         after = {k: v for k, v in self._amounts(container)[0].items() if k in (CORE, MEMORY)}
         if before != after or any(k in requests and k not in self._amounts(container)[1] for k in before):
-            was = ", ".join(f"{k.rpartition('/')[2]} {v}" for k, v in before.items())
             self._tell(FindingKind.CHANGED, f"container {quoted(name)}: {self._shown(share)} (was {was})")
-        for note in share.notes if share else ():
+        for note in (*share.notes, *filter(None, [fitting(share, self._terms)])) if share else ():
             self._tell(FindingKind.CHANGED, f"container {quoted(name)}: {note}")
         if share and 0 < share.cores < CORES_PER_CARD:
             self._ceilings.append(share.ceiling)
@@ -192,7 +221,7 @@ class PodTemplate:
     def _environment(self, container: dict[str, Any], system: System) -> None:
         kept, name = [], container.get("name")
         for entry in self._list(container, "env"):
-            fate = system.variable(str(entry.get("name")))
+            fate = fate_of(system.variables, str(entry.get("name"))) or _shown_cards(entry)
             if fate is None:
                 kept.append(entry)
                 continue
@@ -218,8 +247,9 @@ class PodTemplate:
             (self._spec, "nodeSelector", system.selectors),
         ):
             values = self._map(holder, group)
-            for key in [key for key in values if key in fates]:
-                self._wish(values, key, fates[key])
+            for key in list(values):
+                if fate := fate_of(fates, str(key), values[key]):
+                    self._wish(values, key, fate)
             if isinstance(holder, dict) and group in holder and not values:
                 del holder[group]
 
@@ -231,7 +261,10 @@ class PodTemplate:
         value = fate.change(text) if fate.values is None else fate.values.get(text)
         if value is None:
             known = ", ".join(fate.values or ())
-            self._tell(FindingKind.LOST, f"{key}: {quoted(text)} removed (what has an equivalent: {known})")
+            why = f"; {fate.note}" if fate.note else ""
+            self._tell(
+                FindingKind.LOST, f"{key}: {quoted(text)} removed (what has an equivalent: {known}){why}"
+            )
         elif not value:
             self._tell(FindingKind.CHANGED, f"{key}: {quoted(text)} removed: it is always so here")
         else:
@@ -273,6 +306,9 @@ class PodTemplate:
         if scheduler in system.schedulers:
             del self._spec["schedulerName"]
             self._tell(FindingKind.CHANGED, f"schedulerName {scheduler} removed: our webhook writes ours")
+        if node := self._spec.pop("nodeName", None):
+            told = f"nodeName {node} removed: it passes every scheduler by; select a node by its labels"
+            self._tell(FindingKind.CHANGED, told)
         if system.drops_runtime_class and self._spec.get("runtimeClassName") == "nvidia":
             del self._spec["runtimeClassName"]
             self._tell(
@@ -331,6 +367,16 @@ class PodTemplate:
 
     def _tell(self, kind: FindingKind, text: str) -> None:
         self._findings.append(MigrationFinding(kind, self._where, text))
+
+
+def _shown_cards(variable: dict[str, Any]) -> Fate | None:
+    """Return what becomes of the variable that shows a container cards; None for others, and for no cards."""
+    value = variable.get("value")
+    if variable.get("name") != VISIBLE_ENV or value in NO_VISIBLE_DEVICES:
+        return None
+    if re.fullmatch(r"all|[0-9, ]*", str(value or "")):
+        return Needless("the agent writes it, for the container's own cards")
+    return Lost(f"the agent writes it; to have certain cards, name them in the annotation {GPU_UUID}")
 
 
 def _made(holder: dict[str, Any], key: str) -> dict[str, Any]:

@@ -19,14 +19,14 @@ _GPU_MEM, _GPU_COUNT, _GPU_PERCENT = (
 def _gpushare(asked: Asked, terms: model.MigrationTerms) -> model.MigratedShare | None:
     count = model.whole(asked.get(_GPU_COUNT, Fraction(1)), _GPU_COUNT)
     memory = asked.get(_GPU_MEM, Fraction(0))
-    cores = model.whole(asked.get(_GPU_PERCENT, Fraction(0)), _GPU_PERCENT)
+    cores = model.percent(asked.get(_GPU_PERCENT, Fraction(0)), _GPU_PERCENT)
     if not memory:
         if _GPU_COUNT in asked and not cores:
             return model.MigratedShare(count * CORES_PER_CARD)
         return None if not cores else model.MigratedShare(cores, 0)
     if count > 1:
         raise model.several(count, _GPU_COUNT)
-    units, rounded = model.units_of(memory * terms.gpushare_unit, terms, _GPU_MEM)
+    units, rounded = model.units_of(memory, terms.gpushare_unit, terms, _GPU_MEM)
     return model.fraction(cores, units, terms, rounded)
 
 

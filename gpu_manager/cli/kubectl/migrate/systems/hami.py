@@ -32,7 +32,7 @@ class _Names:
         count = model.whole(
             asked.get(self.count, Fraction(1)), self.count
         )  # its webhook writes 1 beside the others
-        cores = model.whole(asked.get(self.cores, Fraction(0)), self.cores)
+        cores = model.percent(asked.get(self.cores, Fraction(0)), self.cores)
         notes: tuple[str, ...] = ()
         if self.priority in asked:
             low = bool(asked[self.priority])
@@ -47,12 +47,9 @@ class _Names:
         if count > 1:
             raise model.several(count, self.count)
         if memory:
-            units, rounded = model.units_of(memory * MIB, terms, self.memory)
+            units, rounded = model.units_of(memory, MIB, terms, self.memory)
         else:
-            share = (percent or Fraction(0)) / 100
-            units, rounded = model.units_of(
-                share * model.card_memory(terms, self.percent), terms, self.percent
-            )
+            units, rounded = model.part_of((percent or Fraction(0)) / 100, terms, self.percent), ()
         return model.fraction(cores, units, terms, (*notes, *rounded))
 
 
@@ -99,6 +96,7 @@ HAMI: Final = model.System(
     },
     variables=_LIBRARY,
     state=("hami.io/vgpu-", "hami.io/bind-", "hami.io/resource-pool"),
+    selectors={"gpu": model.Needless("nodes with cards are found by what they offer", "on")},
     schedulers=("hami-scheduler",),
     marks=("hami.io/", "nvidia.com/use-gpu", "nvidia.com/nouse-gpu", "nvidia.com/vgpu-mode"),
 )

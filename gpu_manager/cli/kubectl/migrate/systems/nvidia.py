@@ -29,7 +29,7 @@ def _nvidia(asked: Asked, terms: model.MigrationTerms) -> model.MigratedShare | 
         if name == _SHARED:
             raise RequestInvalid(
                 f"{_SHARED} is a turn on a card whose number of users stands in the plugin's configuration: "
-                "give --replicas and --card-memory"
+                "give --replicas and --card-memory, --card-model or --like"
             )
         told = f"{_GPU} taken for whole cards; if time-slicing shares them, give --replicas and --card-memory"
         return model.MigratedShare(count * CORES_PER_CARD, None, None, (told,))
@@ -39,7 +39,7 @@ def _nvidia(asked: Asked, terms: model.MigrationTerms) -> model.MigratedShare | 
             "of a card, or for whole cards"
         )
     cores = CORES_PER_CARD // terms.replicas
-    units = model.card_memory(terms, name) // terms.replicas // terms.unit
+    units = model.part_of(Fraction(1, terms.replicas), terms, name)
     note = f"1 of {terms.replicas} turns: {cores} cores, up to 100 while the card is idle"
     return model.MigratedShare(cores, units, CORES_PER_CARD, (note,))
 
@@ -58,16 +58,12 @@ def _mps(asked: Asked, terms: model.MigrationTerms, count: int, name: str) -> mo
     if percent and cores != percent:
         notes = (f"{_MPS_PERCENT} {format_number(percent)} rounded up to {cores} cores",)
     if pinned is not None:
-        size, of = pinned, _MPS_MEMORY
+        units, rounded = model.units_of(pinned, 1, terms, _MPS_MEMORY)
     elif terms.replicas:
-        size, of = Fraction(model.card_memory(terms, name), terms.replicas), "the memory of one replica"
+        units, rounded = model.part_of(Fraction(1, terms.replicas), terms, name), ()
     else:
-        size, of = (
-            Fraction(model.card_memory(terms, _MPS_PERCENT) * cores, CORES_PER_CARD),
-            "the part of the memory",
-        )
+        units, rounded = model.part_of(Fraction(cores, CORES_PER_CARD), terms, _MPS_PERCENT), ()
         notes = (*notes, f"{_MPS_PERCENT} says nothing of memory: as large a part of it assumed")
-    units, rounded = model.units_of(size, terms, of)
     if cores == CORES_PER_CARD:
         whole_card = "all of a card's time was asked for: a whole card, with all its memory"
         return model.MigratedShare(CORES_PER_CARD, None, None, (*notes, whole_card))

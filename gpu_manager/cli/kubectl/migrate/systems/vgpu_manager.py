@@ -23,10 +23,11 @@ def _vgpu(asked: words.Asked, terms: model.MigrationTerms) -> model.MigratedShar
         return model.MigratedShare(count * CORES_PER_CARD)
     if count > 1:
         raise model.several(count, _NUMBER)
+    rounded: tuple[str, ...] = ()
     if not memory:
-        units, rounded = model.units_of(model.card_memory(terms, _VCORES), terms, _VCORES)
+        units = model.part_of(Fraction(1), terms, _VCORES)
     else:
-        units, rounded = model.units_of(memory * MIB, terms, _VMEMORY)
+        units, rounded = model.units_of(memory, MIB, terms, _VMEMORY)
     if cores >= CORES_PER_CARD:
         whole_card = "all of a card's time was asked for: a whole card, with all its memory"
         return model.MigratedShare(CORES_PER_CARD, None, None, (*rounded, whole_card))
@@ -71,6 +72,7 @@ VGPU_MANAGER: Final = model.System(
             "metrics-node",
         )
     ),
+    selectors={"vgpu-manager-enable": model.Needless("nodes with cards are found by what they offer")},
     schedulers=("vgpu-scheduler",),
     marks=("nvidia.com/vgpu-compute-policy", "nvidia.com/device-topology-mode"),
 )
