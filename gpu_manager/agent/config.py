@@ -21,6 +21,7 @@ from gpu_manager.domain.contract import (
     STATE_DIR,
 )
 from gpu_manager.domain.dra.sides import NO_CARDS, SETTLE_SECONDS, ClaimCards, Front
+from gpu_manager.domain.enforcement.second_witness import GAP
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.topology import NumaPolicy
 
@@ -39,6 +40,7 @@ class Config:
     ``allow_env_from``: where a variable shows cards, envFrom, which may bring it, is taken all the same;
     ``resize_alone``: there is no extender, and the agent itself answers requests for another size.
     ``evict`` lets the agent evict pods whose card is wrong, ``evict_evaders`` pods that evade their limits.
+    ``account_gap``: the difference between account and driver that is reported, as a share of a card.
     ``program_xids`` are driver errors that never close a card, ``card_xids`` those that always do; a card
     opens again after ``quiet_seconds`` without faults. With ``lending`` whole cards are also offered as
     ``nvidia.com/gpu``. ``front`` is the way in which cards are given away, ``claim_cards`` those that a split
@@ -90,6 +92,7 @@ class Config:
     evict: bool = True
     resize_alone: bool = False
     evict_evaders: bool = False
+    account_gap: float = GAP
     reclaim_seconds: float = 30.0
     legacy_metrics: bool = True
     advice: AdvicePolicy = field(default_factory=AdvicePolicy)

@@ -205,6 +205,12 @@ def command(
         bool, Option(help="Judge requests for another size on this node alone; only without an extender.")
     ] = False,
     evict_evaders: Annotated[bool, Option(help="Evict controlled pods that bypass their limits.")] = False,
+    account_gap_points: Annotated[
+        float,
+        Option(
+            min=5, max=100, help="Report a container whose account differs so far from the driver's figure."
+        ),
+    ] = 10.0,
     reclaim_seconds: Annotated[float, Option(min=0.1, help="Seconds between searches for dead pods.")] = 30.0,
     legacy_metrics: Annotated[bool, Option(help="Serve the predecessor's four metrics too.")] = True,
     advice_percentile: Annotated[
@@ -271,6 +277,7 @@ def command(
             evict=evict,
             resize_alone=resize_alone,
             evict_evaders=evict_evaders,
+            account_gap=account_gap_points / 100,
             reclaim_seconds=reclaim_seconds,
             legacy_metrics=legacy_metrics,
             advice=AdvicePolicy(advice_percentile, advice_margin / 100),

@@ -1,0 +1,218 @@
+"""The driver's figure of a container's processes as a second witness of what its page accounts for.
+
+The library measures what a container uses of a card, and its limit holds by that account. The driver counts
+the same use by samples, which no tenant can write. Where the two differ for good, one of them is wrong: the
+difference is reported, and a container whose account is too low is held by the driver's figure.
+
+The driver errs, too, and is not believed beyond what an H100 (driver 580) was seen to do
+(tests/data/cards): it counts a kernel for longer than it runs, it rounds down, and of some five samples a
+second it gives each to one process as a whole. A difference that these errors explain is none. What does not
+agree with the card's own figure is not believed at all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from math import sqrt
+from typing import Final
+
+GAP: Final = 0.10
+"""Share of a card from which a difference is reported, if no other is set."""
+PERIOD_SECONDS: Final = 60.0
+"""Nothing is said before so much was read; the figures are means of so long."""
+LONGEST_SECONDS: Final = 600.0
+"""A difference that the noise may explain in a minute is judged by longer means, up to this one."""
+BLOCK_SECONDS: Final = 10.0
+SILENCE_SECONDS: Final = 5.0
+"""Without figures for so long, the mean starts anew."""
+LAUNCH_SECONDS: Final = 6e-6
+"""What the driver may count for a launch beyond its kernel: 2.4 to 5.6 µs on an H100, by its idle gaps."""
+ROUNDING: Final = 0.01
+"""Samples are whole percent, rounded down: kernels of 1 ms at 50 % were 49.3 % by an H100's driver."""
+LOOKS: Final = 4.0
+"""The driver's samples a second, at least: some five were seen. Beside others each is one process's."""
+NOISE: Final = 0.02
+"""Standard deviation of a block of an undisturbed container: the two are not read at the same instant."""
+CERTAIN: Final = 5.0
+"""Standard deviations that a difference must exceed: an honest container is never reported."""
+NAMED: Final = 0.85
+"""Part of the gap from which a mean is named, so that each true difference of the gap is, in a minute."""
+MOST_GAIN: Final = 16.0
+_STEPS: Final = 256  # of a factor: the limits page has no finer ones
+_LONGEST_KERNEL: Final = 5.0
+_SCALES: Final = (1, 2, 4, 10)  # periods of which the mean is judged
+
+
+class Verdict(Enum):
+    """What the two figures say of an account."""
+
+    AGREES = "agrees"
+    BELOW = "below"  # it is below the driver's figure
+    ABOVE = "above"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A container's figures of so many ``seconds``, as shares of the card.
+
+    ``account`` is the library's own, ``driver`` the driver's of all its processes, ``launches`` a second.
+    ``shared``: other processes used the card. ``longest``: seconds of its longest kernel, which is accounted
+    for when it ends. ``card`` is the driver's figure of the whole card, ``everyone`` its sum over processes;
+    ``card`` is None if the driver does not tell.
+    """
+
+    seconds: float
+    account: float
+    driver: float
+    launches: float = 0.0
+    shared: bool = False
+    longest: float = 0.0
+    card: float | None = None
+    everyone: float = 0.0
+
+
+@dataclass(slots=True)
+class _Block:
+    seconds: float = 0.0
+    account: float = 0.0
+    driver: float = 0.0
+    launches: float = 0.0
+    shared: float = 0.0
+    longest: float = 0.0
+    excess: float = 0.0  # what the processes' sum exceeds the card's figure by
+
+    def add(self, one: Reading) -> None:
+        self.seconds += one.seconds
+        self.account += one.account * one.seconds
+        self.driver += min(1.0, one.driver) * one.seconds
+        self.launches += one.launches * one.seconds
+        self.shared += one.seconds if one.shared else 0.0
+        self.longest = max(self.longest, min(one.longest, _LONGEST_KERNEL))
+        if one.card is not None:
+            self.excess += (min(1.0, one.everyone) - one.card) * one.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """Means of a period, as shares of the card. ``least`` is what the driver's figure proves at least."""
+
+    account: float
+    driver: float
+    least: float
+    excess: float
+    spread: float
+    late: float
+
+    @property
+    def below(self) -> float:
+        """By how much the account is too low, at least; negative: the driver's errors explain more."""
+        return self.least - self.account - self.late
+
+    @property
+    def above(self) -> float:
+        """By how much the account is too high, at least."""
+        return self.account - self.driver - ROUNDING - self.late
+
+    @property
+    def difference(self) -> float:
+        """The driver's figure less the account, as far as the driver's known errors do not explain it."""
+        return max(0.0, self.below) - max(0.0, self.above)
+
+
+def _means(blocks: list[_Block]) -> Means:
+    seconds = sum(block.seconds for block in blocks)
+    account, driver, launches, shared, excess = (
+        sum(getattr(block, name) for block in blocks) / seconds
+        for name in ("account", "driver", "launches", "shared", "excess")
+    )
+    # Of a sample that is one process's as a whole, the chance is taken that makes the mean least sure.
+    part = min(max(0.5, min(account, driver)), max(account, driver))
+    looks = shared * part * (1 - part) / (LOOKS * seconds)
+    gaps = [(block.driver - block.account) / block.seconds for block in blocks]
+    mean = sum(gaps) / len(gaps)
+    seen = sum((gap - mean) ** 2 for gap in gaps) / max(1, len(gaps) - 1) / len(gaps)
+    return Means(
+        account,
+        driver,
+        max(0.0, driver - launches * LAUNCH_SECONDS),
+        excess,
+        sqrt(max(NOISE**2 / len(blocks) + looks, seen)),
+        max(block.longest for block in blocks) / seconds,
+    )
+
+
+class AccountWitness:
+    """Compares one container's account on one card with the driver's figure."""
+
+    def __init__(self, gap: float = GAP) -> None:
+        """``gap``: the difference from which it is reported, as a share of the card."""
+        self._gap = gap
+        self._blocks: deque[_Block] = deque(maxlen=round(LONGEST_SECONDS / BLOCK_SECONDS))
+        self._block = _Block()
+        self._silent = 0.0
+        self.verdict = Verdict.AGREES
+        self.gain = 1.0
+        """Factor by which the library is to charge more than it measures."""
+        self.means: Means | None = None
+        """Of the last :data:`PERIOD_SECONDS`; None before so much was read."""
+
+    def add(self, reading: Reading) -> None:
+        """Add a reading; ``account`` is what the library measured, without the factor :attr:`gain`."""
+        self._silent = 0.0
+        self._block.add(reading)
+        if self._block.seconds >= BLOCK_SECONDS:
+            self._blocks.append(self._block)
+            self._block = _Block()
+            self._judge()
+
+    def miss(self, seconds: float) -> None:
+        """Call it where a figure is missing: after :data:`SILENCE_SECONDS` nothing is known any more."""
+        self._silent += seconds
+        if self._silent >= SILENCE_SECONDS:
+            self._restart()
+            self.verdict, self.gain, self.means = Verdict.AGREES, 1.0, None
+
+    def _restart(self) -> None:
+        self._blocks.clear()
+        self._block = _Block()
+
+    def _judge(self) -> None:
+        period = round(PERIOD_SECONDS / BLOCK_SECONDS)
+        blocks = list(self._blocks)
+        if len(blocks) < period:
+            return
+        self.means = means = _means(blocks[-period:])
+        if self.verdict is not Verdict.AGREES:
+            self._look_again(means)
+            return
+        for scale in _SCALES:
+            if len(blocks) >= scale * period:
+                self._name(_means(blocks[-scale * period :]))
+        self._hold(means)
+
+    def _name(self, means: Means) -> None:
+        needed = max(NAMED * self._gap, CERTAIN * means.spread)
+        if means.below >= needed and means.excess <= self._gap / 2:
+            self.verdict = Verdict.BELOW
+        elif means.above >= needed and means.excess >= -self._gap / 2:
+            self.verdict = Verdict.ABOVE
+
+    def _look_again(self, means: Means) -> None:
+        """Do the two agree by now? What is held would differ by more if it were not."""
+        left = means.below if self.verdict is Verdict.BELOW else means.above
+        if self.gain * left < self._gap / 2 and self.gain * (left + 2 * means.spread) < self._gap:
+            self.verdict = Verdict.AGREES
+        self._hold(means)
+
+    def _hold(self, means: Means) -> None:
+        """The factor by which the account comes to what the driver's figure proves."""
+        wanted = 1.0
+        if self.verdict is Verdict.BELOW:
+            wanted = min(MOST_GAIN, max(1.0, means.least / max(means.account, 1e-3)))
+            wanted = round(wanted * _STEPS) / _STEPS
+        if wanted == 1.0 or abs(wanted - self.gain) > 0.05 * self.gain:
+            if wanted != self.gain:
+                self._restart()  # what was read under another factor says little about this one
+            self.gain = wanted
