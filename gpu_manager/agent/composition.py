@@ -219,6 +219,7 @@ class Agent:
             self.why,
             lambda: self.running.sizes.told,
             self.health,
+            lambda: self.running.accounts.found.differing,
         )
         self.http = StatusServer(
             status,

@@ -21,6 +21,7 @@ from gpu_manager.ports.cards import Cards
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.pods import Pods
 from gpu_manager.runtime import threads
+from gpu_manager.servers.account_metrics import AccountMetrics
 from gpu_manager.servers.gate_metrics import GateMetrics
 from gpu_manager.servers.guards import GuardMetrics
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
@@ -29,6 +30,7 @@ from gpu_manager.services.allocation.prestart import LimitPages
 from gpu_manager.services.billing import BillMeter
 from gpu_manager.services.energy import EnergyMeter
 from gpu_manager.services.enforcement import injection_check, usage
+from gpu_manager.services.enforcement.account_check import AccountCheck
 from gpu_manager.services.enforcement.container_grants import PageSlots
 from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
 from gpu_manager.services.enforcement.elastic_limit import ElasticLimit
@@ -64,7 +66,20 @@ class RunningContainers:
         self._state = state
         self._metrics = metrics
         slots = PageSlots(pages, processes)
-        self.usage = UsageSampler(state, cards, pods, pages, processes, clock, metrics, slots)
+        self.usage = UsageSampler(
+            state,
+            cards,
+            pods,
+            pages,
+            processes,
+            clock,
+            metrics,
+            slots,
+            gains=lambda: self.accounts.found.gains,
+        )
+        self.accounts = AccountCheck(
+            state, lambda: self.usage.last, pods, processes, clock, config.account_gap
+        )
         self.energy = EnergyMeter()
         demands = store_of(config, "demands", "containers are watched anew")
         self.sizes = SizeAdviser(pods, demands, clock, metrics, config.advice, config.advice_half_life)
@@ -107,6 +122,7 @@ class RunningContainers:
     def register(self, registry: CollectorRegistry) -> None:
         """Have what is found here scraped."""
         registry.register(GuardMetrics(self._state, self._evasion, self._memory_limits, self._injection))
+        registry.register(AccountMetrics(self._state, lambda: self.usage.last, self.accounts))
         registry.register(GateMetrics(self._state, self._gates))
 
     def restore(self) -> None:
@@ -130,6 +146,7 @@ class RunningContainers:
                 "usage",
                 {
                     "sampler": self._sample,
+                    "accounts": self.accounts.look,
                     "evasion": self._evasion.look,
                     "library-messages": self._library_messages.look,
                     "memory-limits": self._memory_limits.look,

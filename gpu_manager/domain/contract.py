@@ -141,6 +141,7 @@ EVENT_REFUSED: Final = "VcudaRefused"
 EVENT_START_REFUSED: Final = "VcudaStartRefused"
 EVENT_WITHOUT_DEVICES: Final = "VcudaStranded"
 EVENT_EVADER: Final = "VcudaEvader"
+EVENT_ACCOUNT_DIFFERS: Final = "VcudaAccountDiffers"
 EVENT_LIBRARY_MESSAGE: Final = "VcudaLibraryMessage"
 EVENT_OTHER_PLUGIN: Final = "VcudaOtherPlugin"
 EVENT_NOT_INJECTED: Final = "VcudaNotInjected"
@@ -158,6 +159,7 @@ EVENTS: Final = (
     EVENT_START_REFUSED,
     EVENT_WITHOUT_DEVICES,
     EVENT_EVADER,
+    EVENT_ACCOUNT_DIFFERS,
     EVENT_LIBRARY_MESSAGE,
     EVENT_OTHER_PLUGIN,
     EVENT_NOT_INJECTED,

@@ -45,6 +45,7 @@ class TenantUse:
     refused_bytes: int = 0  # size of the allocation that was refused last
     held_idle_seconds: float = 0.0  # of throttled_seconds, time with nothing of it in flight
     longest_seconds: float = 0.0  # the longest kernel or graph that was measured
+    launches: int = 0  # ever
 
 
 class ControlPages(Protocol):
@@ -76,7 +77,8 @@ class Correction:
     ``co_active`` is the divisor of measured time. ``host_adjust``: bytes that the driver counts beyond the
     account. ``excess``: what the account holds beyond the driver's count. ``granted``: the share in force
     (percent) while protected and best-effort containers are on the card together; 0 where they are not.
-    ``beside``: what best-effort ones are sure of then, as far as they use it (percent).
+    ``beside``: what best-effort ones are sure of then, as far as they use it (percent). ``gain``: the factor
+    by which the library charges more than it measures.
     """
 
     co_active: float | None = None
@@ -84,6 +86,7 @@ class Correction:
     excess: Excess | None = None
     granted: float | None = None
     beside: float | None = None
+    gain: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

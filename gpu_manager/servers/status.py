@@ -43,6 +43,7 @@ from gpu_manager.services.allocation.books import Key
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.cards.health import Health
 from gpu_manager.services.enforcement.usage import UsageSampler
+from gpu_manager.services.enforcement.usage_sample import Place
 
 # Not to hold by these does not make the agent's pod unready: its metrics go on, and a roll-out does not hang.
 _TOLD: Final = frozenset({"injection"})
@@ -76,8 +77,10 @@ class Status:
         why: Callable[[], str] = str,
         sized: Callable[[], Sequence[Sized]] = tuple,
         health: Health | None = None,
+        differing: Callable[[], Mapping[Place, float]] = dict,
     ) -> None:
-        """``ready`` names what must hold, ``why`` what stands in the way, ``sized`` the sizes advised.
+        """``ready`` names what must hold, ``why`` what stands in the way, ``sized`` the sizes advised,
+        ``differing`` by how much the driver's figure exceeds an account, where that is reported.
 
         ``health`` tells what happened to cards; None: nobody does.
         """
@@ -89,6 +92,7 @@ class Status:
         self._ready = ready
         self._why = why
         self._sized = sized
+        self._differing = differing
         self._lock = threading.Lock()  # of the history
         self._history = UsageHistory()
         self._kept_at = float("-inf")
@@ -213,7 +217,7 @@ class Status:
 
         A container whose name may not be told is a digest of it, and its processes are not listed.
         """
-        sample = self._usage.last
+        sample, differing = self._usage.last, self._differing()
         node = self._state.node
         pods: dict[str, Any] = {}
         names: dict[Key, str] = {}
@@ -244,6 +248,8 @@ class Status:
                 device["throttled"] = use.throttled
             if use.refusals is not None:
                 device["refused"] = use.refusals
+            if use.place in differing:
+                device["account_difference"] = round(differing[use.place] * 100, 1)
             if use.longest:
                 device["longest"] = use.longest
             if held is not None and held.allocation.is_admin:

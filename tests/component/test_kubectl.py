@@ -47,6 +47,25 @@ def test_top_shows_shares_with_what_the_nodes_agent_says_is_used(
     assert "no container in namespace other holds a share" in said(capsys)[0]
 
 
+def test_top_marks_a_container_whose_account_the_driver_contradicts(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_node(api)
+    made = a_share(api, "train", 30)
+    device = {"uuid": "GPU-0", "gpu": 30.0, "mem": 512.0, "account_difference": 24.4}
+    an_agent(api, {"usage": {made["metadata"]["uid"]: {"stat": {"c": {"dev": [device]}}}}})
+    assert run(["top"]) == 0
+    out, _ = said(capsys)
+    assert "30 % (+24)" in out.splitlines()[1]
+    assert (
+        out.splitlines()[-1]
+        == "(+n), (-n): the driver counts so many points more or less; see the pod's Events"
+    )
+    assert run(["top", "-o", "json"]) == 0
+    (row,) = json.loads(said(capsys)[0])["containers"]
+    assert row["accountDifference"] == 24.4
+
+
 @pytest.mark.parametrize(
     ("page", "code", "text"),
     [

@@ -82,6 +82,7 @@ AGENT = AgentFacts(
     kubelet_unverified=False,
     pages_among_others=0,
     blind=(),
+    unwitnessed=(),
     notes={"memory-refused": 4},
     sample_age_seconds=0.4,
 )
@@ -216,6 +217,11 @@ FOUND = [
     ("stranded-containers", agent(stranded=2), "2 containers cannot be started again once ended"),
     ("not-injected", agent(not_injected=("default/a c",)), "default/a c runs without the mounts"),
     ("library-trouble", agent(notes={"cuda-refused": 3}), "refused CUDA, 3 times"),
+    (
+        "accounts-unwitnessed",
+        agent(unwitnessed=(("0", "host-pid"),)),
+        "card 0: the agent runs without hostPID",
+    ),
     ("evasion-detection-blind", agent(blind=("host-pid",)), "without hostPID"),
     ("card-closed", agent(closed=("card 0 (GPU-a) is cordoned",)), "is cordoned"),
     ("objects-unreadable", agent(unreadable={"pods": 1}), "one of the pods could not be read, once since"),

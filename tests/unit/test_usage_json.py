@@ -18,6 +18,9 @@ def said(**device):
         ({"gpu": 0, "mem": 0}, UsedShare(0.0, 0)),
         ({}, UsedShare(None, None)),
         ({"gpu": "much", "mem": -1}, UsedShare(None, None)),
+        ({"gpu": 1.0, "account_difference": -12.5}, UsedShare(1.0, None, difference=-12.5)),
+        ({"gpu": 1.0, "account_difference": "much"}, UsedShare(1.0, None)),
+        ({"gpu": 1.0, "account_difference": 1e9}, UsedShare(1.0, None)),
         ({"gpu": 1e300, "mem": None}, UsedShare(None, None)),
     ],
 )

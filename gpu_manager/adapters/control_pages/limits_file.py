@@ -169,6 +169,7 @@ def uses_in(
             movable=movable,
             untold=untold,
             longest_seconds=line.longest_ns * _NS,
+            launches=line.launches,
         )
         for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
     )
@@ -209,7 +210,7 @@ def corrected_card(
     excess = told.excess or Excess(card.host_excess, card.host_looked_ns, card.host_counted)
     return replace(
         card,
-        gain=1.0,  # agents before this one wrote others
+        gain=card.gain if told.gain is None else told.gain,
         co_active=card.co_active if told.co_active is None else told.co_active,
         host_adjust=card.host_adjust if told.host_adjust is None else told.host_adjust,
         host_excess=excess.bytes,

@@ -38,6 +38,11 @@ def gather_agent(url: str, read: Read) -> AgentFacts:
         blind=tuple(
             labels["lacks"] for labels, value in samples.get("vcuda_evasion_detection_blind", ()) if value
         ),
+        unwitnessed=tuple(
+            (printable(labels.get("card", "")), printable(labels.get("lacks", "")))
+            for labels, value in samples.get("vcuda_card_without_witness", ())
+            if value
+        ),
         notes={
             labels["kind"]: int(count) for labels, count in samples.get("vcuda_library_messages_total", ())
         },

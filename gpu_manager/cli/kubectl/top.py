@@ -70,6 +70,8 @@ def command(
         return 0
     if rows:
         print(_table(rows, wide=output is WideOutput.WIDE))
+        if any(_mark(row) for row in rows):
+            print("(+n), (-n): the driver counts so many points more or less; see the pod's Events")
     else:
         print(f"no container in {where} holds a share of a card")
     agents.tell_silent(silent, "usage")
@@ -121,12 +123,17 @@ def _cells(row: _Row, *, wide: bool) -> list[str]:
         row.node,
         f"{row.index}{'?' if row.guessed else ''}",
         str(row.share.amount.cores),
-        "-" if core is None else f"{core:.0f} %",
+        "-" if core is None else f"{core:.0f} %{_mark(row)}",
         format_bytes(row.share.amount.memory),
         "-" if memory is None else format_bytes(memory),
     ]
     more = [row.model, str(row.share.card), row.allocation.priority.value]
     return cells + (more if wide else [])
+
+
+def _mark(row: _Row) -> str:
+    """By how many points of the card the driver counts more or less, where that is reported."""
+    return "" if row.used.difference is None else f" ({row.used.difference:+.0f})"
 
 
 def _json(row: _Row) -> Mapping[str, Any]:
@@ -143,6 +150,7 @@ def _json(row: _Row) -> Mapping[str, Any]:
         "priority": row.allocation.priority.value,
         "cores": row.share.amount.cores,
         "coresUsed": core,
+        "accountDifference": row.used.difference,
         "memory": row.share.amount.memory,
         "memoryUsed": memory,
     }

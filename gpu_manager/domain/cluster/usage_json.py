@@ -20,7 +20,8 @@ class UsedShare(NamedTuple):
     ``waited``: seconds that its processes have waited for their share; ``namespace`` and ``pod`` are empty
     where the agent does not name them; ``refusals``: requests for memory that its limit refused; ``longest``:
     seconds of its longest kernel or graph so far; ``priority``: the one that the agent has it booked with,
-    which is normal for containers made before the agent knew priorities.
+    which is normal for containers made before the agent knew priorities; ``difference``: the driver's figure
+    less the account, in hundredths of the card, where the agent reports that they differ.
     """
 
     cores: float | None
@@ -31,6 +32,7 @@ class UsedShare(NamedTuple):
     refusals: int | None = None
     longest: float | None = None
     priority: Priority | None = None
+    difference: float | None = None
 
 
 NodeUsage = Mapping[tuple[str, str, str], UsedShare]
@@ -55,6 +57,7 @@ def read_usage(answer: Any) -> NodeUsage:
                 None if (refused := _figure(device, "refused")) is None else int(refused),
                 _figure(device, "longest"),
                 next((one for one in Priority if one.value == device.get("priority")), None),
+                _difference(device.get("account_difference")),
             )
             for uid, pod in pods.items()
             for container, stat in mapping(mapping(pod).get("stat")).items()
@@ -119,3 +122,7 @@ def named_usage(usage: NodeUsage, pods: Mapping[str, Pod]) -> NodeUsage:
 def _figure(device: Mapping[str, object], key: str) -> float | None:
     value = device.get(key)
     return float(value) if isinstance(value, int | float) and 0 <= value < 1 << 60 else None
+
+
+def _difference(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and -100 <= value <= 100 else None

@@ -62,6 +62,18 @@ def _evasion_detection_blind(agent: AgentFacts, _: float) -> Iterator[str]:
         yield f"{lacks.get(name, name)}: programs that bypass a limit are not detected"
 
 
+def _unwitnessed(agent: AgentFacts, _: float) -> Iterator[str]:
+    if agent.unwitnessed is None:
+        raise Unseen("the agent's metrics cannot be read, or do not say it")
+    why = {
+        "host-pid": "the agent runs without hostPID",
+        "mig": "the driver has no figures of processes in MIG mode",
+        "samples": "the driver has no figures of processes there, as with vGPU and WSL",
+    }
+    for card, lacks in sorted(agent.unwitnessed):
+        yield f"card {card}: {why.get(lacks, lacks)}"
+
+
 def _closed(agent: AgentFacts, _: float) -> Iterator[str]:
     yield from agent.closed
 
@@ -173,6 +185,14 @@ AGENT: Final = (
         what="Degraded mode: limits are enforced, but programs that bypass them are not detected.",
         cure="Run the agent with `hostPID: true` (the chart's default).",
         judge=_evasion_detection_blind,
+    ),
+    DoctorCheck(
+        id="accounts-unwitnessed",
+        group="agent",
+        severity=Severity.WARNING,
+        what="Limits hold by the library's account alone: no figure of the driver is compared with it.",
+        cure="Run the agent with `hostPID: true`. Where the driver has no such figures nothing helps.",
+        judge=_unwitnessed,
     ),
     DoctorCheck(
         id="library-trouble",

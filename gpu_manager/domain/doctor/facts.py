@@ -105,6 +105,7 @@ class AgentFacts:
     counts the messages of libvcuda since the agent's start, by kind, ``unreadable`` objects of the API
     server that it could not read, by resource. ``kubelet_unverified``: the kubelet's certificate could not
     be verified. ``pages_among_others``: containers whose pages lie on the file system of ``/run``.
+    ``unwitnessed``: cards whose accounts are compared with no figure of the driver, and what is missing.
     """
 
     url: str
@@ -122,6 +123,7 @@ class AgentFacts:
     unreadable: Mapping[str, int] | None = None
     kubelet_unverified: bool | None = None
     pages_among_others: int | None = None
+    unwitnessed: tuple[tuple[str, str], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,24 @@ def _keys(pod: Pod, container: Container, claims: Claims) -> tuple[Key, ...]:
     return tuple(keys) or ((PodUid(pod.uid), container.name),)
 
 
+def pods_by_uid(local: Local) -> dict[PodUid, Pod]:
+    """The pods of this node that exist."""
+    return {f.pod.uid: f.pod for found in local.values() for f in found if not f.tombstone}
+
+
+def users_of(key: Key, grant: Grant | None, pods: Mapping[PodUid, Pod]) -> tuple[Pod, ...]:
+    """The pods of this node that use what is held: its own, or all that share the claim."""
+    claim = grant.allocation.claim if grant else None
+    uids = [uid for uid, _ in claim.pods] if claim else [key[0]]
+    return tuple(pods[uid] for uid in uids if uid in pods)
+
+
+def described(container: str, grant: Grant | None) -> str:
+    """The container as people know it: of a claim, by the claim's name and request."""
+    claim = grant.allocation.claim if grant else None
+    return f'request "{claim.request}" of claim "{claim.name}"' if claim else f'container "{container}"'
+
+
 class PageSlots:
     """Maps slots of pages, which have PIDs of the container, to processes of the host."""
 

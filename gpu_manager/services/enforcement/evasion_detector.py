@@ -31,7 +31,13 @@ from gpu_manager.ports.pods import Pods
 from gpu_manager.ports.processes import HostProcesses
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.node_state import NodeState
-from gpu_manager.services.enforcement.container_grants import PageSlots, without_slots
+from gpu_manager.services.enforcement.container_grants import (
+    PageSlots,
+    described,
+    pods_by_uid,
+    users_of,
+    without_slots,
+)
 from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse
 from gpu_manager.services.metrics import ServiceMetrics
 
@@ -113,7 +119,7 @@ class EvasionDetector:
         )
         if self._nothing_new(sample):
             return
-        pods = {f.pod.uid: f.pod for found in self._pods.local().values() for f in found if not f.tombstone}
+        pods = pods_by_uid(self._pods.local())
         grants = {key: grant for key, grant in sample.grants.items() if key not in sample.ended}
         self._weigh(self._verdicts(sample, pods), grants, pods)
         self._time.forget(sample.processes.keys())
@@ -227,7 +233,7 @@ class EvasionDetector:
         for accused in sorted(shown | self._cases.keys(), key=str):
             ((key, card), reason), before = accused, self._cases.get(accused, _Case())
             grant = grants.get(key)
-            users = _users(key, grant, pods)
+            users = users_of(key, grant, pods)
             if grant is None and not users:
                 continue  # it is gone or has ended, and so has what was said of it
             case = before
@@ -257,13 +263,7 @@ class EvasionDetector:
     def _tell(self, evader: Evader, pod: Pod, grant: Grant | None) -> None:
         """Report an evader; a pod that we granted nothing is reported too, but never evicted."""
         card = self._state.node.index(evader.card)
-        claim = grant.allocation.claim if grant else None
-        who = (
-            f'request "{claim.request}" of claim "{claim.name}"'
-            if claim
-            else f'container "{evader.container}"'
-        )
-        text = f"{who} on card {card}: {evader.evidence}"
+        text = f"{described(evader.container, grant)} on card {card}: {evader.evidence}"
         evicts = self._evict and grant is not None and pod.controlled and evader.reason in EVICTABLE
         if evicts and pod.uid not in self._evicted:
             self._evicted |= {pod.uid}
@@ -276,13 +276,6 @@ class EvasionDetector:
 def _asks(pod: Pod | None, name: str) -> bool:
     container = pod.container(name) if pod else None
     return container is None or container.asks
-
-
-def _users(key: Key, grant: Grant | None, pods: Mapping[PodUid, Pod]) -> tuple[Pod, ...]:
-    """The pods of this node that use what is held: its own, or all that share the claim."""
-    claim = grant.allocation.claim if grant else None
-    uids = [uid for uid, _ in claim.pods] if claim else [key[0]]
-    return tuple(pods[uid] for uid in uids if uid in pods)
 
 
 def _evader(

@@ -25,6 +25,7 @@ from gpu_manager.ports.control_pages import PageEvidence
 from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.enforcement.container_grants import described, pods_by_uid, users_of
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
@@ -107,13 +108,10 @@ class LibraryMessages:
             heard.left_out += 1
         if note.kind not in FOR_THE_POD or now - heard.events.get(note.kind, -EVENT_SECONDS) < EVENT_SECONDS:
             return
-        claim = grant.allocation.claim
-        uids = {uid for uid, _ in claim.pods} if claim else {grant.key[0]}
-        who = f'request "{claim.request}" of claim "{claim.name}"' if claim else f'container "{grant.key[1]}"'
-        there = (f.pod for found in self._pods.local().values() for f in found if not f.tombstone)
-        for pod in (pod for pod in there if pod.uid in uids):
+        for pod in users_of(grant.key, grant, pods_by_uid(self._pods.local())):
             heard.events[note.kind] = now
-            self._pods.event(pod, EVENT_LIBRARY_MESSAGE, f"{who}: {text}", warning=True)
+            told = f"{described(grant.key[1], grant)}: {text}"
+            self._pods.event(pod, EVENT_LIBRARY_MESSAGE, told, warning=True)
 
     def _sentence(self, note: LibraryMessage) -> str:
         node = self._state.node

@@ -59,7 +59,7 @@ class CardTenant:
     """A container on a card: its directory's name, whether it used the card in the last second, and the
     share of the card's time that the driver saw it use, if known. ``beyond``: bytes that the driver counts
     on top of its account; ``excess``: bytes of the account that the driver does not count. ``priority`` is
-    the container's class.
+    the container's class; ``gain`` the factor by which it is charged more than its library measures.
     """
 
     name: str
@@ -69,6 +69,7 @@ class CardTenant:
     beyond: int = 0
     excess: Excess = NO_EXCESS
     priority: Priority = Priority.NORMAL
+    gain: float = 1.0
 
 
 @dataclass(slots=True)
@@ -123,7 +124,7 @@ class TimeSharing:
         self._metrics = metrics
         self._watched: dict[_Company, _Watched] = {}
         self._published: dict[tuple[str, CardUuid], float] = {}
-        self._adjusted: dict[tuple[str, CardUuid], tuple[int, Excess]] = {}
+        self._adjusted: dict[tuple[str, CardUuid], tuple[int, Excess, float]] = {}
         self._beat: dict[str, float] = {}
         self._survey_at = 0.0
         self._glance_at = 0.0
@@ -233,11 +234,13 @@ class TimeSharing:
         self._beat = {name: at for name, at in self._beat.items() if name in names}
 
     def _adjust(self, tenant: CardTenant, now: float) -> None:
-        """Publish memory beyond the account if it has changed; for a new container, all corrections."""
-        place, figures = (tenant.name, tenant.card), (tenant.beyond, tenant.excess)
+        """Publish memory and time beyond the account if they have changed; for a new container, all
+        corrections.
+        """
+        place, figures = (tenant.name, tenant.card), (tenant.beyond, tenant.excess, tenant.gain)
         if self._adjusted.get(place) == figures:
             return
-        told = Correction(host_adjust=tenant.beyond, excess=tenant.excess)
+        told = Correction(host_adjust=tenant.beyond, excess=tenant.excess, gain=tenant.gain)
         if place not in self._adjusted:
             told = replace(told, co_active=1.0)
         if self._write(tenant.name, now, {tenant.card: told}):

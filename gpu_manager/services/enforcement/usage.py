@@ -5,7 +5,7 @@ A scrape renders the last sample without I/O. What cannot be read is left out, a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import is_
@@ -76,12 +76,15 @@ class UsageSampler:
         clock: Clock,
         metrics: ServiceMetrics,
         slots: PageSlots | None = None,
+        gains: Callable[[], Mapping[Place, float]] = dict,
     ) -> None:
         """``slots`` finds processes that the page does not account for; without it, all count as
-        accounted.
+        accounted. ``gains``: by what factor containers are to be charged more than their library measures.
         """
         self._state = state
         self._slots = slots
+        self._gains = gains
+        self._gains_now: Mapping[Place, float] = {}
         self._cards = cards
         self._pods = pods
         self._tenants = tenants
@@ -125,7 +128,8 @@ class UsageSampler:
             told = before
         if grants is not self.last.grants:
             self._forget(grants)
-        self.last = Sample(now, grants, driver.cards, told, driver.by_place, self.ended.among(grants))
+        ended = self.ended.among(grants)
+        self.last = Sample(now, grants, driver.cards, told, driver.by_place, ended, driver.busy())
         return self.last
 
     def tenants(self) -> tuple[CardTenant, ...]:
@@ -134,14 +138,15 @@ class UsageSampler:
         The same tuple while nothing of it has changed.
         """
         sample, (before, tenants) = self.last, self._tenants_now
-        idle = not sample.processes and not before.processes
-        if not (idle and sample.shares is before.shares and sample.grants is before.grants):
-            tenants = self._tenants_of(sample)
-        self._tenants_now = sample, tenants
+        idle, gains = not sample.processes and not before.processes, self._gains()
+        same = sample.shares is before.shares and sample.grants is before.grants
+        if not (idle and same and gains == self._gains_now):
+            tenants = self._tenants_of(sample, gains)
+        self._tenants_now, self._gains_now = (sample, tenants), gains
         return tenants
 
     @staticmethod
-    def _tenants_of(sample: Sample) -> tuple[CardTenant, ...]:
+    def _tenants_of(sample: Sample, gains: Mapping[Place, float]) -> tuple[CardTenant, ...]:
         return tuple(
             CardTenant(
                 name=sample.grants[use.key].directory,
@@ -151,6 +156,7 @@ class UsageSampler:
                 beyond=use.beyond,
                 excess=use.excess,
                 priority=sample.grants[use.key].allocation.priority,
+                gain=gains.get(use.place, 1.0),
             )
             for use in sample.shares
             if use.enforcement == "active"
@@ -227,10 +233,11 @@ class UsageSampler:
         if not busy and before is not None and before.use is use and _is_idle(before.shown, share, pids):
             before.at = now
             return before.shown
-        core = 0.0
+        account, launches = None, 0.0
         if before is not None and now > before.at and use.busy_seconds >= before.use.busy_seconds:
-            core = min(1.0, (use.busy_seconds - before.use.busy_seconds) / (now - before.at))
-        core = min(1.0, core + self._past_the_page(grant, processes))
+            account = min(1.0, (use.busy_seconds - before.use.busy_seconds) / (now - before.at))
+            launches = max(0, use.launches - before.use.launches) / (now - before.at)
+        core = min(1.0, (account or 0.0) + self._past_the_page(grant, processes))
         shown = ShareUse(
             grant.key,
             share,
@@ -243,6 +250,8 @@ class UsageSampler:
             pids,
             held_idle=use.held_idle_seconds,
             longest=use.longest_seconds,
+            account=account,
+            launches=launches,
         )
         self._before[place] = _Before(now, use, shown)
         return shown

@@ -28,7 +28,8 @@ class ShareUse:
 
     ``memory`` is the account's, ``beyond`` what the driver counts on top of it (contexts, code),
     ``excess`` what it does not count of it, ``twice`` what it counts for several processes that share it.
-    ``longest`` is its longest kernel or graph so far.
+    ``longest`` is its longest kernel or graph so far. ``account`` is what the page itself claims of ``core``,
+    and ``launches`` how many a second; None where that is not of one second.
     ``held_idle`` is the part of ``throttled`` in which nothing of the container was in flight on the card.
     ``enforcement`` is ``active`` (its page is read), ``exclusive`` (a whole card, nothing to enforce),
     ``tampered`` (its page cannot be trusted) or ``unknown`` (it cannot be read); ``reason`` says why.
@@ -49,6 +50,8 @@ class ShareUse:
     twice: int = 0
     held_idle: float = 0.0
     longest: float = 0.0
+    account: float | None = None
+    launches: float = 0.0
 
     @property
     def held(self) -> int | None:
@@ -77,13 +80,21 @@ class DriverSample:
         """The container's processes on the card."""
         return self.by_place.get(place, ())
 
+    def busy(self) -> dict[CardUuid, float]:
+        """The percent of each card's time that its processes use."""
+        found = dict.fromkeys(self.cards, 0.0)
+        for process in self.processes:
+            found[process.uuid] = found.get(process.uuid, 0.0) + (process.utilisation or 0.0)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One sample (``at``: monotonic seconds).
 
     ``cards`` and ``processes`` are the driver's (:class:`DriverSample`). ``ended`` are granted containers
-    that run no more, although the books still hold their share. ``shares`` is the last sample's own tuple
+    that run no more, although the books still hold their share. ``busy`` is the percent of each card's time
+    that the driver saw its processes use, whoever's they are. ``shares`` is the last sample's own tuple
     where no figure has changed.
     """
 
@@ -93,6 +104,7 @@ class Sample:
     shares: tuple[ShareUse, ...] = ()
     processes: Mapping[Place, Sequence[ProcessUse]] = field(default_factory=dict)
     ended: frozenset[Key] = frozenset()
+    busy: Mapping[CardUuid, float] = field(default_factory=dict)
 
 
 def has_page(grant: Grant) -> bool:

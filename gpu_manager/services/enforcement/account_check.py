@@ -1,0 +1,205 @@
+"""Compares what pages account for with the driver's figures, second by second, and reports what differs.
+
+:mod:`gpu_manager.domain.enforcement.second_witness` judges. A difference is reported by an Event, a log line
+and a metric; a container whose account is too low is charged more until the two agree. Where the driver has
+no figures of processes nothing is compared, and :attr:`Compared.unwitnessed` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.contract import EVENT_ACCOUNT_DIFFERS
+from gpu_manager.domain.enforcement.second_witness import (
+    GAP,
+    PERIOD_SECONDS,
+    SILENCE_SECONDS,
+    AccountWitness,
+    Means,
+    Reading,
+    Verdict,
+)
+from gpu_manager.ports.cards import ProcessUse
+from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.pods import Pods
+from gpu_manager.ports.processes import HostProcesses
+from gpu_manager.services.allocation.node_state import NodeState
+from gpu_manager.services.enforcement.container_grants import described, pods_by_uid, users_of
+from gpu_manager.services.enforcement.usage_sample import Place, Sample, ShareUse
+
+log = structlog.get_logger(__name__)
+
+EVENT_SECONDS: Final = 60.0  # between two Events about one container
+IDLE_SECONDS: Final = 2 * PERIOD_SECONDS  # without work for so long it is forgotten, and compared anew
+_OTHERS: Final = 1.0  # percent of the card from which others disturb the driver's samples
+
+
+@dataclass(slots=True)
+class _Case:
+    witness: AccountWitness
+    worked_at: float
+    told_at: float = -EVENT_SECONDS
+    told: Verdict = Verdict.AGREES
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What the comparison found, by container and card.
+
+    ``differences``: the driver's figure less the account, in the mean of a minute, as a share of the card;
+    ``differing``: those that are reported. ``gains``: by what factor a container is to be charged more than
+    its library measures. ``unwitnessed``: the cards with containers that cannot be compared, and what is
+    missing: ``host-pid``, ``mig`` or ``samples``.
+    """
+
+    differences: Mapping[Place, float] = field(default_factory=dict)
+    differing: Mapping[Place, float] = field(default_factory=dict)
+    gains: Mapping[Place, float] = field(default_factory=dict)
+    unwitnessed: Mapping[CardUuid, str] = field(default_factory=dict)
+
+
+NOTHING: Final = Compared()
+
+
+class AccountCheck:
+    """``look`` is called by one thread; what it found may be read by any."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        last_sample: Callable[[], Sample],
+        pods: Pods,
+        host: HostProcesses,
+        clock: Clock,
+        gap: float = GAP,
+    ) -> None:
+        """``gap``: the difference that is reported, as a share of the card."""
+        self._state = state
+        self._last_sample = last_sample
+        self._pods = pods
+        self._host = host
+        self._clock = clock
+        self._gap = gap
+        self._seen = Sample(clock.monotonic())
+        self._cases: dict[Place, _Case] = {}
+        self._found = NOTHING
+
+    @property
+    def found(self) -> Compared:
+        """What was found last; nothing where samples no longer come: the driver may hang."""
+        return self._found if self._clock.monotonic() - self._seen.at < SILENCE_SECONDS else NOTHING
+
+    def look(self) -> None:
+        """Compare the last sample, if it is a new one."""
+        sample, before = self._last_sample(), self._seen
+        seconds, self._seen = sample.at - before.at, sample
+        if seconds <= 0 or (sample.shares is before.shares and not (sample.processes or self._cases)):
+            return
+        used = {use.place: use for use in sample.shares if use.enforcement == "active"}
+        lacks = self._lacks(sample, used)
+        for place, use in used.items():
+            self._compare(place, use, sample, seconds, witnessed=place[1] not in lacks)
+        for gone in self._cases.keys() - used.keys():
+            del self._cases[gone]
+        self._found = self._summed_up(lacks)
+
+    def _lacks(self, sample: Sample, used: Mapping[Place, ShareUse]) -> dict[CardUuid, str]:
+        lacks = {}
+        mig = {state.card.uuid for state in self._state.node.cards if state.card.mig}
+        for _, card in used:
+            told = sample.cards.get(card)
+            if card in mig:
+                lacks[card] = "mig"
+            elif told is not None and not (told.samples_processes and told.lists_processes):
+                lacks[card] = "samples"
+            elif not self._host.host_pid():
+                lacks[card] = "host-pid"
+        return lacks
+
+    def _compare(
+        self, place: Place, use: ShareUse, sample: Sample, seconds: float, *, witnessed: bool
+    ) -> None:
+        case = self._cases.get(place)
+        gain = case.witness.gain if case else 1.0
+        reading = _reading(use, sample, seconds, gain) if witnessed else None
+        works = reading is not None and max(reading.account, reading.driver) > 0
+        if case is None:
+            if not works:
+                return
+            case = self._cases[place] = _Case(AccountWitness(self._gap), sample.at)
+        if reading is None:
+            case.witness.miss(seconds)
+        else:
+            case.witness.add(reading)
+        if works:
+            case.worked_at = sample.at
+        self._report(place, case, sample)
+        if sample.at - case.worked_at > IDLE_SECONDS and case.told is Verdict.AGREES:
+            del self._cases[place]
+
+    def _report(self, place: Place, case: _Case, sample: Sample) -> None:
+        """Tell of a change, once."""
+        verdict = case.witness.verdict
+        if verdict is case.told or sample.at - case.told_at < EVENT_SECONDS:
+            return
+        case.told, case.told_at = verdict, sample.at
+        (key, card), text = place, _text(verdict, case.witness.means)
+        grant, differs = sample.grants.get(key), verdict is not Verdict.AGREES
+        (log.warning if differs else log.info)(
+            "account_compared", pod=key[0], container=key[1], card=card, verdict=verdict.value, why=text
+        )
+        text = f"{described(key[1], grant)} on card {self._state.node.index(card)}: {text}"
+        for pod in users_of(key, grant, pods_by_uid(self._pods.local())):
+            self._pods.event(pod, EVENT_ACCOUNT_DIFFERS, text, warning=differs)
+
+    def _summed_up(self, lacks: Mapping[CardUuid, str]) -> Compared:
+        judged = {place: case.witness for place, case in self._cases.items()}
+        differences = {place: one.means.difference for place, one in judged.items() if one.means}
+        return Compared(
+            differences,
+            {p: d for p, d in differences.items() if judged[p].verdict is not Verdict.AGREES},
+            {place: one.gain for place, one in judged.items() if one.gain != 1.0},
+            lacks,
+        )
+
+
+def _reading(use: ShareUse, sample: Sample, seconds: float, gain: float) -> Reading | None:
+    """What the two say of a second; None if one of them does not."""
+    card, processes = sample.cards.get(use.share.card), sample.processes.get(use.place, ())
+    driver = _seen(processes)
+    if card is None or driver is None or use.account is None or seconds >= SILENCE_SECONDS:
+        return None
+    if use.account and not processes:
+        return None  # the driver does not see who works
+    busy = sample.busy.get(use.share.card, 0.0)
+    return Reading(
+        seconds,
+        use.account / gain,
+        driver / 100,
+        use.launches,
+        shared=busy - driver > _OTHERS,
+        longest=use.longest,
+        card=None if card.utilisation is None else card.utilisation / 100,
+        everyone=busy / 100,
+    )
+
+
+def _seen(processes: Sequence[ProcessUse]) -> float | None:
+    """The percent of the card that the driver saw these use; None if it does not tell of one of them."""
+    told = [process.utilisation for process in processes]
+    known = [percent for percent in told if percent is not None]
+    return min(100.0, sum(known)) if len(known) == len(told) else None
+
+
+def _text(verdict: Verdict, means: Means | None) -> str:
+    if verdict is Verdict.AGREES or means is None:
+        return "its account of the card's time and the driver's figure are not known to differ any more"
+    figures = f"its account is {means.account:.0%} of the card's time, the driver counts {means.driver:.0%}"
+    if verdict is Verdict.BELOW:
+        return f"{figures}; it is held by the driver's figure until the two agree"
+    return f"{figures}; its limit holds by its account, so it gets less than its share"
