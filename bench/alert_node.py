@@ -110,6 +110,14 @@ class FaultyNode:
         self.world.api.delete("pods", name, grace=0)
         self.world.kubelet.delete(uid)
 
+    def start_outside(self) -> Callable[[], object]:
+        """A process of the node itself takes a card's memory; what is returned ends it."""
+        process = self.world.proc / "5151"
+        process.mkdir()
+        (process / "cgroup").write_text("0::/user.slice/user-0.slice/session-1.scope\n")
+        self.order(4, load=[{"pid": 5151, "memory": "13Gi", "utilisation": 60}])
+        return lambda: self.order(4)
+
     def scribble(self) -> Callable[[], object]:
         """A tenant writes over its page's head; what is returned deletes its pod."""
         result, page = self.run("scribbler")

@@ -221,6 +221,7 @@ def _tenants(node: FaultyNode) -> list[Fault]:
 
     def provoke_all() -> None:
         cures.extend((node.fill_memory(), node.scribble(), node.leak(), node.start_bare()))
+        cures.append(node.start_outside())
 
     alerts = (
         "VcudaMemoryNearLimit",
@@ -228,6 +229,7 @@ def _tenants(node: FaultyNode) -> list[Fault]:
         "VcudaIdsLeaked",
         "VcudaAllocationFailures",
         "VcudaContainerNotInjected",
+        "VcudaMemoryOutside",
     )
     return [
         Fault(alerts, provoke_all, cure, again=node.refuse),

@@ -89,6 +89,16 @@ class CgroupProcesses:
         except PermissionError:
             return None
 
+    def in_no_pod(self, pid: int) -> bool | None:
+        """See :meth:`gpu_manager.ports.processes.OutsideProcesses.in_no_pod`."""
+        if not self.host_pid():
+            return None
+        try:
+            text = self._cgroup(pid) if pid > 0 else None
+        except PermissionError:
+            return None
+        return text is not None and _owner(text) is None
+
     def alive(self, pod: PodUid) -> bool | None:
         """True while a process of the pod lives; None when that cannot be seen (no hostPID, too many)."""
         if not self.host_pid():

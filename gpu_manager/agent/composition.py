@@ -194,6 +194,7 @@ class Agent:
             injector.strategy.value,
             clock,
             self.metrics,
+            self.health,
         )
         self.keeper = InjectionKeeper(self.state, pods, injector, clock, _restart)
         self.reclaimer = reclaimer.Reclaimer(
@@ -240,6 +241,7 @@ class Agent:
             xids=self.health.xids,
             offered_elsewhere=lambda: self.other_plugins.offers,
             energy=lambda: self.running.energy.told,
+            outside=lambda: self.running.outside.held,
             writes_dropped=lambda: self._kube.writes_dropped,
             unreadable=lambda: self._kube.unreadable,
             kubelet_unverified=lambda: self._kube.kubelet_unverified,

@@ -28,6 +28,8 @@ from gpu_manager.services.allocation.annotation_writeback import AnnotationWrite
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import LimitPages
 from gpu_manager.services.billing import BillMeter
+from gpu_manager.services.cards.health import Health
+from gpu_manager.services.cards.memory_outside import MemoryOutside
 from gpu_manager.services.energy import EnergyMeter
 from gpu_manager.services.enforcement import injection_check, usage
 from gpu_manager.services.enforcement.account_check import AccountCheck
@@ -61,6 +63,7 @@ class RunningContainers:
         strategy: str,
         clock: Clock,
         metrics: ServiceMetrics,
+        health: Health,
     ) -> None:
         """``strategy``: by which way driver files come into containers (:class:`InjectionCheck`)."""
         self._state = state
@@ -81,6 +84,7 @@ class RunningContainers:
             state, lambda: self.usage.last, pods, processes, clock, config.account_gap
         )
         self.energy = EnergyMeter()
+        self.outside = MemoryOutside(processes, health, clock)
         demands = store_of(config, "demands", "containers are watched anew")
         self.sizes = SizeAdviser(pods, demands, clock, metrics, config.advice, config.advice_half_life)
         bills = store_of(config, "bills", "its sums begin anew")
@@ -174,6 +178,7 @@ class RunningContainers:
     def _sample(self) -> None:
         sample = self.usage.sample()
         self.energy.add(sample)
+        self.outside.look(sample)
         self.sizes.add(sample, self._state.node.unit)
 
 

@@ -18,7 +18,8 @@ class Card:
     """A card as discovered. ``memory`` and ``reserved`` are bytes; ``index`` is NVML's.
 
     ``memory`` is 0 for a card that works in the host's memory, as integrated ones do: no part of it can be
-    given, only the whole card.
+    given, only the whole card. ``whole_only`` says why no part of a card can be given, empty if one can;
+    ``outside`` is what processes of no pod hold of its memory, in bytes.
     """
 
     index: int
@@ -30,12 +31,21 @@ class Card:
     minor: int | None = None
     pci_bus_id: str = ""
     mig: bool = False
+    whole_only: str = ""
+    outside: int = 0
+
+    def size(self, unit: int) -> Amount:
+        """Return the amount that the card's device ids count: whole units of memory; zero in MIG mode."""
+        return self._without(self.reserved, unit)
 
     def capacity(self, unit: int) -> Amount:
-        """Return the amount that can be booked: whole units of memory; zero in MIG mode."""
+        """Return the amount that can be booked: :meth:`size` without what processes of no pod hold."""
+        return self._without(self.reserved + self.outside, unit)
+
+    def _without(self, taken: int, unit: int) -> Amount:
         if self.mig:
             return ZERO
-        return Amount(CORES_PER_CARD, max(0, self.memory - self.reserved) // unit * unit)
+        return Amount(CORES_PER_CARD, max(0, self.memory - taken) // unit * unit)
 
 
 @dataclass(frozen=True, slots=True)

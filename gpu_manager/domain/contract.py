@@ -320,6 +320,8 @@ def encode_inventory(inventory: Inventory) -> str:
                     "mig": s.card.mig,
                     **({"held": s.held} if s.held else {}),
                     **({"missing": True} if s.missing else {}),
+                    **({"wholeOnly": s.card.whole_only[:_LONGEST_REASON]} if s.card.whole_only else {}),
+                    **_outside(s.card, inventory.unit),
                     **({"why": s.reason[:_LONGEST_REASON]} if s.reason and not s.open else {}),
                 }
                 for s in inventory.cards
@@ -411,15 +413,24 @@ def _lingering(one: dict[str, Any]) -> TerminatingShare:
     return TerminatingShare(_text(one.get("pod", "")), _uuid(one["uuid"]), _amount(one))
 
 
+def _outside(card: Card, unit: int) -> dict[str, int]:
+    """What processes of no pod take of ``memory``, where they do; readers that do not know it need not."""
+    taken = card.size(unit).memory - card.capacity(unit).memory
+    return {"outside": taken} if taken else {}
+
+
 def _card_state(card: dict[str, Any]) -> CardState:
+    outside = _count(card.get("outside", 0))
     return CardState(
         card=Card(
             index=_count(card["i"]),
             uuid=_uuid(card["uuid"]),
             model=_text(card["model"]),
-            memory=_count(card["memory"]),
+            memory=_count(card["memory"]) + outside,
             numa=None if card.get("numa") is None else _count(card["numa"]),
             mig=_flag(card.get("mig", False)),
+            whole_only=_text(card.get("wholeOnly", ""))[:_LONGEST_REASON],
+            outside=outside,
         ),
         healthy=_flag(card.get("healthy", True)),
         cordoned=_flag(card.get("cordoned", False)),

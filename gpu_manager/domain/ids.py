@@ -53,7 +53,7 @@ class DeviceIds:
         cores: dict[CardUuid, tuple[str, ...]] = {}
         memory: dict[CardUuid, tuple[str, ...]] = {}
         for card in self.cards:
-            room, stem = card.capacity(self.unit), names[card.uuid]
+            room, stem = card.size(self.unit), names[card.uuid]
             cores[card.uuid] = tuple(f"{stem}-c{n:02d}" for n in range(room.cores))
             memory[card.uuid] = tuple(f"{stem}-m{n:04d}" for n in range(room.memory // self.unit))
         whole: dict[CardUuid, tuple[str, ...]] = {c.uuid: () if c.mig else (c.uuid,) for c in self.cards}

@@ -45,6 +45,13 @@ class HostProcesses(Protocol):
         """As of :class:`Processes`."""
 
 
+class OutsideProcesses(Protocol):
+    """Tells processes of the node from those of pods. Complements :class:`Processes`."""
+
+    def in_no_pod(self, pid: int) -> bool | None:
+        """True if the process lives and its cgroup is no pod's; None if that cannot be seen (no hostPID)."""
+
+
 class ContainerMounts(Protocol):
     """What containers have mounted, as their processes see it. Complements :class:`Processes`."""
 

@@ -46,11 +46,11 @@ class Exporter(Collector):
     """What is sampled for ``/metric`` of books and usage; what is counted is in :class:`ServiceMetrics`.
 
     ``events`` counts what happened to the cards, ``xids`` the XIDs of each, ``offered_elsewhere`` names those
-    that another device plugin offers too, ``energy`` is what was used of each, ``writes_dropped`` counts what
-    the API server was never told, ``unreadable`` what could not be read of it, ``sized`` is
-    the advice for containers, ``front`` how the node gives its cards, ``kubelet_unverified`` whether the
-    kubelet's certificate could not be verified, ``pages_among_others`` how many containers' pages lie on the
-    file system of the node's ``/run``.
+    that another device plugin offers too, ``energy`` is what was used of each, ``outside`` what processes of
+    no pod hold of it, ``writes_dropped`` counts what the API server was never told, ``unreadable`` what could
+    not be read of it, ``sized`` is the advice for containers, ``front`` how the node gives its cards,
+    ``kubelet_unverified`` whether the kubelet's certificate could not be verified, ``pages_among_others`` how
+    many containers' pages lie on the file system of the node's ``/run``.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Exporter(Collector):
         xids: Callable[[], Mapping[CardUuid, CardXids]] = dict,
         offered_elsewhere: Callable[[], Mapping[CardUuid, str]] = dict,
         energy: Callable[[], Mapping[tuple[CardUuid, Holder], float]] = dict,
+        outside: Callable[[], Mapping[CardUuid, int]] = dict,
         writes_dropped: Callable[[], int] = int,
         unreadable: Callable[[], Mapping[str, int]] = dict,
         kubelet_unverified: Callable[[], bool] = bool,
@@ -81,6 +82,7 @@ class Exporter(Collector):
         self._xids = xids
         self._offered_elsewhere = offered_elsewhere
         self._energy = energy
+        self._outside = outside
         self._writes_dropped = writes_dropped
         self._unreadable = unreadable
         self._kubelet_unverified = kubelet_unverified
@@ -105,6 +107,7 @@ class Exporter(Collector):
         yield from series.containers(view)
         yield from series.claims(view)
         yield from series.energy(view, self._energy())
+        yield series.outside(view, self._outside())
         yield from series.advised(self._sized())
         if self._legacy:
             yield from series.legacy(view)
@@ -128,6 +131,7 @@ def describe(*, legacy: bool = True) -> Iterator[Metric]:
     yield from series.containers(view)
     yield from series.claims(view)
     yield from series.energy(view, {})
+    yield series.outside(view, {})
     yield from series.advised(())
     if legacy:
         yield from series.legacy(view)

@@ -151,6 +151,20 @@ def cards(view: View) -> Iterator[Metric]:
     yield from (family.of(CARD, rows) for family in _CARD_FAMILIES)
 
 
+def outside(view: View, held: Mapping[CardUuid, int]) -> Metric:
+    """Memory that no pod holds, by card."""
+    family = GaugeMetricFamily(
+        "vcuda_card_memory_outside_bytes",
+        "Memory of the card that processes of no pod hold, by the driver; absent where it, or a missing "
+        "hostPID, hides them",
+        labels=CARD,
+    )
+    for state in view.node.cards:
+        if (taken := held.get(state.card.uuid)) is not None:
+            family.add_metric((state.card.uuid, str(state.card.index)), taken)
+    return family
+
+
 def _fronts(view: View) -> Metric:
     family = GaugeMetricFamily(
         "vcuda_card_front",

@@ -29,6 +29,10 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {f"vcuda_card_missing{{{U}}}": "1x30", f"vcuda_card_healthy{{{U}}}": "0x30"},
         {f"vcuda_card_missing{{{U}}}": "0x30", f"vcuda_card_healthy{{{U}}}": "1x30"},
     ),
+    "VcudaMemoryOutside": (
+        {f"vcuda_card_memory_outside_bytes{{{U}}}": "13000000000x30"},
+        {f"vcuda_card_memory_outside_bytes{{{U}}}": "200000000x30"},
+    ),
     "VcudaCardXid": (
         {'vcuda_card_xid_errors_total{closes="true"}': "0x20 1x10"},
         {

@@ -30,6 +30,7 @@ class Gpu:
     used: int = 3 * GIB
     gpu_percent: int | None = 7
     mig: int | None = 0
+    compute_mode: int = 0
     links: list[tuple[int | None, str]] = field(default_factory=list)  # (remote kind, remote bus id), active
     compute: dict[int, int | None] = field(default_factory=dict)
     graphics: dict[int, int | None] = field(default_factory=dict)
@@ -127,6 +128,9 @@ class FakeNvml:
             raise error(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         used = gpu.used if version is not None else gpu.used + gpu.reserved
         return SimpleNamespace(total=gpu.total, reserved=gpu.reserved, used=used)
+
+    def nvmlDeviceGetComputeMode(self, gpu: Gpu) -> int:
+        return self._ask(gpu, "compute_mode").compute_mode
 
     def nvmlDeviceGetMigMode(self, gpu: Gpu) -> list[int]:
         return [self._known(self._ask(gpu, "mig").mig), 0]

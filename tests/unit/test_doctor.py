@@ -85,6 +85,7 @@ AGENT = AgentFacts(
     unwitnessed=(),
     notes={"memory-refused": 4},
     sample_age_seconds=0.4,
+    outside={"0 (GPU-a)": 3 << 20},
 )
 
 
@@ -202,6 +203,8 @@ FOUND = [
     ),
     ("static-pod", kubelet(static_pods=("kube-system/s (/etc/s.yaml)",)), "static pod kube-system/s"),
     ("cgroup-v1", kubelet(cgroups=1), "failCgroupV1"),
+    ("card-whole-only", agent(whole_only=("card 0 (GPU-a): compute mode",)), "card 0 (GPU-a): compute mode"),
+    ("memory-outside", agent(outside={"0 (GPU-a)": 13 << 30}), "card 0 (GPU-a): 13 GiB are held by"),
     ("claims-without-cdi", claims(cdi=False, config="/etc/c.toml"), "/etc/c.toml has CDI off"),
     ("claims-without-cdi", claims(cdi=False), "the runtime has CDI off"),
     ("cgroup-driver-differs", kubelet(cgroup_driver="cgroupfs"), "uses systemd"),

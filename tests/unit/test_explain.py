@@ -293,3 +293,21 @@ def test_a_card_that_is_given_away_whole_says_under_which_name():
     assert closed_because(state, request) == "given away whole as nvidia.com/gpu"
     by_claims = replace(state, held=DRA_DRIVER)
     assert closed_because(by_claims, request) == "given by ResourceClaims alone"
+
+
+def test_a_card_that_is_given_whole_alone_is_closed_to_fractions_with_the_reason():
+    node = Node(size=2)
+    node.states = [
+        CardState(replace(s.card, whole_only="compute mode X lets one process use it")) for s in node.states
+    ]
+    refusal = node.judge(pod((30, 4)))
+    assert "given whole alone, ask for 100 cores: compute mode X lets one process use it" in refusal.line()
+    assert not isinstance(node.judge(pod((200, 0))), Refusal)
+
+
+def test_what_processes_of_no_pod_hold_is_said_where_memory_is_short():
+    node = Node(size=1)
+    card = replace(node.states[0].card, outside=13 * GIB)
+    node.states = [CardState(card)]
+    node.ledger = Ledger([card], DEFAULT_UNIT)
+    assert "4 GiB asked, 3 GiB free (13 GiB held by processes of no pod)" in node.judge(pod((30, 4))).line()

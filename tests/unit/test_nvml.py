@@ -147,6 +147,22 @@ def test_a_card_without_memory_of_its_own_is_healthy_and_has_none_to_share():
     assert state.card.capacity(DEFAULT_UNIT) == Amount(100, 0)
 
 
+@pytest.mark.parametrize(
+    ("mode", "name"), [(1, "EXCLUSIVE_THREAD"), (2, "PROHIBITED"), (3, "EXCLUSIVE_PROCESS")]
+)
+def test_a_card_whose_compute_mode_keeps_a_second_process_off_is_given_whole(mode, name):
+    gpu = Gpu(1, compute_mode=mode)
+    cards = cards_of(FakeNvml(Gpu(0), gpu))
+    open_, whole = cards.list()
+    assert (open_.card.whole_only, whole.healthy) == ("", True)
+    assert whole.card.whole_only.startswith(f"compute mode {name} lets ")
+    assert "cure: nvidia-smi -i 1 -c DEFAULT" in whole.card.whole_only
+    gpu.compute_mode = 0
+    assert cards.list()[1].card.whole_only == ""
+    gpu.fail["compute_mode"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert cards.list()[1].card.whole_only == ""
+
+
 def test_what_a_card_does_not_support_is_absent_not_zero():
     gpu = Gpu(0, gpu_percent=None, samples=None, compute={7: None})
     uses, processes = cards_of(FakeNvml(gpu)).usage()

@@ -21,7 +21,8 @@ def gather_agent(url: str, read: Read) -> AgentFacts:
     graph = _object(read("/graph"), url)
     why = str(ready.pop("why", ""))
     checks = {name: holds for name, holds in ready.items() if isinstance(holds, bool)}
-    facts = AgentFacts(url, printable(version), checks, printable(why), tuple(_closed(graph)))
+    closed, whole_only = tuple(_closed(graph)), tuple(_whole_only(graph))
+    facts = AgentFacts(url, printable(version), checks, printable(why), closed, whole_only=whole_only)
     try:
         samples = _samples(read("/metric"))
     except (NodeUnready, ValueError):
@@ -33,6 +34,11 @@ def gather_agent(url: str, read: Read) -> AgentFacts:
         facts.ready,
         facts.why,
         facts.closed,
+        whole_only=facts.whole_only,
+        outside={
+            f"{labels.get('card')} ({printable(labels.get('uuid', ''))})": int(value)
+            for labels, value in samples.get("vcuda_card_memory_outside_bytes", ())
+        },
         enforced=dict(named),
         evading=tuple(f"{who}: {how}" for who, how in _named(samples, "vcuda_container_evading", "reason")),
         blind=tuple(
@@ -78,12 +84,22 @@ def _named(samples: Samples, name: str, label: str) -> Iterator[tuple[str, str]]
             yield printable(who), printable(labels.get(label, ""))
 
 
-def _closed(graph: Mapping[str, Any]) -> Iterator[str]:
+def _cards(graph: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The cards with how each is named."""
     cards = graph.get("cards")
     for card in cards if isinstance(cards, list) else ():
-        if not isinstance(card, dict):
-            continue
-        name = f"card {card.get('index')} ({printable(str(card.get('uuid')))})"
+        if isinstance(card, dict):
+            yield f"card {card.get('index')} ({printable(str(card.get('uuid')))})", card
+
+
+def _whole_only(graph: Mapping[str, Any]) -> Iterator[str]:
+    for name, card in _cards(graph):
+        if why := card.get("whole_only"):
+            yield f"{name}: {printable(str(why))}"
+
+
+def _closed(graph: Mapping[str, Any]) -> Iterator[str]:
+    for name, card in _cards(graph):
         if card.get("mig"):
             continue
         if not card.get("healthy", True):

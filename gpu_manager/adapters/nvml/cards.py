@@ -13,7 +13,7 @@ import uuid as uuids
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pynvml
 import structlog
@@ -29,6 +29,13 @@ from gpu_manager.domain.topology import Topology
 from gpu_manager.ports.cards import CardEvent, CardUse, HealthChange, ProcessUse
 
 log = structlog.get_logger(__name__)
+
+# By NVML's number: its name, and who may use the card.
+_COMPUTE_MODES: Final = {
+    1: ("EXCLUSIVE_THREAD", "one thread"),
+    2: ("PROHIBITED", "nobody"),
+    3: ("EXCLUSIVE_PROCESS", "one process"),
+}
 
 
 class NvmlCards:
@@ -242,7 +249,19 @@ class NvmlCards:
             pci_bus_id=bus_id,
             numa=self._numa(handle, bus_id),
             mig=mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE,
+            whole_only=self._whole_only(handle, card, memory),
         )
+
+    def _whole_only(self, handle: Any, card: Card, memory: Memory | None) -> str:
+        """Return why no part of the card can be given; empty if one can."""
+        if memory is None:
+            return "it has no memory of its own, of which a part could be limited"
+        nvml = self._nvml
+        mode = maybe(nvml, nvml.nvmlDeviceGetComputeMode, handle)
+        if mode not in _COMPUTE_MODES:
+            return ""
+        name, lets_in = _COMPUTE_MODES[mode]
+        return f"compute mode {name} lets {lets_in} use it (cure: nvidia-smi -i {card.index} -c DEFAULT)"
 
     def _numa(self, handle: Any, bus_id: str) -> int | None:
         """Return the NUMA node of the CPUs next to the card; None if there is none or it cannot be read.

@@ -65,6 +65,8 @@ def node_json(
                 "reason": state.reason,
                 "open": state.open,
                 **({"held": state.held} if state.held else {}),
+                **({"whole_only": state.card.whole_only} if state.card.whole_only else {}),
+                **({"memory_outside": state.card.outside} if state.card.outside else {}),
                 "cores_free": ledger.free(state.card.uuid).cores,
                 "memory": state.card.capacity(ledger.unit).memory,
                 "memory_free": ledger.free(state.card.uuid).memory,

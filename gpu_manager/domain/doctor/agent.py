@@ -7,9 +7,11 @@ from typing import Final
 
 from gpu_manager.domain.doctor.facts import AgentFacts, DoctorCheck, Severity, Unseen, counted
 from gpu_manager.domain.enforcement.library_messages import TROUBLE, LibraryMessageKind
+from gpu_manager.domain.resources import MIB, format_bytes
 
 _UNKNOWN: Final = "unknown"  # of the states of vcuda_container_enforcement
 _OLD_SAMPLE_SECONDS: Final = 10.0
+_MUCH_OUTSIDE_BYTES: Final = 256 * MIB
 
 
 def _agent_not_ready(agent: AgentFacts, _: float) -> Iterator[str]:
@@ -76,6 +78,18 @@ def _unwitnessed(agent: AgentFacts, _: float) -> Iterator[str]:
 
 def _closed(agent: AgentFacts, _: float) -> Iterator[str]:
     yield from agent.closed
+
+
+def _whole_only(agent: AgentFacts, _: float) -> Iterator[str]:
+    yield from agent.whole_only
+
+
+def _memory_outside(agent: AgentFacts, _: float) -> Iterator[str]:
+    if agent.outside is None:
+        raise Unseen("the agent's metrics cannot be read")
+    for card, held in sorted(agent.outside.items()):
+        if held > _MUCH_OUTSIDE_BYTES:
+            yield f"card {card}: {format_bytes(held)} are held by processes of no pod"
 
 
 def _library_notes(agent: AgentFacts, _: float) -> Iterator[str]:
@@ -212,6 +226,25 @@ AGENT: Final = (
         what="A card takes no new shares.",
         cure="`gpu-manager uncordon UUID` opens a cordoned one; an unhealthy one names its reason.",
         judge=_closed,
+    ),
+    DoctorCheck(
+        id="card-whole-only",
+        group="agent",
+        severity=Severity.WARNING,
+        what="A card is given whole alone: no part of it.",
+        cure=(
+            "A compute mode is set back with `nvidia-smi -i INDEX -c DEFAULT`. A card without memory of its "
+            "own (GB10) stays as it is: no part of its memory could be limited."
+        ),
+        judge=_whole_only,
+    ),
+    DoctorCheck(
+        id="memory-outside",
+        group="agent",
+        severity=Severity.WARNING,
+        what="Processes of no pod hold memory of a card, which pods do not get.",
+        cure="`nvidia-smi` names them. Once they have gone, the memory is offered again after 30 s.",
+        judge=_memory_outside,
     ),
     DoctorCheck(
         id="objects-unreadable",

@@ -106,6 +106,8 @@ class AgentFacts:
     server that it could not read, by resource. ``kubelet_unverified``: the kubelet's certificate could not
     be verified. ``pages_among_others``: containers whose pages lie on the file system of ``/run``.
     ``unwitnessed``: cards whose accounts are compared with no figure of the driver, and what is missing.
+    ``whole_only`` are cards of which no part is given, and why; ``outside`` bytes that processes of no pod
+    hold, by card.
     """
 
     url: str
@@ -124,6 +126,8 @@ class AgentFacts:
     kubelet_unverified: bool | None = None
     pages_among_others: int | None = None
     unwitnessed: tuple[tuple[str, str], ...] | None = None
+    whole_only: tuple[str, ...] = ()
+    outside: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

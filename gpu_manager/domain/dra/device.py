@@ -74,7 +74,7 @@ def capacities_of(card: Card, unit: int, minimum_cores: int) -> Mapping[str, Cap
     A card without memory of its own is given whole: it has no capacity of memory, and one claim takes all its
     cores. A capacity of 0 is never published: a claim that names none would be allocated nothing.
     """
-    return _capacities(card.capacity(unit).memory, unit, minimum_cores)
+    return _capacities(card.capacity(unit).memory, unit, CORES_PER_CARD if card.whole_only else minimum_cores)
 
 
 @lru_cache(maxsize=256)

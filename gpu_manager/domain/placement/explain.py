@@ -23,13 +23,16 @@ _WORD_LIMIT = 120  # characters kept of an untrusted text (a card's reason, a mo
 
 @dataclass(frozen=True, slots=True)
 class CardView:
-    """A card as seen by one request. ``closed`` says why the pod may not use it, empty if it may."""
+    """A card as seen by one request. ``closed`` says why the pod may not use it, empty if it may;
+    ``outside`` is what processes of no pod hold of its memory.
+    """
 
     index: int
     uuid: CardUuid
     free: Amount
     idle: bool
     closed: str = ""
+    outside: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class Refusal:
 
 def closed_because(state: CardState, request: PodRequest, *, listed: bool = True) -> str:
     """Return why the pod may not use the card; empty if it may. ``listed``: the ledger has the card."""
-    if listed and state.open and not (request.uuids or request.models):
+    if listed and state.open and not (request.uuids or request.models or state.card.whole_only):
         return ""  # nearly always
     if state.card.mig:
         return "in MIG mode, left alone"
@@ -85,6 +88,8 @@ def closed_because(state: CardState, request: PodRequest, *, listed: bool = True
         return f"given away whole as {_clean(state.held)}"
     if not listed:
         return "not in the books of this node"
+    if state.card.whole_only and any(0 < c.request.cores < CORES_PER_CARD for c in request.containers):
+        return f"given whole alone, ask for {CORES_PER_CARD} cores: {_clean(state.card.whole_only)}"
     if request.uuids and state.card.uuid not in request.uuids:
         return "not among the cards that the pod allows"
     if not request.allows(state.card):
@@ -102,7 +107,9 @@ def card_reason(ask: Amount, whole: int, view: CardView) -> str:
         return "idle" if view.idle else f"not idle, {free} free"
     if view.idle and ask.memory and not free.memory:
         return f"no memory of its own to share: it is given whole, ask for {CORES_PER_CARD} cores"
-    return f"{ask.cores} cores asked, {free.cores} free; {_of(ask.memory)} asked, {_of(free.memory)} free"
+    others = f" ({_of(view.outside)} held by processes of no pod)" if view.outside else ""
+    cores = f"{ask.cores} cores asked, {free.cores} free"
+    return f"{cores}; {_of(ask.memory)} asked, {_of(free.memory)} free{others}"
 
 
 def refuse(

@@ -280,7 +280,14 @@ class TrialPlacement:
     def views(self) -> tuple[CardView, ...]:
         """Return the current state of the cards, for messages."""
         return tuple(
-            CardView(state.card.index, state.card.uuid, self.left(at), self.idle(at), self.closed[at])
+            CardView(
+                state.card.index,
+                state.card.uuid,
+                self.left(at),
+                self.idle(at),
+                self.closed[at],
+                state.card.outside,
+            )
             for at, state in enumerate(self.cards)
         )
 

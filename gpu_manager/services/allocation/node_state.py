@@ -370,7 +370,9 @@ class NodeState:
     @property
     def withdrawing(self) -> bool:
         """True if the device lists depend on what is booked. Takes no lock."""
-        return bool(self._books.resized or self._books.withdrawn or self._books.sides is not None)
+        books = self._books
+        outside = any(state.card.outside for state in books.node.cards)
+        return bool(books.resized or books.withdrawn or books.sides is not None or outside)
 
     def release(self, keys: Iterable[Key]) -> tuple[Allocation, ...]:
         """Release what these containers hold, and return it. Turn, lock, disk.

@@ -34,9 +34,13 @@ def offer(books: Books) -> KubeletOffer:
     books.lending &= set(books.ledger.pods)
     ours = (a for a in books.ledger if a.pod not in lent and a.pod not in books.lending)
     busy = frozenset(card for a in ours for card in a.cards)
-    needed = books.resized or books.withdrawn or books.sides is not None
+    needed = books.resized or books.withdrawn or books.sides is not None or _taken_outside(books)
     books.withdrawn = preferred_ids.withdrawn(books) if needed else {}
     return KubeletOffer(books.node, books.lent(), busy, books.withdrawn)
+
+
+def _taken_outside(books: Books) -> bool:
+    return any(state.card.outside for state in books.node.cards)
 
 
 def allocation_of(books: Books, pod: Pod, container: Container) -> Allocation:

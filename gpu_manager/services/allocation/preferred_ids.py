@@ -120,12 +120,13 @@ def _chosen(books: Books, resource: str, excess: Mapping[CardUuid, int]) -> froz
 
 
 def _excess(books: Books, resource: str) -> Iterator[tuple[CardUuid, int]]:
-    """By card, units that resized pods are booked beyond the ids they hold; negative where they hold more.
+    """By card, units that resized pods are booked beyond the ids they hold, negative where they hold more,
+    and those that processes of no pod take.
 
     A container that has not been given ids of the resource yet is planned, and needs as many as are booked. A
     card that is closed for its health hands out nothing.
     """
-    counted: dict[CardUuid, int] = {}
+    counted = dict(_taken_outside(books)) if resource == MEMORY else {}
     for pod in sorted({uid for uid, _ in books.resized}):
         grants = [g for key, g in books.grants.items() if key[0] == pod and g.ids.get(resource)]
         for card in {card for g in grants for card in g.allocation.cards}:
@@ -138,3 +139,13 @@ def _excess(books: Books, resource: str) -> Iterator[tuple[CardUuid, int]]:
             held = frozenset[str]().union(*(g.ids[resource] for g in here))
             counted[card] = counted.get(card, 0) + booked - len(held)
     yield from counted.items()
+
+
+def _taken_outside(books: Books) -> Iterator[tuple[CardUuid, int]]:
+    """At most as many as the card has left: existing containers may hold more than there is now."""
+    unit = books.node.unit
+    for state in books.node.cards:
+        if state.healthy and state.card.outside:
+            ids = books.node.ids.of_card[MEMORY][state.card.uuid]
+            taken = (state.card.size(unit) - state.card.capacity(unit)).memory // unit
+            yield state.card.uuid, min(taken, len(ids) - len(books.taken(ids)))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -111,6 +111,7 @@ class Health:
         self._cordoned: frozenset[CardUuid] = frozenset()
         self._elsewhere: Mapping[CardUuid, str] = {}
         self._injectable = Injectable()
+        self._outside: Mapping[CardUuid, int] = {}
         self._states: tuple[CardState, ...] | None = None  # None until the first look
         self._subscribers: list[_Subscriber] = []
         self._trouble, self._trouble_since, self._failures = "", 0.0, 0
@@ -189,6 +190,13 @@ class Health:
         """Close the cards that another device plugin offers, each under that resource; open the others."""
         with self._turn:
             self._elsewhere = dict(offers)
+            self._news = True
+            self._turn.notify_all()
+
+    def taken_outside(self, taken: Mapping[CardUuid, int]) -> None:
+        """Withdraw what processes of no pod hold of these cards' memory, in bytes; of the others nothing."""
+        with self._turn:
+            self._outside = dict(taken)
             self._news = True
             self._turn.notify_all()
 
@@ -300,6 +308,8 @@ class Health:
             if entry is None:
                 entry = self._entries[state.card.uuid] = _Entry(state.card, well_since=now)
                 self._say("card_found", state.card)
+            if state.card.whole_only != entry.card.whole_only:
+                self._say("card_shared" if not state.card.whole_only else "card_whole_only", state.card)
             entry.card, entry.missing = state.card, False
             if state.healthy:
                 entry.good(now)
@@ -347,7 +357,7 @@ class Health:
     def _compose(self) -> tuple[CardState, ...]:
         return tuple(
             CardState(
-                e.card,
+                self._shrunk(e.card),
                 healthy=e.open and not self._withheld(e.card.uuid),
                 cordoned=e.card.uuid in self._cordoned,
                 reason=e.reason or self._withheld(e.card.uuid),
@@ -355,6 +365,10 @@ class Health:
             )
             for e in sorted(self._entries.values(), key=lambda e: (e.card.index, e.card.uuid))
         )
+
+    def _shrunk(self, card: Card) -> Card:
+        taken = self._outside.get(card.uuid, 0)
+        return replace(card, outside=taken) if taken else card
 
     def _withheld(self, uuid: CardUuid) -> str:
         """Why a card that is well is not offered; empty if it is."""

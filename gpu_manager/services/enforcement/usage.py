@@ -129,7 +129,9 @@ class UsageSampler:
         if grants is not self.last.grants:
             self._forget(grants)
         ended = self.ended.among(grants)
-        self.last = Sample(now, grants, driver.cards, told, driver.by_place, ended, driver.busy())
+        self.last = Sample(
+            now, grants, driver.cards, told, driver.by_place, ended, driver.busy(), driver.processes
+        )
         return self.last
 
     def tenants(self) -> tuple[CardTenant, ...]:

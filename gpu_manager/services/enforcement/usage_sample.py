@@ -92,9 +92,10 @@ class DriverSample:
 class Sample:
     """One sample (``at``: monotonic seconds).
 
-    ``cards`` and ``processes`` are the driver's (:class:`DriverSample`). ``ended`` are granted containers
-    that run no more, although the books still hold their share. ``busy`` is the percent of each card's time
-    that the driver saw its processes use, whoever's they are. ``shares`` is the last sample's own tuple
+    ``cards`` and ``processes`` are the driver's (:class:`DriverSample`), ``listed`` all processes that it
+    lists. ``ended`` are granted containers that run no more, although the books still hold their share.
+    ``busy`` is the percent of each card's time that the driver saw its processes use, whoever's they are.
+    ``shares`` is the last sample's own tuple
     where no figure has changed.
     """
 
@@ -105,6 +106,7 @@ class Sample:
     processes: Mapping[Place, Sequence[ProcessUse]] = field(default_factory=dict)
     ended: frozenset[Key] = frozenset()
     busy: Mapping[CardUuid, float] = field(default_factory=dict)
+    listed: Sequence[ProcessUse] = ()
 
 
 def has_page(grant: Grant) -> bool:
