@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from bench import pods_bound_late, pods_cases, pods_closed, pods_held
+from bench import pods_bound_late, pods_cases, pods_changes, pods_closed, pods_held
 from bench.rows import Measure, Row, rows_of
 
 PARTS: Final[Mapping[str, Measure]] = {
@@ -13,6 +13,7 @@ PARTS: Final[Mapping[str, Measure]] = {
     "closed": pods_closed.rows,
     "held": pods_held.rows,
     "cases": pods_cases.rows,
+    "changes": pods_changes.rows,
 }
 
 

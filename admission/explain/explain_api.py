@@ -176,7 +176,7 @@ def _what_helps(refused: Explanation) -> str:
     pods end does not help it; why the quota refuses it is said already.
     """
     change = refused.change.partition(f": {EXCEEDED}")[0]
-    own = refused.nearest is not None or not change.startswith(QUOTA_GROWS)
+    own = refused.nearest is not None or not change.startswith(f"{QUOTA_GROWS}, or")
     return f". Smallest change: {change if own else QUOTA_GROWS}" if change else ""
 
 

@@ -15,12 +15,12 @@ from typing import Final
 from admission.cluster.node_view import BY_CLAIMS, NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import Snapshot
-from admission.explain.remedies import JudgedNode, Remedy, WaitingPod, cheapest_remedy
+from admission.explain.remedies import JudgedNode, Remedy, WaitingPod, cheapest_remedy, plain_change
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
 from admission.extender.refusal_lines import describe, kept_for, refusal, until_open, why
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
-from gpu_manager.domain.cluster.pod_holder import Hold, HoldFacts, find_holder
-from gpu_manager.domain.cluster.quota import Quota
+from gpu_manager.domain.cluster.pod_holder import HeldBy, Hold, HoldFacts, find_holder
+from gpu_manager.domain.cluster.quota import ANY_SIZE, Quota
 from gpu_manager.domain.cluster.quota import refusal as refused_by_quota
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.kube.constraints import shown_bars
@@ -137,7 +137,15 @@ def explain(
     lines = tuple(map(str, quota.lines(pod.namespace, snapshot.used, snapshot.protected))) if quota else ()
     if pod.node:
         return _placed(occupant, request, snapshot, lines)
-    case = WaitingPod(occupant, request, snapshot, mine, judge, None if everywhere else pod.namespace)
+    case = WaitingPod(
+        occupant,
+        request,
+        snapshot,
+        mine,
+        judge,
+        None if everywhere else pod.namespace,
+        quota.largest_of(pod.namespace) if quota else ANY_SIZE,
+    )
     question = case.ask(request)
     facts = HoldFacts(occupant.gates, occupant.said, schedulers)
     if hold := find_holder(pod, facts):
@@ -167,10 +175,13 @@ def explain(
         quota=lines,
         nearest=change.nearest if change else None,
     )
-    if hold is None:
+    if hold is None or (hold.by is HeldBy.QUOTA and change is None):  # no grant would let it run
         return explanation
-    line = f"{hold.line}. What helps: {hold.cure}"[:LINE_LIMIT]
-    return replace(explanation, line=line, change=hold.cure, nearest=None, held=hold.by.value)
+    cure, nearest = hold.cure, None
+    if hold.by is HeldBy.QUOTA and change is not None:
+        cure, nearest = plain_change(change.text), change.nearest
+    line = f"{hold.line}. What helps: {cure}"[:LINE_LIMIT]
+    return replace(explanation, line=line, change=cure, nearest=nearest, held=hold.by.value)
 
 
 def _held(hold: Hold, pod: Pod, request: PodRequest, total: int, quota: tuple[str, ...]) -> Explanation:

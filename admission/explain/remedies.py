@@ -19,7 +19,7 @@ from admission.extender.preemption import choose, names
 from admission.extender.refusal_lines import refusal, why
 from admission.extender.wire import Victims
 from admission.quota.quota_book import least_charge
-from gpu_manager.domain.cluster.quota import NamespaceQuota
+from gpu_manager.domain.cluster.quota import ANY_SIZE, EXCEEDED, ContainerMax, NamespaceQuota
 from gpu_manager.domain.cluster.quota import refusal as refused_by_quota
 from gpu_manager.domain.contract import GPU_MODEL, GPU_UUID, PRIORITY
 from gpu_manager.domain.errors import printable, quoted
@@ -39,6 +39,8 @@ _LET_IN: Final = Fraction(1, 2)  # so does a word of whoever runs the nodes
 _OTHERS: Final = Fraction(1)  # others' loss: said only where nothing of the pod's own helps
 _LEFT_TO_WAIT_FOR: Final = {Unfit.ROOM: "taken", Unfit.KEPT: "kept for a larger pod"}
 QUOTA_GROWS: Final = "let the quota grow"
+WAIT: Final = "wait for pods to end"
+_MOST_STEPS: Final = 4  # containers that are made smaller, one after the other
 _MOST_KINDS: Final = 500  # unlike nodes for which a change is sought
 
 
@@ -60,7 +62,7 @@ Found = Sequence[tuple[NodeView, Fit | Unfit]]
 class WaitingPod:
     """One pod that waits: what it asks of which cluster, under which quota of its namespace (None: no limit).
 
-    ``reader``: the namespace whose pods may be named, None for all.
+    ``reader``: the namespace whose pods may be named, None for all. ``largest``: what one container may have.
     """
 
     occupant: PodView
@@ -69,6 +71,21 @@ class WaitingPod:
     quota: NamespaceQuota | None
     judge: FeasibilityJudge
     reader: str | None
+    largest: ContainerMax = ANY_SIZE
+
+    def capped(self, request: PodRequest) -> PodRequest:
+        """The request with each container cut to what one may have."""
+        return replace(request, containers=tuple(map(self._cut, request.containers)))
+
+    def _cut(self, one: ContainerRequest) -> ContainerRequest:
+        most, asked, unit = self.largest, one.request, self.snapshot.unit
+        if not any(most.passed(one.name, asked.amount)):
+            return one
+        cores = asked.cores if most.cores is None else max(1, min(asked.cores, most.cores))
+        memory = asked.memory if most.memory is None else min(asked.memory or most.memory, most.memory)
+        if cores >= CORES_PER_CARD:
+            cores, memory = cores // CORES_PER_CARD * CORES_PER_CARD, 0
+        return replace(one, request=Request(cores, memory // unit * unit))
 
     def ask(self, request: PodRequest) -> FeasibilityCheck:
         """The judgement of the pod if it asked that."""
@@ -109,7 +126,11 @@ def cheapest_remedy(
     ]
     if own:
         return min(own, key=lambda cure: (cure.cost, cure.text))
-    return _by_others(case, question, found) or _fewer_cards(case, found)
+    return (
+        _by_others(case, question, found, judged)
+        or _fewer_cards(case, found)
+        or _once_granted(case, judged, "")
+    )
 
 
 def _unlike(found: Found) -> Found:
@@ -127,7 +148,9 @@ def _let_in(judged: Sequence[JudgedNode]) -> Iterator[Remedy]:
             return
 
 
-def _by_others(case: WaitingPod, question: FeasibilityCheck, found: Found) -> Remedy | None:
+def _by_others(
+    case: WaitingPod, question: FeasibilityCheck, found: Found, judged: Sequence[JudgedNode]
+) -> Remedy | None:
     for view, no in found:
         gone = case.leaving(question, view) if no is Unfit.ROOM else ()
         if gone:
@@ -137,50 +160,89 @@ def _by_others(case: WaitingPod, question: FeasibilityCheck, found: Found) -> Re
             return Remedy(_OTHERS, f"node {printable(view.name)} takes it once {shown} {left}")
     for view, no in found:
         if no is Unfit.QUOTA:
-            none = case.quota is not None and case.quota.protected == {}
-            wait = "have the right granted" if none else f"{QUOTA_GROWS}, or pods of the namespace end"
-            return Remedy(_OTHERS, f"{wait}: {why(question, view)}"[:LINE_LIMIT])
+            return _once_granted(case, judged, why(question, view))
+    could = [view for view, no in found if no in _LEFT_TO_WAIT_FOR]
+    if not could:
+        return None
+    if not any(isinstance(question.when_empty(view), Fit) for view in could):
+        return _once_granted(case, judged, _beyond_quota(case, case.request, could))
     whys = [text for unfit, text in _LEFT_TO_WAIT_FOR.items() if any(no is unfit for _, no in found)]
-    if whys and (beyond := _beyond_quota(case, case.request, found)):
-        return Remedy(_OTHERS, f"{QUOTA_GROWS}: {beyond}"[:LINE_LIMIT])
-    if whys:
-        return Remedy(_OTHERS, f"wait for pods to end: every node that could hold it is {' or '.join(whys)}")
-    return None
+    return Remedy(_OTHERS, f"{WAIT}: every node that could hold it is {' or '.join(whys)}")
+
+
+def _once_granted(case: WaitingPod, judged: Sequence[JudgedNode], reasons: str) -> Remedy | None:
+    """What helps a pod that its quota keeps out: a grant, and what else the pod then waits for; None where
+    nothing helps even then.
+    """
+    if case.quota is None:
+        return None
+    if case.quota.protected == {}:
+        grant, then = "have the right granted", replace(case, quota=replace(case.quota, protected=None))
+    else:
+        grant, then = QUOTA_GROWS, replace(case, quota=None)
+    question = then.ask(case.request)
+    after = [JudgedNode(one.view, question.on(one.view), one.bars, "") for one in judged]
+    because = f": {reasons}" if reasons else ""
+    room = [one.view for one in after if isinstance(one.fit, Fit) and not one.bars]
+    if room:
+        ends = any(case.ask(case.request).when_ended(view) is not None for view in room)
+        others = f"{grant}, or pods of the namespace end" if ends else grant
+        return Remedy(_OTHERS, f"{others}{because}"[:LINE_LIMIT])
+    cure = cheapest_remedy(then, question, after)
+    if cure is None:
+        return None
+    return Remedy(_OTHERS, f"{grant}, and {plain_change(cure.text)}{because}"[:LINE_LIMIT], cure.nearest)
+
+
+def plain_change(text: str) -> str:
+    """The change without the sums of the quota and the nodes that make it needed."""
+    return text.partition(f": {EXCEEDED}")[0].partition(": every node")[0]
 
 
 def _fewer_cards(case: WaitingPod, found: Found) -> Remedy | None:
-    """For a pod of more cards than any node has."""
-    nodes = [view.node for view, _ in found]
-    most = max((most_together(node.topology, node.cards) for node in nodes), default=0)
-    apart = any(sum(state.open for state in node.cards) > most for node in nodes)
-    policy = f"gives one container more (the kubelet's policy {NumaPolicy.SINGLE.value})"
-    more = policy if apart else "has more"
-    for one in case.request.containers:
-        beyond = ""
-        for cards in range(most if most < one.request.cards else 0, 0, -1):
-            less = Request(cards * CORES_PER_CARD, 0)
-            if beyond := _beyond_quota(case, _with(case.request, one, less), found):
-                continue
-            change = f"ask {less} instead of {one.request} for {quoted(one.name)}"
-            why_less = (
-                more if cards == most else f"{more} than {most}, the quota of its namespace grants no more"
-            )
-            text = f"{change}, as no node that it may go to {why_less}, and wait for them"
-            return Remedy(1 - Fraction(cards, one.request.cards), text[:LINE_LIMIT])
-        if beyond:
-            return Remedy(_OTHERS, f"{QUOTA_GROWS}: {beyond}"[:LINE_LIMIT])
-    return None
+    """For a pod of more cards than any node has: the most that one could hold if it were empty."""
+    least: Remedy | None = None
+    beyond = ""
+    for fewer in _with_fewer(case.request):
+        free, limited = replace(case, quota=None).ask(fewer), case.ask(fewer)
+        could = [view for view, _ in found if isinstance(free.when_empty(view), Fit)]
+        if not could:
+            continue
+        why_less = _no_more(case, found) if least is None else "the quota of its namespace grants no more"
+        text = f"ask {_differences(case.request, fewer)}, as {why_less}, and wait for them"[:LINE_LIMIT]
+        cure = Remedy(_given_up(case.request, fewer), text, fewer)
+        if fewer == case.capped(fewer) and any(isinstance(limited.when_empty(view), Fit) for view in could):
+            return cure
+        if least is None:
+            least, beyond = cure, _beyond_quota(case, fewer, could)
+    if least is None or not beyond:
+        return None
+    return Remedy(_OTHERS, f"{QUOTA_GROWS}, and {least.text}: {beyond}"[:LINE_LIMIT], least.nearest)
 
 
-def _with(request: PodRequest, one: ContainerRequest, less: Request) -> PodRequest:
-    containers = (replace(c, request=less) if c is one else c for c in request.containers)
-    return replace(request, containers=tuple(containers))
+def _with_fewer(request: PodRequest) -> Iterator[PodRequest]:
+    """The request with one card less, and so on, each time of the container that asks for most."""
+    while widest := max(request.containers, key=lambda one: one.request.cards, default=None):
+        if widest.request.cards < 2:
+            return
+        request = request.asking(widest.name, Request((widest.request.cards - 1) * CORES_PER_CARD, 0))
+        yield request
 
 
-def _beyond_quota(case: WaitingPod, request: PodRequest, found: Found) -> str:
+def _no_more(case: WaitingPod, found: Found) -> str:
+    """Why the pod gets no more cards."""
+    most = max((most_together(view.node.topology, view.node.cards) for view, _ in found), default=0)
+    apart = any(sum(state.open for state in view.node.cards) > most for view, _ in found)
+    if apart and any(one.request.cards > most for one in case.request.containers):
+        policy = NumaPolicy.SINGLE.value
+        return f"no node that it may go to gives one container more (the kubelet's policy {policy})"
+    return "no node that it may go to has more"
+
+
+def _beyond_quota(case: WaitingPod, request: PodRequest, views: Sequence[NodeView]) -> str:
     """The quota's sums, if it grants less than that of every model, were nothing of it used; else empty."""
     unit, reasons = case.snapshot.unit, dict[str, str]()
-    cards = {s.card.model: s.card for view, _ in found for s in view.node.cards if request.allows(s.card)}
+    cards = {s.card.model: s.card for view in views for s in view.node.cards if request.allows(s.card)}
     for model, card in sorted(cards.items()) if case.quota is not None else ():
         asked = least_charge(request, card.capacity(unit).memory)
         passed = case.quota.passed({}, {model: asked}, {}) if case.quota is not None else {}
@@ -197,7 +259,7 @@ def _allow_more(case: WaitingPod, found: Found) -> Iterator[Remedy]:
         (bool(request.uuids), replace(request, uuids=frozenset()), GPU_UUID),
     )
     for wished, wider, key in wishes:
-        if not wished:
+        if not wished or wider != case.capped(wider):
             continue
         question = case.ask(wider)
         for view, _ in found:
@@ -215,6 +277,8 @@ def _unprotected(case: WaitingPod, found: Found) -> Iterator[Remedy]:
     if case.request.priority is not Priority.PROTECTED or case.quota is None:
         return
     plain = replace(case.request, priority=Priority.NORMAL)
+    if plain != case.capped(plain):
+        return
     question = replace(case, quota=replace(case.quota, protected=None)).ask(plain)
     for view, no in found:
         if no is Unfit.QUOTA and isinstance(fit := question.on(view), Fit):
@@ -230,15 +294,31 @@ def _ask_less(case: WaitingPod, question: FeasibilityCheck, found: Found) -> Ite
         refused = refusal(question, view) if no in (Unfit.ROOM, Unfit.NEVER, Unfit.QUOTA) else None
         if refused is not None and refused.nearest is not None:
             smaller.append(refused.nearest)
-        if no is Unfit.QUOTA:
-            smaller += _within_quota(case, view)
-        for less in smaller:
-            if _is_less_than_a_card(case.request, less):
+        for cut in [case.request, *smaller] if no in (Unfit.NEVER, Unfit.QUOTA) else ():
+            smaller += _within_quota(replace(case, request=cut), view)
+        for first in map(case.capped, smaller):
+            if _is_less_than_a_card(case.request, first):
                 continue
-            if isinstance(case.ask(less).on(view), Fit):
+            if (less := _fitted(case, view, first)) is not None:
                 asks = _differences(case.request, less)
                 text = f"ask {asks} (then node {printable(view.name)} takes it)"
                 yield Remedy(_given_up(case.request, less), text[:LINE_LIMIT], less)
+
+
+def _fitted(case: WaitingPod, view: NodeView, less: PodRequest) -> PodRequest | None:
+    """The request, made smaller container by container until the node takes it; None if none is taken."""
+    for _ in range(_MOST_STEPS):
+        question = case.ask(less)
+        fit = question.on(view)
+        if isinstance(fit, Fit):
+            return less
+        refused = refusal(question, view) if fit in (Unfit.ROOM, Unfit.NEVER) else None
+        if refused is None or refused.nearest is None:
+            return None
+        less = case.capped(refused.nearest)
+        if _is_less_than_a_card(case.request, less):
+            return None
+    return None
 
 
 def _is_less_than_a_card(request: PodRequest, less: PodRequest) -> bool:

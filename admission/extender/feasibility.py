@@ -365,6 +365,22 @@ class FeasibilityCheck:
             known[view.hardware] = could
         return known[view.hardware]
 
+    def when_empty(self, view: NodeView) -> Fit | Unfit:
+        """Where the pod would lie were the node empty, and nothing used of its namespace's quota."""
+        if view.problem:
+            return Unfit.NODE
+        if self.quota is not None and not self.quota.allows_pool(view.node.pool):
+            return Unfit.QUOTA
+        cards = tuple(replace(s, held="") for s in view.node.cards)  # as in `ever`
+        free = replace(view, node=replace(view.node, cards=cards))
+        return self._choose(free, Ledger((s.card for s in cards), view.node.unit), {}, {}) or Unfit.NEVER
+
+    def when_ended(self, view: NodeView) -> Fit | None:
+        """Where the pod would lie had the pods of its namespace ended; None if it would not fit even so."""
+        mine = [uid for uid, one in view.bound.items() if one.pod.namespace == self.pod.namespace]
+        found = self._choose(view, view.without(mine), {}, {})
+        return found if isinstance(found, Fit) else None
+
     def over_quota(
         self, fit: Fit, used: Mapping[str, Amount], protected: Mapping[str, Amount]
     ) -> Mapping[str, str]:

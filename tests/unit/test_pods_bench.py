@@ -3,7 +3,7 @@
 import pytest
 
 from admission.config import SHORTEST_KEEP_SECONDS
-from bench import pods_bound_late, pods_closed, pods_held
+from bench import pods_bound_late, pods_changes, pods_closed, pods_held
 
 
 def test_no_late_bind_is_lost_where_places_are_kept_and_some_are_where_they_are_not():
@@ -23,3 +23,8 @@ def test_tenants_that_work_together_close_nodes_for_pods_with_room_for_minutes_a
 @pytest.mark.parametrize("holder", pods_held.CASES)
 def test_who_holds_a_pod_is_told_right(holder):
     assert not any(pods_held.told_wrong(holder, seed) for seed in range(12))
+
+
+@pytest.mark.parametrize("seed", [*range(24), 60, 122, 164, 193, 345, 822])
+def test_each_smallest_change_is_made_and_the_pod_then_runs(seed):
+    assert [fault for _, fault in pods_changes.tried(seed) if fault] == []

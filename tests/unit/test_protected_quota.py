@@ -232,10 +232,13 @@ def test_who_has_no_right_is_told_what_would_help() -> None:
 
 
 def test_pods_that_end_help_only_who_has_a_right() -> None:
-    full = {"quota": {"T4": 0.1}}
-    without = World([node("n1")], [pod("x", 10, 4, on="n1", namespace="a")], quota={"a": full})
-    assert change(without, protected("p")).startswith("have the right granted: ExceedsGPUQuota: ")
+    full = {"quota": {"T4": 0.3}}
+    without = World([node("n1")], [pod("x", 30, 4, on="n1", namespace="a")], quota={"a": full})
+    granted = (
+        "have the right granted, and let the quota grow, or pods of the namespace end: ExceedsGPUQuota: "
+    )
+    assert change(without, protected("p")).startswith(granted)
     right = World(
-        [node("n1")], [protected("x", 10, on="n1")], quota={"a": {**full, "protected": {"T4": 0.1}}}
+        [node("n1")], [protected("x", 30, on="n1")], quota={"a": {**full, "protected": {"T4": 0.3}}}
     )
     assert change(right, protected("p")).startswith("let the quota grow, or pods of the namespace end: ")

@@ -90,7 +90,10 @@ def test_a_pod_of_several_cards_is_told_of_whole_cards_or_to_wait_and_never_of_a
 
 
 def test_the_smallest_change_passes_the_quota_too_where_no_node_could_hold_the_pod() -> None:
-    for granted, change in ((0.5, "let the quota grow: "), (4, "ask 4 whole cards instead of 8 whole cards")):
+    for granted, change in (
+        (0.5, "let the quota grow, and ask 7 whole cards"),
+        (4, "ask 4 whole cards instead of 8 whole cards"),
+    ):
         world = World([node("n1", cards=8, unhealthy=[6])], quota={"default": {"quota": {"*": granted}}})
         found = cure(world, pod("p", 800, None))
         assert found is not None
@@ -103,7 +106,7 @@ def test_nobody_is_told_to_wait_for_what_the_quota_never_grants() -> None:
     world = World([node("n1", cards=8)], full, quota={"default": {"quota": {"*": 4}}})
     found = cure(world, pod("p", 700, None))
     assert found is not None
-    assert found.text.startswith("let the quota grow: ExceedsGPUQuota")
+    assert found.text.startswith("let the quota grow, and wait for pods to end: ExceedsGPUQuota")
     found = cure(world, pod("q", 400, None))
     assert found is not None
     assert found.text.startswith("wait for pods to end")
