@@ -36,8 +36,9 @@ _PARTS = (
             "admission/services",
         ),
     ),
+    ("evictor", ("evictor/rbac", "evictor/deployment")),
     ("webhooks", ("admission/webhooks",)),
-    ("policies", ("policies", "agent/policy", "admission/policy")),
+    ("policies", ("policies", "agent/policy", "admission/policy", "evictor/policy")),
     ("networkpolicies", ("networkpolicy",)),
     ("view", ("view",)),
 )

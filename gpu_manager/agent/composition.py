@@ -89,6 +89,7 @@ class Agent:
             kubelet_url=config.kubelet_pods_url,
             kubelet_ca=config.kubelet_ca,
             lending=config.lending,
+            mark_evictions=config.mark_evictions,
             pods_api=PodsApi(config.pod_resources.parent / PODS_API_SOCKET, clock),
             cordons=store_of(config, "cordons", "only the Node object has them"),
         )
@@ -246,6 +247,7 @@ class Agent:
             unreadable=lambda: self._kube.unreadable,
             kubelet_unverified=lambda: self._kube.kubelet_unverified,
             pages_among_others=self._pages_among_others,
+            evicts_itself=config.evicts_itself,
             sized=lambda: self.running.sizes.told,
             front=lambda: self.fronts.in_force,
         )

@@ -39,7 +39,8 @@ class Config:
     unit; ``policy`` holds settings of every fraction's control page; ``injection`` is ``auto`` or a strategy;
     ``allow_env_from``: where a variable shows cards, envFrom, which may bring it, is taken all the same;
     ``resize_alone``: there is no extender, and the agent itself answers requests for another size.
-    ``evict`` lets the agent evict pods whose card is wrong, ``evict_evaders`` pods that evade their limits.
+    ``evict`` lets the agent evict pods whose card is wrong, ``evict_evaders`` pods that evade their limits;
+    with ``mark_evictions`` it marks them instead, for an evictor.
     ``account_gap``: the difference between account and driver that is reported, as a share of a card.
     ``program_xids`` are driver errors that never close a card, ``card_xids`` those that always do; a card
     opens again after ``quiet_seconds`` without faults. With ``lending`` whole cards are also offered as
@@ -93,6 +94,7 @@ class Config:
     resize_alone: bool = False
     evict_evaders: bool = False
     account_gap: float = GAP
+    mark_evictions: bool = False
     reclaim_seconds: float = 30.0
     legacy_metrics: bool = True
     advice: AdvicePolicy = field(default_factory=AdvicePolicy)
@@ -103,3 +105,8 @@ class Config:
     def simulated(self) -> bool:
         """True if the cards are made of numbers: there is no driver."""
         return self.cards.partition(":")[0] == "simulated"
+
+    @property
+    def evicts_itself(self) -> bool:
+        """True if pods are evicted with the agent's own account."""
+        return (self.evict or self.evict_evaders) and not self.mark_evictions and self.api_url is None

@@ -12,6 +12,7 @@ COMMANDS: Commands = {
     "completion": ("gpu_manager.cli.completion", "Print the script that completes commands in a shell."),
     "cordon": ("gpu_manager.cli.cordon", "Close cards to new shares."),
     "doctor": ("gpu_manager.cli.doctor", "Find what is wrong on this machine, each with its cure."),
+    "evict-marked": ("gpu_manager.cli.evict_marked", "Evict the pods that agents mark, within a rate."),
     "forget": ("gpu_manager.cli.cordon:forget", "Stop missing cards that have vanished for good."),
     "graph": (
         "gpu_manager.cli.ask:graph",

@@ -211,6 +211,13 @@ def command(
             min=5, max=100, help="Report a container whose account differs so far from the driver's figure."
         ),
     ] = 10.0,
+    mark_evictions: Annotated[
+        bool,
+        Option(
+            "--mark-evictions",
+            help="Mark pods that are to be evicted for `gpu-manager evict-marked`, and evict none.",
+        ),
+    ] = False,
     reclaim_seconds: Annotated[float, Option(min=0.1, help="Seconds between searches for dead pods.")] = 30.0,
     legacy_metrics: Annotated[bool, Option(help="Serve the predecessor's four metrics too.")] = True,
     advice_percentile: Annotated[
@@ -278,6 +285,7 @@ def command(
             resize_alone=resize_alone,
             evict_evaders=evict_evaders,
             account_gap=account_gap_points / 100,
+            mark_evictions=mark_evictions,
             reclaim_seconds=reclaim_seconds,
             legacy_metrics=legacy_metrics,
             advice=AdvicePolicy(advice_percentile, advice_margin / 100),

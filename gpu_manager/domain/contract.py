@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.errors import printable
 from gpu_manager.domain.resources import LARGEST_COUNT, Amount
 from gpu_manager.domain.topology import MAX_CARDS, Link, LinkKind, NumaPolicy, Topology
 
@@ -45,7 +46,8 @@ PREDICATE_TIME: Final = "tencent.com/predicate-time"
 PREDICATE_INDEX: Final = "tencent.com/predicate-gpu-idx-"
 ASSIGNED: Final = "tencent.com/gpu-assigned"
 RESIZED: Final = "tencent.com/vcuda-resized"
-GUARDED: Final = (ALLOCATION, PREDICATE_NODE, PREDICATE_TIME, ASSIGNED, RESIZED)
+EVICT: Final = "tencent.com/vcuda-evict"  # by the agent of the pod's node, for the evictor
+GUARDED: Final = (ALLOCATION, PREDICATE_NODE, PREDICATE_TIME, ASSIGNED, RESIZED, EVICT)
 # Written into a pending pod when its namespace's quota changes, so that schedulers requeue it.
 QUOTA_SEEN: Final = "tencent.com/vcuda-quota-seen"
 # Written into a pod whose claims are not prepared yet, so that the kubelet tries at once.
@@ -65,6 +67,7 @@ POD_ANNOTATIONS: Final = (
     PREDICATE_TIME,
     ASSIGNED,
     RESIZED,
+    EVICT,
     QUOTA_SEEN,
     PREPARE_AGAIN,
 )
@@ -142,6 +145,7 @@ EVENT_START_REFUSED: Final = "VcudaStartRefused"
 EVENT_WITHOUT_DEVICES: Final = "VcudaStranded"
 EVENT_EVADER: Final = "VcudaEvader"
 EVENT_ACCOUNT_DIFFERS: Final = "VcudaAccountDiffers"
+EVENT_EVICTED: Final = "VcudaEvicted"
 EVENT_LIBRARY_MESSAGE: Final = "VcudaLibraryMessage"
 EVENT_OTHER_PLUGIN: Final = "VcudaOtherPlugin"
 EVENT_NOT_INJECTED: Final = "VcudaNotInjected"
@@ -160,6 +164,7 @@ EVENTS: Final = (
     EVENT_WITHOUT_DEVICES,
     EVENT_EVADER,
     EVENT_ACCOUNT_DIFFERS,
+    EVENT_EVICTED,
     EVENT_LIBRARY_MESSAGE,
     EVENT_OTHER_PLUGIN,
     EVENT_NOT_INJECTED,
@@ -176,6 +181,7 @@ QUOTA_MAP: Final = "gpuquota"  # ConfigMap with the namespaces' quotas (the pred
 QUOTA_KEY: Final = "gpu_quota"
 AGENT_NAME: Final = "gpu-manager"  # service account and component of the agent
 AGENT_DAEMONSET: Final = "gpu-manager-daemonset"
+EVICTOR_NAME: Final = "gpu-manager-evictor"  # Deployment, service account and component
 ADMISSION_NAME: Final = "gpu-quota-admission"  # Deployment, Service, service account and Lease
 ADMISSION_SECRET: Final = "gpu-quota-admission-certs"  # noqa: S105  # a name
 
@@ -193,7 +199,7 @@ TOKEN_HEADER: Final = "X-Vcuda-Authorization"  # noqa: S105  # a header's name
 
 VERSION: Final = 1
 _LONGEST_REASON = 160  # characters of why a card is closed
-_LONGEST_WHY: Final = 400  # characters of a reason that stands once in an inventory, with its cure
+_LONGEST_WHY: Final = 400  # characters of a reason that stands once in an inventory or on a pod
 _LONGEST_JSON = 1 << 20  # characters; Kubernetes holds all annotations of an object under 256 KiB
 
 
@@ -257,6 +263,36 @@ def decode_assignment(text: str | None) -> Assignment | None:
 def _pair(counts: object) -> tuple[int, int]:
     cores, units = map(_count, _list(counts))
     return cores, units
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionMark:
+    """The request of a node's agent to evict a pod: its UID, why, and when that was last true (seconds since
+    1970).
+    """
+
+    uid: str
+    reason: str
+    at: float
+
+
+def encode_eviction_mark(mark: EvictionMark) -> str:
+    """The value of :data:`EVICT`."""
+    reason = printable(mark.reason)[:_LONGEST_WHY]
+    return json.dumps(
+        {"v": VERSION, "uid": mark.uid, "reason": reason, "at": int(mark.at)}, separators=(",", ":")
+    )
+
+
+def decode_eviction_mark(text: str | None) -> EvictionMark | None:
+    """Read :data:`EVICT`; None when absent, of another version or malformed."""
+    data = versioned_json(text)
+    if data is None:
+        return None
+    try:
+        return EvictionMark(_text(data["uid"]), _text(data["reason"])[:_LONGEST_WHY], _count(data["at"]))
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,5 +37,5 @@ class Pods(Protocol):
     def event(self, pod: Pod, reason: str, message: str, *, warning: bool = False) -> None:
         """Emit an Event on the pod, in the background, rate-limited."""
 
-    def evict(self, pod: Pod, reason: str) -> None:
-        """Evict the pod (Eviction API), in the background."""
+    def evict(self, pod: Pod, reason: str | None) -> None:
+        """Evict the pod (Eviction API), in the background; None: no more, if that has not happened yet."""

@@ -50,7 +50,8 @@ class Exporter(Collector):
     no pod hold of it, ``writes_dropped`` counts what the API server was never told, ``unreadable`` what could
     not be read of it, ``sized`` is the advice for containers, ``front`` how the node gives its cards,
     ``kubelet_unverified`` whether the kubelet's certificate could not be verified, ``pages_among_others`` how
-    many containers' pages lie on the file system of the node's ``/run``.
+    many containers' pages lie on the file system of the node's ``/run``, ``evicts_itself`` says whether the
+    agent evicts by its own right.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Exporter(Collector):
         unreadable: Callable[[], Mapping[str, int]] = dict,
         kubelet_unverified: Callable[[], bool] = bool,
         pages_among_others: Callable[[], int] = int,
+        evicts_itself: bool = False,
         sized: Callable[[], Sequence[Sized]] = tuple,
         front: Callable[[], Front] = lambda: Front.PLUGIN,
     ) -> None:
@@ -87,6 +89,7 @@ class Exporter(Collector):
         self._unreadable = unreadable
         self._kubelet_unverified = kubelet_unverified
         self._pages_among_others = pages_among_others
+        self._evicts_itself = evicts_itself
         self._sized = sized
         self._front = front
 
@@ -121,6 +124,7 @@ class Exporter(Collector):
         yield counter_by_label(*_UNREADABLE, self._unreadable())
         yield _unverified(self._kubelet_unverified())
         yield _among_others(self._pages_among_others())
+        yield _evicts(itself=self._evicts_itself)
 
 
 def describe(*, legacy: bool = True) -> Iterator[Metric]:
@@ -145,6 +149,7 @@ def describe(*, legacy: bool = True) -> Iterator[Metric]:
     yield counter_by_label(*_UNREADABLE, {})
     yield _unverified(False)  # noqa: FBT003 - the gauge's value
     yield _among_others(0)
+    yield _evicts(itself=False)
 
 
 def _other_plugins(view: View, offers: Mapping[CardUuid, str]) -> Metric:
@@ -262,3 +267,8 @@ def booked_shares(view: View) -> Iterator[Metric]:
         memory.add_metric(whose, amount.memory)
     yield cores
     yield memory
+
+
+def _evicts(*, itself: bool) -> Metric:
+    text = "1 if the agent evicts pods with its own account, which may evict those of every node too"
+    return GaugeMetricFamily("vcuda_evicts_itself", text, value=float(itself))

@@ -22,6 +22,7 @@ SYSTEM, TEAM = "/api/v1/namespaces/kube-system", "/api/v1/namespaces/team-b"
 LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 CLAIMS: Final = "/apis/resource.k8s.io/v1/namespaces/team-b/resourceclaims"
 _POLICY: Final = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+UID: Final = "the pod's"  # in an Eviction: the UID of the pod as it is
 _WHITHER: Final = {"apiVersion": "v1", "kind": "Node", "name": "n2"}
 
 
@@ -41,18 +42,23 @@ def _annotated(key: str, value: str = "x") -> dict[str, Any]:
 
 
 def _event(
-    name: str, component: str, host: str, of: tuple[str, str] = ("team-b", "theirs")
+    name: str,
+    component: str,
+    host: str,
+    of: tuple[str, str] = ("team-b", "theirs"),
+    reason: str = contract.EVENT_EVADER,
+    kind: str = "Pod",
 ) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"name": name, "namespace": of[0]},
-        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": of[0], "name": of[1]},
+        "involvedObject": {"apiVersion": "v1", "kind": kind, "namespace": of[0], "name": of[1]},
         "source": {"component": component, "host": host},
         "reportingComponent": component,
         "reportingInstance": host,
         "type": "Warning",
-        "reason": "VcudaEvader",
+        "reason": reason,
         "message": "m",
     }
 
@@ -72,6 +78,14 @@ def _image(name: str) -> dict[str, Any]:
 
 def _binding(pod: str, **annotations: str) -> dict[str, Any]:
     return _object("v1", "Binding", pod, metadata={"annotations": annotations}, target=_WHITHER)
+
+
+def _eviction(namespace: str, pod: str, **options: Any) -> dict[str, Any]:
+    """The pod's UID is filled in where ``preconditions`` has a place for it."""
+    meta = {"namespace": namespace}
+    return _object(
+        "policy/v1", "Eviction", pod, metadata=meta, **({"deleteOptions": options} if options else {})
+    )
 
 
 def _secret(name: str, kind: str) -> dict[str, Any]:
@@ -100,12 +114,34 @@ _CLAIM: Final = _object(
 
 OWN: Final = (
     Write("agent", "what it booked, on a pod of its node", _MINE, _annotated(contract.ALLOCATION, "{}")),
+    Write("agent", "that a pod of its node is to be evicted", _MINE, _annotated(contract.EVICT, "{}")),
+    Write(
+        "evictor",
+        "the end of a pod with a mark",
+        f"{PODS.format('team-b')}/goes/eviction",
+        _eviction("team-b", "goes", preconditions={"uid": UID}),
+        "POST",
+    ),
+    Write(
+        "evictor",
+        "its Event",
+        f"{TEAM}/events",
+        _event("gone", "gpu-manager-evictor", "x", reason=contract.EVENT_EVICTED),
+        "POST",
+    ),
     Write("agent", "its node's inventory", "/api/v1/nodes/n1", _annotated(contract.INVENTORY)),
     Write(
         "agent",
         "an Event about a pod of its node",
         "/api/v1/namespaces/team-a/events",
         _event("told", "gpu-manager", "n1", ("team-a", "mine")),
+        "POST",
+    ),
+    Write(
+        "agent",
+        "an Event about its node",
+        "/api/v1/namespaces/default/events",
+        _event("own", "gpu-manager", "n1", ("default", "n1"), contract.EVENT_OTHER_PLUGIN, "Node"),
         "POST",
     ),
     Write("admission", "that a pod's quota has changed", _THEIRS, _annotated(contract.QUOTA_SEEN)),
@@ -147,14 +183,14 @@ OWN: Final = (
         "admission",
         "an Event of its own name",
         f"{TEAM}/events",
-        _event("placed", "gpu-quota-admission", "x"),
+        _event("placed", "gpu-quota-admission", "x", reason=contract.EVENT_NOT_PLACED),
         "POST",
     ),
     Write(
         "admission",
         "an Event of the scheduler beside it",
         f"{TEAM}/events",
-        _event("scheduled", "vcuda-scheduler", "x"),
+        _event("scheduled", "vcuda-scheduler", "x", reason="Scheduled"),
         "POST",
     ),
     Write(
@@ -172,15 +208,63 @@ OWN: Final = (
     Write("admission", "an end to a pod that is preempted", f"{PODS.format('team-b')}/low", None, "DELETE"),
 )
 
-# An Eviction names no node by which a policy could refuse it.
-EVICTION: Final = Write(
-    "agent",
-    "the end of a pod of another node",
-    f"{_THEIRS}/eviction",
-    _object("policy/v1", "Eviction", "theirs", metadata={"namespace": "team-b"}),
-    "POST",
-)
 PAST: Final = (
+    Write(
+        "agent",
+        "the end of a pod of another node",
+        f"{_THEIRS}/eviction",
+        _eviction("team-b", "theirs", preconditions={"uid": UID}),
+        "POST",
+    ),
+    Write("agent", "that a pod of another node is to be evicted", _THEIRS, _annotated(contract.EVICT, "{}")),
+    Write("admission", "that a pod is to be evicted", _THEIRS, _annotated(contract.EVICT, "{}")),
+    Write(
+        "admission",
+        "the end of a pod, by an Eviction",
+        f"{_THEIRS}/eviction",
+        _eviction("team-b", "theirs", preconditions={"uid": UID}),
+        "POST",
+    ),
+    Write("evictor", "that a pod is to be evicted", _THEIRS, _annotated(contract.EVICT, "{}")),
+    Write("evictor", "the end of a pod, past budgets", _THEIRS, None, "DELETE"),
+    Write(
+        "evictor",
+        "the end of a pod at once",
+        f"{_THEIRS}/eviction",
+        _eviction("team-b", "theirs", preconditions={"uid": UID}, gracePeriodSeconds=0),
+        "POST",
+    ),
+    Write(
+        "evictor",
+        "the end of whatever pod has a name",
+        f"{_THEIRS}/eviction",
+        _eviction("team-b", "theirs"),
+        "POST",
+    ),
+    Write(
+        "evictor",
+        "the end of a system pod",
+        f"{SYSTEM}/pods/dns/eviction",
+        _eviction("kube-system", "dns", preconditions={"uid": UID}),
+        "POST",
+    ),
+    Write(
+        "evictor",
+        "an Event in an agent's name",
+        f"{TEAM}/events",
+        _event("d", "gpu-manager", "n1"),
+        "POST",
+    ),
+    Write(
+        "evictor",
+        "an Event of another reason",
+        f"{TEAM}/events",
+        _event("e", "gpu-manager-evictor", "x"),
+        "POST",
+    ),
+    Write("evictor", "a Secret", f"{SYSTEM}/secrets", _secret("c", "Opaque"), "POST"),
+    Write("evictor", "its own policy", f"{_POLICY}/vcuda-evictions", None, "DELETE"),
+    Write("evictor", "a right of its own", _BINDINGS, _CLUSTER_ADMIN, "POST"),
     Write("agent", "the image of a pod of its node", _MINE, _image("evil"), "STRATEGIC"),
     Write("agent", "a label of a pod of its node", _MINE, {"metadata": {"labels": {"app": "x"}}}),
     Write("agent", "a finalizer of a pod of its node", _MINE, {"metadata": {"finalizers": ["x.io/y"]}}),
@@ -203,6 +287,20 @@ PAST: Final = (
         "an Event of another node's agent",
         f"{TEAM}/events",
         _event("b", "gpu-manager", "n2"),
+        "POST",
+    ),
+    Write(
+        "agent",
+        "an Event of another reason",
+        f"{TEAM}/events",
+        _event("f", "gpu-manager", "n1", reason="Killing"),
+        "POST",
+    ),
+    Write(
+        "agent",
+        "an Event about another node",
+        "/api/v1/namespaces/default/events",
+        _event("g", "gpu-manager", "n1", ("default", "n2"), kind="Node"),
         "POST",
     ),
     Write("agent", "another's Event, told anew", f"{TEAM}/events/old", {"message": "forged"}),
@@ -252,6 +350,13 @@ PAST: Final = (
     Write(
         "admission", "an Event in the kubelet's name", f"{TEAM}/events", _event("c", "kubelet", "n1"), "POST"
     ),
+    Write(
+        "admission",
+        "an Event of an agent's reason",
+        f"{TEAM}/events",
+        _event("h", "gpu-quota-admission", "x"),
+        "POST",
+    ),
     Write("admission", "another's Event, told anew", f"{TEAM}/events/old", {"message": "forged"}),
     Write(
         "admission",
@@ -299,10 +404,15 @@ class Accounts:
         self._pod("kube-system", "dns", "n2", priorityClassName="system-cluster-critical")
         self._pod("team-a", "mine", "n1")
         self._pod("team-b", "theirs", "n2")
+        self._pod("team-b", "goes", "n2")
         for name in ("low", "waits", "free"):
             self._pod("team-b", name)
         self._things()
+        evictor = self._pod(
+            "kube-system", "gpu-manager-evictor-x", "n2", serviceAccountName="gpu-manager-evictor"
+        )
         self._tokens = {
+            "evictor": server.token("gpu-manager-evictor", evictor),
             "agent": server.token("gpu-manager", agent),
             "admission": server.token("gpu-quota-admission", admission),
         }
@@ -354,4 +464,7 @@ class Accounts:
         if write.method == "PUT":
             body = json.loads(self._server.ask("GET", write.path)[1])
             body["spec"]["holderIdentity"] = "me"
+        if write.path.endswith("/eviction"):
+            pod = json.loads(self._server.ask("GET", write.path.removesuffix("/eviction"))[1])
+            body = json.loads(json.dumps(body).replace(UID, pod["metadata"]["uid"]))
         return self._server.ask(method, write.path, body, token=self._tokens[write.account], kind=kind)

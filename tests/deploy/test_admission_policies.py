@@ -149,10 +149,19 @@ def test_its_leases_and_events_are_its_own() -> None:
     assert refused("leases", {"metadata": {"name": "gpu-quota-admission"}}, "team-a") == 1
     assert refused("leases", {"metadata": {"name": "kube-scheduler"}}) == 1
     assert refused("leasecandidates", {"metadata": {"name": "gpu-quota-admission"}}) == 1
-    for component, count in (("gpu-quota-admission", 0), ("vcuda-scheduler", 0), ("kubelet", 1), ("", 1)):
-        assert refused("events", {"metadata": {}, "reportingComponent": component}) == count
-        assert refused("events", {"metadata": {}, "source": {"component": component}}) == count
-        assert refused("events", {"metadata": {}, "reportingController": component}) == count
+    for component, reason, count in (
+        ("gpu-quota-admission", contract.EVENT_NOT_PLACED, 0),
+        ("gpu-quota-admission", contract.EVENT_EVADER, 1),
+        ("gpu-quota-admission", "Scheduled", 1),
+        ("vcuda-scheduler", "Scheduled", 0),
+        ("vcuda-scheduler", contract.EVENT_EVADER, 1),
+        ("kubelet", "Killing", 1),
+        ("", "Killing", 1),
+    ):
+        event = {"metadata": {}, "reason": reason}
+        assert refused("events", {**event, "reportingComponent": component}) == count
+        assert refused("events", {**event, "source": {"component": component}}) == count
+        assert refused("events", {**event, "reportingController": component}) == count
 
 
 def test_others_are_not_its_policys_to_judge() -> None:

@@ -15,6 +15,7 @@ import yaml
 from admission import config as admission_config
 from admission.__main__ import command as admission_command
 from admission.webhook.admit import TEMPLATES
+from gpu_manager.cli.evict_marked import command as evictor_command
 from gpu_manager.cli.run import OLD_FLAGS
 from gpu_manager.cli.run import command as run_command
 from gpu_manager.domain import contract
@@ -69,7 +70,8 @@ def test_names_are_those_of_the_contract() -> None:
     assert mounts["/host"] is True
     assert mounts["/host/sys/fs/cgroup"] is False
     assert {o["metadata"]["name"] for o in of_kind("defaults", "ServiceAccount")} == {
-        user.rpartition(":")[2] for user in admission_config.TRUSTED_USERS
+        contract.EVICTOR_NAME,
+        *(user.rpartition(":")[2] for user in admission_config.TRUSTED_USERS),
     }
 
 
@@ -147,6 +149,7 @@ def test_errors_and_nvidias_name_for_cards_are_values_of_their_own() -> None:
 
 RUN = Command("gpu-manager run", run_command)
 ADMISSION = Command("gpu-quota-admission", admission_command)
+EVICTOR = Command("gpu-manager evict-marked", evictor_command)
 
 
 def options(program: Command) -> dict[str, bool]:
@@ -172,6 +175,17 @@ def test_every_flag_that_is_passed_is_one_that_the_program_has(name: str) -> Non
         for argument in container(admission_pod(name), "admission")["args"]:
             flag, equals, _ = argument.partition("=")
             assert known.get(flag) == bool(equals), argument
+        evictor = the(name, "Deployment", "gpu-manager-evictor")["spec"]["template"]["spec"]
+        for argument in container(evictor, "evictor")["args"]:
+            assert options(EVICTOR)[argument.partition("=")[0]], argument
+
+
+def test_the_evictors_rate_is_a_value_and_one_process_counts_it() -> None:
+    spec = the("defaults", "Deployment", "gpu-manager-evictor")["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    (evictor,) = spec["template"]["spec"]["containers"]
+    assert evictor["command"] == ["gpu-manager", "evict-marked"]
+    assert evictor["args"] == ["--per-minute=10", "--node-per-minute=3"]
 
 
 def test_both_programs_read_the_same_terms() -> None:

@@ -8,7 +8,11 @@ import yaml
 from tests.deploy.chart import CHART, admission_pod, helm, objects, of_kind, the
 
 NAME = "app.kubernetes.io/name"
-PODS = (("DaemonSet", "gpu-manager-daemonset"), ("Deployment", "gpu-quota-admission"))
+PODS = (
+    ("DaemonSet", "gpu-manager-daemonset"),
+    ("Deployment", "gpu-quota-admission"),
+    ("Deployment", "gpu-manager-evictor"),
+)
 
 
 def test_common_labels_stand_on_every_object_and_pod_and_the_pods_own_count_there() -> None:
@@ -19,7 +23,7 @@ def test_common_labels_stand_on_every_object_and_pod_and_the_pods_own_count_ther
     for kind, name in PODS:
         labels = the("labelled", kind, name)["spec"]["template"]["metadata"]["labels"]
         assert (labels["cost-centre"], labels["team"]) == ("ml", "c" if kind == "DaemonSet" else "b")
-        assert labels.get("admissions") == ("a" if kind == "Deployment" else None)
+        assert labels.get("admissions") == ("a" if name == "gpu-quota-admission" else None)
         assert labels["sidecar.istio.io/inject"] == "false"
 
 
@@ -36,9 +40,9 @@ def test_pods_accounts_and_webhooks_carry_what_they_are_given() -> None:
     for kind, name in PODS:
         annotations = the("labelled", kind, name)["spec"]["template"]["metadata"]["annotations"]
         assert annotations["vault.hashicorp.com/agent-inject"] == "false"
-        assert "checksum/terms" in annotations
         assert ("company.example/owner" in annotations) == (kind == "DaemonSet")
-        assert ("a.example/x" in annotations) == (kind == "Deployment")
+        assert ("a.example/x" in annotations) == (name == "gpu-quota-admission")
+        assert ("checksum/terms" in annotations) == (name != "gpu-manager-evictor")
     accounts = list(of_kind("labelled", "ServiceAccount"))
     assert len(accounts) == len(PODS)
     for account in accounts:

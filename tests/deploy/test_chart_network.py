@@ -17,6 +17,13 @@ def test_metrics_are_closed_to_strangers_and_admission_to_all_but_its_webhook() 
     assert [[p["port"] for p in rule["ports"]] for rule in rules] == [["webhook"], ["extender"]]
 
 
+def test_nobody_reaches_the_evictor_which_opens_no_port() -> None:
+    assert the("defaults", "NetworkPolicy", "gpu-manager-evictor")["spec"]["policyTypes"] == ["Ingress"]
+    assert "ingress" not in the("defaults", "NetworkPolicy", "gpu-manager-evictor")["spec"]
+    (only,) = the("defaults", "Deployment", "gpu-manager-evictor")["spec"]["template"]["spec"]["containers"]
+    assert "ports" not in only
+
+
 def test_the_webhooks_port_is_open_to_named_peers_those_of_metrics_and_our_own_where_the_chart_is_told() -> (
     None
 ):

@@ -27,6 +27,8 @@ ACCOUNTS_POLICIES = (
     "vcuda-admission",
     "vcuda-admission-names",
     "vcuda-admission-scheduler",
+    "vcuda-evictions",
+    "vcuda-evictor-events",
 )
 TERMS = {
     "defaults": ClusterTerms(),
@@ -112,6 +114,7 @@ WRITTEN = (
     contract.PREDICATE_NODE,
     contract.PREDICATE_TIME,
     contract.ASSIGNED,
+    contract.EVICT,
     f"{contract.PREDICATE_INDEX}0",
 )
 

@@ -15,25 +15,35 @@ from gpu_manager.adapters.kube.certificates import KubeCertificates
 from gpu_manager.adapters.kube.cluster_pods import ClusterPods
 from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.adapters.kube.cordon import cordon
+from gpu_manager.adapters.kube.evictions import KubeEvictions
 from gpu_manager.adapters.kube.kube import Kube
 from gpu_manager.adapters.kube.pod_events import KubePodEvents
 from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.agent.composition import Agent
 from gpu_manager.agent.config import Config
 from gpu_manager.cli.kubectl.main import run as kubectl
-from gpu_manager.domain.contract import CORE, CORE_LIMIT, LEADER_LABEL, MEMORY
+from gpu_manager.domain.contract import (
+    CORE,
+    CORE_LIMIT,
+    EVENT_EVICTED,
+    EVICT,
+    EVICTOR_NAME,
+    LEADER_LABEL,
+    MEMORY,
+)
 from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.runtime.access import GET_PODS
 from sandbox.api import StandInApi
 from sandbox.api.access import User, service_account
 from sandbox.kubelet import StandInKubelet
-from tests.deploy.chart import SETS, objects, the
+from tests.deploy.chart import CHART, SETS, agent_pod, container, helm, objects, the
 from tests.deploy.rbac import Judge, Right, granted, used
 from tests.fakes.sandbox import short_directory, until
 
 NODE = "n1"
-AGENT, ADMISSION = (service_account("kube-system", name) for name in ("gpu-manager", "gpu-quota-admission"))
-ACCOUNTS = {AGENT.name: "gpu-manager", ADMISSION.name: "gpu-quota-admission"}
+NAMES = ("gpu-manager", "gpu-quota-admission", "gpu-manager-evictor")
+AGENT, ADMISSION, EVICTOR = (service_account("kube-system", name) for name in NAMES)
+ACCOUNTS = {user.name: name for user, name in zip((AGENT, ADMISSION, EVICTOR), NAMES, strict=True)}
 PERSON = User("person", ("gpu-users",))
 
 
@@ -63,7 +73,7 @@ class World:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.judge = Judge("viewed", {**ACCOUNTS, PERSON.name: "gpu-users"})
-        tokens = {"agent": AGENT, "admission": ADMISSION, "person": PERSON}
+        tokens = {"agent": AGENT, "admission": ADMISSION, "evictor": EVICTOR, "person": PERSON}
         self.api = StandInApi(tokens=tokens, authorize=self.judge)
         self.clock = SystemClock()
 
@@ -136,7 +146,7 @@ def test_the_agent_uses_what_it_is_given_and_needs_no_more(world: World) -> None
         agent.stop()
         kubelet.stop()
     # What it does rarely: the same event again, a wrong card, a pod that the watch has not shown yet.
-    kube = Kube(world.connection("agent"), NODE, clock=world.clock)
+    kube = Kube(world.connection("agent"), NODE, clock=world.clock, mark_evictions=True)
     kube.start()
     try:
         pod = parse_pod(world.pod("rare"))
@@ -146,7 +156,7 @@ def test_the_agent_uses_what_it_is_given_and_needs_no_more(world: World) -> None
         kube.pods.event(pod, "Told", "once")
         until(lambda: world.seen(AGENT.name, Right("patch", "", "events")))
         kube.pods.evict(pod, "for this test")
-        until(lambda: world.seen(AGENT.name, Right("create", "", "pods/eviction")))
+        until(lambda: EVICT in world.api.get("pods", "rare")["metadata"].get("annotations", {}))
     finally:
         kube.close()
     # `kubectl exec … gpu-manager cordon` runs with the agent's token.
@@ -154,6 +164,43 @@ def test_the_agent_uses_what_it_is_given_and_needs_no_more(world: World) -> None
     cordon(connection, NODE, [], close=True)
     connection.close()
     judged(world, AGENT.name, {Right("get", "", "nodes/pods")})  # asked of the kubelet, not of the API server
+
+
+def test_the_evictor_uses_what_it_is_given_and_needs_no_more(world: World) -> None:
+    connection = world.connection("evictor")
+    evictions = KubeEvictions(connection, world.clock, "test")
+    evictions.start()
+    try:
+        pod = parse_pod(world.pod("goes"))
+        for _ in range(2):
+            evictions.event(pod, EVENT_EVICTED, "why")
+            until(lambda: world.api.list("events", fields=f"reason={EVENT_EVICTED}"))
+        assert evictions.evict(pod) is None
+        until(lambda: world.seen(EVICTOR.name, Right("patch", "", "events")))
+        until(lambda: world.seen(EVICTOR.name, Right("watch", "", "pods")))
+    finally:
+        evictions.close()
+        connection.close()
+    judged(world, EVICTOR.name, set())
+
+
+EVICTS = Right("create", "", "pods/eviction")
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_one_account_evicts_and_where_it_is_not_the_agents_the_agent_marks(name: str) -> None:
+    evicting = {account for account in NAMES if EVICTS in granted(name, account)}
+    marks = "--mark-evictions" in container(agent_pod(name), "gpu-manager")["args"]
+    assert marks == (evicting == {EVICTOR_NAME}) == (name != "least")
+    assert len(evicting) == (name != "least"), "that one neither has admission nor evicts"
+
+
+def test_an_agent_without_admission_evicts_by_itself() -> None:
+    alone = ("--set=admission.enabled=false",)
+    text = helm("template", "gpu-manager", str(CHART), "-n", "kube-system", *alone).stdout
+    assert "pods/eviction" in text
+    assert "--mark-evictions" not in text
+    assert "gpu-manager-evictor" not in text
 
 
 def test_admission_uses_what_it_is_given_and_needs_no_more(world: World) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.deploy import rights
 from tests.deploy.api_server import ABSENT, SERVERS, THERE, Server
 from tests.deploy.chart import CHART, HELM, SETS
-from tests.deploy.rights import EVICTION, FORBIDDEN, OWN, PAST, Accounts, Write
+from tests.deploy.rights import FORBIDDEN, OWN, PAST, Accounts, Write
 from tests.fakes.sandbox import short_directory
 
 pytestmark = pytest.mark.skipif(not THERE, reason=ABSENT)
@@ -42,11 +42,6 @@ def accounts(server: Server) -> Accounts:
 def test_no_account_writes_past_its_own_names(accounts: Accounts, write: Write) -> None:
     code, text = accounts.write(write)
     assert code == FORBIDDEN, f"{code} {text}"
-
-
-@pytest.mark.xfail(strict=True, reason="an Eviction names no node: until another account evicts")
-def test_no_agent_evicts_a_pod_of_another_node(accounts: Accounts) -> None:
-    assert accounts.write(EVICTION)[0] == FORBIDDEN
 
 
 @pytest.mark.parametrize("write", OWN, ids=lambda w: f"{w.account}: {w.what}")

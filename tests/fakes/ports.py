@@ -185,8 +185,11 @@ class FakePods:
     def event(self, pod: Pod, reason: str, message: str, *, warning: bool = False) -> None:
         self.events.append((pod.key, reason, message))
 
-    def evict(self, pod: Pod, reason: str) -> None:
-        self.evicted.append(pod.uid)
+    def evict(self, pod: Pod, reason: str | None) -> None:
+        if reason is not None:
+            self.evicted.append(pod.uid)
+        elif pod.uid in self.evicted:
+            self.evicted.remove(pod.uid)
 
 
 @dataclass

@@ -228,9 +228,28 @@ def test_hostile_text_is_absent(text: str | None) -> None:
     assert decode_inventory(text) is None
 
 
+def test_a_mark_reads_back_without_what_moves_a_cursor_and_cut() -> None:
+    text = contract.encode_eviction_mark(contract.EvictionMark("u", "its\x1b[2J card" + "x" * 500, 5.7))
+    mark = contract.decode_eviction_mark(text)
+    assert mark is not None
+    assert (mark.uid, mark.at, mark.reason[:14], len(mark.reason)) == ("u", 5, "its\\x1b[2J card"[:14], 400)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [(("v",), 2), (("uid",), 5), (("uid",), "a\nb"), (("reason",), None), (("reason",), "\x1b[2J"), (("at",), -1),
+     (("at",), 1.5), (("at",), "now"), (("at",), True), (("at",), 1 << 63)],
+)  # fmt: skip
+def test_a_malformed_mark_is_absent(path: tuple[Any, ...], value: object) -> None:
+    document = {"v": 1, "uid": "u", "reason": "why", "at": 5}
+    assert contract.decode_eviction_mark(json.dumps(document)) is not None
+    assert contract.decode_eviction_mark(replaced(document, path, value)) is None
+
+
 @given(st.text())
 def test_no_text_breaks_a_decoder(text: str) -> None:
     decode_assignment(text)
+    contract.decode_eviction_mark(text)
     decode_inventory(text)
     assert all(uuid.isprintable() and "," not in uuid for uuid in decode_uuids(text))
 

@@ -138,6 +138,15 @@ def test_a_controllers_pod_is_evicted_where_that_is_allowed(evict: bool, booked:
     assert ("; the pod is evicted, so that" in text) == evict
 
 
+def test_a_pod_to_which_the_kubelet_gives_devices_after_all_is_no_longer_to_be_evicted() -> None:
+    look = Look(controlled=True)
+    look()
+    look()
+    assert look.pods.evicted == [look.pod.uid]
+    look(CORE, MEMORY)
+    assert look.pods.evicted == []
+
+
 def test_one_resource_of_two_is_as_bad_as_none() -> None:
     look = Look()
     look(CORE)

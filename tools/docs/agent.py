@@ -109,6 +109,12 @@ _POD = (
         "The sizes that the scheduler has reserved for the pod; memory in bytes.",
     ),
     (
+        c.EVICT,
+        "agent",
+        "JSON",
+        "Its node's agent wants it evicted, and why: [the evictor](../security.md#the-evictor).",
+    ),
+    (
         c.QUOTA_SEEN,
         "admission",
         "8 hex digits",

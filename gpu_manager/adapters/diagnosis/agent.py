@@ -60,6 +60,7 @@ def gather_agent(url: str, read: Read) -> AgentFacts:
             (int(value) for _, value in samples.get("vcuda_pages_on_node_file_system", ())), 0
         ),
         kubelet_unverified=any(value for _, value in samples.get("vcuda_kubelet_unverified", ())),
+        evicts_itself=any(value for _, value in samples.get("vcuda_evicts_itself", ())),
         not_injected=tuple(who for who, _ in _named(samples, "vcuda_container_not_injected", "container")),
         stranded=next((int(value) for _, value in samples.get("vcuda_stranded_containers", ())), None),
         sample_age_seconds=next((value for _, value in samples.get("vcuda_sample_age_seconds", ())), None),

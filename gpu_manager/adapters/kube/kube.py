@@ -33,6 +33,7 @@ class Kube:
         tombstone_seconds: how long a deleted pod is remembered.
         lending: whole cards go by NVIDIA's resource name too.
         pods_api: asks the kubelet for its pods before its port is; closed by :meth:`close`.
+        mark_evictions: pods are not evicted, but marked for an evictor.
         cordons: keeps the operator's cordons over the Node object's life.
     """
 
@@ -48,6 +49,7 @@ class Kube:
         pause: Pause | None = None,
         tombstone_seconds: float = 120.0,
         lending: bool = False,
+        mark_evictions: bool = False,
         pods_api: KubeletSource | None = None,
         cordons: Store | None = None,
     ) -> None:
@@ -69,6 +71,7 @@ class Kube:
             pause=pause,
             tombstone_seconds=tombstone_seconds,
             lending=lending,
+            mark_evictions=mark_evictions,
         )
         self.node = KubeNode(connection, node, clock=clock, outbox=self._outbox, pause=pause, cordons=cordons)
 

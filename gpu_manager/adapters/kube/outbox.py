@@ -87,6 +87,11 @@ class Outbox:
         with self._changed:
             return key in self._entries
 
+    def cancel(self, key: Hashable) -> bool:
+        """Drop the task of this key, which may be in flight; False if there is none."""
+        with self._changed:
+            return self._entries.pop(key, None) is not None
+
     def close(self, seconds: float = 1.0) -> None:
         """Stop after the current write, within ``seconds``. Waiting tasks are dropped and logged."""
         with self._changed:
@@ -152,7 +157,7 @@ class Outbox:
         with self._changed:
             entry.sending, entry.failures = None, 0
             if entry.task is task:  # otherwise a newer task was queued meanwhile
-                del self._entries[task.key]
+                self._entries.pop(task.key, None)
 
     def _put_off(self, entry: _Entry, task: Task, seconds: float, failures: int) -> None:
         with self._changed:

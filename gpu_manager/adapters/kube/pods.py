@@ -17,8 +17,8 @@ from gpu_manager.adapters.kube.objects import Obj, Unreadable, named
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.pod_paths import named_path
 from gpu_manager.adapters.kube.reflector import Pause, Reflector, WatchedObjects
-from gpu_manager.adapters.kube.tasks import AnnotatePod, EventTeller, EvictPod, PostEvent, Thing
-from gpu_manager.domain.contract import EVENT_UNREADABLE, OUR_PREFIX
+from gpu_manager.adapters.kube.tasks import AnnotatePod, EventTeller, EvictPod, MarkPod, PostEvent, Thing
+from gpu_manager.domain.contract import EVENT_UNREADABLE, EVICT, OUR_PREFIX
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.untrusted import mapping
@@ -47,8 +47,10 @@ class KubePods(WatchedObjects):
         pause: Pause | None = None,
         tombstone_seconds: float = TOMBSTONE_SECONDS,
         lending: bool = False,
+        mark_evictions: bool = False,
     ) -> None:
         self._lending = lending
+        self._mark_evictions = mark_evictions
         self._connection = connection
         self._node = node
         self._clock = clock
@@ -140,10 +142,26 @@ class KubePods(WatchedObjects):
         now = self._clock.now()
         self._outbox.put(PostEvent(self._teller, self._in_api(pod), reason, message, warning, now, now))
 
-    def evict(self, pod: Pod, reason: str) -> None:
-        """See :meth:`gpu_manager.ports.pods.Pods.evict`; retried while a disruption budget holds it back."""
+    def evict(self, pod: Pod, reason: str | None) -> None:
+        """See :meth:`gpu_manager.ports.pods.Pods.evict`; retried while a disruption budget holds it back.
+
+        Where an evictor does it, the pod is marked for that, and the mark renewed while the pod is there.
+        """
+        pod = self._in_api(pod)
+        task = EvictPod(self._connection, pod)
+        if reason is None:
+            if self._outbox.cancel(task.key) and self._mark_evictions:
+                self._outbox.put(AnnotatePod(self._connection, pod, {EVICT: None}))
+            return
         log.warning("evicting", pod=pod.key, uid=pod.uid, reason=reason)
-        self._outbox.put(EvictPod(self._connection, self._in_api(pod)))
+        if self._mark_evictions:
+            task = MarkPod(self._connection, pod, reason, self._clock)
+        self._outbox.put(task)
+
+    def _unmark(self, pod: Pod) -> None:
+        """Take away a mark that this agent does not stand by, such as one of its run before."""
+        if EVICT in pod.annotations and not self._outbox.waiting(EvictPod(self._connection, pod).key):
+            self._outbox.put(AnnotatePod(self._connection, pod, {EVICT: None}))
 
     def _twinned(self, pod: Pod) -> Pod:
         """A static pod of the kubelet's list, with the UID of its mirror pod if the watch has shown it."""
@@ -170,6 +188,8 @@ class KubePods(WatchedObjects):
     def _announce(self, found: KnownPod | None) -> None:
         if found is None:
             return
+        if not found.tombstone:
+            self._unmark(self._in_api(found.pod))
         for listener in self._listeners:
             try:
                 listener(found)

@@ -1,4 +1,4 @@
-"""The tasks of the outbox: annotate a pod, record an Event, evict a pod, publish the node."""
+"""The tasks of the outbox: annotate a pod, record an Event, evict a pod or mark it, publish the node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Protocol, TypeVar
 from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
 from gpu_manager.adapters.kube.outbox import FINAL, Task
 from gpu_manager.adapters.kube.pod_paths import pod_path
-from gpu_manager.domain.contract import AGENT_NAME
+from gpu_manager.domain.contract import AGENT_NAME, EVICT, EvictionMark, encode_eviction_mark
+from gpu_manager.domain.kube.evictions import RENEW_SECONDS
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.ports.clock import Clock
 
@@ -24,11 +25,13 @@ _REASON_LIMIT = 128
 
 @dataclass(frozen=True, slots=True)
 class AnnotatePod:
-    """Merge annotations into exactly this pod: with its UID in the patch, a namesake is a conflict."""
+    """Merge annotations into exactly this pod: with its UID in the patch, a namesake is a conflict. None
+    removes one.
+    """
 
     connection: Connection
     pod: Pod
-    annotations: Mapping[str, str]
+    annotations: Mapping[str, str | None]
 
     expendable = False
 
@@ -76,7 +79,7 @@ class EvictPod:
         """One eviction is enough: the newer."""
         return self
 
-    def run(self) -> None:
+    def run(self) -> float | None:
         """POST an Eviction with the UID as precondition."""
         body = {
             "apiVersion": "policy/v1",
@@ -87,10 +90,25 @@ class EvictPod:
         self.connection.request(
             f"evict the pod {self.pod.key}", "POST", f"{pod_path(self.pod)}/eviction", body=body
         )
+        return None
 
     def final(self, refusal: Refused) -> bool:
         """Gone, or another pod of that name."""
         return refusal.code in FINAL
+
+
+@dataclass(frozen=True, slots=True)
+class MarkPod(EvictPod):
+    """Mark the pod for the evictor, again and again until it is gone: an old mark counts for nothing."""
+
+    reason: str
+    clock: Clock
+
+    def run(self) -> float | None:
+        """PATCH; return the seconds after which the mark is renewed."""
+        mark = EvictionMark(self.pod.uid, self.reason, self.clock.now())
+        AnnotatePod(self.connection, self.pod, {EVICT: encode_eviction_mark(mark)}).run()
+        return RENEW_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,13 @@ def _pages_among_others(agent: AgentFacts, _: float) -> Iterator[str]:
         yield f"the pages of {counted(agent.pages_among_others, 'container')} can fill the node's /run"
 
 
+def _evicts_itself(agent: AgentFacts, _: float) -> Iterator[str]:
+    if agent.evicts_itself is None:
+        raise Unseen("the agent's metrics cannot be read")
+    if agent.evicts_itself:
+        yield "the account of the agent may evict the pods of every node"
+
+
 def _old_sample(agent: AgentFacts, _: float) -> Iterator[str]:
     if agent.sample_age_seconds is None:
         raise Unseen("the agent's metrics cannot be read")
@@ -282,6 +289,17 @@ AGENT: Final = (
             "starts: containers can then fill that one alone."
         ),
         judge=_pages_among_others,
+    ),
+    DoctorCheck(
+        id="evicts-itself",
+        group="agent",
+        severity=Severity.WARNING,
+        what="Whoever takes over this node can evict the pods of the whole cluster with the agent's token.",
+        cure=(
+            "Install the admission service (chart value `admission.enabled`): an evictor comes with it, and "
+            "the agent marks pods instead. Or turn eviction off: `agent.evict` and `agent.evictEvaders`."
+        ),
+        judge=_evicts_itself,
     ),
     DoctorCheck(
         id="sample-old",

@@ -108,6 +108,7 @@ class AgentFacts:
     ``unwitnessed``: cards whose accounts are compared with no figure of the driver, and what is missing.
     ``whole_only`` are cards of which no part is given, and why; ``outside`` bytes that processes of no pod
     hold, by card.
+    ``evicts_itself``: it evicts pods with its own account, which may evict those of every node.
     """
 
     url: str
@@ -128,6 +129,7 @@ class AgentFacts:
     unwitnessed: tuple[tuple[str, str], ...] | None = None
     whole_only: tuple[str, ...] = ()
     outside: Mapping[str, int] | None = None
+    evicts_itself: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,9 @@ class PodsWithoutDevices:
         found = self._found()
         if found is None:
             return
+        for uid, one in self._named.items():
+            if uid not in found and self._evict and one.pod.controlled:
+                self._pods.evict(one.pod, None)
         self._named = {uid: found[uid] for uid in self._named if uid in found}
         if not found.keys() <= self._named.keys():
             self._confirm()

@@ -6,6 +6,14 @@ system:serviceaccount:{{ .Release.Namespace }}:gpu-manager
 system:serviceaccount:{{ .Release.Namespace }}:gpu-quota-admission
 {{- end }}
 
+{{- define "vcuda.evictorUser" -}}
+system:serviceaccount:{{ .Release.Namespace }}:gpu-manager-evictor
+{{- end }}
+{{/* "true" where agents mark pods, and the evictor evicts them; without admission, which watches all pods too, agents evict by themselves. */}}
+{{- define "vcuda.evictor" -}}
+{{- if and .Values.admission.enabled (or .Values.agent.evict .Values.agent.evictEvaders) }}true{{ end -}}
+{{- end }}
+
 {{/* Labels: (list $ component). */}}
 {{- define "vcuda.labels" -}}
 {{- $root := index . 0 -}}
@@ -23,7 +31,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- $root := index . 0 -}}
 {{ include "vcuda.selector" . }}
 app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
-{{- $own := (index $root.Values (index . 1)).podLabels | default dict -}}
+{{- $own := (index $root.Values (index . 1) | default dict).podLabels | default dict -}}
 {{- with merge (dict) $own ($root.Values.podLabels | default dict) ($root.Values.commonLabels | default dict) }}
 {{ toYaml . }}
 {{- end }}
@@ -44,7 +52,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 {{- end }}
 
-{{/* Of both accounts: clouds give rights of their own by them. */}}
+{{/* Of all accounts: clouds give rights of their own by them. */}}
 {{- define "vcuda.accountAnnotations" -}}
 {{- with (.Values.serviceAccount | default dict).annotations -}}
 annotations: {{- toYaml . | nindent 2 }}

@@ -1,0 +1,94 @@
+"""Marked pods and their evictions (implements :class:`gpu_manager.ports.evictions.Evictions`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+import structlog
+
+from gpu_manager.adapters.kube.connection import Connection, Refused
+from gpu_manager.adapters.kube.objects import Obj, named
+from gpu_manager.adapters.kube.outbox import Outbox
+from gpu_manager.adapters.kube.reflector import Pause, Reflector, WatchedObjects
+from gpu_manager.adapters.kube.tasks import EventTeller, EvictPod, PostEvent
+from gpu_manager.domain.contract import EVICT, EVICTOR_NAME
+from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.untrusted import mapping
+from gpu_manager.ports.clock import Clock
+
+log = structlog.get_logger(__name__)
+
+
+class KubeEvictions(WatchedObjects):
+    """Watches every pod of the cluster, and keeps those that have a mark."""
+
+    def __init__(self, connection: Connection, clock: Clock, host: str, pause: Pause | None = None) -> None:
+        """``host`` is the source of its Events, beside the evictor's name."""
+        self._connection = connection
+        self._clock = clock
+        self._outbox = Outbox(clock, pause)
+        self._teller = EventTeller(connection, clock, host, EVICTOR_NAME)
+        self._marked: Mapping[PodUid, Pod] = {}
+        super().__init__(
+            Reflector(
+                connection,
+                "pods",
+                "/api/v1/pods",
+                "",
+                replaced=self._replaced,
+                changed=self._changed,
+                pause=pause,
+            )
+        )
+
+    def start(self) -> None:
+        """Start the watch and the thread that writes Events."""
+        self._outbox.start()
+        super().start()
+
+    def close(self) -> None:
+        """Stop both, within about a second each."""
+        super().close()
+        self._outbox.close()
+
+    def marked(self) -> Collection[Pod]:
+        """See :meth:`gpu_manager.ports.evictions.Evictions.marked`."""
+        return self._marked.values()
+
+    def evict(self, pod: Pod) -> float | None:
+        """See :meth:`gpu_manager.ports.evictions.Evictions.evict`."""
+        try:
+            EvictPod(self._connection, pod).run()
+        except Refused as refusal:
+            if refusal.code == 404:
+                return None
+            log.info("eviction_put_off", pod=pod.key, node=pod.node, reason=str(refusal))
+            return refusal.retry_after
+        return None
+
+    def event(self, pod: Pod, reason: str, message: str) -> None:
+        """See :meth:`gpu_manager.ports.evictions.Evictions.event`."""
+        now = self._clock.now()
+        self._outbox.put(PostEvent(self._teller, pod, reason, message, warning=True, first=now, last=now))
+
+    def _replaced(self, objects: Iterable[Obj], _: Callable[[Obj], None]) -> None:
+        self._marked = {pod.uid: pod for obj in objects if (pod := self._read(obj)) is not None}
+
+    def _changed(self, obj: Obj, gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
+        uid, pod = mapping(obj.get("metadata")).get("uid"), self._read(obj)
+        if pod is not None and not gone:
+            self._marked = {**self._marked, pod.uid: pod}
+        elif uid in self._marked:
+            self._marked = {key: one for key, one in self._marked.items() if key != uid}
+
+    def _read(self, obj: Obj) -> Pod | None:
+        """The pod if it has a mark."""
+        meta = mapping(obj.get("metadata"))
+        if EVICT not in mapping(meta.get("annotations")):
+            return None
+        try:
+            return parse_pod(obj)
+        except RequestInvalid as error:
+            self._reflector.spoil(named(meta, str(error)))
+            return None

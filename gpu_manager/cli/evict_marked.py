@@ -1,0 +1,53 @@
+"""``gpu-manager evict-marked``: evicts, within a rate, the pods that agents mark."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+
+from gpu_manager.runtime import threads
+from gpu_manager.runtime.arguments import Option
+from gpu_manager.runtime.program import Ending, configure_log
+
+log = structlog.get_logger(__name__)
+
+_LOOK_SECONDS = 1.0
+
+
+def command(
+    kubeconfig: Annotated[Path | None, Option(help="Path of a kubeconfig; default: the pod's own.")] = None,
+    api_url: Annotated[str | None, Option(help="Address of an API server without credentials.")] = None,
+    per_minute: Annotated[
+        int, Option(min=1, max=1000, help="Evictions of the whole cluster that are tried in a minute.")
+    ] = 10,
+    node_per_minute: Annotated[
+        int, Option(min=1, max=1000, help="Evictions of one node's pods that are tried in a minute.")
+    ] = 3,
+    log_level: Annotated[
+        str, Option(envvar="LOG_LEVEL", help="Log level: debug, info, warning, error, or 0..8.")
+    ] = "info",
+) -> None:
+    """Evict the pods that agents mark until SIGTERM. Needs no node, and opens no port."""
+    configure_log(log_level)
+    from gpu_manager.adapters.clock import SystemClock  # noqa: PLC0415  # the adapters, only where needed
+    from gpu_manager.adapters.kube.connection import connect  # noqa: PLC0415  # same
+    from gpu_manager.adapters.kube.evictions import KubeEvictions  # noqa: PLC0415  # same
+    from gpu_manager.services.evictor import Evictor  # noqa: PLC0415  # same
+
+    ending, stop, clock = Ending(), threading.Event(), SystemClock()
+    connection = connect(kubeconfig=kubeconfig, url=api_url)
+    evictions = KubeEvictions(connection, clock, socket.gethostname().lower())
+    evictor = Evictor(evictions, clock, per_minute=per_minute, node_per_minute=node_per_minute)
+    evictions.start()
+    looking = threads.every(_LOOK_SECONDS, "evict", evictor.look, stop, at_once=True)
+    looking.start()
+    log.info("evictor_started", per_minute=per_minute, node_per_minute=node_per_minute)
+    ending.wait()
+    stop.set()
+    looking.join(_LOOK_SECONDS)
+    evictions.close()
+    connection.close()
