@@ -15,6 +15,7 @@ from zlib import crc32
 
 from admission.cluster.host_cpu import asked
 from gpu_manager.domain.cluster.pod_charges import PlacedPod, assigned_cards, ids_elsewhere
+from gpu_manager.domain.cluster.pod_holder import gates_of
 from gpu_manager.domain.contract import RESIZE, RESIZED, TEMPLATE_SIZE
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.kube.constraints import ANYWHERE, PodConstraints, pod_constraints
@@ -114,13 +115,8 @@ def pod_view(pod: Pod, obj: Mapping[str, Any] | None = None) -> PodView:
         if unplaced
         else 0,
         said=next((text(c.get("message"))[:_SAID] for c in unplaced), ""),
-        gates=() if pod.node else _gates((obj or {}).get("spec")),
+        gates=() if pod.node else gates_of((obj or {}).get("spec")),
     )
-
-
-def _gates(spec: object) -> tuple[str, ...]:
-    found = mappings(spec.get("schedulingGates")) if isinstance(spec, Mapping) else ()
-    return tuple(name for gate in found if (name := text(gate.get("name"))))
 
 
 def _is_unplaced(condition: Mapping[str, Any]) -> bool:

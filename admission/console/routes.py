@@ -20,6 +20,8 @@ from admission.console.history import ConsoleHistory, held_shares
 from admission.explain.caller_gate import Answer, CallerGate, documented, said
 from admission.explain.drafts import drafted
 from admission.explain.explain_api import ExplainSources
+from admission.explain.explanation import FITS
+from admission.explain.simulation import explain_copies
 from admission.explain.views import as_json
 from gpu_manager import ui
 from gpu_manager.domain.cluster.pod_events import PodEvent, pod_events_json
@@ -202,7 +204,8 @@ class ManifestFile:
 
 
 def judged_workloads(file: ManifestFile, namespace: str, knowledge: ExplainSources) -> list[dict[str, Any]]:
-    """JSON for each: what it is, and either ``error`` or ``said``, the explanation of one of its pods.
+    """JSON for each: what it is, and either ``error`` or ``fit``, how many of its pods fit one after the
+    other, and ``said``, the explanation of the first that does not, else of its first.
 
     ``namespace``: the only one that the caller may see, empty for all. It is that of workloads that name
     none; ``default`` if it is empty.
@@ -233,6 +236,17 @@ def _judged(
     try:
         pod = drafted(workload.template, knowledge.terms, place, workload.name, claims)
         explanation = knowledge.explain_draft(pod, everywhere=not namespace)
+        fit = int(bool(explanation.counts.get(FITS)))
+        if fit and workload.copies > 1 and pod.claiming is None and pod.view.pod.asks:
+            fit, explanation = explain_copies(
+                explanation,
+                pod.view,
+                workload.copies,
+                knowledge.policy,
+                knowledge.quota.current,
+                knowledge.terms,
+                everywhere=not namespace,
+            )
     except RequestInvalid as error:
         return {**shown, "error": str(error)}
-    return {**shown, "said": as_json(explanation)}
+    return {**shown, "fit": fit, "said": as_json(explanation)}

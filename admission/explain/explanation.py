@@ -19,7 +19,7 @@ from admission.explain.remedies import JudgedNode, Remedy, WaitingPod, cheapest_
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
 from admission.extender.refusal_lines import describe, kept_for, refusal, until_open, why
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
-from gpu_manager.domain.cluster.pod_holder import HeldBy, Hold, HoldFacts, find_holder
+from gpu_manager.domain.cluster.pod_holder import HeldBy, Hold, HoldFacts, find_holder, is_older
 from gpu_manager.domain.cluster.quota import ANY_SIZE, Quota
 from gpu_manager.domain.cluster.quota import refusal as refused_by_quota
 from gpu_manager.domain.errors import RequestInvalid, printable
@@ -202,21 +202,14 @@ def _older_in_the_way(
 ) -> tuple[str, ...]:
     """The pods of its workload's older templates on a node that would have room without them."""
     pod = occupant.pod
-    if not pod.owner or pod.workload == pod.owner:  # of no Deployment
-        return ()
     for one in found:
         if one.fit is not Unfit.ROOM or one.bars:
             continue
         bound = one.view.bound.values()
-        older = [o.pod for o in bound if _is_older(o.pod, pod)]
+        older = [o.pod for o in bound if is_older(o.pod, pod)]
         if older and question.without(one.view, [each.uid for each in older]) is not None:
             return tuple(each.key for each in older)
     return ()
-
-
-def _is_older(other: Pod, pod: Pod) -> bool:
-    mine = other.namespace == pod.namespace and other.workload == pod.workload
-    return mine and other.owner != pod.owner and not other.deleting
 
 
 def _spent(question: FeasibilityCheck, snapshot: Snapshot, minimum_cores: int) -> str:

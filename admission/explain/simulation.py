@@ -16,7 +16,7 @@ from typing import Any, Final
 from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import Snapshot
 from admission.config import ClusterTerms
-from admission.explain.explanation import explain
+from admission.explain.explanation import Explanation, explain
 from admission.extender.feasibility import FeasibilityJudge
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.simulation import ExtenderSimulation
@@ -76,6 +76,35 @@ def simulate(
     views = trial.snapshot.nodes.values()
     left = sum((v.ledger.free(s.card.uuid) for v in views for s in v.node.cards if s.open), ZERO)
     return {"placements": placements, "refused": refused, "free_cores": left.cores}
+
+
+def explain_copies(
+    first: Explanation,
+    pod: PodView,
+    copies: int,
+    policy: LeastFragmentation,
+    quota: Quota | None,
+    terms: ClusterTerms,
+    *,
+    everywhere: bool,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> tuple[int, Explanation]:
+    """How many of a workload's pods fit, one after the other, and the explanation of the first that waits, or
+    that of the ``first`` if none does.
+    """
+    trial = ExtenderSimulation(policy, quota, terms.minimum_cores)
+    ends = monotonic() + SECONDS
+    for count in range(copies):
+        if count == MOST_ASKED or monotonic() > ends:
+            return count, replace(first, line=f"{count} of {copies} copies fit now; more were not tried")
+        one = replace(pod, pod=replace(pod.pod, uid=PodUid(f"(what if) {count}")))
+        views = trial.snapshot.nodes.values()
+        if trial.place(one, [v.name for v in views if not v.constraints.bars(pod.constraints)]) is None:
+            judge, snapshot = FeasibilityJudge(), trial.snapshot
+            waits = explain(one, snapshot, quota, judge, terms.minimum_cores, everywhere=everywhere)
+            line = f"{count} of {copies} copies fit now; the next {waits.line}"
+            return count, replace(waits, line=line[:LINE_LIMIT])
+    return copies, replace(first, line=f"all {copies} copies fit now: {first.line}"[:LINE_LIMIT])
 
 
 def _each(groups: list[_Group]) -> Iterator[tuple[PodView, _Group]]:

@@ -35,10 +35,10 @@ export class WhatIf extends Component {
         <label for="manifest">${t("Manifests in YAML or JSON: paste them, or drop a file here")}</label>
         <textarea id="manifest" rows="12" spellcheck=${false} value=${text} onInput=${(event) => this.setState({ text: event.target.value })}></textarea>
         <button disabled=${!text.trim()}>${t("Judge")}</button></form>
-      <p class="none">${t("Nothing is created. Each pod is judged alone, against the cluster as it is now; of several copies one is judged.")}</p>
+      <p class="none">${t("Nothing is created. Each workload is judged alone, against the cluster as it is now; its copies come one after the other.")}</p>
       <div role="status">${trouble ? html`<p class="bad">${trouble}</p>` : null}
       ${found && !found.length ? html`<p class="none">${t("No object of these runs pods.")}</p>` : null}
-      ${(found || []).map((one, at) => html`<section key=${at} class="workload"><h2>${one.kind} ${one.name}${one.copies > 1 ? ` (${t("{0} copies", one.copies)})` : ""}</h2>
+      ${(found || []).map((one, at) => html`<section key=${at} class="workload"><h2>${one.kind} ${one.name}${one.copies > 1 ? ` (${t("{0} copies", one.copies)}${one.fit === undefined ? "" : `, ${t("{0} fit", one.fit)}`})` : ""}</h2>
         ${one.error ? html`<p class="bad">${one.error}</p>` : html`<p class="line">${one.said.line}</p>
           ${one.said.change ? html`<p><strong>${t("Smallest change that helps")}:</strong> ${one.said.change}</p>` : null}<${Outcomes} said=${one.said} />`}</section>`)}</div>`;
   }

@@ -33,8 +33,9 @@ const ZH = {
   "What if this were applied?": "如果应用这个清单会怎样？",
   "Manifests in YAML or JSON: paste them, or drop a file here": "YAML 或 JSON 清单：粘贴，或把文件拖到这里",
   "Judge": "判断",
-  "Nothing is created. Each pod is judged alone, against the cluster as it is now; of several copies one is judged.":
-    "不会创建任何对象。每个 Pod 单独与集群当前状态比较；多个副本只判断其中一个。",
+  "Nothing is created. Each workload is judged alone, against the cluster as it is now; its copies come one after the other.":
+    "不会创建任何对象。每个工作负载单独与集群当前状态比较；其副本依次放置。",
+  "{0} fit": "可容纳 {0} 个",
   "No object of these runs pods.": "这些对象都不运行 Pod。",
   "{0} copies": "{0} 个副本",
   "Search": "搜索",

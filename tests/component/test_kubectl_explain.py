@@ -63,6 +63,33 @@ def test_explain_judges_a_manifest_that_is_not_created(
     assert "bound to node n1: 60 cores, 2 GiB of card 0" in said(capsys)[0]
 
 
+@pytest.mark.parametrize(("held", "line"), [("gate", 'held by the scheduling gate "kueue.x-k8s.io/admission"'), ("volume", "held by a volume"), ("owner", "held by its own Deployment/web"), ("", "waits")])  # fmt: skip
+def test_explain_names_who_holds_a_pod_without_the_service_too(
+    held: str, line: str, api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def of(template: str) -> dict[str, Any]:
+        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"web-{template}", "uid": template}
+        meta = {"ownerReferences": [{**owner, "controller": True}], "labels": {"pod-template-hash": template}}
+        return meta if held == "owner" else {}
+
+    a_node(api, cards=1)
+    a_share(api, "web-old", 60, **of("5d9"))
+    waits = pod("late", container("main", 50, 4))
+    waits["metadata"].update(of("7f2"))
+    waits["spec"].pop("nodeName")
+    if held == "gate":
+        waits["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    api.create(waits)
+    if held == "volume":
+        message = 'persistentvolumeclaim "data" not found'
+        condition = {"type": "PodScheduled", "status": "False", "message": message}
+        api.patch("pods", "late", {"status": {"conditions": [condition]}}, subresource="status")
+    assert run(["explain", "late", "--admission", "-", "-o", "json"]) == 1
+    [answer] = json.loads(said(capsys)[0])["pods"]
+    assert answer.get("held", "") == held
+    assert answer["line"].startswith(line)
+
+
 def test_a_manifest_without_a_namespace_is_judged_in_the_contexts_own(
     api: StandInApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

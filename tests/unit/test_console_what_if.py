@@ -42,7 +42,13 @@ def judged(text, namespace=""):
 def test_a_workload_that_fits_is_told_where_and_other_objects_are_passed_over():
     (one,) = judged(FILE % ("team", 20))
     assert (one["kind"], one["name"], one["copies"]) == ("Deployment", "team/web", 3)
-    assert one["said"]["counts"] == {"fits": 1}
+    assert one["fit"] == 1
+    assert one["said"]["line"].startswith(
+        "1 of 3 copies fit now; the next waits: of 1 node, 1 has no room now"
+    )
+    (all_fit,) = judged(FILE % ("team", 5))
+    assert (all_fit["fit"], all_fit["said"]["counts"]) == (3, {"fits": 1})
+    assert all_fit["said"]["line"].startswith("all 3 copies fit now: ")
 
 
 def test_one_without_room_is_told_the_change_that_helps():

@@ -15,9 +15,10 @@ from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace,
 from gpu_manager.cli.output import Form, Output, emit, for_program
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.node_books import NodeBooks
+from gpu_manager.domain.cluster.pod_holder import Hold, HoldFacts, find_holder, gates_of, is_older
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.kube.constraints import node_constraints, pod_constraints, shown_bars
-from gpu_manager.domain.kube.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import POD_SCHEDULED, Pod, parse_pod
 from gpu_manager.domain.placement.explain import (
     Refusal,
     explain_bound,
@@ -25,8 +26,9 @@ from gpu_manager.domain.placement.explain import (
     explain_room,
     with_priority,
 )
+from gpu_manager.domain.placement.place import judge
 from gpu_manager.domain.rules.pod_request import judged_request
-from gpu_manager.domain.untrusted import mapping
+from gpu_manager.domain.untrusted import mapping, mappings, text
 from gpu_manager.runtime.arguments import Argument
 
 _BY_CLAIMS = "uses ResourceClaims: the admission service alone explains them, card by card"
@@ -199,7 +201,11 @@ def _here(login: Login, asked: _Asked) -> Mapping[str, Any]:
     nodes.sort(key=lambda node: (node["outcome"] != "fits", node["node"]))
     counts = Counter(str(node["outcome"]) for node in nodes)
     barred = {str(node["node"]): str(node["barred"]) for node in nodes if node["barred"]}
-    if not nodes:
+    held = _holder(asked, books, fits=bool(counts["fits"]))
+    if held:
+        line = f"{held.line}. What helps: {held.cure}"
+        counts = Counter(held=len(nodes)) if not held.by.is_told else counts
+    elif not nodes:
         line = "waits: the cluster has no node with cards"
     elif counts["fits"]:
         first = nodes[0]
@@ -213,7 +219,23 @@ def _here(login: Login, asked: _Asked) -> Mapping[str, Any]:
         ]
         kept_off = [f"keeps it off: {shown_bars(barred)}"] if barred else []
         line = f"waits: {none} {' or '.join([*full, *kept_off])}"
-    return _explained(pod, line, counts, len(nodes), nodes)
+    return _explained(pod, line, counts, len(nodes), nodes, held.by.value if held else "")
+
+
+def _holder(asked: _Asked, books: Sequence[NodeBooks], *, fits: bool) -> Hold | None:
+    """Who holds the pod, where it is not the cards; quotas and schedulers' names are not known here."""
+    pod, conditions = asked.pod, mappings(mapping(asked.manifest.get("status")).get("conditions"))
+    said = (text(one.get("message")) for one in conditions if one.get("type") == POD_SCHEDULED)
+    facts = HoldFacts(gates_of(asked.manifest.get("spec")), next(said, ""), fits=fits)
+    for one in () if fits else books:
+        older = [charge.pod for charge in one.charges.values() if is_older(charge.pod, pod)]
+        free = one.without(other.uid for other in older) if older else None
+        request = judged_request(pod, one.node.unit)
+        if free is not None and not isinstance(
+            judge(request, one.node.cards, one.node.topology, free), Refusal
+        ):
+            facts = replace(facts, older=tuple(other.key for other in older))
+    return find_holder(pod, facts)
 
 
 def _bound(pod: Pod, books: Sequence[NodeBooks]) -> Mapping[str, Any]:
@@ -266,8 +288,10 @@ def _explained(
     counts: Mapping[str, int],
     total: int,
     nodes: Sequence[Mapping[str, Any]] = (),
+    held: str = "",
 ) -> Mapping[str, Any]:
-    return {"pod": pod.key, "line": line, "counts": dict(counts), "total": total, "nodes": list(nodes)}
+    found = {"pod": pod.key, "line": line, "counts": dict(counts), "total": total, "nodes": list(nodes)}
+    return {**found, "held": held} if held else found
 
 
 def _runs(answer: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from typing import Final
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import printable, quoted
 from gpu_manager.domain.kube.pod import Pod
+from gpu_manager.domain.untrusted import mapping, mappings, text
 
 _KUEUE: Final = "kueue.x-k8s.io/"
 _SHOWN: Final = 3
@@ -71,6 +72,20 @@ class HoldFacts:
     fits: bool = False
     older: Sequence[str] = ()
     spent: str = ""
+
+
+def gates_of(spec: object) -> tuple[str, ...]:
+    """Return the names of a pod's scheduling gates."""
+    found = mappings(mapping(spec).get("schedulingGates"))
+    return tuple(name for gate in found if (name := text(gate.get("name"))))
+
+
+def is_older(other: Pod, pod: Pod) -> bool:
+    """Return whether another pod is of an older template of the pod's own Deployment."""
+    if not pod.owner or pod.workload == pod.owner:  # of no Deployment
+        return False
+    mine = other.namespace == pod.namespace and other.workload == pod.workload
+    return mine and other.owner != pod.owner and not other.deleting
 
 
 def find_holder(pod: Pod, facts: HoldFacts) -> Hold | None:
