@@ -18,11 +18,13 @@ from bench import cluster
 from bench.rows import Row, in_memory, percentile
 from bench.world import World
 from tests.component.driver_roots import Objects
+from tests.fakes import node_cases
+from tests.fakes.distribution_roots import PUBLISHED
 from tests.fakes.mounted import ROOTS, SEEING, MountedNode
 from tests.fakes.node_roots import DEFAULTS, EVERY, LEFT_BEHIND
 from tests.fakes.power_cut import CUTS, LOSSES, stranded_after
 
-PARTS = ("silence", "detect", "injection", "power-cut", "cluster")
+PARTS = ("silence", "detect", "cases", "injection", "power-cut", "cluster")
 _CONNECTIONS = 1000
 _PROBE_SECONDS, _SCRAPE_SECONDS = 5.0, 10.0  # the chart's timeout of a probe, Prometheus' of a scrape
 _SCRAPE = {  # as Prometheus 3 sends them
@@ -42,6 +44,8 @@ def rows(*, full: bool, only: str = "") -> list[Row]:
         found.append(_silenced(full=full))
     if only in ("", "detect"):
         found.append(_detected())
+    if only in ("", "cases"):
+        found.append(_cases())
     if only in ("", "injection"):
         found.append(_unseen())
     if only in ("", "power-cut"):
@@ -56,16 +60,29 @@ def _detected() -> Row:
     theirs.
     """
     wrong = []
-    for made in EVERY:
+    for made in (*EVERY, *PUBLISHED):
         with tempfile.TemporaryDirectory(prefix="vcuda-bench-") as place:
             strategy, why = made.detected(made.make(Path(place)))
         if strategy is not made.wanted:
             wrong.append(f"{made.name}: {strategy.value} ({why})")
     read = (
         f"of {len(DEFAULTS)} default configurations (containerd 1.6 to 2.1, CRI-O, k3s, RKE2, k0s, MicroK8s, "
-        f"Docker with cri-dockerd, kind) and {len(LEFT_BEHIND)} nodes with files that other runtimes left"
+        f"Docker with cri-dockerd, kind), {len(LEFT_BEHIND)} nodes with files that other runtimes left, and "
+        f"{len(PUBLISHED)} as clouds and distributions publish their defaults"
     )
     return Row("detect_wrong", len(wrong), "nodes", "= 0", full=True, note="; ".join(wrong) or read)
+
+
+def _cases() -> Row:
+    """Nodes as they were reported in public: their files, their driver, their cards."""
+    if not node_cases.FOLDER.is_dir():
+        return Row(
+            "node_cases_wrong", None, "cases", "= 0", note="the reported cases are not on this machine"
+        )
+    wrong = node_cases.wrong()
+    read = f"of {len(set(node_cases.given()))} files and roots that users reported of nodes, each a test"
+    note = "; ".join(f"{name}: {why}" for name, why in wrong.items()) or read
+    return Row("node_cases_wrong", len(wrong), "cases", "= 0", full=True, note=note)
 
 
 def _unseen() -> Row:

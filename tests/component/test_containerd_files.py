@@ -15,7 +15,6 @@ DROP_IN = "etc/containerd/conf.d/99-nvidia.toml"
 SOCKET = "/run/containerd/containerd.sock"
 OLD, NEW = 'plugins."io.containerd.grpc.v1.cri"', "plugins.'io.containerd.cri.v1.runtime'"
 IMPORTS = 'imports = ["/etc/containerd/conf.d/*.toml"]\n'
-GIVEN = Path(__file__).parents[2].parent / "shared/cases/node/roots"
 
 
 def read(root: Path, files: dict[str, str], socket: str = SOCKET) -> RuntimeFacts:
@@ -108,17 +107,24 @@ def test_a_toolkit_that_ignores_the_variable_makes_its_runtime_useless(
     assert why in found.why
 
 
-@pytest.mark.skipif(not GIVEN.is_dir(), reason="the cases (../shared/cases/node) are not on this machine")
 @pytest.mark.parametrize(
-    ("name", "strategy", "systemd", "broken"),
+    ("binary", "settings", "shows"),
     [
-        ("containerd-v4-own-socket", "cdi", True, False),
-        ("ctk-default-only-nvidia", "nvidia", True, False),
-        ("aks-dropin-v4-over-root-v2", "direct", None, True),
-        ("toolkit-hardened", "direct", True, False),
+        ("nvidia-container-runtime", "", True),
+        ("nvidia-container-runtime.cdi", "", True),
+        ("nvidia-container-runtime", '[nvidia-container-runtime]\nmode = "cdi"\n', True),
+        (
+            "nvidia-container-runtime",
+            "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n",
+            False,
+        ),
+        ("runc", "", False),
     ],
 )
-def test_nodes_that_were_reported(name: str, strategy: str, systemd: bool | None, broken: bool) -> None:
-    socket = "/run/containerd-k8s/containerd.sock" if "own-socket" in name else SOCKET
-    found = gather_runtime(HostFiles(GIVEN / name), socket, sysfs=GIVEN)
-    assert (found.strategy, found.systemd_cgroup, bool(found.broken)) == (strategy, systemd, broken)
+def test_a_default_runtime_that_shows_cards_to_whoever_names_them_is_named_under_cdi_too(
+    tmp_path: Path, binary: str, settings: str, shows: bool
+) -> None:
+    text = f'version = 3\n[{NEW}.containerd]\ndefault_runtime_name = "gpu"\n'
+    text += f'[{NEW}.containerd.runtimes.gpu.options]\nBinaryName = "/usr/bin/{binary}"\n'
+    found = read(tmp_path, {FIRST: text, "etc/nvidia-container-runtime/config.toml": settings})
+    assert (found.strategy, found.by_variable) == ("cdi", shows)

@@ -7,6 +7,7 @@ import pytest
 from gpu_manager.adapters.driver_files import Strategy
 from gpu_manager.adapters.driver_files import detect as detect_with
 from gpu_manager.adapters.driver_files.runtimes import answers
+from tests.fakes.distribution_roots import PUBLISHED
 from tests.fakes.node_roots import EVERY, LEFT_BEHIND
 
 V2 = 'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\n'
@@ -109,7 +110,7 @@ def test_a_configuration_behind_an_absolute_link_is_the_node_s_own(tmp_path):
     assert detect(root)[0] is Strategy.CDI
 
 
-@pytest.mark.parametrize("made", EVERY, ids=lambda made: made.name)
+@pytest.mark.parametrize("made", [*EVERY, *PUBLISHED], ids=lambda made: made.name)
 def test_the_runtime_that_the_kubelet_uses_decides(tmp_path, made):
     found, said = made.detected(made.make(tmp_path))
     assert found is made.wanted, said
@@ -117,6 +118,7 @@ def test_the_runtime_that_the_kubelet_uses_decides(tmp_path, made):
 
 def test_there_are_forty_nodes_with_leftovers_and_odd_files():
     assert len(LEFT_BEHIND) >= 40
+    assert len(PUBLISHED) >= 30
 
 
 def test_a_socket_answers_while_a_process_listens_at_it(tmp_path, monkeypatch):

@@ -187,6 +187,11 @@ FOUND = [
     ("devices-allow", runtime(default_runtime="nvidia", toolkit=(1, 3, 1)), "devices.allow: no such file"),
     ("devices-lost-on-reload", runtime(strategy="nvidia"), "daemon-reload"),
     ("cards-by-variable", runtime(strategy="nvidia"), "every card that NVIDIA_VISIBLE_DEVICES names"),
+    (
+        "cards-by-variable",
+        runtime(strategy="cdi", by_variable=True, default_runtime="nvidia", runtimes={"nvidia": ""}),
+        "the NVIDIA runtime nvidia, the default, shows a container every card",
+    ),
     ("kubelet-socket-absent", kubelet(socket=False), "kubelet.sock is not there"),
     ("pod-resources-absent", kubelet(pod_resources=False), "pod-resources/kubelet.sock"),
     (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gpu_manager.adapters.driver_files import Strategy
-from gpu_manager.adapters.driver_files.detect import choose
+from gpu_manager.adapters.driver_files.detect import choose, shows_by_variable
 from gpu_manager.adapters.driver_files.elf import multiarch
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.adapters.driver_files.kubelet_config import kubelet_config, kubelet_root, topology_policy
@@ -117,10 +117,15 @@ _NOTHING: Final = ContainerRuntime("", "", None, "")
 
 
 def gather_runtime(
-    host: HostFiles, cri: str | None, *, injection: str = "auto", sysfs: Path = Path("/sys")
+    host: HostFiles,
+    cri: str | None,
+    *,
+    injection: str = "auto",
+    sysfs: Path = Path("/sys"),
+    proc: Path = Path("/proc"),
 ) -> RuntimeFacts:
     """``cri`` is the socket that the kubelet is told to use; ``injection`` what the agent is told."""
-    found, none = in_use(host, cri)
+    found, none = in_use(host, cri, proc=proc)
     strategy, why = choose(host, found, none)
     if injection != "auto":
         why = f"--device-injection says so; auto would take {strategy.value} ({why})"
@@ -145,6 +150,7 @@ def gather_runtime(
         toolkit=_toolkit(host),
         cgroups=cgroup_version(sysfs),
         broken=one.broken,
+        by_variable=shows_by_variable(host, one),
     )
 
 

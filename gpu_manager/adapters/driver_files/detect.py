@@ -6,10 +6,10 @@ which needs nothing of either and does no harm beside them. What cannot be read 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gpu_manager.adapters.driver_files.containerd import parse_toml, table
 from gpu_manager.adapters.driver_files.host import HostFiles
@@ -19,6 +19,7 @@ from gpu_manager.domain.contract import KUBELET_DIR
 
 _TOOLKIT: Final = "nvidia-container-runtime/config.toml"
 _NVIDIA: Final = ("nvidia-container-runtime", "nvidia-container-runtime.legacy")
+_CDI_MODE: Final = ("nvidia-container-runtime.cdi",)
 
 
 def detect(
@@ -30,7 +31,7 @@ def detect(
 ) -> tuple[Strategy, str]:
     """The strategy for the node whose file system is at ``root``, and the fact that decided it."""
     host = HostFiles(root)
-    return choose(host, *in_use(host, runtime_socket(host, kubelet_dir, proc), answering))
+    return choose(host, *in_use(host, runtime_socket(host, kubelet_dir, proc), answering, proc))
 
 
 def choose(host: HostFiles, runtimes: tuple[ContainerRuntime, ...], none: str) -> tuple[Strategy, str]:
@@ -48,30 +49,40 @@ def choose(host: HostFiles, runtimes: tuple[ContainerRuntime, ...], none: str) -
 def _judge(host: HostFiles, runtime: ContainerRuntime) -> tuple[Strategy, str]:
     if runtime.cdi:
         return Strategy.CDI, runtime.cdi_why
-    name = runtime.default
-    path = runtime.runtimes.get(name, "")
-    binary = path.rpartition("/")[2]
-    if binary not in _NVIDIA and not (name == "nvidia" and not binary):
+    if not _is_nvidias(runtime):
         return Strategy.DIRECT, runtime.cdi_why
-    if deaf := _deaf(host, path.rpartition("/")[0]):
-        return Strategy.DIRECT, f"{runtime.config}: the default runtime is {name}, but {deaf}"
-    return Strategy.NVIDIA, f"{runtime.config}: the default runtime is {name}"
+    path, settings = _toolkit(host, runtime)
+    deaf = ""
+    if _ignores_variable(settings):
+        deaf = f", but {path} has it ignore NVIDIA_VISIBLE_DEVICES of unprivileged pods"
+    elif table(settings, "nvidia-container-runtime").get("mode") == "cdi":
+        deaf = f", but {path} has it read CDI specs alone (mode cdi)"
+    strategy = Strategy.DIRECT if deaf else Strategy.NVIDIA
+    return strategy, f"{runtime.config}: the default runtime is {runtime.default}{deaf}"
 
 
-def _deaf(host: HostFiles, directory: str) -> str:
-    """Why NVIDIA's runtime, whose binary is in the directory, gives a pod no card for NVIDIA_VISIBLE_DEVICES;
-    empty if it does. The operator's toolkit has its settings beside its binary.
-    """
+def shows_by_variable(host: HostFiles, runtime: ContainerRuntime) -> bool:
+    """True if any container, of a pod that asks for none too, gets the cards that a variable of it names."""
+    return _is_nvidias(runtime, *_CDI_MODE) and not _ignores_variable(_toolkit(host, runtime)[1])
+
+
+def _is_nvidias(runtime: ContainerRuntime, *more: str) -> bool:
+    """True if the default runtime is NVIDIA's, by its binary, or by its name where none is set."""
+    binary = runtime.runtimes.get(runtime.default, "").rpartition("/")[2]
+    return binary in (*_NVIDIA, *more) or (runtime.default == "nvidia" and not binary)
+
+
+def _toolkit(host: HostFiles, runtime: ContainerRuntime) -> tuple[str, Mapping[str, Any]]:
+    """The settings of NVIDIA's toolkit, with their path; the operator's has them beside its binary."""
+    directory = runtime.runtimes.get(runtime.default, "").rpartition("/")[0]
     for path in (f"{directory}/.config/{_TOOLKIT}", f"/etc/{_TOOLKIT}"):
-        if not host.exists(path):
-            continue
-        settings = parse_toml(host, path)
-        if settings.get("accept-nvidia-visible-devices-envvar-when-unprivileged") is False:
-            return f"{path} has it ignore NVIDIA_VISIBLE_DEVICES of unprivileged pods"
-        if table(settings, "nvidia-container-runtime").get("mode") == "cdi":
-            return f"{path} has it read CDI specs alone (mode cdi)"
-        return ""
-    return ""
+        if host.exists(path):
+            return path, parse_toml(host, path)
+    return "", {}
+
+
+def _ignores_variable(settings: Mapping[str, Any]) -> bool:
+    return settings.get("accept-nvidia-visible-devices-envvar-when-unprivileged") is False
 
 
 class Strategy(Enum):

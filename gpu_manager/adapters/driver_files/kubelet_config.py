@@ -5,7 +5,7 @@ socket.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,10 +30,10 @@ _COMMAND_BYTES: Final = 1 << 16
 def kubelet_config(host: HostFiles, directory: str, proc: Path = Path("/proc")) -> Mapping[str, Any]:
     """The kubelet's configuration as it runs, drop-ins on top; else as it lies in its directory."""
     command = _command(proc, "kubelet")
-    told = _flag(command or "", "config")
+    told = flag(command or "", "config")
     paths = [told] if told else [f"{directory}/config.yaml", *_FILES]
     config = next(filter(None, (_yaml(host, path) for path in paths)), {})
-    drop_ins = _flag(command or "", "config-dir")
+    drop_ins = flag(command or "", "config-dir")
     if command is None and _command(proc, *_K3S) is not None:
         drop_ins = _K3S_DROP_INS
     for name in host.listing(drop_ins) if drop_ins else ():
@@ -101,34 +101,35 @@ def _k3s_arguments(host: HostFiles) -> list[str]:
 
 
 def _told(words: list[str], name: str) -> str:
-    return next(filter(None, (_flag(text, name) for text in words)), "")
+    return next(filter(None, (flag(text, name) for text in words)), "")
 
 
-def _flag(text: str, name: str) -> str:
+def flag(text: str, name: str, short: str = "") -> str:
     """The value of a flag in a command line or a file of flags; empty if it is not there."""
-    forms = (rf"(?<![\w-])--{name}(?:=|\s+)", rf"--kubelet-arg(?:=|\s+){name}=")
+    forms = [rf"(?<![\w-])--{name}(?:=|\s+)", rf"--kubelet-arg(?:=|\s+){name}="]
+    forms += [rf"(?<![\w-])-{short}(?:=|\s+)"] if short else []
     found = [value for form in forms for value in re.findall(rf"{form}\"?([^\s\"]+)", text)]
     return str(found[-1]) if found else ""
 
 
-def _command(proc: Path, *names: str) -> str | None:
-    """The command line of a running process of that name, words apart by spaces; None if none is seen."""
+def command_lines(proc: Path, *names: str) -> Iterator[str]:
+    """The command lines of running processes of these names, words apart by spaces."""
     try:
         pids = [entry for entry in proc.iterdir() if entry.name.isdecimal()]
     except OSError:
-        return None
+        return
     for pid in pids:
         try:
-            if (pid / "comm").read_text(errors="replace").strip() in names:
-                return (
-                    (pid / "cmdline")
-                    .read_bytes()[:_COMMAND_BYTES]
-                    .decode(errors="replace")
-                    .replace("\0", " ")
-                )
+            if (pid / "comm").read_text(errors="replace").strip() not in names:
+                continue
+            words = (pid / "cmdline").read_bytes()[:_COMMAND_BYTES]
         except OSError:  # it has ended, or is hidden
             continue
-    return None
+        yield words.decode(errors="replace").replace("\0", " ")
+
+
+def _command(proc: Path, *names: str) -> str | None:
+    return next(command_lines(proc, *names), None)
 
 
 def _yaml(host: HostFiles, path: str) -> dict[str, Any]:

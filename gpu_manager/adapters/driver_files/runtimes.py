@@ -21,6 +21,7 @@ from gpu_manager.adapters.driver_files.containerd import (
     table,
 )
 from gpu_manager.adapters.driver_files.host import HostFiles
+from gpu_manager.adapters.driver_files.kubelet_config import command_lines, flag
 from gpu_manager.domain.contract import CDI_DIR
 
 SPEC_DIR: Final = CDI_DIR
@@ -29,6 +30,8 @@ _CONTAINERD: Final = (
     # a configuration file, and the socket where it names none
     ("/etc/containerd/config.toml", "/run/containerd/containerd.sock"),
     ("/etc/cri/containerd.toml", "/run/containerd/containerd.sock"),  # Talos
+    ("/etc/containerd/config-kops.toml", "/run/containerd/containerd.sock"),
+    ("/usr/share/containerd/config.toml", "/run/containerd/containerd.sock"),  # Flatcar
     ("/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "/run/k3s/containerd/containerd.sock"),
     ("/var/lib/rancher/rke2/agent/etc/containerd/config.toml", "/run/k3s/containerd/containerd.sock"),
     ("/etc/k0s/containerd.toml", "/run/k0s/containerd.sock"),
@@ -81,12 +84,15 @@ def answers(path: Path) -> bool:
 
 
 def in_use(
-    host: HostFiles, endpoint: str | None, answering: Callable[[Path], bool] = answers
+    host: HostFiles,
+    endpoint: str | None,
+    answering: Callable[[Path], bool] = answers,
+    proc: Path = Path("/proc"),
 ) -> tuple[tuple[ContainerRuntime, ...], str]:
     """The runtime at the kubelet's ``endpoint`` (a socket's path); without that, those whose socket
     answers, or all of which there are files if none does. And why there is none, in words.
     """
-    found = tuple(runtimes(host))
+    found = tuple(runtimes(host, proc))
     if endpoint is not None:
         ours = tuple(one for one in found if plain(one.socket) == plain(endpoint))
         return ours, "" if ours else f"the kubelet uses {endpoint}, whose configuration is not known"
@@ -95,13 +101,14 @@ def in_use(
     return alive or serving, "no configuration or socket of containerd, CRI-O or Docker is there"
 
 
-def runtimes(host: HostFiles) -> Iterator[ContainerRuntime]:
+def runtimes(host: HostFiles, proc: Path = Path("/proc")) -> Iterator[ContainerRuntime]:
     """Every runtime of which there is a configuration or a socket."""
-    yield from _containerd(host)
+    containerds = tuple(_containerd(host, proc))
+    yield from containerds
     if (crio := _crio(host)) is not None:
         yield crio
     for shim in _SHIMS:
-        if _there(host, shim):
+        if _there(host, shim) and shim not in {one.socket for one in containerds}:
             yield _docker(host, shim)
 
 
@@ -116,17 +123,25 @@ def plain(path: str) -> str:
     return path.removeprefix("/var") if path.startswith("/var/run/") else path
 
 
-def _containerd(host: HostFiles) -> Iterator[ContainerRuntime]:
+def _containerd(host: HostFiles, proc: Path) -> Iterator[ContainerRuntime]:
     """One for each socket. Of several files for one socket the newest counts: k3s and RKE2 share a socket,
-    and each writes its file at every start.
+    and each writes its file at every start. A file that a running one was started with comes before them.
     """
     configs: dict[str, ContainerdConfig] = {}
+    for command in command_lines(proc, "containerd"):
+        config = read_containerd(host, flag(command, "config", "c"))
+        if config is not None:
+            where = flag(command, "address", "a") or config.address or _CONTAINERD[0][1]
+            configs[plain(where)] = config
+    started = frozenset(configs)
     for path, default in _CONTAINERD:
         config = read_containerd(host, path)
         if config is None:
             continue
         where = plain(config.address) or default
         before = configs.get(where)
+        if where in started:
+            continue
         if before is None or host.modified(before.path) < host.modified(path):
             configs[where] = config
     for where in dict.fromkeys((*configs, *(where for _, where in _CONTAINERD))):

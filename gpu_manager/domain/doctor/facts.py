@@ -49,7 +49,8 @@ class RuntimeFacts:
     its binary (empty: the default's); ``missing`` are the binaries that do not exist. ``cri`` is the socket
     that the kubelet is configured to use, None if unknown; ``sockets`` are those that exist.
     ``toolkit`` is the version of libnvidia-container; ``cgroups`` is 1 or 2. ``broken``: why the runtime does
-    not start with its files, empty if it does.
+    not start with its files, empty if it does. ``by_variable``: the default runtime shows any container the
+    cards that a variable of it names.
     """
 
     strategy: str
@@ -65,6 +66,7 @@ class RuntimeFacts:
     toolkit: Version | None = None
     cgroups: int | None = None
     broken: str = ""
+    by_variable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

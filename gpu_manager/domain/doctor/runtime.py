@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpu_manager.domain.doctor.facts import DoctorCheck, RuntimeFacts, Severity, Unseen
+from gpu_manager.domain.errors import printable
 
 _FIRST_TOOLKIT_OF_V2: Final = (1, 8, 0)
 
@@ -69,10 +70,12 @@ def _lost_on_reload(runtime: RuntimeFacts, _: float) -> Iterator[str]:
 
 
 def _cards_by_variable(runtime: RuntimeFacts, _: float) -> Iterator[str]:
-    if runtime.strategy == "nvidia":
+    if runtime.by_variable or runtime.strategy == "nvidia":
+        default = f" {printable(runtime.default_runtime)}, the default," if runtime.default_runtime else ""
+        own = ", and those that ask may have no envFrom" if runtime.strategy == "nvidia" else ""
         yield (
-            "the NVIDIA runtime shows a container every card that NVIDIA_VISIBLE_DEVICES names, whoever sets "
-            "it: pods that ask for no card are not judged, and those that ask may have no envFrom"
+            f"the NVIDIA runtime{default} shows a container every card that NVIDIA_VISIBLE_DEVICES names, "
+            f"also where its image sets it to all: pods that ask for no card are not judged{own}"
         )
 
 
