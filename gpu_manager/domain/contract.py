@@ -200,6 +200,7 @@ TOKEN_HEADER: Final = "X-Vcuda-Authorization"  # noqa: S105  # a header's name
 VERSION: Final = 1
 _LONGEST_REASON = 160  # characters of why a card is closed
 _LONGEST_WHY: Final = 400  # characters of a reason that stands once in an inventory or on a pod
+_LONGEST_MARK = 8192  # characters of a mark, which is read once a second
 _LONGEST_JSON = 1 << 20  # characters; Kubernetes holds all annotations of an object under 256 KiB
 
 
@@ -286,7 +287,7 @@ def encode_eviction_mark(mark: EvictionMark) -> str:
 
 def decode_eviction_mark(text: str | None) -> EvictionMark | None:
     """Read :data:`EVICT`; None when absent, of another version or malformed."""
-    data = versioned_json(text)
+    data = versioned_json(text, _LONGEST_MARK)
     if data is None:
         return None
     try:

@@ -15,8 +15,8 @@ class Evictions(Protocol):
         """Return the pods that have a mark, as the API server last showed them. Never blocks."""
 
     def evict(self, pod: Pod) -> float | None:
-        """Evict exactly this pod (by UID). Return None if that is done or the pod is gone, else the seconds
-        after which the API server may be asked again (0: it did not say). Raises NodeUnready: no answer.
+        """Evict exactly this pod (by UID). Return None if that is done, else the seconds after which the API
+        server may be asked again (0: it did not say). Raises NodeUnready: no answer.
         """
 
     def event(self, pod: Pod, reason: str, message: str) -> None:

@@ -243,6 +243,7 @@ def test_a_mark_reads_back_without_what_moves_a_cursor_and_cut() -> None:
 def test_a_malformed_mark_is_absent(path: tuple[Any, ...], value: object) -> None:
     document = {"v": 1, "uid": "u", "reason": "why", "at": 5}
     assert contract.decode_eviction_mark(json.dumps(document)) is not None
+    assert contract.decode_eviction_mark(json.dumps({**document, "more": "x" * 8192})) is None
     assert contract.decode_eviction_mark(replaced(document, path, value)) is None
 
 

@@ -15,10 +15,13 @@ from gpu_manager.domain.contract import (
     ALLOCATION,
     CORE,
     DRA_DRIVER,
+    EVICT,
     MEMORY,
     Assignment,
+    EvictionMark,
     Inventory,
     encode_assignment,
+    encode_eviction_mark,
 )
 from gpu_manager.domain.doctor import CHECKS, CLUSTER_CHECKS, NODE_CHECKS, Facts, Severity, examine
 from gpu_manager.domain.doctor.facts import (
@@ -167,6 +170,7 @@ TWO_WAYS = (
     (("enable", "In", frozenset({"on", "yes"})),),
     (("present", "In", frozenset({"true"})), ("old", "DoesNotExist", frozenset[str]())),
 )
+MARK = encode_eviction_mark(EvictionMark("uid-p", "its card is lost", 0))
 TWO_OF_60 = (PodFacts(a_pod()), PodFacts(a_pod("q")))
 BY_CLAIMS = {**NODE.labels, "tencent.com/vcuda-front": "dra"}
 FOUND = [
@@ -305,6 +309,11 @@ FOUND = [
         "pod-stranded",
         cluster(nodes=(replace(NODE, inventory=replace(inventory(), stranded=("uid-p", "uid-gone"))),)),
         "pod default/p on node n1 cannot start a container again",
+    ),
+    (
+        "pod-marked",
+        cluster(pods=(PodFacts(a_pod(annotations={**a_pod().annotations, EVICT: MARK})),)),
+        "pod default/p on node n1 is to be evicted: its card is lost",
     ),
     (
         "pod-refused",

@@ -61,8 +61,6 @@ class KubeEvictions(WatchedObjects):
         try:
             EvictPod(self._connection, pod).run()
         except Refused as refusal:
-            if refusal.code == 404:
-                return None
             log.info("eviction_put_off", pod=pod.key, node=pod.node, reason=str(refusal))
             return refusal.retry_after
         return None

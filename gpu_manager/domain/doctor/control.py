@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from gpu_manager.domain.contract import ALLOCATION, CORE
+from gpu_manager.domain.contract import ALLOCATION, CORE, EVICT, decode_eviction_mark
 from gpu_manager.domain.doctor.facts import (
     ClusterFacts,
     DoctorCheck,
@@ -21,7 +21,7 @@ from gpu_manager.domain.errors import printable
 
 _DAY: Final = 86_400.0
 _SOON_SECONDS: Final = 7 * _DAY  # as the alert: spec of metrics, "webhook certificate expires in < 7 d"
-_SHOWN: Final = 200  # characters of a message of the kubelet
+_SHOWN: Final = 200  # characters of a message of the kubelet or an agent
 _HOOKS: Final = "webhook configurations"
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 
@@ -101,6 +101,17 @@ def _stranded(cluster: ClusterFacts, _: float) -> Iterator[str]:
         [
             f"pod {printable(pod.key)} on node {printable(said[pod.uid])} cannot start a container again"
             for pod in pods
+        ]
+    )
+
+
+def _marked(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    marks = [(f.pod, decode_eviction_mark(f.pod.annotations.get(EVICT))) for f in pods_of(cluster)]
+    yield from bounded(
+        [
+            f"pod {printable(pod.key)} on node {printable(pod.node)} is to be evicted: {mark.reason[:_SHOWN]}"
+            for pod, mark in marks
+            if mark is not None and mark.uid == pod.uid and not pod.deleting
         ]
     )
 
@@ -211,6 +222,17 @@ CONTROL: Final = (
             "Delete it, so that its controller recreates it; its Event `VcudaStranded` names the containers."
         ),
         judge=_stranded,
+    ),
+    DoctorCheck(
+        id="pod-marked",
+        group="cluster",
+        severity=Severity.WARNING,
+        what="The agent of a pod's node wants it evicted, and the evictor has not done so yet.",
+        cure=(
+            "Within a minute nothing. Else the log of the Deployment gpu-manager-evictor says why: a "
+            "disruption budget, the rate, or a mark that it does not obey. Without an evictor delete the pod."
+        ),
+        judge=_marked,
     ),
     DoctorCheck(
         id="pod-refused",
