@@ -466,5 +466,6 @@ class Accounts:
             body["spec"]["holderIdentity"] = "me"
         if write.path.endswith("/eviction"):
             pod = json.loads(self._server.ask("GET", write.path.removesuffix("/eviction"))[1])
-            body = json.loads(json.dumps(body).replace(UID, pod["metadata"]["uid"]))
+            uid = pod["metadata"].get("uid", "gone")  # without policies some writes before did end it
+            body = json.loads(json.dumps(body).replace(UID, uid))
         return self._server.ask(method, write.path, body, token=self._tokens[write.account], kind=kind)
