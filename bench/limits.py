@@ -21,6 +21,7 @@ from bench import (
     limits_share,
     limits_shared_memory,
     limits_threads,
+    limits_witness,
 )
 from bench.native import container
 from bench.rows import Measure, Row, rows_of
@@ -131,6 +132,7 @@ PARTS: Mapping[str, Measure] = {
     "dispatch": limits_dispatch.rows,
     "threads": limits_threads.rows,
     "core": limits_core.rows,
+    "witness": limits_witness.rows,
 }
 
 

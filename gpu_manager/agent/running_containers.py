@@ -81,7 +81,7 @@ class RunningContainers:
             gains=lambda: self.accounts.found.gains,
         )
         self.accounts = AccountCheck(
-            state, lambda: self.usage.last, pods, processes, clock, config.account_gap
+            state, lambda: self.usage.last, pods, processes.host_pid, clock, config.account_gap
         )
         self.energy = EnergyMeter()
         self.outside = MemoryOutside(processes, health, clock)

@@ -13,6 +13,7 @@ from gpu_manager.ports.cards import NO_SENSORS, CardSensors, CardUse, ProcessUse
 
 # Before there is a last-seen time samples of the last second count; none is of the future by more than that.
 _WINDOW_US = 1_000_000
+_LATE_US = 500_000  # a sample is there no later than so long after its time
 SENSOR_SECONDS = 10.0  # between two readings of the sensors: they move slowly, and some take milliseconds
 
 
@@ -129,6 +130,7 @@ class UsageReader:
         except nvml.NVMLError as error:
             # No sample since then. The binding raises "success" where the driver succeeds with none.
             if error.value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND):
+                self._seen[uuid] = max(since, now - _LATE_US)  # or this pause would dilute what comes next
                 return {}
             if meaning(error.value).kind in (NvmlErrorKind.ABSENT, NvmlErrorKind.OURS):
                 return None

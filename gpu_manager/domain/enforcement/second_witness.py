@@ -30,14 +30,14 @@ SILENCE_SECONDS: Final = 5.0
 LAUNCH_SECONDS: Final = 6e-6
 """What the driver may count for a launch beyond its kernel: 2.4 to 5.6 µs on an H100, by its idle gaps."""
 ROUNDING: Final = 0.01
-"""Samples are whole percent, rounded down: kernels of 1 ms at 50 % were 49.3 % by an H100's driver."""
+"""A process's figure is whole percent, rounded down: an H100 said 49.3 of kernels of 1 ms at 50."""
 LOOKS: Final = 4.0
 """The driver's samples a second, at least: some five were seen. Beside others each is one process's."""
 NOISE: Final = 0.02
 """Standard deviation of a block of an undisturbed container: the two are not read at the same instant."""
 CERTAIN: Final = 5.0
 """Standard deviations that a difference must exceed: an honest container is never reported."""
-NAMED: Final = 0.85
+NAMED: Final = 0.8
 """Part of the gap from which a mean is named, so that each true difference of the gap is, in a minute."""
 MOST_GAIN: Final = 16.0
 _STEPS: Final = 256  # of a factor: the limits page has no finer ones
@@ -58,15 +58,16 @@ class Reading:
     """A container's figures of so many ``seconds``, as shares of the card.
 
     ``account`` is the library's own, ``driver`` the driver's of all its processes, ``launches`` a second.
-    ``shared``: other processes used the card. ``longest``: seconds of its longest kernel, which is accounted
-    for when it ends. ``card`` is the driver's figure of the whole card, ``everyone`` its sum over processes;
-    ``card`` is None if the driver does not tell.
+    ``processes``: how many of them there are. ``shared``: others used the card. ``longest``: seconds of its
+    longest kernel, which is accounted for when it ends. ``card`` is the driver's figure of the whole card,
+    ``everyone`` its sum over processes; ``card`` is None if the driver does not tell.
     """
 
     seconds: float
     account: float
     driver: float
     launches: float = 0.0
+    processes: int = 1
     shared: bool = False
     longest: float = 0.0
     card: float | None = None
@@ -79,6 +80,7 @@ class _Block:
     account: float = 0.0
     driver: float = 0.0
     launches: float = 0.0
+    processes: float = 0.0
     shared: float = 0.0
     longest: float = 0.0
     excess: float = 0.0  # what the processes' sum exceeds the card's figure by
@@ -88,6 +90,7 @@ class _Block:
         self.account += one.account * one.seconds
         self.driver += min(1.0, one.driver) * one.seconds
         self.launches += one.launches * one.seconds
+        self.processes += one.processes * one.seconds
         self.shared += one.seconds if one.shared else 0.0
         self.longest = max(self.longest, min(one.longest, _LONGEST_KERNEL))
         if one.card is not None:
@@ -96,11 +99,14 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Means of a period, as shares of the card. ``least`` is what the driver's figure proves at least."""
+    """Means of a period, as shares of the card. The driver's figure proves ``least`` at least, ``most`` at
+    most.
+    """
 
     account: float
     driver: float
     least: float
+    most: float
     excess: float
     spread: float
     late: float
@@ -113,7 +119,7 @@ class Means:
     @property
     def above(self) -> float:
         """By how much the account is too high, at least."""
-        return self.account - self.driver - ROUNDING - self.late
+        return self.account - self.most - self.late
 
     @property
     def difference(self) -> float:
@@ -123,24 +129,32 @@ class Means:
 
 def _means(blocks: list[_Block]) -> Means:
     seconds = sum(block.seconds for block in blocks)
-    account, driver, launches, shared, excess = (
+    account, driver, launches, processes, shared, excess = (
         sum(getattr(block, name) for block in blocks) / seconds
-        for name in ("account", "driver", "launches", "shared", "excess")
+        for name in ("account", "driver", "launches", "processes", "shared", "excess")
     )
     # Of a sample that is one process's as a whole, the chance is taken that makes the mean least sure.
     part = min(max(0.5, min(account, driver)), max(account, driver))
     looks = shared * part * (1 - part) / (LOOKS * seconds)
-    gaps = [(block.driver - block.account) / block.seconds for block in blocks]
-    mean = sum(gaps) / len(gaps)
-    seen = sum((gap - mean) ** 2 for gap in gaps) / max(1, len(gaps) - 1) / len(gaps)
     return Means(
         account,
         driver,
         max(0.0, driver - launches * LAUNCH_SECONDS),
+        driver + ROUNDING * processes,
         excess,
-        sqrt(max(NOISE**2 / len(blocks) + looks, seen)),
+        sqrt(max(NOISE**2 / len(blocks) + looks, _scatter(blocks))),
         max(block.longest for block in blocks) / seconds,
     )
+
+
+def _scatter(blocks: list[_Block]) -> float:
+    """The variance of the mean difference, by what the blocks differ from one part of the work in each."""
+    worked = [(block.driver + block.account) / block.seconds for block in blocks]
+    gaps = [(block.driver - block.account) / block.seconds for block in blocks]
+    work = sum(one * one for one in worked)
+    part = sum(gap * one for gap, one in zip(gaps, worked, strict=True)) / work if work else 0.0
+    left = sum((gap - part * one) ** 2 for gap, one in zip(gaps, worked, strict=True))
+    return left / max(1, len(blocks) - 1) / len(blocks)
 
 
 class AccountWitness:

@@ -27,7 +27,6 @@ from gpu_manager.domain.enforcement.second_witness import (
 from gpu_manager.ports.cards import ProcessUse
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.pods import Pods
-from gpu_manager.ports.processes import HostProcesses
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.container_grants import described, pods_by_uid, users_of
 from gpu_manager.services.enforcement.usage_sample import Place, Sample, ShareUse
@@ -74,15 +73,17 @@ class AccountCheck:
         state: NodeState,
         last_sample: Callable[[], Sample],
         pods: Pods,
-        host: HostProcesses,
+        host_pid: Callable[[], bool],
         clock: Clock,
         gap: float = GAP,
     ) -> None:
-        """``gap``: the difference that is reported, as a share of the card."""
+        """``host_pid``: whether the node's processes are visible. ``gap``: the difference that is reported,
+        as a share of the card.
+        """
         self._state = state
         self._last_sample = last_sample
         self._pods = pods
-        self._host = host
+        self._host_pid = host_pid
         self._clock = clock
         self._gap = gap
         self._seen = Sample(clock.monotonic())
@@ -117,7 +118,7 @@ class AccountCheck:
                 lacks[card] = "mig"
             elif told is not None and not (told.samples_processes and told.lists_processes):
                 lacks[card] = "samples"
-            elif not self._host.host_pid():
+            elif not self._host_pid():
                 lacks[card] = "host-pid"
         return lacks
 
@@ -177,11 +178,14 @@ def _reading(use: ShareUse, sample: Sample, seconds: float, gain: float) -> Read
     if use.account and not processes:
         return None  # the driver does not see who works
     busy = sample.busy.get(use.share.card, 0.0)
+    if not busy and card.utilisation:
+        return None  # the card was busy, and the driver has no sample of anyone
     return Reading(
         seconds,
         use.account / gain,
         driver / 100,
         use.launches,
+        processes=len(processes),
         shared=busy - driver > _OTHERS,
         longest=use.longest,
         card=None if card.utilisation is None else card.utilisation / 100,
