@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.domain.topology import LinkKind
 from gpu_manager.ports.cards import CardSensors, CardUse, ProcessUse
 from tests.fakes.nvml import GIB, FakeNvml, Gpu
+from tests.fakes.waiting import PATIENCE, until
 
 NOW = 1_700_000_000.0
 STAMP = int(NOW * 1e6)
@@ -512,3 +514,52 @@ def test_sensors_are_told_in_base_units_and_read_every_ten_seconds():
     gpu.mig = 1
     cards.list()
     assert sensors().power == 61.5, "a card in MIG mode too"
+
+
+class Hangs:
+    """A card about which the driver answers nothing until it is let go."""
+
+    def __init__(self, nvml, gpu):
+        self.free = threading.Event()
+        ask = nvml._ask
+
+        def hanging(asked, function):
+            if asked is gpu:
+                self.free.wait(PATIENCE)
+            return ask(asked, function)
+
+        nvml._ask = hanging
+
+
+def test_a_card_that_hangs_is_closed_and_named_and_the_others_usage_goes_on():
+    first, second = Gpu(0, compute={7: GIB}), Gpu(1, compute={8: 2 * GIB})
+    nvml = FakeNvml(first, second)
+    cards = cards_of(nvml, patience=0.05)
+    assert all(state.healthy for state in cards.list())
+    hung, threads = Hangs(nvml, first), threading.active_count()
+    for _ in range(3):
+        uses, processes = cards.usage()
+        assert [use.uuid for use in uses] == [second.uuid]
+        assert [process.pid for process in processes] == [8]
+    closed, open_ = cards.list()
+    assert (closed.card.uuid, closed.healthy, open_.healthy) == (first.uuid, False, True)
+    assert "did not answer in time" in closed.reason
+    assert threading.active_count() <= threads + 1  # however often it is asked
+    hung.free.set()
+    until(lambda: not cards._patience.hangs)
+    assert len(cards.list()) == 2
+    assert [use.uuid for use in cards.usage()[0]] == [first.uuid, second.uuid]
+
+
+def test_a_driver_that_hangs_as_a_whole_is_said_and_answers_again_later():
+    nvml = FakeNvml(Gpu(0))
+    free = threading.Event()
+    count = nvml.nvmlDeviceGetCount
+    nvml.nvmlDeviceGetCount = lambda: (free.wait(PATIENCE), count())[1]
+    cards = cards_of(nvml, patience=0.05)
+    for _ in range(2):
+        with pytest.raises(NodeUnready, match="did not answer in time"):
+            cards.list()
+    free.set()
+    until(lambda: not cards._patience.hangs)
+    assert len(cards.list()) == 1

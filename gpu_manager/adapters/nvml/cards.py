@@ -12,8 +12,9 @@ import time
 import uuid as uuids
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pynvml
 import structlog
@@ -21,6 +22,7 @@ import structlog
 from gpu_manager.adapters.nvml.errors import NvmlErrorKind, maybe, meaning, sentence, to_domain
 from gpu_manager.adapters.nvml.faults import CardFaults, FaultPolicy, recovery_text
 from gpu_manager.adapters.nvml.links import bus_key, read_links
+from gpu_manager.adapters.nvml.patience import PATIENCE_SECONDS, DriverHangsError, Patience
 from gpu_manager.adapters.nvml.usage import Memory, UsageReader
 from gpu_manager.adapters.nvml.watch import EventWatch, WatchedCard
 from gpu_manager.domain.card import UNREAD_MODEL, Card, CardState, CardUuid
@@ -30,6 +32,10 @@ from gpu_manager.ports.cards import CardEvent, CardUse, HealthChange, ProcessUse
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
+_TIMEOUT: Final = 10  # NVML's code for an answer that did not come in time
+_DRIVER: Final = "driver"  # what a call is about that is about no card
 # By NVML's number: its name, and who may use the card.
 _COMPUTE_MODES: Final = {
     1: ("EXCLUSIVE_THREAD", "one thread"),
@@ -54,13 +60,16 @@ class NvmlCards:
         sysfs: Path = Path("/sys"),
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        patience: float = PATIENCE_SECONDS,
     ) -> None:
         """``nvml`` is the binding or a fake of it; ``library`` finds the absolute path of libnvidia-ml.so.1
-        where the loader does not, each time that NVML is opened; the first call opens it.
+        where the loader does not, each time that NVML is opened; the first call opens it. A card
+        about which the driver does not answer for ``patience`` seconds is unhealthy until it does.
         """
         self._nvml, self._library, self._sysfs = nvml, library, sysfs
         self._policy = policy or FaultPolicy()
         self._monotonic = monotonic
+        self._patience = Patience(patience)
         self._lock = threading.RLock()
         self._opened = False
         self._openings, self._opened_at = 0, 0.0
@@ -73,15 +82,16 @@ class NvmlCards:
 
     def list(self) -> Sequence[CardState]:
         """Every card, by index. Raises NodeUnready if the driver cannot be asked at all."""
-        if self._lost and self._monotonic() - self._opened_at >= self._policy.quiet_seconds:
+        lost = self._lost and not self._patience.hangs
+        if lost and self._monotonic() - self._opened_at >= self._policy.quiet_seconds:
             self._drop()  # a card that was reset shows itself to a fresh NVML only
         self._open()
         try:
-            count = self._nvml.nvmlDeviceGetCount()
+            count = self._patiently(_DRIVER, self._nvml.nvmlDeviceGetCount)
         except self._nvml.NVMLError as error:
             self._drop()
             raise to_domain(error.value, "count the cards") from None
-        looks = [self._look(index) for index in range(count)]
+        looks = [self._patient_look(index) for index in range(count)]
         named = {look.card.uuid for look in looks if isinstance(look, WatchedCard)}
         slots = tuple(
             look if isinstance(look, WatchedCard) else self._silent(index, look, named)
@@ -110,7 +120,11 @@ class NvmlCards:
             if slot.handle is None:
                 continue
             try:
-                card, running = self._usage.read(slot.handle, slot.card)
+                read = partial(self._usage.read, slot.handle, slot.card)
+                card, running = self._patience.call(slot.card.index, read)
+            except DriverHangsError:
+                self._blame(slot.card.uuid, _TIMEOUT)
+                continue
             except self._nvml.NVMLError as error:
                 self._blame(slot.card.uuid, error.value)
                 continue
@@ -160,7 +174,7 @@ class NvmlCards:
                 if (library := self._library()) is not None:
                     # The loader then finds it by SONAME when the binding asks for libnvidia-ml.so.1.
                     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-                self._nvml.nvmlInit()
+                self._patiently(_DRIVER, self._nvml.nvmlInit)
             except OSError as error:
                 raise NodeUnready(
                     f"could not load the NVML library: {error}: check the driver's root"
@@ -176,6 +190,8 @@ class NvmlCards:
             if not self._opened:
                 return
             self._opened, self._slots = False, ()
+            if self._patience.hangs:
+                return  # NVML would wait for that call to end
             try:
                 self._nvml.nvmlShutdown()
             except self._nvml.NVMLError as error:
@@ -185,6 +201,19 @@ class NvmlCards:
         if not self.slots()[1]:
             self.list()
         return self.slots()[1]
+
+    def _patiently(self, about: str, call: Callable[[], T]) -> T:
+        """Return the driver's answer. Raises NodeUnready if it hangs as a whole."""
+        try:
+            return self._patience.call(about, call)
+        except DriverHangsError:
+            raise to_domain(_TIMEOUT, "ask the driver") from None
+
+    def _patient_look(self, index: int) -> WatchedCard | int:
+        try:
+            return self._patience.call(index, partial(self._look, index))
+        except DriverHangsError:
+            return _TIMEOUT
 
     def _look(self, index: int) -> WatchedCard | int:
         """Return the card at an index, or the NVML error code if its UUID cannot be read."""
