@@ -73,6 +73,76 @@ def test_an_object_that_nests_deep_and_arrives_in_pieces_costs_time_by_its_size(
     assert time.thread_time() - began < 10  # one that looks at each character for each takes an hour
 
 
+NAMED = b'"metadata":{"name":"a","namespace":"team","uid":"u-a","resourceVersion":"7"}'
+# What no API server of today sends, but a proxy or the next one may.
+ODD = {
+    "metadata twice": (b'{"metadata":{"name":"b"},%b}' % NAMED, "a"),
+    "keys of another case": (b'{"Metadata":{"name":"b"},"METADATA":7,%b}' % NAMED, "a"),
+    "half a character": (b'{"metadata":{"name":"\\uD800","x":"\\udc00\\ud800"}}', "\ufffd"),
+    "half a character below": (b'{"a":"\\ud800","b":%b,%b}' % (b"[" * 992 + b"]" * 992, NAMED), "a"),
+    "a whole character and a backslash": (
+        b'{"metadata":{"name":"\\ud83d\\ude00\\\\ud800"}}',
+        "\U0001f600\\ud800",
+    ),
+    "zero escaped": (b'{"metadata":{"name":"a\\u0000"}}', "a\0"),
+    "more than a float": (b'{"spec":[1e999,-1e999,1e%b,1.%b],%b}' % (b"9" * 5_000, b"1" * 5_000, NAMED), "a"),
+    "digits in a text": (b'{"spec":"%b",%b}' % (b"1" * 5_000, NAMED), "a"),
+    "no numbers": (b'{"spec":[NaN,Infinity,-Infinity],%b}' % NAMED, "a"),
+    "zero": (b'{"spec":"\0",%b}' % NAMED, None),
+    "a byte order mark": (b"\xef\xbb\xbf{%b}" % NAMED, None),
+    "a comma too many": (b"{%b,}" % NAMED, None),
+    "single quotes": (b"{'spec':1,%b}" % NAMED, None),
+    "a key that is none": (b"{1:1,%b}" % NAMED, None),
+}
+
+
+@pytest.mark.parametrize("size", [1, 1 << 16])
+@pytest.mark.parametrize(("item", "name"), ODD.values(), ids=list(ODD))
+def test_an_odd_item_is_read_or_costs_itself(item: bytes, name: str | None, size: int) -> None:
+    told: list[Unreadable] = []
+    reader = ListReader(pieces(pod_list([pod("before"), item, pod("after")]), size), told.append)
+    read = [found["metadata"]["name"] for found in reader]
+    assert read == (["before", name, "after"] if name else ["before", "after"])
+    assert [one.uid for one in told] == ([] if name else ["u-a"])
+    assert list(lines(iter((item + b"\n",)), told.append)) == [item]
+    "".join(read).encode()  # half of a surrogate pair cannot be written
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (b'{"items":[{}],"kind":"PodList","metadata":{}}', 1),
+        (b'{"kind":"PodList","metadata":{},"items":null}', 0),
+        (b'{"kind":"PodList","metadata":{"resourceVersion":"1"},"metadata":{},"items":[]}', 0),
+        (b'{"kind":"PodList","more":%b,"metadata":{},"items":[{}]}' % (b"[" * 9_000 + b"]" * 9_000), 1),
+    ],
+)
+def test_the_parts_of_a_list_come_in_any_order(text: bytes, count: int) -> None:
+    reader = ListReader(iter((text,)), lambda _: None)
+    assert len(list(reader)) == count
+    assert (reader.head["kind"], reader.head["metadata"]) == ("PodList", {})
+
+
+def test_fields_that_others_manage_are_dropped() -> None:
+    (found,) = ListReader(iter((pod_list([pod("a", b'{"f:a":{}}')]),)), lambda _: None)
+    assert sorted(found["metadata"]) == ["name", "namespace", "resourceVersion", "uid"]
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_an_object_is_read_up_to_the_bound_in_lists_and_watches(
+    beyond: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "AHEAD", 64)
+    item = pod("a", b'"' + b"x" * 2_000 + b'"')
+    monkeypatch.setattr(objects, "LARGEST", len(item) - beyond)
+    told: list[Unreadable] = []
+    assert len(list(ListReader(pieces(pod_list([item]), 1), told.append))) == 1 - beyond
+    monkeypatch.setattr(objects, "_ENVELOPE", len(b'{"type":"MODIFIED","object":}'))
+    event = b'{"type":"MODIFIED","object":%b}' % item
+    assert len(list(lines(pieces(event + b"\n", 7), told.append))) == 1 - beyond
+    assert [one.uid for one in told] == ["u-a"] * 2 * beyond
+
+
 BROKEN = b'{"metadata":{"name":"b","namespace":"team","uid":"u","resourceVersion":"7"} "spec":[{}]}'
 
 

@@ -2,9 +2,10 @@
 
 The API server keeps some parts of an object as its author wrote them: ``managedFields``, parameters of
 claims. They may nest 10,000 deep, hold bytes that are no UTF-8 and numbers of any length, all of which
-Python's decoder refuses. Here bytes are replaced, such a number becomes infinite, and where an object nests
-too deep for the decoder, all that lies below its 64th level is left out undecoded: what is read of an object
-lies far above that.
+Python's decoder refuses. Here bytes and halves of surrogate pairs are replaced, such a number becomes
+infinite, and where an object nests too deep for the decoder, all that lies below its 64th level is left out
+undecoded: what is read of an object lies far above that. ``managedFields`` are decoded, which is cheaper than
+to find their end, and dropped (docs/adr/0015-managed-fields.md).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ Obj = Mapping[str, Any]
 LARGEST: Final = 16 << 20  # bytes or characters of one object; etcd keeps objects of at most 1.5 MiB
 AHEAD: Final = 256 << 10  # characters read before an object that is not all there is tried again
 COUNTS_AS_HELD: Final = "so it counts for no more than what its node's agent holds for it"
+_ENVELOPE: Final = 64  # bytes of a watch event around its object
 _DEEPEST: Final = 64
 _DIGITS: Final = 400  # of a number; a float has at most 309
 _HEAD: Final = 2048  # bytes in which the name of an unreadable object is looked for
@@ -69,6 +71,14 @@ def named(metadata: Mapping[str, Any], reason: str) -> Unreadable:
     return Unreadable(namespace, name, uid, version, reason)
 
 
+def trimmed(obj: dict[str, Any]) -> Obj:
+    """The object without its ``managedFields``, which nobody reads."""
+    metadata = obj.get("metadata")
+    if isinstance(metadata, dict):
+        metadata.pop("managedFields", None)
+    return obj
+
+
 def decode(data: bytes) -> Any:
     """The one value that ``data`` holds. Raises ValueError: it is no JSON."""
     text = data.decode("utf-8", "replace")
@@ -88,14 +98,14 @@ def lines(pieces: Iterable[bytes], told: Told) -> Iterator[bytes]:
             waiting.append(end)
             line, size = b"".join(waiting), size + len(end)
             waiting.clear()
-            if size > LARGEST:
+            if size > LARGEST + _ENVELOPE:
                 told(unreadable(line, f"it has {size} bytes, more than {LARGEST}"))
             elif line.strip():
                 yield line
             size = 0
         size += len(rest)
         waiting.append(rest)
-        if size > LARGEST:
+        if size > LARGEST + _ENVELOPE:
             waiting[1:] = []  # the first piece has its name
 
 
@@ -145,7 +155,7 @@ class ListReader:
             self.count += 1
             item = self._value()
             if isinstance(item, dict):
-                yield item
+                yield trimmed(item)
             elif isinstance(item, _PassedOver):
                 self._told(unreadable(item.head.encode(), item.reason))
             else:
@@ -166,8 +176,11 @@ class ListReader:
                     continue
                 reason = str(error) if size <= LARGEST else f"it has more than {LARGEST} characters"
                 return self._pass_over(reason)
-            if end < len(self._text) or not self._fill(end - self._at + 1):  # else a number may go on
-                self._at = end
+            size = end - self._at
+            if end < len(self._text) or not self._fill(size + 1):  # else a number may go on
+                if size > LARGEST:
+                    return self._pass_over(f"it has more than {LARGEST} characters")
+                self._at += size
                 return value
 
     def _pass_over(self, reason: str) -> _PassedOver:
@@ -229,14 +242,22 @@ def _decoded(text: str, at: int) -> tuple[Any, int]:
     """The value that begins there, and where it ends. Raises JSONDecodeError: it is none, or cut short."""
     try:
         try:
-            return _STRICT.raw_decode(text, at)
+            return _without_halves(*_STRICT.raw_decode(text, at), text, at)
         except json.JSONDecodeError:
             raise
         except ValueError:  # a whole number of more digits than Python takes
-            return _OF_ANY_NUMBER.raw_decode(text, at)
+            return _without_halves(*_OF_ANY_NUMBER.raw_decode(text, at), text, at)
     except RecursionError:
         kept, end = shallow(text, at)
-        return _OF_ANY_NUMBER.decode(kept), end
+        return _without_halves(_OF_ANY_NUMBER.decode(kept), end, text, at)
+
+
+def _without_halves(value: Any, end: int, text: str, at: int) -> tuple[Any, int]:
+    """The value without escaped halves of surrogate pairs, which nothing can write out."""
+    if text.find("\\ud", at, end) >= 0 or text.find("\\uD", at, end) >= 0:
+        written = json.dumps(value, ensure_ascii=False).encode("utf-16-le", "surrogatepass")
+        value = _OF_ANY_NUMBER.decode(written.decode("utf-16-le", "replace"))
+    return value, end
 
 
 def shallow(text: str, at: int) -> tuple[str, int]:

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpu_manager.adapters.http import FOREIGN
 from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable
-from gpu_manager.adapters.kube.objects import ListReader, Obj, Told, Unreadable, decode, lines, unreadable
+from gpu_manager.adapters.kube.objects import (
+    ListReader,
+    Obj,
+    Told,
+    Unreadable,
+    decode,
+    lines,
+    trimmed,
+    unreadable,
+)
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
@@ -144,7 +153,7 @@ class WatchStream:
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             self._response.shutdown()
 
-    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def __iter__(self) -> Iterator[tuple[str, Obj]]:
         """Yield events to the end of the stream. A broken last line was no event.
 
         Raises:
@@ -161,7 +170,7 @@ class WatchStream:
             self._response.close()
             self._response.release_conn()
 
-    def _event(self, line: bytes) -> tuple[str, dict[str, Any]] | None:
+    def _event(self, line: bytes) -> tuple[str, Obj] | None:
         try:
             event = decode(line)
         except ValueError as error:
@@ -178,4 +187,4 @@ class WatchStream:
                 code if isinstance(code, int) else 500,
                 str(obj.get("message") or obj.get("reason")),
             )
-        return kind, obj
+        return kind, trimmed(obj)
