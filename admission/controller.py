@@ -268,13 +268,13 @@ class SchedulingController:
     def _sizes_of(self, kind: str, resource: str) -> WatchRequest:
         """The sizes that workloads of this kind ask for."""
 
-        def replaced(objects: Iterator[Obj], _: Callable[[Obj], None]) -> None:
-            self.cluster.workloads.replace(kind, objects)
+        def replaced(objects: Iterator[Obj], take: Callable[[Obj], None]) -> None:
+            self.cluster.workloads.replace(kind, objects, take)
             self._resizes.wake()
 
         def changed(obj: Obj, gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
-            self.cluster.workloads.change(kind, obj, gone=gone)
-            self._resizes.wake()
+            if self.cluster.workloads.change(kind, obj, gone=gone):
+                self._resizes.wake()
 
         return WatchRequest(resource, replaced, changed, self._unreadable)
 

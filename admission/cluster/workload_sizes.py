@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,21 +24,28 @@ class WorkloadSizes:
         self._asked: dict[str, str] = {}  # by workload
         self._pods: dict[str, set[PodUid]] = {}
 
-    def replace(self, kind: str, objects: Iterable[Obj]) -> None:
-        """The workloads of one kind that ask for a size: a full list."""
-        listed = {_key(kind, obj): _asked(obj) for obj in objects}
+    def replace(self, kind: str, objects: Iterable[Obj], take: Callable[[Obj], None]) -> None:
+        """The workloads of one kind: a full list, which ``take`` brings to :meth:`change` one by one."""
+        listed: set[str] = set()
+        for obj in objects:
+            listed.add(_key(kind, obj))
+            take(obj)
         with self._lock:
-            others = {key: asked for key, asked in self._asked.items() if key.split("/")[1] != kind}
-            self._asked = others | {key: asked for key, asked in listed.items() if asked}
+            gone = [key for key in self._asked if key.split("/")[1] == kind and key not in listed]
+            for key in gone:
+                del self._asked[key]
 
-    def change(self, kind: str, obj: Obj, *, gone: bool) -> None:
-        """One workload as it is now; its pods outlive the size of one that is ``gone``."""
-        key, asked = _key(kind, obj), _asked(obj)
+    def change(self, kind: str, obj: Obj, *, gone: bool) -> bool:
+        """One workload as it is now; its pods outlive the size of one that is ``gone``.
+
+        True: it asks for another size than before.
+        """
+        key, asked = _key(kind, obj), "" if gone else _asked(obj)
         with self._lock:
-            if asked and not gone:
+            before = self._asked.pop(key, "")
+            if asked:
                 self._asked[key] = asked
-            else:
-                self._asked.pop(key, None)
+            return asked != before
 
     def take(self, pod: Pod) -> None:
         """Know a pod by its workload."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from threading import Event
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -23,6 +24,7 @@ from gpu_manager.adapters.kube.streams import PAGE_BYTES, Pages
 from gpu_manager.cli.kubectl.cluster_view import read_view
 from gpu_manager.domain.contract import EVENT_UNREADABLE
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.ports.pods import KnownPod
 from tests.fakes.waiting import PATIENCE, until
 from tests.fakes.web import given, send, serving
 
@@ -46,6 +48,7 @@ class Api:
         self.lists = 0
         self.posted: list[dict[str, Any]] = []
         self.spoil: Callable[[int], bool] = lambda _limit: False  # a page of so many breaks off
+        self.before_page: Callable[[int], object] = lambda _begin: None
         self._events: queue.Queue[bytes | None] = queue.Queue()
 
     def event(self, kind: str, obj: bytes) -> None:
@@ -76,6 +79,7 @@ class Api:
             return
         self.lists += "continue" not in asked
         limit, begin = int(asked["limit"]), int(asked.get("continue", 0))
+        self.before_page(begin)
         self.limits.append(limit)
         page = self.pods[begin : begin + limit]
         more = str(begin + limit) if begin + limit < len(self.pods) else ""
@@ -215,6 +219,61 @@ def test_the_agent_tells_of_a_pod_that_it_cannot_read() -> None:
             for _ in range(2):
                 api.end_watch()
             kube.close()
+
+
+def mirror(name: str, created: str) -> bytes:
+    """What claims to be the kubelet's own object of one static pod."""
+    digest = "d" * 32
+    marks = {"kubernetes.io/config.mirror": digest, "kubernetes.io/config.hash": digest}
+    meta = {"name": name, "namespace": "team", "uid": f"u-{name}", "creationTimestamp": created}
+    owners = [{"kind": "Node", "name": "n1", "controller": True}]
+    obj = {
+        "metadata": {**meta, "annotations": marks, "ownerReferences": owners},
+        "spec": {"nodeName": "n1"},
+    }
+    return json.dumps(obj).encode()
+
+
+@contextmanager
+def agent(connection: Connection, api: Api, heard: Callable[[KnownPod], None]) -> Iterator[Kube]:
+    kube = Kube(connection, "n1", clock=SystemClock(), pause=Pause(0.01, 0.05))
+    kube.pods.on_change(heard)
+    kube.start()
+    try:
+        yield kube
+    finally:
+        for _ in range(2):
+            api.end_watch()
+        kube.close()
+
+
+def on_node(name: str, fields: bytes = b"{}") -> bytes:
+    return pod(name, fields).replace(b'"spec":{}', b'"spec":{"nodeName":"n1"}')
+
+
+def test_the_agent_hears_of_an_honest_pod_as_its_page_is_read() -> None:
+    """The other pages come only once it has."""
+    heard, in_time = Event(), []
+    hostile = [on_node(f"evil-{at}", list(HOSTILE.values())[at % 3]) for at in range(60)]
+    with serving_pods(*hostile[:10], on_node("honest"), *hostile[10:]) as (api, connection):
+        api.before_page = lambda begin: begin and in_time.append(heard.wait(PATIENCE))
+        with agent(
+            connection, api, lambda found: heard.set() if found.pod.name == "honest" else None
+        ) as kube:
+            assert kube.pods.wait(PATIENCE)
+            assert in_time
+            assert all(in_time)
+            assert len(kube.pods.local()) == 61
+
+
+def test_of_the_mirrors_in_a_list_that_claim_one_uid_the_oldest_counts() -> None:
+    forged, real = mirror("a-forged", "2030-01-01T00:00:01Z"), mirror("real", "2030-01-01T00:00:00Z")
+    heard: list[str] = []
+    with serving_pods(forged, real) as (api, connection):
+        with agent(connection, api, lambda found: heard.append(found.pod.name)) as kube:
+            assert kube.pods.wait(PATIENCE)
+            assert list(kube.pods.local()) == ["team/real"]
+        assert heard == ["real"]
 
 
 def test_the_agent_keeps_no_annotations_of_others() -> None:

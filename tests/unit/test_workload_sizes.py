@@ -153,15 +153,24 @@ def test_pods_without_a_request_are_not_looked_at() -> None:
     assert [one.uid for one in cluster.cluster.resizing()] == [
         PodUid(cluster.there("one")["metadata"]["uid"])
     ]
-    cluster.cluster.workloads.replace("Deployment", [])
+    cluster.cluster.workloads.replace("Deployment", [], lambda _: None)
     assert len(cluster.cluster.resizing()) == 1, "its answer stays"
 
 
 def test_a_list_of_one_kind_leaves_the_others() -> None:
     state = ClusterState(UNIT)
-    state.workloads.replace("StatefulSet", [workload(wants(cores=5), "db")])
-    state.workloads.replace("Deployment", [workload(wants(cores=6))])
-    state.workloads.replace("Deployment", [])
+    changed: list[bool] = []
+
+    def listed(kind: str, *objects: dict[str, Any]) -> None:
+        state.workloads.replace(
+            kind, objects, lambda obj: changed.append(state.workloads.change(kind, obj, gone=False))
+        )
+
+    listed("StatefulSet", workload(wants(cores=5), "db"))
+    listed("Deployment", workload(wants(cores=6)))
+    listed("Deployment", workload(wants(cores=6)))
+    listed("Deployment")
+    assert changed == [True, True, False]
     there = parse_pod(
         {
             "metadata": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from gpu_manager.domain.kube.pod import Pod, PodUid
@@ -13,7 +14,7 @@ from gpu_manager.ports.pods import KnownPod
 TOMBSTONE_SECONDS = (
     120.0  # longest delay until the kubelet admitted a force-deleted pod (association c4 to c7)
 )
-_Place = tuple[PodUid, str]  # UID and ``namespace/name``
+Place = tuple[PodUid, str]  # UID and ``namespace/name``
 _TOMBSTONES = 4096  # a bound, not an expectation: 110 pods a node, replaced every 3 s for two minutes
 
 
@@ -38,8 +39,8 @@ class PodCache:
         self._clock = clock
         self._keep = keep_seconds
         self._lock = threading.Lock()
-        self._known: dict[_Place, _Known] = {}
-        self._passing: dict[_Place, float] = {}  # heap of expiry times, the soonest first
+        self._known: dict[Place, _Known] = {}
+        self._passing: dict[Place, float] = {}  # heap of expiry times, the soonest first
         self._next = 0
         self._named: dict[str, set[PodUid]] = {}
         self._claims: dict[
@@ -48,17 +49,18 @@ class PodCache:
         self._stale: set[str] = set()  # names whose _answer is out of date
         self._answer: Mapping[str, Sequence[KnownPod]] = {}  # handed out: replaced, never changed
 
-    def replace(self, pods: Sequence[Pod]) -> list[KnownPod]:
-        """Take in a full list; a pod that is missing from it was deleted while the watch was down."""
+    def listed(self, pod: Pod) -> KnownPod | None:
+        """Take in a pod of a full list; None if nothing is new, or another pod is shown under its UID."""
         with self._lock:
-            listed = {_place(pod) for pod in pods}
+            known = self._known.get(place_of(pod))
+            same = known is not None and known.until is None and known.pod == pod
+            return None if same else self._show(pod)
+
+    def keep(self, listed: AbstractSet[Place]) -> list[KnownPod]:
+        """The end of a full list; a pod that is missing from it was deleted while the watch was down."""
+        with self._lock:
             gone = [k.pod for place, k in self._known.items() if k.until is None and place not in listed]
-            changes = [self._bury(pod) for pod in gone]
-            for pod in sorted(pods, key=lambda pod: pod.created):
-                known = self._known.get(_place(pod))
-                if known is None or known.until is not None or known.pod != pod:
-                    changes.append(self._show(pod))
-            return [change for change in changes if change is not None]
+            return [change for change in map(self._bury, gone) if change is not None]
 
     def put(self, pod: Pod) -> KnownPod | None:
         """Take in a pod from the watch; None if another pod is shown under its UID."""
@@ -75,7 +77,7 @@ class PodCache:
         with self._lock:
             until = self._clock.monotonic() + self._keep
             for pod in pods:
-                known = self._known.get(_place(pod))
+                known = self._known.get(place_of(pod))
                 if known is None:
                     self._set(_Known(pod, self._order(), until))
                 elif known.until is not None and not known.tombstone:
@@ -84,7 +86,7 @@ class PodCache:
     def watched(self, pod: Pod) -> bool:
         """True if the watch shows the pod, or has shown its end."""
         with self._lock:
-            known = self._known.get(_place(pod))
+            known = self._known.get(place_of(pod))
             return known is not None and (known.until is None or known.tombstone)
 
     def by_name(self) -> Mapping[str, Sequence[KnownPod]]:
@@ -105,18 +107,18 @@ class PodCache:
             return self._answer
 
     def _show(self, pod: Pod) -> KnownPod | None:
-        known = self._known.get(_place(pod))
+        known = self._known.get(place_of(pod))
         self._set(_Known(pod, known.order if known else self._order(), None))
-        return KnownPod(pod) if self._is_shown(_place(pod)) else None
+        return KnownPod(pod) if self._is_shown(place_of(pod)) else None
 
     def _bury(self, pod: Pod) -> KnownPod | None:
-        known = self._known.get(_place(pod))
+        known = self._known.get(place_of(pod))
         until = self._clock.monotonic() + self._keep
         self._set(_Known(pod, known.order if known else self._order(), until, tombstone=True))
         self._expire()
-        return KnownPod(pod, tombstone=True) if self._is_shown(_place(pod)) else None
+        return KnownPod(pod, tombstone=True) if self._is_shown(place_of(pod)) else None
 
-    def _is_shown(self, place: _Place) -> bool:
+    def _is_shown(self, place: Place) -> bool:
         uid, name = place
         claims = self._claims.get(uid, {})
         return len(claims) < 2 or name == min(claims, key=lambda n: self._known[uid, n].tombstone)
@@ -126,7 +128,7 @@ class PodCache:
         return self._next
 
     def _set(self, known: _Known) -> None:
-        uid, name = place = _place(known.pod)
+        uid, name = place = place_of(known.pod)
         self._known.pop(place, None)
         self._passing.pop(place, None)
         self._known[place] = known
@@ -136,7 +138,7 @@ class PodCache:
         self._claims.setdefault(uid, {})[name] = None
         self._stale.update(self._claims[uid])
 
-    def _drop(self, place: _Place) -> None:
+    def _drop(self, place: Place) -> None:
         uid, name = place
         self._passing.pop(place, None)
         if self._known.pop(place, None) is None:
@@ -158,5 +160,6 @@ class PodCache:
             self._drop(place)
 
 
-def _place(pod: Pod) -> _Place:
+def place_of(pod: Pod) -> Place:
+    """Where the cache has it."""
     return pod.uid, pod.key

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from gpu_manager.adapters.kube.cache import TOMBSTONE_SECONDS, PodCache
+from gpu_manager.adapters.kube.cache import TOMBSTONE_SECONDS, Place, PodCache, place_of
 from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable
 from gpu_manager.adapters.kube.objects import Obj, Unreadable, named
 from gpu_manager.adapters.kube.outbox import Outbox
@@ -58,6 +58,8 @@ class KubePods(WatchedObjects):
         self._kubelet = kubelet
         self._cache = PodCache(clock, tombstone_seconds)
         self._teller = EventTeller(connection, clock, node)
+        # Of a list, until its end: of mirrors that claim one UID, which is no secret, the oldest counts.
+        self._mirrors: dict[Place, Pod] = {}
         self._listeners: list[Callable[[KnownPod], None]] = []
         reflector = Reflector(
             connection,
@@ -176,14 +178,26 @@ class KubePods(WatchedObjects):
         return replace(pod, uid=pod.api_uid)
 
     def _replaced(self, objects: Iterable[Obj], _: Callable[[Obj], None]) -> None:
-        pods = [pod for pod in map(self._read, objects) if pod is not None]
-        for found in self._cache.replace(pods):
+        there: set[Place] = set()
+        self._mirrors.clear()  # of a list that broke off
+        for pod in filter(None, map(self._read, objects)):
+            there.add(place_of(pod))
+            if pod.twin:
+                self._mirrors[place_of(pod)] = pod
+            else:
+                self._announce(self._cache.listed(pod))
+        for found in self._cache.keep(there):
             self._announce(found)
+        for pod in sorted(self._mirrors.values(), key=lambda pod: pod.created):
+            self._announce(self._cache.listed(pod))
 
     def _changed(self, obj: Mapping[str, Any], gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
         pod = self._read(obj)
-        if pod is not None:
-            self._announce(self._cache.remove(pod) if gone else self._cache.put(pod))
+        if pod is None:
+            return
+        if gone:
+            self._mirrors.pop(place_of(pod), None)
+        self._announce(self._cache.remove(pod) if gone else self._cache.put(pod))
 
     def _announce(self, found: KnownPod | None) -> None:
         if found is None:
