@@ -42,6 +42,7 @@ from gpu_manager.domain.contract import EVENT_BYPASSED, EVENT_UNREADABLE, LEADER
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.resize.owners import KINDS
+from gpu_manager.domain.untrusted import mapping
 from gpu_manager.ports.clock import Clock
 from gpu_manager.runtime import threads
 
@@ -288,7 +289,7 @@ class SchedulingController:
         self._bypasses.retain(uids)
 
     def _pod(self, obj: Obj, gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
-        trimmed = slim_pod(obj)
+        trimmed = slim_pod(obj) or ({"metadata": mapping(obj.get("metadata"))} if gone else None)
         if trimmed is None:
             return
         self.cluster.apply(PODS, "DELETED" if gone else "MODIFIED", trimmed)

@@ -396,7 +396,7 @@ class ClusterState:
         run. The mirror of a static pod says nothing of that pod: another mirror comes.
         """
         last = read_pod_view(obj)
-        if last is not None and not last.pod.terminal:
+        if last is None or not last.pod.terminal:
             self._count_until_told(uid)
 
     def _count_until_told(self, uid: PodUid) -> None:

@@ -400,10 +400,10 @@ class Agent:
         self.running.wake()
 
     def _pod_changed(self, found: KnownPod) -> None:
-        if found.tombstone or found.pod.terminal:
+        if found.tombstone or found.pod.terminal or found.unread:
             self.inventory.changed()  # its processes may still run
             self.state.touched.set()
-        if not found.tombstone:
+        if not (found.tombstone or found.unread):
             self.state.introduce(found.pod)
             self.running.follow(found.pod)
             self._writeback.tell(found.pod)

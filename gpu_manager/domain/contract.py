@@ -313,15 +313,15 @@ class Inventory:
     """The inventory of a node: cards with their state, the links between them, the memory unit in bytes.
 
     ``refused`` lists amounts (cores, memory bytes) that the node refused in the last 30 s, ``lingering`` the
-    shares of pods that the API no longer has. ``released`` lists the UIDs of pods that were deleted before
-    they ended and that hold nothing any more, for 120 s; None if the agent does not tell. ``serving`` is
-    False while the node's agent starts or leaves or its kubelet is away, and after it has left: the kubelet
-    may refuse a pod that is bound there then. ``resizes``: the agent follows answers to requests for another
-    size, which agents of earlier releases pass over. ``gates``: it makes best-effort tenants wait for
-    protected ones, which agents of earlier releases do not. ``stranded``: UIDs of pods with containers that
-    cannot be started again, because the kubelet has no devices for them. ``no_injection``: why no container
-    can be given a card now, empty if one can; ``injects_by``: the strategy by which they are, empty if the
-    agent, of an earlier release, does not tell.
+    shares of pods that the API no longer has or that cannot be read. ``released`` lists the UIDs of pods that
+    were deleted before they ended and that hold nothing any more, for 120 s; None if the agent does not tell.
+    ``serving`` is False while the node's agent starts or leaves or its kubelet is away, and after it has
+    left: the kubelet may refuse a pod that is bound there then. ``resizes``: the agent follows answers to
+    requests for another size, which agents of earlier releases pass over. ``gates``: it makes best-effort
+    tenants wait for protected ones, which agents of earlier releases do not. ``stranded``: UIDs of pods with
+    containers that cannot be started again, because the kubelet has no devices for them. ``no_injection``:
+    why no container can be given a card now, empty if one can; ``injects_by``: the strategy by which they
+    are, empty if the agent, of an earlier release, does not tell.
     """
 
     unit: int

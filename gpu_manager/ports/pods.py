@@ -11,10 +11,15 @@ from gpu_manager.domain.kube.pod import Pod
 
 @dataclass(frozen=True, slots=True)
 class KnownPod:
-    """A pod of the API, and whether it is a tombstone (deleted in the last 120 s)."""
+    """A pod of the API, and whether it is a tombstone (deleted in the last 120 s).
+
+    ``unread``: it is there, and its present state cannot be read. ``pod`` is what was read last of it, or its
+    name alone.
+    """
 
     pod: Pod
     tombstone: bool = False
+    unread: bool = False
 
 
 class Pods(Protocol):

@@ -39,7 +39,7 @@ def pod(name: str, fields: bytes = b"{}", version: int = 1) -> bytes:
 
 
 class Api:
-    """Answers lists of pods in pages, and watches with what :meth:`event` is told."""
+    """Answers lists of pods in pages, and watches of them with what :meth:`event` is told; it has no nodes."""
 
     def __init__(self, *pods: bytes) -> None:
         self.pods = list(pods)
@@ -50,6 +50,7 @@ class Api:
         self.spoil: Callable[[int], bool] = lambda _limit: False  # a page of so many breaks off
         self.before_page: Callable[[int], object] = lambda _begin: None
         self._events: queue.Queue[bytes | None] = queue.Queue()
+        self._of_nodes: queue.Queue[bytes | None] = queue.Queue()
 
     def event(self, kind: str, obj: bytes) -> None:
         self._events.put(b'{"type":"%b","object":%b}\n' % (kind.encode(), obj))
@@ -59,23 +60,30 @@ class Api:
 
     def end_watch(self) -> None:
         self._events.put(None)
+        self._of_nodes.put(None)
 
     def respond(self, handler: BaseHTTPRequestHandler) -> None:
+        nodes = handler.path.startswith("/api/v1/nodes")
         asked = {key: values[0] for key, values in parse_qs(urlsplit(handler.path).query).items()}
         if handler.command == "POST":
             self.posted.append(json.loads(given(handler)))
             send(handler, b"{}", 201)
             return
         if "watch" in asked:
-            self.watched_from.append(asked["resourceVersion"])
+            events = self._of_nodes if nodes else self._events
+            if not nodes:
+                self.watched_from.append(asked["resourceVersion"])
             handler.send_response(200)
             handler.send_header("Content-Type", "application/json")
             handler.send_header("Transfer-Encoding", "chunked")
             handler.end_headers()
-            while (line := self._events.get()) is not None:
+            while (line := events.get()) is not None:
                 handler.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
                 handler.wfile.flush()
             handler.wfile.write(b"0\r\n\r\n")
+            return
+        if nodes:
+            send(handler, b'{"kind":"NodeList","metadata":{"resourceVersion":"1"},"items":null}')
             return
         self.lists += "continue" not in asked
         limit, begin = int(asked["limit"]), int(asked.get("continue", 0))
@@ -182,6 +190,21 @@ def test_an_event_that_cannot_be_read_is_named_once_and_the_watch_goes_on() -> N
         assert len(api.watched_from) == 1
 
 
+def test_the_end_of_an_object_is_heard_though_it_cannot_be_read() -> None:
+    with (
+        serving_pods(pod("evil"), pod("poison")) as (api, connection),
+        watching(connection, poison="poison") as watcher,
+    ):
+        assert watcher.reflector.wait(PATIENCE)
+        api.line(b'{"type":"DELETED","object":' + pod("evil", version=102)[:-1] + b",}}\n")
+        api.line(b'{"type":"DELETED","object":{"spec":' + b"}\n")
+        api.event("DELETED", pod("poison", version=103))
+        api.event("ADDED", pod("b", version=104))
+        until(lambda: ("b", False) in watcher.heard)
+        assert watcher.heard == [("evil", False), ("evil", True), ("b", False)]
+        assert set(watcher.reflector.spoiled) == {"an object without a name", "team/poison"}
+
+
 def test_an_object_at_which_its_reader_fails_costs_itself() -> None:
     with (
         serving_pods(pod("a"), pod("poison"), pod("b")) as (api, connection),
@@ -216,8 +239,7 @@ def test_the_agent_tells_of_a_pod_that_it_cannot_read() -> None:
             assert "cannot be read: see object_unreadable in the log" in kube.trouble
             assert "evil" not in kube.trouble
         finally:
-            for _ in range(2):
-                api.end_watch()
+            api.end_watch()
             kube.close()
 
 
@@ -242,8 +264,7 @@ def agent(connection: Connection, api: Api, heard: Callable[[KnownPod], None]) -
     try:
         yield kube
     finally:
-        for _ in range(2):
-            api.end_watch()
+        api.end_watch()
         kube.close()
 
 
@@ -264,6 +285,29 @@ def test_the_agent_hears_of_an_honest_pod_as_its_page_is_read() -> None:
             assert in_time
             assert all(in_time)
             assert len(kube.pods.local()) == 61
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_pod_that_becomes_unreadable_stays_as_it_was_read_last_until_its_end(*, listed: bool) -> None:
+    container = b'{"nodeName":"n1","containers":[{"name":"c"}]}'
+    whole = pod("a").replace(b"{}", container)
+    broken = pod("a", version=101).replace(b"{}", container)[:-1] + b",}"
+    heard: list[KnownPod] = []
+    with serving_pods(whole) as (api, connection), agent(connection, api, heard.append) as kube:
+        assert kube.pods.wait(PATIENCE)
+        if listed:
+            api.pods[:] = [broken]
+            api.line(b'{"type":"ERROR","object":{"code":410}}\n')
+            api.end_watch()
+        else:
+            api.line(b'{"type":"MODIFIED","object":' + broken + b"}\n")
+        until(lambda: any(found.unread for found in heard))
+        ((found,),) = kube.pods.local().values()
+        assert (found.unread, found.tombstone, len(found.pod.containers)) == (True, False, 1)
+        api.line(b'{"type":"DELETED","object":' + broken + b"}\n")
+        until(lambda: any(found.tombstone for found in heard))
+        ((found,),) = kube.pods.local().values()
+        assert (found.unread, found.tombstone, len(found.pod.containers)) == (False, True, 1)
 
 
 def test_of_the_mirrors_in_a_list_that_claim_one_uid_the_oldest_counts() -> None:
@@ -287,8 +331,7 @@ def test_the_agent_keeps_no_annotations_of_others() -> None:
             ((found,),) = kube.pods.local().values()
             assert found.pod.annotations == {"tencent.com/placement": "spread"}
         finally:
-            for _ in range(2):
-                api.end_watch()
+            api.end_watch()
             kube.close()
 
 

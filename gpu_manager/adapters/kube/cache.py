@@ -24,6 +24,7 @@ class _Known:
     order: int  # in the order of their first sight
     until: float | None  # monotonic end of a tombstone or of a memory, None while the watch shows it
     tombstone: bool = False
+    unread: bool = False
 
 
 class PodCache:
@@ -53,7 +54,7 @@ class PodCache:
         """Take in a pod of a full list; None if nothing is new, or another pod is shown under its UID."""
         with self._lock:
             known = self._known.get(place_of(pod))
-            same = known is not None and known.until is None and known.pod == pod
+            same = known is not None and known == _Known(pod, known.order, None)
             return None if same else self._show(pod)
 
     def keep(self, listed: AbstractSet[Place]) -> list[KnownPod]:
@@ -62,15 +63,24 @@ class PodCache:
             gone = [k.pod for place, k in self._known.items() if k.until is None and place not in listed]
             return [change for change in map(self._bury, gone) if change is not None]
 
+    def spoil(self, pod: Pod) -> KnownPod:
+        """Take in that a pod cannot be read, of which ``pod`` is the name: it stays as it was read last."""
+        with self._lock:
+            known = self._last(pod)
+            shown = known.pod if known else pod
+            self._set(_Known(shown, known.order if known else self._order(), None, unread=True))
+            return KnownPod(shown, unread=True)
+
     def put(self, pod: Pod) -> KnownPod | None:
         """Take in a pod from the watch; None if another pod is shown under its UID."""
         with self._lock:
             return self._show(pod)
 
     def remove(self, pod: Pod) -> KnownPod | None:
-        """Take in a deletion from the watch: the pod stays as a tombstone."""
+        """Take in a deletion from the watch: it stays as a tombstone, a mere name as it was read last."""
         with self._lock:
-            return self._bury(pod)
+            known = None if pod.containers else self._last(pod)
+            return self._bury(known.pod if known else pod)
 
     def remember(self, pods: Iterable[Pod]) -> None:
         """Take in pods that the kubelet listed; they expire unless the watch shows them."""
@@ -99,12 +109,17 @@ class PodCache:
                     uids = (uid for uid in self._named.get(name, ()) if self._is_shown((uid, name)))
                     known = [self._known[uid, name] for uid in uids]
                     known.sort(key=lambda k: (k.tombstone, -k.order))
-                    answer[name] = tuple(KnownPod(k.pod, k.tombstone) for k in known)
+                    answer[name] = tuple(KnownPod(k.pod, k.tombstone, k.unread) for k in known)
                     if not known:
                         del answer[name]
                 self._stale.clear()
                 self._answer = answer
             return self._answer
+
+    def _last(self, pod: Pod) -> _Known | None:
+        """What is known of the pod of that name and UID, which of a static pod may be its mirror's."""
+        alike = (self._known[uid, pod.key] for uid in self._named.get(pod.key, ()))
+        return next((k for k in alike if pod.uid in (k.pod.uid, k.pod.twin)), None)
 
     def _show(self, pod: Pod) -> KnownPod | None:
         known = self._known.get(place_of(pod))

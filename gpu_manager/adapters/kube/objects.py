@@ -30,23 +30,33 @@ _HEAD: Final = 2048  # bytes in which the name of an unreadable object is looked
 _SPACE: Final = re.compile(r"[ \t\n\r]*+")
 _TO_BRACKET: Final = re.compile(r'(?:[^"\[\]{}]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+([\[\]{}])', re.DOTALL)
 _NAMES: Final = ("namespace", "name", "uid", "resourceVersion")
+_DELETED: Final = re.compile(rb'\s*{\s*"type"\s*:\s*"DELETED"')
 _FIELD: Final = re.compile(r'"(namespace|name|uid|resourceVersion)"\s*:\s*"([^"\\]{1,253})"')
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """An object that cannot be read: what is known of it, empty for what is not, and why."""
+    """An object that cannot be read: what is known of it, empty for what is not, and why.
+
+    ``deleted``: a watch shows its end.
+    """
 
     namespace: str
     name: str
     uid: str
     version: str
     reason: str
+    deleted: bool = False
 
     @property
     def key(self) -> str:
         """``namespace/name``, or what there is of it."""
         return "/".join(filter(None, (self.namespace, self.name))) or "an object without a name"
+
+    @property
+    def left(self) -> Obj:
+        """The object of which no more than its name is left."""
+        return {"metadata": {"namespace": self.namespace, "name": self.name, "uid": self.uid}}
 
     @property
     def event(self) -> str:
@@ -62,13 +72,13 @@ def unreadable(text: bytes, reason: str) -> Unreadable:
     found: dict[str, str] = {}
     for key, value in _FIELD.findall(text[:_HEAD].decode("utf-8", "replace")):
         found.setdefault(key, value)
-    return named(found, reason)
+    return named(found, reason, deleted=_DELETED.match(text) is not None)
 
 
-def named(metadata: Mapping[str, Any], reason: str) -> Unreadable:
+def named(metadata: Mapping[str, Any], reason: str, *, deleted: bool = False) -> Unreadable:
     """An object with this metadata that cannot be read."""
     namespace, name, uid, version = (str(metadata.get(key) or "") for key in _NAMES)
-    return Unreadable(namespace, name, uid, version, reason)
+    return Unreadable(namespace, name, uid, version, reason, deleted)
 
 
 def trimmed(obj: dict[str, Any]) -> Obj:

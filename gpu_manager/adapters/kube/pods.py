@@ -20,7 +20,7 @@ from gpu_manager.adapters.kube.reflector import Pause, Reflector, WatchedObjects
 from gpu_manager.adapters.kube.tasks import AnnotatePod, EventTeller, EvictPod, MarkPod, PostEvent, Thing
 from gpu_manager.domain.contract import EVENT_UNREADABLE, EVICT, OUR_PREFIX
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
-from gpu_manager.domain.kube.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.untrusted import mapping
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.pods import KnownPod
@@ -186,13 +186,16 @@ class KubePods(WatchedObjects):
                 self._mirrors[place_of(pod)] = pod
             else:
                 self._announce(self._cache.listed(pod))
+        for one in self._reflector.spoiled_now.values():
+            if one.uid:
+                there.add(place_of(self._cache.spoil(self._named(one)).pod))
         for found in self._cache.keep(there):
             self._announce(found)
         for pod in sorted(self._mirrors.values(), key=lambda pod: pod.created):
             self._announce(self._cache.listed(pod))
 
     def _changed(self, obj: Mapping[str, Any], gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
-        pod = self._read(obj)
+        pod = self._read(obj, gone=gone)
         if pod is None:
             return
         if gone:
@@ -210,18 +213,23 @@ class KubePods(WatchedObjects):
             except Exception:  # noqa: BLE001 - a run loop: one listener's fault is not the others'
                 threads.failed("listener_failed", pod=found.pod.key)
 
-    def _read(self, obj: Mapping[str, Any]) -> Pod | None:
+    def _read(self, obj: Mapping[str, Any], *, gone: bool = False) -> Pod | None:
         try:
             return self._here(parse_pod(obj))
         except RequestInvalid as error:
-            self._reflector.spoil(named(mapping(obj.get("metadata")), str(error)))
+            self._reflector.spoil(named(mapping(obj.get("metadata")), str(error), deleted=gone))
             return None
 
     def _unreadable(self, found: Unreadable) -> None:
         if found.uid:
+            self._announce(self._cache.spoil(self._named(found)))
             now, subject = self._clock.now(), Thing("Pod", found.uid, found.namespace, found.name)
             event = PostEvent(self._teller, subject, EVENT_UNREADABLE, found.event, True, now, now)  # noqa: FBT003 - a warning
             self._outbox.put(event)
+
+    def _named(self, found: Unreadable) -> Pod:
+        """A pod of which no more than its name is known."""
+        return Pod(PodUid(found.uid), found.namespace or "default", found.name, (), node=self._node)
 
     def _here(self, pod: Pod) -> Pod:
         """The pod with this node's lent cards, and of its annotations those that are read: of deleted pods

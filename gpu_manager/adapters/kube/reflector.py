@@ -51,7 +51,7 @@ class Reflector:
     ``changed``. If the list breaks, the iterator raises and a new list is read.
 
     An object that cannot be read, or at which ``changed`` fails, costs itself: it is counted, and
-    ``unreadable`` is told once of each version.
+    ``unreadable`` is told once of each version. Of one whose end cannot be read, ``changed`` gets the name.
 
     ``watch_selector`` is the field selector of the watch where it differs from the list's. A watch shows an
     object that leaves its selection as deleted, in the state before: only a wider one tells that from a
@@ -92,7 +92,7 @@ class Reflector:
         self._awaited: tuple[int, float] | None = None  # a version, and as of when all is known once it came
         self.listed: float | None = None  # monotonic: as of when all is known, by a list or :meth:`catch_up`
         self.heard: float | None = None  # monotonic: when the API server last sent anything
-        self._spoiled_now: set[str] = set()  # since the last list began
+        self.spoiled_now: dict[str, Unreadable] = {}  # since the last list began, for this thread
         self.unreadable = 0  # how often an object could not be read
         self.spoiled: Mapping[str, Unreadable] = {}  # the last of them by name; replaced, never changed
 
@@ -200,12 +200,12 @@ class Reflector:
     def _list(self) -> str:
         """Read a full list; returns its resourceVersion."""
         began = time.monotonic()
-        self._spoiled_now.clear()
+        self.spoiled_now.clear()
         objects = self._in_slices()
         self._replaced(objects, lambda obj: self._tell(obj, gone=False))
         for _ in objects:  # whoever takes less of it wants no more
             pass
-        self.spoiled = {key: one for key, one in self.spoiled.items() if key in self._spoiled_now}
+        self.spoiled = {key: one for key, one in self.spoiled.items() if key in self.spoiled_now}
         self.listed, self.heard = began, time.monotonic()
         return self._pages.version
 
@@ -235,7 +235,8 @@ class Reflector:
             self._changed(obj, gone)
         except Exception as error:  # noqa: BLE001 - a run loop: one object's fault is not the others'
             threads.failed("object_failed", resource=self._name)
-            self.spoil(named(_metadata(obj), f"{type(error).__name__}: {error}"))
+            more = gone and len(obj) > 1  # than a name
+            self.spoil(named(_metadata(obj), f"{type(error).__name__}: {error}", deleted=more))
         else:
             if self.spoiled:
                 self._mend(named(_metadata(obj), "").key)
@@ -243,8 +244,13 @@ class Reflector:
     def spoil(self, found: Unreadable) -> None:
         """Count and name an object that could not be read; for this thread and those who read for it."""
         self.unreadable += 1
-        self._spoiled_now.add(found.key)
         known = self.spoiled.get(found.key)
+        if found.deleted and found.name:
+            log.warning("object_unreadable", resource=self._name, object=found.key, reason=found.reason)
+            self.spoiled_now.pop(found.key, None)
+            self._tell(found.left, gone=True)
+            return
+        self.spoiled_now[found.key] = found
         self.spoiled = {**dict(list(self.spoiled.items())[1 - _MOST_SPOILED :]), found.key: found}
         if known is None or known.version != found.version:
             log.warning("object_unreadable", resource=self._name, object=found.key, reason=found.reason)

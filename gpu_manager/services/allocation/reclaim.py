@@ -63,11 +63,17 @@ class DepartedPods:
         return uid in self._seen
 
     def lingering(self) -> tuple[TerminatingShare, ...]:
-        """Return the shares of pods that the API server no longer has but whose processes run, or may run."""
-        living, ledger = living_pods(self._pods.local()), self._state.view.ledger
+        """Return the shares that pods do not tell schedulers of by themselves: of pods that the API server no
+        longer has but whose processes run, or may run, and of pods that cannot be read.
+        """
+        local, ledger = self._pods.local(), self._state.view.ledger
+        living, unread = (
+            living_pods(local),
+            {f.pod.uid for found in local.values() for f in found if f.unread},
+        )
         absent = [uid for uid in ledger.pods if uid not in living and not is_unidentified(uid)]
         gone = [uid for uid in absent if self._processes.alive(uid) is not False]
-        return terminating.terminating_shares(ledger, gone)
+        return terminating.terminating_shares(ledger, [*gone, *unread.intersection(ledger.pods)])
 
     def released(self, lingering: Sequence[TerminatingShare]) -> tuple[str, ...]:
         """The UIDs of pods that the API deleted of late before they had ended, and that hold nothing any

@@ -148,12 +148,13 @@ class Reclaimer:
         return {f.pod.uid for f in known if f.tombstone or f.pod.terminal}
 
     def _living(self, allocation: Allocation) -> bool:
-        """Pods that the API has; only a forged mirror of a static pod could have another's UID."""
+        """Pods that the API has; only a forged mirror of a static pod could have another's UID. Of one that
+        cannot be read the kubelet alone says whether it has ended.
+        """
         return any(
             f.pod.uid == allocation.pod
             and (not allocation.pod_name or f.pod.key == allocation.pod_key)
-            and not f.tombstone
-            and not f.pod.terminal
+            and not (f.tombstone or f.unread or f.pod.terminal)
             for found in self._pods.local().values()
             for f in found
         )
