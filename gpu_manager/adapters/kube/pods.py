@@ -162,7 +162,7 @@ class KubePods(WatchedObjects):
 
     def _unmark(self, pod: Pod) -> None:
         """Take away a mark that this agent does not stand by, such as one of its run before."""
-        if EVICT in pod.annotations and not self._outbox.waiting(EvictPod(self._connection, pod).key):
+        if not self._outbox.waiting(EvictPod(self._connection, pod).key):
             self._outbox.put(AnnotatePod(self._connection, pod, {EVICT: None}))
 
     def _twinned(self, pod: Pod) -> Pod:
@@ -205,7 +205,7 @@ class KubePods(WatchedObjects):
     def _announce(self, found: KnownPod | None) -> None:
         if found is None:
             return
-        if not found.tombstone:
+        if EVICT in found.pod.annotations and not found.tombstone:
             self._unmark(self._in_api(found.pod))
         for listener in self._listeners:
             try:
