@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from gpu_manager.domain import contract
@@ -453,6 +454,14 @@ class Accounts:
                 return
             tick.wait(0.2)
         raise AssertionError("the policies were never in force")
+
+    def kubeconfig(self, account: str) -> Path:
+        """A file with which a program has the account's rights."""
+        config = json.loads((self._server.directory / "kubeconfig").read_text())
+        config["users"][0]["user"]["token"] = self._tokens[account]
+        path = self._server.directory / f"{account}.kubeconfig"
+        path.write_text(json.dumps(config))
+        return path
 
     def write(self, write: Write) -> tuple[int, str]:
         """Status and text."""

@@ -7,11 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.adapters.kube.connection import connect
+from gpu_manager.adapters.kube.evictions import KubeEvictions
+from gpu_manager.adapters.kube.kube import Kube
+from gpu_manager.domain.contract import CORE, EVENT_EVICTED, EVENT_WITHOUT_DEVICES, MEMORY
+from gpu_manager.domain.kube.pod import parse_pod
+from gpu_manager.services.evictor import Evictor
 from tests.deploy import rights
 from tests.deploy.api_server import ABSENT, SERVERS, THERE, Server
 from tests.deploy.chart import CHART, HELM, SETS
 from tests.deploy.rights import FORBIDDEN, OWN, PAST, Accounts, Write
-from tests.fakes.sandbox import short_directory
+from tests.fakes.sandbox import short_directory, until
 
 pytestmark = pytest.mark.skipif(not THERE, reason=ABSENT)
 
@@ -48,6 +55,41 @@ def test_no_account_writes_past_its_own_names(accounts: Accounts, write: Write) 
 def test_every_account_writes_what_it_needs(accounts: Accounts, write: Write) -> None:
     code, text = accounts.write(write)
     assert code in (200, 201), f"{code} {text}"
+
+
+def test_an_agent_s_mark_ends_a_pod_by_the_evictor_under_all_policies(
+    server: Server, accounts: Accounts
+) -> None:
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "u", "controller": True}
+    share = {"name": "c", "image": "i", "resources": {"limits": {CORE: "30", MEMORY: "4"}}}
+    pods = rights.PODS.format("team-a")
+    meta, spec = {"ownerReferences": [owner]}, {"containers": [share]}
+    pod = parse_pod(server.make(pods, "Pod", "stranded", metadata=meta, spec=spec))
+    target = {"apiVersion": "v1", "kind": "Node", "name": "n1"}
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "stranded"}, "target": target}
+    assert server.ask("POST", f"{pods}/stranded/binding", binding)[0] == 201
+    agent = Kube(
+        connect(kubeconfig=accounts.kubeconfig("agent")), "n1", clock=SystemClock(), mark_evictions=True
+    )
+    evictions = KubeEvictions(connect(kubeconfig=accounts.kubeconfig("evictor")), SystemClock(), "evictor-x")
+    evictor = Evictor(evictions, SystemClock(), per_minute=10, node_per_minute=3)
+    agent.start()
+    evictions.start()
+    try:
+        agent.pods.event(pod, EVENT_WITHOUT_DEVICES, "the kubelet has lost its record", warning=True)
+        agent.pods.evict(pod, "the kubelet has lost its record")
+        until(evictions.marked)
+        evictor.look()
+        assert "deletionTimestamp" in json.loads(server.ask("GET", f"{pods}/stranded")[1])["metadata"]
+        events = f"/api/v1/namespaces/team-a/events?fieldSelector=involvedObject.uid={pod.uid}"
+
+        def told() -> set[str]:
+            return {one["reason"] for one in json.loads(server.ask("GET", events)[1])["items"]}
+
+        until(lambda: told() == {EVENT_WITHOUT_DEVICES, EVENT_EVICTED})
+    finally:
+        agent.close()
+        evictions.close()
 
 
 def test_the_certificate_survives_an_upgrade_a_rollback_and_one_that_the_service_made_itself(
