@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpu_manager.ports.control_pages import Correction
 from tests.native import standin
-from tests.native.core_world import Load, Tenant, World, until, world
+from tests.native.core_world import CARD, Load, Tenant, World, until, world
 from tests.native.driven import OUT, Program, interposers, program
 
 LIMITS = (10, 30, 50, 80)
@@ -82,6 +83,21 @@ def test_a_change_of_the_limit_is_seen_at_once(one: World) -> None:
     used = (one.usage(tenant).busy_ns - changed) / 1e9
     load.finish()
     assert used < 0.10 * 2.2 + 0.05
+
+
+@pytest.mark.parametrize(("mode", "length"), [("sync", 8000), ("stream", 40), ("graph", 750)])
+def test_a_factor_of_the_host_holds_a_container_whose_account_is_too_low(
+    one: World, mode: str, length: int
+) -> None:
+    """As the second witness sets it: of what the library measures every millisecond is charged as two."""
+    tenant = one.tenant(60)
+    one.tenants.publish(tenant.name, time.monotonic_ns(), {CARD: Correction(gain=2.0)})
+    load = one.start(tenant, mode, length, 2.4, 100, 0.8).finish()
+    assert 25 <= load.share <= 33, load.windows
+    assert one.usage(tenant).busy_ns == pytest.approx(0.6 * 2.4e9, rel=0.15)
+    one.tenants.publish(tenant.name, time.monotonic_ns(), {CARD: Correction(gain=1.0)})
+    load = one.start(tenant, mode, length, 2.4, 100, 0.8).finish()
+    assert 55 <= load.share <= 63, load.windows
 
 
 def test_a_waiting_process_sees_a_raised_limit(one: World) -> None:
