@@ -273,6 +273,26 @@ def test_a_process_that_closed_our_descriptor_is_still_alive(guests: Start, root
     assert usage_of(root).cards[0].charged == 100
 
 
+def test_a_process_whose_first_thread_has_ended_is_still_alive(guests: Start, root: Path) -> None:
+    """/proc shows it as a zombie, as any process of several threads while it is being killed: its descriptors,
+    and the driver's memory, are there until its last thread has ended.
+    """
+    careless, other = guests(), guests()
+    careless("attach")
+    careless("charge 0 100 4096")
+    other("attach")
+    assert careless("close") == "closed"
+    assert careless("leave") == "left"
+    pid = careless.process.pid
+    assert until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+    assert careless("charged") == "100", "its other thread goes on"
+    assert other("reap") == "0"
+    assert usage_of(root).cards[0].charged == 100
+    careless.kill()
+    assert other("reap") == "1"
+    assert usage_of(root).cards[0].charged == 0
+
+
 def test_a_reused_pid_is_another_process(guests: Start, root: Path) -> None:
     guest = guests()
     guest("attach")

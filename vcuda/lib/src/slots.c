@@ -41,7 +41,16 @@ static const char *stat_path(char path[32], uint32_t pid) {
     return path;
 }
 
-/* Field 22 of /proc/<pid>/stat, or 0 if there is no such process any more. */
+static uint64_t number_at(const char *at) {
+    uint64_t value = 0;
+    for (; *at >= '0' && *at <= '9'; at++)
+        value = value * 10 + (uint64_t)(*at - '0');
+    return value;
+}
+
+/* Field 22 of /proc/<pid>/stat, or 0 if there is no such process any more. One whose first thread is a zombie is there
+ * until its last thread has ended: until then it has its descriptors, and what they hold. A kernel frees a process's
+ * descriptors from the highest on, so that this lock is free before the driver gives the memory back. */
 static uint64_t start_time_of(uint32_t pid) {
     char path[32], text[512];
     int fd = open(stat_path(path, pid), O_RDONLY | O_CLOEXEC);
@@ -53,15 +62,13 @@ static uint64_t start_time_of(uint32_t pid) {
         return 0;
     text[length] = '\0';
     const char *at = strrchr(text, ')'); /* the name before it may hold anything */
-    if (!at || at[1] != ' ' || at[2] == 'Z' || at[2] == 'X')
+    if (!at || at[1] != ' ')
         return 0;
+    bool ended = at[2] == 'Z' || at[2] == 'X';
     for (int field = 2; field < 22; field++)
-        if (!(at = strchr(at + 1, ' ')))
+        if (!(at = strchr(at + 1, ' ')) || (field == 19 && ended && number_at(at + 1) <= 1))
             return 0;
-    uint64_t value = 0;
-    for (at++; *at >= '0' && *at <= '9'; at++)
-        value = value * 10 + (uint64_t)(*at - '0');
-    return value;
+    return number_at(at + 1);
 }
 
 static uint64_t own_namespace(void) {

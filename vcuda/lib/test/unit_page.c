@@ -130,6 +130,17 @@ static void time_attach_loads(long count) {
     printf("%.2f %.2f %d\n", (double)loads / (double)count, (double)(vcuda_now_ns() - start) / (double)count, sum != 0);
 }
 
+static void *obey_all(void *unused);
+
+/* The process goes on, and its first thread is gone: /proc shows a zombie. */
+static void end_first_thread(void) {
+    pthread_t rest;
+    printf("left\n");
+    fflush(stdout);
+    if (pthread_create(&rest, NULL, obey_all, NULL) == 0)
+        pthread_exit(NULL);
+}
+
 static void obey(char *line) {
     int card = 0;
     uint64_t bytes = 0, limit = 0;
@@ -174,14 +185,21 @@ static void obey(char *line) {
         threads(card);
     else if (!strcmp(verb, "fork"))
         in_child(argument + 1);
+    else if (!strcmp(verb, "leave"))
+        end_first_thread();
     else
         printf("what?\n");
     fflush(stdout);
 }
 
-int main(void) {
+static void *obey_all(void *unused) {
     static char line[9000];
+    (void)unused;
     while (fgets(line, sizeof line, stdin))
         obey(line);
-    return 0;
+    exit(0);
+}
+
+int main(void) {
+    obey_all(NULL);
 }
