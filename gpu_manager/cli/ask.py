@@ -120,7 +120,7 @@ def _read(url: str, path: str, token: str) -> dict[str, Any]:
 def _object(url: str, path: str, text: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise NodeUnready(
             f"{url}{path} answered with something that is not JSON: is that the agent?"
         ) from error

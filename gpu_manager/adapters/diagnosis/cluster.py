@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 import yaml
 
 from gpu_manager.adapters.kube.connection import Connection, Refused
+from gpu_manager.adapters.kube.objects import named
 from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.domain import contract
 from gpu_manager.domain.doctor.facts import (
@@ -28,7 +29,7 @@ from gpu_manager.domain.doctor.facts import (
 )
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.kube.label_selectors import Term, read_terms
-from gpu_manager.domain.kube.pod import parse_pod
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.resources import parse_quantity
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
@@ -90,7 +91,16 @@ class _Looked:
         return tuple(_node(obj) for obj in self._list("nodes", "/api/v1/nodes"))
 
     def pods(self) -> tuple[PodFacts, ...]:
-        return tuple(fact for obj in self._list("pods", "/api/v1/pods") if (fact := _pod(obj)) is not None)
+        return tuple(
+            fact for obj in self._list("pods", "/api/v1/pods") if (fact := self._pod(obj)) is not None
+        )
+
+    def _pod(self, obj: Mapping[str, Any]) -> PodFacts | None:
+        try:
+            return _pod(parse_pod(obj), obj)
+        except RequestInvalid as error:
+            self._connection.told(named(mapping(obj.get("metadata")), str(error)))
+            return None
 
     def daemonset(self) -> tuple[AgentPods | None]:
         found = next(
@@ -208,11 +218,7 @@ def _node(obj: Mapping[str, Any]) -> DoctorNode:
     )
 
 
-def _pod(obj: Mapping[str, Any]) -> PodFacts | None:
-    try:
-        pod = parse_pod(obj)
-    except RequestInvalid:
-        return None
+def _pod(pod: Pod, obj: Mapping[str, Any]) -> PodFacts | None:
     if not pod.asks:
         return None
     status = mapping(obj.get("status"))

@@ -25,7 +25,7 @@ from gpu_manager.adapters.kube.kubeconfig import (
     access_of,
     access_of_pod,
 )
-from gpu_manager.adapters.kube.objects import decode
+from gpu_manager.adapters.kube.objects import Told, decode, unheard
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ _PATIENT = Timeouts(connect=5.0, answer=30.0)  # of people's commands
 
 
 class Connection:
-    """Requests to one API server, from any thread."""
+    """Requests to one API server, from any thread. ``told`` hears of objects that a command cannot read."""
 
     def __init__(
         self,
@@ -101,6 +101,7 @@ class Connection:
     ) -> None:
         self.timeouts = timeouts or Timeouts()
         self.host = access.url
+        self.told: Told = unheard
         self._access = access
         self._cures = cures
         self._client = HttpClient(

@@ -10,6 +10,7 @@ from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.untrusted import mapping
 
 _TRIES = 5
 
@@ -88,8 +89,8 @@ def nodes_of_cards(connection: Connection) -> Mapping[CardUuid, str]:
     """Card UUID → the node that publishes it or still lists it as closed. Raises NodeUnready."""
     found: dict[CardUuid, str] = {}
     for node in list_all(connection, "list nodes", "/api/v1/nodes"):
-        meta = node.get("metadata") or {}
-        annotations = meta.get("annotations") or {}
+        meta = mapping(node.get("metadata"))
+        annotations = mapping(meta.get("annotations"))
         shown = contract.decode_inventory(annotations.get(contract.INVENTORY))
         cards = frozenset(state.card.uuid for state in shown.cards) if shown else frozenset()
         found |= dict.fromkeys(

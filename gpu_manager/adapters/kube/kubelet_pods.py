@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from gpu_manager.adapters.http import HttpAnswer, HttpClient, HttpLimits
-from gpu_manager.adapters.kube.objects import ListReader
-from gpu_manager.adapters.kube.streams import unheard
+from gpu_manager.adapters.kube.objects import ListReader, unheard
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.ports.clock import Clock

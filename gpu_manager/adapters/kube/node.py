@@ -115,8 +115,8 @@ class KubeNode(WatchedObjects):
         """Those of the cards that another node shows in working order. Raises NodeUnready."""
         found: set[CardUuid] = set()
         for node in list_all(self._connection, "list nodes", "/api/v1/nodes"):
-            meta = node.get("metadata") or {}
-            shown = decode_inventory((meta.get("annotations") or {}).get(INVENTORY))
+            meta = mapping(node.get("metadata"))
+            shown = decode_inventory(mapping(meta.get("annotations")).get(INVENTORY))
             if shown is not None and meta.get("name") != self._node:
                 found |= {state.card.uuid for state in shown.cards if state.healthy}
         return frozenset(found.intersection(uuids))
@@ -146,8 +146,8 @@ class KubeNode(WatchedObjects):
             take(node)
 
     def _changed(self, node: Mapping[str, Any], gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
-        meta = node.get("metadata") or {}
-        annotations = meta.get("annotations") or {}
+        meta = mapping(node.get("metadata"))
+        annotations = mapping(meta.get("annotations"))
         if not gone:
             self._note_cordons(text(meta.get("uid")), annotations)
         with self._lock:

@@ -67,6 +67,10 @@ class Unreadable:
 Told = Callable[[Unreadable], None]
 
 
+def unheard(_: Unreadable) -> None:
+    """Pass over what cannot be read, without a word."""
+
+
 def unreadable(text: bytes, reason: str) -> Unreadable:
     """What is known of an object by the beginning of its text: the API server writes its name first."""
     found: dict[str, str] = {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpu_manager.adapters.kube.connection import Connection, Refused
+from gpu_manager.adapters.kube.objects import Told, named, unheard
 from gpu_manager.adapters.kube.pod_paths import segment
 from gpu_manager.adapters.kube.streams import Pages
 from gpu_manager.domain.cluster.accounting import cluster_books
@@ -16,6 +17,7 @@ from gpu_manager.domain.cluster.node_json import read_node
 from gpu_manager.domain.contract import AGENT_DAEMONSET, DRA_DRIVER
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.pod import Pod, parse_pod
+from gpu_manager.domain.untrusted import mapping
 
 _CLAIMS: Final = "/apis/resource.k8s.io/v1/resourceclaims"
 
@@ -23,8 +25,11 @@ _CLAIMS: Final = "/apis/resource.k8s.io/v1/resourceclaims"
 def list_all(
     connection: Connection, what: str, path: str, query: Mapping[str, str] | None = None
 ) -> Iterator[Mapping[str, Any]]:
-    """Every object of a list that can be read. ``what`` completes "refused to …". Raises NodeUnready."""
-    return Pages(connection, what, path, query).read()
+    """Every object of a list; ``connection.told`` hears of those that cannot be read.
+
+    ``what`` completes "refused to …". Raises NodeUnready.
+    """
+    return Pages(connection, what, path, query, connection.told).read()
 
 
 def pod_path(namespace: str, name: str, port: int, page: str) -> str:
@@ -75,9 +80,9 @@ def read_cluster(connection: Connection, node: str = "") -> ClusterReader:
 
     Raises NodeUnready: the API server refuses or does not answer.
     """
-    nodes, pods = list(list_nodes(connection, node)), list(list_pods(connection, node))
+    nodes = list(list_nodes(connection, node))
     claims, silent = read_claims(connection, nodes)
-    return cluster_of(nodes, pods, claims, silent)
+    return cluster_of(nodes, list_pods(connection, node), claims, silent, connection.told)
 
 
 def read_claims(connection: Connection, nodes: Iterable[Mapping[str, Any]]) -> tuple[list[KnownClaim], str]:
@@ -136,15 +141,19 @@ def cluster_of(
     pod_objects: Iterable[Mapping[str, Any]],
     claims: Sequence[KnownClaim] = (),
     silent: str = "",
+    told: Told = unheard,
 ) -> ClusterReader:
-    """The snapshot from objects that were listed before; ``silent`` as :attr:`ClusterReader.silent`."""
+    """The snapshot from objects; ``silent`` as :attr:`ClusterReader.silent`, ``told`` hears of pods that
+    cannot be read.
+    """
     nodes = tuple(map(read_node, node_objects))
     pods: list[Pod] = []
     agents: dict[str, tuple[str, str]] = {}
     for obj in pod_objects:
         try:
             pod = parse_pod(obj)
-        except RequestInvalid:
+        except RequestInvalid as error:
+            told(named(mapping(obj.get("metadata")), str(error)))
             continue
         pod = pod.with_lent_cards() if pod.node else pod
         if pod.asks:

@@ -9,11 +9,12 @@ from typing import Any, Final
 
 from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
 from gpu_manager.adapters.kube.pod_paths import named_path, pods_path, segment
+from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.resize.owners import KINDS
-from gpu_manager.domain.untrusted import mapping, mappings, text
+from gpu_manager.domain.untrusted import mapping, text
 
 _AWAY: Final = (429, 500, 502, 503, 504)  # 500: the API server could not ask the admission service
 _PAUSE_SECONDS: Final = 0.5
@@ -120,9 +121,7 @@ def pods_of(connection: Connection, workload: Mapping[str, Any]) -> Iterator[Pod
     labels = mapping(mapping(mapping(workload.get("spec")).get("selector")).get("matchLabels"))
     selector = ",".join(f"{text(key)}={text(value)}" for key, value in sorted(labels.items()))
     query = {"labelSelector": selector} if selector else {}
-    what = f"list the pods of namespace {namespace}"
-    listed = connection.request(what, "GET", pods_path(namespace), query=query)
-    for obj in mappings(listed.get("items")):
+    for obj in list_all(connection, f"list the pods of namespace {namespace}", pods_path(namespace), query):
         with contextlib.suppress(RequestInvalid):  # not of our making: it has no fraction that can be read
             yield parse_pod(obj)
 

@@ -15,10 +15,10 @@ from gpu_manager.adapters.kube.objects import (
     ListReader,
     Obj,
     Told,
-    Unreadable,
     decode,
     lines,
     trimmed,
+    unheard,
     unreadable,
 )
 
@@ -31,10 +31,6 @@ _MOST: Final = 500
 _GROWTH: Final = 4.0  # from page to page
 _CAREFUL: Final = 1.25  # the same, once a page has failed
 _TRIES: Final = 3  # of a page
-
-
-def unheard(_: Unreadable) -> None:
-    """Pass over what cannot be read, without a word."""
 
 
 class Pages:

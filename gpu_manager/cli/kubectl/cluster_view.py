@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
 from gpu_manager.cli.files import shown
 from gpu_manager.cli.kubectl import agents
-from gpu_manager.cli.kubectl.login import Login, log_in
+from gpu_manager.cli.kubectl.login import Login, Unread, log_in
 from gpu_manager.domain.cluster.node_books import NodeBooks
 from gpu_manager.domain.cluster.node_json import usual_unit
 from gpu_manager.domain.contract import RESIZE
@@ -109,17 +109,21 @@ def read_view(source: str, kubeconfig: str, context: str, namespace: str = "") -
 
     hosts = _HostReader()
     if source:
-        saved = _saved(source)
+        unread = Unread()
+        saved = _saved(source, unread)
         nodes, found = saved.get("Node", []), reading.holding_claims(saved.get("ResourceClaim", ()))
         silent = "" if found or not reading.give_by_claims(nodes) else _NO_CLAIMS
-        cluster = reading.cluster_of(hosts.nodes(nodes), hosts.pods(saved.get("Pod", ())), found, silent)
+        pods = hosts.pods(saved.get("Pod", ()))
+        cluster = reading.cluster_of(hosts.nodes(nodes), pods, found, silent, unread)
+        unread.tell()
         agents.tell_unread_claims(cluster)
         budgets, classes = saved.get("PodDisruptionBudget", []), saved.get("PriorityClass", [])
         return _view(cluster, budgets, hosts, classes, namespace or "default")
     with log_in(kubeconfig, context, namespace) as login:
-        nodes, pods = list(reading.list_nodes(login.connection)), reading.list_pods(login.connection)
+        nodes = list(reading.list_nodes(login.connection))
         held = reading.read_claims(login.connection, nodes)
-        cluster = reading.cluster_of(hosts.nodes(nodes), hosts.pods(pods), *held)
+        pods = hosts.pods(reading.list_pods(login.connection))
+        cluster = reading.cluster_of(hosts.nodes(nodes), pods, *held, login.connection.told)
         agents.tell_unread_claims(cluster)
         budgets = list(reading.read_budgets(login.connection))
         return _view(cluster, budgets, hosts, _classes(login), login.namespace)
@@ -181,8 +185,8 @@ def _classes(login: Login) -> list[Mapping[str, Any]]:
         return []
 
 
-def _saved(source: str) -> Mapping[str, list[Mapping[str, Any]]]:
-    """The objects of a file that kubectl wrote, by kind; one that cannot be read is passed over."""
+def _saved(source: str, unread: Unread) -> Mapping[str, list[Mapping[str, Any]]]:
+    """The objects of a file that kubectl wrote, by kind, without those that cannot be read."""
     from gpu_manager.adapters.kube.objects import ListReader  # noqa: PLC0415  # heavy
 
     name = printable(shown(source))
@@ -192,7 +196,7 @@ def _saved(source: str) -> Mapping[str, list[Mapping[str, Any]]]:
             begin = file.read(_PIECE)
             if not begin.strip():
                 raise RequestInvalid(f"{name}: empty; save a cluster with {SAVING}")
-            for item in ListReader(_pieces(name, begin, file), lambda _: None):
+            for item in ListReader(_pieces(name, begin, file), unread):
                 found.setdefault(str(item.get("kind")), []).append(item)
     except OSError as error:
         raise RequestInvalid(f"{name}: {error.strerror or error}") from error

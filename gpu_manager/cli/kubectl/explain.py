@@ -175,8 +175,9 @@ def _here(login: Login, asked: _Asked) -> Mapping[str, Any]:
     """The explanation computed here, in the shape of the service's answer."""
     from gpu_manager.adapters.kube.reading import cluster_of, list_nodes, list_pods, read_claims  # noqa: PLC0415  # as in log_in
 
-    pod, objects = asked.pod, list(list_nodes(login.connection))
-    cluster = cluster_of(objects, list_pods(login.connection), *read_claims(login.connection, objects))
+    pod, connection = asked.pod, login.connection
+    objects = list(list_nodes(connection))
+    cluster = cluster_of(objects, list_pods(connection), *read_claims(connection, objects), connection.told)
     agents.tell_unread_claims(cluster)
     books = cluster.with_cards
     wishes = pod_constraints(asked.manifest.get("spec"))

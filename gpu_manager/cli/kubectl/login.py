@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from gpu_manager.runtime.arguments import Option
 
 if TYPE_CHECKING:
     from gpu_manager.adapters.kube.connection import Connection
+    from gpu_manager.adapters.kube.objects import Unreadable
 
 Kubeconfig = Annotated[
     str, Option("--kubeconfig", help="Default: $KUBECONFIG, else ~/.kube/config, else the pod's account.")
@@ -22,6 +24,7 @@ Kubeconfig = Annotated[
 Context = Annotated[str, Option("--context", help="Of the kubeconfig; default: the current one.")]
 Namespace = Annotated[str, Option("--namespace", "-n", help="Default: the context's.")]
 AllNamespaces = Annotated[bool, Option("--all-namespaces", "-A", help="Pods of all namespaces.")]
+_NAMED = 5  # objects that cannot be read
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
@@ -55,10 +58,30 @@ def log_in(kubeconfig: str, context: str, namespace: str = "") -> Iterator[Login
         raise RequestInvalid(
             f"there is no kubeconfig {printable(path)}: name one with --kubeconfig or $KUBECONFIG"
         )
+    unread = Unread()
+    connection.told = unread
     try:
         yield Login(connection, namespace or usual)
     finally:
         connection.close()
+        unread.tell()
+
+
+class Unread:
+    """Collects what could not be read, to name it on stderr."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, str] = {}
+
+    def __call__(self, found: Unreadable) -> None:
+        self._found[found.key] = found.reason
+
+    def tell(self) -> None:
+        """Name each, or the first of many."""
+        for name, reason in list(self._found.items())[:_NAMED]:
+            print(printable(f"{name} cannot be read and is left out: {reason}"), file=sys.stderr)
+        if (more := len(self._found) - _NAMED) > 0:
+            print(f"{more} more objects cannot be read and are left out", file=sys.stderr)
 
 
 def object_name(text: str, what: str) -> str:
