@@ -5,12 +5,14 @@ can.
 from __future__ import annotations
 
 import gzip
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,9 +24,10 @@ from tests.fakes import node_cases
 from tests.fakes.distribution_roots import PUBLISHED
 from tests.fakes.mounted import ROOTS, SEEING, MountedNode
 from tests.fakes.node_roots import DEFAULTS, EVERY, LEFT_BEHIND
+from tests.fakes.node_states import EVENTS, ChangingNode
 from tests.fakes.power_cut import CUTS, LOSSES, stranded_after
 
-PARTS = ("silence", "detect", "cases", "injection", "power-cut", "cluster")
+PARTS = ("silence", "detect", "cases", "states", "injection", "power-cut", "cluster")
 _CONNECTIONS = 1000
 _PROBE_SECONDS, _SCRAPE_SECONDS = 5.0, 10.0  # the chart's timeout of a probe, Prometheus' of a scrape
 _SCRAPE = {  # as Prometheus 3 sends them
@@ -34,6 +37,7 @@ _SCRAPE = {  # as Prometheus 3 sends them
     "Accept-Encoding": "gzip",
 }
 _PODS = 50
+_ORDERS = 300
 _NAMED_SECONDS = 10.0
 
 
@@ -46,6 +50,8 @@ def rows(*, full: bool, only: str = "") -> list[Row]:
         found.append(_detected())
     if only in ("", "cases"):
         found.append(_cases())
+    if only in ("", "states"):
+        found.append(_states(full=full))
     if only in ("", "injection"):
         found.append(_unseen())
     if only in ("", "power-cut"):
@@ -83,6 +89,30 @@ def _cases() -> Row:
     read = f"of {len(set(node_cases.given()))} files and roots that users reported of nodes, each a test"
     note = "; ".join(f"{name}: {why}" for name, why in wrong.items()) or read
     return Row("node_cases_wrong", len(wrong), "cases", "= 0", full=True, note=note)
+
+
+def _states(*, full: bool) -> Row:
+    """Random orders of what happens to a node, on a modelled clock."""
+    orders = _ORDERS if full else _ORDERS // 10
+    wrong, done = [], Counter[str]()
+    with tempfile.TemporaryDirectory(prefix="vcuda-bench-") as place:
+        objects = Objects(Path(place))
+        for seed in range(orders):
+            here = Path(place) / str(seed)
+            with ChangingNode(here, objects, seed) as node:
+                wrong += [f"order {seed}: {one}" for one in node.run()]
+                done.update(node.done)
+            shutil.rmtree(here)
+    read = (
+        f"of {done['admitted']} pods admitted and {done['started']} starts in {orders} random orders of "
+        f"{sum(done[one] for one in EVENTS)} events: driver gone ({done['driver gone']}) and back, "
+        f"/dev/nvidia-uvm missing ({done['uvm missing']}), another plugin beside ({done['plugin beside']}), "
+        f"containers and agent restarted with another way of injection ({done['toolkit changed']}); a pod "
+        "failed at its admission, a container started without a file or node of its card, or a card stayed "
+        f"closed on a whole node; {done['start waited']} starts were tried again, on a modelled clock"
+    )
+    note = "; ".join(wrong) or read
+    return Row("node_states_failed_pods", len(wrong), "pods", "= 0", full=full, note=note)
 
 
 def _unseen() -> Row:

@@ -124,7 +124,16 @@ class Agent:
             not_injected=lambda: self.injection_watch.look(),  # noqa: PLW0108 - it is made below
         )
         self._limits = limits = LimitPages(self.state, tenants)
-        prestart = PreStart(self.state, self._kubelet, pods, limits, clock, self.metrics, evict=config.evict)
+        prestart = PreStart(
+            self.state,
+            self._kubelet,
+            pods,
+            limits,
+            clock,
+            self.metrics,
+            evict=config.evict,
+            not_injectable=lambda cards: self.injection_watch.why_not(cards),  # noqa: PLW0108 - as above
+        )
         self._writeback = AnnotationWriteback(self.state, pods, clock)
         plugin = DevicePlugin(
             config.device_plugins,

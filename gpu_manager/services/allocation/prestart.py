@@ -13,7 +13,7 @@ the books, before the container runs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import structlog
 
@@ -59,7 +59,10 @@ class PreStart:
         metrics: ServiceMetrics,
         *,
         evict: bool,
+        not_injectable: Callable[[Collection[CardUuid]], str] = lambda _: "",
     ) -> None:
+        """``not_injectable``: why no container can use these cards now, empty if one can."""
+        self._not_injectable = not_injectable
         self._state = state
         self._kubelet = kubelet
         self._pods = pods
@@ -99,6 +102,13 @@ class PreStart:
         self._check_nodes(hits, grants)
         self._check_pages(hits, grants)
         self._start(grants)
+
+    def _check_driver(self, grants: Sequence[Grant]) -> None:
+        """Refuse a start while the driver is away: a runtime makes directories of files that are not there,
+        and the container would run without its card.
+        """
+        if why := self._not_injectable({card for grant in grants for card in grant.allocation.cards}):
+            raise NodeUnready(f"{why}: the start is tried again")
 
     def _settle(self, entry: CheckpointEntry, entries: Sequence[CheckpointEntry]) -> Grant:
         """Return the grant of a checkpoint entry, corrected if it was booked for another container."""
@@ -179,6 +189,7 @@ class PreStart:
                 raise DoesNotFit(f"container {entry.container!r} cannot start: {reason}")
 
     def _start(self, grants: Sequence[Grant]) -> None:
+        self._check_driver(grants)
         fresh = [g for g in grants if not g.proven]
         for grant in grants:
             if limits_of(grant) and not grant.directory:

@@ -7,9 +7,11 @@ its admission, and a controller would make the next one at once.
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 
 import structlog
 
+from gpu_manager.domain.card import CardUuid
 from gpu_manager.ports.injector import Injectable, InjectionProbe
 from gpu_manager.services.cards.health import Health
 from gpu_manager.services.metrics import ServiceMetrics
@@ -36,6 +38,12 @@ class InjectionWatch:
         """Probe, and have cards closed and opened accordingly."""
         with self._lock:
             self._look()
+
+    def why_not(self, cards: Collection[CardUuid]) -> str:
+        """Why no container can use these cards now, with the cure; empty if one can. It looks anew."""
+        self.look()
+        found = self._found
+        return found.why or next(filter(None, map(found.cards.get, cards)), "")
 
     def _look(self) -> None:
         found = self._probe.probe([s for s in self._health.states() if not s.missing])
