@@ -27,6 +27,4 @@ def why_not_evicted(pod: Pod, mark: EvictionMark | None, now: float) -> str:
         return f"the mark is {age:.0f} s old: it counts for {OBEYED_SECONDS:.0f} s"
     if pod.static or not pod.controlled:
         return "no controller would replace the pod"
-    if not any(c.asks or c.gpus or c.claims for c in pod.containers):
-        return "the pod asks for no card"
     return ""
