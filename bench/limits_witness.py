@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 
 import pynvml
+from structlog.testing import capture_logs
 
 from bench.rows import Row
 from gpu_manager.adapters.nvml.usage import UsageReader
@@ -219,7 +220,8 @@ def run(programs: Sequence[Program], seconds: int, chance: random.Random) -> Non
                 busy[card.uuid] = sum(process.utilisation or 0.0 for process in told)
             shares.append(_share(one, place[0], card.uuid, driver.now, pause, chance))
         sample = Sample(driver.now, {}, uses, tuple(shares), processes, frozenset(), busy)
-        check.look()
+        with capture_logs():
+            check.look()
         for _, card_uuid in check.found.differing:
             one = programs[int(card_uuid.partition("-")[2])]
             one.named = one.named or second
