@@ -6,7 +6,8 @@ limit, a leak, and a cache that fills what it sees. What the generator wants is 
 what the limit lets through.
 
 Real: the memory of a production image-generation service (``genai-2026``), 80 GiB cards. One half of each
-series is seen, the other half judges. Its windows are scaled so that what is seen counts as a day. Advice is
+series is seen, the other half judges. Its windows are scaled: what is seen
+counts as three days. Advice is
 the product's own, as ``kubectl vcuda advise`` gives it.
 
 Running: one program on the stand-in driver, of which the page says how long it was held back.
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from bench import advice_futures, advice_written
 from bench.rows import Row
 from gpu_manager.domain.advice.demand import DAY, HOUR, HOURS, Demand, Need
 from gpu_manager.domain.advice.size import STARTS, Advice, AdvicePolicy, Sized, advise, pool
@@ -34,6 +36,7 @@ from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 SERIES, SECONDS, WATCHED = 200, 300, 9 * DAY
 GENAI: Final = Path(__file__).resolve().parents[2] / "shared/data/genai-2026/gpu_memory_used_bytes.csv.gz"
 CARD: Final = 80 * GIB  # of the service
+WATCH: Final = 3 * DAY  # that the first half of a series counts as
 LONG: Final = 300  # samples; shorter series say nothing of a day
 LIVE_SECONDS: Final = 20
 FACTORS: Final = (1.25, 1.5, 2.0)  # the usual rule: the peak times a factor
@@ -200,16 +203,16 @@ def judge(series: Mapping[str, Sequence[int]], sizes: Mapping[str, float]) -> Ju
 
 
 def replicas(series: Mapping[str, Sequence[int]], *, together: bool) -> list[Sized]:
-    """What an agent tells of each container after its first half, which counts as a day: as replicas of one
-    workload, which they are, or each by itself, as if it were alone and had started three times.
+    """What an agent tells of each container after its first half, which counts as three days: as replicas of
+    one workload, which they are, or each by itself, as if it were alone and had started three times.
     """
     found = []
     for name, seen in series.items():
         half = seen[: len(seen) // 2]
         demand = Demand(first=0.0, starts=1 if together else STARTS)
         for at, size in enumerate(half):
-            demand.held(size, at * (DAY - 1) / (len(half) - 1))
-        need, given = demand.need(DAY, 95), Amount(99, CARD)
+            demand.held(size, at * (WATCH - 1) / (len(half) - 1))
+        need, given = demand.need(WATCH, 95), Amount(99, CARD)
         workload = ("service", "Deployment/one" if together else f"Pod/{name}", "c")
         found.append(Sized(workload, (name,), given, DEFAULT_UNIT, need, advise(need, given, DEFAULT_UNIT)))
     return found
@@ -323,4 +326,5 @@ def _used(limit: int) -> tuple[float, float]:
 
 def rows(*, full: bool) -> list[Row]:
     """All of them; the running program at full size alone."""
-    return [*made_up(1), *real(), *cost(), *([live()] if full else [])]
+    made = [*made_up(1), *real(), *advice_futures.rows(), *advice_written.rows(full=full), *cost()]
+    return [*made, *([live()] if full else [])]

@@ -14,7 +14,7 @@ from typing import Any, Final
 from admission.config import ClusterTerms
 from admission.webhook.admission_review import ALLOWED, Review, ReviewVerdict
 from admission.webhook.draft import Draft, draft_pod, ephemeral_faults, is_mirror, read_pod
-from admission.webhook.owner_size import owner_faults
+from admission.webhook.owner_size import at_asked_size, owner_faults
 from gpu_manager.domain.advice.opt_in import check_advice_terms
 from gpu_manager.domain.contract import ADVICE, PRIORITY, RESIZE
 from gpu_manager.domain.dra.translation import is_turned_template
@@ -300,7 +300,9 @@ def _judge_template(
     sized, before = _annotations(review.obj or {}), _annotations(review.old or {})
     if sized.get(RESIZE) != before.get(RESIZE):
         try:
-            faults = owner_faults(read_pod(template), sized, terms)
+            faults = owner_faults(read_pod(template), sized, terms) or _impossible(
+                read_pod(template), sized, review.namespace, terms, checks
+            )
         except RequestInvalid:
             faults = ()  # its pods will be told
         if faults:
@@ -322,6 +324,24 @@ def _judge_template(
     return ReviewVerdict(
         warnings=(*foretold, *(one.message for one in beside)),
         rules=_ids((*(v for _, v in found), *beside)),
+    )
+
+
+def _impossible(
+    template: Pod,
+    annotations: Mapping[str, Any],
+    namespace: str,
+    terms: ClusterTerms,
+    checks: CreateTimeChecks,
+) -> tuple[Violation, ...]:
+    """Why no card could ever hold the size that a workload's annotation asks for."""
+    pod = at_asked_size(template, annotations, terms)
+    if pod is None or not pod.asks:
+        return ()
+    pod = replace(pod, namespace=namespace or "default")
+    request = judged_request(pod, terms.unit, terms.minimum_cores)
+    return tuple(
+        violation(Rule.RESIZE_IMPOSSIBLE, "", RESIZE, "", reason=text) for text in checks.warn(pod, request)
     )
 
 

@@ -149,9 +149,9 @@ def _never(
         found = question.on(view)
         if isinstance(found, Fit) or found is not Unfit.NEVER:
             return ()
-    size, model = max(
-        (s.card.capacity(v.node.unit).memory, s.card.model) for v in kinds for s in v.node.cards
-    )
+    known_cards = [(v.node.unit, s.card) for v in kinds for s in v.node.cards]
+    allowed = [one for one in known_cards if not request.models or request.allows(one[1])] or known_cards
+    size, model = max((card.capacity(unit).memory, card.model) for unit, card in allowed)
     most = max(len(v.node.cards) for v in kinds)
     together = max(most_together(v.node.topology, v.node.cards) for v in kinds)
     single = f"one container gets {together} of them at most (the kubelet's policy {NumaPolicy.SINGLE.value})"

@@ -62,6 +62,21 @@ def owner_faults(template: Pod, annotations: Mapping[str, Any], terms: ClusterTe
     return check_resize(asking, terms.unit, terms.minimum_cores)
 
 
+def at_asked_size(template: Pod, annotations: Mapping[str, Any], terms: ClusterTerms) -> Pod | None:
+    """The template's pod at the size that its workload's own annotation asks for; None if that asks for none,
+    or is illegal.
+    """
+    written = annotations.get(RESIZE)
+    if not isinstance(written, str):
+        return None
+    asking = replace(template, annotations={**template.annotations, RESIZE: written})
+    sizes = legal_sizes(asking, terms.unit, terms.minimum_cores)
+    if sizes is None:
+        return None
+    sized = (_sized(c, sizes[c.name], terms.unit) if c.name in sizes else c for c in template.containers)
+    return replace(template, containers=tuple(sized))
+
+
 def forged_note(pod: Pod, owners: str) -> tuple[Violation, ...]:
     """A copied pod has the note of another, which would resize it once it runs."""
     if owners or TEMPLATE_SIZE not in pod.annotations:

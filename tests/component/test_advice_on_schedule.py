@@ -26,7 +26,7 @@ from tests.fakes.node import container, pod
 PAGE = (Path(__file__).parents[2] / "docs/sizing.md").read_text(encoding="utf-8")
 ACCOUNT = service_account("kube-system", "vcuda-advice")
 GIVEN, UNIT = Amount(50, 8 * GIB), 256 * MIB
-NEED = Need(2 * DAY, 3, 4 * HOUR, 30, (2 * GIB,) * 25, (2 * GIB,) * 3)
+NEED = Need(3 * DAY, 3, 4 * HOUR, 30, (2 * GIB,) * 25, (2 * GIB,) * 4)
 
 
 def manifest() -> Sequence[Mapping[str, Any]]:

@@ -20,7 +20,7 @@ from tests.fakes.node import container, pod
 pytestmark = pytest.mark.usefixtures("kubectl_login")
 
 GIVEN, UNIT = Amount(50, 8 * GIB), 256 * MIB
-NEED = Need(2 * DAY, 3, 4 * HOUR, 30, (2 * GIB,) * 25, (2 * GIB,) * 3)
+NEED = Need(3 * DAY, 3, 4 * HOUR, 30, (2 * GIB,) * 25, (2 * GIB,) * 4)
 ENDLESS = {"containers": [{"need": {"seconds": 1, "starts": float("inf")}}]}
 WEB = ("default", "Deployment/web", "c")
 
@@ -35,7 +35,7 @@ def test_replicas_are_pooled_and_every_figure_has_its_reason(
     api: StandInApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a_node(api)
-    larger = replace(NEED, hours=(3 * GIB,) * 25, days=(3 * GIB,) * 3, cores=40)
+    larger = replace(NEED, hours=(3 * GIB,) * 25, days=(3 * GIB,) * 4, cores=40)
     an_agent(api, page((WEB, "web-1", NEED), (WEB, "web-2", larger), (("other", "Pod/x", "c"), "x", NEED)))
     assert run(["advise"]) == 0
     out, err = said(capsys)
@@ -45,7 +45,7 @@ def test_replicas_are_pooled_and_every_figure_has_its_reason(
         "default     Deployment/web   c           2      50      40        8 GiB    3 GiB",
         "default/Deployment/web c:",
         "  cores: while it works it would use up to 40 cores without a limit",
-        "  memory: it took at most 3 GiB in 2 days",
+        "  memory: it took at most 3 GiB in 3 days",
         "  kubectl vcuda resize deployment/web -c c --cores 40 --memory 3Gi",
     ]
     assert run(["advise", "-A", "-o", "json", "--memory-margin", "50"]) == 0
@@ -83,7 +83,7 @@ def test_how_to_follow_advice_is_said_of_each_kind_of_workload(
 ) -> None:
     a_node(api)
     enough = replace(NEED, cores=GIVEN.cores)
-    limited = replace(NEED, cores=100, hours=(4608 * MIB,) * 25, days=(4608 * MIB,) * 3)
+    limited = replace(NEED, cores=100, hours=(4608 * MIB,) * 25, days=(4608 * MIB,) * 4)
     young = replace(NEED, cores=None, seconds=60)
     an_agent(
         api,
@@ -111,7 +111,7 @@ def test_the_agents_margin_counts_unless_another_is_asked_for(
     an_agent(api, told)
     for words, memory, says in (
         ([], 3, "50 % more is advised"),
-        (["--memory-margin", "0"], 2, "it took at most 2 GiB in 2 days\n"),
+        (["--memory-margin", "0"], 2, "it took at most 2 GiB in 3 days\n"),
         (["--memory-margin=-25"], 1.5, "25 % less is advised"),
     ):
         assert run(["advise", *words]) == 0

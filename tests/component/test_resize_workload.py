@@ -76,3 +76,26 @@ def test_running_pods_follow_and_new_ones_start_so(api: StandInApi) -> None:
         created = api.create(new)
         assert service.placed(created, NODES)
         assert RESIZED not in api.get("pods", "web-abc-2")["metadata"]["annotations"], "it was created so"
+
+
+@pytest.mark.usefixtures("kubectl_login")
+def test_a_size_that_no_card_has_is_refused_and_a_reset_mends_what_waits(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.create(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "web", "namespace": "default"},
+            "spec": {"template": {"spec": pod("x")["spec"]}},
+        }
+    )
+    with Service(api) as service:
+        assert run(["resize", "deployment/web", "--memory", "8Gi", "--wait", "0"]) == 0
+        until(lambda: TEMPLATE_SIZE in mutated(service, replica("web-abc-1"))["metadata"]["annotations"])
+        api.create(mutated(service, replica("web-abc-1")))
+        assert run(["resize", "deployment/web", "--memory", "4Gi", "--wait", "0"]) == 0
+        assert "web-abc-1 waits at the size that was asked for before" in capsys.readouterr().out
+        assert run(["resize", "deployment/web", "--reset", "--wait", "5"]) == 0
+        assert "web-abc-1 waited at the size that was asked for before: deleted" in capsys.readouterr().out
+        assert api.get("pods", "web-abc-1") is None

@@ -27,7 +27,7 @@ from gpu_manager.domain.resources import GIB, MIB, Amount
 
 UNIT = 256 * MIB
 GIVEN = Amount(50, 8 * GIB)
-KNOWN = Need(2 * DAY, STARTS, 4 * HOUR, 30, (2 * GIB,) * HOURS, (2 * GIB,) * 3)
+KNOWN = Need(3 * DAY, STARTS, 4 * HOUR, 30, (2 * GIB,) * HOURS, (2 * GIB,) * 4)
 
 
 def test_demand_is_what_a_program_would_use_without_its_limit() -> None:
@@ -164,7 +164,7 @@ def test_replicas_of_one_template_are_pooled_hour_by_hour() -> None:
 
 def test_workloads_of_all_nodes_are_pooled_and_survive_the_wire() -> None:
     web, lone = ("team", "Deployment/web", "c"), ("team", "Pod/one", "c")
-    larger = replace(KNOWN, hours=(3 * GIB,) * HOURS, days=(3 * GIB,) * 3, cores=None)
+    larger = replace(KNOWN, hours=(3 * GIB,) * HOURS, days=(3 * GIB,) * 4, cores=None)
     rolled_out = Amount(40, 9 * GIB)  # one replica has the new template already
     made = [
         Sized(web, ("web-2",), GIVEN, UNIT, KNOWN, advise(KNOWN, GIVEN, UNIT)),
@@ -198,25 +198,29 @@ def memory_of(need: Need, policy: AdvicePolicy | None = None) -> tuple[int | Non
 
 
 def test_a_container_that_took_little_for_long_gets_what_it_took() -> None:
-    assert memory_of(KNOWN) == (2 * GIB, "it took at most 2 GiB in 2 days")
+    assert memory_of(KNOWN) == (2 * GIB, "it took at most 2 GiB in 3 days")
     odd = replace(KNOWN, hours=(GIB + 1,) * HOURS, days=(GIB + 1,) * 3)
     assert memory_of(odd)[0] == GIB + UNIT, "whole units"
     assert memory_of(KNOWN, AdvicePolicy(margin=0.5)) == (
         3 * GIB,
-        "it took at most 2 GiB in 2 days; 50 % more is advised",
+        "it took at most 2 GiB in 3 days; 50 % more is advised",
     )
     assert memory_of(KNOWN, AdvicePolicy(margin=-0.25)) == (
         1.5 * GIB,
-        "it took at most 2 GiB in 2 days; 25 % less is advised",
+        "it took at most 2 GiB in 3 days; 25 % less is advised",
     )
     assert memory_of(KNOWN, AdvicePolicy(margin=-1))[0] == UNIT
 
 
 def test_greatest_amounts_that_differ_leave_room_for_as_much_more() -> None:
     hours = (2 * GIB,) * (HOURS - 2) + (3 * GIB, 2 * GIB)
-    assert memory_of(replace(KNOWN, hours=hours, days=(3 * GIB,)))[0] == 4 * GIB, "by hours at first"
-    days = (3 * GIB, 3 * GIB, 2 * GIB, 3 * GIB)
-    assert memory_of(replace(KNOWN, hours=hours, days=days))[0] == 3 * GIB, "each day came to the same"
+    many = replace(KNOWN, hours=hours, starts=20, days=(3 * GIB, 2 * GIB, 3 * GIB, 0))
+    assert memory_of(many)[0] == 4 * GIB, "by hours at first"
+    days = (3 * GIB, 3 * GIB, 2 * GIB, 3 * GIB, 3 * GIB)
+    assert memory_of(replace(many, days=days))[0] == 3 * GIB, "each day came to the same"
+    tail = tuple(2 * GIB + n * 32 * MIB * (n % 2) for n in range(HOURS))
+    few = memory_of(replace(KNOWN, hours=tail, days=(2768 * MIB, 2700 * MIB, 2768 * MIB, 0)))
+    assert few == (4 * GIB, "it took at most 2.72 GiB in 3 days"), "a few starts say little of the next"
     wide = replace(KNOWN, hours=(GIB,) * (HOURS - 1) + (6 * GIB,), days=(6 * GIB,))
     assert memory_of(wide) == (
         None, "it took 6 GiB, and may take more: its greatest amounts differ too much to tell"
@@ -244,19 +248,31 @@ def test_a_leak_is_named_and_not_sized() -> None:
         value, reason = memory_of(need)
         assert value is None
         assert reason.startswith("it still grows, to 4 GiB" if need is by_day else "it still grows")
-    assert not grows(replace(by_day, days=(GIB, 2 * GIB, 2 * GIB, 4 * GIB)), UNIT)
+    assert grows(replace(by_day, days=(GIB, 2 * GIB, 2 * GIB, 4 * GIB)), UNIT), "two equal days end no growth"
+    assert not grows(replace(by_day, days=(GIB, 3 * GIB, 2 * GIB, 4 * GIB)), UNIT), "it fell in between"
+    assert not grows(replace(by_day, days=(GIB, 2 * GIB, *(2 * GIB,) * 4)), UNIT), "calm for half of the days"
     assert not grows(replace(by_hour, hours=by_hour.hours[:5]), UNIT), "too few hours to tell"
 
 
-def test_a_smaller_size_waits_for_a_day_and_three_starts_or_for_a_week() -> None:
+def test_less_memory_waits_for_three_days_and_three_starts_or_for_a_week() -> None:
     assert memory_of(replace(KNOWN, seconds=3 * HOUR)) == (
-        None, "it took at most 2 GiB so far, watched for 3 hours: a smaller size is advised after 1 day"
+        None, "it took at most 2 GiB so far, watched for 3 hours, too short to tell growth: a smaller size is advised after 3 days"
     )  # fmt: skip
     assert memory_of(replace(KNOWN, starts=1)) == (
         None, "it took at most 2 GiB so far, seen for 1 start: a smaller size is advised after 3, or 7 days"
     )  # fmt: skip
     assert memory_of(replace(KNOWN, starts=1, seconds=LONG_SECONDS))[0] == 2 * GIB
     assert memory_of(replace(KNOWN, hours=(0,), days=(0,))) == (None, "it held no memory of the card")
+
+
+def test_a_container_that_does_not_work_is_named_after_a_week_and_a_short_job_is_sized() -> None:
+    idle = replace(KNOWN, cores=None, worked=0.0)
+    assert advise(idle, GIVEN, UNIT).cores.value is None
+    found = advise(replace(idle, seconds=8 * DAY), GIVEN, UNIT).cores
+    assert (found.value, found.reason) == (1, "it did not work in 8 days: 1 core is enough, or end it")
+    seldom = replace(KNOWN, worked=400.0, cores=20)
+    assert advise(seldom, GIVEN, UNIT).cores.value is None
+    assert advise(replace(seldom, seconds=8 * DAY), GIVEN, UNIT).cores.value == 20
 
 
 def test_cores_are_raised_at_once_and_lowered_with_patience() -> None:
@@ -276,3 +292,11 @@ def test_cores_are_raised_at_once_and_lowered_with_patience() -> None:
         None,
         "it worked for 0 seconds: too little to tell",
     )
+
+
+def test_an_allocation_that_no_card_has_is_a_fault_and_no_need() -> None:
+    absurd = replace(KNOWN, refused=100 * GIB)
+    figure = advise(absurd, GIVEN, UNIT, AdvicePolicy(largest=16 * GIB)).memory
+    assert figure.value is None
+    assert "the largest card has 16 GiB: a fault of the program" in figure.reason
+    assert advise(absurd, GIVEN, UNIT, AdvicePolicy(largest=128 * GIB)).memory.value == 100 * GIB

@@ -69,6 +69,7 @@ def test_every_rule_that_needs_no_cluster_stands_in_a_policy_once() -> None:
         Rule.RESIZE_UNREADABLE,  # CEL reads no JSON
         Rule.RESIZE_NOT_A_FRACTION,
         Rule.RESIZE_VALUE,
+        Rule.RESIZE_IMPOSSIBLE,  # the cluster's cards decide
         Rule.RESIZE_ABOVE_CEILING,
         Rule.ADVICE_UNREADABLE,
         Rule.ADVICE_BOUND,

@@ -10,6 +10,7 @@ import pytest
 from admission.cluster.snapshot import ClusterState
 from admission.cluster.trim import slim_pod
 from admission.webhook.admit import CreateTimeChecks, mutate, validate
+from bench.advice_written import written
 from gpu_manager.domain.contract import ADVICE, CORE, MEMORY, RESIZE, TEMPLATE_SIZE
 from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resize.judgement import legal_sizes
@@ -226,3 +227,8 @@ def test_a_pod_whose_note_of_its_template_cannot_be_read_follows_its_owner() -> 
     odd = parse_pod(replica("one", **{TEMPLATE_SIZE: '{"v": 1, "containers": {"main": {"cores": "x"}}}'}))
     assert effective_request(odd, wants(cores=40)) == wants(cores=40)
     assert effective_request(odd, "") is None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_size_is_taken_if_an_empty_node_could_hold_it_and_refused_else(seed: int) -> None:
+    assert written(seed)[1] == ""

@@ -126,6 +126,26 @@ def pods_of(connection: Connection, workload: Mapping[str, Any]) -> Iterator[Pod
             yield parse_pod(obj)
 
 
+def delete_waiting(connection: Connection, pod: Pod) -> bool:
+    """Delete a pod that has no node, so that its workload makes it anew; False if it has one by now, or is
+    gone.
+
+    Raises:
+        NodeUnready: the caller may not delete pods, or the API server is away.
+    """
+    if running_pod(connection, pod.namespace, pod.name).node:
+        return False
+    body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": pod.api_uid}}
+    what, path = f"delete the pod {pod.key}, which waits", named_path(pod.namespace, pod.name)
+    try:
+        connection.request(what, "DELETE", path, body=body)
+    except Refused as refusal:
+        if refusal.code not in (_ABSENT, _CONFLICT):
+            raise
+        return False
+    return True
+
+
 def _patch(
     connection: Connection, what: str, path: str, body: Mapping[str, Any], patience: float
 ) -> Mapping[str, Any]:

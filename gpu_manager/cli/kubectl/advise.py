@@ -80,7 +80,13 @@ def command(
         found = [one for one in said if all_namespaces or one.workload[0] == login.namespace]
         where = "any namespace" if all_namespaces else f"namespace {login.namespace}"
         policy = None if memory_margin is None else AdvicePolicy(margin=memory_margin / 100)
-        rows = [one for one in pool(found, policy) if not name or asked in (*one.pods, one.workload[1])]
+        sizes = [
+            state.card.capacity(books.node.unit).memory
+            for books in cluster.with_cards
+            for state in books.node.cards
+        ]
+        pooled = pool(found, policy, max(sizes, default=None))
+        rows = [one for one in pooled if not name or asked in (*one.pods, one.workload[1])]
         unseen = sum(
             len(a.shares) == 1 and not a.shares[0].whole
             for books in cluster.with_cards

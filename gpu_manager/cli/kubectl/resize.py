@@ -58,7 +58,9 @@ def command(
 
     A workload's pods follow in place, each as its card has room, and new ones start at that size. It is
     written into the workload's own metadata, never into its template. Needs get and patch on it, and list on
-    pods to tell which follow. Exit code 1 if a pod has no room for it.
+    pods to tell which follow. Exit code 1 if a pod has no room for it. A size that no card of the cluster
+    has is refused. With --reset pods that wait at the former size are deleted, so that their workload makes
+    them anew: needs delete on pods.
     """
     if reset == bool(cores or memory):
         raise RequestInvalid("give --cores, --memory or both, or --reset to go back to the spec")

@@ -7,7 +7,7 @@ by the same functions.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, printable, quoted
 from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.resize.judgement import held_size
-from gpu_manager.domain.resize.owners import KINDS, effective_request
+from gpu_manager.domain.resize.owners import KINDS, effective_request, was_made_for_another
 from gpu_manager.domain.resize.sizes import (
     ResizeAnswer,
     WantedSize,
@@ -54,6 +54,7 @@ class _Pods:
     open: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
+    waiting: tuple[Pod, ...] = ()
 
 
 def workload_kind(kind: str) -> str:
@@ -84,23 +85,41 @@ def resize_workload(login: Login, kind: str, name: str, size: AskedSize, wait: f
     container = size.container_of(parse_pod(mapping(mapping(there.get("spec")).get("template"))))
     who = f"container {quoted(container)} of {kind} {login.namespace}/{name}"
     goes = "its pods go back to the template's size" if size.is_reset else size.shown
+    mended: dict[str, None] = {}
     try:
         while True:
             listed = pods_of(login.connection, there)
             pods = _by_outcome((pod for pod in listed if pod.workload == f"{kind}/{name}"), there, container)
-            if not pods.open or time.monotonic() >= ends:
+            mended |= dict.fromkeys(_mended(login, pods.waiting, is_reset=size.is_reset))
+            if not (pods.open or (size.is_reset and pods.waiting)) or time.monotonic() >= ends:
                 break
             time.sleep(_LOOK_SECONDS)
     except NodeUnready as error:
         if isinstance(error, Refused) and error.code == _FORBIDDEN:  # it is written all the same
             return WorkloadOutcome(f"{who}: {goes}; running pods follow in place, as Events of each say")
         return WorkloadOutcome(f"{who}: {goes}; which pods follow cannot be seen: {error}")
-    others = (*pods.refused, *pods.open, *pods.own)
+    others = (*mended, *pods.refused, *pods.open, *pods.own)
     told = others[:_MOST_TOLD]
     more = (f"and {len(others) - len(told)} more",) if len(others) > len(told) else ()
     return WorkloadOutcome(
         f"{who}: {goes}; {_counted(pods)}, new ones start so", (*told, *more), bool(pods.refused)
     )
+
+
+def _mended(login: Login, waiting: Sequence[Pod], *, is_reset: bool) -> Iterator[str]:
+    """Pods that wait at the size asked for before: their spec is fixed, so a reset has them made anew."""
+    from gpu_manager.adapters.kube.resize import delete_waiting  # noqa: PLC0415  # as in log_in
+
+    for pod in waiting:
+        told = f"{pod.key} waits at the size that was asked for before"
+        if not is_reset:
+            yield f"{told}: delete it, and it is made anew"
+            continue
+        try:
+            if delete_waiting(login.connection, pod):
+                yield f"{pod.key} waited at the size that was asked for before: deleted, to be made anew"
+        except NodeUnready as error:
+            yield f"{told}: delete it, and it is made anew ({error})"
 
 
 def _request(there: Mapping[str, Any]) -> str | None:
@@ -109,7 +128,10 @@ def _request(there: Mapping[str, Any]) -> str | None:
 
 def _by_outcome(pods: Iterable[Pod], there: Mapping[str, Any], container: str) -> _Pods:
     having, still, refused, own = 0, list[str](), list[str](), list[str]()
+    waiting: list[Pod] = []
     for pod in sorted(pods, key=lambda pod: pod.key):
+        if not pod.node and not pod.deleting and was_made_for_another(pod, _request(there) or ""):
+            waiting.append(pod)
         if not pod.node or pod.terminal or pod.deleting:
             continue
         if RESIZE in pod.annotations:
@@ -125,7 +147,7 @@ def _by_outcome(pods: Iterable[Pod], there: Mapping[str, Any], container: str) -
         having += done is not None
         if done is None:
             still.append(pending(asking, container))
-    return _Pods(having, tuple(still), tuple(refused), tuple(own))
+    return _Pods(having, tuple(still), tuple(refused), tuple(own), tuple(waiting))
 
 
 def _counted(pods: _Pods) -> str:

@@ -28,6 +28,7 @@ PAUSE: Final = timedelta(days=1)  # between two changes of one container, unless
 _WAYS: Final = ("in-place", "off")
 _LONGEST: Final = 16 << 10  # characters of either annotation
 _MOST_CORES: Final = CORES_PER_CARD - 1
+_MOST_GROWTH: Final = 2
 
 Range = tuple[int, int]
 """The least and the most."""
@@ -92,11 +93,13 @@ def check_advice_terms(
 
 
 def advised_size(advice: Advice, given: Amount, bounds: SizeBounds) -> Amount:
-    """The size to give: what is advised within the bounds, what is given where nothing is advised."""
+    """The size to give: what is advised within the bounds, what is given where nothing is advised. Unless
+    the owner's bounds ask for more, memory grows to twice of what is given at most: more is for a person.
+    """
     cores, memory = advice.cores.value, advice.memory.value
     return Amount(
         given.cores if cores is None else _within(min(cores, _MOST_CORES), bounds.cores),
-        given.memory if memory is None else _within(memory, bounds.memory),
+        given.memory if memory is None else _within(min(memory, _MOST_GROWTH * given.memory), bounds.memory),
     )
 
 

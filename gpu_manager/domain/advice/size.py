@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
+from math import log
 from typing import Any, Final
 
 from gpu_manager.domain.advice.demand import DAY, HOUR, Need, pooled
@@ -20,10 +21,18 @@ from gpu_manager.domain.resources import Amount, format_bytes
 WATCHED_SECONDS: Final = DAY  # before a smaller size is advised: programs differ by the hour of the day
 STARTS: Final = 3  # of the container or its replicas: the data of one run are not those of all
 LONG_SECONDS: Final = 7 * DAY  # whoever runs for so long need not start again to be known
+GROWTH_SECONDS: Final = 3 * DAY  # before less memory is advised: growth shows over days
 WORKED_SECONDS: Final = 600.0  # of work before cores are judged
+SELDOM_SECONDS: Final = 60.0  # the same of who was watched for long: a short job works for minutes a day
 FULL: Final = 0.85  # of the limit: programs that size themselves by what they see take nine tenths of it
 _CALM_HOURS: Final = 6  # without a new greatest amount: what still grows within the day has grown since then
-_RISING_DAYS: Final = 3
+_SOME_DAYS: Final = 3  # from so many on, days are judged, not hours
+_FALL: Final = 0.999  # of a day's greatest amount: what stays above it has not fallen
+_ALIKE: Final = 0.99  # of the greatest amount: three of them so near say that it has a bound
+_TAIL: Final = 5  # of the greatest hours, of which the rest of a tail is judged
+_AHEAD: Final = 3 * DAY  # for which a size is advised
+_BEYOND: Final = 0.01  # chance that a greater amount comes within that time
+_MANY: Final = 20  # starts, of which one alone takes more than all before
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +42,12 @@ class AdvicePolicy:
     Attributes:
         percentile: of the time in which it works, its demand stays below the advised cores for so much.
         margin: memory beside the greatest amount, as a part of it; below 0 for less than that amount.
+        largest: bytes of the largest card there is; None where that is not known.
     """
 
     percentile: float = 95.0
     margin: float = 0.0
+    largest: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +72,10 @@ def advise(need: Need, given: Amount, unit: int, policy: AdvicePolicy | None = N
 
 
 def _cores(need: Need, given: int) -> Figure:
-    if need.cores is None or need.worked < WORKED_SECONDS:
+    is_long = need.seconds >= LONG_SECONDS
+    if is_long and need.worked < 1:
+        return Figure(1, f"it did not work in {_time(need.seconds)}: 1 core is enough, or end it")
+    if need.cores is None or need.worked < (SELDOM_SECONDS if is_long else WORKED_SECONDS):
         return Figure(None, f"it worked for {_time(need.worked)}: too little to tell")
     if need.cores > given:
         return Figure(
@@ -77,6 +91,13 @@ def _memory(need: Need, given: int, unit: int, policy: AdvicePolicy) -> Figure:
     held = format_bytes(peak)
     if need.refused > given:  # else it has been given more since
         wanted = _rounded(max(need.refused, peak), unit)
+        if policy.largest is not None and wanted > policy.largest:
+            most = format_bytes(policy.largest)
+            return Figure(
+                None,
+                f"an allocation that needed {format_bytes(need.refused)} in all was refused, and the largest "
+                f"card has {most}: a fault of the program, or work for several cards",
+            )
         return Figure(wanted, f"an allocation that needed {format_bytes(need.refused)} in all was refused")
     if peak == 0:
         return Figure(None, "it held no memory of the card")
@@ -90,7 +111,7 @@ def _memory(need: Need, given: int, unit: int, policy: AdvicePolicy) -> Figure:
         return Figure(
             None, f"it still grows, to {held} by now: a leak, or work that has not its full size yet"
         )
-    if unseen := _unseen(need):
+    if unseen := _unseen(need, GROWTH_SECONDS):
         return Figure(None, f"it took at most {held} so far, {unseen}")
     wanted = max(unit, _rounded(round(peak * (1 + policy.margin)) + _gap(need), unit))
     if wanted >= given:
@@ -101,25 +122,54 @@ def _memory(need: Need, given: int, unit: int, policy: AdvicePolicy) -> Figure:
 
 
 def grows(need: Need, unit: int) -> bool:
-    """True if memory has grown lately by more than a unit: in the last hours, or on each of several days."""
+    """True if memory has grown lately: by more than a unit in the last hours, or from day to day with a new
+    greatest amount in the later half of the days, and no day below the one before it.
+    """
     if len(need.hours) > _CALM_HOURS:
         records = list(accumulate(need.hours, max))
         rises = sum(late > early for early, late in pairwise(records))
         if records[-1] > records[-1 - _CALM_HOURS] + unit and rises * 2 >= len(records) - 1:
             return True
     days = need.days[:-1]  # the last is not over
-    rising = all(late > early for early, late in pairwise(days))
-    return len(days) >= _RISING_DAYS and rising and days[-1] > days[0] + unit
+    if len(days) < _SOME_DAYS or any(late < early * _FALL for early, late in pairwise(days)):
+        return False
+    return max(days[len(days) // 2 :]) > max(days[: len(days) // 2]) + unit // 8
 
 
 def _gap(need: Need) -> int:
     """How far the next greatest amount may lie above the last, in bytes.
 
-    The distance of the two greatest so far, which half of the time is enough whatever the distribution
-    (Robson and Whitlock, 1964): by days once there are three, by hours before.
+    Where the three greatest are alike, hours follow one another smoothly, or many starts were seen, the
+    distance of the two greatest, which half of the time is enough for all of them whatever the distribution
+    (Robson and Whitlock, 1964). Else the amounts have a tail: what lies so far out that three days pass it
+    once in a hundred times, if the tail goes on as the greatest seen (an exponential excess, Pickands, 1975).
     """
-    seen = sorted(need.days if len(need.days) > _RISING_DAYS else need.hours)
-    return seen[-1] - seen[-2] if len(seen) > 1 else 0
+    days, hours = _closed(need.days), _closed(need.hours)
+    found = [0]
+    for seen, seconds, most in ((days, DAY, 2), (hours, HOUR, _TAIL)):
+        top = sorted(seen, reverse=True)[: most + 1]
+        is_smooth = need.starts >= _MANY or (seen is hours and len(hours) > 1 and _is_smooth(hours))
+        if len(top) <= most or top[2] >= top[0] * _ALIKE or is_smooth:
+            found.append(
+                top[0] - top[1] if len(top) > 1 and seen is (days if len(days) > _SOME_DAYS else hours) else 0
+            )
+            continue
+        excess = sum(one - top[-1] for one in top[:-1]) / most
+        beyond = log(_AHEAD / seconds * most / len(seen) / _BEYOND)
+        found.append(round(top[-1] + excess * beyond - max(*days, *need.hours)))
+    return max(found)
+
+
+def _closed(windows: Sequence[int]) -> Sequence[int]:
+    """The windows that are over, and the open one where it has the greatest amount already."""
+    return windows if windows[-1] >= max(windows) else windows[:-1]
+
+
+def _is_smooth(seen: Sequence[int]) -> bool:
+    """True if each amount is near the one before it, as over a day, and not drawn anew."""
+    mean = sum(seen) / len(seen)
+    steps = sum((late - early) ** 2 for early, late in pairwise(seen))
+    return steps < sum((one - mean) ** 2 for one in seen)
 
 
 def _beside(margin: float) -> str:
@@ -127,10 +177,16 @@ def _beside(margin: float) -> str:
     return f"; {100 * abs(margin):.3g} % {'more' if margin > 0 else 'less'} is advised" if margin else ""
 
 
-def _unseen(need: Need) -> str:
+def _unseen(need: Need, watched: float = WATCHED_SECONDS) -> str:
     """What is missing before a smaller size is advised; empty if nothing is."""
-    if need.seconds < WATCHED_SECONDS:
-        return f"watched for {_time(need.seconds)}: a smaller size is advised after {_time(WATCHED_SECONDS)}"
+    if need.seconds < watched:
+        growth = " to tell growth" if watched == GROWTH_SECONDS else ""
+        short = (
+            f"watched for {_time(need.seconds)}, too short{growth}"
+            if growth
+            else f"watched for {_time(need.seconds)}"
+        )
+        return f"{short}: a smaller size is advised after {_time(watched)}"
     if need.starts < STARTS and need.seconds < LONG_SECONDS:
         many = f"{need.starts} start{'s' if need.starts != 1 else ''}"
         return f"seen for {many}: a smaller size is advised after {STARTS}, or {_time(LONG_SECONDS)}"
@@ -176,22 +232,26 @@ def largest(given: Iterable[Amount]) -> Amount:
     return max(given, key=lambda amount: (amount.memory, amount.cores))
 
 
-def pool(found: Iterable[Sized], policy: AdvicePolicy | None = None) -> Sequence[Sized]:
+def pool(
+    found: Iterable[Sized], policy: AdvicePolicy | None = None, largest_card: int | None = None
+) -> Sequence[Sized]:
     """Return one for each workload, from those of all nodes: one template has one size. Without a ``policy``
-    it has the largest margin of its agents.
+    it has the largest margin of its agents. ``largest_card``: bytes of the largest, if that is known.
     """
     members: dict[Workload, list[Sized]] = {}
     for one in found:
         members.setdefault(one.workload, []).append(one)
-    return [_together(workload, ones, policy) for workload, ones in sorted(members.items())]
+    return [_together(workload, ones, policy, largest_card) for workload, ones in sorted(members.items())]
 
 
-def _together(workload: Workload, ones: Sequence[Sized], policy: AdvicePolicy | None) -> Sized:
+def _together(
+    workload: Workload, ones: Sequence[Sized], policy: AdvicePolicy | None, largest_card: int | None
+) -> Sized:
     need, given = pooled([one.need for one in ones]), largest(one.given for one in ones)
     names, unit = sorted(pod for one in ones for pod in one.pods), max(one.unit for one in ones)
     uids = tuple(uid for one in ones for uid in one.uids)
     margin = max(one.margin for one in ones) if policy is None else policy.margin
-    advice = advise(need, given, unit, policy or AdvicePolicy(margin=margin))
+    advice = advise(need, given, unit, replace(policy or AdvicePolicy(margin=margin), largest=largest_card))
     return Sized(workload, tuple(names), given, unit, need, advice, uids, margin)
 
 

@@ -38,6 +38,11 @@ def note_template(sizes: Sizes, owners: str) -> str:
     )
 
 
+def was_made_for_another(pod: Pod, owners: str) -> bool:
+    """True if the pod was created at a size that its owner asks for no more; ``owners`` as below."""
+    return contract.TEMPLATE_SIZE in pod.annotations and _made_at(pod) != _digest(owners)
+
+
 def effective_request(pod: Pod, owners: str) -> str | None:
     """The request for another size that counts for this pod: its own, else its owner's, else none.
 

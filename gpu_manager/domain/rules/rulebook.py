@@ -289,6 +289,12 @@ class Rule(Enum):
         "Write the size into the pod's limits.",
         warning=True,
     )
+    RESIZE_IMPOSSIBLE = RuleText(
+        "resize-impossible",
+        f"annotation {RESIZE} asks for a size that no pod can have: {{reason}}",
+        "New pods of the workload start at that size: each of them would wait for ever.",
+        "Ask for what the text names: a size is judged against the cluster's cards as if they were empty.",
+    )
     RESIZE_OF_OWNER = RuleText(
         "resize-of-owner",
         "the size that {value} asks for is not used: {reason}",
