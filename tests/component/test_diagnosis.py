@@ -95,6 +95,20 @@ def test_processes_with_an_older_libcuda_open_are_counted_once_each(root: Path) 
     assert gather_driver(HostFiles(root), "/", None, sysfs=root, proc=root).in_use == {"535.183.01": 2}
 
 
+def test_another_system_that_holds_programs_to_shares_is_named(root: Path) -> None:
+    put(
+        root,
+        {
+            "11/comm": "nvidia-cuda-mps\n",
+            "12/comm": "nvidia-cuda-mps\n",
+            "13/comm": "bash\n",
+            "14/comm": "mpsd\n",
+        },
+    )
+    found = gather_driver(HostFiles(root), "/", None, sysfs=root, proc=root).enforcers
+    assert found == ("NVIDIA's MPS (nvidia-cuda-mps-control)", "gpu-fractioning (mpsd)")
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root sees every process")
 def test_processes_that_are_hidden_are_not_taken_for_none(root: Path) -> None:
     assert gather_driver(HostFiles(root), "/", None, sysfs=root, proc=root).in_use is None

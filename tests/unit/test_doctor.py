@@ -49,6 +49,7 @@ DRIVER = DriverFacts(
     nvml_problem="",
     nvml_cards=2,
     devices=frozenset({"nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"}),
+    enforcers=(),
     in_use={"550.54.15": 3},
 )
 RUNTIME = RuntimeFacts(
@@ -176,6 +177,7 @@ BY_CLAIMS = {**NODE.labels, "tencent.com/vcuda-front": "dra"}
 FOUND = [
     ("no-card", driver(pci_cards=0, nvml_cards=None), "shows no NVIDIA card"),
     ("driver-not-loaded", driver(kernel=None, nvml_cards=None), "no NVIDIA kernel module"),
+    ("enforced-elsewhere", driver(enforcers=("NVIDIA's MPS",)), "NVIDIA's MPS runs here, and holds programs"),
     ("driver-library-missing", driver(library=None, library_problem="no libcuda.so.1"), "no libcuda.so.1"),
     ("driver-mismatch", driver(kernel="535.1.2"), "535.1.2, the libraries on disk are 550.54.15"),
     ("nvml-unusable", driver(nvml_problem="libnvidia-ml.so.1 was not found"), "libnvidia-ml.so.1"),

@@ -18,6 +18,12 @@ from gpu_manager.ports.cards import Cards
 
 _NVIDIA: Final = "0x10de"
 _DISPLAY: Final = ("0x0300", "0x0302")  # VGA and 3D controllers, not the card's audio or USB functions
+# By the name of a process, of which the kernel keeps 15 characters.
+_ENFORCERS: Final = {
+    "nvidia-cuda-mps": "NVIDIA's MPS (nvidia-cuda-mps-control)",
+    "mpsd": "gpu-fractioning (mpsd)",
+    "fractiond": "gpu-fractioning (fractiond)",
+}
 _OPEN: Final = re.compile(rb"libcuda\.so\.(\d{3,}\.\d+(?:\.\d+)?)")
 _SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  # a directory of a random name is made there
 _MOST_PROCESSES: Final = 1 << 16
@@ -44,6 +50,7 @@ def gather_driver(
         nvml_cards=count,
         devices=frozenset(name for name in host.listing("/dev") if name.startswith("nvidia")),
         in_use=_in_use(proc),
+        enforcers=tuple(sorted({_ENFORCERS[name] for pid in _pids(proc) if (name := _name(proc, pid))})),
     )
 
 
@@ -107,6 +114,12 @@ def _in_use(proc: Path) -> Mapping[str, int] | None:
             continue
         found.update({match.decode() for match in _OPEN.findall(text)})
     return None if hidden and not found else found
+
+
+def _name(proc: Path, pid: str) -> str:
+    """The process's name, if it is one of those that hold others to shares; empty else."""
+    name = _text(proc / pid / "comm") or ""
+    return name if name in _ENFORCERS else ""
 
 
 def _pids(proc: Path) -> Iterator[str]:

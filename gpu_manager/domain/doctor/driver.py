@@ -53,6 +53,13 @@ def _nvml(driver: DriverFacts, _: float) -> Iterator[str]:
         yield driver.nvml_problem
 
 
+def _enforced_elsewhere(driver: DriverFacts, _: float) -> Iterator[str]:
+    if driver.enforcers is None:
+        raise Unseen("the node's processes cannot be seen")
+    for name in driver.enforcers:
+        yield f"{name} runs here, and holds programs to shares of its own"
+
+
 def _cards_lost(driver: DriverFacts, _: float) -> Iterator[str]:
     _with_cards(driver)
     if driver.pci_cards is None or driver.nvml_cards is None:
@@ -176,5 +183,16 @@ DRIVER: Final = (
         ),
         cure="Restart those pods once the node runs the new driver.",
         judge=_upgraded,
+    ),
+    DoctorCheck(
+        id="enforced-elsewhere",
+        group="driver",
+        severity=Severity.WARNING,
+        what="Another system holds programs on this node to shares: neither knows what the other has given.",
+        cure=(
+            "Keep one of them on a node: end the daemon, or take the label of the agent's nodes away "
+            "(`nvidia-device-enable`). docs/which.md says when which."
+        ),
+        judge=_enforced_elsewhere,
     ),
 )

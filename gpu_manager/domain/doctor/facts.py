@@ -28,7 +28,8 @@ class DriverFacts:
     None if none is loaded; ``library`` is the version of the libraries on disk, None with ``library_problem``
     if there are none; ``nvml_problem`` is NVML's error, empty if it answers (with ``nvml_cards``);
     ``devices`` are names in /dev; ``in_use`` maps the versions of libcuda that processes have open to the
-    number of processes, None if other processes cannot be seen.
+    number of processes, None if other processes cannot be seen; ``enforcers`` names programs that hold others
+    to shares of cards.
     """
 
     pci_cards: int | None = None
@@ -39,6 +40,7 @@ class DriverFacts:
     nvml_cards: int | None = None
     devices: frozenset[str] = frozenset()
     in_use: Mapping[str, int] | None = None
+    enforcers: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
