@@ -246,7 +246,7 @@ WAYS: dict[str, tuple[Callable[[Stage, Container], None], str]] = {
     "foreign-card": (_foreign_card, "was not given"),
     "forged-slot": (_forged_slot, "past the limit"),
     "lies-about-time": (_lies_about_time, "of the time by the driver's count"),
-    "truncates-page": (_truncates, "usage page was changed"),
+    "truncates-page": (_truncates, "pages were changed"),
 }
 
 

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
-from gpu_manager.domain.enforcement.evasion import CLEARED, NEEDED, EvasionReason
+from gpu_manager.domain.enforcement.evasion import CLEARED, NEEDED, SHARED_SAMPLES, EvasionReason
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
@@ -153,6 +153,10 @@ class Rig:
                 tuple(self.uses.values()),
                 seen,
                 self.ended,
+                {
+                    card: sum(p.utilisation or 0.0 for _, p in processes if p.uuid == card)
+                    for card in (FIRST, SECOND)
+                },
             )
             self.watchdog.look()
 
@@ -406,3 +410,22 @@ def test_who_holds_a_lease_on_a_gate_is_named_at_once_though_it_uses_no_card() -
     rig.leases.clear()
     rig.see(times=60)
     assert not rig.watchdog.evaders
+
+
+def test_time_beside_a_container_that_only_holds_memory_is_judged_as_alone_and_beside_work_in_the_mean() -> (
+    None
+):
+    rig = Rig()
+    rig.run(pod("bad"), grant("bad"), registered=[1])
+    rig.run(pod("idle"), grant("idle"), registered=[2])
+    bad, idle = ("bad", ProcessUse(FIRST, 1001, GIB, 90.0)), ("idle", ProcessUse(FIRST, 1002, GIB, 0.0))
+    rig.see(bad, idle, times=NEEDED[EvasionReason.TIME])
+    assert ("bad", EvasionReason.TIME) in rig.named()
+    rig = Rig()
+    rig.run(pod("bad"), grant("bad"), registered=[1])
+    rig.run(pod("busy"), grant("busy"), registered=[2])
+    busy = ("busy", ProcessUse(FIRST, 1002, GIB, 10.0))
+    rig.see(bad, busy, times=SHARED_SAMPLES + NEEDED[EvasionReason.TIME] - 2)
+    assert rig.named() == set()
+    rig.see(bad, busy)
+    assert rig.named() == {("bad", EvasionReason.TIME)}

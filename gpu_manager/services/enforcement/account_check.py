@@ -29,13 +29,12 @@ from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.container_grants import described, pods_by_uid, users_of
-from gpu_manager.services.enforcement.usage_sample import Place, Sample, ShareUse
+from gpu_manager.services.enforcement.usage_sample import Place, Sample, ShareUse, is_beside_others
 
 log = structlog.get_logger(__name__)
 
 EVENT_SECONDS: Final = 60.0  # between two Events about one container
 IDLE_SECONDS: Final = 2 * PERIOD_SECONDS  # without work for so long it is forgotten, and compared anew
-_OTHERS: Final = 1.0  # percent of the card from which others disturb the driver's samples
 
 
 @dataclass(slots=True)
@@ -186,7 +185,7 @@ def _reading(use: ShareUse, sample: Sample, seconds: float, gain: float) -> Read
         driver / 100,
         use.launches,
         processes=len(processes),
-        shared=busy - driver > _OTHERS,
+        shared=is_beside_others(processes, busy),
         longest=use.longest,
         card=None if card.utilisation is None else card.utilisation / 100,
         everyone=busy / 100,

@@ -38,7 +38,7 @@ from gpu_manager.services.enforcement.container_grants import (
     users_of,
     without_slots,
 )
-from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse
+from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse, is_beside_others
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
@@ -197,7 +197,7 @@ class EvasionDetector:
         if use.enforcement == "exclusive" or not grant.directory:
             return ContainerEvidence(without_slots(seen) if there else None, held=True)
         processes = self._slots.of(grant.directory, seen) if there else None
-        shared = any(other[1] == card and other != place for other in sample.processes)
+        shared = is_beside_others(seen, sample.busy.get(card, 0.0))
         active = use.enforcement == "active"
         busy, claimed = self._time.seen(
             place, busy_of(processes or ()), use.core if active else None, shared=shared

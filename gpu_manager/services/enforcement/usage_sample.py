@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.driver_overhead import NO_EXCESS, Excess
@@ -125,6 +126,16 @@ def driver_share(processes: Sequence[ProcessUse]) -> float | None:
     """The share of the card's time that the driver saw these processes use; None if it lists none."""
     seen = [p.utilisation for p in processes if p.utilisation is not None]
     return min(1.0, sum(seen) / 100) if seen else None
+
+
+OTHERS_PERCENT: Final = 1.0
+
+
+def is_beside_others(processes: Sequence[ProcessUse], busy: float) -> bool:
+    """True if others than these processes used their card, whose processes together were ``busy`` (percent):
+    the driver then gives each of its few samples to one of them as a whole.
+    """
+    return busy - sum(p.utilisation or 0.0 for p in processes) > OTHERS_PERCENT
 
 
 _Container = tuple[PodUid, str]
