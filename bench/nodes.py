@@ -104,8 +104,9 @@ def _states(*, full: bool) -> Row:
                 done.update(node.done)
             shutil.rmtree(here)
     read = (
-        f"of {done['admitted']} pods admitted and {done['started']} starts in {orders} random orders of "
-        f"{sum(done[one] for one in EVENTS)} events: driver gone ({done['driver gone']}) and back, "
+        f"of {done['admitted']} pods bound by what the agent had published and {done['started']} starts in "
+        f"{orders} random orders of {sum(done[one] for one in EVENTS)} events: "
+        f"driver gone ({done['driver gone']}) and back, "
         f"/dev/nvidia-uvm missing ({done['uvm missing']}), another plugin beside ({done['plugin beside']}), "
         f"containers and agent restarted with another way of injection ({done['toolkit changed']}); a pod "
         "failed at its admission, a container started without a file or node of its card, or a card stayed "

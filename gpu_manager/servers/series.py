@@ -106,7 +106,11 @@ _CARD_FAMILIES: tuple[Family[_CardRow], ...] = (
         lambda c: float(c.state.missing),
     ),
     Family("vcuda_card_cordoned", "1 if the operator has closed the card", lambda c: float(c.state.cordoned)),
-    Family("vcuda_card_memory_total_bytes", "Memory that can be booked", lambda c: c.capacity.memory),
+    Family(
+        "vcuda_card_memory_total_bytes",
+        "Memory that can be booked; absent of a card without memory of its own",
+        lambda c: c.capacity.memory if c.state.card.memory else None,
+    ),
     Family(
         "vcuda_card_memory_used_bytes", "Memory in use, by the driver's count", lambda c: c.use.memory_used
     ),

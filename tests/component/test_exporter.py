@@ -271,6 +271,14 @@ def test_what_the_driver_cannot_tell_has_no_series(board: Board) -> None:
     assert board.of("vcuda_scrape_errors_total", source="cards") == [1]
 
 
+def test_the_memory_of_a_card_that_has_none_of_its_own_is_absent(board: Board) -> None:
+    """As of GB10, which works in the host's memory."""
+    states = [replace(s, card=replace(s.card, memory=0)) for s in board.rig.states[:1]]
+    board.rig.state.refit((*states, *board.rig.states[1:]), board.rig.topology)
+    assert len(board.of("vcuda_card_memory_total_bytes")) == 7
+    assert len(board.of("vcuda_card_healthy")) == 8
+
+
 def test_whole_cards_are_measured_by_the_drivers_processes(board: Board) -> None:
     one = board.admit("whole", 100, 0)
     uid = one["metadata"]["uid"]  # type: ignore[index]  # a pod object
