@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Annotated, Any, Final
 
 from gpu_manager.adapters import prometheus
-from gpu_manager.cli.kubectl.billed_time import Range, increases
+from gpu_manager.cli.kubectl.billed_time import Increases, Range, increases
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in, object_name
 from gpu_manager.cli.output import Output, columns, emit
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
@@ -33,6 +33,8 @@ _MONTH: Final = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
 _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,252}")
 _SERVICE: Final = re.compile(r"(?:(https?):)?([a-z0-9-]+)/([a-z0-9.-]+?)(?::([a-z0-9-]+))?")
 _SEVERAL: Final = " + "  # between the values of pods that share a claim and have different ones
+_STEPS: Final = 2_000  # of a search for when pods were relabelled
+_MOST_CHANGES: Final = 20  # moments at which pods were relabelled; beyond, such pods have both values
 _ELSEWHERE: Final = "where Prometheus is, --prometheus says: NAMESPACE/SERVICE[:PORT], or a URL"
 
 
@@ -199,30 +201,88 @@ def _billed(
         for (name, _), amounts in increases(way, "namespace", ("namespace", "node"), span, namespace).items():
             yield (name,), amounts
         return
-    labels = _pod_labels(way, grouping.label, span, namespace) if grouping.label else {}
     pods = increases(way, "pod", ("namespace", "pod", "uid"), span, namespace)
-    for (name, pod, _), amounts in pods.items():
-        yield (name, labels.get((name, pod), "") if grouping.label else pod), amounts
+    if not grouping.label:
+        yield from (((name, pod), amounts) for (name, pod, _), amounts in pods.items())
+        return
+    labels = _pod_labels(way, grouping, span, namespace)
+    parts = _parts(way, labels, pods, span, namespace)
+    for who, amounts in pods.items():
+        name, pod, uid = who
+        if who not in parts:
+            values = labels.get((name, pod, uid)) or labels.get((name, pod, "")) or {}
+            yield (name, _SEVERAL.join(sorted(values))), amounts
+            continue
+        yield from (((name, value), part) for value, part in parts[who])
 
 
-def _pod_labels(
-    way: prometheus.Way, label: str, span: Range, namespace: str
-) -> Mapping[tuple[str, str], str]:
-    """(namespace, pod) → value of the label, of pods that existed in the range.
+Labels = Mapping[tuple[str, str, str], Mapping[str, float]]
+"""(namespace, pod, uid) → each value of the label, and when a pod had it last: 0 where that was not asked."""
+
+
+def _pod_labels(way: prometheus.Way, grouping: Grouping, span: Range, namespace: str) -> Labels:
+    """The label of pods that existed in the range, by UID: a name may live twice.
 
     What several pods hold by one ResourceClaim is billed once, under the claim's name: it has the value of
-    its pods, or all of theirs where they differ.
+    its pods, or all of theirs where they differ. Raises NodeUnready: nobody publishes the label.
     """
+    label, within = grouping.label, f"[{span.seconds}s]"
     selector = f'{{namespace="{namespace}"}}' if namespace else ""
-    text = f"max by (namespace, pod, {label}) (last_over_time(kube_pod_labels{selector}[{span.seconds}s]))"
-    pods = prometheus.query(way, text, span.end)
-    labels = {_of(pod, "pod"): pod.labels[label] for pod in pods if label in pod.labels}
-    shared = f"max by (namespace, claim, pod) (last_over_time(vcuda_claim_info{selector}[{span.seconds}s]))"
-    values: dict[tuple[str, str], set[str]] = {}
+    by = f"max by (namespace, pod, uid, {label})"
+    pods = prometheus.query(way, f"{by} (last_over_time(kube_pod_labels{selector}{within}))", span.end)
+    found: dict[tuple[str, str, str], dict[str, float]] = {}
+    names: dict[tuple[str, str], set[str]] = {}
+    for pod in (one for one in pods if label in one.labels):
+        found.setdefault(_uid_of(pod), {})[pod.labels[label]] = 0.0
+        names.setdefault(_of(pod, "pod"), set()).add(pod.labels[label])
+    if not found:
+        raise NodeUnready(
+            f"Prometheus knows no pod's label {grouping.titles[1].lower()}: kube-state-metrics publishes "
+            "labels as kube_pod_labels where it is allowed to (--metric-labels-allowlist=pods=[KEY])"
+        )
+    shared = f"max by (namespace, claim, pod) (last_over_time(vcuda_claim_info{selector}{within}))"
+    claims: dict[tuple[str, str, str], dict[str, float]] = {}
     for user in prometheus.query(way, shared, span.end):
-        values.setdefault(_of(user, "claim"), set()).add(labels.get(_of(user, "pod"), ""))
-    of_claims = {claim: _SEVERAL.join(sorted(found - {""})) for claim, found in values.items()}
-    return {**of_claims, **labels}
+        values = dict.fromkeys(names.get(_of(user, "pod"), ()), 0.0)
+        claims.setdefault((*_of(user, "claim"), ""), {}).update(values)
+    changed = sorted({pod for (_, pod, uid), values in found.items() if uid and len(values) > 1})
+    if changed:
+        pattern = "|".join(map(re.escape, changed)).replace("\\", "\\\\")
+        only = f'{{pod=~"{pattern}"' + (f',namespace="{namespace}"}}' if namespace else "}")
+        seen = f"timestamp(kube_pod_labels{only})[{span.seconds}s:{max(60, span.seconds // _STEPS)}s]"
+        for pod in prometheus.query(way, f"{by} (max_over_time({seen}))", span.end):
+            if pod.labels.get(label) in found.get(_uid_of(pod), {}):
+                found[_uid_of(pod)][pod.labels[label]] = pod.value
+    return {**claims, **found}
+
+
+def _uid_of(pod: prometheus.Point) -> tuple[str, str, str]:
+    return *_of(pod, "pod"), pod.labels.get("uid", "")
+
+
+def _parts(
+    way: prometheus.Way, labels: Labels, pods: Increases, span: Range, namespace: str
+) -> Mapping[tuple[str, ...], Sequence[tuple[str, Mapping[str, float]]]]:
+    """What each pod that was relabelled used under each value: up to when it had that value last."""
+    orders = {
+        who: sorted(values.items(), key=lambda value: value[1])
+        for who in pods
+        if len(values := labels.get((who[0], who[1], who[2]), {})) > 1 and all(values.values())
+    }
+    ends = sorted({at for order in orders.values() for _, at in order[:-1]})
+    if not ends or len(ends) > _MOST_CHANGES:
+        return {}
+    until = {
+        at: increases(way, "pod", ("namespace", "pod", "uid"), Range(span.start, at), namespace)
+        for at in ends
+    }
+    found = {}
+    for who, order in orders.items():
+        sums = [*(until[at].get(who, {}) for _, at in order[:-1]), pods[who]]
+        pairs = zip([{}, *sums[:-1]], sums, strict=True)
+        parts = [{k: value - before.get(k, 0.0) for k, value in now.items()} for before, now in pairs]
+        found[who] = [(value, part) for (value, _), part in zip(order, parts, strict=True)]
+    return found
 
 
 def _of(point: prometheus.Point, key: str) -> tuple[str, str]:
