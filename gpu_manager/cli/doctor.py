@@ -99,7 +99,7 @@ def _gather(view: _NodeView, token: str) -> Facts:
         raise RequestInvalid(f"--host-root is {str(root)!r}: no such directory")
     host = HostFiles(root)
     agent, silent = _agent(url, token)
-    kubelet = gather_kubelet(host, kubelet_dir, policy=view.policy)
+    kubelet = gather_kubelet(host, kubelet_dir, policy=(agent and agent.numa_policy) or view.policy)
     if kubelet is not None:
         kubelet = replace(kubelet, agent_problem=silent)
     cards = _cards(host, view.driver_root)

@@ -4,7 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_manager.domain.cluster.node_json import node_text
+from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.cluster.node_json import node_json, node_text
+from gpu_manager.domain.placement.ledger import Ledger
+from gpu_manager.domain.resources import GIB
+from gpu_manager.domain.topology import Link, Topology
+
+
+def test_what_is_given_whole_alone_and_what_is_held_outside_is_said() -> None:
+    card = Card(0, CardUuid("GPU-a"), "T4", 15 * GIB, whole_only="compute mode X", outside=13 * GIB)
+    graph = node_json(
+        "n1", [CardState(card)], Topology.uniform(1, Link.parse("SYS")), Ledger([card], GIB), lambda *_: {}
+    )
+    assert graph["numa_policy"] == "none"
+    (_, line) = node_text(graph).splitlines()
+    assert line.endswith(
+        "100 of 100 cores free, 2 GiB of 2 GiB free, given whole alone: compute mode X, "
+        "13 GiB held by processes of no pod"
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,10 @@ def gather_agent(url: str, read: Read) -> AgentFacts:
     why = str(ready.pop("why", ""))
     checks = {name: holds for name, holds in ready.items() if isinstance(holds, bool)}
     closed, whole_only = tuple(_closed(graph)), tuple(_whole_only(graph))
-    facts = AgentFacts(url, printable(version), checks, printable(why), closed, whole_only=whole_only)
+    policy = printable(str(graph.get("numa_policy") or ""))
+    facts = AgentFacts(
+        url, printable(version), checks, printable(why), closed, whole_only=whole_only, numa_policy=policy
+    )
     try:
         samples = _samples(read("/metric"))
     except (NodeUnready, ValueError):
@@ -35,6 +38,7 @@ def gather_agent(url: str, read: Read) -> AgentFacts:
         facts.why,
         facts.closed,
         whole_only=facts.whole_only,
+        numa_policy=facts.numa_policy,
         outside={
             f"{labels.get('card')} ({printable(labels.get('uuid', ''))})": int(value)
             for labels, value in samples.get("vcuda_card_memory_outside_bytes", ())

@@ -54,6 +54,7 @@ def node_json(
         "unit": ledger.unit,
         **({} if stranded == ZERO else {"stranded": asdict(stranded)}),
         "links": [[str(link) for link in row] for row in topology.links],
+        "numa_policy": topology.numa_policy.value,
         "cards": [
             {
                 "index": state.card.index,
@@ -140,6 +141,9 @@ def node_text(graph: Mapping[str, Any]) -> str:
         held = card.get("held", "")
         by_claims = held == DRA_DRIVER and card["healthy"] and not card["cordoned"] and not card["mig"]
         state += f", {held_words(held)}" if held else ""
+        state += f", given whole alone: {card['whole_only']}" if card.get("whole_only") else ""
+        if outside := card.get("memory_outside", 0):
+            state += f", {format_bytes(outside)} held by processes of no pod"
         free = (
             f"{card['cores_free']} of {CORES_PER_CARD} cores free, "
             f"{format_bytes(card['memory_free'])} of {format_bytes(card['memory'])} free"

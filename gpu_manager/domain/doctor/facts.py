@@ -111,7 +111,7 @@ class AgentFacts:
     be verified. ``pages_among_others``: containers whose pages lie on the file system of ``/run``.
     ``unwitnessed``: cards whose accounts are compared with no figure of the driver, and what is missing.
     ``whole_only`` are cards of which no part is given, and why; ``outside`` bytes that processes of no pod
-    hold, by card.
+    hold, by card. ``numa_policy`` is the one that it places by.
     ``evicts_itself``: it evicts pods with its own account, which may evict those of every node.
     """
 
@@ -133,6 +133,7 @@ class AgentFacts:
     unwitnessed: tuple[tuple[str, str], ...] | None = None
     whole_only: tuple[str, ...] = ()
     outside: Mapping[str, int] | None = None
+    numa_policy: str = ""
     evicts_itself: bool | None = None
 
 

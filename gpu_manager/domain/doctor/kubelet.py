@@ -132,7 +132,7 @@ KUBELET: Final = (
         what="Agent and scheduler place by another NUMA policy than the kubelet's, which then fails pods.",
         cure=(
             "Leave `--topology-manager-policy` (chart value `agent.topologyManagerPolicy`) at `auto`: the "
-            "agent reads the kubelet's own setting when it starts."
+            "agent reads the kubelet's own setting when it starts. Restart the agent once that was changed."
         ),
         judge=_topology_policy,
     ),
