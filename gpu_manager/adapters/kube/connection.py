@@ -27,6 +27,7 @@ from gpu_manager.adapters.kube.kubeconfig import (
 )
 from gpu_manager.adapters.kube.objects import Told, decode, unheard
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.domain.untrusted import mapping, text
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
@@ -51,7 +52,12 @@ class Unreachable(NodeUnready):
 
 
 class Refused(NodeUnready):
-    """An answer with an error status ``code``; ``retry_after`` is in seconds, 0 if absent."""
+    """An answer with an error status ``code``; ``retry_after`` is in seconds, 0 if absent.
+
+    ``more``: by which token a list that has expired goes on, with objects newer than those before.
+    """
+
+    more = ""
 
     def __init__(
         self,
@@ -247,12 +253,16 @@ def _lower(headers: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _refused(what: str, answer: HttpAnswer, cures: Mapping[int, str] | None) -> Refused:
+    more = ""
     try:
-        message = str(decode(answer.body)["message"])
+        status = decode(answer.body)
+        message, more = str(status["message"]), text(mapping(status.get("metadata")).get("continue"))
     except (ValueError, KeyError, TypeError):
         message = answer.body[:200].decode(errors="replace") or "no reason given"
     wait = answer.headers.get("retry-after", "")
-    return Refused(what, answer.status, message, float(wait) if wait.isdecimal() else 0.0, cures)
+    refused = Refused(what, answer.status, message, float(wait) if wait.isdecimal() else 0.0, cures)
+    refused.more = more
+    return refused
 
 
 def connect(

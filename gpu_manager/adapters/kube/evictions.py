@@ -14,7 +14,7 @@ from gpu_manager.adapters.kube.tasks import EventTeller, EvictPod, PostEvent
 from gpu_manager.domain.contract import EVICT, EVICTOR_NAME
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
-from gpu_manager.domain.untrusted import mapping
+from gpu_manager.domain.untrusted import mapping, text
 from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
@@ -70,8 +70,12 @@ class KubeEvictions(WatchedObjects):
         now = self._clock.now()
         self._outbox.put(PostEvent(self._teller, pod, reason, message, warning=True, first=now, last=now))
 
-    def _replaced(self, objects: Iterable[Obj], _: Callable[[Obj], None]) -> None:
-        self._marked = {pod.uid: pod for obj in objects if (pod := self._read(obj)) is not None}
+    def _replaced(self, objects: Iterable[Obj], take: Callable[[Obj], None]) -> None:
+        there = set[str]()
+        for obj in objects:
+            there.add(text(mapping(obj.get("metadata")).get("uid")))
+            take(obj)
+        self._marked = {uid: pod for uid, pod in self._marked.items() if uid in there}
 
     def _changed(self, obj: Obj, gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
         uid, pod = mapping(obj.get("metadata")).get("uid"), self._read(obj)

@@ -126,8 +126,8 @@ def lines(pieces: Iterable[bytes], told: Told) -> Iterator[bytes]:
 class ListReader:
     """Reads one list from the pieces of its text; iterate once.
 
-    ``told`` hears of each item that cannot be read and is left out. Once all items have been read, ``head``
-    is all else that the list says.
+    ``told`` hears of each item that cannot be read and is left out. ``head`` is all else of the list that has
+    been read.
     """
 
     def __init__(self, pieces: Iterator[bytes], told: Told) -> None:
@@ -145,7 +145,7 @@ class ListReader:
         Raises:
             ValueError: this is no list, or it was cut short. Items before that have been yielded.
         """
-        head: dict[str, Any] = {}
+        self.head = head = dict[str, Any]()
         self._take("{")
         while self._next() != "}":
             name = self._value() if self._next() == '"' else ""
@@ -159,7 +159,6 @@ class ListReader:
                 self._at += 1
         if head.pop("items", self) is not None or any(isinstance(v, _PassedOver) for v in head.values()):
             raise ValueError("the answer is no list")
-        self.head = head
         for _ in self._pieces:  # to the end: then the connection serves again
             pass
 

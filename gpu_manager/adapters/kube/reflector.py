@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable
+from gpu_manager.adapters.kube.meanwhile import Meanwhile
 from gpu_manager.adapters.kube.objects import Obj, Told, Unreadable, named, unheard
 from gpu_manager.adapters.kube.streams import Pages, WatchStream
 from gpu_manager.adapters.kube.streams import watch as open_watch
@@ -40,6 +41,9 @@ class Pause:
 
 SLICE_SECONDS = 0.003  # of work on a list, after which other threads have their turn
 _REST_SECONDS = 0.001
+_REFUSALS = 5  # of a watch, after which a list is tried instead
+_NOT_FOR_THE_VERSION = (401, 403, 429, 503, 504)  # refusals that a list would meet, too
+_CHANGES = ("ADDED", "MODIFIED", "DELETED")
 _MOST_SPOILED = 100  # names of objects that could not be read
 
 
@@ -152,6 +156,8 @@ class Reflector:
                         self._wait(str(error))
                 else:
                     self._wait(str(error))
+                    if self._failures % _REFUSALS == 0 and error.code not in _NOT_FOR_THE_VERSION:
+                        self._version = None
             except NodeUnready as error:
                 if not self._again.is_set():  # otherwise relist or close ended the watch
                     self._wait(str(error))
@@ -161,7 +167,6 @@ class Reflector:
                 self._wait(str(error))
 
     def _round(self) -> None:
-        what = f"watch {self._name}"
         if self._again.is_set():
             self._again.clear()
             self._version = None
@@ -172,8 +177,7 @@ class Reflector:
         with self._lock:
             if self._stopped.is_set() or self._again.is_set():
                 return
-        query = {**self._watched, "resourceVersion": self._version}
-        watch = open_watch(self._connection, what, self._path, query, self.spoil)
+        watch = self._open(self._version, self.spoil)
         with self._lock:
             self._watch = watch
             if self._stopped.is_set() or self._again.is_set():
@@ -197,31 +201,55 @@ class Reflector:
             log.info("watch_ended_at_once", resource=self._name)
         self._stopped.wait(self._pause.seconds(self._failures))
 
+    def _open(self, version: str, told: Told) -> WatchStream:
+        query = {**self._watched, "resourceVersion": version}
+        return open_watch(self._connection, f"watch {self._name}", self._path, query, told)
+
     def _list(self) -> str:
-        """Read a full list; returns its resourceVersion."""
+        """Read a full list, and what changes meanwhile; returns the version up to which all is known."""
         began = time.monotonic()
         self.spoiled_now.clear()
-        objects = self._in_slices()
-        self._replaced(objects, lambda obj: self._tell(obj, gone=False))
-        for _ in objects:  # whoever takes less of it wants no more
-            pass
+        news = Meanwhile(self._name, self._open, self.spoil)
+        objects = self._in_slices(news)
+        try:
+            self._replaced(objects, lambda obj: self._tell(obj, gone=False))
+            for _ in objects:  # whoever takes less of it wants no more
+                pass
+        finally:
+            news.close()
         self.spoiled = {key: one for key, one in self.spoiled.items() if key in self.spoiled_now}
         self.listed, self.heard = began, time.monotonic()
-        return self._pages.version
+        return news.version or self._pages.version
 
-    def _in_slices(self) -> Iterator[Obj]:
-        began = time.monotonic()
-        for obj in self._pages.read():
-            yield obj
+    def _in_slices(self, news: Meanwhile) -> Iterator[Obj]:
+        """Each object of a list, and in between those that have changed since it began, which the list has as
+        they were then.
+        """
+        began, changed = time.monotonic(), set[str]()
+        for obj in self._pages.read(news.begin):
+            if not changed or _key(obj) not in changed:
+                yield obj
             now = time.monotonic()
             if now - began >= SLICE_SECONDS:
                 if self._stopped.wait(_REST_SECONDS):
                     raise Unreachable(f"stopped to list {self._name}")
                 began = self.heard = now
+                yield from self._changed_since(news, changed)
+        yield from self._changed_since(news, changed)
+
+    def _changed_since(self, news: Meanwhile, changed: set[str]) -> Iterator[Obj]:
+        for kind, obj in news.events():
+            news.version = str(_metadata(obj).get("resourceVersion") or news.version)
+            if kind in _CHANGES:
+                changed.add(_key(obj))
+                if kind == "DELETED":
+                    self._tell(obj, gone=True)
+                else:
+                    yield obj
 
     def _take(self, kind: str, obj: Obj) -> None:
         self.heard = time.monotonic()
-        if kind in ("ADDED", "MODIFIED", "DELETED"):
+        if kind in _CHANGES:
             self._tell(obj, gone=kind == "DELETED")
         version = _metadata(obj).get("resourceVersion")
         if version:
@@ -239,7 +267,7 @@ class Reflector:
             self.spoil(named(_metadata(obj), f"{type(error).__name__}: {error}", deleted=more))
         else:
             if self.spoiled:
-                self._mend(named(_metadata(obj), "").key)
+                self._mend(_key(obj))
 
     def spoil(self, found: Unreadable) -> None:
         """Count and name an object that could not be read; for this thread and those who read for it."""
@@ -281,6 +309,10 @@ def _selected_by(selector: str) -> Mapping[str, str]:
 
 def _metadata(obj: Obj) -> Obj:
     return mapping(obj.get("metadata"))
+
+
+def _key(obj: Obj) -> str:
+    return named(_metadata(obj), "").key
 
 
 class WatchedObjects:

@@ -6,7 +6,7 @@ A list is read in pages of about :data:`PAGE_BYTES`, and of none more than one o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from gpu_manager.adapters.http import FOREIGN
@@ -21,6 +21,7 @@ from gpu_manager.adapters.kube.objects import (
     unheard,
     unreadable,
 )
+from gpu_manager.domain.untrusted import mapping
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
@@ -31,6 +32,7 @@ _MOST: Final = 500
 _GROWTH: Final = 4.0  # from page to page
 _CAREFUL: Final = 1.25  # the same, once a page has failed
 _TRIES: Final = 3  # of a page
+_EXPIRED: Final = ("Expired", "Gone")  # reasons of what is 410
 
 
 class Pages:
@@ -38,7 +40,8 @@ class Pages:
 
     A page is asked for by the number of its objects. That follows from the bytes of those before it, and is
     halved where a page does not arrive in time. ``told`` hears of each object that cannot be read.
-    ``version`` is the resourceVersion of the last list that was read to its end.
+    ``version`` is the resourceVersion of the last list that was read to its end: of the first page that was
+    begun. A page that is begun anew is newer, and so is the rest of a list that has expired.
     """
 
     def __init__(
@@ -58,48 +61,60 @@ class Pages:
         self._limit = _FIRST
         self.version = ""
 
-    def read(self) -> Iterator[Obj]:
+    def read(self, begun: Callable[[str], None] = lambda _: None) -> Iterator[Obj]:
         """Yield every object; one of a page that was begun anew comes twice.
+
+        ``begun`` is told the list's version with its first page, if more come.
 
         Raises:
             Refused: the server refuses. Unreachable: no usable answer, nor with smaller pages.
         """
-        more, failures, growth = "", 0, _GROWTH
+        more, first, told, failures, growth = "", "", False, 0, _GROWTH
         while True:
             page = _Page(self._connection, self._what, self._path, self._asked(more))
             reader = ListReader(page.pieces(), self._told)
             try:
                 yield from reader
-                version, following = _read_to(reader.head)
+                following = _read_to(reader.head)
             except (Unreachable, Refused, ValueError) as error:
+                if isinstance(error, Refused) and error.code == 410 and more and error.more:
+                    more = error.more
+                    continue
+                first = first or _version(reader.head)
                 small, self._limit = self._limit == 1, max(1, self._limit // 2)
                 failures, growth = failures + 1, _CAREFUL
-                begun = bool(more or reader.count)
-                if isinstance(error, Refused) or small or not begun or failures == _TRIES:
+                started = bool(more or reader.count)
+                if isinstance(error, Refused) or small or not started or failures == _TRIES:
                     if isinstance(error, ValueError):
                         raise self._connection.unreachable(self._what, error) from error
                     raise
                 continue
-            failures, more = 0, following
+            failures, first, more = 0, first or _version(reader.head), following
+            if more and first and not told:
+                told = True
+                begun(first)
             if reader.count:
                 fitting = PAGE_BYTES * reader.count // page.size
                 self._limit = max(1, min(fitting, int(growth * self._limit) + 1, _MOST))
             if not more:
-                self.version = version
+                self.version = first
                 return
 
     def _asked(self, more: str) -> Mapping[str, str]:
         return {**self._query, "limit": str(self._limit), **({"continue": more} if more else {})}
 
 
-def _read_to(head: Mapping[str, Any]) -> tuple[str, str]:
-    """A page's resourceVersion and continue token. Raises ValueError: something else must not count as an
-    empty list.
-    """
+def _read_to(head: Mapping[str, Any]) -> str:
+    """A page's continue token. Raises ValueError: something else must not count as an empty list."""
     meta = head.get("metadata")
     if not str(head.get("kind")).endswith("List") or not isinstance(meta, dict):
         raise ValueError("the answer is no list")
-    return str(meta.get("resourceVersion") or ""), str(meta.get("continue") or "")
+    return str(meta.get("continue") or "")
+
+
+def _version(head: Mapping[str, Any]) -> str:
+    """A page's resourceVersion, which comes before its items; empty if none has been read."""
+    return str(mapping(head.get("metadata")).get("resourceVersion") or "")
 
 
 class _Page:
@@ -155,18 +170,23 @@ class WatchStream:
         Raises:
             Unreachable: the stream broke. Refused: the server ended it (410: begin anew with a list).
         """
+        for line in self.lines():
+            event = self.event(line)
+            if event is not None:
+                yield event
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines of the stream, for :meth:`event`. Raises Unreachable: it broke."""
         try:
-            for line in lines(self._response.stream(1 << 16, decode_content=True), self._told):
-                event = self._event(line)
-                if event is not None:
-                    yield event
+            yield from lines(self._response.stream(1 << 16, decode_content=True), self._told)
         except (*FOREIGN, AttributeError) as error:
             raise self._connection.unreachable(self._what, error) from error
         finally:
             self._response.close()
             self._response.release_conn()
 
-    def _event(self, line: bytes) -> tuple[str, Obj] | None:
+    def event(self, line: bytes) -> tuple[str, Obj] | None:
+        """A line's event; None if it cannot be read. Raises Refused: the server ends the watch."""
         try:
             event = decode(line)
         except ValueError as error:
@@ -177,10 +197,7 @@ class WatchStream:
             self._told(unreadable(line, "an event without type or object"))
             return None
         if kind == "ERROR":
-            code = obj.get("code")
-            raise Refused(
-                self._what,
-                code if isinstance(code, int) else 500,
-                str(obj.get("message") or obj.get("reason")),
-            )
+            code, reason = obj.get("code"), obj.get("reason")
+            known = 410 if reason in _EXPIRED else code if type(code) is int else 500
+            raise Refused(self._what, known, str(obj.get("message") or reason))
         return kind, trimmed(obj)
