@@ -35,6 +35,8 @@ RESOURCES: tuple[Resource, ...] = (
     Resource("", "v1", "pods", "Pod", subresources=frozenset({"status", "binding", "eviction"})),
     Resource("", "v1", "events", "Event"),
     Resource("", "v1", "configmaps", "ConfigMap"),
+    Resource("", "v1", "resourcequotas", "ResourceQuota", subresources=frozenset({"status"})),
+    Resource("", "v1", "limitranges", "LimitRange"),
     Resource("", "v1", "secrets", "Secret"),
     Resource("", "v1", "services", "Service"),
     Resource("", "v1", "serviceaccounts", "ServiceAccount"),

@@ -383,3 +383,24 @@ def test_graph_and_top_show_the_size_in_force_of_a_pod_below_its_spec(
         "MiB",
         "-",
     ]
+
+
+@pytest.mark.usefixtures("there")
+def test_a_resize_past_a_resource_quota_is_warned_of(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hard = {"requests.tencent.com/vcuda-core": "40"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": "default"}}
+    api.create({**quota, "spec": {"hard": hard}})
+    api.patch(
+        "resourcequotas", "q", {"status": {"used": {"requests.tencent.com/vcuda-core": "30"}}},
+        subresource="status",
+    )  # fmt: skip
+    assert resize("--cores", "40") == 0
+    assert "warning" not in said(capsys)[1]
+    assert resize("--cores", "50") == 0
+    warned = said(capsys)[1]
+    assert (
+        'warning: ResourceQuota "q" grants 40 of requests.tencent.com/vcuda-core, and pods come to 50'
+        in warned
+    )

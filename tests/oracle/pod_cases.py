@@ -18,8 +18,10 @@ from admission.explain.pending_events import PendingEvents
 from gpu_manager.adapters.manifests import read_documents
 from gpu_manager.cli.kubectl.main import run as kubectl
 from gpu_manager.cli.main import run as gpu_manager
-from gpu_manager.domain.contract import CORE, MEMORY
-from tests.fakes.extender import Obj, World, node
+from gpu_manager.domain.contract import CORE, MEMORY, RESIZE
+from gpu_manager.domain.kube.pod import parse_pod
+from gpu_manager.domain.resize.namespace_limits import NamespaceLimits, past_limits
+from tests.fakes.extender import UNIT, Obj, World, node
 
 Faults = Iterator[str]
 HELM: Final = Path(__file__).parents[2] / "deploy/helm/gpu-manager/values.schema.json"
@@ -176,6 +178,21 @@ class _Events:
         self.count += 1
 
 
+def _resized(file: Path) -> Faults:
+    """Resized past a ResourceQuota of 50 cores and 16 units: told of both."""
+    [obj] = [dict(one) for one in read_documents(file.read_bytes()) if isinstance(one, dict)]
+    size = {"v": 1, "containers": {"c": {"cores": 60, "memory": "8Gi"}}}
+    obj["metadata"] = {**obj["metadata"], "annotations": {RESIZE: json.dumps(size)}}
+    counted = {f"requests.{CORE}": (50, 20), f"requests.{MEMORY}": (16, 16)}
+    quota = {
+        "metadata": {"name": "q"},
+        "spec": {"hard": {key: most for key, (most, _) in counted.items()}},
+        "status": {"used": {key: used for key, (_, used) in counted.items()}},
+    }
+    told = list(past_limits(NamespaceLimits([quota]), [parse_pod(obj)], UNIT))
+    yield from (f"nothing is told of {key}" for key in counted if not any(key in line for line in told))
+
+
 def _values(file: Path) -> Faults:
     schema = json.loads(HELM.read_text("utf-8"))
     [values] = read_documents(file.read_bytes())
@@ -216,6 +233,7 @@ CASES: Final[Mapping[str, Callable[[Path], Faults]]] = {
     ),
     "ray-illegal-share.yaml": _checked("[core-not-multiple]", code=1),
     "raycluster-gpushare.yaml": _ray,
+    "resize-past-resourcequota.yaml": _resized,
     "rolling-update.yaml": _held("owner"),
     "spark-vendor.yaml": _told("spark.executor.resource.gpu.vendor", "annotation.gpu-fraction"),
     "time-slicing-four.yaml": _each(_told("--like"), _turns),

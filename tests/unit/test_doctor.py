@@ -17,6 +17,7 @@ from gpu_manager.domain.contract import (
     DRA_DRIVER,
     EVICT,
     MEMORY,
+    RESIZE,
     Assignment,
     EvictionMark,
     Inventory,
@@ -37,6 +38,7 @@ from gpu_manager.domain.doctor.facts import (
     Webhook,
 )
 from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
+from gpu_manager.domain.resize.namespace_limits import NamespaceLimits
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.topology import Link, Topology
 
@@ -166,6 +168,13 @@ def hooks(**changed: Any) -> Facts:
     return cluster(webhooks=tuple(replace(hook, **changed) for hook in CLUSTER.webhooks or ()))
 
 
+RESIZED_POD = a_pod("r")
+RESIZED_POD = replace(
+    RESIZED_POD,
+    annotations={**RESIZED_POD.annotations, RESIZE: '{"v":1,"containers":{"c":{"cores":80}}}'},
+)
+_CORES = "requests.tencent.com/vcuda-core"
+PAST = NamespaceLimits([{"spec": {"hard": {_CORES: 60}}, "status": {"used": {_CORES: 60}}}])
 BARE = DoctorNode("n2", None, None, None, hinted="1 nvidia.com/gpu", labels={"old": ""})
 TWO_WAYS = (
     (("enable", "In", frozenset({"on", "yes"})),),
@@ -323,6 +332,11 @@ FOUND = [
             pods=(PodFacts(a_pod(phase="Failed"), refused="Pod was rejected: no healthy devices present"),)
         ),
         "pod default/p on node n1: Pod was rejected: no healthy devices present",
+    ),
+    (
+        "resized-past-limits",
+        cluster(pods=(PodFacts(RESIZED_POD),), limits={"default": PAST}),
+        "pods come to 80",
     ),
     ("static-pod-in-cluster", cluster(pods=(PodFacts(a_pod(), static=True),)), "is static"),
     ("runtime-class-missing", cluster(pods=(PodFacts(a_pod(), runtime_class="x"),)), "runtimeClass x"),

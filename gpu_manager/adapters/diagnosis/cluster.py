@@ -30,6 +30,7 @@ from gpu_manager.domain.doctor.facts import (
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.kube.label_selectors import Term, read_terms
 from gpu_manager.domain.kube.pod import Pod, parse_pod
+from gpu_manager.domain.resize.namespace_limits import NamespaceLimits
 from gpu_manager.domain.resources import parse_quantity
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
@@ -62,6 +63,7 @@ def gather_cluster(connection: Connection) -> ClusterFacts:
         serving_expires=looked.part("the certificate's Secret", looked.serving_expiry),
         schedulers=looked.part("configmaps", lambda: tuple(looked.schedulers(namespaces))),
         runtime_classes=looked.part("runtimeclasses", looked.runtime_classes),
+        limits=looked.part("resourcequotas and limitranges", looked.limits),
         refused=looked.refused,
     )
 
@@ -101,6 +103,17 @@ class _Looked:
         except RequestInvalid as error:
             self._connection.told(named(mapping(obj.get("metadata")), str(error)))
             return None
+
+    def limits(self) -> Mapping[str, NamespaceLimits]:
+        kinds = ("resourcequotas", "limitranges")
+        found = [[dict(obj) for obj in self._list(kind, f"/api/v1/{kind}")] for kind in kinds]
+        spaces = {text(mapping(obj.get("metadata")).get("namespace")) for objs in found for obj in objs}
+        return {
+            space: NamespaceLimits(
+                *([o for o in objs if mapping(o.get("metadata")).get("namespace") == space] for objs in found)
+            )
+            for space in spaces
+        }
 
     def daemonset(self) -> tuple[AgentPods | None]:
         found = next(

@@ -13,8 +13,9 @@ from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import Pod, parse_pod
+from gpu_manager.domain.resize.namespace_limits import NamespaceLimits
 from gpu_manager.domain.resize.owners import KINDS
-from gpu_manager.domain.untrusted import mapping, text
+from gpu_manager.domain.untrusted import mapping, mappings, text
 
 _AWAY: Final = (429, 500, 502, 503, 504)  # 500: the API server could not ask the admission service
 _PAUSE_SECONDS: Final = 0.5
@@ -124,6 +125,29 @@ def pods_of(connection: Connection, workload: Mapping[str, Any]) -> Iterator[Pod
     for obj in list_all(connection, f"list the pods of namespace {namespace}", pods_path(namespace), query):
         with contextlib.suppress(RequestInvalid):  # not of our making: it has no fraction that can be read
             yield parse_pod(obj)
+
+
+def namespace_limits(connection: Connection, namespace: str) -> tuple[NamespaceLimits, tuple[Pod, ...]]:
+    """The ResourceQuotas and LimitRanges of a namespace, and its pods; none that the caller may not list.
+
+    Raises:
+        NodeUnready: the API server is away.
+    """
+    place = f"/api/v1/namespaces/{segment(namespace)}"
+    found: list[list[Mapping[str, Any]]] = []
+    try:
+        for kind in ("resourcequotas", "limitranges", "pods"):
+            listed = connection.request(f"list the {kind} of namespace {namespace}", "GET", f"{place}/{kind}")
+            found.append(mappings(listed.get("items")))
+            if kind == "limitranges" and not any(found):
+                return NamespaceLimits(), ()
+    except Refused:
+        return NamespaceLimits(), ()
+    pods: list[Pod] = []
+    for obj in found[2]:
+        with contextlib.suppress(RequestInvalid):
+            pods.append(parse_pod(obj))
+    return NamespaceLimits(found[0], found[1]), tuple(pods)
 
 
 def delete_waiting(connection: Connection, pod: Pod) -> bool:

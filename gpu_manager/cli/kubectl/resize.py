@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
@@ -10,7 +11,9 @@ from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace,
 from gpu_manager.cli.kubectl.resize_workload import (
     PODS,
     AskedSize,
+    WorkloadOutcome,
     outcome,
+    past_in,
     pending,
     resize_workload,
     workload_kind,
@@ -67,12 +70,20 @@ def command(
     if memory:
         parse_quantity(memory)
     size = AskedSize(container, cores, memory)
+    told: WorkloadOutcome | None = None
     with log_in(kubeconfig, context, namespace) as login:
         kind, _, owner = target.rpartition("/")
         if kind.lower() in PODS:
             print(_resize_pod(login, object_name(owner, "POD"), size, wait))
-            return 0
-        told = resize_workload(login, workload_kind(kind), object_name(owner, "NAME"), size, wait)
+            past = past_in(login, {})
+        else:
+            kind, owner = workload_kind(kind), object_name(owner, "NAME")
+            told = resize_workload(login, kind, owner, size, wait)
+            past = past_in(login, {f"{kind}/{owner}": told.request})
+    for warning in past:
+        print(printable(f"warning: {warning}"), file=sys.stderr)
+    if told is None:
+        return 0
     for line in (told.written, *told.others):
         print(printable(line))
     return 1 if told.is_refused else 0

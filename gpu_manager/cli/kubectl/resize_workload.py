@@ -16,6 +16,7 @@ from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, printable, quoted
 from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.resize.judgement import held_size
+from gpu_manager.domain.resize.namespace_limits import past_limits
 from gpu_manager.domain.resize.owners import KINDS, effective_request, was_made_for_another
 from gpu_manager.domain.resize.sizes import (
     ResizeAnswer,
@@ -25,7 +26,7 @@ from gpu_manager.domain.resize.sizes import (
     read_wanted,
     with_size,
 )
-from gpu_manager.domain.resources import CORES_PER_CARD, Amount
+from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT, Amount
 from gpu_manager.domain.untrusted import mapping, text
 
 PODS: Final = ("", "po", "pod", "pods")
@@ -39,11 +40,14 @@ _FORBIDDEN: Final = 403
 
 @dataclass(frozen=True, slots=True)
 class WorkloadOutcome:
-    """What was written, and of each pod that does not have it why. ``is_refused``: one has no room for it."""
+    """What was written, and of each pod that does not have it why. ``is_refused``: one has no room for it.
+    ``request`` is the workload's annotation then, empty for none.
+    """
 
     written: str
     others: tuple[str, ...] = ()
     is_refused: bool = False
+    request: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +106,27 @@ def resize_workload(login: Login, kind: str, name: str, size: AskedSize, wait: f
     told = others[:_MOST_TOLD]
     more = (f"and {len(others) - len(told)} more",) if len(others) > len(told) else ()
     return WorkloadOutcome(
-        f"{who}: {goes}; {_counted(pods)}, new ones start so", (*told, *more), bool(pods.refused)
+        f"{who}: {goes}; {_counted(pods)}, new ones start so",
+        (*told, *more),
+        bool(pods.refused),
+        _request(there) or "",
     )
+
+
+def past_in(login: Login, owners: Mapping[str, str]) -> list[str]:
+    """What resized pods of the namespace go past of Kubernetes' own limits; ``owners``: requests of workloads
+    that their pods may not have yet.
+    """
+    from gpu_manager.adapters.kube.resize import namespace_limits  # noqa: PLC0415  # as in log_in
+
+    limits, pods = namespace_limits(login.connection, login.namespace)
+    asking = []
+    for pod in pods:
+        request = effective_request(pod, owners[pod.workload]) if pod.workload in owners else None
+        asking.append(
+            pod if request is None else replace(pod, annotations={**pod.annotations, RESIZE: request})
+        )
+    return list(past_limits(limits, asking, DEFAULT_UNIT))
 
 
 def _mended(login: Login, waiting: Sequence[Pod], *, is_reset: bool) -> Iterator[str]:

@@ -18,6 +18,8 @@ from gpu_manager.domain.doctor.facts import (
     pods_of,
 )
 from gpu_manager.domain.errors import printable
+from gpu_manager.domain.resize.namespace_limits import past_limits
+from gpu_manager.domain.resources import DEFAULT_UNIT
 
 _DAY: Final = 86_400.0
 _SOON_SECONDS: Final = 7 * _DAY  # as the alert: spec of metrics, "webhook certificate expires in < 7 d"
@@ -103,6 +105,14 @@ def _stranded(cluster: ClusterFacts, _: float) -> Iterator[str]:
             for pod in pods
         ]
     )
+
+
+def _past_limits(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    lines = []
+    for space, limits in sorted((cluster.limits or {}).items()):
+        pods = [f.pod for f in pods_of(cluster) if f.pod.namespace == space]
+        lines += [f"namespace {printable(space)}: {line}" for line in past_limits(limits, pods, DEFAULT_UNIT)]
+    yield from bounded(lines)
 
 
 def _marked(cluster: ClusterFacts, _: float) -> Iterator[str]:
@@ -247,6 +257,17 @@ CONTROL: Final = (
             "its backoffLimit, are yours to make again."
         ),
         judge=_refused,
+    ),
+    DoctorCheck(
+        id="resized-past-limits",
+        group="cluster",
+        severity=Severity.WARNING,
+        what=(
+            "Resized pods hold more than a ResourceQuota or a LimitRange of their namespace grants: "
+            "Kubernetes counts what specs ask for, and a resize changes no spec."
+        ),
+        cure="Resize them within it, or limit the namespace by our quota, which counts what pods hold.",
+        judge=_past_limits,
     ),
     DoctorCheck(
         id="static-pod-in-cluster",

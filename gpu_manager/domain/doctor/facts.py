@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 from gpu_manager.domain.contract import Inventory
 from gpu_manager.domain.kube.label_selectors import Term
 from gpu_manager.domain.kube.pod import Pod
+from gpu_manager.domain.resize.namespace_limits import NamespaceLimits
 
 Version = tuple[int, ...]
 
@@ -217,6 +218,7 @@ class ClusterFacts:
     serving_expires: float | None = None
     schedulers: tuple[SchedulerFacts, ...] | None = None
     runtime_classes: frozenset[str] | None = None
+    limits: Mapping[str, NamespaceLimits] | None = None  # by namespace
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
