@@ -21,7 +21,7 @@ from tests.fakes.waiting import PATIENCE
 class Watched:
     """Cards under watch; ``next`` waits for what the watch tells."""
 
-    def __init__(self, *gpus: Gpu, quiet: float = 0.0, listed: bool = True) -> None:
+    def __init__(self, *gpus: Gpu, quiet: float = 0.0, listed: bool = True, patience: float = 3.0) -> None:
         self.nvml = FakeNvml(*gpus)
         self.ticks = 100.0
         self.told: queue.Queue[HealthChange] = queue.Queue()
@@ -29,7 +29,11 @@ class Watched:
         self.threads: set[str] = set()
         policy = FaultPolicy(quiet_seconds=quiet)
         self.cards = NvmlCards(
-            self.nvml, policy=policy, sysfs=Path("/nonexistent"), monotonic=lambda: self.ticks
+            self.nvml,
+            policy=policy,
+            sysfs=Path("/nonexistent"),
+            monotonic=lambda: self.ticks,
+            patience=patience,
         )
         if listed:
             self.cards.list()
@@ -47,9 +51,12 @@ class Watched:
 
     def settle(self) -> None:
         """Returns when the thread has taken every event made so far, and gone round once more."""
+        self.settle_on(self.nvml.gpus[0])
+
+    def settle_on(self, gpu: Gpu) -> None:
         for _ in range(2):
             done = threading.Event()
-            self.nvml.events.put(Marker(self.nvml.gpus[0], done))
+            self.nvml.events.put(Marker(gpu, done))
             assert done.wait(PATIENCE)
 
 
@@ -79,6 +86,19 @@ def watched(request):
         one.cards.close()
         assert one.nvml.open == 0
         assert one.nvml.sets == 0
+
+
+def test_a_card_that_hangs_keeps_no_event_of_another_from_being_told(watched):
+    first, second = Gpu(0), Gpu(1)
+    w = watched(first, second, patience=0.05)
+    free = w.nvml.hang(first)
+    w.cards.usage()
+    assert (change := w.next()).uuid == first.uuid
+    assert not change.healthy
+    w.nvml.xid(second, 79)
+    assert w.xids.get(timeout=PATIENCE).uuid == second.uuid
+    w.settle_on(second)
+    free.set()
 
 
 def test_a_critical_xid_closes_its_card_and_no_other(watched):

@@ -7,11 +7,14 @@ A function that is not written here does not exist in this "driver" (FUNCTION_NO
 from __future__ import annotations
 
 import queue
+import threading
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pynvml
+
+from tests.fakes.waiting import PATIENCE
 
 GIB = 1 << 30
 
@@ -236,6 +239,18 @@ class FakeNvml:
         if isinstance(event, Exception):
             raise event
         return event
+
+    def hang(self, gpu: Gpu) -> threading.Event:
+        """From now on the driver answers nothing about the card, until the event is set."""
+        free, ask = threading.Event(), self._ask
+
+        def hanging(asked: Gpu, function: str) -> Gpu:
+            if asked is gpu:
+                free.wait(PATIENCE)
+            return ask(asked, function)
+
+        self._ask = hanging  # type: ignore[method-assign]  # on this machine alone
+        return free
 
     def xid(self, gpu: Gpu, number: int) -> None:
         kind = pynvml.nvmlEventTypeXidCriticalError

@@ -516,27 +516,12 @@ def test_sensors_are_told_in_base_units_and_read_every_ten_seconds():
     assert sensors().power == 61.5, "a card in MIG mode too"
 
 
-class Hangs:
-    """A card about which the driver answers nothing until it is let go."""
-
-    def __init__(self, nvml, gpu):
-        self.free = threading.Event()
-        ask = nvml._ask
-
-        def hanging(asked, function):
-            if asked is gpu:
-                self.free.wait(PATIENCE)
-            return ask(asked, function)
-
-        nvml._ask = hanging
-
-
 def test_a_card_that_hangs_is_closed_and_named_and_the_others_usage_goes_on():
     first, second = Gpu(0, compute={7: GIB}), Gpu(1, compute={8: 2 * GIB})
     nvml = FakeNvml(first, second)
     cards = cards_of(nvml, patience=0.05)
     assert all(state.healthy for state in cards.list())
-    hung, threads = Hangs(nvml, first), threading.active_count()
+    free, threads = nvml.hang(first), threading.active_count()
     for _ in range(3):
         uses, processes = cards.usage()
         assert [use.uuid for use in uses] == [second.uuid]
@@ -545,7 +530,7 @@ def test_a_card_that_hangs_is_closed_and_named_and_the_others_usage_goes_on():
     assert (closed.card.uuid, closed.healthy, open_.healthy) == (first.uuid, False, True)
     assert "did not answer in time" in closed.reason
     assert threading.active_count() <= threads + 1  # however often it is asked
-    hung.free.set()
+    free.set()
     until(lambda: not cards._patience.hangs)
     assert len(cards.list()) == 2
     assert [use.uuid for use in cards.usage()[0]] == [first.uuid, second.uuid]

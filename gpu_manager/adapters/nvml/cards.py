@@ -22,7 +22,7 @@ import structlog
 from gpu_manager.adapters.nvml.errors import NvmlErrorKind, maybe, meaning, sentence, to_domain
 from gpu_manager.adapters.nvml.faults import CardFaults, FaultPolicy, recovery_text
 from gpu_manager.adapters.nvml.links import bus_key, read_links
-from gpu_manager.adapters.nvml.patience import PATIENCE_SECONDS, DriverHangsError, Patience
+from gpu_manager.adapters.nvml.patience import PATIENCE_SECONDS, TIMEOUT, DriverHangsError, Patience
 from gpu_manager.adapters.nvml.usage import Memory, UsageReader
 from gpu_manager.adapters.nvml.watch import EventWatch, WatchedCard
 from gpu_manager.domain.card import UNREAD_MODEL, Card, CardState, CardUuid
@@ -34,7 +34,6 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-_TIMEOUT: Final = 10  # NVML's code for an answer that did not come in time
 _DRIVER: Final = "driver"  # what a call is about that is about no card
 # By NVML's number: its name, and who may use the card.
 _COMPUTE_MODES: Final = {
@@ -123,7 +122,7 @@ class NvmlCards:
                 read = partial(self._usage.read, slot.handle, slot.card)
                 card, running = self._patience.call(slot.card.index, read)
             except DriverHangsError:
-                self._blame(slot.card.uuid, _TIMEOUT)
+                self._blame(slot.card.uuid, TIMEOUT)
                 continue
             except self._nvml.NVMLError as error:
                 self._blame(slot.card.uuid, error.value)
@@ -156,8 +155,14 @@ class NvmlCards:
         with self._lock:
             return self._openings, self._slots
 
-    def recovery_action(self, handle: Any) -> int | None:
+    def recovery_action(self, slot: WatchedCard) -> int | None:
         """Return NVML_GPU_RECOVERY_ACTION_*, 0 for none; None if the driver cannot tell (before R565)."""
+        try:
+            return self._patience.call(slot.card.index, partial(self._recovery_action, slot.handle))
+        except DriverHangsError:
+            return None
+
+    def _recovery_action(self, handle: Any) -> int | None:
         field = self._nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
         values = maybe(self._nvml, self._nvml.nvmlDeviceGetFieldValues, handle, [field])
         if values is None or values[0].nvmlReturn != self._nvml.NVML_SUCCESS:
@@ -207,13 +212,13 @@ class NvmlCards:
         try:
             return self._patience.call(about, call)
         except DriverHangsError:
-            raise to_domain(_TIMEOUT, "ask the driver") from None
+            raise to_domain(TIMEOUT, "ask the driver") from None
 
     def _patient_look(self, index: int) -> WatchedCard | int:
         try:
             return self._patience.call(index, partial(self._look, index))
         except DriverHangsError:
-            return _TIMEOUT
+            return TIMEOUT
 
     def _look(self, index: int) -> WatchedCard | int:
         """Return the card at an index, or the NVML error code if its UUID cannot be read."""
@@ -233,7 +238,7 @@ class NvmlCards:
             self._blame(card.uuid, error.value, always=True)
             return WatchedCard(None, card)
         slot = WatchedCard(handle, card)
-        self.examine(slot)
+        self._examine(slot)
         return slot
 
     def _silent(self, index: int, code: int, named: set[CardUuid]) -> WatchedCard:
@@ -249,7 +254,13 @@ class NvmlCards:
     def examine(self, slot: WatchedCard) -> None:
         """Check the health of a card and record the result."""
         try:
-            action = self.recovery_action(slot.handle)
+            self._patience.call(slot.card.index, partial(self._examine, slot))
+        except DriverHangsError:
+            self._blame(slot.card.uuid, TIMEOUT)
+
+    def _examine(self, slot: WatchedCard) -> None:
+        try:
+            action = self._recovery_action(slot.handle)
             reason = recovery_text(action) if action else self._memory_condition(slot)
         except self._nvml.NVMLError as error:
             self._blame(slot.card.uuid, error.value, always=True)

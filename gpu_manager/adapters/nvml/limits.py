@@ -6,12 +6,14 @@ such limit.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pynvml
 
 from gpu_manager.adapters.nvml.errors import NvmlErrorKind, maybe, meaning, to_domain
+from gpu_manager.adapters.nvml.patience import TIMEOUT, DriverHangsError, Patience
 from gpu_manager.domain.card import CardUuid
 
 _CALL, _STRUCT = "nvmlDeviceSetMemoryLimits_v1", "c_nvmlSetMemoryLimits_v1_t"
@@ -24,6 +26,7 @@ class NvmlMemoryLimits:
     def __init__(self, nvml: Any = pynvml) -> None:
         """``nvml`` is the binding or a fake of it; an older one lacks the function."""
         self._nvml = nvml
+        self._patience = Patience()
 
     def hold(self, cgroup: Path, card: CardUuid, limit: int | None) -> bool:
         """Set the hard limit in bytes, or remove it (None). False if binding, driver or card do not support
@@ -35,10 +38,16 @@ class NvmlMemoryLimits:
         Raises:
             NodeUnready: the driver does not answer, or the call failed.
         """
-        nvml = self._nvml
-        call, struct = getattr(nvml, _CALL, None), getattr(nvml, _STRUCT, None)
+        call, struct = getattr(self._nvml, _CALL, None), getattr(self._nvml, _STRUCT, None)
         if call is None or struct is None:
             return False
+        try:
+            return self._patience.call(card, partial(self._hold, call, struct, cgroup, card, limit))
+        except DriverHangsError:
+            raise to_domain(TIMEOUT, f"limit the memory of card {card} for {cgroup}") from None
+
+    def _hold(self, call: Any, struct: Any, cgroup: Path, card: CardUuid, limit: int | None) -> bool:
+        nvml = self._nvml
         try:
             nvml.nvmlInit()
         except nvml.NVMLError as error:

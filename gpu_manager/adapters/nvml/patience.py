@@ -17,6 +17,7 @@ from gpu_manager.runtime import threads
 
 T = TypeVar("T")
 
+TIMEOUT: Final = 10  # NVML's code for an answer that did not come in time
 PATIENCE_SECONDS: Final = 3.0  # a busy driver answers within some 100 ms
 _IDLE_SECONDS: Final = 30.0  # after which a thread without a call ends
 

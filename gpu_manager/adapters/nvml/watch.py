@@ -39,7 +39,7 @@ class ListedCards(Protocol):
     def examine(self, slot: WatchedCard) -> None:
         """Check the health of a card and record the result."""
 
-    def recovery_action(self, handle: Any) -> int | None:
+    def recovery_action(self, slot: WatchedCard) -> int | None:
         """Return the driver's recovery action; None if the driver cannot tell."""
 
 
@@ -173,7 +173,7 @@ class EventWatch:
 
     def _action(self, slot: WatchedCard) -> int | None:
         try:
-            return self._cards.recovery_action(slot.handle)
+            return self._cards.recovery_action(slot)
         except self._nvml.NVMLError:
             return None  # too broken to say: the XID table decides
 
