@@ -154,3 +154,22 @@ def test_a_larger_gap_is_heard() -> None:
     for _ in range(600):
         witness.add(second(0.3, 0.6))
     assert witness.verdict is Verdict.AGREES
+
+
+@given(st.floats(0.05, 0.95), st.floats(0.05, 1.0), st.floats(0.05, 1.0))
+def test_in_a_closed_loop_the_limit_holds_by_the_drivers_figure_and_nothing_swings(
+    limit: float, part: float, need: float
+) -> None:
+    """The library measures ``part`` of what the container uses, which needs so much and has the limit by it."""
+    witness, verdicts, used = AccountWitness(), [], 0.0
+    for _ in range(900):
+        used = min(need, limit / (part * witness.gain))
+        witness.add(second(part * used, used))
+        if not verdicts or verdicts[-1] is not witness.verdict:
+            verdicts.append(witness.verdict)
+    first = min(need, limit / part)
+    if first * (1 - part) >= GAP:
+        assert verdicts == [Verdict.AGREES, Verdict.BELOW]
+        assert used <= max(limit, part * need) * 1.06 or witness.gain == MOST_GAIN
+    else:
+        assert len(verdicts) <= 2
