@@ -17,13 +17,16 @@ class ApiError(Exception):
         *,
         causes: list[dict[str, str]] | None = None,
         retry_after: int = 0,
+        more: str = "",
     ) -> None:
+        """``more``: the token by which an expired list goes on."""
         super().__init__(message)
         self.code = code
         self.reason = reason
         self.message = message
         self.causes = causes or []
         self.retry_after = retry_after
+        self.more = more
 
     def body(self) -> bytes:
         """The ``Status`` object as JSON."""
@@ -34,7 +37,7 @@ class ApiError(Exception):
             {
                 "kind": "Status",
                 "apiVersion": "v1",
-                "metadata": {},
+                "metadata": {"continue": self.more} if self.more else {},
                 "status": "Failure",
                 "message": self.message,
                 **({"reason": self.reason} if self.reason else {}),

@@ -55,6 +55,7 @@ class Storage:
         self._objects: dict[Resource, dict[Key, Stored]] = {}
         self._changes: dict[Resource, deque[Change]] = {}
         self._floor: dict[Resource, int] = {}
+        self.compacted = 0  # no list is as of a version before that
         self._news: dict[Resource, threading.Condition] = {}
 
     def get(self, resource: Resource, key: Key) -> Stored | None:
@@ -128,8 +129,9 @@ class Storage:
                 condition.notify_all()
 
     def compact(self) -> None:
-        """Forget all changes: a watch that starts at an older version gets 410."""
+        """Forget all changes: a watch or a further page that begins at an older version gets 410."""
         with self.lock:
+            self.compacted = self.version
             for resource in {*self._changes, *self._objects}:
                 self._changes.get(resource, deque()).clear()
                 self._floor[resource] = self.version

@@ -20,7 +20,7 @@ from sandbox.api.patches import apply_patch
 from sandbox.api.priority import set_priority
 from sandbox.api.rules import check_identity, prepare_create, prepare_update
 from sandbox.api.selectors import Predicate
-from sandbox.api.status import already_exists, bad_request, invalid, not_found, success
+from sandbox.api.status import ApiError, already_exists, bad_request, invalid, not_found, success
 from sandbox.api.storage import Key, Storage, Stored
 
 Obj = dict[str, Any]
@@ -60,6 +60,10 @@ class Page:
 
 
 WHOLE = Page()
+_EXPIRED = (
+    "The provided continue parameter is too old to display a consistent list result. You can start a new "
+    "list without the continue parameter, or use the continue token in this response to retrieve the rest."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +97,12 @@ class Verbs:
     def listing(self, target: Target, matches: Predicate, page: Page = WHOLE) -> VerbOutcome:
         """The objects of a namespace (or all) that match, with the version of the listing.
 
-        A page that continues another has its version, and the objects as they are now.
+        A page that continues another has its version, and the objects as they are now. Raises ApiError: that
+        version has been compacted away.
         """
         stored, version = self.storage.all(target.resource)
+        if 0 < page.version < self.storage.compacted:
+            raise ApiError(410, "Expired", _EXPIRED, more=Page(0, version, page.after).token())
         namespace = target.namespace
         wanted = (
             s

@@ -47,6 +47,24 @@ def pages(w: World) -> object:
     return found
 
 
+@READS.case(
+    "a list whose version is forgotten is 410 with a token by which the rest comes, as it is then",
+    (410, "Expired", ["x-2", "x-3"], True),
+)
+def list_expired(w: World) -> object:
+    w.pod("x-1")
+    w.pod("x-2")
+    query = {"labelSelector": "case in (x-1,x-2,x-3)"}
+    first = w.ask("GET", PODS, **query, limit=1).ok()["metadata"]
+    w.pod("x-3")
+    w.forget()
+    refused = w.ask("GET", PODS, **query, limit=1, **{"continue": first["continue"]})
+    more = refused.body["metadata"]["continue"]
+    rest = w.ask("GET", PODS, **query, **{"continue": more}).ok()
+    newer = int(rest["metadata"]["resourceVersion"]) > int(first["resourceVersion"])
+    return *refused.refusal()[:2], [item["metadata"]["name"] for item in rest["items"]], newer
+
+
 # What authors of objects may write that not every decoder reads: deeper than most go, and no UTF-8.
 FIELDS = {
     "deep": b'{"f:a":' * 1_500 + b"{}" + b"}" * 1_500,

@@ -54,6 +54,7 @@ class Server:
         self.environment = {**os.environ, "KUBECONFIG": str(directory / "kubeconfig"), "HOME": str(directory)}
         self._processes: list[subprocess.Popen[bytes]] = []
         self._api_server: tuple[str, ...] = ()
+        self._store = ""
 
     def start(self) -> None:
         here, store, peers = self.directory, free_port(), free_port()
@@ -76,7 +77,8 @@ class Server:
                 }
             )
         )
-        client, peer = f"http://127.0.0.1:{store}", f"http://127.0.0.1:{peers}"
+        self._store = client = f"http://127.0.0.1:{store}"
+        peer = f"http://127.0.0.1:{peers}"
         self.spawn(
             *("etcd", f"--data-dir={here}/etcd", f"--listen-client-urls={client}"),
             *(f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}", "--unsafe-no-fsync"),
@@ -94,6 +96,12 @@ class Server:
     def pids(self) -> list[int]:
         """Of etcd and the API server."""
         return [process.pid for process in self._processes]
+
+    def forget(self) -> None:
+        """Compact the store, and restart the API server, which has versions before that in its cache."""
+        now = json.loads(_post(f"{self._store}/v3/kv/range", {"key": "AA=="}))["header"]["revision"]
+        _post(f"{self._store}/v3/kv/compaction", {"revision": now, "physical": True})
+        self.restart()
 
     def restart(self) -> None:
         """Kill the API server, not its store, and start it again."""
@@ -219,3 +227,9 @@ class Server:
                 return True
         except OSError:
             return False
+
+
+def _post(url: str, body: dict[str, Any]) -> bytes:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        return bytes(answer.read())

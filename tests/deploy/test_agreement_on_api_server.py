@@ -26,7 +26,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
             admin = {"Authorization": "Bearer admin"}
             headers = {"": admin, NOBODY: {**admin, "Impersonate-User": NOBODY}}
             authority = directory / "certs" / "apiserver.crt"
-            made = World(f"https://127.0.0.1:{server.port}", headers, authority, server.restart)
+            made = World(f"https://127.0.0.1:{server.port}", headers, authority, server.forget)
             made.begin()
             yield made
         finally:
