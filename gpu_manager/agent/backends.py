@@ -10,7 +10,14 @@ import structlog
 
 from gpu_manager.adapters.control_pages.gate_watcher import NativeGateWatcher
 from gpu_manager.adapters.control_pages.pages import FileControlPages
-from gpu_manager.adapters.driver_files import DeviceNodes, DriverFiles, HostFiles, Strategy, detect, find_nvml
+from gpu_manager.adapters.driver_files import (
+    Detected,
+    DeviceNodes,
+    DriverFiles,
+    HostFiles,
+    Strategy,
+    find_nvml,
+)
 from gpu_manager.adapters.driver_memory_limit import DriverLimits
 from gpu_manager.adapters.nvml.faults import FaultPolicy
 from gpu_manager.agent.config import Config
@@ -66,6 +73,7 @@ def build_injector(
         RequestInvalid: the strategy does not exist.
     """
     by_claims = config.front is not Front.PLUGIN
+    outdated: Callable[[], str] = str
     if by_claims and config.injection in ("auto", Strategy.CDI.value):
         strategy = Strategy.CDI  # the kubelet hands devices of claims to the runtime by CDI alone
     elif by_claims:
@@ -74,9 +82,9 @@ def build_injector(
             f"{config.injection!r}: use cdi"
         )
     elif config.injection == "auto":
-        kubelet_dir = str(config.device_plugins.parent)
-        strategy, why = detect(config.host_root, kubelet_dir=kubelet_dir, proc=config.proc)
-        log.info("injection_chosen", strategy=strategy.value, why=why)
+        detected = Detected(config.host_root, str(config.device_plugins.parent), config.proc)
+        strategy, outdated = detected.strategy, detected.outdated
+        log.info("injection_chosen", strategy=strategy.value, why=detected.why)
     else:
         names = [s.value for s in Strategy]
         if config.injection not in names:
@@ -97,6 +105,7 @@ def build_injector(
         nodes=DeviceNodes(host, str(config.driver_root), config.extra_devices, proc=config.proc),
         simulated=config.simulated and strategy is Strategy.CDI,
         allow_env_from=config.allow_env_from,
+        outdated=outdated,
     )
 
 

@@ -206,7 +206,7 @@ class Agent:
             self.metrics,
             self.health,
         )
-        self.keeper = InjectionKeeper(self.state, pods, injector, clock, _restart)
+        self.keeper = InjectionKeeper(self.state, pods, injector, clock, _restart, injector.outdated)
         self.reclaimer = reclaimer.Reclaimer(
             self.state,
             window,

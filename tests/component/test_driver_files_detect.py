@@ -1,10 +1,11 @@
 """Which strategy suits a node, from its runtime's files alone."""
 
+import os
 import socket
 
 import pytest
 
-from gpu_manager.adapters.driver_files import Strategy
+from gpu_manager.adapters.driver_files import Detected, Strategy
 from gpu_manager.adapters.driver_files import detect as detect_with
 from gpu_manager.adapters.driver_files.runtimes import answers
 from tests.fakes.distribution_roots import PUBLISHED
@@ -132,3 +133,33 @@ def test_a_socket_answers_while_a_process_listens_at_it(tmp_path, monkeypatch):
         assert answers(path)
     assert not answers(path)  # the file is still there
     assert not answers(tmp_path / "none" / "x.sock")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        ({CONTAINERD: V3}, {CONTAINERD: V3 + V3_CRI + "enable_cdi = false\n"}, "enable_cdi is false"),
+        (
+            {CONTAINERD: V3 + "imports = ['conf.d/*.toml']\n", "etc/containerd/conf.d/a.toml": V3},
+            {"etc/containerd/conf.d/b.toml": V3 + V3_CRI + "enable_cdi = false\n"},
+            "enable_cdi is false",
+        ),
+        (
+            {CONTAINERD: V2 + V2_RUNTIME},
+            {"etc/nvidia-container-runtime/config.toml": '[nvidia-container-runtime]\nmode = "cdi"\n'},
+            "mode cdi",
+        ),
+        ({CONTAINERD: V3}, {CONTAINERD: V3 + "# a remark\n"}, ""),
+        ({CONTAINERD: V2}, {CONTAINERD: V3}, ""),  # direct needs nothing of the runtime
+    ],
+)
+def test_a_way_that_gives_no_cards_any_more_is_noticed_once_a_file_has_changed(
+    tmp_path, before, after, changed
+):
+    found = Detected(node(tmp_path, **before), "/var/lib/kubelet", tmp_path / "proc")
+    assert found.outdated() == ""
+    for path in before:
+        os.utime(tmp_path / path, (1, 1))
+    node(tmp_path, **after)
+    assert changed in found.outdated()
+    assert found.outdated() == ""  # said once: whoever heard it starts anew

@@ -17,13 +17,15 @@ SHARES = (Share(cards(1)[0].card.uuid, Amount(30, 5 * GIB)),)
 class Rig:
     def __init__(self) -> None:
         self.injector, self.pods, self.clock = FakeInjector(), FakePods(), FakeClock()
-        self.restarts = 0
+        self.restarts, self.outdated = 0, ""
         grants = (
             Grant(Allocation(PodUid(pod), "c", ContainerKind.APP, 0, SHARES), directory)
             for pod, directory in (("a", "d" * 32), ("theirs", ""))
         )
         state = state_of(cards(1), *grants)
-        self.keeper = InjectionKeeper(state, self.pods, self.injector, self.clock, self.restart)
+        self.keeper = InjectionKeeper(
+            state, self.pods, self.injector, self.clock, self.restart, lambda: self.outdated
+        )
 
     def restart(self) -> None:
         self.restarts += 1
@@ -52,6 +54,16 @@ def test_what_cannot_be_made_again_is_said_until_it_can() -> None:
     rig.look()
     assert rig.keeper.trouble == ""
     assert rig.restarts == 0
+
+
+def test_a_way_of_injection_that_gives_no_cards_any_more_ends_the_agent_once() -> None:
+    rig = Rig()
+    rig.look()
+    assert rig.restarts == 0
+    rig.outdated = "/etc/containerd/config.toml: enable_cdi is false"
+    for _ in range(3):
+        rig.look()
+    assert rig.restarts == 1
 
 
 def test_a_directory_that_the_node_removed_ends_the_agent_once_and_not_at_once() -> None:

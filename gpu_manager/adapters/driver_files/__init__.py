@@ -9,10 +9,19 @@ what goes where; ``delivery`` installs our library; ``cdi`` and ``records`` keep
 
 from __future__ import annotations
 
-from gpu_manager.adapters.driver_files.detect import Strategy, detect
+from gpu_manager.adapters.driver_files.detect import Detected, Strategy, detect
 from gpu_manager.adapters.driver_files.device_nodes import DeviceNodes, extra_devices
 from gpu_manager.adapters.driver_files.driver import find_nvml
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.adapters.driver_files.injector import DriverFiles
 
-__all__ = ["DeviceNodes", "DriverFiles", "HostFiles", "Strategy", "detect", "extra_devices", "find_nvml"]
+__all__ = [
+    "Detected",
+    "DeviceNodes",
+    "DriverFiles",
+    "HostFiles",
+    "Strategy",
+    "detect",
+    "extra_devices",
+    "find_nvml",
+]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpu_manager.adapters.driver_files.containerd import parse_toml, table
-from gpu_manager.adapters.driver_files.host import HostFiles
+from gpu_manager.adapters.driver_files.host import HostFiles, NotedFiles
 from gpu_manager.adapters.driver_files.kubelet_config import runtime_socket
 from gpu_manager.adapters.driver_files.runtimes import ContainerRuntime, answers, in_use
 from gpu_manager.domain.contract import KUBELET_DIR
@@ -32,6 +32,31 @@ def detect(
     """The strategy for the node whose file system is at ``root``, and the fact that decided it."""
     host = HostFiles(root)
     return choose(host, *in_use(host, runtime_socket(host, kubelet_dir, proc), answering, proc))
+
+
+class Detected:
+    """The strategy that was detected, and whether it still is."""
+
+    def __init__(self, root: Path, kubelet_dir: str, proc: Path) -> None:
+        self._root, self._kubelet_dir, self._proc = root, kubelet_dir, proc
+        self.strategy, self.why = self._look()
+
+    def outdated(self) -> str:
+        """Why containers are no longer given their cards by this strategy; empty if they are, or may be.
+
+        The files are read again only once one of them has changed. ``direct`` needs nothing of them.
+        """
+        if self.strategy is Strategy.DIRECT or self._host.times() == self._times:
+            return ""
+        now, why = self._look()
+        return why if now is Strategy.DIRECT else ""
+
+    def _look(self) -> tuple[Strategy, str]:
+        self._host = NotedFiles(self._root)
+        socket = runtime_socket(self._host, self._kubelet_dir, self._proc)
+        found = choose(self._host, *in_use(self._host, socket, proc=self._proc))
+        self._times = self._host.times()
+        return found
 
 
 def choose(host: HostFiles, runtimes: tuple[ContainerRuntime, ...], none: str) -> tuple[Strategy, str]:

@@ -7,7 +7,7 @@ link would lead into the agent's own image. So links are followed here by hand, 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -84,3 +84,24 @@ class HostFiles:
             return sorted(os.listdir(self.seen(found)))  # noqa: PTH208  # names, of which there may be thousands
         except OSError:
             return []
+
+
+@dataclass(frozen=True, slots=True)
+class NotedFiles(HostFiles):
+    """Notes what is read and listed, so that a look at :meth:`times` shows whether any of it has changed."""
+
+    noted: set[str] = field(default_factory=set, compare=False)
+
+    def read(self, path: str, limit: int = 1 << 20) -> bytes | None:
+        """See :meth:`HostFiles.read`."""
+        self.noted.add(path)
+        return HostFiles.read(self, path, limit)
+
+    def listing(self, path: str) -> list[str]:
+        """See :meth:`HostFiles.listing`."""
+        self.noted.add(path)
+        return HostFiles.listing(self, path)
+
+    def times(self) -> dict[str, float]:
+        """When each was last written; 0 for what is not there."""
+        return {path: self.modified(path) for path in self.noted}

@@ -90,8 +90,11 @@ class DriverFiles:
         simulated: bool = False,
         nodes: DeviceNodes | None = None,
         allow_env_from: bool = False,
+        outdated: Callable[[], str] = str,
     ) -> None:
+        """``outdated``: why the strategy no longer gives containers their cards, empty if it does."""
         self.strategy = strategy
+        self.outdated = outdated
         self._allow_env_from = allow_env_from
         self._cards = cards
         self._pages = pages

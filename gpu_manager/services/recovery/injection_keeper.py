@@ -28,9 +28,19 @@ class InjectionKeeper:
     """``look`` is called by one thread; ``trouble`` may be read by any."""
 
     def __init__(
-        self, state: NodeState, pods: Pods, injector: Injector, clock: Clock, restart: Callable[[], None]
+        self,
+        state: NodeState,
+        pods: Pods,
+        injector: Injector,
+        clock: Clock,
+        restart: Callable[[], None],
+        outdated: Callable[[], str] = str,
     ) -> None:
-        """``restart`` ends the agent, to be started again with its mounts made anew."""
+        """``restart`` ends the agent, to be started again with its mounts made anew. ``outdated``: why the
+        way of injection, which is chosen at the start, gives containers no cards any more.
+        """
+        self._outdated = outdated
+        self._left = False
         self._state = state
         self._pods = pods
         self._injector = injector
@@ -56,6 +66,10 @@ class InjectionKeeper:
                 log.info("injection_restored")
             self.trouble = ""
         self._follow_mount()
+        if (why := self._outdated()) and not self._left:
+            self._left = True
+            log.warning("injection_chosen_anew", reason=why)
+            self._restart()
 
     def _follow_mount(self) -> None:
         now = self._clock.monotonic()
