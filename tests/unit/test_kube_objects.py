@@ -84,6 +84,7 @@ ODD = {
         b'{"metadata":{"name":"\\ud83d\\ude00\\\\ud800"}}',
         "\U0001f600\\ud800",
     ),
+    "half a key": (b'{"\\uD800":{"\\udfff":[["\\ud800"]]},%b}' % NAMED, "a"),
     "zero escaped": (b'{"metadata":{"name":"a\\u0000"}}', "a\0"),
     "more than a float": (b'{"spec":[1e999,-1e999,1e%b,1.%b],%b}' % (b"9" * 5_000, b"1" * 5_000, NAMED), "a"),
     "digits in a text": (b'{"spec":"%b",%b}' % (b"1" * 5_000, NAMED), "a"),

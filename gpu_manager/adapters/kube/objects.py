@@ -29,6 +29,7 @@ _DIGITS: Final = 400  # of a number; a float has at most 309
 _HEAD: Final = 2048  # bytes in which the name of an unreadable object is looked for
 _SPACE: Final = re.compile(r"[ \t\n\r]*+")
 _TO_BRACKET: Final = re.compile(r'(?:[^"\[\]{}]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+([\[\]{}])', re.DOTALL)
+_HALF: Final = re.compile("[\ud800-\udfff]")
 _NAMES: Final = ("namespace", "name", "uid", "resourceVersion")
 _DELETED: Final = re.compile(rb'\s*{\s*"type"\s*:\s*"DELETED"')
 _FIELD: Final = re.compile(r'"(namespace|name|uid|resourceVersion)"\s*:\s*"([^"\\]{1,253})"')
@@ -267,10 +268,29 @@ def _decoded(text: str, at: int) -> tuple[Any, int]:
 
 def _without_halves(value: Any, end: int, text: str, at: int) -> tuple[Any, int]:
     """The value without escaped halves of surrogate pairs, which nothing can write out."""
-    if text.find("\\ud", at, end) >= 0 or text.find("\\uD", at, end) >= 0:
-        written = json.dumps(value, ensure_ascii=False).encode("utf-16-le", "surrogatepass")
-        value = _OF_ANY_NUMBER.decode(written.decode("utf-16-le", "replace"))
-    return value, end
+    if text.find("\\ud", at, end) < 0 and text.find("\\uD", at, end) < 0:
+        return value, end
+    whole = [value]
+    left: list[Any] = [whole]
+    while left:
+        within = left.pop()
+        if isinstance(within, dict):
+            for key in [key for key in within if not _is_whole(key)]:
+                within[_mended(key)] = within.pop(key)
+        for key, one in within.items() if isinstance(within, dict) else enumerate(within):
+            if isinstance(one, dict | list):
+                left.append(one)
+            elif isinstance(one, str) and not _is_whole(one):
+                within[key] = _mended(one)
+    return whole[0], end
+
+
+def _is_whole(text: str) -> bool:
+    return text.isascii() or not _HALF.search(text)
+
+
+def _mended(text: str) -> str:
+    return _HALF.sub("\ufffd", text)
 
 
 def shallow(text: str, at: int) -> tuple[str, int]:
