@@ -44,6 +44,7 @@ class TenantUse:
     untold: int = 0
     refused_bytes: int = 0  # size of the allocation that was refused last
     held_idle_seconds: float = 0.0  # of throttled_seconds, time with nothing of it in flight
+    in_flight_seconds: float = 0.0  # time with work of it on the card, however long others made that take
     longest_seconds: float = 0.0  # the longest kernel or graph that was measured
     launches: int = 0  # ever
 

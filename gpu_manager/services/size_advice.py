@@ -42,6 +42,7 @@ class _Seen:
     seconds: float = 0.0
     busy: float = 0.0
     held_back: float = 0.0
+    in_flight: float = 0.0
 
 
 class SizeAdviser:
@@ -133,13 +134,15 @@ class SizeAdviser:
         seconds = at - seen.at
         held_back = max(0.0, use.held_idle - seen.use.held_idle)
         busy = (use.core or 0.0) * seconds
+        in_flight = max(busy, use.in_flight - seen.use.in_flight)
         if 0 < seconds <= _LONGEST_READING and (busy or held_back or seen.busy):
             seen.seconds += seconds
             seen.busy += busy
             seen.held_back += held_back
+            seen.in_flight += in_flight
         if seen.seconds >= STRETCH_SECONDS:
-            demand.worked(seen.seconds, seen.busy, seen.held_back, now)
-            seen.seconds = seen.busy = seen.held_back = 0.0
+            demand.worked(seen.seconds, seen.busy, seen.held_back, now, seen.in_flight)
+            seen.seconds = seen.busy = seen.held_back = seen.in_flight = 0.0
 
     def _workload(self, key: Key, sample: Sample) -> Workload | None:
         """The workload of a container that holds a share of one card; None for any other."""

@@ -48,6 +48,15 @@ def test_demand_is_the_same_at_every_limit(need: float, limit: int, seconds: flo
     assert abs(found - need * 100) <= 1.01
 
 
+def test_neighbours_that_stretch_its_work_do_not_halve_its_demand() -> None:
+    """A flood at a limit of 20 beside two others: in flight for 4 s of 10, held back for the rest."""
+    beside, gaps = Demand(0.0), Demand(0.0)
+    beside.worked(10, 2.0, 5.9, 0.0, 4.1)
+    gaps.worked(10, 2.0, 2.0, 0.0, 6.0)
+    assert beside.need(0.0, 95).cores == 100
+    assert gaps.need(0.0, 95).cores == 50, "alone it would work for 2 s and pause for 2"
+
+
 @pytest.mark.parametrize("held_back", [10.0, 11.0, 1e9])
 def test_threads_that_wait_at_once_do_not_make_more_than_a_card(held_back: float) -> None:
     demand = Demand(0.0)

@@ -85,6 +85,19 @@ def test_after_a_start_advice_is_told_within_seconds() -> None:
     assert [one.workload[1] for one in node.adviser.told] == ["Pod/p"]
 
 
+def test_time_in_flight_that_neighbours_stretch_is_no_pause() -> None:
+    node = Node()
+    node.run("p")
+    node.pass_(2 * WALK_SECONDS)
+    for second in range(1, 61):
+        node.use("p", core=0.2, held_idle=0.5 * second, in_flight=0.5 * second)
+        node.pass_(1)
+    node.pass_(2 * WALK_SECONDS)
+    [one] = node.adviser.told
+    assert one.need.cores is not None
+    assert one.need.cores > 90
+
+
 def test_demand_is_added_up_over_ten_seconds_of_work_and_idling_is_none() -> None:
     node = Node()
     node.run("p")

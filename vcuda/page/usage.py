@@ -36,7 +36,7 @@ _NOTES_WRITTEN_OFFSET: Final = 384
 _NOTE: Final = struct.Struct("<QQIIIIQQQ64sQ")
 _NOTES_OFFSET: Final = 512
 _NOTE_TEXT: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_ .:-")
-_CARD_USAGE: Final = struct.Struct("<QQQQQ88xqQ112xQQQQQQQ72xQQQQ96x")
+_CARD_USAGE: Final = struct.Struct("<QQQQQ88xqQ112xQQQQQQQQ64xQQQQ96x")
 _SLOT: Final = struct.Struct("<IIQQQQQQ8x16I16Q")
 _LAST_BUSY_OFFSET: Final = 384
 _TIMELINE: Final = struct.Struct(f"<{TIMELINE_CELLS}I")
@@ -73,6 +73,7 @@ class CardUsage:
     """The usage of one card by all of the tenant's processes, by their own account.
 
     ``held_idle_ns`` is the part of ``throttle_ns`` in which nothing of it was in flight; 0 before minor 4.
+    ``in_flight_ns`` is the time in which something was, stretched by others; 0 before minor 7.
     """
 
     charged: int
@@ -89,6 +90,7 @@ class CardUsage:
     starved: int
     held_idle_ns: int
     idle_from_ns: int
+    in_flight_ns: int
     last_busy_ns: int
     longest_ns: int
     window_busy_ns: int
@@ -196,7 +198,8 @@ def _usage_header(image: bytes) -> tuple[int, bytes, int]:
 
 def _read_card(image: bytes, index: int) -> CardUsage:
     (charged, peak, refusals, refused, returned, credit, refill, busy, throttle, launches, cut, starved, idle,
-     since, last, longest, window, start) = _CARD_USAGE.unpack_from(image, card_offset(index))  # fmt: skip
+     since, flight, last, longest, window, start,
+    ) = _CARD_USAGE.unpack_from(image, card_offset(index))  # fmt: skip
     return CardUsage(
         charged=charged & MAX_BYTES,
         peak=min(peak, MAX_BYTES),
@@ -212,6 +215,7 @@ def _read_card(image: bytes, index: int) -> CardUsage:
         starved=min(starved, MAX_NS),
         held_idle_ns=min(idle, MAX_NS),
         idle_from_ns=min(since, MAX_NS),
+        in_flight_ns=min(flight, MAX_NS),
         last_busy_ns=min(last, MAX_NS),
         longest_ns=min(longest, MAX_NS),
         window_busy_ns=min(window, MAX_NS),

@@ -163,6 +163,7 @@ def uses_in(
             busy_seconds=line.busy_ns * _NS,
             throttled_seconds=line.throttle_ns * _NS,
             held_idle_seconds=(line.held_idle_ns if held_idle_is_told else line.throttle_ns) * _NS,
+            in_flight_seconds=max(line.busy_ns, line.in_flight_ns) * _NS,
             refusals=line.refusals,
             refused_bytes=line.refused_bytes,
             processes=len(alive),

@@ -2,8 +2,9 @@
 
 Core time: their *demand*, which is what one would use without a limit. A program that works for B seconds
 of an interval of W, and is held back by its limit for T of it while nothing of it runs, leaves the card
-alone for the rest, W - B - T: so without a limit it would work for B of every W - T seconds. Only time in
-which it works counts: a job that runs at night needs its cores then.
+alone for the rest, W - F - T, where F is how long its work took beside that of others: so alone and without a
+limit it would work for B of every B + W - F - T seconds. Only time in which it works counts: a job that runs
+at night needs its cores then.
 
 Memory: the greatest amount held in each hour of the last day, and on each day of the last week. It is what
 the program *took*, which for a caching allocator is not what it needs; :mod:`gpu_manager.domain.advice.size`
@@ -129,12 +130,15 @@ class Demand:
         """One was refused an allocation: with it, it would have held so many bytes."""
         self._refused, self._refused_at = size, now
 
-    def worked(self, seconds: float, busy: float, held_back: float, now: float) -> None:
+    def worked(
+        self, seconds: float, busy: float, held_back: float, now: float, in_flight: float | None = None
+    ) -> None:
         """One was at work for ``seconds`` until ``now``: ``busy`` of them on the card, and ``held_back`` with
-        nothing on it because of its limit.
+        nothing on it because of its limit. ``in_flight``: for how long something was on it, which neighbours
+        stretch; ``busy`` where that is not known.
         """
-        free = seconds - min(held_back, seconds)
-        share = min(1.0, busy / free) if free > busy else 1.0
+        idle = seconds - min(held_back, seconds) - (busy if in_flight is None else max(busy, in_flight))
+        share = min(1.0, busy / (busy + idle)) if idle > 0 and busy > 0 else 1.0
         self._rebase(now)
         if busy > 0:
             self._weights[math.ceil(share * CORES_PER_CARD)] += seconds * self._weight(now)

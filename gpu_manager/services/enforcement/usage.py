@@ -251,6 +251,7 @@ class UsageSampler:
             use.refused_bytes,
             pids,
             held_idle=use.held_idle_seconds,
+            in_flight=use.in_flight_seconds,
             longest=use.longest_seconds,
             account=account,
             launches=launches,

@@ -31,7 +31,8 @@ class ShareUse:
     ``excess`` what it does not count of it, ``twice`` what it counts for several processes that share it.
     ``longest`` is its longest kernel or graph so far. ``account`` is what the page itself claims of ``core``,
     and ``launches`` how many a second; None where that is not of one second.
-    ``held_idle`` is the part of ``throttled`` in which nothing of the container was in flight on the card.
+    ``held_idle`` is the part of ``throttled`` in which nothing of the container was in flight on the card,
+    ``in_flight`` the time in which something was.
     ``enforcement`` is ``active`` (its page is read), ``exclusive`` (a whole card, nothing to enforce),
     ``tampered`` (its page cannot be trusted) or ``unknown`` (it cannot be read); ``reason`` says why.
     """
@@ -50,6 +51,7 @@ class ShareUse:
     excess: Excess = NO_EXCESS
     twice: int = 0
     held_idle: float = 0.0
+    in_flight: float = 0.0
     longest: float = 0.0
     account: float | None = None
     launches: float = 0.0

@@ -28,7 +28,7 @@
 #endif
 
 #define VCUDA_ABI_MAJOR 1
-#define VCUDA_ABI_MINOR 6
+#define VCUDA_ABI_MINOR 7
 #define VCUDA_LIMITS_MAGIC UINT64_C(0x4d494c4144554356) /* "VCUDALIM" */
 #define VCUDA_USAGE_MAGIC UINT64_C(0x4753554144554356)  /* "VCUDAUSG" */
 #define VCUDA_GATE_MAGIC UINT64_C(0x5441474144554356)   /* "VCUDAGAT" */
@@ -128,6 +128,8 @@ struct vcuda_card_usage {
     uint64_t held_idle_ns; /* of throttle_ns, time with nothing of the container in flight, each moment once. Since
                             * minor 4 */
     uint64_t idle_from_ns; /* CLOCK_MONOTONIC: what lies before is not idle, or is counted. Since minor 4 */
+    uint64_t in_flight_ns; /* time with launches of the container in flight, as long as others made these take, each
+                            * moment once. Since minor 7 */
 
     _Alignas(VCUDA_LINE) uint64_t last_busy_ns; /* CLOCK_MONOTONIC when work was last in flight */
     uint64_t longest_ns;                        /* longest settled piece of work */

@@ -23,12 +23,16 @@ static void waits_that_overlap_work_cost_nothing(void) {
     held_idle_waited(&usage, CARD, 10 * MS, 30 * MS); /* its kernels still run */
     CHECK(line->held_idle_ns == 0);
     usage.slot[1].inflight[CARD] = 0;
-    held_idle_ran(line, 34 * MS);
+    held_idle_ran(line, 5 * MS, 34 * MS);
+    CHECK(line->in_flight_ns == 29 * MS);
     held_idle_waited(&usage, CARD, 10 * MS, 40 * MS);
     CHECK(line->held_idle_ns == 6 * MS);
-    held_idle_ran(line, 33 * MS); /* work of another stream, settled later */
+    held_idle_ran(line, 8 * MS, 33 * MS); /* work of another stream, settled later */
+    CHECK(line->in_flight_ns == 29 * MS);
     held_idle_waited(&usage, CARD, 10 * MS, 41 * MS);
     CHECK(line->held_idle_ns == 7 * MS);
+    held_idle_ran(line, 36 * MS, 44 * MS); /* what was counted as held back stays so */
+    CHECK(line->in_flight_ns == 32 * MS);
 }
 
 static void each_moment_counts_once(void) {

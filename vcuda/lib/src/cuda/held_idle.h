@@ -8,8 +8,9 @@
 
 #include "page.h"
 
-/* Work of the container ran on this card until `end`. */
-void held_idle_ran(struct vcuda_card_usage *usage, uint64_t end);
+/* Work of the container, launched at `launched`, ran on this card until `end`: it was in flight, as long as others made
+ * it wait and take. */
+void held_idle_ran(struct vcuda_card_usage *usage, uint64_t launched, uint64_t end);
 
 /* A thread has been held back on this card from `since` to `now`, and goes on being. */
 void held_idle_waited(struct vcuda_usage *usage, int card, uint64_t since, uint64_t now);

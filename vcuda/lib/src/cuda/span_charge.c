@@ -81,7 +81,7 @@ static uint64_t enter(const struct timing_span *span, int64_t to, int64_t fresh,
         work.since = launched - TIMELINE_SPREAD_NS;
         work.until = (int64_t)now;
     }
-    held_idle_ran(&vcuda_usage()->card[card], end > 0 ? (uint64_t)end : 0);
+    held_idle_ran(&vcuda_usage()->card[card], span->facts.launched_at, end > 0 ? (uint64_t)end : 0);
     return (uint64_t)timeline_add(&vcuda_usage()->timeline[card], &work, divided);
 }
 
