@@ -84,6 +84,7 @@ class DriverFinder:
         )
         self._lock = threading.Lock()
         self._found: Driver | None = None
+        self._at = len(self._places)
         self._signature: tuple[object, ...] = ()
 
     def find(self) -> Driver:
@@ -98,7 +99,8 @@ class DriverFinder:
             return self._found
 
     def _signs(self) -> Iterator[object]:
-        for directory in (*(place.libraries for place in self._places), str(self._links)):
+        before = self._places[: self._at + 1]  # what comes after the place that counts changes nothing
+        for directory in (*(place.libraries for place in before), str(self._links)):
             try:
                 status = self._host.seen(self._host.resolve(directory) or directory).stat()
             except OSError:
@@ -107,10 +109,12 @@ class DriverFinder:
                 yield status.st_ino, status.st_mtime_ns
 
     def _look(self) -> Driver:
-        for place in self._places:
+        self._at = len(self._places)
+        for at, place in enumerate(self._places):
             real = self._real(place, CUDA)
             if real is None or self._soname(real) != CUDA:
                 continue
+            self._at = at
             match = _VERSION.search(real)
             version = match[1] if match else ""
             libraries = dict(self._in(place, version))
