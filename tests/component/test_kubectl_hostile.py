@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,17 @@ from tests.fakes.kubectl import MANIFEST, a_node, a_share, an_agent, said
 pytestmark = pytest.mark.usefixtures("kubectl_login")
 
 # Of the wrong type where a command may read; an API server has types, a proxy or a file of objects has none.
-ODD: tuple[Any, ...] = (7, "x", [7], {"a": 7}, True, [{"name": 7}], [[]], 1e400)
+ODD: tuple[Any, ...] = (
+    7,
+    "x",
+    [7],
+    {"a": 7},
+    True,
+    [{"name": 7}],
+    [[]],
+    1e400,
+    reduce(lambda within, _: [within], range(700), 7),
+)
 PLACES = {
     "Pod": ("spec", "status", "spec.containers", "spec.nodeSelector", "spec.tolerations", "spec.affinity",
             "spec.priority", "spec.overhead", "metadata.labels", "metadata.annotations", "status.phase",
