@@ -118,6 +118,13 @@ def command(
             help="Seconds that a pod's place is kept at most until its scheduler binds it.",
         ),
     ] = KEEP_SECONDS,
+    resize_within_quota: Annotated[  # noqa: FBT002  # the way to a flag
+        bool,
+        Option(
+            "--resize-within-quota",
+            help="Refuse a resize past a ResourceQuota or LimitRange of its namespace; these are then read.",
+        ),
+    ] = False,
     nodes_by_capacity: Annotated[  # noqa: FBT002  # the way to a flag
         bool,
         Option(
@@ -248,6 +255,7 @@ def command(
             binds_for=frozenset(bind_scheduler or filter(None, (scheduler_name,))),
             nodes_by_capacity=nodes_by_capacity,
             keep_seconds=keep_seconds,
+            resize_within_quota=resize_within_quota,
             claims=claims,
             quota_map=_named(quota_configmap),
             unseen_namespaces=frozenset({NAMESPACE, namespace, *(exclude_namespace or ())}),

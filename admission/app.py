@@ -9,6 +9,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Final
@@ -47,6 +48,7 @@ from gpu_manager.adapters.kube.connection import Connection, Timeouts, connect
 from gpu_manager.adapters.kube.leases import KubeLease, KubeTextRecord, PodMark
 from gpu_manager.adapters.kube.pod_events import KubePodEvents
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
+from gpu_manager.adapters.kube.resize import limits_of
 from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.adapters.prometheus import PrometheusRanges
@@ -215,8 +217,9 @@ def _cluster_access(
         # The pod that waits for a template waits no longer than its webhook.
         templates = KubeClaimTemplates(_quick_connection(settings, Timeouts(1.0, 1.5)))
     mark = PodMark(_quick_connection(settings), clock, settings.namespace, settings.leadership.pod).set
+    limits = partial(limits_of, _quick_connection(settings)) if settings.resize_within_quota else None
     return ClusterAccess(
-        _Bindings(pods), pods, _lease_source(settings, clock), record, watch, mark, templates
+        _Bindings(pods), pods, _lease_source(settings, clock), record, watch, mark, templates, limits
     )
 
 

@@ -128,6 +128,7 @@ class AdmissionSettings:
     ready, None for nowhere. ``binds_for``: schedulerNames whose pods are bound here, empty for any;
     ``claims``: ResourceClaims are watched, charged and held to the quota;
     ``keep_seconds``: how long the place of a pod is kept at most until its scheduler binds it;
+    ``resize_within_quota``: a resize is held to Kubernetes' own ResourceQuotas and LimitRanges too;
     ``nodes_by_capacity``: nodes without an inventory are judged by their capacity (the predecessor's agent);
     ``agent_token``: file with the bearer token of the agents' pages, None if they ask for none;
     ``prometheus``: URL from which the console has hours and days, empty for none, ``prometheus_token`` the
@@ -151,6 +152,7 @@ class AdmissionSettings:
     binds_for: frozenset[str] = frozenset()
     nodes_by_capacity: bool = False
     keep_seconds: float = KEEP_SECONDS
+    resize_within_quota: bool = False
     claims: bool = False
     quota_map: tuple[str, str] = (NAMESPACE, QUOTA_MAP)
     unseen_namespaces: frozenset[str] = frozenset({NAMESPACE})

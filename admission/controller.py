@@ -126,7 +126,14 @@ class SchedulingController:
                 self.cluster, self.quota, clock, self._claim_leadership.leads, record.keep
             )
         self._resizes = ResizeAnswers(
-            self.cluster, self.quota, access.api, clock, rules, access.writer.event, metrics.count
+            self.cluster,
+            self.quota,
+            access.api,
+            clock,
+            rules,
+            access.writer.event,
+            metrics.count,
+            access.limits,
         )
         self._waker = Requeue(self.cluster.pod, self.extender.has_room, self._wake, clock)
         self._bypasses = Bypasses(terms.unit, terms.minimum_cores, settings.unseen_namespaces, self._bypassed)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from admission.cluster.claim_templates import TemplateApi
 from admission.explain.pending_events import EventSender
 from admission.extender.leader_election import LeaseSource
-from admission.extender.resizing import ResizeApi
+from admission.extender.resizing import NamespaceQuestion, ResizeApi
 from admission.quota.admitted_claims import SharedText
 from gpu_manager.domain.kube.pod import Pod
 
@@ -99,3 +99,4 @@ class ClusterAccess:
     watch: Callable[[WatchRequest], ClusterWatch]
     mark: Callable[[], str]  # changes this replica's own pod; its version then. Raises NodeUnready
     templates: TemplateApi | None = None  # None where no pod is turned into a claim
+    limits: NamespaceQuestion | None = None  # None where no resize is held to Kubernetes' own quotas

@@ -26,6 +26,7 @@ from gpu_manager.domain.errors import NodeUnready, VcudaError, quoted
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.resize.judgement import judge_room, legal_sizes, resized
+from gpu_manager.domain.resize.namespace_limits import NamespaceLimits, past_limits
 from gpu_manager.domain.resize.sizes import ResizeAnswer, Sizes, answer_of, digest, encode_answer
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_annotations import priority_of
@@ -48,6 +49,10 @@ class ResizeApi(BindingApi, Protocol):
         """
 
 
+NamespaceQuestion = Callable[[str], NamespaceLimits]
+"""Kubernetes' own limits of a namespace, asked of the API server. Raises NodeUnready."""
+
+
 class ResizeAnswers:
     """:meth:`run` is one thread's; :meth:`look` may be called by any."""
 
@@ -60,9 +65,11 @@ class ResizeAnswers:
         rules: BindRules,
         event: Callable[[Pod, str, str], None],
         count: Callable[[str, str], None] = lambda *_: None,
+        limits: NamespaceQuestion | None = None,
     ) -> None:
         """``event``: tell a pod, by reason and text, that its request is refused. ``count`` takes a step,
-        "resize", and its result.
+        "resize", and its result. ``limits``: what Kubernetes' own quotas grant; None where no resize is held
+        to them.
         """
         self._cluster = cluster
         self._quota = quota
@@ -71,6 +78,7 @@ class ResizeAnswers:
         self._rules = rules
         self._event = event
         self._count = count
+        self._limits = limits
         # Answers of unknown outcome: the pod, the text, and from when on no request of ours can act any more.
         self._unknown: dict[PodUid, tuple[Pod, str, float]] = {}
         self._pauses: dict[PodUid, tuple[float, float]] = {}  # until a new request, the same one, is judged
@@ -119,12 +127,15 @@ class ResizeAnswers:
     def _answer(self, uid: PodUid) -> None:
         if not self._rules.may_send():
             return
+        limits = self._limits_of(uid)
+        if limits is None:
+            return
         with self._cluster.lock:
             shown = self._cluster.pod(uid)
             if shown is None:
                 return
             occupant = self._cluster.workloads.asking(shown)
-            answer = self._judge(occupant)
+            answer = self._judge(occupant, limits)
             if answer is None:
                 return
             text, pod = encode_answer(answer), occupant.pod
@@ -140,7 +151,20 @@ class ResizeAnswers:
         log.info("resize_answered", pod=pod.key, sizes=_shown(answer.sizes), refused=answer.refused)
         self._send(pod, text)
 
-    def _judge(self, occupant: PodView) -> ResizeAnswer | None:
+    def _limits_of(self, uid: PodUid) -> NamespaceLimits | None:
+        """Kubernetes' own limits of the pod's namespace, asked outside of the lock; None for no answer."""
+        shown = self._cluster.pod(uid)
+        if self._limits is None or shown is None:
+            return NamespaceLimits()
+        try:
+            return self._limits(shown.pod.namespace)
+        except VcudaError as error:
+            now = self._clock.monotonic()
+            self._pauses[uid] = now + RETRY_SECONDS, now + RETRY_SECONDS
+            log.warning("resize_limits_unknown", pod=shown.pod.key, reason=str(error))
+            return None
+
+    def _judge(self, occupant: PodView, limits: NamespaceLimits) -> ResizeAnswer | None:
         """The answer; None while nothing can be said. The cluster's lock is held."""
         pod = occupant.pod
         snapshot = self._cluster.snapshot()
@@ -173,7 +197,7 @@ class ResizeAnswers:
                 return self._no(pod, ". ".join(filter(None, (str(refused), self._over(pod, more, snapshot)))))
             ledger.commit((resized(allocation, allocation.shares[0].amount.peak(size)),))
         more = dict(_more(before, tuple(ledger.of_pod(pod.uid).values()), view.node.models))
-        if over := self._over(pod, more, snapshot):
+        if over := self._over(pod, more, snapshot) or self._past(pod, more, limits, snapshot):
             return self._no(pod, over)
         return ResizeAnswer(pod.api_uid, digest(pod), wanted)
 
@@ -194,6 +218,15 @@ class ResizeAnswers:
         used, protected = (each.get(pod.namespace, {}) for each in (snapshot.used, snapshot.protected))
         passed = mine.passed(used, more, protected) if mine and more else {}
         return refusal(pod.namespace, passed.values()) if passed else ""
+
+    @staticmethod
+    def _past(pod: Pod, more: Mapping[str, Amount], limits: NamespaceLimits, snapshot: Snapshot) -> str:
+        """What of Kubernetes' own limits the pods of its namespace would go past; empty if none grows."""
+        if all(amount.fits_in(ZERO) for amount in more.values()):
+            return ""
+        bound = (one.pod for view in snapshot.nodes.values() for one in view.bound.values())
+        pods = [pod if one.uid == pod.uid else one for one in bound if one.namespace == pod.namespace]
+        return "; ".join(past_limits(limits, pods, snapshot.unit))
 
     @staticmethod
     def _no(pod: Pod, why: str) -> ResizeAnswer:

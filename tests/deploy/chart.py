@@ -47,6 +47,7 @@ SETS: dict[str, tuple[str, ...]] = {
         "--set=monitoring.rules=true,monitoring.dashboards=true",
     ),
     "labelled": (
+        "--set=admission.resizeWithinQuota=true",
         '--set-json=commonLabels={"cost-centre":"ml","team":"a"}',
         '--set-json=podLabels={"sidecar.istio.io/inject":"false","team":"b"}',
         '--set-json=admission={"podLabels":{"admissions":"a"},"podAnnotations":{"a.example/x":"1"}}',

@@ -7,6 +7,7 @@ import yaml
 
 from tests.deploy.chart import CHART, admission_pod, helm, objects, of_kind, the
 
+ADMISSION, LIMITS = "gpu-quota-admission", ["resourcequotas", "limitranges"]
 NAME = "app.kubernetes.io/name"
 PODS = (
     ("DaemonSet", "gpu-manager-daemonset"),
@@ -50,6 +51,15 @@ def test_pods_accounts_and_webhooks_carry_what_they_are_given() -> None:
     for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
         (hooks,) = of_kind("labelled", kind)
         assert hooks["metadata"]["labels"]["admissions.enforcer/disabled"] == "true"
+
+
+def test_kubernetes_own_quotas_are_read_where_resizes_are_held_to_them_alone() -> None:
+    for name, held in (("labelled", True), ("monitored", False)):
+        (role,) = (one for one in of_kind(name, "ClusterRole") if one["metadata"]["name"] == ADMISSION)
+        read = [rule for rule in role["rules"] if "resourcequotas" in rule["resources"]]
+        assert read == ([{"apiGroups": [""], "resources": LIMITS, "verbs": ["list"]}] if held else [])
+        words = admission_pod(name)["containers"][0]
+        assert ("--resize-within-quota" in [*words.get("command", ()), *words.get("args", ())]) == held
 
 
 def test_admission_spreads_over_zones_by_its_own_pods() -> None:

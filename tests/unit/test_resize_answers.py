@@ -23,8 +23,10 @@ from gpu_manager.domain.contract import (
     Assignment,
     encode_assignment,
 )
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.priority import Priority
+from gpu_manager.domain.resize.namespace_limits import NamespaceLimits
 from gpu_manager.domain.resize.sizes import ResizeAnswer, answer_of, encode_answer
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from tests.fakes.extender import World, node, pod, uuid
@@ -45,10 +47,18 @@ class Cluster(World):
             self.events.append((reason, text))
 
         rules = BindRules(leads=lambda _seconds: self.leads)
+        self.limits: NamespaceLimits | None = None
         self.answers = ResizeAnswers(
-            self.cluster, self.quota, self.api, self.clock, rules, event, self.counted
+            self.cluster, self.quota, self.api, self.clock, rules, event, self.counted, self._limits
         )
         self.results: list[str] = []
+
+    def _limits(self, _namespace: str) -> NamespaceLimits:
+        if self.limits is None:
+            return NamespaceLimits()
+        if not self.limits.quotas:
+            raise NodeUnready("the API server is away")
+        return self.limits
 
     def counted(self, step: str, result: str) -> None:
         assert step == "resize"
@@ -470,3 +480,29 @@ def test_of_a_deleted_node_a_pod_is_charged_what_its_agent_booked_last(world: Cl
     world.agent("one", 10, 2)
     world.cluster.apply(NODES, "DELETED", node("n1", cards=1))
     assert world.cluster.snapshot().used["default"] == {"": Amount(10, 2 * UNIT)}
+
+
+def test_a_resize_is_held_to_kubernetes_own_quota_where_that_is_asked_for(world: Cluster) -> None:
+    counted = "requests.tencent.com/vcuda-core"
+    world.run("one")
+    world.run("two")
+    world.limits = NamespaceLimits()
+    world.ask("one", cores=40)
+    assert world.results == [], "no answer while the quotas are not known"
+    quota = {
+        "metadata": {"name": "q"},
+        "spec": {"hard": {counted: "70"}},
+        "status": {"used": {counted: "60"}},
+    }
+    world.limits = NamespaceLimits([quota])
+    world.clock.pass_(RETRY_SECONDS)
+    world.answers.tick()
+    assert world.results == ["reserved"]
+    world.ask("two", cores=40)
+    assert world.results == ["reserved", "refused"]
+    assert (
+        'ResourceQuota "q" grants 70 of requests.tencent.com/vcuda-core, and pods come to 80'
+        in world.events[-1][1]
+    )
+    world.ask("two", cores=20)
+    assert world.results[-1] == "reserved", "less passes"

@@ -133,21 +133,32 @@ def namespace_limits(connection: Connection, namespace: str) -> tuple[NamespaceL
     Raises:
         NodeUnready: the API server is away.
     """
-    place = f"/api/v1/namespaces/{segment(namespace)}"
-    found: list[list[Mapping[str, Any]]] = []
+    pods: list[Pod] = []
     try:
-        for kind in ("resourcequotas", "limitranges", "pods"):
-            listed = connection.request(f"list the {kind} of namespace {namespace}", "GET", f"{place}/{kind}")
-            found.append(mappings(listed.get("items")))
-            if kind == "limitranges" and not any(found):
-                return NamespaceLimits(), ()
+        limits = limits_of(connection, namespace)
+        if limits == NamespaceLimits([], []):
+            return limits, ()
+        listed = connection.request(f"list the pods of namespace {namespace}", "GET", pods_path(namespace))
     except Refused:
         return NamespaceLimits(), ()
-    pods: list[Pod] = []
-    for obj in found[2]:
+    for obj in mappings(listed.get("items")):
         with contextlib.suppress(RequestInvalid):
             pods.append(parse_pod(obj))
-    return NamespaceLimits(found[0], found[1]), tuple(pods)
+    return limits, tuple(pods)
+
+
+def limits_of(connection: Connection, namespace: str) -> NamespaceLimits:
+    """The ResourceQuotas and LimitRanges of a namespace.
+
+    Raises:
+        NodeUnready: the caller may not list them, or the API server is away.
+    """
+    place = f"/api/v1/namespaces/{segment(namespace)}"
+    found = (
+        connection.request(f"list the {kind} of namespace {namespace}", "GET", f"{place}/{kind}")
+        for kind in ("resourcequotas", "limitranges")
+    )
+    return NamespaceLimits(*(mappings(listed.get("items")) for listed in found))
 
 
 def delete_waiting(connection: Connection, pod: Pod) -> bool:

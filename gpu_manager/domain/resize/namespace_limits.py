@@ -13,7 +13,7 @@ from gpu_manager.domain.contract import CORE, MEMORY, RESIZE
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.resize.judgement import held_size, legal_sizes
-from gpu_manager.domain.resize.sizes import Sizes, spec_sizes
+from gpu_manager.domain.resize.sizes import Sizes, answer_of, digest, spec_sizes
 from gpu_manager.domain.resources import Amount, parse_quantity
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
@@ -29,10 +29,15 @@ class NamespaceLimits:
 
 
 def resized_to(pod: Pod, unit: int) -> Sizes:
-    """The size that each resizable container of the pod asks for, else holds, else has in its spec."""
-    spec = spec_sizes(pod, unit)
-    asked = legal_sizes(pod, unit) if RESIZE in pod.annotations else None
-    return asked or {name: held_size(pod, name) or size for name, size in spec.items()}
+    """The size that each resizable container of the pod asks for, else was reserved, else holds or has in its
+    spec.
+    """
+    spec, answer = spec_sizes(pod, unit), answer_of(pod)
+    is_open = RESIZE in pod.annotations and (answer is None or answer.asked != digest(pod))
+    if is_open and (asked := legal_sizes(pod, unit)):
+        return asked
+    given = answer.sizes if answer is not None else {}
+    return {name: given.get(name) or held_size(pod, name) or size for name, size in spec.items()}
 
 
 def past_limits(limits: NamespaceLimits, pods: Iterable[Pod], unit: int) -> Iterator[str]:
