@@ -47,7 +47,9 @@ class Injector(Protocol):
     """Turns shares into the injection of a container."""
 
     def inject(self, name: str, shares: Sequence[Share], pod: Pod | None, annotation: str) -> Injection:
-        """Return everything the container needs to use its cards; host paths exist when this returns."""
+        """Return everything the container needs to use its cards. Host paths exist when this returns, but for
+        a driver's that has been there and is away for a moment.
+        """
 
     def inject_claim(
         self,

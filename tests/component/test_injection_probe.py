@@ -269,3 +269,24 @@ def test_a_pod_waits_for_the_driver_instead_of_failing_and_starts_once_it_is_the
         finally:
             agent.stop()
             kubelet.stop()
+
+
+def test_a_container_is_admitted_while_the_driver_is_away_for_a_moment(node: Node) -> None:
+    """Its start waits; its pod, which the kubelet would fail for good, does not fail."""
+    whole = (Share(CARDS[0].card.uuid, Amount(100, 80 * GIB)),)
+    injector = node.injector()
+    theirs = node.root.root / "run/nvidia/driver/dev"
+    theirs.parent.mkdir(parents=True)
+    (node.root.root / "dev").rename(theirs)  # as with the operator's driver container
+    assert injector.probe(CARDS) == Injectable()
+    before = injector.inject("a" * 32, whole, None, "{}")
+    place = node.root.root / f"usr/lib/{multiarch()}"
+    place.rename(place.with_name("away"))
+    theirs.rename(theirs.with_name("gone"))
+    assert injector.probe(CARDS).why
+    again = injector.inject("a" * 32, whole, None, "{}")
+    assert (again.mounts, again.env) == (before.mounts, before.env)
+    assert again.devices == before.devices[: len(again.devices)]
+    assert len(again.devices) == 3  # the card's and both control nodes; what is optional may be left out
+    with pytest.raises(NodeUnready, match="no libcuda"):
+        node.injector().inject("a" * 32, whole, None, "{}")  # of an agent that has never seen a driver

@@ -38,7 +38,7 @@ CARDS = tuple(
     CardState(Card(i, CardUuid(f"GPU-{i:08x}-0000-4000-8000-000000000000"), "A100", 16 * GIB, minor=i))
     for i in range(4)
 )
-_SHAPES = ((30, 8), (60, 20), (10, 4), (100, 0), (90, 40))
+_SHAPES = ((30, 8), (60, 20), (10, 4), (3, 1), (100, 0), (90, 40))
 _LIBRARIES = f"usr/lib/{multiarch()}"
 _STEPS = 30
 EVENTS = (
@@ -293,7 +293,10 @@ class ChangingNode(DirectRig):
             (name,) = self.rng.choices(list(events), weights)
             events[name]()
             self.done[name] += 1
-            self.start()  # at the worst moment: the agent has not looked yet
+            if self.rng.random() < 0.5:
+                self.create()
+                self.bind()  # at the worst moment: the agent has not looked yet
+            self.start()
             for _ in range(self.rng.randint(1, 4)):
                 self.second()
                 if len(self.waiting) < 6:

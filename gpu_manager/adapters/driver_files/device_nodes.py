@@ -55,19 +55,25 @@ class DeviceNodes:
         self._extra = tuple(extra)
         self._proc = proc
         self._mknod = mknod or _mknod
+        self._seen: dict[str, str] = {}  # name → the directory in which it was last
         self._absent: frozenset[str] = frozenset()
         self._refused: frozenset[str] = frozenset()
 
-    def of(self, minors: Sequence[int]) -> Iterator[DeviceNode]:
+    def of(self, minors: Sequence[int], *, now: bool = True) -> Iterator[DeviceNode]:
         """Nodes of the cards of these numbers, and what every container needs beside them.
 
         Raises:
-            NodeUnready: one is missing and cannot be made; the text says the cure.
+            NodeUnready: one is missing and cannot be made; the text says the cure. Without ``now`` one that
+                was there before may be missing.
         """
         root = self._root()
         for name in (*(f"nvidia{minor}" for minor in minors), *CONTROL):
-            self._require(root, name)
-            yield DeviceNode(f"/dev/{name}", f"{root}/{name}", _PERMISSIONS)
+            at = root
+            if not now and name in self._seen and not self._host.exists(f"{root}/{name}"):
+                at = self._seen[name]
+            else:
+                self._require(root, name)
+            yield DeviceNode(f"/dev/{name}", f"{at}/{name}", _PERMISSIONS)
         for name in _OPTIONAL:
             if self._host.exists(f"{root}/{name}"):
                 yield DeviceNode(f"/dev/{name}", f"{root}/{name}", _PERMISSIONS)
@@ -92,6 +98,7 @@ class DeviceNodes:
 
     def _require(self, root: str, name: str) -> None:
         if self._host.exists(f"{root}/{name}") or self._make(root, name):
+            self._seen[name] = root
             return
         raise NodeUnready(
             f"the node has no {root}/{name}: load the driver with nvidia-modprobe -u -c=0, "

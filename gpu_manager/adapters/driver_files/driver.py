@@ -84,6 +84,7 @@ class DriverFinder:
         )
         self._lock = threading.Lock()
         self._found: Driver | None = None
+        self._last: Driver | None = None
         self._at = len(self._places)
         self._signature: tuple[object, ...] = ()
 
@@ -93,10 +94,19 @@ class DriverFinder:
             signature = tuple(self._signs())
             if self._found is None or signature != self._signature:
                 self._found = None
-                self._found = self._look()
+                self._found = self._last = self._look()
                 self._signature = tuple(self._signs())  # anew: our links may lie in a directory that we watch
                 log.info("driver_found", version=self._found.version, libraries=len(self._found.libraries))
             return self._found
+
+    def find_last(self) -> Driver:
+        """The driver as it is now, or as it was last while it is away. Raises NodeUnready if it never was."""
+        try:
+            return self.find()
+        except NodeUnready:
+            if self._last is None:
+                raise
+            return self._last
 
     def _signs(self) -> Iterator[object]:
         before = self._places[: self._at + 1]  # what comes after the place that counts changes nothing

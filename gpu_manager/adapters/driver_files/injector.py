@@ -119,10 +119,12 @@ class DriverFiles:
         return DriverFinder(self._host, self._driver_root, links)
 
     def inject(self, name: str, shares: Sequence[Share], pod: Pod | None, annotation: str) -> Injection:
-        """Everything the container needs to use its cards; host paths exist when this returns.
+        """Everything the container needs to use its cards. What is the driver's may be away for a moment: the
+        container's start waits for it (:meth:`probe`); everything else exists when this returns.
 
         Raises:
-            NodeUnready: driver, device nodes, library or pages are missing; the text says the cure.
+            NodeUnready: the driver or its device nodes were never there, library or pages are missing; the
+                text says the cure.
             RequestInvalid: the pod opts out of the only thing that would hold its limit here, or its envFrom
                 may show it other cards.
         """
@@ -137,10 +139,12 @@ class DriverFiles:
             whole = Injection(
                 env=self._env(shares),
                 mounts=(
-                    *self._mounts(name, library, self._wishes(pod, fraction), shares, fraction=fraction),
+                    *self._mounts(
+                        name, library, self._wishes(pod, fraction), shares, fraction=fraction, now=False
+                    ),
                     *hook_mounts,
                 ),
-                devices=tuple(self._devices(shares)),
+                devices=tuple(self._devices(shares, now=False)),
                 annotations=self._annotations(shares, annotation),
                 hooks=hooks,
             )
@@ -398,11 +402,12 @@ class DriverFiles:
         shares: Sequence[Share],
         *,
         fraction: bool,
+        now: bool = True,
     ) -> Iterator[Mount]:
         runtime_brings_driver = self.strategy is Strategy.NVIDIA
         driver: Driver | None = None
         if self._finder is not None and (fraction or not runtime_brings_driver):
-            driver = self._finder.find()
+            driver = self._finder.find() if now else self._finder.find_last()
         if driver is not None and not runtime_brings_driver:
             yield from driver_mounts(driver, library, graphics=wishes.graphics)
         if not fraction:
@@ -417,10 +422,10 @@ class DriverFiles:
             if not path.is_file():
                 raise NodeUnready(f"the control page {path} is missing: the start is tried again")
 
-    def _devices(self, shares: Sequence[Share]) -> Iterator[DeviceNode]:
+    def _devices(self, shares: Sequence[Share], *, now: bool = True) -> Iterator[DeviceNode]:
         if self._simulated:
             return
-        yield from self._nodes.of([self._minor(share) for share in shares])
+        yield from self._nodes.of([self._minor(share) for share in shares], now=now)
 
     def _minor(self, share: Share) -> int:
         for state in self._cards():
