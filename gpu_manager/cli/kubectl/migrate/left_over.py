@@ -22,7 +22,7 @@ from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.resources import parse_quantity
 from gpu_manager.domain.untrusted import mappings
 
-_BY_HAND = f"only pods are translated; write {CORE} and {MEMORY} there by hand"
+_BY_HAND = f"write {CORE} and {MEMORY} there by hand"
 _QUOTA = "pods no longer ask for it: see docs/quota.md for ours"
 _NODES = "a label of its nodes: pods find cards by what nodes offer"
 _RULE = "a metric that is not written any more: docs/monitoring lists ours"
@@ -205,7 +205,7 @@ def _meant(amounts: dict[Any, Any], terms: MigrationTerms) -> str:
             continue
         if share is not None and (share.units is not None or len(asked) > 1):
             memory = f", {MEMORY}: {share.units}" if share.units is not None else ""
-            return f"only pods are translated; write {CORE}: {share.cores}{memory} there by hand"
+            return f"write {CORE}: {share.cores}{memory} there by hand"
     return ""
 
 
