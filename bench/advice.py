@@ -313,8 +313,9 @@ def live() -> Row:
 def _floods(limits: Sequence[int]) -> list[float]:
     """The demand of floods at these limits on one card, each by its page."""
     from tests.native.core_world import one_machine, until, world  # noqa: PLC0415 - builds the library
+    from tests.native.timed import real_time  # noqa: PLC0415 - as above
 
-    with world(state=one_machine()) as made:
+    with real_time(), world(state=one_machine()) as made:
         tenants = [made.tenant(limit) for limit in limits]
         with made.host(*tenants):
             for tenant in tenants:
