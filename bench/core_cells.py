@@ -61,11 +61,15 @@ def quick_programs() -> Iterator[Program]:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run at a limit; ``need`` is what the program took bare. Percent of the card's time."""
+    """One run at a limit; ``need`` is what the program's kernels took bare, ``took`` what it had then.
+
+    Percent of the card's time.
+    """
 
     program: str
     limit: int
     need: float
+    took: float
     use: Use
 
     @property
@@ -80,8 +84,11 @@ class Cell:
 
     @property
     def delivered(self) -> float:
-        """Its kernels, of what it needs and may have; the longest of them may have been due at the end."""
-        wanted = min(self.need, float(self.limit))
+        """Its kernels, of what it needs and may have; the longest of them may have been due at the end.
+
+        Of what it may have, the pauses between its kernels take the part that they take bare.
+        """
+        wanted = min(self.need, self.limit * self.need / max(self.need, self.took))
         return (self.use.work + self.use.longest / self.use.seconds + RESOLVED_POINTS) / wanted
 
     def __str__(self) -> str:
@@ -103,15 +110,16 @@ def measured(program: Program, seconds: float, costs: str = COSTS) -> list[Cell]
 def _attempt(program: Program, seconds: float, costs: str) -> tuple[list[Cell], Stalls]:
     shape, processes = program.shape, program.processes
     with real_time(), StallWitness() as witness:
-        need = bare(shape, processes, seconds, costs).work
+        alone = bare(shape, processes, seconds, costs)
         uses = [held(shape, limit, processes, seconds, costs) for limit in program.limits]
         cells = [
-            Cell(program.name, limit, need, use) for limit, use in zip(program.limits, uses, strict=True)
+            Cell(program.name, limit, alone.work, alone.had, use)
+            for limit, use in zip(program.limits, uses, strict=True)
         ]
         if any(cell.delivered < SHORT and cell.need < cell.limit for cell in cells):
-            again = bare(shape, processes, seconds, costs).work  # was it the machine that was quicker?
-            need = min(need, again)
-    return [Cell(cell.program, cell.limit, need, cell.use) for cell in cells], witness.stalls
+            again = bare(shape, processes, seconds, costs)  # was it the machine that was quicker?
+            alone = min(alone, again, key=lambda use: use.work)
+    return [Cell(cell.program, cell.limit, alone.work, alone.had, cell.use) for cell in cells], witness.stalls
 
 
 def kept_cells(

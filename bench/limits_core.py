@@ -78,20 +78,25 @@ def rows_of(cells: Sequence[Cell], wanted: int, *, full: bool) -> Iterator[Row]:
 
 
 def write(cells: Sequence[Cell], path: Path = RESULTS) -> None:
-    """A line a cell, the worst error first."""
+    """A line a cell, the worst error first: what its kernels take bare, also with pauses, then the run."""
     with path.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(
             (
-                *("program", "limit", "needed", "had", "kernels", "charged"),
+                *("program", "limit", "needed", "bare", "had", "kernels", "charged"),
                 *("fullest", "over", "error", "delivered"),
             )
         )
         for cell in sorted(cells, key=lambda cell: -abs(cell.error)):
             use = cell.use
-            points = (cell.need, use.had, use.work, use.charged, use.fullest, cell.over, cell.error)
+            bare, held = (cell.need, cell.took), (use.had, use.work, use.charged, use.fullest)
             lines.writerow(
-                (cell.program, cell.limit, *(f"{figure:.2f}" for figure in points), f"{cell.delivered:.3f}")
+                (
+                    cell.program,
+                    cell.limit,
+                    *(f"{figure:.2f}" for figure in (*bare, *held, cell.over, cell.error)),
+                    f"{cell.delivered:.3f}",
+                )
             )
 
 

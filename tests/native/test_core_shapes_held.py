@@ -17,8 +17,8 @@ SHAPES = {shape.name: shape for shape in TABLE}
 
 @pytest.mark.parametrize(("name", "limit"), [("diffusion", 20), ("prefill", 50), ("compiled", 99)])
 def test_a_shape_has_its_limit_or_its_need_and_is_charged_that(name: str, limit: int) -> None:
-    need = bare(SHAPES[name], 1, SECONDS, "h100").work
-    cell = Cell(name, limit, need, held(SHAPES[name], limit, 1, SECONDS, "h100"))
+    alone = bare(SHAPES[name], 1, SECONDS, "h100")
+    cell = Cell(name, limit, alone.work, alone.had, held(SHAPES[name], limit, 1, SECONDS, "h100"))
     assert cell.over <= 2, str(cell)
     assert abs(cell.error) <= 3, str(cell)
     assert cell.delivered >= 0.95, str(cell)

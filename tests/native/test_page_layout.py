@@ -33,7 +33,17 @@ from vcuda.page.usage import (
 )
 
 HEADER = LIB / "include" / "vcuda_page.h"
-STRUCTS = ("card_limits", "limits_copy", "card_usage", "slot", "note", "timeline", "usage", "gate")
+STRUCTS = (
+    "card_limits",
+    "limits_copy",
+    "card_usage",
+    "slot",
+    "note",
+    "timeline",
+    "recent_work",
+    "usage",
+    "gate",
+)
 
 
 def fields_of(name: str) -> list[str]:
@@ -148,6 +158,10 @@ def test_sizes_agree(facts: dict[str, int]) -> None:
     assert facts["timeline"] == usage._TIMELINE.size == TIMELINE_SIZE
     assert facts["usage.timeline"] == TIMELINES_OFFSET
     assert facts["VCUDA_TIMELINE_CELLS"] == TIMELINE_CELLS
+    assert facts["usage.recent"] == TIMELINES_OFFSET + MAX_CARDS * TIMELINE_SIZE
+    assert facts["usage.rest"] == facts["usage.recent"] + MAX_CARDS * facts["recent_work"] <= USAGE_SIZE
+    assert 1 << facts["VCUDA_RECENT_WORK_SLOT_BITS"] == MAX_SLOTS
+    assert facts["VCUDA_RECENT_WORK_UNITS_BITS"] + facts["VCUDA_RECENT_WORK_SLOT_BITS"] == 32
     assert facts["usage.note"] == usage._NOTES_OFFSET
     assert facts["usage.note"] + facts["VCUDA_NOTES"] * facts["note"] <= facts["usage.card"]
     assert facts["usage"] == facts["VCUDA_USAGE_SIZE"] == USAGE_SIZE

@@ -15,10 +15,10 @@ from tests.native.shapes import Use
 CELLS = sum(len(program.limits) for program in PROGRAMS)
 
 
-def cell(limit: int = 20, *, need: float = 80.0, **figures: float) -> Cell:
+def cell(limit: int = 20, *, need: float = 80.0, took: float = 0.0, **figures: float) -> Cell:
     as_it_should = {"work": float(limit), "had": float(limit), "charged": float(limit)}
     use = {**as_it_should, "fullest": float(limit), "longest": 0.1, "seconds": 3.0, "launches": 1000}
-    return Cell("a program x 1", limit, need, Use(**{**use, **figures}))  # type: ignore[arg-type]  # launches is whole
+    return Cell("a program x 1", limit, need, took or need, Use(**{**use, **figures}))  # type: ignore[arg-type]  # launches is whole
 
 
 def measured(program: Program) -> Sequence[Cell]:
@@ -51,6 +51,12 @@ def test_what_is_delivered_is_judged_by_the_need_where_that_is_less_than_the_lim
     assert cell(50, need=30.0, work=29.9, had=33.0).delivered >= 1
     assert cell(50, need=30.0, work=24.0).delivered == pytest.approx(0.8, abs=0.01)
     assert cell(50, need=80.0, work=40.0).delivered == pytest.approx(0.8, abs=0.01)
+
+
+def test_pauses_between_kernels_take_of_the_limit_what_they_take_bare() -> None:
+    assert cell(50, need=80.0, took=100.0, work=40.0, had=50.0).delivered == pytest.approx(1.0, abs=0.01)
+    assert cell(50, need=80.0, took=100.0, work=36.0, had=50.0).delivered == pytest.approx(0.9, abs=0.01)
+    assert cell(50, need=30.0, took=45.0, work=30.0, had=45.0).delivered == pytest.approx(1.0, abs=0.01)
 
 
 def test_the_rows_name_the_worst_cell_of_each_kind() -> None:
@@ -86,6 +92,6 @@ def test_a_call_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
 def test_the_results_have_a_line_a_cell_and_the_worst_error_first(tmp_path: Path) -> None:
     write([cell(), cell(charged=15.0)], tmp_path / "core.csv")
     head, worst, other = (tmp_path / "core.csv").read_text().splitlines()
-    assert head.startswith("program,limit,needed,had,kernels,charged,")
-    assert worst == "a program x 1,20,80.00,20.00,20.00,15.00,20.00,0.00,-5.00,1.007"
-    assert other.split(",")[5] == "20.00"
+    assert head.startswith("program,limit,needed,bare,had,kernels,charged,")
+    assert worst == "a program x 1,20,80.00,80.00,20.00,20.00,15.00,20.00,0.00,-5.00,1.007"
+    assert other.split(",")[6] == "20.00"

@@ -14,7 +14,7 @@
  *    sizes within bounds, and CRC-32C (Castagnoli) of the first `size` bytes with `crc` taken as zero;
  *  - `usage` is tenant-writable: the host reads it with pread, clamps every value and believes none;
  *  - all words of `usage` are accessed with __atomic; it holds no mutex, futex or semaphore;
- *  - usage.card[i], usage.timeline[i] and slot.charged[i] belong to limits.card[i];
+ *  - usage.card[i], usage.timeline[i], usage.recent[i] and slot.charged[i] belong to limits.card[i];
  *  - slot i is alive while its process holds an open-file-description write lock on byte i of `usage`.
  */
 #ifndef VCUDA_PAGE_H
@@ -202,6 +202,22 @@ struct vcuda_timeline {
     uint32_t cell[VCUDA_TIMELINE_CELLS];
 };
 
+/* When the container's processes had work on a card lately, as they measured it or reckon: a process that measured a
+ * launch finds here what of that time others had. A ring that all of them write; the host does not read it. Since minor
+ * 7. */
+#define VCUDA_RECENT_WORK_ENTRIES 128
+
+/* An entry is one word, so that none is read half: when the work began, CLOCK_MONOTONIC in units of 128 ns, its low 32
+ * bits; how many units it took, 22 bits; the process's slot, 10 bits. 0: no entry. */
+#define VCUDA_RECENT_WORK_UNIT_NS 128
+#define VCUDA_RECENT_WORK_UNITS_BITS 22
+#define VCUDA_RECENT_WORK_SLOT_BITS 10
+
+struct vcuda_recent_work {
+    _Alignas(VCUDA_LINE) uint64_t entries; /* ever made: number n lies at (n - 1) % VCUDA_RECENT_WORK_ENTRIES */
+    uint64_t entry[VCUDA_RECENT_WORK_ENTRIES];
+};
+
 struct vcuda_usage {
     uint64_t magic;
     uint16_t abi_major, abi_minor;
@@ -226,8 +242,10 @@ struct vcuda_usage {
     _Alignas(4096) struct vcuda_card_usage card[VCUDA_MAX_CARDS];
     struct vcuda_slot slot[VCUDA_MAX_SLOTS];
     struct vcuda_timeline timeline[VCUDA_MAX_CARDS];
+    struct vcuda_recent_work recent[VCUDA_MAX_CARDS];
     uint8_t rest[VCUDA_USAGE_SIZE - 4096 - VCUDA_MAX_CARDS * sizeof(struct vcuda_card_usage) -
-                 VCUDA_MAX_SLOTS * sizeof(struct vcuda_slot) - VCUDA_MAX_CARDS * sizeof(struct vcuda_timeline)];
+                 VCUDA_MAX_SLOTS * sizeof(struct vcuda_slot) - VCUDA_MAX_CARDS * sizeof(struct vcuda_timeline) -
+                 VCUDA_MAX_CARDS * sizeof(struct vcuda_recent_work)];
 };
 
 /* The gate of a card: best-effort containers put no work on it while it is closed. A file of its own, one a card, which

@@ -102,18 +102,21 @@ static void what_begins_a_window_may_run_beside_work_that_is_not_measured(void) 
     CHECK(measuring_window_is_early(&window, now) && !measuring_window_is_early(&window, now + WINDOW_EARLY_NS));
 }
 
-static void long_work_new_work_and_work_that_varies_is_measured_always(void) {
+static void long_work_and_new_work_is_measured_always_and_work_that_varies_by_itself(void) {
     struct cost *cost = cost_find(cost_key(&failures, 1));
     CHECK(span_plan_is_alone(cost, false)); /* never seen */
     for (int i = 0; i < 100; i++)
         cost_measured(cost, 30 * US, 30 * US);
     CHECK(!span_plan_is_alone(cost, false) && span_plan_is_alone(cost, true) && !cost_is_unsure(cost));
+    CHECK(!span_plan_varies(cost));
     for (int i = 0; i < 100; i++)
         cost_measured(cost, i % 4 ? 10 * US : 90 * US, 30 * US);
-    CHECK(span_plan_is_alone(cost, false) && cost_is_unsure(cost));
+    CHECK(!span_plan_is_alone(cost, false) && span_plan_varies(cost) && cost_is_unsure(cost));
+    CHECK(span_plan_may_be_beside(cost, false, false) && span_plan_may_be_beside(cost, true, true));
+    CHECK(!span_plan_may_be_beside(cost, true, false));
     for (int i = 0; i < 1000; i++)
         cost_measured(cost, SPAN_PLAN_LONG_NS + US, SPAN_PLAN_LONG_NS + US);
-    CHECK(span_plan_is_alone(cost, false) && !cost_is_unsure(cost));
+    CHECK(span_plan_is_alone(cost, false) && !cost_is_unsure(cost) && !span_plan_may_be_beside(cost, false, false));
 }
 
 /* One in ten is a hundred times as long: the mean is what a launch costs on average. */
@@ -136,7 +139,7 @@ int main(void) {
     a_window_closes_by_itself_once_it_has_cost_enough();
     nobody_can_foretell_a_window();
     what_begins_a_window_may_run_beside_work_that_is_not_measured();
-    long_work_new_work_and_work_that_varies_is_measured_always();
+    long_work_and_new_work_is_measured_always_and_work_that_varies_by_itself();
     a_mean_is_not_moved_by_where_its_tail_lies();
     return checked();
 }

@@ -8,6 +8,16 @@ static void remove_at(struct busy_intervals *busy, unsigned first, unsigned coun
     busy->count -= count;
 }
 
+int64_t busy_intervals_lack(const struct busy_intervals *busy, int64_t from, int64_t to) {
+    int64_t lack = to - from;
+    for (unsigned i = busy->count; i > 0 && busy->interval[i - 1].to > from; i--) {
+        const struct busy_interval *interval = &busy->interval[i - 1];
+        int64_t begin = interval->from > from ? interval->from : from, end = interval->to < to ? interval->to : to;
+        lack -= end > begin ? end - begin : 0;
+    }
+    return lack;
+}
+
 int64_t busy_intervals_add(struct busy_intervals *busy, int64_t from, int64_t to) {
     if (to <= from)
         return 0;

@@ -17,4 +17,7 @@ struct busy_intervals {
  * later than that is counted as if it were new only beyond it. */
 int64_t busy_intervals_add(struct busy_intervals *busy, int64_t from, int64_t to);
 
+/* How much of it would be new. */
+int64_t busy_intervals_lack(const struct busy_intervals *busy, int64_t from, int64_t to);
+
 #endif

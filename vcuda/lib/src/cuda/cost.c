@@ -31,9 +31,7 @@ struct cost *cost_search(uint64_t key) {
     return enter(victim, key);
 }
 
-/* A quarter of the way from the old average to what was measured; all of the way where it begins. Never 0. What is far
- * off, for a thread was stopped between two calls, moves it no more than twice or half of it would: if it was no
- * accident, the next ones are as far off. */
+/* A part of the way from the old average to what was measured. Never 0. */
 static void average(uint64_t *word, uint64_t ns, uint64_t weight) {
     uint64_t old = __atomic_load_n(word, __ATOMIC_RELAXED);
     uint64_t new = (uint64_t)((int64_t)old + ((int64_t)ns - (int64_t)old) / (int64_t)weight);

@@ -5,6 +5,7 @@
 #include "cuda/gate_view.h"
 #include "cuda/gpu_time.h"
 #include "cuda/held_idle.h"
+#include "cuda/other_processes.h"
 #include "cuda/sharers.h"
 #include "cuda/span_hold.h"
 #include "cuda/timeline.h"
@@ -70,17 +71,11 @@ static bool read_events(struct timing_span *span, struct gpu_interval *interval)
 
 /* Enter what was new of a span that ended at `to` of the card's time into the page's timeline. Work is settled in about
  * the order in which it ran, so the new part is the last one. Returns how much of it the container's other work leaves
- * room for. While one process has all of the work, only the sum over some time is bounded by the card's time: of
- * launches that were not measured nobody knows in which millisecond they ran. */
-static uint64_t enter(const struct timing_span *span, int64_t to, int64_t fresh, uint32_t divided, bool beside,
-                      uint64_t now) {
+ * room for: over some time, since of launches that were not measured nobody knows in which millisecond they ran. */
+static uint64_t enter(const struct timing_span *span, int64_t to, int64_t fresh, uint32_t divided, uint64_t now) {
     int card = span->context_meter->card;
     int64_t end = to - span->context_meter->clock.offset_ns, launched = (int64_t)span->facts.launched_at;
-    struct timeline_work work = {launched, end - fresh, end, end};
-    if (!beside) {
-        work.since = launched - TIMELINE_SPREAD_NS;
-        work.until = (int64_t)now;
-    }
+    struct timeline_work work = {launched - TIMELINE_SPREAD_NS, end - fresh, end, (int64_t)now};
     held_idle_ran(&vcuda_usage()->card[card], span->facts.launched_at, end > 0 ? (uint64_t)end : 0);
     return (uint64_t)timeline_add(&vcuda_usage()->timeline[card], &work, divided);
 }
@@ -102,7 +97,8 @@ static uint64_t charge_as_paid(struct timing_span *span, const struct vcuda_limi
     uint32_t divided = divisor_of(view, span->context_meter->card, now);
     uint64_t paid = span->paid_ns + (span->ends ? span->facts.stamp_ns : 0), wall = paid * divided / 256;
     span->meter->settled_to = to;
-    uint64_t fits = enter(span, to, (int64_t)wall, divided, false, now);
+    uint64_t fits = enter(span, to, (int64_t)wall, divided, now);
+    other_processes_told(span, to - (int64_t)wall, to);
     return fits < wall ? fits * 256 / divided : paid;
 }
 
@@ -120,13 +116,7 @@ static uint64_t charge_tallied(struct timing_span *span, const struct vcuda_limi
     return charge_as_paid(span, view, to < latest ? to : latest, now);
 }
 
-/* Does another stream of this process have work in flight on the card? */
-static bool is_beside_streams(int card) {
-    const struct vcuda_slot *slot = vcuda_slot();
-    return slot && __atomic_load_n(&slot->inflight[card], __ATOMIC_RELAXED) > 1;
-}
-
-/* How a span's interval lies to the others of its context. */
+/* How a span's interval lies to the others of its context, and to the container's other processes. */
 struct share {
     struct gpu_interval ran;
     uint64_t took, fresh; /* how long it ran; how much of that, and of the records, beside no other work */
@@ -135,12 +125,16 @@ struct share {
 };
 
 static struct share share_of(struct timing_span *span, const struct gpu_interval *ran) {
+    struct busy_intervals *busy = &span->context_meter->busy;
     int64_t stamp = (int64_t)span->facts.stamp_ns; /* the card was kept busy by the records too */
-    struct share share = {.ran = *ran, .took = (uint64_t)(ran->to - ran->from)};
-    share.fresh = (uint64_t)busy_intervals_add(&span->context_meter->busy, ran->from - stamp, ran->to + stamp);
-    share.stamps = share.fresh < 2 * (uint64_t)stamp ? share.fresh : 2 * (uint64_t)stamp;
-    share.by_itself = share.fresh - share.stamps >= share.took;
-    return share;
+    uint64_t others = other_processes_had_ns(span, ran), took = (uint64_t)(ran->to - ran->from);
+    uint64_t added = (uint64_t)busy_intervals_lack(busy, ran->from, ran->to);
+    uint64_t fresh = (uint64_t)busy_intervals_add(busy, ran->from - stamp, ran->to + stamp);
+    return (struct share){.ran = *ran,
+                          .took = took - others,
+                          .fresh = fresh - (others < fresh ? others : fresh),
+                          .stamps = fresh > added ? fresh - added : 0,
+                          .by_itself = added >= took};
 }
 
 /* Charge what is new of a measured launch's interval, which teaches what launches of its kind cost. */
@@ -164,12 +158,12 @@ static uint64_t charge_measured(struct timing_span *span, const struct vcuda_lim
         alone_cost_ran(span->cost, bucket_used(share->took, divided, 256), now);
     /* It is not divided by how long it took: that may be the container's own other streams', charged for that. */
     uint32_t divisor = known && is_crossed ? 256 : divided;
-    bool beside_process = slots_busy(vcuda_usage(), card) > 1;
-    uint64_t fits = enter(span, ran->to, (int64_t)share->fresh, divisor, beside_process, now), own = share->fresh - met;
+    uint64_t fits = enter(span, ran->to, (int64_t)share->fresh, divisor, now), own = share->fresh - met;
+    other_processes_told(span, ran->from, ran->to);
     uint64_t used = bucket_used(fits < own ? fits : own, divisor, gain);
     meter->settled_to = ran->to;
     uint64_t took = bucket_used(share->took, divided, gain);
-    uint64_t added = beside_process ? used : bucket_used(own, divisor, gain);
+    uint64_t added = bucket_used(own, divisor, gain);
     cost_measured(span->cost, took, added > share->stamps ? added - share->stamps : 0);
     stream_meter_corrected(meter, span->facts.expected_ns, took);
     bucket_note_longest(&vcuda_usage()->card[card], took);
@@ -184,7 +178,7 @@ uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *v
     if (!ended || !read_events(span, &ran))
         return charge_tallied(span, view, false, now);
     struct share share = share_of(span, &ran);
-    bool beside = is_beside_streams(span->context_meter->card);
+    bool beside = timing_span_is_beside(span->meter);
     meter_window.unsure |= beside || cost_is_unsure(span->cost);
     if (span->early && beside)
         return charge_as_paid(span, view, ran.to, now);

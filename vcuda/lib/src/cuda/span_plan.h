@@ -7,20 +7,31 @@
 #include "cuda/gpu_time.h"
 
 /* Which launches are measured by themselves: long ones always, since records are a small part of them; the first
- * COST_FIRST of a kind; and all of them while a window is open. The others are tallied in spans. */
+ * COST_FIRST of a kind; all launches while a window is open; and where launches of a kind differ by half of their mean
+ * and no other stream of the process has work, each of them: beside others' launches that are not measured, nobody
+ * could tell theirs from its own. The others are tallied in spans. */
 #define SPAN_PLAN_LONG_NS 125000u
-#define SPAN_PLAN_VARIES_NS 25000u /* long enough where launches of the kind differ by half of their mean */
+#define SPAN_PLAN_VARIES_NS 25000u /* shorter ones are measured in windows alone, however they differ */
 #define SPAN_PLAN_TALLY_NS 200000u /* of work in one span, ... */
 #define SPAN_PLAN_LAUNCHES 64      /* ... or so many launches */
 
-/* Is each launch of this kind measured, whether or not a window is open? */
+/* Is each launch of this kind measured, whatever runs beside it? */
 static inline bool span_plan_is_long(const struct cost *cost) {
+    return cost_ns(cost) >= SPAN_PLAN_LONG_NS;
+}
+
+static inline bool span_plan_varies(const struct cost *cost) {
     uint64_t ns = cost_ns(cost), spread = __atomic_load_n(&cost->spread_ns, __ATOMIC_RELAXED);
-    return ns >= SPAN_PLAN_LONG_NS || (ns >= SPAN_PLAN_VARIES_NS && spread > ns / 2);
+    return ns >= SPAN_PLAN_VARIES_NS && spread > ns / 2;
 }
 
 static inline bool span_plan_is_alone(const struct cost *cost, bool window_is_open) {
     return window_is_open || span_plan_is_long(cost) || cost_seen(cost) < COST_FIRST;
+}
+
+/* May a launch that is measured, now or `early` in a window, have run beside others that are not? */
+static inline bool span_plan_may_be_beside(const struct cost *cost, bool window_is_open, bool early) {
+    return !span_plan_is_long(cost) && (window_is_open ? early : cost_seen(cost) >= COST_FIRST);
 }
 
 /* Does the tallied span end with the launch just made? */

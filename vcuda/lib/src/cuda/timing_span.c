@@ -96,6 +96,12 @@ void stream_meter_settled(struct stream_meter *meter) {
         vcuda_touch_usage();
 }
 
+bool timing_span_is_beside(const struct stream_meter *meter) {
+    const struct vcuda_slot *slot = vcuda_slot();
+    uint32_t own = __atomic_load_n(&meter->unsettled, __ATOMIC_RELAXED) != 0;
+    return slot && __atomic_load_n(&slot->inflight[meter->card], __ATOMIC_RELAXED) > own;
+}
+
 /* ---- what is expected of the stream
  * --------------------------------------------------------------------------------------------------------------- */
 
@@ -238,7 +244,8 @@ struct timing_span *timing_span_begin(struct stream_meter *meter, struct timing_
     span = context_meter_is_exhausted(meter->context_meter) ? NULL : open_span(meter, alone, idle, hold, now);
     if (span) {
         now = span->facts.launched_at;
-        span->early = alone && !span_plan_is_long(cost) && measuring_window_is_early(&meter_window, now);
+        bool early = measuring_window_is_early(&meter_window, now);
+        span->early = alone && span_plan_may_be_beside(cost, measuring_window_is_open(&meter_window), early);
     }
     stream_clock_launched(&clock, now, idle, cost_ns(cost));
     clock.waits |= span && span->facts.held;

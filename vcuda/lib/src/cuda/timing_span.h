@@ -153,11 +153,15 @@ static inline bool meter_is_classed(int card) {
 struct timing_span *timing_span_begin(struct stream_meter *meter, struct timing_span *span, const struct cost *cost,
                                       bool alone);
 
+/* Does another stream of this process have work in flight on the card? */
+bool timing_span_is_beside(const struct stream_meter *meter);
+
 /* The span for a launch of this kind; NULL if none is free. */
 static inline struct timing_span *timing_span_take(struct stream_meter *meter, const struct cost *cost) {
     struct timing_span *span = timing_span_hold_any(meter);
     uint64_t ns = cost_ns(cost);
-    bool alone = span_plan_is_alone(cost, measuring_window_is_open(&meter_window));
+    bool alone = span_plan_is_alone(cost, measuring_window_is_open(&meter_window)) ||
+                 (span_plan_varies(cost) && !timing_span_is_beside(meter));
     if (alone || !span || span->facts.expected_ns + ns > SPAN_PLAN_TALLY_NS)
         return timing_span_begin(meter, span, cost, alone);
     __atomic_store_n(&meter->clock.idle_at, __atomic_load_n(&meter->clock.idle_at, __ATOMIC_RELAXED) + ns,

@@ -65,7 +65,7 @@ static uint64_t charge_tallied(struct adapter *a, struct stream *stream, const s
     return enter(a, span, stream->settled_to, span->paid_ns, now);
 }
 
-static bool others_are_in_flight(const struct adapter *a, const struct stream *stream) {
+bool adapter_is_beside(const struct adapter *a, const struct stream *stream) {
     for (uint32_t i = 0; i < STREAMS; i++)
         if (&a->stream[i] != stream && (a->stream[i].open != NONE || a->stream[i].first != NONE))
             return true;
@@ -75,16 +75,16 @@ static bool others_are_in_flight(const struct adapter *a, const struct stream *s
 static uint64_t charge_measured(struct adapter *a, struct stream *stream, struct span *span,
                                 const struct gpu_interval *ran, uint64_t now) {
     const int64_t own = ran->to - ran->from, stamp = (int64_t)span->facts.stamp_ns;
+    const int64_t added = busy_intervals_lack(&a->busy, ran->from, ran->to);
     uint64_t fresh = (uint64_t)busy_intervals_add(&a->busy, ran->from - stamp, ran->to + stamp);
-    uint64_t stamps = fresh < 2 * (uint64_t)stamp ? fresh : 2 * (uint64_t)stamp;
     stream->settled_to = ran->to;
-    if ((int64_t)(fresh - stamps) >= own)
+    if (added >= own)
         learn_wait(a, span, ran);
-    a->window.unsure |= cost_is_unsure(span->cost) || others_are_in_flight(a, stream);
-    if (span->early && others_are_in_flight(a, stream))
+    a->window.unsure |= cost_is_unsure(span->cost) || adapter_is_beside(a, stream);
+    if (span->early && adapter_is_beside(a, stream))
         return enter(a, span, ran->to, span->paid_ns, now);
     uint64_t used = enter(a, span, ran->to, fresh, now);
-    cost_measured(span->cost, (uint64_t)own, fresh - stamps);
+    cost_measured(span->cost, (uint64_t)own, (uint64_t)added);
     stream_clock_corrected(&stream->clock, span->facts.expected_ns, (uint64_t)own);
     bucket_note_longest(&a->usage, (uint64_t)own);
     return used;

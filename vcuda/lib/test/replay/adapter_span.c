@@ -68,7 +68,8 @@ static void record_start(struct adapter *a, struct span *span, uint32_t number, 
 void adapter_take_span(struct adapter *a, uint32_t number, struct cost *cost) {
     struct stream *stream = &a->stream[number];
     uint64_t now = driver_now(a->driver), ns = cost_ns(cost);
-    bool alone = span_plan_is_alone(cost, measuring_window_is_open(&a->window));
+    bool is_open = measuring_window_is_open(&a->window), early = measuring_window_is_early(&a->window, now);
+    bool alone = span_plan_is_alone(cost, is_open) || (span_plan_varies(cost) && !adapter_is_beside(a, stream));
     bool idle = now >= stream->clock.idle_at && !stream->clock.waits;
     if (stream->open != NONE && (alone || a->span[stream->open].facts.expected_ns + ns > SPAN_PLAN_TALLY_NS))
         adapter_close_span(a, number);
@@ -79,7 +80,7 @@ void adapter_take_span(struct adapter *a, uint32_t number, struct cost *cost) {
         span->launches = 0;
         span->paid_ns = 0;
         span->measured = alone;
-        span->early = alone && !span_plan_is_long(cost) && measuring_window_is_early(&a->window, now);
+        span->early = alone && span_plan_may_be_beside(cost, is_open, early);
         span->cost = cost;
         if (alone)
             record_start(a, span, number, idle);

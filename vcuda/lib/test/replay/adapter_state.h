@@ -67,6 +67,8 @@ struct adapter {
 void adapter_take_span(struct adapter *a, uint32_t number, struct cost *cost);
 void adapter_close_span(struct adapter *a, uint32_t number);
 
+bool adapter_is_beside(const struct adapter *a, const struct stream *stream);
+
 /* As settle.c and span_charge.c: charges the spans that have ended by `now`. */
 void adapter_settle_finished(struct adapter *a, uint64_t now);
 
