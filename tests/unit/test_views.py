@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from admission.cluster.pod_view import pod_view
 from admission.explain.explanation import explain
+from admission.explain.remedies import QUOTA_GROWS
 from admission.explain.views import as_json, as_text, quota_text
 from gpu_manager.domain.cluster.quota import NO_QUOTA
 from gpu_manager.domain.contract import GPU_MODEL, MEMORY, PLACEMENT
@@ -237,6 +238,7 @@ def test_counts_add_up_to_the_nodes_agree_with_filter_and_the_change_lets_the_po
     assert told.counts.get("fits", 0) == len(world.filter(obj)["NodeNames"])
     if told.nearest is not None:
         snapshot = world.cluster.snapshot()
-        mine = world.quota.current.of("default")
+        grows = told.change.startswith(QUOTA_GROWS)
+        mine = None if grows else world.quota.current.of("default")
         again = world.judge.ask(pod_view(parse_pod(obj)), told.nearest, snapshot, mine)
         assert any(hasattr(again.on(view), "positions") for view in snapshot.nodes.values())
