@@ -16,6 +16,8 @@ class Lists:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Mapping[str, str]]] = []
+        self.unread: list[object] = []
+        self.told = self.unread.append
 
     def pieces(self, _what: str, path: str, query: Mapping[str, str]) -> Iterator[bytes]:
         self.asked.append((path, {key: value for key, value in query.items() if key != "limit"}))
@@ -31,6 +33,7 @@ def test_of_one_node_that_node_and_its_pods_are_listed_alone() -> None:
         ("/api/v1/pods", {"fieldSelector": "spec.nodeName=n1"}),
     ]
     assert [books.name for books in cluster.with_cards] == ["n1"]
+    assert not server.unread
 
 
 def test_without_a_node_everything_is_listed() -> None:

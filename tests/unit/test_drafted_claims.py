@@ -186,7 +186,7 @@ def test_a_pod_of_a_file_that_would_not_be_created_is_not_said_to_wait() -> None
     ("quota", "others", "helps"),
     [
         ({}, 0, f"leave out annotation {PRIORITY} (then node n1 takes it: 30 cores, 1 GiB of card 0)"),
-        ({"ml": {"quota": {"T4": 0.1}}}, 0, "have the right granted"),
+        ({"ml": {"quota": {"T4": 0.1}}}, 0, 'have the right granted, and ask 10 cores, 1 GiB instead of 30 cores, 1 GiB for "main" (then node n1 takes it)'),
         ({"ml": {"protected": {"T4": 0.2}}}, 0, 'ask 20 cores, 1 GiB instead of 30 cores, 1 GiB for "main" (then node n1 takes it)'),
         ({"ml": {"quota": {"T4": 0.2}, "protected": {"T4": 1}}}, 20, "let the quota grow"),
     ],

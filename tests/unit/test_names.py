@@ -38,6 +38,7 @@ OUTSIDE_THE_TREE = {
     "Silent": "the admission service did not answer: the command judges by itself",
     "Unseen": "a check of the doctor cannot be made from here",
     "Answer": "an HTTP answer",
+    "DriverHangsError": "the adapter of the cards closes the card that hangs",
     "_Refused": "an HTTP answer",
     "_KeptConnectionError": "urllib3 tries again on it",
 }
