@@ -17,6 +17,7 @@ from bench import (
     limits_core,
     limits_dispatch,
     limits_evader,
+    limits_names,
     limits_settle,
     limits_share,
     limits_shared_memory,
@@ -132,6 +133,7 @@ PARTS: Mapping[str, Measure] = {
     "dispatch": limits_dispatch.rows,
     "threads": limits_threads.rows,
     "core": limits_core.rows,
+    "names": limits_names.rows,
     "witness": limits_witness.rows,
 }
 
