@@ -53,7 +53,8 @@ class KubeletView:
             )
         seen = topology_policy(self.host, str(self.directory), self.proc)
         if told == AUTO:
-            log.info("topology_manager_policy", kubelet=seen or "not seen")
+            if seen is not None:
+                log.info("topology_manager_policy", kubelet=seen)
             return known.get(seen or "", NumaPolicy.NONE)
         if seen is not None and seen != told:
             log.warning("topology_manager_policy_differs", kubelet=seen, told=told)
