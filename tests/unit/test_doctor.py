@@ -491,8 +491,9 @@ def test_the_page_of_the_docs_names_every_check() -> None:
         ),
         (
             "kubelet",
-            KubeletFacts(socket=True, pod_resources=True),
+            KubeletFacts(socket=True, pod_resources=True, told_policy="none"),
             {
+                "neither command line nor configuration of the kubelet can be seen",
                 "/sys/fs/cgroup cannot be read",
                 "the kubelet's checkpoint cannot be read: run as root",
                 "the directory of static pods cannot be read",

@@ -14,7 +14,7 @@ from bench.advice_written import written
 from gpu_manager.domain.contract import ADVICE, CORE, MEMORY, RESIZE, TEMPLATE_SIZE
 from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resize.judgement import legal_sizes
-from gpu_manager.domain.resize.owners import effective_request, note_template
+from gpu_manager.domain.resize.owners import effective_request, note_template, was_made_for_another
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from tests.fakes.extender import pod
 from tests.fakes.reviews import ask, container, patched, review
@@ -232,3 +232,12 @@ def test_a_pod_whose_note_of_its_template_cannot_be_read_follows_its_owner() -> 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_size_is_taken_if_an_empty_node_could_hold_it_and_refused_else(seed: int) -> None:
     assert written(seed)[1] == ""
+
+
+def test_a_pod_was_made_for_another_size_if_its_note_is_of_another_request() -> None:
+    noted = note_template({"main": Amount(30, 4 * UNIT)}, wants(cores=40))
+    made = parse_pod(replica("one", **{TEMPLATE_SIZE: noted}))
+    assert was_made_for_another(made, "")
+    assert was_made_for_another(made, wants(cores=50))
+    assert not was_made_for_another(made, wants(cores=40))
+    assert not was_made_for_another(parse_pod(replica("two")), wants(cores=50)), "it has its template's size"
