@@ -145,6 +145,7 @@ def usage_of(root: Path) -> Usage:
 # Figures of time are true only while nothing else wants the processor: these files run alone, one by one.
 TIMED = (
     "test_core_dispatch",
+    "test_core_pairs",
     "test_core_shapes_held",
     "test_core_share",
     "test_core_tenants",
