@@ -171,8 +171,9 @@ def _by_others(
 
 
 def _once_granted(case: WaitingPod, judged: Sequence[JudgedNode], reasons: str) -> Remedy | None:
-    """What helps a pod that its quota keeps out: a grant, and what else the pod then waits for; None where
-    nothing helps even then.
+    """The remedy for a pod that its quota refuses: a grant, and what the pod waits for once it has that.
+
+    None if no node could hold the pod even with the grant.
     """
     if case.quota is None:
         return None

@@ -373,7 +373,7 @@ def test_the_agent_tells_of_a_pod_that_it_cannot_read() -> None:
 
 
 def mirror(name: str, created: str) -> bytes:
-    """What claims to be the kubelet's own object of one static pod."""
+    """A pod that carries the marks of a static pod's mirror."""
     digest = "d" * 32
     marks = {"kubernetes.io/config.mirror": digest, "kubernetes.io/config.hash": digest}
     meta = {"name": name, "namespace": "team", "uid": f"u-{name}", "creationTimestamp": created}

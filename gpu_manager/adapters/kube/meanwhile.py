@@ -1,4 +1,4 @@
-"""What a watch shows while a list of the same objects is read: news does not wait for the end of the list."""
+"""Watch objects in a thread while a list of them is read, so that changes do not wait for its end."""
 
 from __future__ import annotations
 

@@ -49,10 +49,10 @@ class Patience:
         return any(not call.done.is_set() for call in list(self._stuck.values()))
 
     def call(self, about: Hashable, work: Callable[[], T]) -> T:
-        """Return what ``work`` returns, and raise what it raises.
+        """Call ``work`` in a thread that can be left behind; its result or error is this call's.
 
         Raises:
-            DriverHangsError: it, or an earlier call about the same, has not returned.
+            DriverHangsError: ``work``, or an earlier call about the same card, has not returned in time.
         """
         with self._lock:
             stuck = self._stuck.get(about)

@@ -194,7 +194,7 @@ def _is_old(label: object, values: object) -> bool:
 
 
 def _meant(amounts: dict[Any, Any], terms: MigrationTerms) -> str:
-    """Return what a map of amounts outside of a pod means here; empty if it is none, or cannot be told."""
+    """Translate amounts that stand outside of a pod, in a chart's values; empty if that is not possible."""
     for system in _OTHERS:
         if not any(name in amounts for name in system.resources):
             continue
