@@ -198,7 +198,8 @@ static void learn_stamp(struct timing_span *span, bool hold) {
     if (!told)
         return;
     bool is_known = __atomic_exchange_n(&context_meter->stamp_is_known, true, __ATOMIC_RELAXED);
-    uint64_t ns = ms > 0 ? (uint64_t)((double)ms * 1e6) : 0, known = is_known ? context_meter->stamp_ns : STAMP_MOST_NS;
+    uint64_t ns = ms > 0 ? (uint64_t)((double)ms * 1e6) : 0;
+    uint64_t known = is_known ? __atomic_load_n(&context_meter->stamp_ns, __ATOMIC_RELAXED) : STAMP_MOST_NS;
     __atomic_store_n(&context_meter->stamp_ns, ns < known ? ns : known, __ATOMIC_RELAXED);
     if (exact)
         __atomic_store_n(&context_meter->stamp_is_exact, true, __ATOMIC_RELAXED);
