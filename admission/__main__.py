@@ -27,8 +27,8 @@ from admission.config import (
 from gpu_manager.domain.contract import ADMISSION_NAME, ADMISSION_SECRET, NAMESPACE
 from gpu_manager.domain.errors import RequestInvalid, VcudaError, printable, quoted
 from gpu_manager.domain.resources import DEFAULT_UNIT
-from gpu_manager.runtime.arguments import Command, Option, Rest
-from gpu_manager.runtime.program import KLOG_FLAGS, configure_log, pass_over_old_flags, unit_bytes
+from gpu_manager.runtime.arguments import Command, Option, Rest, whole_bytes
+from gpu_manager.runtime.program import KLOG_FLAGS, configure_log, pass_over_old_flags
 
 # The predecessor's flags that mean nothing any more: accepted with one warning, so that an old manifest
 # starts. The value says whether a value follows.
@@ -205,7 +205,7 @@ def command(
     )
     host, port = _host_port("--extender-address", extender_address, EXTENDER)
     terms = ClusterTerms(
-        unit=unit_bytes(memory_unit),
+        unit=whole_bytes("--memory-unit", memory_unit),
         minimum_cores=minimum_cores,
         default_memory=default_memory,
         scheduler_name=scheduler_name,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import structlog
 
-from gpu_manager.cli.files import load_objects
+from gpu_manager.adapters.manifests import read_objects
+from gpu_manager.cli.files import load
 from gpu_manager.cli.program import interrupt_on_termination
 from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import RequestInvalid, printable
@@ -81,7 +82,7 @@ def command(
         _quiet()
         interrupt_on_termination()
         return run(profile, port or None, directory, native, admission=admission)
-    objects = [obj for name in apply or () for _, obj in load_objects(name)]
+    objects = [obj for name in apply or () for _, obj in load(name, read_objects)]
     from sandbox.control import SandboxOrder, send  # noqa: PLC0415  # gRPC, only where it is needed
     from sandbox.kubelet import NumaPolicy  # noqa: PLC0415  # as above
     from sandbox.simulated_cluster import SandboxSettings, default_directory  # noqa: PLC0415  # as above

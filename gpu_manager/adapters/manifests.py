@@ -71,7 +71,7 @@ def read_objects(data: bytes) -> tuple[tuple[int, Mapping[str, Any]], ...]:
         (number, entry)
         for number, document in enumerate(parsed, 1)
         if document is not None
-        for entry in _objects(number, document)
+        for entry in objects_of(number, document)
     )
     if not objects:
         raise RequestInvalid("empty: no Kubernetes object in it")
@@ -108,7 +108,12 @@ _KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def _objects(number: int, document: object) -> Iterator[Mapping[str, Any]]:
+def objects_of(number: int, document: object) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects of a document that :func:`read_documents` found in this place; lists are taken apart.
+
+    Raises:
+        RequestInvalid: it is no Kubernetes object; the text says why.
+    """
     waiting = [(document, "")]
     while waiting:
         entry, default_kind = waiting.pop()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
-from gpu_manager.adapters.manifests import Manifest, manifest_of
-from gpu_manager.cli.files import Filenames, Files, chosen_files, load_objects, shown
+from gpu_manager.adapters.manifests import Manifest, manifest_of, objects_of, read_documents
+from gpu_manager.cli.files import Filenames, Files, chosen_files, load, shown
 from gpu_manager.cli.kubectl.migrate.left_over import foreign_names
 from gpu_manager.cli.output import Form, Output, coloured, emit
 from gpu_manager.cli.pod_templates import pod_templates
@@ -16,14 +17,13 @@ from gpu_manager.domain.contract import NVIDIA
 from gpu_manager.domain.dra.translation import turned_into_claim, turned_warnings
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.kube.pod import Pod, parse_pod
-from gpu_manager.domain.resources import GIB, format_number, parse_quantity
 from gpu_manager.domain.rules.legal_values import check_pod, warn_pod
 from gpu_manager.domain.rules.limit_ranges import warn_limit_range
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 from gpu_manager.domain.rules.unknown_names import misplaced
-from gpu_manager.runtime.arguments import Option
+from gpu_manager.runtime.arguments import Option, whole_bytes
 
 
 class CheckState(Enum):
@@ -45,6 +45,7 @@ class PodVerdict:
     claim: Mapping[str, object] | None = None  # its spec, where the pod would be turned into one
     violations: tuple[Violation, ...] = ()
     warnings: tuple[Violation, ...] = ()
+    reason: str = ""  # why it is no Kubernetes object
 
 
 def command(
@@ -67,41 +68,63 @@ def command(
     """Say whether manifests are legal, why not, and what would be.
 
     Pods, lists, and the pod templates of any kind of workload are judged by the rules of the webhook and the
-    agent; names of other systems anywhere in an object are warned of. Exit code: 0 legal, 1 illegal, 2 bad
-    input.
+    agent; names of other systems anywhere in an object are warned of. What is no Kubernetes object, such as
+    a chart's values, is passed over and named. Exit code: 0 legal, 1 illegal, 2 bad input: a file that
+    cannot be read, or no object in any.
     """
-    unit_bytes = _unit(unit)
+    unit_bytes = whole_bytes("--unit", unit)
     files = chosen_files(files, filenames)
-    verdicts = [v for name in files for v in _judge_file(name, unit_bytes, minimum_cores, claims=claims)]
+    verdicts, unread = list[PodVerdict](), list[RequestInvalid]()
+    for name in files:
+        try:
+            verdicts += _judge_file(name, unit_bytes, minimum_cores, claims=claims)
+        except RequestInvalid as error:
+            unread.append(error)
+    outside = [v for v in verdicts if v.reason]
+    if len(files) == 1 and len(outside) == len(verdicts) and not any(v.warnings for v in outside):
+        raise unread[0] if unread else RequestInvalid(printable(f"{outside[0].file}: {outside[0].reason}"))
+    if unread:
+        print(*unread, sep="\n", file=sys.stderr)
     if output is Output.TABLE:
         print("\n".join(_table(verdicts, several_files=len(files) > 1)))
     else:
         emit(_document(verdicts, unit_bytes), output)
+    if unread or len(outside) == len(verdicts):
+        return 2
     return 1 if any(v.state is CheckState.ILLEGAL for v in verdicts) else 0
 
 
-def _unit(text: str) -> int:
-    try:
-        size = parse_quantity(text)
-    except RequestInvalid as error:
-        raise RequestInvalid(f"--unit: {error}") from error
-    if size.denominator != 1 or not 1 <= size <= GIB * 1024:
-        raise RequestInvalid(f"--unit is {format_number(size)}: use whole bytes, such as 256Mi")
-    return int(size)
+def _judge_file(name: str, unit: int, minimum_cores: int, *, claims: bool) -> list[PodVerdict]:
+    file, verdicts = shown(name), list[PodVerdict]()
+    for number, document in enumerate(load(name, read_documents), 1):
+        try:
+            entries = [] if document is None else list(objects_of(number, document))
+        except RequestInvalid as error:
+            verdicts.append(_no_object(file, number, document, str(error)))
+        else:
+            objects = ((manifest_of(number, entry), entry) for entry in entries)
+            verdicts += [_judge_object(file, *one, unit, minimum_cores, claims=claims) for one in objects]
+    return verdicts or [_no_object(file, 1, None, "empty: no Kubernetes object in it")]
 
 
-def _judge_file(name: str, unit: int, minimum_cores: int, *, claims: bool) -> Iterator[PodVerdict]:
-    for number, entry in load_objects(name):
-        manifest = manifest_of(number, entry)
-        pods = [manifest.pod] if manifest.runs_pods else [found.as_pod() for found in pod_templates(entry)]
-        verdicts = [
-            _judge(shown(name), replace(manifest, pod=pod), unit, minimum_cores, claims=claims)
-            for pod in pods
-        ]
-        limited = warn_limit_range(manifest.limit_range) if manifest.limit_range is not None else ()
-        skipped = PodVerdict(shown(name), manifest, CheckState.SKIPPED, warnings=tuple(limited))
-        one = _together(verdicts) or skipped
-        yield replace(one, warnings=(*one.warnings, *_foreign(entry, one.warnings)))
+def _judge_object(
+    file: str, manifest: Manifest, entry: Mapping[str, Any], unit: int, minimum_cores: int, *, claims: bool
+) -> PodVerdict:
+    pods = [manifest.pod] if manifest.runs_pods else [found.as_pod() for found in pod_templates(entry)]
+    verdicts = [_judge(file, replace(manifest, pod=pod), unit, minimum_cores, claims=claims) for pod in pods]
+    limited = warn_limit_range(manifest.limit_range) if manifest.limit_range is not None else ()
+    one = _together(verdicts) or PodVerdict(file, manifest, CheckState.SKIPPED, warnings=tuple(limited))
+    return replace(one, warnings=(*one.warnings, *_foreign(entry, one.warnings)))
+
+
+def _no_object(file: str, number: int, document: object, reason: str) -> PodVerdict:
+    manifest = Manifest(number, "document", "", str(number), runs_pods=False, pod=None)
+    if isinstance(document, dict) and "metadata" in document:  # an object whose kind is not there
+        return _unreadable(file, manifest, reason)
+    if isinstance(document, dict):
+        reason += "; of a chart, check what it renders (helm template … | gpu-manager check -)"
+    named = tuple(_foreign(document, ()))
+    return PodVerdict(file, manifest, CheckState.SKIPPED, warnings=named, reason=reason)
 
 
 def _together(verdicts: Sequence[PodVerdict]) -> PodVerdict | None:
@@ -118,7 +141,7 @@ def _together(verdicts: Sequence[PodVerdict]) -> PodVerdict | None:
     )
 
 
-def _foreign(entry: Mapping[str, object], told: Sequence[Violation]) -> Iterator[Violation]:
+def _foreign(entry: object, told: Sequence[Violation]) -> Iterator[Violation]:
     """Yield a warning for each name of another system that the rules for pods have not warned of."""
     known = {NVIDIA, *(warning.field for warning in told)}
     for one in foreign_names(entry):
@@ -175,7 +198,7 @@ def _table(verdicts: Sequence[PodVerdict], *, several_files: bool) -> Iterator[s
 
 def _details(verdict: PodVerdict) -> Iterator[str]:
     if verdict.state is CheckState.SKIPPED:
-        yield f"a {verdict.manifest.kind} runs no pods that are judged here"
+        yield verdict.reason or f"a {verdict.manifest.kind} runs no pods that are judged here"
     elif verdict.state is CheckState.LEGAL and not verdict.requests:
         yield "asks for no card"
     width = max((len(r.name) for r in verdict.requests), default=0)
@@ -185,7 +208,7 @@ def _details(verdict: PodVerdict) -> Iterator[str]:
 
 
 def _subject(manifest: Manifest) -> str:
-    return f"{manifest.kind} {manifest.namespace}/{manifest.name}"
+    return f"{manifest.kind} {manifest.namespace}/{manifest.name}".replace(" /", " ")
 
 
 def _word(word: str) -> str:
@@ -220,6 +243,7 @@ def _document(verdicts: Sequence[PodVerdict], unit: int) -> Mapping[str, object]
                     for r in v.requests
                 ],
                 **({"claim": v.claim} if v.claim is not None else {}),
+                **({"reason": v.reason} if v.reason else {}),
                 "violations": [_fault(fault) for fault in v.violations],
                 "warnings": [_fault(fault) for fault in v.warnings],
             }

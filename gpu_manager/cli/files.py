@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
-from gpu_manager.adapters.manifests import LONGEST_BYTES, Manifest, read_manifests, read_objects
+from gpu_manager.adapters.manifests import LONGEST_BYTES
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.runtime.arguments import Argument, Option
 
@@ -65,17 +65,8 @@ def shown(name: str) -> str:
     return "standard input" if name == "-" else name
 
 
-def load_manifests(name: str) -> tuple[Manifest, ...]:
-    """Every object of the file (``-``: standard input). Raises RequestInvalid."""
-    return _parsed(name, read_manifests)
-
-
-def load_objects(name: str) -> tuple[tuple[int, Mapping[str, Any]], ...]:
-    """The same as they stand there, with the number of their document. Raises RequestInvalid."""
-    return _parsed(name, read_objects)
-
-
-def _parsed(name: str, parse: Callable[[bytes], T]) -> T:
+def load(name: str, parse: Callable[[bytes], T]) -> T:
+    """What ``parse`` makes of the file's bytes. Raises RequestInvalid with the file's name."""
     try:
         return parse(_read(name))
     except OSError as error:

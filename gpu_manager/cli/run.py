@@ -25,8 +25,8 @@ from gpu_manager.domain.contract import (
 from gpu_manager.domain.dra.sides import NO_CARDS, ClaimCards, Front, parse_claim_cards
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.resources import DEFAULT_UNIT
-from gpu_manager.runtime.arguments import Option, Rest
-from gpu_manager.runtime.program import KLOG_FLAGS, configure_log, pass_over_old_flags, unit_bytes
+from gpu_manager.runtime.arguments import Option, Rest, whole_bytes
+from gpu_manager.runtime.program import KLOG_FLAGS, configure_log, pass_over_old_flags
 
 log = structlog.get_logger(__name__)
 
@@ -264,7 +264,7 @@ def command(
             card_xids=_xids("--card-xids", card_xids),
             quiet_seconds=quiet_seconds,
             control=control,
-            unit=unit_bytes(memory_unit),
+            unit=whole_bytes("--memory-unit", memory_unit),
             page_mounts=PageMounts(page_file_system_kib << 10, page_file_system_inodes),
             policy=PagePolicy(context_mib << 20, oversubscribe, fail_open),
             lending=nvidia_resource,

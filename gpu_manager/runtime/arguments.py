@@ -18,7 +18,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.resources import parse_quantity
 
 
 class Option:
@@ -266,3 +267,19 @@ def completions(parameters: Sequence[Parameter], before: Sequence[str], begun: s
         offered = one.choices if one.positional else (*one.names, *one.off)
         if one.positional or begun.startswith("-"):
             yield from (word for word in offered if word.startswith(begun))
+
+
+def whole_bytes(option: str, text: str, example: str = "256Mi") -> int:
+    """Return the bytes that an option's value names.
+
+    Raises:
+        RequestInvalid: the value is not a whole number, or out of range.
+    """
+    wrong = RequestInvalid(f"{option} is {quoted(text)}: use whole bytes from 1Mi to 1Ti, such as {example}")
+    try:
+        size = parse_quantity(text)
+    except RequestInvalid as error:
+        raise wrong from error
+    if size.denominator != 1 or not 1 << 20 <= size <= 1 << 40:
+        raise wrong
+    return int(size)

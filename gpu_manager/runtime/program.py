@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import structlog
 
-from gpu_manager.domain.errors import RequestInvalid, quoted
-from gpu_manager.domain.resources import parse_quantity
+from gpu_manager.domain.errors import RequestInvalid
 
 KLOG_FLAGS: Final = {
     "logtostderr": False,
@@ -102,19 +101,3 @@ def pass_over_old_flags(arguments: Sequence[str], known: Mapping[str, bool], pro
         at += 2 if follows else 1
     if ignored:
         log.warning("predecessor_flags_ignored", flags=ignored)
-
-
-def unit_bytes(text: str) -> int:
-    """Return the bytes of one unit of memory, from the value of ``--memory-unit``.
-
-    Raises:
-        RequestInvalid: the value is not a whole number, or out of range.
-    """
-    wrong = RequestInvalid(f"--memory-unit is {quoted(text)}: use whole bytes from 1Mi to 1Ti, such as 256Mi")
-    try:
-        unit = parse_quantity(text)
-    except RequestInvalid as error:
-        raise wrong from error
-    if unit.denominator != 1 or not 1 << 20 <= unit <= 1 << 40:
-        raise wrong
-    return int(unit)

@@ -228,6 +228,60 @@ def test_several_files_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixt
     assert f"illegal   {tmp_path}/b.yaml: Pod default/p" in out
 
 
+VALUES = "hub: {config: {admin: true}}\n"
+FOREIGN_VALUES = "singleuser: {extra_resource_limits: {nvidia.com/gpumem: 4000, nvidia.com/gpucores: 20}}\n"
+
+
+@pytest.mark.parametrize(("core", "code"), [(100, 0), (150, 1)])
+def test_what_is_no_kubernetes_object_is_passed_over_and_named(
+    core: int, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"a.yaml": "# nothing yet\n", "b.yaml": "- op: remove\n", "pod.yaml": yaml.safe_dump(pod(core)),
+             "two.yaml": f"kind: Service\n---\n{VALUES}", "values.yaml": FOREIGN_VALUES}  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert run(["check", str(tmp_path)]) == code
+    out, err = capsys.readouterr()
+    assert err == ""
+    for name, why in (
+        ("a.yaml: document 1", "empty: no Kubernetes object in it"),
+        ("b.yaml: document 1", "document 1 is a list, not a Kubernetes object"),
+        ("two.yaml: document 2", "document 2 has no kind: not a Kubernetes object; of a chart, check what"),
+        ("values.yaml: document 1", "document 1 has no kind"),
+    ):
+        assert f"skipped   {tmp_path}/{name}\n          {why}" in out
+    assert "nvidia.com/gpumem at singleuser.extra_resource_limits" in out
+    assert run(["check", "-o", "json", str(tmp_path)]) == code
+    told = [one["reason"] for one in json.loads(capsys.readouterr().out)["objects"] if "reason" in one]
+    assert len(told) == 4
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.yaml").write_text("kind: Pod\nspec: {")
+    (tmp_path / "nameless.yaml").write_text(json.dumps({**pod(30, 20), "kind": None}))
+    (tmp_path / "pod.yaml").write_text(yaml.safe_dump(pod(150)))
+    assert run(["check", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert f"illegal   {tmp_path}/nameless.yaml: document 1\n" in out
+    assert f"illegal   {tmp_path}/pod.yaml: Pod default/p\n" in out
+    assert err.startswith(f"{tmp_path}/broken.yaml: neither YAML nor JSON: line 3")
+    assert err.count("\n") == 1
+
+
+def test_a_file_without_an_object_is_bad_input_and_its_foreign_names_are_told(check: Check) -> None:
+    code, out, err = check(VALUES)
+    assert (code, out) == (2, "")
+    assert err == (
+        "gpu-manager: pod.yaml: document 1 has no kind: not a Kubernetes object; of a chart, check what it "
+        "renders (helm template … | gpu-manager check -)\n"
+    )
+    code, out, err = check(FOREIGN_VALUES)
+    assert (code, err) == (2, "")
+    assert "write tencent.com/vcuda-core: 20, tencent.com/vcuda-memory: 16 there by hand" in out
+
+
 def test_a_dash_reads_standard_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,7 +30,6 @@ BAD: dict[str, tuple[bytes, str]] = {
     "text": (b"hello", 'document 1 is "hello", not a Kubernetes object'),
     "number": (b"5", "document 1 is 5, not a Kubernetes object"),
     "list": (b"- kind: Pod", "document 1 is a list, not a Kubernetes object"),
-    "second document": (b"kind: Service\n---\n[]\n", "document 2 is a list, not a Kubernetes object"),
     "no kind": (b"a: b", "document 1 has no kind"),
     "kind of another type": (b"kind: [Pod]", "document 1 has no kind"),
     "item of another type": (b"kind: List\nitems: [a]", 'document 1 is "a", not a Kubernetes object'),

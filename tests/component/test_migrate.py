@@ -202,8 +202,8 @@ items:
         (["gpu-manager/exported-pod.yaml"], 0, "everything has its equivalent"),
         (["hami/fraction.yaml", "nvidia/mig.yaml"], 1, "1 refused"),
         (["nvidia/turn.yaml", "--replicas", "4"], 2, "--replicas needs --card-memory"),
-        (["hami/percentage.yaml", "--card-memory", "forty"], 2, "not a Kubernetes quantity"),
-        (["hami/fraction.yaml", "--card-memory", "1"], 2, "use bytes such as 40Gi"),
+        (["hami/percentage.yaml", "--card-memory", "forty"], 2, "use whole bytes"),
+        (["hami/fraction.yaml", "--card-memory", "1"], 2, "use whole bytes from 1Mi to 1Ti, such as 40Gi"),
         (["nowhere.yaml"], 2, "No such file"),
         (["../migrate"], 2, "no manifest (.yaml, .yml, .json) in this directory"),
         (["../proc/v1-kind/1/cgroup"], 2, "not a Kubernetes object"),
@@ -217,6 +217,19 @@ def test_the_exit_code_says_whether_all_was_translated(
     out, err = capsys.readouterr()
     assert says in out + err
     assert "Traceback" not in err
+
+
+def test_values_of_a_chart_beside_manifests_are_left_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "values.yaml").write_text("replicas: 3\n")
+    (tmp_path / "pod.yaml").write_bytes((DATA / "hami" / "fraction.yaml").read_bytes())
+    assert run(["migrate", str(tmp_path / "values.yaml")]) == 2
+    assert "document 1 has no kind" in capsys.readouterr().err
+    assert run(["migrate", "-o", "yaml", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert out.endswith("---\nreplicas: 3\n")
+    assert "values.yaml:\nnothing to translate" in err
 
 
 def test_with_yaml_the_manifests_alone_go_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from gpu_manager.adapters.manifests import read_objects
 from gpu_manager.cli.ask import status
-from gpu_manager.cli.files import load_objects
+from gpu_manager.cli.files import load
 from gpu_manager.domain.contract import CORE, DRA_DRIVER, FRONT_LABEL, MEMORY
 from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import RequestInvalid
@@ -278,7 +279,7 @@ def test_extended_resources_wait_on_a_node_of_claims_and_have_cards_of_their_own
 
 @pytest.mark.parametrize("name", ["parts-of-two-cards.yaml", "look-at-cards.yaml"])
 def test_the_examples_run(sandbox: Sandbox, name: str) -> None:
-    objects = [obj for _, obj in load_objects(f"{EXAMPLES}/{name}")]
+    objects = [obj for _, obj in load(f"{EXAMPLES}/{name}", read_objects)]
     [made] = [obj for obj in objects if obj["kind"] == "Pod"]
     made["spec"]["containers"][0]["command"] = ["sleep", "600"]
     commands.apply(sandbox.api, objects)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from gpu_manager.adapters.manifests import Manifest
-from gpu_manager.cli.files import Filenames, chosen_files, is_file, load_manifests, pod_name, shown
+from gpu_manager.adapters.manifests import Manifest, read_manifests
+from gpu_manager.cli.files import Filenames, chosen_files, is_file, load, pod_name, shown
 from gpu_manager.cli.kubectl import agents, broken_protection, service
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
 from gpu_manager.cli.output import Form, Output, emit, for_program
@@ -105,7 +105,7 @@ def command(
 
 def _drafts(files: Sequence[str]) -> list[_Asked]:
     """The pod of every object in the files that runs pods."""
-    manifests = [(name, one) for name in files for one in load_manifests(name)]
+    manifests = [(name, one) for name in files for one in load(name, read_manifests)]
     claims = [one.claim for _, one in manifests if one.claim is not None]
     found = []
     for name, one in manifests:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from gpu_manager.adapters.manifests import Manifest
-from gpu_manager.cli.files import load_manifests, shown
+from gpu_manager.adapters.manifests import Manifest, read_manifests
+from gpu_manager.cli.files import load, shown
 from gpu_manager.cli.kubectl.cluster_view import ClusterView, PodDetails, requested_pod
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
@@ -33,7 +33,7 @@ def requested(files: Sequence[str], view: ClusterView) -> list[RequestedPod]:
     """The pods that manifests would create, one for each replica. Raises RequestInvalid."""
     found: list[RequestedPod] = []
     for name in files:
-        for manifest in load_manifests(name):
+        for manifest in load(name, read_manifests):
             try:
                 found += _made(manifest, view, _MOST_PODS - len(found))
             except RequestInvalid as error:
@@ -44,7 +44,7 @@ def requested(files: Sequence[str], view: ClusterView) -> list[RequestedPod]:
 
 def pods_with_claims(files: Sequence[str]) -> int:
     """Number of manifests whose pods use ResourceClaims and no extended resource. Raises RequestInvalid."""
-    found = (manifest for name in files for manifest in load_manifests(name))
+    found = (manifest for name in files for manifest in load(name, read_manifests))
     return sum(one.pod is not None and _only_claims(one) for one in found)
 
 

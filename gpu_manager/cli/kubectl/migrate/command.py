@@ -9,11 +9,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
-from gpu_manager.adapters.manifests import LONGEST_BYTES, read_documents, read_objects
-from gpu_manager.cli.files import Filenames, Files, chosen_files
+from gpu_manager.adapters.manifests import read_documents, read_objects
+from gpu_manager.cli.files import Filenames, Files, chosen_files, load, shown
 from gpu_manager.cli.kubectl.login import Context, Kubeconfig
 from gpu_manager.cli.kubectl.migrate import cards
 from gpu_manager.cli.kubectl.migrate.left_over import left_over
@@ -29,8 +28,7 @@ from gpu_manager.cli.kubectl.migrate.text import Rewritten, documents, json_text
 from gpu_manager.cli.kubectl.migrate.translate import translate
 from gpu_manager.cli.output import painted
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
-from gpu_manager.domain.resources import MIB, format_number, parse_quantity
-from gpu_manager.runtime.arguments import Option
+from gpu_manager.runtime.arguments import Option, whole_bytes
 
 _BAD = (FindingKind.LOST, FindingKind.LEFT, FindingKind.REFUSED)
 
@@ -107,14 +105,19 @@ def command(
         card=_card(card_memory, card_model, like, kubeconfig, context),
         hami_count=_resource("--hami-count", hami_count),
         replicas=replicas or None,
-        gpushare_unit=_bytes("--gpushare-unit", gpushare_unit),
+        gpushare_unit=whole_bytes("--gpushare-unit", gpushare_unit, "1Gi"),
     )
     if terms.replicas and terms.card is None:
         raise RequestInvalid(
             "--replicas needs --card-memory, --card-model or --like: a turn comes with its part of the memory"
         )
     system = next((s for s in SYSTEMS if s.name == source.value), None)
-    done = [_migrate(name, terms, system) for name in chosen_files(files, filenames)]
+    named = chosen_files(files, filenames)
+
+    def migrated(name: str) -> Migrated:
+        return load(name, lambda data: migrate(shown(name), data, terms, system, alone=len(named) == 1))
+
+    done = [migrated(name) for name in named]
     report = [line for one in done for line in _report(one, several=len(done) > 1)]
     if output is MigrateOutput.DIFF:
         for one in done:
@@ -136,7 +139,7 @@ def _card(memory: str, model: str, like: str, kubeconfig: str, context: str) -> 
         return cards.of_node(like, kubeconfig, context)
     if model:
         return cards.of_model(model)
-    return cards.of_memory(_bytes("--card-memory", memory)) if memory else None
+    return cards.of_memory(whole_bytes("--card-memory", memory, "40Gi")) if memory else None
 
 
 def _resource(option: str, name: str) -> str:
@@ -147,38 +150,17 @@ def _resource(option: str, name: str) -> str:
     return name
 
 
-def _bytes(option: str, text: str) -> int:
-    size = parse_quantity(text)
-    if size.denominator != 1 or not MIB <= size <= 1 << 50:
-        raise RequestInvalid(f"{option} is {format_number(size)}: use bytes such as 40Gi")
-    return int(size)
-
-
-def _migrate(name: str, terms: MigrationTerms, system: System | None) -> Migrated:
-    shown = "standard input" if name == "-" else name
-    try:
-        data = sys.stdin.buffer.read(LONGEST_BYTES + 1) if name == "-" else _read(Path(name))
-        return migrate(shown, data, terms, system)
-    except OSError as error:
-        raise RequestInvalid(f"{shown}: {error.strerror or error}") from error
-    except RequestInvalid as error:
-        raise RequestInvalid(f"{shown}: {error}") from error
-    except ValueError as error:  # a NUL in the name
-        raise RequestInvalid(f"{shown}: no such file") from error
-
-
-def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(LONGEST_BYTES + 1)
-
-
-def migrate(name: str, data: bytes, terms: MigrationTerms, system: System | None = None) -> Migrated:
-    """Translate one file. Raises RequestInvalid if it is no Kubernetes manifest."""
+def migrate(
+    name: str, data: bytes, terms: MigrationTerms, system: System | None = None, *, alone: bool = True
+) -> Migrated:
+    """Translate one file. Raises RequestInvalid if it cannot be read, or holds no Kubernetes object: beside
+    others, or with names of another system, it is left as it was then.
+    """
     try:
         read_objects(data)  # the same refusals as check's
     except RequestInvalid:
         named = [one for value in read_documents(data) for one in left_over(value, (), terms)]
-        if not named:
+        if alone and not named:
             raise
         text = data.decode("utf-8-sig")  # the values of a chart, or a part of a manifest
         return Migrated(name, text, text, tuple(named))
