@@ -9,6 +9,7 @@ from typing import Protocol
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.driver_overhead import Excess
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage
+from gpu_manager.domain.enforcement.time_slices import NO_STALLS, Stalls
 from gpu_manager.domain.priority import Priority
 
 
@@ -47,6 +48,7 @@ class TenantUse:
     in_flight_seconds: float = 0.0  # time with work of it on the card, however long others made that take
     longest_seconds: float = 0.0  # the longest kernel or graph that was measured
     launches: int = 0  # ever
+    stalls: Stalls = NO_STALLS  # ever
 
 
 class ControlPages(Protocol):

@@ -163,11 +163,11 @@ class World:
             "LD_LIBRARY_PATH": str(self.interposer / "sandbox"),
         }
 
-    def start(self, tenant: Tenant, *arguments: object) -> Load:
-        """Run ``core_load`` in the container."""
+    def start(self, tenant: Tenant, *arguments: object, **settings: object) -> Load:
+        """Run ``core_load`` in the container; ``settings`` are the stand-in driver's in this process."""
         process = subprocess.Popen(
             [str(self.load), *map(str, arguments)],
-            env=self.environment(tenant), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=self.environment(tenant, **settings), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert process.stdout
         fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 1 << 20)  # it shall never wait for its reader

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.native.core_world import CARD, Tenant, World, one_machine, until, world
+from tests.native.shapes import H100
 from vcuda.page.usage import USAGE_HEAD_SIZE
 
 INFLIGHT = 64  # of a slot: words by card
@@ -103,3 +104,32 @@ def test_a_dead_host_leaves_no_container_without_a_limit(shared: World, limit: i
     other.kill()
     (alone,) = watch.shares([one.process.pid], 500_000_000, 1_500_000_000)
     assert limit - 5 < alone < limit + 3, "nobody says that the other has gone"
+
+
+def stalls(
+    made: World, waiting: Tenant, other: Tenant, kernel_us: int, launches: int, **settings: object
+) -> int:
+    """How many launches of known length of a container stalled beside another one, of so many or a few more."""
+    made.start(waiting, "stream", 500, 120.0)
+    assert until(lambda: made.usage(waiting).busy_ns > 12e8), "it learns what its kernels take alone"
+    made.start(other, "stream", kernel_us, 120.0, **settings)
+    assert begun(made, other)
+    before = made.usage(waiting)
+    assert until(lambda: made.usage(waiting).known_launches >= before.known_launches + launches)
+    return made.usage(waiting).stalled_launches - before.stalled_launches
+
+
+def test_a_longer_time_slice_for_oneself_is_seen_in_the_neighbours_page() -> None:
+    """The neighbour's kernels of half a millisecond are interrupted for tens of milliseconds."""
+    with world(settings=H100) as made:
+        waiting, attacker = made.tenant(50), made.tenant(50)
+        with made.host(waiting, attacker):
+            assert stalls(made, waiting, attacker, 1000, 1000, slice_us=300_000) >= 20
+
+
+def test_long_kernels_in_slices_that_all_have_stall_nobody() -> None:
+    """A few in a thousand: the machine stops a thread between two of its calls."""
+    with world(settings=H100) as made:
+        waiting, other = made.tenant(50), made.tenant(50)
+        with made.host(waiting, other):
+            assert stalls(made, waiting, other, 100_000, 1000) <= 5

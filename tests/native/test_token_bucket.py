@@ -17,6 +17,7 @@ from tests.native.tools import build_tests
         "unit_gpu_time",
         "unit_measuring_window",
         "unit_alone_cost",
+        "unit_stall",
         "unit_launch_wait",
         "unit_timeline",
         "unit_held_idle",

@@ -12,6 +12,8 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.enforcement.evasion import CLEARED, NEEDED, SHARED_SAMPLES, EvasionReason
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage
+from gpu_manager.domain.enforcement.time_slices import NEEDED as SLICES_NEEDED
+from gpu_manager.domain.enforcement.time_slices import Stalls
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share
@@ -429,3 +431,51 @@ def test_time_beside_a_container_that_only_holds_memory_is_judged_as_alone_and_b
     assert rig.named() == set()
     rig.see(bad, busy)
     assert rig.named() == {("bad", EvasionReason.TIME)}
+
+
+def slices(rig: Rig, *, third: bool = False) -> tuple[tuple[str, ProcessUse], ...]:
+    """A container that waits for another one's long slices; what the driver says of both."""
+    for name, inner in (("good", 17), ("bad", 18)):
+        rig.run(pod(name), grant(name), registered=[inner])
+    waiting = rig.grants[grant("good").key]
+    rig.uses[waiting.key] = replace(rig.uses[waiting.key], stalls=Stalls(50, 2, 0.2))
+    both = ("good", on(FIRST, 1017, utilisation=20.0)), ("bad", on(FIRST, 1018, utilisation=30.0))
+    if third:
+        rig.run(pod("third"), grant("third"), registered=[19])
+        return *both, ("third", on(FIRST, 1019, utilisation=5.0))
+    return both
+
+
+def test_whose_slices_a_neighbour_waits_for_is_named_after_half_a_minute_and_never_evicted() -> None:
+    rig = Rig(evict=True)
+    both = slices(rig)
+    rig.see(*both, times=SLICES_NEEDED)
+    assert not rig.named(), "the first sample has no second before it"
+    rig.see(*both)
+    assert rig.named() == {("bad", EvasionReason.SLICE)}
+    assert "interrupted for 100 ms" in rig.events()[0][1]
+    assert "good" not in rig.events()[0][1], "a tenant is not told who its neighbour is"
+    assert not rig.pods.evicted
+
+
+def test_where_a_third_container_works_nobody_is_accused_of_a_long_slice(rig: Rig) -> None:
+    rig.see(*slices(rig, third=True), times=3 * SLICES_NEEDED)
+    assert not rig.named()
+
+
+def test_a_process_of_nobody_on_the_card_speaks_for_the_accused(rig: Rig) -> None:
+    both = slices(rig)
+    for _ in range(3 * SLICES_NEEDED):
+        rig.see(*both, ("stranger", on(FIRST, 4711, utilisation=40.0)))
+    assert not rig.named()
+
+
+def test_a_long_slice_is_forgotten_a_minute_after_its_work_ended(rig: Rig) -> None:
+    both = slices(rig)
+    rig.see(*both, times=SLICES_NEEDED + 1)
+    for key, use in rig.uses.items():
+        rig.uses[key] = replace(use, core=0.0, stalls=Stalls())
+    rig.see(times=CLEARED[EvasionReason.SLICE] - 1)
+    assert rig.named()
+    rig.see()
+    assert not rig.named()

@@ -186,3 +186,17 @@ def test_whatever_a_tenant_writes_a_timeline_is_bounded(image: bytes, end: int) 
 def test_a_timeline_of_another_size_is_refused() -> None:
     with pytest.raises(PageError, match="2048 bytes"):
         read_timeline(b"", 0, 1)
+
+
+def test_a_library_of_an_older_page_tells_of_no_stalls_and_a_newer_ones_words_are_passed_over() -> None:
+    """Minor 8 has three words more on a card's last line; before and after it they are zero or not ours."""
+    line = USAGE_HEAD_SIZE - MAX_CARDS * 512 + 384
+    told = with_words(HEAD, line + 32, "QQQ", 7, 5, 3_000)
+    assert [(c.known_launches, c.stalled_launches, c.stalled_ns) for c in read_usage(told, 1).cards] == [
+        (7, 5, 3_000)
+    ]
+    older = with_words(HEAD, 10, "H", 7)
+    assert read_usage(older, 1).minor == 7
+    assert read_usage(older, 1).cards[0].known_launches == 0
+    newer = with_words(with_words(told, 10, "H", 9), line + 56, "Q", 2**64 - 1)
+    assert read_usage(newer, 1).cards == read_usage(told, 1).cards

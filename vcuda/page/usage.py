@@ -36,7 +36,7 @@ _NOTES_WRITTEN_OFFSET: Final = 384
 _NOTE: Final = struct.Struct("<QQIIIIQQQ64sQ")
 _NOTES_OFFSET: Final = 512
 _NOTE_TEXT: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_ .:-")
-_CARD_USAGE: Final = struct.Struct("<QQQQQ88xqQ112xQQQQQQQQ64xQQQQ96x")
+_CARD_USAGE: Final = struct.Struct("<QQQQQ88xqQ112xQQQQQQQQ64xQQQQQQQ72x")
 _SLOT: Final = struct.Struct("<IIQQQQQQ8x16I16Q")
 _LAST_BUSY_OFFSET: Final = 384
 _TIMELINE: Final = struct.Struct(f"<{TIMELINE_CELLS}I")
@@ -74,6 +74,8 @@ class CardUsage:
 
     ``held_idle_ns`` is the part of ``throttle_ns`` in which nothing of it was in flight; 0 before minor 4.
     ``in_flight_ns`` is the time in which something was, stretched by others; 0 before minor 7.
+    ``known_launches`` are those of known length that were measured beside others' work; of them
+    ``stalled_launches`` took far longer, by ``stalled_ns`` in all. 0 before minor 8.
     """
 
     charged: int
@@ -95,6 +97,9 @@ class CardUsage:
     longest_ns: int
     window_busy_ns: int
     window_start_ns: int
+    known_launches: int
+    stalled_launches: int
+    stalled_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +203,7 @@ def _usage_header(image: bytes) -> tuple[int, bytes, int]:
 
 def _read_card(image: bytes, index: int) -> CardUsage:
     (charged, peak, refusals, refused, returned, credit, refill, busy, throttle, launches, cut, starved, idle,
-     since, flight, last, longest, window, start,
+     since, flight, last, longest, window, start, known, stalled, stall,
     ) = _CARD_USAGE.unpack_from(image, card_offset(index))  # fmt: skip
     return CardUsage(
         charged=charged & MAX_BYTES,
@@ -220,6 +225,9 @@ def _read_card(image: bytes, index: int) -> CardUsage:
         longest_ns=min(longest, MAX_NS),
         window_busy_ns=min(window, MAX_NS),
         window_start_ns=min(start, MAX_NS),
+        known_launches=min(known, MAX_NS),
+        stalled_launches=min(stalled, MAX_NS),
+        stalled_ns=min(stall, MAX_NS),
     )
 
 

@@ -18,6 +18,7 @@ from gpu_manager.adapters.control_pages import tenant_files as files
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.driver_overhead import Excess
 from gpu_manager.domain.enforcement.library_messages import Framework, LibraryMessage, LibraryMessageKind
+from gpu_manager.domain.enforcement.time_slices import Stalls
 from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.control_pages import Activity, Correction, Limit, TenantUse
 from vcuda.page import limits as limits_page
@@ -120,12 +121,8 @@ def limited_cards(page: int) -> tuple[CardUuid, ...]:
 _NS: Final = 1e-9
 _TELLS_IDLE: Final = 4  # minor version of a page whose library tells what it held back with nothing in flight
 
-_KINDS: Final[Mapping[int, LibraryMessageKind]] = {
-    code: LibraryMessageKind[code.name] for code in usage_page.NoteCode
-}
-_FRAMEWORKS: Final[Mapping[int, Framework]] = {
-    code: Framework[code.name] for code in usage_page.FrameworkCode
-}
+_KINDS: Final = {code.value: LibraryMessageKind[code.name] for code in usage_page.NoteCode}
+_FRAMEWORKS: Final = {code.value: Framework[code.name] for code in usage_page.FrameworkCode}
 
 
 def messages_in(notes: Iterable[usage_page.Note], cards: Sequence[CardUuid]) -> tuple[LibraryMessage, ...]:
@@ -171,6 +168,7 @@ def uses_in(
             untold=untold,
             longest_seconds=line.longest_ns * _NS,
             launches=line.launches,
+            stalls=Stalls(line.known_launches, line.stalled_launches, line.stalled_ns * _NS),
         )
         for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
     )

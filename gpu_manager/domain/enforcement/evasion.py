@@ -34,6 +34,7 @@ class EvasionReason(Enum):
     TIME = "time"
     ADMIN = "admin-access"
     UNREADABLE = "unreadable-page"
+    SLICE = "slice"
 
 
 NEEDED: Final[Mapping[EvasionReason, int]] = {
@@ -44,6 +45,7 @@ NEEDED: Final[Mapping[EvasionReason, int]] = {
     EvasionReason.TIME: 3,
     EvasionReason.ADMIN: 2,
     EvasionReason.UNREADABLE: 3,
+    EvasionReason.SLICE: 1,  # it is weighed over a minute before
 }
 """Consecutive samples before an evasion is reported: at 1 Hz within 5 s; time beside others takes more."""
 
@@ -53,12 +55,20 @@ its few looks a second to one of them as a whole: of two that alternate evenly i
 driver 580), so that three samples in a row would name an honest one every few minutes, thirty in the mean
 none."""
 
-CLEARED: Final[Mapping[EvasionReason, int]] = {**dict.fromkeys(EvasionReason, 5), EvasionReason.TAMPERED: 60}
+CLEARED: Final[Mapping[EvasionReason, int]] = {
+    **dict.fromkeys(EvasionReason, 5),
+    EvasionReason.TAMPERED: 60,
+    EvasionReason.SLICE: 60,
+}
 """Consecutive samples without evidence before it is cleared; more for tampering, as pages are restored."""
 
-EVICTABLE: Final = frozenset(EvasionReason) - {EvasionReason.TIME, EvasionReason.UNREADABLE}
+EVICTABLE: Final = frozenset(EvasionReason) - {
+    EvasionReason.TIME,
+    EvasionReason.UNREADABLE,
+    EvasionReason.SLICE,
+}
 """Reasons for which a pod may be evicted: not hidden time, which can be work that no library sees, nor a page
-that cannot be read, which can be the node's own trouble."""
+that cannot be read, which can be the node's own trouble, nor what a neighbour measured: it may lie."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from gpu_manager.services.enforcement.container_grants import (
     users_of,
     without_slots,
 )
+from gpu_manager.services.enforcement.slice_check import SliceCheck
 from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse, is_beside_others
 from gpu_manager.services.metrics import ServiceMetrics
 
@@ -99,6 +100,7 @@ class EvasionDetector:
         self._cases: Mapping[_Accused, _Case] = {}
         self._attacks: dict[str, int] = {}
         self._time = SharedTime()
+        self._slices = SliceCheck()
         self._evicted: frozenset[PodUid] = frozenset()
         self.evaders: tuple[Evader, ...] = ()
         self.blind: frozenset[str] = frozenset()
@@ -153,7 +155,7 @@ class EvasionDetector:
             if place[0] in sample.grants or place[0][0] in pods
             if place in accused or not self._is_quiet(place, uses.get(place), sample)
             for reason, evidence in judge(self._facts(place, uses.get(place), sample, pods)).items()
-        } | self._lease_holders(pods)
+        } | {**self._lease_holders(pods), **self._slices.verdicts(sample)}
 
     def _lease_holders(self, pods: Mapping[PodUid, Pod]) -> dict[_Accused, str]:
         """Containers that keep the agent or the watcher from opening a card's gate."""

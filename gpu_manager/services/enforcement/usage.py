@@ -13,6 +13,7 @@ from operator import is_
 import structlog
 
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement.time_slices import NO_STALLS
 from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Share
@@ -235,10 +236,12 @@ class UsageSampler:
         if not busy and before is not None and before.use is use and _is_idle(before.shown, share, pids):
             before.at = now
             return before.shown
-        account, launches = None, 0.0
+        account, launches, stalls = None, 0.0, NO_STALLS
         if before is not None and now > before.at and use.busy_seconds >= before.use.busy_seconds:
             account = min(1.0, (use.busy_seconds - before.use.busy_seconds) / (now - before.at))
             launches = max(0, use.launches - before.use.launches) / (now - before.at)
+            if not use.movable:  # kernels on managed memory wait for that
+                stalls = use.stalls.since(before.use.stalls)
         core = min(1.0, (account or 0.0) + self._past_the_page(grant, processes))
         shown = ShareUse(
             grant.key,
@@ -255,6 +258,7 @@ class UsageSampler:
             longest=use.longest_seconds,
             account=account,
             launches=launches,
+            stalls=stalls,
         )
         self._before[place] = _Before(now, use, shown)
         return shown

@@ -13,6 +13,7 @@ from typing import Final
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.driver_overhead import NO_EXCESS, Excess
+from gpu_manager.domain.enforcement.time_slices import NO_STALLS, Stalls
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.ports.cards import CardUse, ProcessUse
@@ -30,7 +31,7 @@ class ShareUse:
     ``memory`` is the account's, ``beyond`` what the driver counts on top of it (contexts, code),
     ``excess`` what it does not count of it, ``twice`` what it counts for several processes that share it.
     ``longest`` is its longest kernel or graph so far. ``account`` is what the page itself claims of ``core``,
-    and ``launches`` how many a second; None where that is not of one second.
+    and ``launches`` how many a second; None where that is not of one second. ``stalls`` are the sample's own.
     ``held_idle`` is the part of ``throttled`` in which nothing of the container was in flight on the card,
     ``in_flight`` the time in which something was.
     ``enforcement`` is ``active`` (its page is read), ``exclusive`` (a whole card, nothing to enforce),
@@ -55,6 +56,7 @@ class ShareUse:
     longest: float = 0.0
     account: float | None = None
     launches: float = 0.0
+    stalls: Stalls = NO_STALLS
 
     @property
     def held(self) -> int | None:

@@ -28,7 +28,7 @@
 #endif
 
 #define VCUDA_ABI_MAJOR 1
-#define VCUDA_ABI_MINOR 7
+#define VCUDA_ABI_MINOR 8
 #define VCUDA_LIMITS_MAGIC UINT64_C(0x4d494c4144554356) /* "VCUDALIM" */
 #define VCUDA_USAGE_MAGIC UINT64_C(0x4753554144554356)  /* "VCUDAUSG" */
 #define VCUDA_GATE_MAGIC UINT64_C(0x5441474144554356)   /* "VCUDAGAT" */
@@ -135,6 +135,11 @@ struct vcuda_card_usage {
     uint64_t longest_ns;                        /* longest settled piece of work */
     uint64_t window_busy_ns;                    /* GPU time delivered since window_start_ns */
     uint64_t window_start_ns;
+    /* Since minor 8: launches of known length that were measured while others used the card; of them, those that took
+     * 8 ms more than known; and by how much those took more. */
+    uint64_t known_launches;
+    uint64_t stalled_launches;
+    uint64_t stalled_ns;
 };
 
 #define VCUDA_SLOT_FREE 0u

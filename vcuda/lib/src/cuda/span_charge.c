@@ -8,6 +8,7 @@
 #include "cuda/other_processes.h"
 #include "cuda/sharers.h"
 #include "cuda/span_hold.h"
+#include "cuda/stall.h"
 #include "cuda/timeline.h"
 #include "interposer.h"
 #include "slots.h"
@@ -170,6 +171,17 @@ static uint64_t charge_measured(struct timing_span *span, const struct vcuda_lim
     return used;
 }
 
+/* Neither where classes wait for one another nor where the host says nothing of others. What its thread's calls took
+ * longer than they do may be in what it seems to take. */
+static void look_for_stall(const struct timing_span *span, const struct share *share,
+                           const struct vcuda_limits_view *view, uint64_t now) {
+    int card = span->context_meter->card;
+    if (meter_is_classed(card) || bucket_is_silent(view, now))
+        return;
+    uint64_t slow = span->facts.slow_ns, took = share->took > slow ? share->took - slow : 0;
+    stall_measured(&vcuda_usage()->card[card], span->cost, took, bucket_sharers(view, card, now) > 256, now);
+}
+
 uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *view, bool ended, uint64_t now) {
     struct gpu_interval ran;
     if (!span->alone)
@@ -179,6 +191,8 @@ uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *v
         return charge_tallied(span, view, false, now);
     struct share share = share_of(span, &ran);
     bool beside = timing_span_is_beside(span->meter);
+    if (share.by_itself && !beside)
+        look_for_stall(span, &share, view, now);
     meter_window.unsure |= beside || cost_is_unsure(span->cost);
     if (span->early && beside)
         return charge_as_paid(span, view, ran.to, now);

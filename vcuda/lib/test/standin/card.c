@@ -210,6 +210,7 @@ bool card_join(struct hold *hold) {
             continue;
         life_lock(hold, index, F_WRLCK);
         memset(slot, 0, sizeof *slot);
+        slot->quantum_ns = config_read()->slice_ns;
         slot->pid = getpid();
         slot->pid_namespace = pid_namespace();
         slot->started = process_start();

@@ -8,11 +8,12 @@
  * Time. The card runs one process at a time and knows three numbers about each: GPU time served so far, GPU time
  * asked for so far (both on the process's own axis, "p", in nanoseconds), and the stretches of wall time in which
  * it was served. While several processes have work, the card gives each in turn a quantum (2 ms unless set); a
- * process that runs dry gives up the rest of its quantum. That is how NVIDIA's driver shares a card between
- * processes without MPS, as far as is known from outside. Nobody runs this: whoever takes the lock first brings
- * the model up to the present (`card_advance`), which is exact because work can only be added under the same lock.
- * With `turns = kernel` in the configuration a turn is a kernel instead: the one that runs is not interrupted.
- * To wait, a process computes when its work will be done if nobody adds any, sleeps until then, and looks again.
+ * process that runs dry gives up the rest of its quantum. A process may ask for longer turns of its own (`slice_us`),
+ * as NVA06C_CTRL_CMD_SET_TIMESLICE lets every process do. That is how NVIDIA's driver shares a card between processes
+ * without MPS, as far as is known from outside. Nobody runs this: whoever takes the lock first brings the model up to
+ * the present (`card_advance`), which is exact because work can only be added under the same lock. With `turns =
+ * kernel` in the configuration a turn is a kernel instead: the one that runs is not interrupted. To wait, a process
+ * computes when its work will be done if nobody adds any, sleeps until then, and looks again.
  *
  * Death. A process holds a POSIX record lock on its slot's byte; the kernel drops it when the process ends, in
  * whatever way. Such locks also carry the owner's process id as the *reader's* PID namespace sees it, which is
@@ -58,6 +59,7 @@ struct slot {
     int64_t shared_bytes; /* what NVML counts for it beside that and the card has once: imports, less its own that only
                              others hold */
     int64_t served, asked;
+    int64_t quantum_ns; /* how long its turns are: its own process says so, and the card believes it */
     uint32_t stretches, shared_files;
     struct bucket bucket[CARD_BUCKETS];
     struct stretch stretch[CARD_STRETCHES];

@@ -229,6 +229,7 @@ static void read_all(void) {
     const char *driver = config_text("driver");
     snprintf(config.driver, sizeof config.driver, "%s", driver ? driver : "");
     config.quantum_ns = number("quantum_us", 2000) * 1000;
+    config.slice_ns = number("slice_us", config.quantum_ns / 1000) * 1000;
     config.switch_ns = number("switch_us", 0) * 1000;
     config.kernel_ns = number("kernel_us", 10) * 1000;
     config.load_ns = number("load_us", 0) * 1000;

@@ -20,6 +20,7 @@
  *   stamp_ns         time of the card that the record of such an event takes on its stream (1250)
  *   unlisted_kib     what a context takes beyond what NVML lists as its process's
  *   link             NV18, PIX, PHB, SYS: between all    mig          1: MIG mode is on
+ *   slice_us         time slice of this process's own, where it asks the driver for another one (quantum_us)
  *   turns            slice: of time, whatever runs (default); kernel: a kernel runs out before the next turn
  *   card.<i>.<key>   model memory_mib sms uuid pci       pools        0: no memory pools
  *   card.<i>.links   a row as `nvidia-smi topo -m` prints it: X NV18 SYS ...
@@ -52,8 +53,8 @@ struct config {
     int cards;
     struct card_config card[MAX_CARDS];
     char state[256], driver[32];
-    int64_t quantum_ns, switch_ns, kernel_ns, load_ns, launch_ns, reach_ns, record_ns, host_ns, gap_ns, start_ns,
-        stamp_ns, step_ns, module_bytes;
+    int64_t quantum_ns, slice_ns, switch_ns, kernel_ns, load_ns, launch_ns, reach_ns, record_ns, host_ns, gap_ns,
+        start_ns, stamp_ns, step_ns, module_bytes;
     bool callback, capture_ends, pools, whole_kernels;
 };
 

@@ -82,7 +82,7 @@ void card_note_end(struct hold *hold, int64_t p) {
 /* How long a turn that begins now is. */
 static int64_t turn_of(struct slot *slot) {
     if (!config_read()->whole_kernels)
-        return config_read()->quantum_ns;
+        return slot->quantum_ns;
     while (slot->first_end != slot->last_end && slot->end[slot->first_end % CARD_ENDS] <= slot->served)
         slot->first_end++;
     return slot->first_end != slot->last_end ? slot->end[slot->first_end % CARD_ENDS] - slot->served
@@ -135,7 +135,7 @@ static int64_t due_by_kernels(const struct card *card, uint32_t mine, int64_t ne
 int64_t card_due(const struct hold *hold, int64_t p, int64_t now) {
     const struct card *card = hold->card;
     int64_t backlog[CARD_SLOTS], due = now, left = card->quantum_left;
-    int64_t need = p - card->slot[hold->mine].served, quantum = config_read()->quantum_ns;
+    int64_t need = p - card->slot[hold->mine].served;
     uint32_t mine = (uint32_t)hold->mine, turn = card->turn;
     int others = 0;
     for (uint32_t index = 0; index < card->highest; index++) {
@@ -161,7 +161,7 @@ int64_t card_due(const struct hold *hold, int64_t p, int64_t now) {
         do
             turn = (turn + 1) % card->highest;
         while (backlog[turn] == 0 && turn != mine);
-        left = quantum;
+        left = card->slot[turn].quantum_ns;
     }
     return due;
 }

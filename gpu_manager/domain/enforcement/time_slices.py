@@ -1,0 +1,96 @@
+"""Finds containers that gave themselves longer time slices than others have, by how long neighbours waited.
+
+A card gives each process with work a turn of 2 to 2.5 ms. A process may ask the driver for longer turns of
+its own; nobody outside sees that, but a neighbour's launch that fits into one turn is then interrupted for
+as long. Libraries count such launches in their usage pages. One sample counts where one other container alone
+used the card, and the wait is compared with three turns of each other process and the longest kernel.
+
+What a neighbour writes is no proof: so the driver must have seen the accused use the card for half of the
+time that the neighbour says it waited, and nobody is evicted for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass
+from typing import Final
+
+THREE_TURNS: Final = 0.008
+"""Seconds: an H100 (driver 580) takes turns of 2.2 to 2.5 ms."""
+SAMPLES: Final = 60
+NEEDED: Final = 30
+"""So many of the last :data:`SAMPLES` that had a launch of known length must show a stall."""
+CONFIRMED: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Stalls:
+    """Launches of known length that a library measured beside others' work, how many of them took far longer,
+    and by how many ``seconds`` in all.
+    """
+
+    known: int = 0
+    stalled: int = 0
+    seconds: float = 0.0
+
+    def since(self, before: Stalls) -> Stalls:
+        """What was added since; nothing where the page was reset."""
+        if self.known < before.known or self.stalled < before.stalled or self.seconds < before.seconds:
+            return NO_STALLS
+        return Stalls(self.known - before.known, self.stalled - before.stalled, self.seconds - before.seconds)
+
+
+NO_STALLS: Final = Stalls()
+
+
+@dataclass(frozen=True, slots=True)
+class SliceReading:
+    """A second of a container that one other one alone shared the card with.
+
+    ``stalls`` are its own; ``processes`` those of both on the card; ``longest``: seconds of the longest
+    kernel that it may have waited for; ``busy``: the seconds that the driver saw the other one use the card.
+    """
+
+    stalls: Stalls
+    processes: int
+    longest: float
+    busy: float
+
+    @property
+    def wait(self) -> float:
+        """How long a stalled launch waited, in the mean, if that is longer than turns and kernels last."""
+        if not self.stalls.stalled:
+            return 0.0
+        wait = self.stalls.seconds / self.stalls.stalled
+        return wait if wait > (self.processes - 1) * (THREE_TURNS + self.longest) else 0.0
+
+
+class LongSlices:
+    """The readings of the last samples, by who waited and who is accused."""
+
+    def __init__(self) -> None:
+        self._readings: dict[tuple[Hashable, Hashable], deque[SliceReading]] = {}
+
+    def add(self, pair: tuple[Hashable, Hashable], reading: SliceReading) -> None:
+        """Add a reading; one without a launch of known length says nothing."""
+        if reading.stalls.known:
+            self._readings.setdefault(pair, deque(maxlen=SAMPLES)).append(reading)
+
+    def evidence(self, pair: tuple[Hashable, Hashable]) -> str:
+        """Return what speaks against the accused, empty if that does not suffice."""
+        readings = self._readings.get(pair, ())
+        stalled = [reading for reading in readings if reading.wait]
+        waited = sum(reading.stalls.seconds for reading in stalled)
+        if len(stalled) < NEEDED or sum(reading.busy for reading in readings) < CONFIRMED * waited:
+            return ""
+        last = stalled[-1]
+        return (
+            f"launches of known length of its only neighbour were interrupted for {last.wait * 1e3:.0f} ms "
+            f"each; a turn on the card is 2 to 3 ms and no kernel took longer than {last.longest * 1e3:.0f}: "
+            "it has given itself a longer time slice"
+        )
+
+    def forget(self, known: Collection[Hashable]) -> None:
+        """Keep pairs of these alone."""
+        self._readings = {pair: kept for pair, kept in self._readings.items() if set(pair) <= set(known)}
