@@ -1,4 +1,4 @@
-"""A split node whose slice, hand-overs and claims go wrong on request, for :mod:`bench.alerts`."""
+"""A split node whose slice and claims go wrong on request, for :mod:`bench.alerts`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any, Final
 
 from bench.alert_node import Fault, ProcWorld
 from bench.world import NODE
-from gpu_manager.domain.contract import CORE, DRA_DRIVER
+from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.errors import NodeUnready
 from sandbox.claims import ClaimScheduler
 from sandbox.kubelet.dra import DraManager
 from tests.fakes.waiting import until
 
-_MORE_THAN_THERE_IS: Final = "900"  # allocatable cores of a node of 8 cards
 _PROCESS: Final = "4343"
 
 
@@ -36,9 +35,8 @@ class SplitNode:
         self._register()
 
     def faults(self) -> list[Fault]:
-        """One after another: a hand-over, the slice, a claim that is refused and one that lingers."""
+        """One after another: the slice, a claim that is refused and one that lingers."""
         return [
-            Fault(("VcudaCardBetweenFronts",), self._hold_up, self._let_go),
             Fault(("VcudaSliceNotPublished",), self._refuse_slices, self.world.api.faults.clear),
             Fault(("VcudaClaimsRefused", "VcudaClaimLingering"), self._claim, self._end_process, self._ask),
         ]
@@ -50,19 +48,6 @@ class SplitNode:
         self.world.kill()
         self.world.start_agent()
         self._register()
-
-    def _hold_up(self) -> None:
-        """A second card is to go by claims, and the kubelet goes on to report cores that it had."""
-        self._report(_MORE_THAN_THERE_IS)
-        self.world.claim_cards = 2
-        self._restart()
-
-    def _let_go(self) -> None:
-        self._report("0")
-
-    def _report(self, cores: str) -> None:
-        status = {"allocatable": {CORE: cores}}
-        self.world.api.patch("nodes", NODE, {"status": status}, subresource="status")
 
     def _refuse_slices(self) -> None:
         """The API server takes no slice of an agent that starts."""

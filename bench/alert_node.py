@@ -51,7 +51,7 @@ class ProcWorld(World):
         (self.proc / "self/ns").mkdir(parents=True, exist_ok=True)
         if not (self.proc / "self/ns/pid").is_symlink():
             (self.proc / "self/ns/pid").symlink_to(_INITIAL_PID_NAMESPACE)
-        more = {"--proc": str(self.proc), "--front": self.front, "--dra-cards": str(self.claim_cards)}
+        more = {"--proc": str(self.proc), "--front": self.front, "--claim-cards": str(self.claim_cards)}
         return [sys.executable, "-m", "bench.alert_node", json.dumps({**arguments, **more})]
 
 
@@ -185,7 +185,7 @@ def _agent(given: Mapping[str, str]) -> None:
             proc=Path(given["--proc"]),
             cdi=Path(given["--kubelet-dir"]).parent / "cdi",
             front=front,
-            claim_cards=ClaimCards(int(given["--dra-cards"])),
+            claim_cards=ClaimCards(int(given["--claim-cards"])),
         )
     )
 

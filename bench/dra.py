@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench import dra_handover, dra_order, dra_prepare, dra_quota, dra_said, dra_worst
+from bench import dra_order, dra_prepare, dra_quota, dra_said, dra_worst
 from bench.rows import OUTPUT, Row
 from tests.oracle.dra_cases import (
     ANSWERS,
@@ -25,7 +25,7 @@ from tests.oracle.dra_cases import (
     recorded_cases,
 )
 
-PARTS = ("agreement", "worst", "order", "shuffles", "prepare", "handover", "quota", "said")
+PARTS = ("agreement", "worst", "order", "shuffles", "prepare", "quota", "said")
 CASES = {False: 2_000, True: 100_000}
 _AT_ONCE = 2_000  # cases of one run of the allocator
 
@@ -42,8 +42,6 @@ def rows(*, full: bool, only: str = "") -> Iterator[Row]:
         yield from dra_prepare.shuffled(full=full)
     if only in {"", "prepare"}:
         yield dra_prepare.timed(full=full)
-    if only in {"", "handover"}:
-        yield from dra_handover.rows(full=full)
     if only in {"", "quota"}:
         yield from dra_quota.rows(full=full)
     if only in {"", "said"}:

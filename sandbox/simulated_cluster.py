@@ -174,7 +174,7 @@ class Sandbox:
         if self.native.complete:
             pairs |= {"--libraries": self.native.libraries, "--stand-in": self.native.driver}
         if self.settings.front is Front.SPLIT:
-            pairs |= {"--dra-cards": len(self.cards) // 2}
+            pairs |= {"--claim-cards": len(self.cards) // 2}
         flags = ["--nvidia-resource"] if self.settings.nvidia_resource else []
         return [*(str(word) for pair in pairs.items() for word in pair), *flags]
 

@@ -157,7 +157,6 @@ class Agent:
             self.metrics,
             self._stop,
             self._books_changed,
-            self._kube.node,
         )
         self.stranded = PodsWithoutDevices(
             self.state,

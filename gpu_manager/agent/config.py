@@ -20,7 +20,7 @@ from gpu_manager.domain.contract import (
     PAGES_DIR,
     STATE_DIR,
 )
-from gpu_manager.domain.dra.sides import NO_CARDS, SETTLE_SECONDS, ClaimCards, Front
+from gpu_manager.domain.dra.sides import NO_CARDS, ClaimCards, Front
 from gpu_manager.domain.enforcement.second_witness import GAP
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.topology import NumaPolicy
@@ -45,11 +45,10 @@ class Config:
     ``program_xids`` are driver errors that never close a card, ``card_xids`` those that always do; a card
     opens again after ``quiet_seconds`` without faults. With ``lending`` whole cards are also offered as
     ``nvidia.com/gpu``. ``front`` is the way in which cards are given away, ``claim_cards`` those that a split
-    node gives by claims (``settle_seconds`` for schedulers to hear of it); with ``leave_claims`` cards may be
-    in claims although ``front`` is ``plugin``, and are handed over first; ``minimum_cores`` is the smallest
-    part of one that claims may ask for, ``cdi`` the runtime's directory of CDI specs. ``numa_policy`` is the
-    one of the node's kubelet. ``nvml`` is the path of the NVML library if the loader does not find it. Sizes
-    are advised by ``advice``, and what was seen weighs half after ``advice_half_life`` seconds.
+    node gives by claims; ``minimum_cores`` is the smallest part of one that claims may ask for, ``cdi`` the
+    runtime's directory of CDI specs. ``numa_policy`` is the one of the node's kubelet. ``nvml`` is the path
+    of the NVML library if the loader does not find it. Sizes are advised by ``advice``, and what was seen
+    weighs half after ``advice_half_life`` seconds.
     """
 
     node: str
@@ -77,8 +76,6 @@ class Config:
     lending: bool = False
     front: Front = Front.PLUGIN
     claim_cards: ClaimCards = NO_CARDS
-    leave_claims: bool = False
-    settle_seconds: float = SETTLE_SECONDS
     minimum_cores: int = 1
     cdi: Path = Path(CDI_DIR)
     numa_policy: NumaPolicy = NumaPolicy.NONE

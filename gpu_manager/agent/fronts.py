@@ -13,7 +13,8 @@ import structlog
 
 from gpu_manager.agent.config import Config
 from gpu_manager.agent.dra_front import DraFront
-from gpu_manager.domain.dra.sides import Front
+from gpu_manager.domain.dra.sides import Front, NodeFront
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.runtime import threads
 from gpu_manager.servers.device_plugin import DevicePlugin
 from gpu_manager.services.allocation.node_state import NodeState
@@ -64,13 +65,14 @@ class Fronts:
         Raises:
             NodeUnready: the books cannot be written.
         """
-        view = self._state.view
-        self.in_force, self.kept_because = self._dra.in_force()
+        try:
+            now = self._dra.in_force()
+        except NodeUnready as error:  # no card is given until it is known by whom
+            now = NodeFront(Front.SPLIT, {}, str(error))
+        self.in_force, self.kept_because = now.front, now.kept_because
         self._metrics.expect_registrations(self.in_force)
-        if self.in_force is Front.SPLIT:
-            self._dra.split()
-        elif view.sides is not None:
-            self._state.unsplit()
+        if now.sides != self._state.view.sides:
+            self._state.set_sides(now.sides)
         if self.kept_because:
             holders = sorted({allocation.pod_key for allocation in self._state.view.ledger})
             log.error("front_not_changed", reason=self.kept_because, holders=holders[:_HOLDERS_SHOWN])
@@ -107,9 +109,10 @@ class Fronts:
             self._plugin.announce()
 
     def look(self) -> None:
-        """Start again with the front of the settings, once nothing is held by the other."""
-        if self.kept_because and not self._dra.in_force()[1]:
-            log.info("front_changes", front=self._config.front.value)
+        """Start again once the node can be as the settings say, or has a new card, which is nobody's."""
+        now = self._dra.in_force()
+        if (self.kept_because or now.sides != self._state.view.sides) and not now.kept_because:
+            log.info("front_changes", front=now.front.value)
             self._restart()
 
     def wake(self) -> None:

@@ -30,9 +30,11 @@ from gpu_manager.runtime.program import KLOG_FLAGS, configure_log, pass_over_old
 
 log = structlog.get_logger(__name__)
 
-# The predecessor's flags that mean nothing any more: accepted with one warning, so that an old manifest
-# starts. The value says whether a value follows.
+# Flags that mean nothing any more, the predecessor's and our own: accepted with one warning, so that an old
+# manifest starts. The value says whether a value follows.
 OLD_FLAGS = {
+    "leave-claims": False,
+    "no-leave-claims": False,
     "driver": True,
     "volume-config": True,
     "sample-period": True,
@@ -149,19 +151,13 @@ def command(
             "Kubernetes 1.36 and CDI), or split (each card by one of them)."
         ),
     ] = Front.PLUGIN,
-    dra_cards: Annotated[
+    claim_cards: Annotated[
         str,
         Option(
             help="With --front split: cards given by ResourceClaims, a number, all, or UUIDs with commas."
         ),
     ] = "",
-    leave_claims: Annotated[
-        bool,
-        Option(
-            help="With --front plugin: cards of the node may still be given by claims, and are handed over "
-            "first, each once it is idle."
-        ),
-    ] = False,
+    dra_cards: Annotated[str, Option(help="Old name of --claim-cards; goes with the next release.")] = "",
     minimum_cores: Annotated[
         int,
         Option(
@@ -269,8 +265,7 @@ def command(
             policy=PagePolicy(context_mib << 20, oversubscribe, fail_open),
             lending=nvidia_resource,
             front=front,
-            claim_cards=_claim_cards(front, dra_cards),
-            leave_claims=leave_claims and front is Front.PLUGIN,
+            claim_cards=_claim_cards(front, claim_cards, dra_cards),
             minimum_cores=minimum_cores,
             cdi=cdi_dir,
             numa_policy=kubelet.numa_policy(topology_manager_policy),
@@ -295,12 +290,15 @@ def command(
     )
 
 
-def _claim_cards(front: Front, text: str) -> ClaimCards:
+def _claim_cards(front: Front, text: str, old: str) -> ClaimCards:
+    if old:
+        log.warning("flag_renamed", old="--dra-cards", new="--claim-cards")
+    text = text or old
     if front is Front.SPLIT:
         return parse_claim_cards(text)
     if text:
         raise RequestInvalid(
-            f"--dra-cards is {quoted(text)}, and --front is {front.value}: it needs --front split"
+            f"--claim-cards is {quoted(text)}, and --front is {front.value}: it needs --front split"
         )
     return NO_CARDS
 

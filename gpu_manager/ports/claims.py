@@ -35,6 +35,3 @@ class Slices(Protocol):
         Raises NodeUnready: the API server refuses, does not answer, or does not keep what makes a device one
         that claims can share.
         """
-
-    def published(self) -> frozenset[str]:
-        """Read the names of the devices that the node's pool has now. Raises NodeUnready."""

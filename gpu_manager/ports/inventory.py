@@ -28,10 +28,3 @@ class InventoryPublisher(Protocol):
 
     def elsewhere(self, uuids: Collection[CardUuid]) -> frozenset[CardUuid]:
         """Ask which of these cards another node shows as its own. Raises NodeUnready."""
-
-
-class NodeStatus(Protocol):
-    """What the kubelet reports of the node."""
-
-    def allocatable(self, resource: str) -> int | None:
-        """Return the node's allocatable units of the resource, as last seen; None if it is not known."""

@@ -295,7 +295,7 @@ class DraPlugin:
         except (RuntimeError, OSError) as error:
             raise NodeUnready(
                 f"cannot listen on {path}: is the kubelet's directory mounted and writable? The chart has it "
-                f"with agent.front dra or split, or agent.leaveClaims ({error})"
+                f"with agent.front dra or split ({error})"
             ) from error
 
         def end() -> None:

@@ -17,7 +17,7 @@ from gpu_manager.domain.advice.size import Sized
 from gpu_manager.domain.billing import FIGURES, Bills, booked_peak
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
-from gpu_manager.domain.dra.sides import Front, sides_of_front
+from gpu_manager.domain.dra.sides import Front, sides_of
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
 from gpu_manager.domain.topology import Topology
@@ -103,7 +103,7 @@ class Exporter(Collector):
         now = self._state.view
         booked = {s.card.uuid: now.ledger.booked(s.card.uuid) for s in now.node.cards}
         part = fragmentation(now.ledger, now.node)
-        sides = now.sides if now.sides is not None else sides_of_front(self._front(), now.node.cards)
+        sides = now.sides if now.sides is not None else sides_of(self._front(), now.node.cards)
         view = View(now.node, now.grants, booked, part, sample, sides)
         yield from series.cards(view)
         yield from series.xids(view, self._xids())

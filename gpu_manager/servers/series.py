@@ -172,7 +172,7 @@ def outside(view: View, held: Mapping[CardUuid, int]) -> Metric:
 def _fronts(view: View) -> Metric:
     family = GaugeMetricFamily(
         "vcuda_card_front",
-        "How a card is given: plugin or dra, or of a split node to-dra or to-plugin on its way; always 1",
+        "How a card is given: by extended resources (plugin) or by claims (dra); always 1",
         labels=(*CARD, "front"),
     )
     for state in view.node.cards:

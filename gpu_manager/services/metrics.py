@@ -140,15 +140,6 @@ class ServiceMetrics:
             "pods live",
             registry=registry,
         )
-        self.card_steps = counter(
-            "card_front_steps",
-            "Steps of a split node's cards between the device plugin and DRA, by where the card stands then",
-            "front",
-            ("plugin", "to-dra", "dra", "to-plugin"),
-        )
-        self.late_claims = counter(
-            "late_claims", "Claims refused because they were allocated of a card that has left DRA"
-        )
         self.slice_failures = counter(
             "slice_failures", "Failed attempts to publish the cards as devices of a ResourceSlice"
         )

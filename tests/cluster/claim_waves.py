@@ -28,7 +28,7 @@ from tests.cluster.reboot import reboot
 EACH: Final = 200
 AT_A_TIME: Final = 40  # of each kind
 CORES, UNITS = 8, 4
-SPLIT: Final = {"agent.front": "split", "agent.draCards": "4"}
+SPLIT: Final = {"agent.front": "split", "agent.claimCards": "4"}
 STUCK_SECONDS: Final = 60.0
 
 
@@ -95,7 +95,7 @@ def _split(cluster: Cluster) -> None:
 
 
 def _leave(cluster: Cluster) -> None:
-    """By the chart alone: the agent hands its cards over and starts again, then the next upgrade takes its rights."""
+    """Nothing is held any more: the agent gives all its cards by extended resources from its start on."""
     product.install(cluster, admission=True)
     cluster.wait(lambda: product.allocatable(cluster)[0] == 800, 300, "cards stay with claims")
     cluster.wait(lambda: product.agent_ready(cluster), 120, "the agent is not ready")

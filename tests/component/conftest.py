@@ -5,7 +5,9 @@ A file that means something else by one of these names has a fixture of its own.
 
 from __future__ import annotations
 
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,6 +37,15 @@ def own_log() -> Iterator[None]:
     before = structlog.get_config()
     yield
     structlog.configure(**before)
+
+
+@pytest.fixture
+def restart() -> Iterator[threading.Event]:
+    """Set once the agent asks to be started again, by SIGTERM to its own process."""
+    asked = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    yield asked
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -37,15 +36,6 @@ GIB = 1 << 30
 def world() -> Iterator[DraWorld]:
     with short_directory() as directory, DraWorld(directory) as running:
         yield running
-
-
-@pytest.fixture
-def restart() -> Iterator[threading.Event]:
-    """Set once the agent asks to be started again, by SIGTERM to its own process."""
-    asked = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
-    yield asked
-    signal.signal(signal.SIGTERM, before)
 
 
 def part(cores: int, memory: str) -> dict[str, object]:
@@ -269,44 +259,30 @@ def test_schedulers_of_extended_resources_see_no_free_card_here(world: DraWorld)
     assert world.kubelet.capacity() == {}
 
 
-def test_a_node_that_leaves_claims_hands_idle_cards_over_and_keeps_those_that_claims_hold(
+def test_a_node_whose_claims_hold_cards_keeps_its_front_until_the_last_has_ended(
     world: DraWorld, restart: threading.Event
 ) -> None:
-    """A claim that was allocated just before, and comes late, has its card back: nobody makes its pod again."""
     pod = world.run(world.pod(world.claim(**part(30, "4Gi"))))
     late = world.schedule(world.pod(world.claim()))
     world.stop_agent()
     world.wanted = Front.PLUGIN
-    world.start_agent_with(leave_claims=True, injection="cdi", settle_seconds=1.0)
-    assert world.agent.fronts.in_force is Front.SPLIT
-    assert "its cards have left claims, of which 1 hold cards" in world.agent.why()
-    until(lambda: world.kubelet.allocatable().get(CORE) == 200)
+    world.start_agent_with(injection="cdi")
+    assert world.agent.fronts.in_force is Front.DRA
+    assert (
+        "keeps the front dra until nothing is held by it: 1 pods and claims hold cards" in world.agent.why()
+    )
+    assert not world.agent.ready()["front"]
     world.manager.prepare(late)
     assert world.limits(late, "c0")
     world.end(late)
-    until(lambda: world.kubelet.allocatable().get(CORE) == 300)
     assert not restart.is_set()
     world.end(pod)
-    until(lambda: world.kubelet.allocatable().get(CORE) == 400)
     until(restart.is_set)
     world.stop_agent()
-    world.agent = Agent(world.config(leave_claims=True))
+    world.agent = Agent(world.config(injection="cdi"))
     world.agent.start()
     assert world.agent.fronts.in_force is Front.PLUGIN
-    assert world.agent.state.view.sides is None
-
-
-def test_an_idle_node_that_leaves_claims_is_split_until_its_slice_is_empty(
-    world: DraWorld, restart: threading.Event
-) -> None:
-    world.stop_agent()
-    world.wanted = Front.PLUGIN
-    world.agent = Agent(world.config(leave_claims=True, injection="cdi", settle_seconds=1.0))
-    world.agent.start()
-    assert world.agent.fronts.in_force is Front.SPLIT
     until(lambda: world.kubelet.allocatable().get(CORE) == 400)
-    assert world.scheduler.devices(NODE) == []
-    until(restart.is_set)
 
 
 def test_claims_need_cdi(world: DraWorld) -> None:

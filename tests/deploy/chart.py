@@ -77,7 +77,7 @@ SETS: dict[str, tuple[str, ...]] = {
     "claims": (
         "--set=agent.front=dra,terms.minimumCores=5,networkPolicy.webhookFrom[0].ipBlock.cidr=10.0.0.0/29",
     ),
-    "split": ("--set=agent.front=split,agent.draCards=2",),
+    "split": ("--set=agent.front=split,agent.claimCards=2",),
     "leaving": ("--set=agent.leaveClaims=true",),
     "terms": (
         "--set=terms.memoryUnit=1Gi,terms.minimumCores=5,terms.defaultMemory=2,terms.denyNodeName=true",

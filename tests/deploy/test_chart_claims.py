@@ -63,18 +63,18 @@ def test_nothing_of_claims_is_installed_by_default() -> None:
     assert not [a for a in container(agent_pod("defaults"), "gpu-manager")["args"] if "front" in a]
 
 
-def test_agents_that_leave_claims_keep_what_handing_cards_over_needs_and_no_new_claim_is_allocated() -> None:
+def test_agents_that_leave_claims_keep_rights_and_mounts_and_no_new_claim_is_allocated() -> None:
     pod = agent_pod("leaving")
     agent = container(pod, "gpu-manager")
-    assert [a for a in agent["args"] if "front" in a or "claims" in a] == ["--front=plugin", "--leave-claims"]
+    assert [a for a in agent["args"] if "front" in a or "claims" in a] == ["--front=plugin"]
     assert not list(of_kind("leaving", "DeviceClass"))
     mounted = {mount["name"] for mount in agent["volumeMounts"]}
     assert mounted == {
         mount["name"] for mount in container(agent_pod("split"), "gpu-manager")["volumeMounts"]
     }
     for role in ("gpu-manager", "gpu-quota-admission", "gpu-manager-view"):
-        of_split = the("split", "ClusterRole", role)["rules"]
-        assert [r for r in the("leaving", "ClusterRole", role)["rules"] if r not in of_split] == []
+        of_claims = the("claims", "ClusterRole", role)["rules"]
+        assert [r for r in the("leaving", "ClusterRole", role)["rules"] if r not in of_claims] == []
     assert {o["metadata"]["name"] for o in of_kind("leaving", "ValidatingAdmissionPolicy")} >= {
         "vcuda-slices"
     }
@@ -92,7 +92,7 @@ def test_whoever_judges_claims_may_record_what_it_let_pass(values: str, record: 
 
 def test_an_agent_that_splits_its_cards_may_see_which_claims_are_allocated() -> None:
     arguments = container(agent_pod("split"), "gpu-manager")["args"]
-    assert [a for a in arguments if "front" in a or "dra" in a] == ["--front=split", "--dra-cards=2"]
+    assert [a for a in arguments if "front" in a or "claim" in a] == ["--front=split", "--claim-cards=2"]
     for name, verbs in (("claims", ["get"]), ("split", ["get", "list"])):
         rules = the(name, "ClusterRole", "gpu-manager")["rules"]
         assert next(r for r in rules if r["resources"] == ["resourceclaims"])["verbs"] == verbs

@@ -62,7 +62,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "VcudaClaimsRefused": (
         {'vcuda_claims_total{node="n",result="refused",reason="no-room"}': "0+1x30"},
         {
-            # One that arrived late: refused three times, and freed.
+            # Refused three times, and deleted.
             'vcuda_claims_total{node="n",result="refused",reason="invalid"}': "0x14 3x16",
             'vcuda_claims_total{node="n",result="prepared"}': "0+1x30",
         },
@@ -74,14 +74,6 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "VcudaSliceNotPublished": (
         {'vcuda_slice_unpublished{node="n"}': "1x30"},
         {'vcuda_slice_unpublished{node="n"}': "0x23 1 0x6"},
-    ),
-    "VcudaCardBetweenFronts": (
-        {'vcuda_card_front{node="n",uuid="u",card="0",front="to-dra"}': "1x30"},
-        {
-            'vcuda_card_front{node="n",uuid="u",card="0",front="plugin"}': "1x22 stale",
-            'vcuda_card_front{node="n",uuid="u",card="0",front="to-dra"}': "_x22 1x3 stale",
-            'vcuda_card_front{node="n",uuid="u",card="0",front="dra"}': "_x25 1x5",
-        },
     ),
     "VcudaAllocationFailures": (
         {'vcuda_allocations_total{result="refused"}': "0+1x30"},

@@ -113,8 +113,3 @@ class FakeSlices:
             raise NodeUnready(self.error)
         self.told.append(tuple(devices))
         return True
-
-    def published(self) -> frozenset[str]:
-        if self.error:
-            raise NodeUnready(self.error)
-        return frozenset(one.name for one in self.told[-1]) if self.told else frozenset()

@@ -14,7 +14,6 @@ from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.domain.cluster.node_json import node_json, node_text
 from gpu_manager.domain.contract import DRA_DRIVER, EVENT_LIBRARY_MESSAGE
 from gpu_manager.domain.dra.parameters import API_VERSION, KIND
-from gpu_manager.domain.dra.sides import NO_CARDS, ClaimCards, Front, Side, front_in_force
 from gpu_manager.domain.enforcement.evasion import (
     EVICTABLE,
     NEEDED,
@@ -40,14 +39,14 @@ from tests.fakes.claims import claim_grant, claim_object, result
 from tests.fakes.metrics import service_metrics
 from tests.fakes.ports import FakeClock, FakePods, cards
 from tests.fakes.state import node_of, state_of
-from tests.unit.test_card_handover import NAMES, UUIDS
-from tests.unit.test_card_handover import Node as SplitNode
 from tests.unit.test_claim_preparer import GPU0, GPU1, WHOLE, Node, user_of
 from tests.unit.test_cluster_claims import claim as explained_claim
 from tests.unit.test_cluster_claims import device, part
 from tests.unit.test_evasion_detector import Rig, pod
 from tests.unit.test_explained_claims import explained, held, waiting, world
 from tests.unit.test_library_messages_told import Pages
+from tests.unit.test_split_books import NAMES, UUIDS
+from tests.unit.test_split_books import Node as SplitNode
 from vcuda.page.limits import read_limits
 
 STATES = cards(3)
@@ -190,34 +189,11 @@ def test_it_is_kept_with_the_books() -> None:
     assert [limit.memory for limit in limits_of(grant)] == [0, 0]
 
 
-# ---- and hinders no card that changes sides
-
-
-def test_a_card_that_it_looks_at_changes_sides_and_may_be_looked_at_ever_after() -> None:
-    node = SplitNode(ClaimCards(1))
-    node.settle()
-    assert node.sides == "ppd"
-    node.claims.add(claim_object("watch", result(NAMES[2], adminAccess=True)))
-    assert node.preparer.prepare("ml", "claim-watch", "watch")
-    node.wanted = NO_CARDS
-    node.restart()
-    node.settle()
-    assert node.sides == "ppp"
-    node.restart()
-    assert node.preparer.prepare("ml", "claim-watch", "watch")
+def test_cards_that_pods_have_may_be_looked_at() -> None:
+    """By a claim of an older slice: it takes nothing from them."""
+    node = SplitNode("ppd")
     node.claims.add(claim_object("late", result(NAMES[1], adminAccess=True)))
-    assert node.preparer.prepare("ml", "claim-late", "late"), "of an older slice: it takes nothing from pods"
-    assert node.sides == "ppp", "no card comes back for it"
-    assert node.pods.evicted == []
-
-
-def test_a_node_keeps_the_driver_that_releases_it() -> None:
-    sides = {UUIDS[0]: Side.PLUGIN}
-    ledger = Ledger([STATES[0].card], DEFAULT_UNIT, (look(STATES[0]).allocation,))
-    front, why = front_in_force(Front.PLUGIN, ledger, sides)
-    assert front is Front.SPLIT
-    assert "until the claims that look at them, by admin access, have ended" in why
-    assert front_in_force(Front.DRA, ledger, {UUIDS[0]: Side.DRA}) == (Front.DRA, "")
+    assert node.preparer.prepare("ml", "claim-late", "late")
 
 
 # ---- who computes all the same

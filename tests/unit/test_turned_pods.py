@@ -336,7 +336,7 @@ def by_claim(read: Pod, made: TurnedPod, minor: int) -> tuple[Limits, Amount]:
     config = [{**one, "source": "FromClaim"} for one in made.spec["devices"].get("config", [])]
     claim["status"]["allocation"]["devices"]["config"] = config
     state = NodeState(Books(node_of(STATES)), FakeStore(), service_metrics())
-    judge = ClaimJudge(state, FakePods(), service_metrics(), evict=False)
+    judge = ClaimJudge(state, FakePods())
     grants = state.prepare(judge.grants(parse_allocated_claim(claim, DEFAULT_UNIT)))
     by_request = {grant.allocation.claim.request: grant for grant in grants if grant.allocation.claim}
     limits = {

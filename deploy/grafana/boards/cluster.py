@@ -181,14 +181,13 @@ BOARD = (
         Panel(
             "Cards, by front",
             {"{{front}}": f"count by (front) (vcuda_card_front{NODE})"},
-            "plugin: extended resources; dra: ResourceClaims; to-dra, to-plugin: on its way, and nobody's.",
+            "plugin: extended resources; dra: ResourceClaims.",
             stack=True,
         ),
         Panel(
             "Claims",
             {
                 "{{result}} {{reason}}": rise("vcuda_claims_total", "result, reason"),
-                "refused of a card that had left": "sum(increase(vcuda_late_claims_total[5m]))",
                 "held by processes alone": "sum(vcuda_lingering_claims)",
             },
             "What was answered in the last 5 minutes; a refused claim is asked for again and again.",

@@ -91,7 +91,6 @@ BOARD = (
             "Claims",
             {
                 "{{node}} {{result}} {{reason}}": rise(f"vcuda_claims_total{NODE}", "node, result, reason"),
-                "{{node}} of a card that had left": rise(f"vcuda_late_claims_total{NODE}", "node"),
                 "{{node}} held by processes alone": f"sum by (node) (vcuda_lingering_claims{NODE})",
                 "{{node}} slice not published": f"sum by (node) (vcuda_slice_unpublished{NODE})",
             },
@@ -100,7 +99,7 @@ BOARD = (
         Panel(
             "Cards, by front",
             {"{{node}} {{front}}": f"count by (node, front) (vcuda_card_front{NODE})"},
-            "plugin: extended resources; dra: ResourceClaims; to-dra, to-plugin: on its way, and nobody's.",
+            "plugin: extended resources; dra: ResourceClaims.",
             stack=True,
         ),
         Panel(

@@ -82,10 +82,6 @@ class KubeSlices:
         _check_kept(wanted, _devices(written))
         return True
 
-    def published(self) -> frozenset[str]:
-        """See :meth:`gpu_manager.ports.claims.Slices.published`."""
-        return frozenset(text(device.get("name")) for one in self._ours() for device in _devices(one))
-
     def _ours(self) -> list[Mapping[str, Any]]:
         query = {"fieldSelector": f"spec.driver={DRA_DRIVER},spec.nodeName={self._node}"}
         return list(list_all(self._connection, "list resourceslices", _SLICES, query))

@@ -21,13 +21,11 @@ from gpu_manager.domain.contract import (
     EVENT_UNREADABLE,
     FORGET,
     INVENTORY,
-    RESOURCES,
     decode_inventory,
     decode_uuids,
     encode_uuids,
 )
-from gpu_manager.domain.errors import NodeUnready, RequestInvalid
-from gpu_manager.domain.resources import parse_quantity
+from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.untrusted import mapping, text
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.store import Store
@@ -64,7 +62,6 @@ class KubeNode(WatchedObjects):
         self._uid, self._cordoned = _load(cordons)
         self._to_forget: frozenset[CardUuid] = frozenset()
         self._wanted: tuple[dict[str, str], dict[str, str | None]] = ({}, {})
-        self._allocatable: Mapping[str, int] | None = None
         self._there: tuple[Mapping[str, str], Mapping[str, str]] | None = None
         self._repaired = float("-inf")
         reflector = Reflector(
@@ -121,11 +118,6 @@ class KubeNode(WatchedObjects):
                 found |= {state.card.uuid for state in shown.cards if state.healthy}
         return frozenset(found.intersection(uuids))
 
-    def allocatable(self, resource: str) -> int | None:
-        """See :meth:`gpu_manager.ports.inventory.NodeStatus.allocatable`; 0 of what is not reported."""
-        with self._lock:
-            return None if self._allocatable is None else self._allocatable.get(resource, 0)
-
     def event(self, reason: str, message: str) -> None:
         """Record a warning Event about the node; its uid is the node's name there, as the kubelet has it."""
         now = self._clock.now()
@@ -152,9 +144,8 @@ class KubeNode(WatchedObjects):
             self._note_cordons(text(meta.get("uid")), annotations)
         with self._lock:
             if gone:
-                self._there = self._allocatable = None
+                self._there = None
                 return
-            self._allocatable = _allocatable(node)
             self._there = (annotations, meta.get("labels") or {})
             self._to_forget = decode_uuids(annotations.get(FORGET))
             task = self._task()
@@ -197,15 +188,3 @@ def _load(cordons: Store | None) -> tuple[str, frozenset[CardUuid]]:
 
 def _has(there: Mapping[str, str], wanted: Mapping[str, str | None]) -> bool:
     return all(there.get(key) == value for key, value in wanted.items())
-
-
-def _allocatable(node: Mapping[str, Any]) -> Mapping[str, int]:
-    """Our resources in the node's status; a quantity that cannot be read is left out as 0."""
-    shown = mapping(mapping(node.get("status")).get("allocatable"))
-    found: dict[str, int] = {}
-    for resource in RESOURCES:
-        try:
-            found[resource] = int(parse_quantity(shown.get(resource, 0)))
-        except RequestInvalid:
-            continue
-    return found

@@ -1,9 +1,7 @@
 """By which of Kubernetes' two ways a node gives its cards away: the device plugin API, DRA, or both (split).
 
-Neither way sees the other's books, and both act on copies that are seconds old. So one of them gives a card
-at a time. A node that is not split has one of them for all its cards, and keeps it as long as anything is
-held by it. On a split node a card leaves one side, is nobody's for a while, and then comes to the other. It
-starts only while nothing is held of it, and each step is stored before anybody is told of it.
+Neither way sees the other's books, and both act on copies that are seconds old. So one of them gives a card.
+Which one is decided when the agent starts, and changes only at a start that finds nothing held on the node.
 """
 
 from __future__ import annotations
@@ -11,33 +9,35 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.placement.ledger import Ledger
 
-SETTLE_SECONDS: Final = 6.0  # for schedulers' copies of what a card has left; 5 s is the longest seen
 _MOST_CARDS: Final = 4096
 
 
-class Side(Enum):
-    """Where a card stands. ``to-dra`` and ``to-plugin`` are nobody's: the card has left one side, and the
-    other has not got it yet.
+class Front(Enum):
+    """``plugin``: extended resources of a device plugin. ``dra``: claims, by a DRA driver. ``split``: some
+    cards by the one, the others by the other.
     """
 
     PLUGIN = "plugin"
-    TO_DRA = "to-dra"
     DRA = "dra"
-    TO_PLUGIN = "to-plugin"
+    SPLIT = "split"
 
-    @property
-    def is_moving(self) -> bool:
-        """True while the card is nobody's."""
-        return self in (Side.TO_DRA, Side.TO_PLUGIN)
+
+class Side(Enum):
+    """Which of the two gives a card."""
+
+    PLUGIN = "plugin"
+    DRA = "dra"
 
 
 Sides = Mapping[CardUuid, Side]
+_NONE: Final[Sides] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,120 +66,92 @@ def parse_claim_cards(text: str) -> ClaimCards:
     if names and all(name.startswith("GPU-") for name in names):
         return ClaimCards(uuids=frozenset(map(CardUuid, names)))
     raise RequestInvalid(
-        f"--dra-cards is {quoted(text)}: use a number of cards, all, or UUIDs such as GPU-5fd4f087-…,GPU-…"
+        f"--claim-cards is {quoted(text)}: use a number of cards, all, or UUIDs such as GPU-5fd4f087-…,GPU-…"
     )
 
 
-def side_by_evidence(card: CardUuid, ledger: Ledger, by_claims: Collection[CardUuid] | None) -> Side | None:
-    """Return the side of a card of which no side is stored: the node was not split before, or lost its books.
+def sides_of(
+    front: Front, cards: Iterable[CardState], claim_cards: ClaimCards = NO_CARDS, stored: Sides = _NONE
+) -> Sides:
+    """Return the side of each card under the front; cards in MIG mode have none.
 
-    Pods that hold the card decide, then claims that do, then whether Kubernetes may still give it by claims
-    (``by_claims``: the cards in the node's slice or in allocated claims). None while that is unknown (None).
+    Of a split node ``claim_cards`` are given by claims. Of a number, those that are by the ``stored`` sides
+    go first, then cards without one, then the last by index. A card that has left the node is not made up for
+    by one that pods have.
     """
-    holders = ledger.holders(card)
-    if any(one.claim is None for one in holders):
-        return Side.PLUGIN
-    if holders or (by_claims is not None and card in by_claims):
-        return Side.DRA
-    return None if by_claims is None else Side.PLUGIN
+    there = [state.card for state in cards if not state.card.mig]
+    if front is not Front.SPLIT or claim_cards == ALL_CARDS:
+        return dict.fromkeys(
+            (card.uuid for card in there), Side.PLUGIN if front is Front.PLUGIN else Side.DRA
+        )
+    chosen = claim_cards.uuids
+    if claim_cards.number is not None:
+        rank = {Side.DRA: 0, None: 1, Side.PLUGIN: 2}
+        settled = sum(side is Side.DRA for side in stored.values()) == claim_cards.number
+        ordered = sorted(there, key=lambda card: (rank[stored.get(card.uuid)], -card.index))
+        free = [card.uuid for card in ordered if not (settled and stored.get(card.uuid) is Side.PLUGIN)]
+        chosen = frozenset(free[: claim_cards.number])
+    return {card.uuid: Side.DRA if card.uuid in chosen else Side.PLUGIN for card in there}
 
 
-def cards_to_move(
-    cards: Sequence[CardState],
-    sides: Sides,
-    ledger: Ledger,
-    wanted: ClaimCards,
-    id_holders: Mapping[CardUuid, int] | None = None,
-) -> dict[CardUuid, Side]:
-    """Return the cards that leave their side now, and the step that each takes first.
-
-    Only cards of which nothing is held or planned leave. Of a number, cards with the fewest ids in use
-    elsewhere (``id_holders``: ids of the card that containers on other cards hold) go first, then the last
-    ones by index. Cards in MIG mode and missing ones stay where they are.
-    """
-    there = [s for s in cards if not s.card.mig and not s.missing and s.card.uuid in sides]
-    by_claims = [s for s in there if sides[s.card.uuid] in (Side.DRA, Side.TO_DRA)]
-    idle = [s for s in there if ledger.idle(s.card.uuid) and not sides[s.card.uuid].is_moving]
-    come = [s for s in idle if sides[s.card.uuid] is Side.PLUGIN]
-    go = [s for s in idle if sides[s.card.uuid] is Side.DRA]
-    if wanted.uuids:
-        come = [s for s in come if s.card.uuid in wanted.uuids]
-        go = [s for s in go if s.card.uuid not in wanted.uuids]
-    else:
-        number = len(there) if wanted.number is None else wanted.number
-        held = id_holders or {}
-        come.sort(key=lambda s: (not s.open, held.get(s.card.uuid, 0), -s.card.index))
-        come = come[: max(0, number - len(by_claims))]
-        go = sorted(go, key=lambda s: s.card.index)[: max(0, len(by_claims) - number)]
-    return {s.card.uuid: Side.TO_DRA for s in come} | {s.card.uuid: Side.TO_PLUGIN for s in go}
-
-
-def has_left(sides: Sides, wanted: ClaimCards) -> bool:
-    """True if every card is on the one side that ``wanted`` (all or none) leaves."""
-    there = Side.PLUGIN if wanted == NO_CARDS else Side.DRA
-    return all(side is there for side in sides.values())
-
-
-class Front(Enum):
-    """``plugin``: extended resources of a device plugin. ``dra``: claims, by a DRA driver. ``split``: some
-    cards by the one, the others by the other.
+class NodeFront(NamedTuple):
+    """The front that a node has now, the sides of its cards if it is split, and why it is not what the
+    settings say; empty if it is.
     """
 
-    PLUGIN = "plugin"
-    DRA = "dra"
-    SPLIT = "split"
+    front: Front
+    sides: Sides | None
+    kept_because: str
 
 
 def front_in_force(
-    wanted: Front, ledger: Ledger, sides: Sides | None = None, *, in_claims: bool = False
-) -> tuple[Front, str]:
-    """Return the front that the node has now, and why it is not the wanted one; empty if it is.
+    wanted: Front,
+    claim_cards: ClaimCards,
+    cards: Sequence[CardState],
+    ledger: Ledger,
+    stored: Sides | None = None,
+    by_claims: Collection[CardUuid] = (),
+) -> NodeFront:
+    """Return what a node has from now on: the settings count once nothing of its cards is held.
 
-    What is held by the other one keeps it: its containers may start again, and only that side of the kubelet
-    says when they have ended. A node with stored ``sides`` was split, and stays so until all its cards have
-    changed. One that leaves claims for extended resources is split meanwhile, as long as there are claims
-    (those that only look at cards, too: the kubelet releases them by the driver) or Kubernetes may still
-    give cards by them (``in_claims``: cards of no known side may be in the node's slice or in allocated
-    claims). The text names nobody: /readyz shows it to everyone.
+    What is held keeps the front that gave it, and every card its side: its containers may start again, and
+    only that side of the kubelet says when they have ended. So do claims that only look at cards.
+    ``stored`` are the sides of a node that was split. Where none are, claims are allocated of the cards
+    ``by_claims``, and the ledger does not know them, it was lost. The text names nobody: /readyz shows it to
+    everyone.
     """
-    if wanted is Front.SPLIT:
-        return wanted, ""
-    if sides and not in_claims:
-        if has_left(sides, cards_of_front(wanted)):
-            if wanted is Front.DRA or not ledger.claims:
-                return wanted, ""
-            return Front.SPLIT, (
-                "all cards of the node have changed to plugin, and it stays split until the claims that look "
-                "at them, by admin access, have ended; drain the node"
-            )
-        there = Side.PLUGIN if wanted is Front.PLUGIN else Side.DRA
-        left = sum(side is not there for side in sides.values())
-        return Front.SPLIT, (
-            f"the node stays split until {left} of its {len(sides)} cards have changed to {wanted.value}: a "
-            "card changes once nothing is held of it; drain the node"
+    lost = wanted is Front.SPLIT and stored is None and bool(by_claims)
+    if lost:
+        held = {card: Side.PLUGIN for allocation in ledger for card in allocation.cards}
+        stored = held | dict.fromkeys(by_claims, Side.DRA)
+    before = stored or _NONE
+    chosen = sides_of(wanted, cards, claim_cards, before)
+    was = _front_of(wanted, ledger, stored)
+    if was is not wanted:
+        holders = len({allocation.pod for allocation in ledger})
+        return NodeFront(
+            was,
+            None if stored is None else {**chosen, **before},
+            f"the node keeps the front {was.value} until nothing is held by it: {holders} pods and claims "
+            f"hold cards; drain the node, and it changes to {wanted.value}",
         )
-    if wanted is Front.PLUGIN:
-        claims = {allocation.pod for allocation in ledger.claims}
-        if not (claims or in_claims):
-            return wanted, ""
-        return Front.SPLIT, (
-            f"the node is split until its cards have left claims, of which {len(claims)} hold cards: a card "
-            "changes to plugin once nothing is held of it; drain the node"
-        )
-    if not ledger.pods:
-        return wanted, ""
-    return Front.PLUGIN, (
-        f"the node keeps the front plugin until nothing is held by it: {len(ledger.pods)} pods hold cards; "
-        "drain the node, and it changes to dra"
+    if wanted is not Front.SPLIT:
+        return NodeFront(wanted, None, "")
+    left = sum(before.get(uuid, side) is not side for uuid, side in chosen.items())
+    if not left or not (lost or len(ledger)):
+        return NodeFront(wanted, {**before, **chosen}, "")
+    return NodeFront(
+        wanted,
+        {**chosen, **before},
+        f"{left} of the node's {len(chosen)} cards are to change between extended resources and claims: "
+        "drain the node, and they do once nothing is held on it",
     )
 
 
-def cards_of_front(front: Front) -> ClaimCards:
-    """Return the cards that go by claims under a front that is not split."""
-    return ALL_CARDS if front is Front.DRA else NO_CARDS
-
-
-def sides_of_front(front: Front, cards: Iterable[CardState]) -> Sides:
-    """Return the sides of the cards under a front that is not split; cards in MIG mode have none."""
-    side = Side.DRA if front is Front.DRA else Side.PLUGIN
-    return {state.card.uuid: side for state in cards if not state.card.mig}
+def _front_of(wanted: Front, ledger: Ledger, stored: Sides | None) -> Front:
+    """The front that what is held came by; the wanted one if nothing is, or if it may be that one."""
+    if not len(ledger) or (wanted is Front.SPLIT and stored is not None):
+        return wanted
+    by = {Side.DRA if allocation.claim is not None else Side.PLUGIN for allocation in ledger}
+    by |= set((stored or _NONE).values())
+    return Front.SPLIT if len(by) > 1 else Front(by.pop().value)

@@ -84,23 +84,9 @@ class Books:
         self.ledger.refit(self.cards.values())
 
     def set_sides(self, sides: Sides | None) -> None:
-        """Set the sides of the cards, which :meth:`check_movable` allows."""
+        """Set the side of each card of a split node; None for a node with one front for all of them."""
         self.sides = sides
         self.node = self._closed(self.node)
-
-    def check_movable(self, changes: Sides, still: Side | None = None) -> None:
-        """Raise DoesNotFit if a card that leaves a side, or comes to one, is held or planned for somebody.
-
-        Also if it is not on the side ``still`` any more.
-        """
-        before = self.sides or {}
-        for card, side in changes.items():
-            if still is not None and before.get(card) is not still:
-                raise DoesNotFit(f"card {self.node.index(card)} has taken another step meanwhile")
-            holders = self.ledger.holders(card)
-            if holders and before.get(card, side) is not side:
-                names = sorted({one.pod_key for one in holders})
-                raise DoesNotFit(f"card {self.node.index(card)} is held by {', '.join(names[:3])}")
 
     def away(self) -> frozenset[CardUuid]:
         """Cards of a split node that pods cannot have."""
@@ -271,7 +257,7 @@ class Books:
             state = self.node.card(card)
             if self.sides.get(card) is not side and not (state and state.card.mig):
                 how = "ResourceClaims" if side is Side.DRA else "extended resources"
-                raise DoesNotFit(f"card {self.node.index(card)} is not given by {how} now: the node is split")
+                raise DoesNotFit(f"card {self.node.index(card)} is not given by {how}: the node is split")
 
     def _closed(self, node: NodeCards) -> NodeCards:
         """The node as those see it who place pods: what is not theirs is held by claims."""

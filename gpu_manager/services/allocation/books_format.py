@@ -18,6 +18,10 @@ from gpu_manager.domain.resources import Amount
 from gpu_manager.services.allocation.books import Books, Grant, Key
 
 FORMAT = 1
+_MOVING = {
+    "to-dra": Side.PLUGIN,
+    "to-plugin": Side.DRA,
+}  # handed over by an older agent: nobody told the new side
 WITH_CLAIMS = 2  # an agent that knows no claims would release theirs at once: it keeps the file aside instead
 
 
@@ -116,7 +120,11 @@ def decode_sides(state: bytes) -> dict[CardUuid, Side] | None:
     """
     try:
         sides = json.loads(state).get("sides")
-        return None if sides is None else {CardUuid(str(u)): Side(side) for u, side in sides.items()}
+        return (
+            None
+            if sides is None
+            else {CardUuid(str(uuid)): _MOVING.get(side) or Side(side) for uuid, side in sides.items()}
+        )
     except (TypeError, ValueError, AttributeError) as error:
         raise NodeUnready(f"the ledger on disk is not readable ({error})") from error
 

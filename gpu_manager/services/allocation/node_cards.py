@@ -55,10 +55,3 @@ class KubeletOffer:
         if resource != NVIDIA:
             return state.healthy and uuid not in self.lent
         return state.healthy and (uuid in self.lent or (state.open and uuid not in self.busy))
-
-    def healthy_ids(self, resource: str) -> int:
-        """Return how many ids of the resource the kubelet is told are healthy: its node's allocatable."""
-        gone = self.withdrawn.get(resource, frozenset())
-        ids = self.node.ids.of_card[resource]
-        offered = (s.card.uuid for s in self.node.cards if self.healthy(resource, s))
-        return sum(device not in gone for uuid in offered for device in ids[uuid])

@@ -17,8 +17,8 @@ from types import MappingProxyType
 import structlog
 
 from gpu_manager.domain.admission_match import PreferenceCall
-from gpu_manager.domain.card import CardState, CardUuid
-from gpu_manager.domain.dra.sides import Side, Sides
+from gpu_manager.domain.card import CardState
+from gpu_manager.domain.dra.sides import Sides
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger
@@ -344,28 +344,15 @@ class NodeState:
         with self._saved() as books:
             books.set_claim_pods(claim, pods)
 
-    def set_sides(self, changes: Mapping[CardUuid, Side], *, still: Side | None = None) -> None:
-        """Let cards of a split node take a step; it is on the disk before it is told. Turn, lock, disk.
-
-        ``still``: the side on which all of them must stand until then; None for any.
+    def set_sides(self, sides: Sides | None) -> None:
+        """Set the side of each card of a split node, None for one front for all of them. Turn, lock, disk.
 
         Raises:
-            DoesNotFit: something of such a card is held or planned, or it has taken another step meanwhile.
             NodeUnready: the books cannot be written; nothing has changed.
         """
         before = self._books.sides
         with self._saved(undo=lambda books: books.set_sides(before)) as books:
-            books.check_movable(changes, still)
-            books.set_sides({**(books.sides or {}), **changes})
-
-    def unsplit(self) -> None:
-        """Forget the sides: the node has one front for all its cards. Turn, lock, disk.
-
-        Raises:
-            NodeUnready: the books cannot be written.
-        """
-        with self._saved() as books:
-            books.set_sides(None)
+            books.set_sides(sides)
 
     @property
     def withdrawing(self) -> bool:

@@ -7,12 +7,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 
-import structlog
-
-from gpu_manager.domain.card import CardState
 from gpu_manager.domain.dra.allocated import AllocatedClaim, ClaimedShare
 from gpu_manager.domain.dra.published import device_names, for_claims
-from gpu_manager.domain.dra.sides import Side
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim, Share
@@ -20,22 +16,16 @@ from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, format_bytes
 from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.node_state import NodeState
-from gpu_manager.services.metrics import ServiceMetrics
-
-log = structlog.get_logger(__name__)
 
 _SHOWN = 3  # holders named
 
 
 class ClaimJudge:
-    """Of one node. ``evict``: delete controlled pods whose claim is of a card that has left DRA."""
+    """Of one node."""
 
-    def __init__(self, state: NodeState, pods: Pods, metrics: ServiceMetrics, *, evict: bool) -> None:
+    def __init__(self, state: NodeState, pods: Pods) -> None:
         self._state = state
         self._pods = pods
-        self._metrics = metrics
-        self._evict = evict
-        self._freed: frozenset[PodUid] = frozenset()
 
     def grants(self, claim: AllocatedClaim) -> tuple[Grant, ...]:
         """Return a grant for each request of the claim: its containers share the pages.
@@ -46,7 +36,6 @@ class ClaimJudge:
             NodeUnready: a pod that uses it cannot be read.
         """
         self._check_containers(claim)
-        self._check_late(claim)
         return self._grants(claim)
 
     def no_room(self, claim: AllocatedClaim, grants: Sequence[Grant]) -> str:
@@ -105,11 +94,15 @@ class ClaimJudge:
                 f"{who} was allocated device {quoted(one.device)} of pool {quoted(one.pool)}, and node "
                 f"{node.name} has no such card: delete the claim, so that it is allocated anew"
             )
-        if one.is_admin:  # it takes nothing of a card that is full, closed or on its way to another side
+        if one.is_admin:  # it takes nothing of a card that is full, closed, or given to pods
             return Share(there.card.uuid, ZERO)
         state = for_claims(self._state.view.sides, there)
         if state is None:
-            raise DoesNotFit(f"{who} was allocated card {there.card.index}, which is on its way to claims")
+            raise DoesNotFit(
+                f"{who} was allocated card {there.card.index}, which is given by extended resources since "
+                "this agent's start: delete the pod, and the claim if it is the pod's own, to have it placed "
+                "anew"
+            )
         if not state.open:
             why = state.reason or ("it is cordoned" if state.cordoned else "it takes no new work")
             raise DoesNotFit(f"{who} was allocated card {state.card.index}, which is closed: {why}")
@@ -132,53 +125,6 @@ class ClaimJudge:
                     "access to some of its cards and a part of others: delete the claim, so that it is "
                     "allocated anew"
                 )
-
-    def _check_late(self, claim: AllocatedClaim) -> None:
-        """Refuse, and free, a claim of a card that has left DRA: its scheduler saw a slice of before.
-
-        Kubernetes allocates a claim anew once no pod reserves it, and a pod with a claim never moves itself.
-        So a pod that can be made again is deleted. For another a card that is still nobody's comes back: it
-        would wait for that claim as long as the pod exists.
-        """
-        view, uids = self._state.view, {uid for uid, _ in claim.pods}
-        names = device_names([state.card for state in view.node.cards])
-        sides = {names[s.card.uuid]: (s, (view.sides or {}).get(s.card.uuid)) for s in view.node.cards}
-        gone = [
-            sides[one.device][0]
-            for one in claim.shares
-            if not one.is_admin
-            and one.device in sides
-            and sides[one.device][1] in (Side.PLUGIN, Side.TO_PLUGIN)
-        ]
-        if not gone:
-            return
-        there = [f.pod for named in self._pods.local().values() for f in named if not f.tombstone]
-        pods = [pod for pod in there if pod.uid in uids and not pod.terminal]
-        evicted = [pod for pod in pods if self._evict and pod.controlled and not pod.static]
-        all_go = bool(evicted) and len(evicted) == len(pods)
-        if not all_go and self._come_back(claim, gone):
-            return
-        cure = "its pod is deleted, to be placed anew" if all_go else "delete the pod, to have it placed anew"
-        text = (
-            f"claim {claim.namespace}/{claim.name} was allocated card {gone[0].card.index}, which has gone "
-            f"over to pods that ask for extended resources; {cure}"
-        )
-        self._metrics.late_claims.inc()
-        for pod in evicted:
-            if pod.uid not in self._freed and not pod.deleting:
-                self._pods.evict(pod, text)
-        self._freed = (self._freed & {pod.uid for pod in there}) | {pod.uid for pod in evicted}
-        raise DoesNotFit(text)
-
-    def _come_back(self, claim: AllocatedClaim, gone: Sequence[CardState]) -> bool:
-        """Return cards to claims that no pod can have had meanwhile; False if one has reached pods."""
-        try:
-            self._state.set_sides({state.card.uuid: Side.DRA for state in gone}, still=Side.TO_PLUGIN)
-        except DoesNotFit:
-            return False
-        cards = [state.card.index for state in gone]
-        log.info("cards_back_to_claims", claim=f"{claim.namespace}/{claim.name}", cards=cards)
-        return True
 
     def _check_containers(self, claim: AllocatedClaim) -> None:
         """Refuse a container that uses two requests of ours, of this claim or another that is prepared.

@@ -57,11 +57,8 @@ class ClaimPreparer:
         injector: Injector,
         processes: Processes,
         metrics: ServiceMetrics,
-        *,
-        evict: bool = False,
     ) -> None:
-        """``evict``: delete controlled pods whose claim is of a card that has left DRA."""
-        self._judge = ClaimJudge(state, pods, metrics, evict=evict)
+        self._judge = ClaimJudge(state, pods)
         self._state = state
         self._claims = claims
         self._pods = pods

@@ -72,11 +72,6 @@ class SlicePublisher:
             log.info("slice_published", devices=[device.name for device in devices])
         return written
 
-    def shows(self, device: str) -> bool:
-        """True if the API server may have the device in the node's slice."""
-        told = self._told
-        return told is None or any(one.name == device for one in told)
-
     def run(self, stop: threading.Event, news: threading.Event, seconds: float = 1.0) -> None:
         """Publish until stopped: when there are ``news``, and every so many seconds."""
         while not stop.is_set():

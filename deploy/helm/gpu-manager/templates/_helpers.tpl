@@ -83,14 +83,45 @@ true
 {{- end }}
 {{- end }}
 
-{{/* Agents have what claims need: they give cards by them, or may have given some before. An upgrade sees the latter by the slices
-     of the driver, which a kubelet deletes once its node's agent has left it. */}}
+{{/* Agents have what claims need. agent.leaveClaims, which an older chart had, keeps it with front plugin until the nodes are drained. */}}
 {{- define "vcuda.claims" -}}
-{{- if or (ne .Values.agent.front "plugin") .Values.agent.leaveClaims -}}
-true
-{{- else if .Capabilities.APIVersions.Has "resource.k8s.io/v1" -}}
-{{- range (lookup "resource.k8s.io/v1" "ResourceSlice" "" "").items }}{{ if eq .spec.driver "vcuda.tencent.com" }}true{{ end }}{{ end -}}
+{{- if or (ne .Values.agent.front "plugin") .Values.agent.leaveClaims }}true{{ end -}}
 {{- end }}
+
+{{/* Refuses an upgrade that would leave pods behind: a card changes between extended resources and claims only on a node that is
+     drained. The releases before this one handed cards over while the node ran, and may have some that are neither's. */}}
+{{- define "vcuda.drained" -}}
+{{- if .Capabilities.APIVersions.Has "resource.k8s.io/v1" }}
+{{- $holders := dict }}
+{{- range $claim := (lookup "resource.k8s.io/v1" "ResourceClaim" "" "").items }}
+{{- range (dig "status" "allocation" "devices" "results" list $claim) }}
+{{- if eq .driver "vcuda.tencent.com" }}
+{{- $names := list }}
+{{- range (dig "status" "reservedFor" list $claim) }}{{ $names = append $names (printf "pod %s/%s" $claim.metadata.namespace .name) }}{{ end }}
+{{- $names = $names | default (list (printf "claim %s/%s" $claim.metadata.namespace $claim.metadata.name)) }}
+{{- $_ := set $holders .pool (concat (get $holders .pool | default list) $names | uniq) }}
+{{- end }}{{ end }}{{ end }}
+{{- $leaves := and (eq .Values.agent.front "plugin") (not .Values.agent.leaveClaims) }}
+{{- if and $leaves $holders }}
+{{- $said := list }}
+{{- range $node, $names := $holders }}{{ $said = append $said (printf "node %s: %s" $node (join ", " $names)) }}{{ end }}
+{{- fail (printf "agent.front is plugin, and cards are still given by ResourceClaims (%s): drain these nodes, then upgrade" (join "; " $said)) }}
+{{- end }}
+{{- $agents := lookup "apps/v1" "DaemonSet" .Release.Namespace "gpu-manager-daemonset" | default dict | toJson }}
+{{- if or (contains "--dra-cards=" $agents) (contains "--leave-claims" $agents) }}
+{{- $devices := dict }}
+{{- range (lookup "resource.k8s.io/v1" "ResourceSlice" "" "").items }}
+{{- if eq .spec.driver "vcuda.tencent.com" }}{{ $_ := set $devices .spec.nodeName (len (.spec.devices | default list)) }}{{ end }}
+{{- end }}
+{{- range (lookup "v1" "Node" "" "").items }}
+{{- if eq (dig "labels" "tencent.com/vcuda-front" "" .metadata) "split" }}
+{{- $held := 0 }}
+{{- range (dig "annotations" "tencent.com/vcuda-inventory" "{}" .metadata | fromJson).cards }}{{ if eq (.held | default "") "vcuda.tencent.com" }}{{ $held = add1 $held }}{{ end }}{{ end }}
+{{- $between := sub $held (get $devices .metadata.name | default 0) }}
+{{- if gt $between 0 }}
+{{- $names := get $holders .metadata.name | default (list "no pod") }}
+{{- fail (printf "node %s: %d cards are on their way between extended resources and claims, and this release hands none over (its claims are held by %s): wait until vcuda_card_front shows none as to-dra or to-plugin, or drain the node; then upgrade" .metadata.name $between (join ", " $names)) }}
+{{- end }}{{ end }}{{ end }}{{ end }}{{ end }}
 {{- end }}
 
 {{- define "vcuda.simulated" -}}
