@@ -22,14 +22,13 @@ from gpu_manager.domain.dra.allocated import parse_allocated_claim
 from gpu_manager.domain.dra.allocation import allocate
 from gpu_manager.domain.dra.claim import parse_claim_spec
 from gpu_manager.domain.dra.published import published_devices
-from gpu_manager.domain.dra.selectors import card_of_model, selected_card, takes
+from gpu_manager.domain.dra.selectors import card_of_model, model_selector, selected_card, takes
 from gpu_manager.domain.dra.translation import (
     TurnedPod,
     is_turned_template,
     turned_into_claim,
     turned_warnings,
 )
-from gpu_manager.domain.dra.written_selectors import model_selector
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
 from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.placement.ledger import Allocation, Ledger

@@ -18,7 +18,7 @@ from gpu_manager.domain.contract import DRA_DRIVER, PLACEMENT
 from gpu_manager.domain.dra.allocation import MOST_RESULTS
 from gpu_manager.domain.dra.device import CORES, MEMORY
 from gpu_manager.domain.dra.parameters import FIELDS, ShareTerms, written_parameters
-from gpu_manager.domain.dra.written_selectors import model_selector, uuid_selector
+from gpu_manager.domain.dra.selectors import model_selector, uuid_selector
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import ContainerKind, Pod
 from gpu_manager.domain.resources import memory_quantity
