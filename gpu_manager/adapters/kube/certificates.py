@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
-from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
+from gpu_manager.adapters.kube.connection import Connection, Refused
 from gpu_manager.domain.errors import NodeUnready
 
 _STRATEGIC: Final = "application/strategic-merge-patch+json"
 _GROUP: Final = "/apis/admissionregistration.k8s.io/v1"
 _KINDS: Final = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
-_FORBIDDEN, _ABSENT, _CONFLICT = 403, 404, 409
+_FORBIDDEN: Final = 403
 
 
 class KubeCertificates:
@@ -33,7 +33,7 @@ class KubeCertificates:
 
     def load(self) -> tuple[Mapping[str, bytes], str] | None:
         """The Secret's data and version; None if there is none. Raises NodeUnready."""
-        found = self._get("read the certificate's Secret", f"{self._secrets}/{self._secret}")
+        found = self._connection.read("read the certificate's Secret", f"{self._secrets}/{self._secret}")
         if found is None:
             return None
         data = found.get("data") or {}
@@ -48,32 +48,29 @@ class KubeCertificates:
             meta = {"name": self._secret, "namespace": self._namespace}
             body = {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": encoded, "type": "Opaque"}
             try:
-                return self._write("create the certificate's Secret", "POST", self._secrets, body)
+                made = self._connection.write("create the certificate's Secret", "POST", self._secrets, body)
+                return made is not None
             except Refused as error:
                 if error.code != _FORBIDDEN:
                     raise
-                made = f"kubectl -n {self._namespace} create secret generic {self._secret}"
+                command = f"kubectl -n {self._namespace} create secret generic {self._secret}"
                 raise NodeUnready(
                     f"the Secret {self._namespace}/{self._secret} is missing, and this account may not "
-                    f"make it: install the chart again, or run `{made}`"
+                    f"make it: install the chart again, or run `{command}`"
                 ) from error
         found = self.load()
         if found is None or found[1] != version:
             return False
         encoded |= dict.fromkeys(found[0].keys() - data.keys())  # null removes what is not kept
-        return self._write(
-            "write the certificate's Secret",
-            "PATCH",
-            f"{self._secrets}/{self._secret}",
-            {"metadata": {"resourceVersion": version}, "data": encoded},
-            MERGE_PATCH,
-        )
+        body = {"metadata": {"resourceVersion": version}, "data": encoded}
+        what, path = "write the certificate's Secret", f"{self._secrets}/{self._secret}"
+        return self._connection.write(what, "PATCH", path, body) is not None
 
     def anchors(self) -> Sequence[tuple[str, str, Mapping[str, bytes]]]:
         """(path, version, webhook name → caBundle) of every configuration that exists. Raises NodeUnready."""
         anchors = []
         for path in (f"{_GROUP}/{kind}/{name}" for kind in _KINDS for name in self._names):
-            found = self._get("read the webhook configuration", path)
+            found = self._connection.read("read the webhook configuration", path)
             if found is not None:
                 bundles = {
                     str(hook["name"]): _decoded((hook.get("clientConfig") or {}).get("caBundle"))
@@ -89,31 +86,8 @@ class KubeCertificates:
             for hook, bundle in bundles.items()
         ]
         body = {"metadata": {"resourceVersion": version}, "webhooks": hooks}
-        return self._write("write the webhook configuration", "PATCH", name, body, _STRATEGIC)
-
-    def _get(self, what: str, path: str) -> dict[str, Any] | None:
-        try:
-            return self._connection.request(what, "GET", path)
-        except Refused as error:
-            if error.code == _ABSENT:
-                return None
-            raise
-
-    def _write(
-        self,
-        what: str,
-        method: str,
-        path: str,
-        body: Mapping[str, Any],
-        content_type: str = "application/json",
-    ) -> bool:
-        try:
-            self._connection.request(what, method, path, body=body, content_type=content_type)
-        except Refused as error:
-            if error.code in (_CONFLICT, _ABSENT):
-                return False
-            raise
-        return True
+        what = "write the webhook configuration"
+        return self._connection.write(what, "PATCH", name, body, content_type=_STRATEGIC) is not None
 
 
 def _decoded(value: object) -> bytes:

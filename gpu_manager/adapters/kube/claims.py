@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from gpu_manager.adapters.kube.connection import JSON_BODY, MERGE_PATCH, Connection, Refused
+from gpu_manager.adapters.kube.connection import ABSENT, CONFLICT, Connection
 from gpu_manager.adapters.kube.pod_paths import segment
 from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.domain.contract import DRA_DRIVER
@@ -33,13 +33,8 @@ class KubeClaims:
     def read(self, namespace: str, name: str) -> AllocatedClaim | None:
         """See :meth:`gpu_manager.ports.claims.Claims.read`."""
         path = f"{_API}/namespaces/{segment(namespace)}/resourceclaims/{segment(name)}"
-        try:
-            found = self._connection.request(f"read the claim {namespace}/{name}", "GET", path)
-        except Refused as refusal:
-            if refusal.code != 404:
-                raise
-            return None
-        return parse_allocated_claim(found, self._unit)
+        found = self._connection.read(f"read the claim {namespace}/{name}", path)
+        return None if found is None else parse_allocated_claim(found, self._unit)
 
     def allocated(self, pool: str) -> Mapping[str, str]:
         """See :meth:`gpu_manager.ports.claims.Claims.allocated`."""
@@ -114,13 +109,8 @@ class KubeSlices:
         return {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._uid, "controller": True}
 
     def _delete(self, name: str) -> None:
-        try:
-            self._connection.request(
-                f"delete the resourceslice {name}", "DELETE", f"{_SLICES}/{segment(name)}"
-            )
-        except Refused as refusal:
-            if refusal.code != 404:
-                raise
+        path = f"{_SLICES}/{segment(name)}"
+        self._connection.write(f"delete the resourceslice {name}", "DELETE", path, missed=(ABSENT,))
 
 
 def _same(wanted: object, stored: object) -> bool:
@@ -186,13 +176,15 @@ class KubeClaimTemplates:
         """See ``TemplateApi.create``."""
         template = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", **body}
         what = f"create a ResourceClaimTemplate in namespace {namespace}"
-        return self._written(what, "POST", _templates(namespace), template, missed=409)
+        made = self._connection.write(what, "POST", _templates(namespace), template, missed=(CONFLICT,))
+        return made is not None
 
     def annotate(self, namespace: str, name: str, annotations: Mapping[str, str]) -> bool:
         """See ``TemplateApi.annotate``."""
         what = f"annotate the ResourceClaimTemplate {namespace}/{name}"
         body = {"metadata": {"annotations": dict(annotations)}}
-        return self._written(what, "PATCH", _template(namespace, name), body, missed=404)
+        path = _template(namespace, name)
+        return self._connection.write(what, "PATCH", path, body, missed=(ABSENT,)) is not None
 
     def delete(self, namespace: str, name: str, uid: str, version: str) -> bool:
         """See ``TemplateApi.delete``."""
@@ -202,12 +194,7 @@ class KubeClaimTemplates:
             "kind": "DeleteOptions",
             "preconditions": {"uid": uid, "resourceVersion": version},
         }
-        try:
-            return self._written(what, "DELETE", _template(namespace, name), body, missed=409)
-        except Refused as refusal:
-            if refusal.code != 404:
-                raise
-            return False
+        return self._connection.write(what, "DELETE", _template(namespace, name), body) is not None
 
     def named_by_pods(self, namespace: str) -> Collection[str]:
         """See ``TemplateApi.named_by_pods``."""
@@ -218,17 +205,6 @@ class KubeClaimTemplates:
             for pod in pods
             for one in mappings(mapping(pod.get("spec")).get("resourceClaims"))
         }
-
-    def _written(self, what: str, method: str, path: str, body: Mapping[str, Any], missed: int) -> bool:
-        """False where the answer is ``missed``."""
-        kind = MERGE_PATCH if method == "PATCH" else JSON_BODY
-        try:
-            self._connection.request(what, method, path, body=body, content_type=kind)
-        except Refused as refusal:
-            if refusal.code != missed:
-                raise
-            return False
-        return True
 
 
 def _templates(namespace: str) -> str:

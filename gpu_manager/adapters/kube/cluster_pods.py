@@ -120,14 +120,7 @@ class ClusterPods:
 
     def fetch_object(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """The same as the object that was read."""
-        try:
-            return self._connection.request(
-                f"read the pod {namespace}/{name}", "GET", named_path(namespace, name)
-            )
-        except Refused as refusal:
-            if refusal.code == 404:
-                return None
-            raise
+        return self._connection.read(f"read the pod {namespace}/{name}", named_path(namespace, name))
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
         """Merge annotations into exactly this pod, in the background."""
@@ -177,7 +170,7 @@ class _LabelPod:
         """PATCH."""
         what, path = f"label the pod {self.namespace}/{self.name}", named_path(self.namespace, self.name)
         body = {"metadata": {"labels": dict(self.labels)}}
-        self.connection.request(what, "PATCH", path, body=body, content_type=MERGE_PATCH)
+        self.connection.write(what, "PATCH", path, body, missed=())
 
     def final(self, refusal: Refused) -> bool:
         """Gone, or not ours to label."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_BODY = "application/json"
+ABSENT, CONFLICT = 404, 409  # answers: there is none; it has changed, or is there already
 _LARGEST = 64 << 20  # bytes of an answer that is no list; etcd keeps objects of at most 1.5 MiB
 _REFUSAL = 1 << 20  # bytes that are read of a refusal
 _KEPT = 32  # connections: an extender binds 16 pods at once beside its watches, and each would be made anew
@@ -152,6 +153,31 @@ class Connection:
         if not isinstance(data, dict):
             raise Unreachable(f"cannot {what}: the API server at {self.host} answered with something else")
         return data
+
+    def read(self, what: str, path: str) -> dict[str, Any] | None:
+        """GET an object; None if there is none. Raises as :meth:`request`."""
+        return self.write(what, "GET", path, missed=(ABSENT,))
+
+    def write(
+        self,
+        what: str,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        content_type: str = "",
+        missed: Collection[int] = (ABSENT, CONFLICT),
+    ) -> dict[str, Any] | None:
+        """Ask once; a PATCH merges if no other type is named. None where the answer is ``missed``: the object
+        is gone, or has changed since the version that the body names. Raises as :meth:`request`.
+        """
+        kind = content_type or (MERGE_PATCH if method == "PATCH" else JSON_BODY)
+        try:
+            return self.request(what, method, path, body=body, content_type=kind)
+        except Refused as refusal:
+            if refusal.code not in missed:
+                raise
+            return None
 
     def text(
         self, what: str, path: str, accept: str = "text/plain", headers: Mapping[str, str] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
+from gpu_manager.adapters.kube.connection import CONFLICT, Connection
 from gpu_manager.adapters.kube.pod_paths import segment
 from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.domain import contract
@@ -76,12 +76,9 @@ def _change(
                 "annotations": {key: contract.encode_uuids(wanted) or None},
             }
         }
-        try:
-            connection.request(f"change {key} of {node}", "PATCH", path, body=body, content_type=MERGE_PATCH)
+        missed = (CONFLICT,) if left else ()
+        if connection.write(f"change {key} of {node}", "PATCH", path, body, missed=missed) is not None:
             return wanted
-        except Refused as refusal:
-            if refusal.code != 409 or not left:
-                raise
     raise AssertionError  # the last try returns or raises
 
 

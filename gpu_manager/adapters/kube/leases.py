@@ -7,10 +7,11 @@ changes the replica's own pod, after which a watch of pods has shown all that ca
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
+from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection
 from gpu_manager.adapters.kube.pod_paths import named_path
 from gpu_manager.domain.contract import LEADER_SINCE
 from gpu_manager.domain.errors import NodeUnready
@@ -18,39 +19,50 @@ from gpu_manager.domain.untrusted import mapping, text
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.leases import LeaseRecord
 
-_ABSENT, _CONFLICT = 404, 409
 _LONGEST: Final = 3600.0
 
 
-class KubeLease:
+class _VersionedLease:
+    """One Lease, which is written on condition of the version that was read or written last."""
+
+    def __init__(self, connection: Connection, namespace: str, name: str) -> None:
+        self._connection = connection
+        self._name = name
+        self._meta = {"name": name, "namespace": namespace}
+        self._all = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._last: dict[str, Any] | None = None
+
+    def _get(self) -> dict[str, Any] | None:
+        """The Lease by a quorum read."""
+        self._last = self._connection.read(f"read the Lease {self._name}", f"{self._all}/{self._name}")
+        return self._last
+
+    def _put(self, changed: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
+        old = self._last or {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+        method, path = ("PUT", f"{self._all}/{self._name}") if self._last else ("POST", self._all)
+        body = {**old, **changed, "metadata": {**metadata, **self._meta}}
+        made = self._connection.write(f"write the Lease {self._name}", method, path, body)
+        if made is not None:
+            self._last = made
+        return made is not None
+
+
+class KubeLease(_VersionedLease):
     """Reads one Lease, and writes it on condition of the version that was read."""
 
     def __init__(self, connection: Connection, clock: Clock, namespace: str, name: str) -> None:
-        self._connection = connection
+        super().__init__(connection, namespace, name)
         self._clock = clock
-        self._namespace = namespace
-        self._name = name
-        self._all = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._read: dict[str, Any] | None = None
 
     def read(self) -> LeaseRecord | None:
         """The Lease by a quorum read; None if there is none. Raises NodeUnready: no answer."""
-        try:
-            found = self._connection.request(
-                f"read the Lease {self._name}", "GET", f"{self._all}/{self._name}"
-            )
-        except Refused as refusal:
-            if refusal.code != _ABSENT:
-                raise
-            self._read = None
-            return None
-        self._read = found
-        return _record(found)
+        found = self._get()
+        return None if found is None else _record(found)
 
     def write(self, holder: str, seconds: float, transitions: int) -> bool:
         """Renew or take what was last read; False if it has changed since. Raises NodeUnready."""
         now = datetime.fromtimestamp(self._clock.now(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        old = self._read or {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+        old = self._last or {}
         before = old.get("spec") or {}
         taken = before.get("holderIdentity") != holder
         spec = {
@@ -61,17 +73,7 @@ class KubeLease:
             "acquireTime": now if taken else before.get("acquireTime") or now,
             "leaseTransitions": transitions,
         }
-        meta = {**(old.get("metadata") or {}), "name": self._name, "namespace": self._namespace}
-        method, path = ("PUT", f"{self._all}/{self._name}") if self._read else ("POST", self._all)
-        try:
-            self._read = self._connection.request(
-                f"write the Lease {self._name}", method, path, body={**old, "metadata": meta, "spec": spec}
-            )
-        except Refused as refusal:
-            if refusal.code in (_CONFLICT, _ABSENT):
-                return False
-            raise
-        return True
+        return self._put({"spec": spec}, old.get("metadata") or {})
 
 
 def _record(found: dict[str, Any]) -> LeaseRecord:
@@ -88,46 +90,24 @@ def _record(found: dict[str, Any]) -> LeaseRecord:
     )
 
 
-class KubeTextRecord:
+class KubeTextRecord(_VersionedLease):
     """Reads the text, and writes it on condition of the version that was read or written last."""
 
     def __init__(self, connection: Connection, namespace: str, name: str, annotation: str) -> None:
-        self._connection = connection
-        self._name = name
+        super().__init__(connection, namespace, name)
         self._annotation = annotation
-        self._all = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._meta = {"name": name, "namespace": namespace}
-        self._last: dict[str, Any] | None = None
 
     def read(self) -> str | None:
         """The text by a quorum read; None if there is none. Raises NodeUnready: no answer."""
         self._last = None
-        try:
-            found = self._connection.request(
-                f"read the Lease {self._name}", "GET", f"{self._all}/{self._name}"
-            )
-        except Refused as refusal:
-            if refusal.code != _ABSENT:
-                raise
-            return None
-        self._last = found
-        told = mapping(mapping(found.get("metadata")).get("annotations")).get(self._annotation)
+        told = mapping(mapping(mapping(self._get()).get("metadata")).get("annotations")).get(self._annotation)
         return None if told is None else text(told)
 
     def write(self, value: str) -> bool:
         """Replace the text; False if another has changed it since. Raises NodeUnready: no answer."""
-        old = self._last or {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
-        before = mapping(old.get("metadata"))
+        before = mapping(mapping(self._last).get("metadata"))
         annotations = {**mapping(before.get("annotations")), self._annotation: value}
-        body = {**old, "metadata": {**before, **self._meta, "annotations": annotations}}
-        method, path = ("PUT", f"{self._all}/{self._name}") if self._last else ("POST", self._all)
-        try:
-            self._last = self._connection.request(f"write the Lease {self._name}", method, path, body=body)
-        except Refused as refusal:
-            if refusal.code in (_CONFLICT, _ABSENT):
-                return False
-            raise
-        return True
+        return self._put({}, {**before, "annotations": annotations})
 
 
 class PodMark:

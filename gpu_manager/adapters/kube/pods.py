@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import structlog
 
 from gpu_manager.adapters.kube.cache import TOMBSTONE_SECONDS, Place, PodCache, place_of
-from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable
+from gpu_manager.adapters.kube.connection import Connection, Unreachable
 from gpu_manager.adapters.kube.objects import Obj, Unreadable, named
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.pod_paths import named_path
@@ -120,12 +120,9 @@ class KubePods(WatchedObjects):
 
     def _get(self, namespace: str, name: str) -> Pod | None:
         what = f"read the pod {namespace}/{name}"
-        try:
-            obj = self._connection.request(what, "GET", named_path(namespace, name))
-        except Refused as refusal:
-            if refusal.code == 404:
-                return None
-            raise
+        obj = self._connection.read(what, named_path(namespace, name))
+        if obj is None:
+            return None
         try:
             pod = self._here(parse_pod(obj))
         except RequestInvalid as error:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
+from gpu_manager.adapters.kube.connection import CONFLICT, MERGE_PATCH, Connection, Refused
 from gpu_manager.adapters.kube.pod_paths import named_path, pods_path, segment
 from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.domain.contract import RESIZE
@@ -19,8 +19,6 @@ from gpu_manager.domain.untrusted import mapping, mappings, text
 
 _AWAY: Final = (429, 500, 502, 503, 504)  # 500: the API server could not ask the admission service
 _PAUSE_SECONDS: Final = 0.5
-_ABSENT: Final = 404
-_CONFLICT: Final = 409  # another writer came in between
 _TRIES: Final = 7  # before the last: a pod is written by kubelet, scheduler and agent at once while it starts
 
 
@@ -48,12 +46,10 @@ def workload(connection: Connection, kind: str, namespace: str, name: str) -> Ma
         RequestInvalid: there is none.
         NodeUnready: the caller may not read it, or the API server is away.
     """
-    try:
-        return connection.request(f"read {kind} {namespace}/{name}", "GET", _path(kind, namespace, name))
-    except Refused as refusal:
-        if refusal.code != _ABSENT:
-            raise
-        raise RequestInvalid(f"no {kind} {quoted(name)} in namespace {quoted(namespace)}") from refusal
+    found = connection.read(f"read {kind} {namespace}/{name}", _path(kind, namespace, name))
+    if found is None:
+        raise RequestInvalid(f"no {kind} {quoted(name)} in namespace {quoted(namespace)}")
+    return found
 
 
 def annotate_workload(
@@ -172,13 +168,7 @@ def delete_waiting(connection: Connection, pod: Pod) -> bool:
         return False
     body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": pod.api_uid}}
     what, path = f"delete the pod {pod.key}, which waits", named_path(pod.namespace, pod.name)
-    try:
-        connection.request(what, "DELETE", path, body=body)
-    except Refused as refusal:
-        if refusal.code not in (_ABSENT, _CONFLICT):
-            raise
-        return False
-    return True
+    return connection.write(what, "DELETE", path, body) is not None
 
 
 def _patch(
@@ -190,7 +180,7 @@ def _patch(
         try:
             return connection.request(what, "PATCH", path, body=body, content_type=MERGE_PATCH)
         except Refused as refusal:
-            if refusal.code == _CONFLICT:
+            if refusal.code == CONFLICT:
                 raise Overtaken(str(refusal)) from refusal
             if refusal.code not in _AWAY:
                 raise

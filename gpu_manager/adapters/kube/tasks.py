@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol, TypeVar
 
-from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection, Refused
+from gpu_manager.adapters.kube.connection import ABSENT, Connection, Refused
 from gpu_manager.adapters.kube.outbox import FINAL, Task
 from gpu_manager.adapters.kube.pod_paths import pod_path
 from gpu_manager.domain.contract import AGENT_NAME, EVICT, EvictionMark, encode_eviction_mark
@@ -48,12 +48,8 @@ class AnnotatePod:
     def run(self) -> None:
         """PATCH."""
         body = {"metadata": {"uid": self.pod.uid, "annotations": dict(self.annotations)}}
-        self.connection.request(
-            f"annotate the pod {self.pod.key}",
-            "PATCH",
-            pod_path(self.pod),
-            body=body,
-            content_type=MERGE_PATCH,
+        self.connection.write(
+            f"annotate the pod {self.pod.key}", "PATCH", pod_path(self.pod), body, missed=()
         )
 
     def final(self, refusal: Refused) -> bool:
@@ -137,9 +133,7 @@ class PublishNode:
         """PATCH."""
         body = {"metadata": {"annotations": dict(self.annotations), "labels": dict(self.labels)}}
         path = f"/api/v1/nodes/{self.node}"
-        self.connection.request(
-            f"publish the node {self.node}", "PATCH", path, body=body, content_type=MERGE_PATCH
-        )
+        self.connection.write(f"publish the node {self.node}", "PATCH", path, body, missed=())
 
     def final(self, refusal: Refused) -> bool:
         """False for an absent node: the kubelet will register it."""
@@ -246,11 +240,7 @@ class EventTeller:
         count += event.count
         body = {"count": count, "lastTimestamp": _timestamp(event.last)}
         path = f"/api/v1/namespaces/{event.pod.namespace}/events/{name}"
-        try:
-            self._connection.request("count an event", "PATCH", path, body=body, content_type=MERGE_PATCH)
-        except Refused as refusal:
-            if refusal.code != 404:
-                raise
+        if self._connection.write("count an event", "PATCH", path, body, missed=(ABSENT,)) is None:
             return False  # the API server deletes Events after an hour
         _remember(self._series, event.key, (name, count, now), self._REMEMBERED)
         return True
