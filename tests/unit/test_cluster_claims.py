@@ -189,7 +189,9 @@ def test_a_class_that_changes_changes_what_waits() -> None:
     show(made, claim("c"))
     assert used(made) == {T4: Amount(30, 4 * GIB)}
     made.cluster.apply(
-        CLASSES, "MODIFIED", {**CLASS, "spec": {"selectors": [{"cel": {"expression": "device.driver == 'a'"}}]}}
+        CLASSES,
+        "MODIFIED",
+        {**CLASS, "spec": {"selectors": [{"cel": {"expression": "device.driver == 'a'"}}]}},
     )
     assert used(made) == {}
     made.cluster.apply(CLASSES, "DELETED", CLASS)

@@ -239,7 +239,8 @@ def test_nothing_is_told_of_pods_that_go_that_fit_that_are_foreign_or_by_a_repli
     None
 ):
     made = world(
-        claim("w", asks=part(50, "4Gi")), claim("x", asks={"selectors": [{"cel": {"expression": "device.driver == 'a'"}}]})
+        claim("w", asks=part(50, "4Gi")),
+        claim("x", asks={"selectors": [{"cel": {"expression": "device.driver == 'a'"}}]}),
     )
     voice = Voice()
     pods = ClaimingPods(made.cluster, voice, made.clock, 1)
