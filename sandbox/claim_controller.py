@@ -30,7 +30,7 @@ class ClaimController:
         self._api, self._scheduler, self._kubelet = api, scheduler, kubelet
         self._refused: dict[tuple[str, str], str] = {}  # pod's UID, entry of its claims → what its Event says
         self._stop = threading.Event()
-        self._thread = threads.every(_SECONDS, "claims", self._round, self._stop)
+        self._thread = threads.every(_SECONDS, "claims", self.look, self._stop)
 
     def start(self) -> None:
         """Begin."""
@@ -42,16 +42,19 @@ class ClaimController:
         if self._thread.is_alive():
             self._thread.join(5)
 
-    def _round(self) -> None:
+    def look(self) -> None:
+        """One round: drivers, claims of templates, claims of pods that have ended."""
         try:
             self._kubelet.find_drivers()
+            # Pods last: one that is not among them has gone, and did not come in the meantime.
+            prepared, claims = self._kubelet.prepared(), self._api.list("resourceclaims")
             pods = {str(pod["metadata"]["uid"]): pod for pod in self._api.list("pods")}
             self._refused = {key: said for key, said in self._refused.items() if key[0] in pods}
             for pod in pods.values():
                 self._make_claims(pod)
             living = {uid for uid, pod in pods.items() if _lives(pod)}
-            self._kubelet.unprepare(living)
-            for claim in self._api.list("resourceclaims"):
+            self._kubelet.unprepare(prepared - living)
+            for claim in claims:
                 self._free(claim, pods, living)
         except (VcudaError, ApiError) as error:
             log.warning("claims_round_failed", reason=str(error))

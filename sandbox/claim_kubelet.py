@@ -6,7 +6,7 @@ It stands around the stand-in of the device manager, as the two managers share o
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import structlog
@@ -16,7 +16,7 @@ from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateRespons
 from sandbox import cdi
 from sandbox.api import StandInApi
 from sandbox.kubelet import StandInKubelet
-from sandbox.kubelet.dra import DraManager
+from sandbox.kubelet.dra import ClaimRecord, DraManager, DriverCalls
 
 log = structlog.get_logger(__name__)
 
@@ -47,8 +47,7 @@ class ClaimKubelet:
         pod = self._api.get("pods", meta["name"], meta["namespace"])
         if pod is None or pod["metadata"]["uid"] != uid:
             raise NodeUnready(f"pod {meta['name']} is gone")
-        with self._lock:
-            manager = self._manager
+        manager = self._current()
         devices: list[str] = []
         if pod["spec"].get("resourceClaims"):
             manager.prepare(pod)
@@ -90,11 +89,22 @@ class ClaimKubelet:
                 self._sockets = seen
             self._looked = seen
 
-    def unprepare(self, living: Collection[str]) -> None:
-        """Unprepare claims of pods that are not among the ``living``; what is refused is asked again."""
-        with self._lock:
-            manager = self._manager
-        for uid in {uid for record in manager.claims() for uid in record.pods} - set(living):
+    def connect(self, name: str, driver: DriverCalls) -> None:
+        """Call this driver without a socket."""
+        self._current().connect(name, driver)
+
+    def records(self) -> Sequence[ClaimRecord]:
+        """What is prepared or about to be."""
+        return self._current().claims()
+
+    def prepared(self) -> frozenset[str]:
+        """The pods for which claims are prepared or about to be."""
+        return frozenset(uid for record in self.records() for uid in record.pods)
+
+    def unprepare(self, ended: Collection[str]) -> None:
+        """Unprepare claims of pods that have ended; what is refused is to be asked again."""
+        manager = self._current()
+        for uid in ended:
             try:
                 manager.unprepare(uid)
             except NodeUnready as error:
@@ -102,9 +112,11 @@ class ClaimKubelet:
 
     def pods_of(self, claim: str) -> frozenset[str]:
         """The pods for which a claim, by its UID, is prepared or about to be."""
-        return frozenset(
-            uid for record in self._manager.claims() if record.uid == claim for uid in record.pods
-        )
+        return frozenset(uid for record in self.records() if record.uid == claim for uid in record.pods)
+
+    def _current(self) -> DraManager:
+        with self._lock:
+            return self._manager
 
     def close(self) -> None:
         """End the connections."""

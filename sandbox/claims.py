@@ -13,7 +13,7 @@ from gpu_manager.domain.dra.claim import DeviceRequest, Taint, parse_claim_spec
 from gpu_manager.domain.dra.device import CapacityRange, SharedDevice, Version
 from gpu_manager.domain.dra.selectors import SelectedDevice, takes
 from gpu_manager.domain.resources import parse_quantity
-from sandbox.api import StandInApi
+from sandbox.api import ApiError, StandInApi
 from sandbox.kubelet.dra import claim_name
 
 Obj = Mapping[str, Any]
@@ -27,6 +27,7 @@ DEVICE_CLASSES: Final[Sequence[Obj]] = [
     for name in (DRA_DRIVER, "vcuda-card")
 ]
 """Those of the chart; of ``vcuda-card`` without the name by which kube-scheduler makes claims by itself."""
+_CONFLICT: Final = 409
 _MINOR: Final = 36  # of the Kubernetes whose rounding is followed
 
 
@@ -44,23 +45,34 @@ class ClaimScheduler:
 
         ``used`` is what the scheduler believes to be consumed, for one that lags behind.
         """
+        return _until_agreed(lambda: self._allocate(pod, node, used))
+
+    def _allocate(self, pod: Obj, node: str, used: Mapping[str, Mapping[str, int]] | None) -> bool:
         namespace = pod["metadata"]["namespace"]
-        names = [claim_name(pod, one["name"]) for one in pod["spec"].get("resourceClaims") or ()]
-        claims = [self._api.get("resourceclaims", name, namespace) for name in names]
-        if not all(claims):
+        asked = pod["spec"].get("resourceClaims") or ()
+        names = dict.fromkeys(claim_name(pod, one["name"]) for one in asked)
+        claims = [claim for name in names if (claim := self._api.get("resourceclaims", name, namespace))]
+        if len(claims) < len(names):
             return False
-        waiting = [claim for claim in claims if claim and not (claim.get("status") or {}).get("allocation")]
+        waiting = [claim for claim in claims if not (claim.get("status") or {}).get("allocation")]
         specs = [parse_claim_spec(claim["spec"]) for claim in waiting]
         found = allocate(self.devices(node), used or self.used(node), specs, _MINOR, self._is_eligible)
         if found is None:
             return False
-        for claim, shares in zip(waiting, found, strict=True):
-            results = [self._result(node, share) for share in shares]
-            chosen = {share.request for share in shares}
-            config = allocated_config(claim["spec"], chosen, self._class_config)
-            self._write(claim, {"allocation": {"devices": {"results": results, "config": config}}})
-        for name in names:
-            self._reserve(namespace, name, pod)
+        shares_of = {claim["metadata"]["uid"]: shares for claim, shares in zip(waiting, found, strict=True)}
+        user = {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+        for claim in claims:
+            status = dict[str, Any]()
+            if (shares := shares_of.pop(claim["metadata"]["uid"], None)) is not None:
+                results = [self._result(node, share) for share in shares]
+                chosen = {share.request for share in shares}
+                config = allocated_config(claim["spec"], chosen, self._class_config)
+                status["allocation"] = {"devices": {"results": results, "config": config}}
+            reserved = list((claim.get("status") or {}).get("reservedFor") or ())
+            if user not in reserved:
+                status["reservedFor"] = [*reserved, user]
+            if status:
+                self._write(claim, status)
         return True
 
     def why_not(self, pod: Obj) -> str:
@@ -108,24 +120,20 @@ class ClaimScheduler:
 
     def release(self, namespace: str, name: str, pod_uid: str) -> None:
         """The pod has ended: its claim is reserved for it no more, and is free with the last."""
-        claim = self._api.get("resourceclaims", name, namespace)
-        if claim is None:
-            return
-        left = [one for one in (claim.get("status") or {}).get("reservedFor") or () if one["uid"] != pod_uid]
-        self._write(claim, {"reservedFor": left} | ({} if left else {"allocation": None}))
+        _until_agreed(lambda: self._release(namespace, name, pod_uid))
 
-    def _reserve(self, namespace: str, name: str, pod: Obj) -> None:
+    def _release(self, namespace: str, name: str, pod_uid: str) -> bool:
         claim = self._api.get("resourceclaims", name, namespace)
-        if claim is None:
-            return
-        one = {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
-        reserved = list((claim.get("status") or {}).get("reservedFor") or ())
-        if one not in reserved:
-            self._write(claim, {"reservedFor": [*reserved, one]})
+        if claim is not None:
+            users = (claim.get("status") or {}).get("reservedFor") or ()
+            left = [one for one in users if one["uid"] != pod_uid]
+            self._write(claim, {"reservedFor": left} | ({} if left else {"allocation": None}))
+        return claim is not None
 
     def _write(self, claim: Obj, status: Mapping[str, Any]) -> None:
+        """Raises ApiError: the claim has changed since it was read."""
         meta = claim["metadata"]
-        body = {"status": status}
+        body = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "status": status}
         self._api.patch("resourceclaims", meta["name"], body, meta["namespace"], subresource="status")
 
     def _class_config(self, name: str) -> Sequence[Obj]:
@@ -170,6 +178,16 @@ def allocated_config(
         if not about or {*chosen, *bases}.intersection(about):
             found.append({**one, "source": "FromClaim"})
     return found
+
+
+def _until_agreed(change: Callable[[], bool]) -> bool:
+    """What a change answers that reads anew where somebody else wrote in between."""
+    while True:
+        try:
+            return change()
+        except ApiError as error:
+            if error.code != _CONFLICT:
+                raise
 
 
 def _results(claim: Obj) -> Sequence[Obj]:

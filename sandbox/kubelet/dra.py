@@ -80,6 +80,7 @@ class DraManager:
         self._checkpoint = directory / "dra_manager_state"
         self._read_claim = read_claim
         self._lock = threading.RLock()
+        self._closed = False
         self._drivers: dict[str, _Driver] = {}
         self._claims: dict[str, ClaimRecord] = self._load()
         self._registry.mkdir(parents=True, exist_ok=True)
@@ -185,7 +186,11 @@ class DraManager:
             )
 
     def cdi_devices(self, pod: Mapping[str, Any], container: str) -> tuple[str, ...]:
-        """The CDI devices that a container of a prepared pod is started with."""
+        """The CDI devices that a container of a prepared pod is started with.
+
+        Raises:
+            NodeUnready: a claim is not prepared any more.
+        """
         names = {one["name"]: claim_name(pod, one["name"]) for one in pod["spec"].get("resourceClaims") or ()}
         entry = next(
             one
@@ -239,8 +244,9 @@ class DraManager:
             return tuple(self._claims.values())
 
     def close(self) -> None:
-        """End: connections close; a new manager finds the records."""
+        """End: connections close; a new manager finds the records, which this one changes no more."""
         with self._lock:
+            self._closed = True
             for driver in self._drivers.values():
                 driver.close()
             self._drivers.clear()
@@ -257,7 +263,10 @@ class DraManager:
             yield found
 
     def _by_name(self, namespace: str, name: str) -> ClaimRecord:
-        return next(one for one in self._claims.values() if (one.namespace, one.name) == (namespace, name))
+        for one in self._claims.values():
+            if (one.namespace, one.name) == (namespace, name):
+                return one
+        raise NodeUnready(f"claim {namespace}/{name} is not prepared any more")
 
     def _load(self) -> dict[str, ClaimRecord]:
         try:
@@ -272,6 +281,9 @@ class DraManager:
         }
 
     def _save(self) -> None:
+        """Raises NodeUnready: this manager has ended."""
+        if self._closed:
+            raise NodeUnready("the kubelet is not running: it has begun anew")
         rows = [
             {
                 "namespace": one.namespace,
