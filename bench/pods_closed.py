@@ -1,11 +1,14 @@
-"""``closed_by_abuse_minutes``: how long tenants keep a node closed to others though their pod has room there.
+"""``closed_by_abuse_minutes``: how long tenants keep a node closed to others though their pod has room there,
+and ``closed_idle_by_abuse_minutes``: how long while it has none, times the idle part of the node.
 
 The extender of the product over six modelled days; strategies of up to five namespaces that work together,
 drawn at random. They have pods of several cards that wait, made anew or not, and small pods that come and go
 for one another's wait; they put small pods of their own in the way on idle nodes and take them away; their
 large pod comes never, late, at once, or takes its place and is never bound, and leaves at once or stays.
 Beside them run pods of others, few of which leave. What counts is time: each stretch in which a node is
-closed and the pod that it is closed for has room there, its namespace's own pods not counted.
+closed and the pod that it is closed for has room there, its namespace's own pods not counted; and each in
+which it has none, of which the cores of the node that nobody has are counted. What pods then ran for which a
+node was closed is taken off the latter, in all, up to that.
 """
 
 from __future__ import annotations
@@ -28,21 +31,36 @@ DAYS: Final = 6
 CARDS: Final = 8
 MOST_A_DAY: Final = 10  # minutes of one node, by its bar
 MOST_IN_ALL: Final = 30
+MOST_IDLE: Final = 250  # minutes of one idle node a day, and of each namespace in all: four hours, and a look
 _STEPS: Final = (7200.0, 3600.0, 1200.0)  # between two looks while no node is closed
-_STEP_DRAINING: Final = 300.0  # while one is, and must drain first
+_STEP_DRAINING: Final = 60.0  # while one is, and must drain first
 _STEP_CLOSED: Final = 15.0  # while one is for a pod that has room
 
 
 class Closed(NamedTuple):
-    """Minutes, of the worst node and day, and in all: with room for the pod; and in all without it.
+    """Minutes, of the worst node and day, and in all: with room for the pod; idle without it, of the worst
+    node and day and of the worst namespace.
 
     ``kept``: the most minutes that places of one pod were kept.
     """
 
     a_day: float
     in_all: float
-    draining: float
+    idle_a_day: float
+    idle_in_all: float
     kept: float
+
+
+class _Now(NamedTuple):
+    """The node that is closed, for which pod, whether that has room there but for pods of its own namespace,
+    and the idle part of the node.
+    """
+
+    node: str
+    pod: str
+    namespace: str
+    room: bool
+    idle: float
 
 
 @dataclass(slots=True)
@@ -67,13 +85,19 @@ def rows(*, full: bool) -> Iterator[Row]:
     worst = [max(each[at] for each in found) for at in range(len(Closed._fields))]
     note = (
         f"worst of {strategies} random strategies of 1 to 5 namespaces over {DAYS} modelled days, while the"
-        f" pod has room; on all nodes and days {worst[1]:.1f}; closed before it had any: {worst[2]:.0f} at"
-        f" most; places of one pod were kept for {worst[3]:.1f}, charged to its quota"
+        f" pod has room; on all nodes and days {worst[1]:.1f}; places of one pod were kept for"
+        f" {worst[4]:.1f}, charged to its quota"
+    )
+    idle = (
+        "the same strategies, while the node drains: its idle part times the minutes, of one node and day; of"
+        f" one namespace in all, what its pods then ran there taken off, {worst[3]:.0f}"
     )
     yield Row("closed_by_abuse_minutes", round(worst[0], 2), "min", f"≤ {MOST_A_DAY}", full=full, note=note)
     yield Row(
         "closed_by_abuse_minutes_in_all", round(worst[1], 2), "min", f"≤ {MOST_IN_ALL}", full=full, note=note
     )
+    most = f"≤ {MOST_IDLE}"
+    yield Row("closed_idle_by_abuse_minutes", round(max(worst[2:4]), 1), "min", most, full=full, note=idle)
 
 
 def run(seed: int) -> Closed:
@@ -106,6 +130,8 @@ class _Strategy:
         self._running: list[tuple[float, Obj]] = []
         self._given_up: dict[str, float] = {}  # when its scheduler gives up on a place that it took
         self._kept = Counter[str]()  # seconds, by pod
+        self._owed = Counter[str]()  # idle seconds, by namespace, less what pods ran for that
+        self._most_owed = 0.0
         self._waits: dict[str, list[Obj]] = {t.name: [] for t in self._tenants}
 
     def _tenant(self, name: str) -> _Tenant:
@@ -123,10 +149,11 @@ class _Strategy:
 
     def run(self) -> Closed:
         """Six days."""
-        world, closed, days, draining = self.world, self._closed(), Counter[tuple[int, str]](), 0.0
+        world, closed = self.world, self._closed()
+        days, idle = Counter[tuple[int, str]](), Counter[tuple[int, str]]()
         began = closed_since = world.clock.time
         while world.clock.time < began + DAYS * DAY:
-            step = self._step if closed is None else _STEP_CLOSED if closed[2] else _STEP_DRAINING
+            step = self._step if closed is None else _STEP_CLOSED if closed.room else _STEP_DRAINING
             world.clock.pass_(step)
             now = world.clock.time
             world.cluster.expire(now)
@@ -136,15 +163,19 @@ class _Strategy:
             before, closed = closed, self._closed()
             if closed is None or before is None or closed[:2] != before[:2]:
                 closed_since = now
-            if before is not None and before[2]:
-                days[int((now - began) // DAY), before[0]] += step
+            if before is not None and before.room:
+                days[int((now - began) // DAY), before.node] += step
             elif before is not None:
-                draining += step
+                idle[int((now - began) // DAY), before.node] += step * before.idle
+                self._owed[before.namespace] += step * before.idle
+            for space in (obj["metadata"]["namespace"] for _, obj in self._running):
+                self._owed[space] = max(0.0, self._owed[space] - step)
+            self._most_owed = max(self._most_owed, *self._owed.values(), 0.0)
+        found = max(days.values(), default=0.0), sum(days.values()), max(idle.values(), default=0.0)
         kept = max(self._kept.values(), default=0.0)
-        return Closed(max(days.values(), default=0) / 60, sum(days.values()) / 60, draining / 60, kept / 60)
+        return Closed(*(each / 60 for each in (*found, self._most_owed, kept)))
 
-    def _closed(self) -> tuple[str, str, bool] | None:
-        """The node, the pod, and whether that has room there but for pods of its own namespace."""
+    def _closed(self) -> _Now | None:
         for view in self.world.cluster.snapshot().nodes.values():
             if view.kept is not None:
                 theirs = view.kept.pod.namespace
@@ -154,10 +185,14 @@ class _Strategy:
                     if charge.pod.namespace != theirs
                     for card in {s.card for a in charge.allocations for s in a.shares}
                 }
-                return view.name, view.kept.pod.uid, CARDS - len(busy) >= view.kept.cards
+                room = CARDS - len(busy) >= view.kept.cards
+                cores = sum(
+                    s.amount.cores for c in view.charges.values() for a in c.allocations for s in a.shares
+                )
+                return _Now(view.name, view.kept.pod.uid, theirs, room, 1 - cores / (100 * CARDS))
         return None
 
-    def _act(self, closed: tuple[str, str, bool] | None, closed_for: float) -> None:
+    def _act(self, closed: _Now | None, closed_for: float) -> None:
         world, now, dice = self.world, self.world.clock.time, self._dice
         for until, obj in [each for each in self._running if each[0] <= now]:
             self._running.remove((until, obj))
@@ -171,7 +206,7 @@ class _Strategy:
             self._gives_up(uid)
         for tenant in self._tenants:
             self._goes_on(tenant, anything_closed=closed is not None)
-            if closed is not None and closed[1].startswith(f"uid-{tenant.name}-"):
+            if closed is not None and closed.pod.startswith(f"uid-{tenant.name}-"):
                 self._is_waited_for(tenant, closed, closed_for)
 
     def _goes_on(self, tenant: _Tenant, *, anything_closed: bool) -> None:
@@ -203,12 +238,12 @@ class _Strategy:
         self.world.create(obj)
         return obj
 
-    def _is_waited_for(self, tenant: _Tenant, closed: tuple[str, str, bool], closed_for: float) -> None:
+    def _is_waited_for(self, tenant: _Tenant, closed: _Now, closed_for: float) -> None:
         """A node is closed for one of its pods."""
-        where, uid, _ = closed
+        where, uid = closed.node, closed.pod
         obj = next((each for each in self._waits[tenant.name] if each["metadata"]["uid"] == uid), None)
         due = {"never": False, "soon": True, "late": closed_for >= 300, "keeps": True}[tenant.comes]
-        if obj is None or not due or uid in self._given_up:
+        if obj is None or not due or not closed.room or uid in self._given_up:
             return
         if self.world.filter(obj, [where])["NodeNames"] != [where]:
             return

@@ -157,7 +157,9 @@ class DrainedNodes:
 
         running = sum(len(view.bound) for view in snapshot.nodes.values())
         tenants: Tenants[PodUid] = Tenants(
-            lambda uid: self._came[uid].namespace, cache(partial(_running, snapshot))
+            lambda uid: self._came[uid].namespace,
+            cache(partial(_running, snapshot)),
+            lambda uid: (pod := cluster.pod(uid)) is not None and pod.occupies,
         )
         closed = self._closing.look(unschedulable, running, nearest, now, tenants)
         waits = None if closed is None else cluster.pod(closed.pod)

@@ -8,14 +8,15 @@ from gpu_manager.domain.score.closing import (
     CLOSED_FOR,
     COMES_WITHIN,
     DAY,
+    IDLE_SECONDS,
     LONGEST,
     MOST_DOUBLED,
-    NODE_SECONDS,
-    TENANT_SECONDS,
+    ROOM_NODE_SECONDS,
+    ROOM_TENANT_SECONDS,
     WAITED,
     ClosedNode,
+    NodeClock,
     NodeClosing,
-    RoomClock,
     Tenants,
 )
 
@@ -116,9 +117,9 @@ def test_a_pod_that_no_node_could_hold_stands_in_nobodys_way():
 
 
 def test_without_departures_the_clock_opens_it_after_a_day_and_keeps_it_open_for_one_then_for_two():
-    closing, found = closes(now=1000.0)
+    closing, found = closes(at=("n1", 800), now=1000.0)
     assert found
-    look = lambda now: closing.look({"a": 8}, RUNNING, lambda _pod: ("n1", 300), now)  # noqa: E731
+    look = lambda now: closing.look({"a": 8}, RUNNING, lambda _pod: ("n1", 800), now)  # noqa: E731
     assert look(1000.0 + LONGEST - 1)
     assert look(1000.0 + LONGEST) is None
     closing.left(1)
@@ -224,6 +225,7 @@ def test_the_pause_doubles_so_many_times_only():
 
 # What is counted by tenant; and, where the waiting request fits already, by the clock.
 
+NODE_SECONDS, TENANT_SECONDS = ROOM_NODE_SECONDS, ROOM_TENANT_SECONDS
 OWNERS = Tenants(of=lambda pod: pod[0], running={"a": 10, "b": 0}.get)
 
 
@@ -290,9 +292,9 @@ def test_the_time_of_a_tenant_is_that_of_all_its_pods_and_nodes_for_a_week_and_n
 
 
 def test_of_one_node_all_tenants_have_ten_minutes_a_day():
-    clock = RoomClock()
-    clock.spend("n1", "a", 350, 350.0)
-    clock.spend("n1", "b", 200, 1000.0)
+    clock = NodeClock(NODE_SECONDS, TENANT_SECONDS)
+    clock.spend("n1", "a", 1, 0.0, 350.0)
+    clock.spend("n1", "b", 0.5, 600.0, 1000.0)
     assert (clock.left("n1", "c", 1000.0), clock.left("n2", "c", 1000.0)) == (
         NODE_SECONDS - 550,
         TENANT_SECONDS,
@@ -304,11 +306,24 @@ def test_of_one_node_all_tenants_have_ten_minutes_a_day():
 
 
 def test_stretches_that_follow_one_another_are_one_and_end_with_the_last():
-    clock = RoomClock()
+    clock = NodeClock(NODE_SECONDS, TENANT_SECONDS)
     for second in range(1, 101):
-        clock.spend("n1", "a", 1, float(second))
+        clock.spend("n1", "a", 1, second - 1.0, float(second))
     assert clock.left("n1", "a", 99.0 + 7 * DAY) == TENANT_SECONDS - 100
     assert clock.left("n1", "a", 100.0 + 7 * DAY) == TENANT_SECONDS
+
+
+def test_what_a_tenants_pods_run_is_given_back_to_it_alone_and_never_more_than_it_had():
+    clock = NodeClock(NODE_SECONDS, TENANT_SECONDS)
+    clock.spend("n1", "a", 1, 0.0, 100.0)
+    clock.spend("n1", "b", 1, 200.0, 300.0)
+    clock.spend("n2", "a", 1, 400.0, 450.0)
+    clock.give_back("a", 120)
+    assert clock.left("n3", "a", 450.0) == TENANT_SECONDS - 30
+    assert clock.left("n3", "b", 450.0) == TENANT_SECONDS - 100
+    assert clock.left("n1", "c", 450.0) == min(TENANT_SECONDS, NODE_SECONDS - 200), "the node had its part"
+    clock.give_back("a", 1e6)
+    assert clock.left("n3", "a", 450.0) == TENANT_SECONDS
 
 
 def test_a_pod_that_comes_late_and_leaves_at_once_wins_its_tenant_no_time():
@@ -358,3 +373,40 @@ def test_time_in_which_the_node_is_open_for_the_pods_own_place_is_not_counted():
     assert look(closing, 5000.0, "a1", at=("n1", 0)).seconds == TENANT_SECONDS
     assert look(closing, 5000.0 + TENANT_SECONDS - 61, "a1", at=("n1", 0))
     assert look(closing, 5000.0 + TENANT_SECONDS - 60, "a1", at=("n1", 0)) is None
+
+
+# While a node drains: its idle part, by the clock.
+
+
+@pytest.mark.parametrize(("to_end", "hours"), [(1, 4), (200, 16 / 3), (400, 8), (600, 16)])
+def test_a_node_that_drains_is_closed_for_four_hours_of_an_idle_one(to_end, hours):
+    closing, _ = waited("a1", at=("n1", to_end))
+    ends = IDLE_SECONDS / (1 - to_end / 800)
+    assert ends == pytest.approx(hours * 3600, rel=0.002)
+    assert look(closing, ends - 1, "a1", at=("n1", to_end))
+    assert look(closing, ends, "a1", at=("n1", to_end)) is None
+    _, found = waited("b1", at=("n1", to_end), now=ends, closing=closing)
+    assert found is None, "of one node all tenants have that within a day"
+    _, found = waited("b1", at=("n2", to_end), now=ends, closing=closing)
+    assert found.node == "n2"
+
+
+@pytest.mark.parametrize(("stays", "hours"), [(0, 0), (1, 1), (3, 3), (9, 4)])
+def test_a_tenant_has_the_hours_back_that_its_pod_ran_for_which_the_node_was_closed(stays, hours):
+    closing, _ = waited("a1", at=("n1", 1))
+    look(closing, IDLE_SECONDS - 1.0, "a1", at=("n1", 1))
+    closing.started("a1", 8, "n1")
+    for hour in range(12):
+        runs = Tenants(OWNERS.of, OWNERS.running, lambda _pod, hour=hour: hour <= stays)
+        closing.look({}, RUNNING, lambda _pod: None, IDLE_SECONDS - 1.0 + 3600 * hour, runs)
+    _, found = waited("a2", at=("n2", 1), now=2 * DAY, closing=closing)
+    assert found is not None
+    lasts = hours * 3600 + 60
+    assert look(closing, 2 * DAY + lasts - 60, "a2", at=("n2", 1)) is not None
+    assert look(closing, 2 * DAY + lasts, "a2", at=("n2", 1)) is None
+
+
+def test_without_a_clock_departures_alone_count():
+    closing, _ = closes(now=None, at=("n1", 1))
+    closing.left(CLOSED_FOR * RUNNING - 1)
+    assert closing.look({"a": 8}, RUNNING, lambda _pod: ("n1", 1)) is not None

@@ -14,7 +14,7 @@ from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.refusal_lines import until_open
 from admission.extender.simulation import ExtenderSimulation
 from admission.extender.verbs import Extender
-from gpu_manager.domain.score.closing import CLOSED_FOR, TENANT_SECONDS, WAITED
+from gpu_manager.domain.score.closing import CLOSED_FOR, ROOM_TENANT_SECONDS, WAITED
 from tests.fakes.extender import World, node, pod
 
 SINCE = "2026-01-01T00:00:00Z"
@@ -218,9 +218,9 @@ def test_where_its_cards_are_free_and_it_does_not_come_the_clock_opens_the_node(
     (told,) = made.world.filter(small)["FailedAndUnresolvableNodes"].values()
     assert told.endswith("until it has its place, or its cards have been free for 6 minutes")
     view = made.world.cluster.snapshot().nodes["n1"]
-    assert graph(view)["kept"]["seconds"] == TENANT_SECONDS
+    assert graph(view)["kept"]["seconds"] == ROOM_TENANT_SECONDS
     made.leave(20)
-    made.pass_(int(TENANT_SECONDS) - 1)
+    made.pass_(int(ROOM_TENANT_SECONDS) - 1)
     assert made.kept[0][:2] == ("n1", "big"), "however many leave"
     made.pass_(1)
     assert made.kept == []
@@ -235,7 +235,7 @@ def test_where_only_pods_of_its_own_namespace_are_in_the_way_the_clock_decides_t
     made.world.create(pod("own", 1, 1, on="n1"))
     made.tick()
     assert made.kept[0][:2] == ("n1", "big")
-    made.pass_(int(TENANT_SECONDS) - 100)
+    made.pass_(int(ROOM_TENANT_SECONDS) - 100)
     assert made.kept == []
 
 
@@ -254,7 +254,7 @@ def test_while_a_place_is_kept_for_the_pod_the_rest_of_the_node_is_open():
     made.world.cluster.expect(read_pod_view(BIG), "n1", {}, 0.0)
     made.tick()
     assert made.kept == []
-    made.pass_(int(TENANT_SECONDS) + 1)
+    made.pass_(int(ROOM_TENANT_SECONDS) + 1)
     made.world.cluster.give_up(BIG["metadata"]["uid"])
     made.tick()
     assert made.kept[0][:2] == ("n1", "big"), "that time does not count"
