@@ -18,8 +18,7 @@ _SECONDS = 10.0
 
 Url = Annotated[str, Option(help="The agent's address.")]
 Token = Annotated[
-    str,
-    Option("--token", envvar="GPU_MANAGER_TOKEN", help="Bearer token, where the agent asks for one."),
+    str, Option("--token", envvar="GPU_MANAGER_TOKEN", help="Bearer token, where the agent asks for one.")
 ]
 DEFAULT = f"http://127.0.0.1:{HTTP_PORT}"
 

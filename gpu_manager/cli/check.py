@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Annotated, Any
 
 from gpu_manager.adapters.manifests import Manifest, manifest_of, objects_of, read_documents
@@ -23,6 +24,7 @@ from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 from gpu_manager.domain.rules.unknown_names import misplaced
+from gpu_manager.domain.untrusted import mapping
 from gpu_manager.runtime.arguments import Option, whole_bytes
 
 
@@ -68,77 +70,73 @@ def command(
     """Say whether manifests are legal, why not, and what would be.
 
     Pods, lists, and the pod templates of any kind of workload are judged by the rules of the webhook and the
-    agent; names of other systems anywhere in an object are warned of. What is no Kubernetes object, such as
-    a chart's values, is passed over and named. Exit code: 0 legal, 1 illegal, 2 bad input: a file that
-    cannot be read, or no object in any.
+    agent, and so are amounts of cards that stand in them, or in a chart's values, by themselves; names of
+    other systems are warned of. What is no Kubernetes object is passed over and named. Exit code: 0 legal,
+    1 illegal, 2 bad input: a file that cannot be read, or no object in any.
     """
     unit_bytes = whole_bytes("--unit", unit)
+    judge = partial(_judge, unit=unit_bytes, minimum_cores=minimum_cores, claims=claims)
     files = chosen_files(files, filenames)
     verdicts, unread = list[PodVerdict](), list[RequestInvalid]()
     for name in files:
         try:
-            verdicts += _judge_file(name, unit_bytes, minimum_cores, claims=claims)
+            verdicts += _judge_file(name, judge)
         except RequestInvalid as error:
             unread.append(error)
     outside = [v for v in verdicts if v.reason]
     if len(files) == 1 and len(outside) == len(verdicts) and not any(v.warnings for v in outside):
         raise unread[0] if unread else RequestInvalid(printable(f"{outside[0].file}: {outside[0].reason}"))
-    if unread:
-        print(*unread, sep="\n", file=sys.stderr)
+    print(*unread, sep="\n", end="\n" * bool(unread), file=sys.stderr)
     if output is Output.TABLE:
         print("\n".join(_table(verdicts, several_files=len(files) > 1)))
     else:
         emit(_document(verdicts, unit_bytes), output)
-    if unread or len(outside) == len(verdicts):
-        return 2
-    return 1 if any(v.state is CheckState.ILLEGAL for v in verdicts) else 0
+    is_illegal = any(v.state is CheckState.ILLEGAL for v in verdicts)
+    return 2 if unread or len(outside) == len(verdicts) else int(is_illegal)
 
 
-def _judge_file(name: str, unit: int, minimum_cores: int, *, claims: bool) -> list[PodVerdict]:
+_Judge = Callable[[str, Manifest], PodVerdict]
+
+
+def _judge_file(name: str, judge: _Judge) -> list[PodVerdict]:
     file, verdicts = shown(name), list[PodVerdict]()
     for number, document in enumerate(load(name, read_documents), 1):
         try:
             entries = [] if document is None else list(objects_of(number, document))
         except RequestInvalid as error:
-            verdicts.append(_no_object(file, number, document, str(error)))
+            verdicts.append(_no_object(file, number, document, str(error), judge))
         else:
             objects = ((manifest_of(number, entry), entry) for entry in entries)
-            verdicts += [_judge_object(file, *one, unit, minimum_cores, claims=claims) for one in objects]
-    return verdicts or [_no_object(file, 1, None, "empty: no Kubernetes object in it")]
+            verdicts += [_judge_object(file, *one, judge) for one in objects]
+    return verdicts or [_no_object(file, 1, None, "empty: no Kubernetes object in it", judge)]
 
 
-def _judge_object(
-    file: str, manifest: Manifest, entry: Mapping[str, Any], unit: int, minimum_cores: int, *, claims: bool
-) -> PodVerdict:
+def _judge_object(file: str, manifest: Manifest, entry: Mapping[str, Any], judge: _Judge) -> PodVerdict:
     pods = [manifest.pod] if manifest.runs_pods else [found.as_pod() for found in pod_templates(entry)]
-    verdicts = [_judge(file, replace(manifest, pod=pod), unit, minimum_cores, claims=claims) for pod in pods]
+    verdicts = [judge(file, replace(manifest, pod=pod)) for pod in pods]
     limited = warn_limit_range(manifest.limit_range) if manifest.limit_range is not None else ()
-    one = _together(verdicts) or PodVerdict(file, manifest, CheckState.SKIPPED, warnings=tuple(limited))
+    skipped = PodVerdict(file, manifest, CheckState.SKIPPED, warnings=tuple(limited))
+    one = verdicts[0] if verdicts else skipped
+    for more in verdicts[1:]:
+        one = replace(
+            one,
+            state=one.state if more.state is CheckState.LEGAL else more.state,
+            requests=one.requests + more.requests,
+            violations=one.violations + more.violations,
+            warnings=one.warnings + more.warnings,
+        )
     return replace(one, warnings=(*one.warnings, *_foreign(entry, one.warnings)))
 
 
-def _no_object(file: str, number: int, document: object, reason: str) -> PodVerdict:
+def _no_object(file: str, number: int, document: object, reason: str, judge: _Judge) -> PodVerdict:
     manifest = Manifest(number, "document", "", str(number), runs_pods=False, pod=None)
     if isinstance(document, dict) and "metadata" in document:  # an object whose kind is not there
         return _unreadable(file, manifest, reason)
+    if any(pod_templates(document)):  # values of a chart that ask for cards
+        return _judge_object(file, manifest, mapping(document), judge)
     if isinstance(document, dict):
         reason += "; of a chart, check what it renders (helm template … | gpu-manager check -)"
-    named = tuple(_foreign(document, ()))
-    return PodVerdict(file, manifest, CheckState.SKIPPED, warnings=named, reason=reason)
-
-
-def _together(verdicts: Sequence[PodVerdict]) -> PodVerdict | None:
-    """Return the verdict of an object with several templates; None if it has none."""
-    if len(verdicts) < 2:
-        return verdicts[0] if verdicts else None
-    illegal = any(one.state is CheckState.ILLEGAL for one in verdicts)
-    return replace(
-        verdicts[0],
-        state=CheckState.ILLEGAL if illegal else CheckState.LEGAL,
-        requests=tuple(request for one in verdicts for request in one.requests),
-        violations=tuple(fault for one in verdicts for fault in one.violations),
-        warnings=tuple(fault for one in verdicts for fault in one.warnings),
-    )
+    return PodVerdict(file, manifest, CheckState.SKIPPED, (), None, (), tuple(_foreign(document, ())), reason)
 
 
 def _foreign(entry: object, told: Sequence[Violation]) -> Iterator[Violation]:
@@ -150,7 +148,7 @@ def _foreign(entry: object, told: Sequence[Violation]) -> Iterator[Violation]:
             yield violation(Rule.FOREIGN_NAME, "", one.name, one.path, reason=one.advice)
 
 
-def _judge(file: str, manifest: Manifest, unit: int, minimum_cores: int, *, claims: bool) -> PodVerdict:
+def _judge(file: str, manifest: Manifest, *, unit: int, minimum_cores: int, claims: bool) -> PodVerdict:
     if manifest.pod is None:
         return _unreadable(file, manifest, f"this {manifest.kind} has no pod template")
     try:
@@ -180,8 +178,8 @@ def _turned(pod: Pod, request: PodRequest) -> tuple[Mapping[str, object] | None,
 
 
 def _unreadable(file: str, manifest: Manifest, reason: str) -> PodVerdict:
-    fault = violation(Rule.POD_UNREADABLE, "", "", "", reason=reason)
-    return PodVerdict(file, manifest, CheckState.ILLEGAL, violations=(fault,))
+    faults = (violation(Rule.POD_UNREADABLE, "", "", "", reason=reason),)
+    return PodVerdict(file, manifest, CheckState.ILLEGAL, violations=faults)
 
 
 # For people: one line an object, one a container or fault below it, and the sum.
@@ -190,7 +188,8 @@ def _unreadable(file: str, manifest: Manifest, reason: str) -> PodVerdict:
 def _table(verdicts: Sequence[PodVerdict], *, several_files: bool) -> Iterator[str]:
     for verdict in verdicts:
         where = f"{verdict.file}: " if several_files else ""
-        yield _word(verdict.state.value) + printable(f"{where}{_subject(verdict.manifest)}")
+        subject = f"{verdict.manifest.kind} {verdict.manifest.namespace}/{verdict.manifest.name}"
+        yield _word(verdict.state.value) + printable(where + subject.replace(" /", " "))
         yield from (f"          {line}" for line in map(printable, _details(verdict)))
     counts = {state: sum(v.state is state for v in verdicts) for state in CheckState}
     yield ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
@@ -205,10 +204,6 @@ def _details(verdict: PodVerdict) -> Iterator[str]:
     yield from (f"{r.name:{width}}  {r.request}" for r in verdict.requests)
     yield from (f"{v.message}  [{v.rule.id}]" for v in verdict.violations)
     yield from (f"warning: {v.message}  [{v.rule.id}]" for v in verdict.warnings)
-
-
-def _subject(manifest: Manifest) -> str:
-    return f"{manifest.kind} {manifest.namespace}/{manifest.name}".replace(" /", " ")
 
 
 def _word(word: str) -> str:

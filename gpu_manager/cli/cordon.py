@@ -28,8 +28,7 @@ def _command(
             list[str], Argument(metavar="UUID...", help="Cards, as `nvidia-smi -L` names them.")
         ],
         node_name: Annotated[
-            str,
-            Option("--node-name", envvar="NODE_NAME", help="The cards' node; default: this host's name."),
+            str, Option("--node-name", envvar="NODE_NAME", help="The cards' node; default: this host's name.")
         ] = "",
         kubeconfig: Annotated[Path | None, Option(help="Default: as a pod of the cluster.")] = None,
         api_url: Annotated[str | None, Option(help="API server by address, for the sandbox.")] = None,

@@ -1,7 +1,8 @@
 """Finds pod templates in any document by their shape. No I/O.
 
 Workloads of other API groups (a Rollout, a PyTorchJob, a RayCluster) need no entry here. Argo's and KServe's
-templates have other shapes: they are converted to pods and back.
+templates have other shapes: they are converted to pods and back. Amounts that stand by themselves, of which
+an operator or a chart makes a container (a Tekton step, a TrainJob, values), are a pod of that container.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Final
+
+from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.untrusted import mapping
 
 Tree = dict[str, Any]
 
@@ -110,10 +114,19 @@ def _below(tree: Tree, where: str, kind: str) -> Iterator[FoundTemplate]:
         if kind == "InferenceService" and key in _PARTS and isinstance(value, dict):
             if found := tuple(path for path in _KSERVE if _at(value, path)):
                 yield FoundTemplate(where, value, found, inline_metadata=True)
+        elif (limits := _own_limits(key, value)) and not kind.startswith("Node"):
+            container = {"name": tree.get("name") or key, "resources": {"limits": limits}}
+            yield FoundTemplate(where, {"spec": {"containers": [container]}})
         elif key == "template" and "rayStartParams" in tree:
             yield from (replace(one, ray=tree) for one in pod_templates(value, where, kind))
         else:
             yield from pod_templates(value, where, kind)
+
+
+def _own_limits(key: str, value: Any) -> Any:
+    """Return our amounts in a map such as a container's ``resources``, or in one that is named as limits."""
+    limits = mapping(value).get("limits", value if str(key).endswith("_limits") else None)
+    return None if mapping(limits).keys().isdisjoint((CORE, MEMORY)) else limits
 
 
 def object_name(kind: str, meta: Mapping[str, Any]) -> str:

@@ -282,6 +282,37 @@ def test_a_file_without_an_object_is_bad_input_and_its_foreign_names_are_told(ch
     assert "write tencent.com/vcuda-core: 20, tencent.com/vcuda-memory: 16 there by hand" in out
 
 
+@pytest.mark.parametrize(
+    "of",
+    [
+        {"steps": [{"name": "s", "computeResources": {"limits": "HERE"}}]},
+        {"trainer": {"resourcesPerNode": {"limits": "HERE"}}},
+        {"resources": {"limits": "HERE"}},
+        {"values": {"singleuser": {"extra_resource_limits": "HERE"}}},
+        {"template": {"containers": [{"name": "s", "resources": {"limits": "HERE"}}]}},
+    ],
+)
+def test_amounts_of_which_an_operator_or_a_chart_makes_a_container_are_judged(check: Check, of: Any) -> None:
+    for core, code, word in ((150, 1, "illegal"), (200, 0, "legal")):
+        amounts = json.dumps({"tencent.com/vcuda-core": core})
+        spec = json.loads(json.dumps(of).replace('"HERE"', amounts))
+        found = check(
+            json.dumps({"apiVersion": "x/v1", "kind": "Task", "metadata": {"name": "t"}, "spec": spec})
+        )
+        assert (found[0], found[1].split()[:3]) == (code, [word, "Task", "default/t"])
+        found = check(json.dumps(spec))
+        assert (found[0], found[1].split()[:3]) == (code, [word, "document", "1"])
+
+
+def test_what_a_pool_of_nodes_may_hold_is_no_container(check: Check) -> None:
+    pool = {
+        "kind": "NodePool",
+        "metadata": {"name": "n"},
+        "spec": {"limits": {"tencent.com/vcuda-core": 850}},
+    }
+    assert check(json.dumps(pool))[0] == 0
+
+
 def test_a_dash_reads_standard_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

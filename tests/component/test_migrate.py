@@ -219,6 +219,24 @@ def test_the_exit_code_says_whether_all_was_translated(
     assert "Traceback" not in err
 
 
+def test_amounts_in_requests_alone_are_written_into_limits_and_told() -> None:
+    text = (
+        "kind: Pod\nmetadata: {name: p}\nspec:\n  containers:\n  - name: c\n    resources:\n      requests:\n"
+    )
+    text += "        tencent.com/vcuda-core: 30\n        tencent.com/vcuda-memory: 20\n"
+    one = migrate("f", text.encode(), MigrationTerms())
+    assert 'container "c": 30 cores, 20 units (5 GiB)' in one.findings[0].text
+    assert "limits:" in one.new
+
+
+def test_the_user_scheduler_of_a_jupyterhub_whose_servers_ask_for_cards_is_named() -> None:
+    limits = "{nvidia.com/gpu: 1, nvidia.com/gpumem: 4000, nvidia.com/gpucores: 20}"
+    for servers, told in (("singleuser", True), ("other", False)):
+        text = f"{servers}: {{extra_resource_limits: {limits}}}\n"
+        found = migrate("values.yaml", text.encode(), MigrationTerms()).findings
+        assert any("scheduling.userScheduler" in one.text for one in found) is told
+
+
 def test_values_of_a_chart_beside_manifests_are_left_as_they_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

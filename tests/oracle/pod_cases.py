@@ -219,7 +219,9 @@ CASES: Final[Mapping[str, Callable[[Path], Faults]]] = {
     "gated-by-kueue.yaml": _held("gate"),
     "gpumem-16Gi.yaml": _told("nvidia.com/gpumem is 17179869184", "16Gi", "write 16384"),
     "hami-node-label.yaml": _node_label,
-    "jupyterhub-values.yaml": _told("nvidia.com/gpumem at", f"{CORE}: 50, {MEMORY}: 63"),
+    "jupyterhub-values.yaml": _told(
+        "nvidia.com/gpumem at", f"{CORE}: 50, {MEMORY}: 63", "scheduling.userScheduler"
+    ),
     "kserve-serverless.yaml": _serverless,
     "kueue-job.yaml": _told("kueue.x-k8s.io/queue-name", "coveredResources"),
     "limitrange-cap.yaml": _checked("[limit-range]", f"{CORE} is", f"{MEMORY} is", code=0),

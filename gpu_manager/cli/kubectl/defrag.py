@@ -32,8 +32,7 @@ CLAIMS_UNPLANNED: Final = (
 
 def command(
     target: Annotated[
-        str,
-        Argument(metavar="POD|FILE", help="A pod that waits, or a manifest; - reads standard input."),
+        str, Argument(metavar="POD|FILE", help="A pod that waits, or a manifest; - reads standard input.")
     ] = "",
     filename: Annotated[
         str, Option("--filename", "-f", help="The manifest, as with kubectl; in place of POD|FILE.")

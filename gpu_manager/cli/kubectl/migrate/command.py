@@ -6,9 +6,10 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
 from typing import Annotated
 
 from gpu_manager.adapters.manifests import read_documents, read_objects
@@ -67,8 +68,7 @@ def command(
     files: Files = None,
     filenames: Filenames = None,
     output: Annotated[
-        MigrateOutput,
-        Option("--output", "-o", help="A diff with what was found, or the new manifests."),
+        MigrateOutput, Option("--output", "-o", help="A diff with what was found, or the new manifests.")
     ] = MigrateOutput.DIFF,
     source: Annotated[From, Option("--from", help="System that the manifests were written for.")] = From.AUTO,
     cores: Annotated[
@@ -121,11 +121,11 @@ def command(
     report = [line for one in done for line in _report(one, several=len(done) > 1)]
     if output is MigrateOutput.DIFF:
         for one in done:
-            _write(_coloured(_diff(one)))
+            print("".join(_coloured(_diff(one))), end="")
         print("\n".join(report))
     else:
         texts = [one.new if one.new.endswith("\n") else one.new + "\n" for one in done]
-        _write([texts[0], *(t if t.startswith("---") else "---\n" + t for t in texts[1:])])
+        print(texts[0], *(t if t.startswith("---") else "---\n" + t for t in texts[1:]), sep="", end="")
         print("\n".join(report), file=sys.stderr)
     return 1 if any(f.kind in _BAD for one in done for f in one.findings) else 0
 
@@ -210,22 +210,15 @@ def _coloured(lines: Iterator[str]) -> Iterator[str]:
         yield text if plain or colour is None else painted(text, colour)
 
 
-def _write(pieces: Iterator[str] | Sequence[str]) -> None:
-    sys.stdout.write("".join(pieces))
-
-
 def _report(one: Migrated, *, several: bool) -> Iterator[str]:
     if several:
         yield printable(f"{one.name}:")
     if not one.findings:
         yield "nothing to translate: no pod here asks for cards by the names of another system"
         return
-    where = ""
-    for finding in one.findings:
-        if finding.where != where:
-            where = finding.where
-            yield printable(where)
-        yield printable(f"  {finding.kind.value:13} {finding.text}")
+    for where, findings in groupby(one.findings, key=lambda finding: finding.where):
+        yield printable(where)
+        yield from (printable(f"  {found.kind.value:13} {found.text}") for found in findings)
     counts = {kind: sum(f.kind is kind for f in one.findings) for kind in _BAD}
     bad = ", ".join(f"{count} {kind.value}" for kind, count in counts.items() if count)
     yield f"{bad}: see docs/migration" if bad else "everything has its equivalent"

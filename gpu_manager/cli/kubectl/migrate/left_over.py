@@ -183,6 +183,8 @@ def _of_key(key: Any, value: Any, where: str, at: str) -> Iterator[ForeignName]:
         names = [(name, _NODES) for name, values in terms if _is_old(name, values)]
     elif key == "schedulerName" and isinstance(value, str) and value in _SCHEDULERS:
         names = [(f"{key} {value}", _SCHEDULER)]
+    elif key == at == "singleuser" and any(_walk(value, where, at, (), MigrationTerms())):  # JupyterHub's
+        names = [("scheduling.userScheduler", f"on by default: {_SCHEDULER}")]
     yield from (ForeignName(where, at, str(name), advice) for name, advice in names)
 
 

@@ -178,9 +178,9 @@ class PodTemplate:
             plain = all(str(value).isdigit() for value in before.values())
             written = "" if plain else f" (written: {was})"
             raise RequestInvalid(f"container {quoted(name)}: {error}{written}") from error
+        was_written = dict(limits), dict(requests)
         self._write(container, system, share)
-        after = {k: v for k, v in self._amounts(container)[0].items() if k in (CORE, MEMORY)}
-        if before != after or any(k in requests and k not in self._amounts(container)[1] for k in before):
+        if self._amounts(container) != was_written:
             self._tell(FindingKind.CHANGED, f"container {quoted(name)}: {self._shown(share)} (was {was})")
         for note in (*share.notes, *filter(None, [fitting(share, self._terms)])) if share else ():
             self._tell(FindingKind.CHANGED, f"container {quoted(name)}: {note}")
