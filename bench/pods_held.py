@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from admission.explain.explanation import FITS, Explanation, explain
 from admission.explain.pending_events import PendingEvents
@@ -42,6 +42,31 @@ _OF_NODES: Final = (
     "0/{n} nodes are available: {n} node(s) had no available volume zone.",
     "0/{n} nodes are available: {n} node(s) did not have enough free storage.",
     "0/{n} nodes are available: {n} node(s) exceed max volume count.",
+)
+
+
+class _Rolled(NamedTuple):
+    """Who owns a pod of a template, and the labels that its controller writes."""
+
+    owner: str
+    name: str
+    labels: Mapping[str, str]
+
+
+_ROLLED: Final = (
+    _Rolled("ReplicaSet", "vllm-{}", {"pod-template-hash": "{}"}),
+    _Rolled("ReplicaSet", "vllm-{}", {"rollouts-pod-template-hash": "{}"}),
+    _Rolled(
+        "ReplicaSet",
+        "vllm-{0}-deployment-{0}",
+        {
+            "serving.knative.dev/service": "vllm",
+            "serving.knative.dev/revision": "vllm-{}",
+            "pod-template-hash": "{}",
+        },
+    ),
+    _Rolled("RayCluster", "vllm-{}", {"ray.io/originated-from-cr-name": "vllm", "ray.io/cluster": "vllm-{}"}),
+    _Rolled("ReplicationController", "vllm-{}", {"deploymentconfig": "vllm", "deployment": "vllm-{}"}),
 )
 
 
@@ -128,19 +153,20 @@ def _without_volume(dice: random.Random) -> tuple[World, Obj]:
 
 
 def _rolled_out(dice: random.Random) -> tuple[World, Obj]:
-    many = dice.random() < 0.5
-    old = [_of("old", at, "5d9", 100 if many else 200, "n0") for at in range(2 if many else 1)]
-    obj = _of("new", 0, "7f2", dice.choice((100, 200)), "")
+    many, by = dice.random() < 0.5, dice.choice(_ROLLED)
+    old = [_of(by, "old", at, "5d9", 100 if many else 200, "n0") for at in range(2 if many else 1)]
+    obj = _of(by, "new", 0, "7f2", dice.choice((100, 200)), "")
     message = dice.choice(("", "0/1 nodes are available: 1 Insufficient tencent.com/vcuda-core."))
     obj = _said(obj, "Unschedulable", message) if message else obj
     return _cluster(dice, *old, obj, full=True), obj
 
 
-def _of(name: str, at: int, template: str, cores: int, where: str) -> Obj:
+def _of(by: _Rolled, name: str, at: int, template: str, cores: int, where: str) -> Obj:
     obj = pod(f"{name}-{at}", cores, None, on=where)
-    obj["metadata"]["labels"]["pod-template-hash"] = template
-    owner = {"kind": "ReplicaSet", "name": f"vllm-{template}", "controller": True}
-    obj["metadata"]["ownerReferences"] = [owner]
+    obj["metadata"]["labels"] |= {key: value.format(template) for key, value in by.labels.items()}
+    obj["metadata"]["ownerReferences"] = [
+        {"kind": by.owner, "name": by.name.format(template), "controller": True}
+    ]
     return obj
 
 

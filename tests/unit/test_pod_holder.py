@@ -91,6 +91,55 @@ def test_a_rolling_update_waits_for_its_own_older_pod():
     assert found.change == "set the strategy Recreate, or rollingUpdate with maxSurge 0 and maxUnavailable 1"
 
 
+def rolled(made, kind, name, **labels):
+    made["metadata"]["ownerReferences"] = [{"kind": kind, "name": name, "controller": True}]
+    made["metadata"]["labels"] |= {key.replace("__", "/"): value for key, value in labels.items()}
+    return made
+
+
+KNATIVE, RAY = "serving.knative.dev/", "ray.io/"
+
+
+@pytest.mark.parametrize(
+    ("owner", "labels", "of", "cure"),
+    [
+        ("ReplicaSet/v-{}", {"rollouts-pod-template-hash": "{}"}, "Rollout/v", "canary"),
+        ("ReplicaSet/v-{}-deployment-9", {KNATIVE + "service": "v", KNATIVE + "revision": "v-{}"},
+         "Knative Service v", "delete the older one"),
+        ("RayCluster/v-{}", {RAY + "originated-from-cr-name": "v", RAY + "cluster": "v-{}"},
+         "RayService v", "upgradeStrategy"),
+        ("ReplicationController/v-{}", {"deploymentconfig": "v", "deployment": "v-{}"},
+         "DeploymentConfig v", "Recreate"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("template", ["7f2", "5d9"])
+def test_who_else_starts_newer_pods_beside_older_ones_is_told_with_its_cure(
+    owner, labels, of, cure, template
+):
+    def made(obj, by):
+        kind, _, name = owner.format(by).partition("/")
+        return rolled(obj, kind, name, **{key: value.format(by) for key, value in labels.items()})
+
+    old, new = made(pod("old", 200, None, on="n1"), "5d9"), made(pod("new", 200, None), template)
+    found = explained(World([node("n1")], [old, new]), new)
+    if template == "5d9":
+        assert found.held == ""
+    else:
+        assert (found.held, f"its own {of}: default/old" in found.line) == ("owner", True)
+        assert cure in found.change
+
+
+@pytest.mark.parametrize("owner", ["Job/v-5d9", "ReplicaSet/v", ""])
+def test_a_template_hash_alone_makes_no_rollout(owner):
+    kind, _, name = owner.partition("/")
+    old, new = pod("old", 200, None, on="n1"), pod("new", 200, None)
+    for obj, made in ((old, "5d9"), (new, "7f2")):
+        obj["metadata"]["labels"]["rollouts-pod-template-hash"] = made
+        if owner:
+            rolled(obj, kind, name)
+    assert explained(World([node("n1")], [old, new]), new).held == ""
+
+
 @pytest.mark.parametrize(
     "how", ["leaving", "room", "same template", "another workload", "of others", "too small"]
 )

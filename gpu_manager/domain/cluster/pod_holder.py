@@ -80,12 +80,41 @@ def gates_of(spec: object) -> tuple[str, ...]:
     return tuple(name for gate in found if (name := text(gate.get("name"))))
 
 
+_END: Final = "delete the older one: its controller ends it only once this one is ready"
+# Labels that controllers write to the pods of a rollout: of what, of which template; and the cure.
+_ROLLOUTS: Final = (
+    ("Knative Service", "serving.knative.dev/service", "serving.knative.dev/revision", _END),
+    (
+        "RayService",
+        "ray.io/originated-from-cr-name",
+        "ray.io/cluster",
+        f"upgradeStrategy None, or {_END}",
+    ),
+    ("DeploymentConfig", "deploymentconfig", "deployment", "set its strategy to Recreate"),
+)
+_ROLLING: Final = "set the strategy Recreate, or rollingUpdate with maxSurge 0 and maxUnavailable 1"
+
+
+def _rollout(pod: Pod) -> tuple[str, str, str]:
+    """Return what the pod is one of, which of its templates made it, and the cure if older ones are in its
+    way; empty if no controller starts its newer pods beside older ones.
+    """
+    for kind, name, template, cure in _ROLLOUTS:
+        if (of := pod.labels.get(name)) and (made := pod.labels.get(template)):
+            return f"{kind} {of}", made, cure
+    if pod.owner and pod.workload != pod.owner:
+        return pod.workload, pod.owner, _ROLLING
+    kind, _, name = pod.owner.partition("/")
+    made = pod.labels.get("rollouts-pod-template-hash")
+    if kind == "ReplicaSet" and made and name.endswith(f"-{made}"):  # Argo's
+        return f"Rollout/{name.removesuffix(f'-{made}')}", made, "canary with maxSurge 0 and maxUnavailable 1"
+    return "", "", ""
+
+
 def is_older(other: Pod, pod: Pod) -> bool:
-    """Return whether another pod is of an older template of the pod's own Deployment."""
-    if not pod.owner or pod.workload == pod.owner:  # of no Deployment
-        return False
-    mine = other.namespace == pod.namespace and other.workload == pod.workload
-    return mine and other.owner != pod.owner and not other.deleting
+    """Return whether another pod is of an older template of the same rollout."""
+    (of, template, _), (others, its, _) = _rollout(pod), _rollout(other)
+    return other.namespace == pod.namespace and not other.deleting and of == others != "" and its != template
 
 
 def find_holder(pod: Pod, facts: HoldFacts) -> Hold | None:
@@ -125,11 +154,12 @@ def _by_gates(gates: Sequence[str]) -> Hold:
 
 
 def _by_owner(pod: Pod, older: Sequence[str]) -> Hold:
+    of, _, cure = _rollout(pod)
     names = ", ".join(map(printable, older[:_SHOWN]))
     more = f" and {len(older) - _SHOWN} more" if len(older) > _SHOWN else ""
     holds = "hold the cards until this one is" if len(older) > 1 else "holds the cards until this one is"
     return Hold(
         HeldBy.OWNER,
-        f"held by its own {printable(pod.workload)}: {names}{more} of an older template {holds} ready",
-        "set the strategy Recreate, or rollingUpdate with maxSurge 0 and maxUnavailable 1",
+        f"held by its own {printable(of)}: {names}{more} of an older template {holds} ready",
+        cure,
     )
