@@ -18,7 +18,7 @@ from gpu_manager.domain.kube.pod import MIRROR
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, LARGEST_COUNT, format_bytes
 from gpu_manager.domain.rules.legal_values import MOST_ASKING
-from gpu_manager.domain.rules.request import PlacementPolicy
+from gpu_manager.domain.rules.pod_annotations import LISTS, LONGEST_LIST, ONE_OF
 from gpu_manager.domain.rules.rulebook import Rule
 from gpu_manager.domain.rules.shown_cards import EPHEMERAL_SHOWN
 
@@ -267,12 +267,8 @@ def annotation_checks() -> Iterator[PolicyCheck]:
         f"!{integer} || {within}",
         {"nearest": clamped, "lowest": lowest, "value": _annotation(contract.CORE_LIMIT)},
     )
-    for rule, key, names in (
-        (Rule.PLACEMENT_UNKNOWN, contract.PLACEMENT, [policy.value for policy in PlacementPolicy]),
-        (Rule.PRELOAD_NOT_BOOLEAN, contract.PRELOAD, ["true", "false"]),
-        (Rule.PRIORITY_UNKNOWN, contract.PRIORITY, sorted(priority.value for priority in Priority)),
-    ):
-        yield _wish(rule, key, f"{_annotation(key)} in {names}", {"nearest": _text(" or ".join(names))})
+    for key, (rule, names) in ONE_OF.items():
+        yield _wish(rule, key, f"{_annotation(key)} in {[*names]}", {"nearest": _text(" or ".join(names))})
     whole = (
         f"variables.core.filter(c, {_quantity(contract.CORE)}.compareTo(quantity('{CORES_PER_CARD}')) >= 0)"
     )
@@ -283,13 +279,10 @@ def annotation_checks() -> Iterator[PolicyCheck]:
         f"!({_annotation(contract.PRIORITY)} in {special}) || {whole}.size() == 0",
         {"value": _annotation(contract.PRIORITY), "name": _quoted(f"{whole}[0].name")},
     )
-    for rule, key, patterns in (
-        (Rule.MODELS_MALFORMED, contract.GPU_MODEL, (r"^[ -+\\x2d-~]{1,96}$", "[A-Za-z0-9]")),
-        (Rule.UUIDS_MALFORMED, contract.GPU_UUID, ("^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",)),
-    ):
+    for key, (rule, patterns) in LISTS.items():
         entries = f"{_annotation(key)}.split(',')"
-        each = " && ".join(f"e.trim().matches('{pattern}')" for pattern in patterns)
-        yield _wish(rule, key, f"{entries}.size() <= 64 && {entries}.all(e, {each})", {})
+        each = " && ".join(f"e.trim().matches('^{pattern}$')" for pattern in patterns)
+        yield _wish(rule, key, f"{entries}.size() <= {LONGEST_LIST} && {entries}.all(e, {each})", {})
 
 
 def _annotation(key: str) -> str:

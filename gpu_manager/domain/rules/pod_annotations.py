@@ -6,8 +6,9 @@ A pod may be annotated after admission, so the readers treat an unreadable annot
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import ceil
+from typing import Final
 
 from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
@@ -18,11 +19,26 @@ from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.request import PlacementPolicy
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 
-_LONGEST_LIST = 64
+LONGEST_LIST = 64
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _LEADING_INTEGER = re.compile(r"\s*([+-]?[0-9]{1,18})")
-_MODEL = re.compile(r"(?=.*[A-Za-z0-9])[ -+\--~]{1,96}")  # printable ASCII without the comma
-_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_MODEL = ("[ -+.-~-]{1,96}", ".*[A-Za-z0-9].*")  # printable ASCII without the comma
+_UUID = "GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+
+# What the agent, the webhook and the policies hold annotations to, in the order in which they are judged.
+ONE_OF: Final = {
+    contract.PLACEMENT: (Rule.PLACEMENT_UNKNOWN, tuple(policy.value for policy in PlacementPolicy)),
+    contract.PRELOAD: (Rule.PRELOAD_NOT_BOOLEAN, ("true", "false")),
+    contract.PRIORITY: (Rule.PRIORITY_UNKNOWN, tuple(sorted(priority.value for priority in Priority))),
+}
+"""Annotation → the rule that it is one of these texts."""
+LISTS: Final = {
+    contract.GPU_MODEL: (Rule.MODELS_MALFORMED, _MODEL),
+    contract.GPU_UUID: (Rule.UUIDS_MALFORMED, (_UUID,)),
+}
+"""Annotation → the rule that each entry, of :data:`LONGEST_LIST` at most, matches all of these patterns as a
+whole (RE2, without a backslash).
+"""
 
 
 def ceiling_of(pod: Pod) -> int | None:
@@ -82,18 +98,16 @@ def _entries(text: str) -> list[str]:
 
 def check_annotations(pod: Pod) -> Iterator[Violation]:
     """Yield the violations in the annotations that a user may set."""
-    checks: tuple[tuple[str, Callable[[Pod, str], Iterator[Violation]]], ...] = (
-        (contract.CORE_LIMIT, _check_ceiling),
-        (contract.PLACEMENT, _check_placement),
-        (contract.PRELOAD, _check_preload),
-        (contract.PRIORITY, _check_priority),
-        (contract.GPU_MODEL, _check_models),
-        (contract.GPU_UUID, _check_uuids),
-    )
-    for key, check in checks:
+    for key in (contract.CORE_LIMIT, *ONE_OF, *LISTS):
         text = pod.annotations.get(key)
-        if text is not None:
-            yield from check(pod, text)
+        if text is None:
+            continue
+        if key == contract.CORE_LIMIT:
+            yield from _check_ceiling(pod, text)
+        elif key == contract.PRIORITY:
+            yield from _check_priority(pod, text)
+        else:
+            yield from _check_one_of(key, text) if key in ONE_OF else _check_list(key, text)
 
 
 def _check_ceiling(pod: Pod, text: str) -> Iterator[Violation]:
@@ -107,22 +121,19 @@ def _check_ceiling(pod: Pod, text: str) -> Iterator[Violation]:
         yield violation(Rule.CEILING_OUT_OF_RANGE, "", contract.CORE_LIMIT, text, nearest, lowest=str(lowest))
 
 
-def _check_placement(_pod: Pod, text: str) -> Iterator[Violation]:
-    names = tuple(policy.value for policy in PlacementPolicy)
+def _check_one_of(key: str, text: str) -> Iterator[Violation]:
+    rule, names = ONE_OF[key]
     if text not in names:
-        yield violation(Rule.PLACEMENT_UNKNOWN, "", contract.PLACEMENT, quoted(text), _meant(text, names))
-
-
-def _check_preload(_pod: Pod, text: str) -> Iterator[Violation]:
-    if text not in ("true", "false"):
-        nearest = _meant(text, ("true", "false"))
-        yield violation(Rule.PRELOAD_NOT_BOOLEAN, "", contract.PRELOAD, quoted(text), nearest)
+        plain = text.strip().lower()  # one name may differ in case and blanks alone
+        nearest = (
+            meant_priorities(text) if key == contract.PRIORITY else (plain,) if plain in names else names
+        )
+        yield violation(rule, "", key, quoted(text), nearest)
 
 
 def _check_priority(pod: Pod, text: str) -> Iterator[Violation]:
-    if text not in {priority.value for priority in Priority}:
-        nearest = meant_priorities(text)
-        yield violation(Rule.PRIORITY_UNKNOWN, "", contract.PRIORITY, quoted(text), nearest)
+    if unknown := tuple(_check_one_of(contract.PRIORITY, text)):
+        yield from unknown
         return
     whole = next((c for c in pod.containers if c.core is not None and c.core >= CORES_PER_CARD), None)
     if whole is not None and text != Priority.NORMAL.value:
@@ -137,26 +148,16 @@ def warn_priority(pod: Pod) -> Iterator[Violation]:
         yield violation(Rule.PRIORITY_WITHOUT_SHARE, "", contract.PRIORITY, quoted(text))
 
 
-def _meant(text: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the one name that differs only in case and blanks, else all."""
-    plain = text.strip().lower()
-    return (plain,) if plain in names else names
-
-
-def _check_models(_pod: Pod, text: str) -> Iterator[Violation]:
+def _check_list(key: str, text: str) -> Iterator[Violation]:
+    rule, patterns = LISTS[key]
     entries = [entry.strip() for entry in text.split(",")]
-    if len(entries) > _LONGEST_LIST or not all(map(_MODEL.fullmatch, entries)):
-        yield violation(Rule.MODELS_MALFORMED, "", contract.GPU_MODEL, quoted(text))
-
-
-def _check_uuids(_pod: Pod, text: str) -> Iterator[Violation]:
-    entries = [entry.strip() for entry in text.split(",")]
-    if len(entries) > _LONGEST_LIST or not all(map(_UUID.fullmatch, entries)):
-        wrong = next((entry for entry in entries if not _UUID.fullmatch(entry)), None)
-        plain = "GPU-" + (wrong or "").lower().removeprefix("gpu-")
-        nearest: tuple[str, ...] = (plain,) if _UUID.fullmatch(plain) else ()
-        hint = f"; {quoted(wrong)} is none" if wrong is not None else f"; {len(entries)} are too many"
-        yield violation(Rule.UUIDS_MALFORMED, "", contract.GPU_UUID, quoted(text), nearest, hint=hint)
+    wrong = next((one for one in entries if not all(re.fullmatch(p, one) for p in patterns)), None)
+    if wrong is None and len(entries) <= LONGEST_LIST:
+        return
+    plain = "GPU-" + (wrong or "").lower().removeprefix("gpu-")
+    nearest = (plain,) if key == contract.GPU_UUID and re.fullmatch(_UUID, plain) else ()
+    hint = f"; {quoted(wrong)} is none" if wrong is not None else f"; {len(entries)} are too many"
+    yield violation(rule, "", key, quoted(text), nearest, hint=hint)
 
 
 def check_guarded(annotations: Mapping[str, str]) -> tuple[Violation, ...]:
