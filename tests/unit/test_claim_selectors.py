@@ -46,6 +46,7 @@ OURS = "device.attributes['vcuda.tencent.com']"
         ("device.capacity['vcuda.tencent.com'].memory.compareTo(quantity('10Gi')) > 0", None),
         (f"{OURS}.productName.matches('T4$')", None),
         (f"{OURS}.productName.lowerAscii().matches('(a+)+$')", None),
+        (f"{OURS}.productName.lowerAscii().matches('(^|[ _/-])(a+)+($|[ _/-])')", None),
         (f"{OURS}.index.lowerAscii().matches('(^|[ _/-])t4($|[ _/-])')", False),
         ("true", None),
         ("", None),
