@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from gpu_manager.domain.contract import EVENT_EVADER, EVENT_EVICTED, EVENTS
+from gpu_manager.domain import contract
+from gpu_manager.domain.contract import EVENT_EVADER, EVENT_EVICTED
 from tests.deploy.chart import CHART, helm, the
 from tests.fakes.cel import Policy
+
+OF_AGENTS = [
+    text for name, text in vars(contract).items() if name.startswith("EVENT_") and text.startswith("Vcuda")
+]
 
 AGENT, EVICTOR = (f"system:serviceaccount:kube-system:gpu-manager{end}" for end in ("", "-evictor"))
 NODE_CLAIM = "authentication.kubernetes.io/node-name"
@@ -91,7 +96,7 @@ def test_the_evictor_tells_of_evictions_alone(given: dict[str, Any], is_refused:
 @pytest.mark.parametrize(
     ("given", "is_refused"),
     [
-        *((event("gpu-manager", reason), False) for reason in EVENTS if reason.startswith("Vcuda")),
+        *((event("gpu-manager", reason), False) for reason in OF_AGENTS),
         (event("gpu-manager", EVENT_EVADER, "Node", "n1"), False),
         (event("gpu-manager", EVENT_EVADER, "Node", "n2"), True),
         (event("gpu-manager", EVENT_EVADER, "ConfigMap", "n1"), True),
