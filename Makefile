@@ -157,7 +157,7 @@ release-packages: ##ship what a release needs of Debian (as root)
 # What a command of the cluster needs before.
 NEEDS := $(if $(filter packages down status,$(CMD)),,$(if $(filter build record,$(CMD)),$(STAMP),$(if $(CMD),cluster-built tools image)))
 CLUSTER_PACKAGES := runc etcd-server busybox-static containernetworking-plugins iproute2 util-linux nftables mmdebstrap
-cluster: $(NEEDS) ##measure real Kubernetes on this machine (root), CMD= packages, build, up, status, down, soak, starts, claim-starts, claim-waves, rollouts, double-offers, cdi-off, numa, resizes, record
+cluster: $(NEEDS) ##measure real Kubernetes on this machine (root), CMD= packages, build, up, status, down, soak, starts, claim-starts, claim-waves, rollouts, agent-kills, other-cards, lost-checkpoint, double-offers, cdi-off, numa, resizes, record
 	$(if $(CMD),,$(error make cluster CMD=up: docs/cluster.md lists the words))
 	$(if $(filter packages,$(CMD)),apt-get install --yes --no-install-recommends $(CLUSTER_PACKAGES),test ! -x $(BIN)/python || $(BIN)/python -m tests.cluster $(CMD))
 

@@ -16,6 +16,7 @@ RESULTS: Final = Path(__file__).resolve().parent / "results" / "cluster.json"
 ENOUGH: Final = 1500  # starts of a soak that counts as full
 ENOUGH_ROLLOUTS: Final = 10
 ENOUGH_ORDERS: Final = 100
+ENOUGH_LOSSES: Final = 20
 ENOUGH_BARE: Final = 40
 ENOUGH_ALIGNED: Final = 150
 ENOUGH_RESIZES: Final = 40
@@ -37,7 +38,6 @@ def rows_of(results: Mapping[str, Any]) -> Iterator[Row]:
     yield _soak("soak_wrong", "wrong", soak)
     yield _soak("soak_leaks", "leaks", soak)
     yield _soak("node_refusals", "unexpected_admission_errors", soak)
-    yield _other_cards(soak)
     yield _rollouts("agent_replaced_failed", results.get("rollouts"))
     yield _rollouts("agent_replaced_backlog_failed", results.get("rollouts_backlog"))
     yield from _numa(results.get("numa"))
@@ -54,6 +54,9 @@ def beside_others(results: Mapping[str, Any]) -> Iterator[Row]:
     """What the real kubelet and its runtime showed of nodes as they are, for :mod:`bench.nodes`."""
     yield _double_offers(results.get("double_offers"))
     yield _cdi_off(results.get("cdi_off"))
+    yield _other_cards(results.get("other_cards"))
+    yield _lost_checkpoint(results.get("lost_checkpoint"))
+    yield from _agent_kills(results.get("agent_kills"))
 
 
 def recorded() -> dict[str, Any]:
@@ -110,15 +113,6 @@ def _soak(name: str, key: str, found: Mapping[str, Any] | None) -> Row:
         note += f"books compared {found['looks']} times, {gap}"
     full = found["starts"] >= ENOUGH
     return Row(name, found[key], "count", "= 0", full=full, note=f"{note}; {_on(found)}")
-
-
-def _other_cards(soak: Mapping[str, Any] | None) -> Row:
-    name, unit, bar = "other_card_percent", "%", "≤ 2"
-    if soak is None or "elsewhere" not in soak:
-        return Row(name, None, unit, bar, note="not counted in the last run: make cluster CMD=soak")
-    note = f"{soak['elsewhere']} of {soak['granted']} containers are on other cards than the extender chose"
-    full = soak["starts"] >= ENOUGH
-    return Row(name, round(100 * soak["elsewhere"] / soak["granted"], 2), unit, bar, full=full, note=note)
 
 
 def _rollouts(name: str, found: Mapping[str, Any] | None) -> Row:
@@ -193,6 +187,62 @@ def _cdi_off(found: Mapping[str, Any] | None) -> Row:
         f"longest {found['longest_seconds']} s after the API shows the container; {_on(found)}"
     )
     return Row(name, found["unseen"], unit, bar, full=found["off"] >= ENOUGH_BARE, note=note)
+
+
+def _other_cards(found: Mapping[str, Any] | None) -> Row:
+    name, unit, bar = "other_card_percent", "%", "≤ 1"
+    if found is None or not found["starts"]:
+        return Row(name, None, unit, bar, note="never run: make cluster CMD=other-cards")
+    note = (
+        f"{found['elsewhere']} of {found['starts']} containers started on another card than the Binding "
+        f"names, {found['elsewhere_living']} of them of pods that nobody had deleted; of "
+        f"{found['created']} pods in {found['seconds'] / 60:.0f} min {found['forced']} were deleted by force "
+        f"within 3 s after they were bound, {found['refused']} failed as the kubelet had no agent to ask, "
+        f"and {found['failed']} otherwise; {found['kills']} kills of agent, kubelet and admission in turn; "
+        f"{_on(found)}"
+    )
+    percent = round(100 * found["elsewhere"] / found["starts"], 2)
+    return Row(name, percent, unit, bar, full=found["starts"] >= ENOUGH, note=note)
+
+
+def _lost_checkpoint(found: Mapping[str, Any] | None) -> Row:
+    name, unit, bar = "checkpoint_lost_wrong", "pods", "= 0"
+    if found is None:
+        return Row(name, None, unit, bar, note="never run: make cluster CMD=lost-checkpoint")
+    note = (
+        f"of {found['pods']} whose containers the kubelet cannot start again after one of {found['times']} "
+        f"losses of its checkpoint: {found['late']} not named within 10 s after it was back (longest "
+        f"{found['longest_seconds']} s), {found['stayed']} of a Deployment not replaced (longest "
+        f"{found['longest_replaced']} s, with an evictor of 60 a minute and node); {found['wrongly']} named "
+        f"that needed nothing; {_on(found)}"
+    )
+    wrong = found["late"] + found["stayed"] + found["wrongly"]
+    return Row(name, wrong, unit, bar, full=found["times"] >= ENOUGH_LOSSES, note=note)
+
+
+def _agent_kills(found: Mapping[str, Any] | None) -> Iterator[Row]:
+    """Rows of pods and Jobs while the agent ends."""
+    rows = (
+        ("agent_ended_failed", "pods", "= 0"),
+        ("agent_killed_failed", "pods a kill", "≤ 1"),
+        ("agent_killed_jobs_failed", "Jobs", "= 0"),
+    )
+    if found is None:
+        for name, unit, bar in rows:
+            yield Row(name, None, unit, bar, note="never run: make cluster CMD=agent-kills")
+        return
+    ended, killed, jobs = rows
+    full = found["kills"] >= ENOUGH_ROLLOUTS
+    note = f"{found['terms']} ends by SIGTERM, {found['created_terms']} pods created; {_on(found)}"
+    yield Row(ended[0], found["failed_terms"], *ended[1:], full=full, note=note)
+    note = f"{found['failed_kills']} of {found['created_kills']} pods at {found['kills']} kills; {_on(found)}"
+    each = round(found["failed_kills"] / max(1, found["kills"]), 1)
+    yield Row(killed[0], each, *killed[1:], full=full, note=note)
+    note = (
+        f"with backoffLimit 0 and 14 pods at a time, at {found['job_kills']} kills of the agent; "
+        f"{found['job_pods']} of their pods succeeded; {_on(found)}"
+    )
+    yield Row(jobs[0], found["jobs_failed"], *jobs[1:], full=full, note=note)
 
 
 def _suite(found: Mapping[str, Any] | None) -> Iterator[Row]:

@@ -1,6 +1,6 @@
 """The cluster by hand.
 
-``python -m tests.cluster build|up|down|status|soak [MINUTES]|starts|claim-starts|claim-waves [EACH [WAVE]]|rollouts [COUNT [BACKLOG]]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|release DIRECTORY|foreign ARCHIVE|record``
+``python -m tests.cluster build|up|down|status|soak [MINUTES]|starts|claim-starts|claim-waves [EACH [WAVE]]|rollouts [COUNT [BACKLOG]]|agent-kills [COUNT]|other-cards [STARTS]|lost-checkpoint [TIMES]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|release DIRECTORY|foreign ARCHIVE|record``
 """
 
 # ruff: noqa: T201 - a program that prints, not a library
@@ -12,13 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.cluster import (
+    agent_kills,
     build,
     cdi_off,
     claim_starts,
     claim_waves,
     double_offers,
     foreign_image,
+    lost_checkpoint,
     numa,
+    other_cards,
     product,
     record,
     release_trial,
@@ -65,6 +68,34 @@ def _rollouts(cluster: Cluster, count: int = rollouts.ROLLOUTS, backlog: int = 0
     return 1 if rollouts.measure(cluster, count, backlog, keep).failed else 0
 
 
+def _agent_kills(cluster: Cluster, count: int = agent_kills.KILLS) -> int:
+    """The record has what was counted so far, also where an agent does not come back."""
+    _with_product(cluster)
+
+    def keep(ended: agent_kills.AgentKills) -> None:
+        record.keep("agent_kills", ended.as_json(), cluster.parts)
+
+    found = agent_kills.run(cluster, count, keep)
+    return 1 if found.failed_terms or found.failed_kills > found.kills else 0
+
+
+def _other_cards(cluster: Cluster, starts: int = other_cards.STARTS) -> int:
+    """Runs of one image are added up, as the soak's are."""
+    _with_product(cluster)
+    last = record.last("other_cards", cluster.parts)
+    found = other_cards.measure(cluster, starts, seed=int(last.get("starts", 0)))
+    record.keep("other_cards", found.added(last), cluster.parts)
+    return 1 if found.elsewhere else 0
+
+
+def _lost_checkpoint(cluster: Cluster, times: int = lost_checkpoint.TIMES) -> int:
+    cluster.up()
+    product.install(cluster, admission=True, **lost_checkpoint.FAST)
+    found = lost_checkpoint.measure(cluster, times)
+    record.keep("lost_checkpoint", found.as_json(), cluster.parts)
+    return 1 if found.late or found.wrongly or found.stayed else 0
+
+
 def main() -> int:
     """Exit code 2 where something must be installed first."""
     words = sys.argv[1:]
@@ -95,6 +126,12 @@ def main() -> int:
             return max(_rollouts(cluster), _rollouts(cluster, backlog=BACKLOG))
         elif words[:1] == ["rollouts"] and len(words) <= 3:
             return _rollouts(cluster, *map(int, words[1:]))
+        elif words[:1] == ["agent-kills"] and len(words) <= 2:
+            return _agent_kills(cluster, *map(int, words[1:]))
+        elif words[:1] == ["other-cards"] and len(words) <= 2:
+            return _other_cards(cluster, *map(int, words[1:]))
+        elif words[:1] == ["lost-checkpoint"] and len(words) <= 2:
+            return _lost_checkpoint(cluster, *map(int, words[1:]))
         elif words[:1] == ["double-offers"] and len(words) <= 2:
             _with_product(cluster)
             found = double_offers.measure(cluster, int(words[1]) if words[1:] else double_offers.ORDERS)

@@ -64,8 +64,9 @@ def _lines(programs: GoPrograms, command: list[str]) -> Iterator[str]:
     """What a Go command writes, but for its downloads, which are shown. Raises MissingError with its last words."""
     environment = {**os.environ, **ENVIRONMENT}
     last: list[str] = []
+    nice = [] if os.nice(0) else ["nice"]  # who is nice already would be twice as nice
     with subprocess.Popen(
-        ["nice", *command],
+        [*nice, *command],
         cwd=programs.module,
         env=environment,
         stdout=subprocess.PIPE,

@@ -27,6 +27,11 @@ NAMESPACE: Final = "default"
 PATH: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
 EXTENDER: Final = "system:serviceaccount:kube-system:gpu-quota-admission"
 STUBBORN: Final = ("/bin/sh", "-c", "trap '' TERM; while :; do sleep 1; done")  # until it is killed
+AWAY: Final = (  # why a pod failed that the kubelet admitted while it had no agent to ask
+    "UnexpectedAdmissionError: Pod was rejected: Allocate failed due to no healthy devices present",
+    "UnexpectedAdmissionError: Pod was rejected: Allocate failed due to rpc error",
+    "UnexpectedAdmissionError: Pod was rejected: Allocate failed due to device plugin GetPreferredAllocation rpc",
+)
 SLEEP: Final = ("/bin/sh", "-c", "trap 'exit 0' TERM; sleep 1000000 & wait")
 
 

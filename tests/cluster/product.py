@@ -22,6 +22,7 @@ CONTROL: Final = "cards.yaml"  # below the agent's state directory
 AGENT: Final = "app.kubernetes.io/component=agent"
 TEMPLATE: Final = "deprecated.daemonset.template.generation"
 ADMISSION: Final = "app.kubernetes.io/component=admission"
+EVICTOR: Final = "app.kubernetes.io/component=evictor"
 WAIT_SECONDS: Final = 180
 
 
@@ -57,10 +58,10 @@ def install(
         cluster.wait(lambda: admission_ready(cluster), WAIT_SECONDS, "admission is not ready")
 
 
-def agent_pod(cluster: Cluster) -> dict[str, Any] | None:
-    """The real node's agent, if its pod is there and not on its way out."""
+def agent_pod(cluster: Cluster, component: str = AGENT) -> dict[str, Any] | None:
+    """The real node's agent, or another component, if its pod is there and not on its way out."""
     path = f"/api/v1/namespaces/{NAMESPACE}/pods"
-    pods = cluster.api.get(path, labelSelector=AGENT, fieldSelector="spec.nodeName=n1")["items"]
+    pods = cluster.api.get(path, labelSelector=component, fieldSelector="spec.nodeName=n1")["items"]
     living = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
     return living[0] if living else None
 
@@ -134,14 +135,16 @@ def containers(cluster: Cluster) -> set[str]:
     return {status["containerID"] for status in statuses if "running" in status["state"]}
 
 
-def told(cluster: Cluster) -> list[dict[str, Any]]:
-    """The agent's own words since it started; none while they cannot be had: a log is the kubelet's to show."""
-    pod = agent_pod(cluster)
+def told(cluster: Cluster, component: str = AGENT) -> list[dict[str, Any]]:
+    """The own words of the agent, or another component, since it started; none while they cannot be had: a log is
+    the kubelet's to show.
+    """
+    pod = agent_pod(cluster, component)
     if pod is None:
         return []
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}/log"
     try:
-        text = cluster.api.get(path, text=True, container="gpu-manager")
+        text = cluster.api.get(path, text=True, container=pod["spec"]["containers"][0]["name"])
     except ApiError:
         return []
     return [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
@@ -178,12 +181,12 @@ def kill(cluster: Cluster, selector: str) -> None:
             processes.end(pid)
 
 
-def processes_of(pod: dict[str, Any]) -> list[int]:
-    """Of a pod's containers, without the one that holds its namespaces."""
+def processes_of(pod: dict[str, Any], container: str = "") -> list[int]:
+    """Of a pod's containers, or of one of them, without the one that holds its namespaces."""
     held = [
         auditor.Held(pod["metadata"]["name"], pod["metadata"]["uid"], status["name"], 0, 0, number, None)
         for status in pod["status"].get("containerStatuses", ())
-        if (number := status.get("containerID", "").rpartition("/")[2])
+        if container in ("", status["name"]) and (number := status.get("containerID", "").rpartition("/")[2])
     ]
     found = []
     for one in held:

@@ -1,20 +1,22 @@
 """What was last measured on the cluster, kept beside the code: bench/results/cluster.json.
 
 Each tool leaves its own result in ``build/cluster`` (the suite ``e2e.json``, the soak ``soak.json``, the starts
-``starts.json`` and ``claim_starts.json``, claims in waves ``claim_waves.json``, the rollouts ``rollouts.json`` and ``rollouts_backlog.json``, the second plugin ``double_offers.json``, CDI switched off
+``starts.json`` and ``claim_starts.json``, claims in waves ``claim_waves.json``, the rollouts ``rollouts.json`` and ``rollouts_backlog.json``, other ends of the agent ``agent_kills.json``, deletions at random moments
+``other_cards.json``, lost checkpoints ``lost_checkpoint.json``, the second plugin ``double_offers.json``, CDI switched off
 ``cdi_off.json``, topology policies ``numa.json``, resizes ``resizes.json``, another line of Kubernetes ``e2e-1.33.json``);
 ``python -m tests.cluster record`` puts them together. What was never run stays out.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tests.cluster.parts import BUILD, ROOT, Parts, usual
+from tests.cluster.parts import BUILD, PRODUCT, ROOT, Parts, usual
 
 RESULTS: Final = ROOT / "bench/results/cluster.json"
 BESIDE: Final = "BESIDE"  # variable of the environment: what else the machine did, as "other work"
@@ -26,6 +28,9 @@ KINDS: Final = (
     "claim_waves",
     "rollouts",
     "rollouts_backlog",
+    "agent_kills",
+    "other_cards",
+    "lost_checkpoint",
     "double_offers",
     "cdi_off",
     "numa",
@@ -40,6 +45,11 @@ def keep(kind: str, result: Mapping[str, object], parts: Parts) -> None:
     if beside := os.environ.get(BESIDE):
         found["beside"] = beside
     _path(kind, parts).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def image() -> str:
+    """The first digits of the digest of the image that runs, by which runs are added up."""
+    return hashlib.sha256(PRODUCT.read_bytes()).hexdigest()[:12]
 
 
 def last(kind: str, parts: Parts) -> Mapping[str, Any]:

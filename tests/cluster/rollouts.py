@@ -104,10 +104,15 @@ class Load(Beside):
 
 
 def measure(
-    cluster: Cluster, count: int, backlog: int, keep: Callable[[Rollouts], object] = lambda _: None
+    cluster: Cluster,
+    count: int,
+    backlog: int,
+    keep: Callable[[Rollouts], object] = lambda _: None,
+    *,
+    end: Callable[[Cluster], None] | None = None,
 ) -> Rollouts:
-    """So many rollouts under load; every book agrees in the end. ``keep`` is called with what was counted so far
-    after each of them: what takes too long ends the run.
+    """So many rollouts under load, or other ``end``s of the agent; every book agrees in the end. ``keep`` is called
+    with what was counted so far after each of them: what takes too long ends the run.
     """
     result, pods = Rollouts(backlog), Pods(cluster)
     try:
@@ -115,7 +120,7 @@ def measure(
             cluster.wait(lambda: load.created >= backlog, 180, "the backlog is not there")
             for _ in range(count):
                 began = time.monotonic()
-                _roll(cluster)
+                _replaced(cluster, end or _roll)
                 result.seconds.append(time.monotonic() - began)
                 result.rollouts += 1
                 result.created, result.failed = load.created, len(load.failed)
@@ -131,10 +136,15 @@ def measure(
 
 
 def _roll(cluster: Cluster) -> None:
-    """Restart the DaemonSet; returns once its new pod has run pods for a while."""
+    """Restart the DaemonSet; returns once it has another pod."""
     before = _agent(cluster)
     cluster.kubectl("-n", product.NAMESPACE, "rollout", "restart", DAEMONSET)
     cluster.wait(lambda: _agent(cluster) not in ("", before), 120, "no other agent")
+
+
+def _replaced(cluster: Cluster, end: Callable[[Cluster], None]) -> None:
+    """End the agent; returns once the next one has run pods for a while."""
+    end(cluster)
     cluster.wait(lambda: product.agent_ready(cluster), 120, "the other agent is not ready")
     bound = set(_bound(cluster))
     cluster.wait(

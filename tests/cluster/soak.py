@@ -6,7 +6,6 @@ of the same image on the same programs are added up, so that a long soak can be 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import sys
@@ -20,7 +19,6 @@ from tests.cluster import auditor, layout, product, record, views
 from tests.cluster.cluster import Cluster
 from tests.cluster.footprint import Footprint
 from tests.cluster.listing import ask
-from tests.cluster.parts import PRODUCT
 from tests.cluster.periods import chosen
 from tests.cluster.pods import NAMESPACE, STUBBORN, Pods, container, pod, sidecar
 from tests.cluster.watcher import Watcher
@@ -255,7 +253,7 @@ def main(minutes: float) -> int:
     product.install(cluster, admission=True)
     _say(f"seed {seed}")
     soak = Soak(cluster, seed)
-    soak.result.image = hashlib.sha256(PRODUCT.read_bytes()).hexdigest()[:12]
+    soak.result.image = record.image()
     result = soak.run(minutes)
     _say(f"{result.line()}\n{json.dumps(result.footprint)}")
     record.keep("soak", result.added(record.last("soak", cluster.parts)), cluster.parts)

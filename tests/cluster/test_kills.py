@@ -10,7 +10,7 @@ import pytest
 from tests.cluster import auditor, product
 from tests.cluster.churn import Churn
 from tests.cluster.cluster import Cluster
-from tests.cluster.pods import Pods, container, pod, why_failed
+from tests.cluster.pods import AWAY, Pods, container, pod, why_failed
 from tests.cluster.watcher import Watcher
 
 SERVERS = ("kubelet", "containerd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
@@ -21,11 +21,6 @@ COSTLY = {"agent", "containerd"}
 TAKEN_BACK = "StartError: failed to create containerd task: failed to create shim task: context canceled"
 MOST_FAILED = 30  # made in 12 s: until the kubelet has started a killed agent again on a busy machine
 MOST_REFUSED = 3  # by a killed kubelet alone
-AWAY = (
-    "UnexpectedAdmissionError: Pod was rejected: Allocate failed due to no healthy devices present",
-    "UnexpectedAdmissionError: Pod was rejected: Allocate failed due to rpc error",
-    "UnexpectedAdmissionError: Pod was rejected: Allocate failed due to device plugin GetPreferredAllocation rpc",
-)
 
 
 def kill(cluster: Cluster, part: str) -> None:

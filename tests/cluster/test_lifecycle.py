@@ -11,8 +11,8 @@ import pytest
 from gpu_manager.domain.contract import INVENTORY, decode_inventory
 from tests.cluster import auditor, layout, processes, product
 from tests.cluster.cluster import Cluster
-from tests.cluster.pods import Pods, container, pod
-from tests.cluster.test_kills import AWAY, ended
+from tests.cluster.pods import AWAY, Pods, container, pod
+from tests.cluster.test_kills import ended
 
 FULL = (800, 1256)  # eight cards of 39.25 GiB
 

@@ -80,10 +80,30 @@ def test_a_leak_is_a_row_of_its_own() -> None:
     assert found["soak_wrong"].holds is True
 
 
-def test_containers_on_other_cards_than_the_extender_chose_are_told_in_percent() -> None:
-    row = rows(soak={**SOAK, "elsewhere": 60, "granted": 2000})["other_card_percent"]
-    assert (row.figure, row.full, row.holds) == (3.0, True, False)
-    assert rows(soak=SOAK)["other_card_percent"].figure is None
+def test_containers_on_other_cards_than_the_binding_names_are_told_in_percent() -> None:
+    run = {"seconds": 1200.0, "created": 3000, "forced": 1500, "starts": 1500, "elsewhere": 30}
+    row = rows(other_cards={**run, "elsewhere_living": 3, "refused": 5, "failed": 0, "kills": 20})[
+        "other_card_percent"
+    ]
+    assert (row.figure, row.full, row.holds) == (2.0, True, False)
+    assert "3 of them of pods that nobody had deleted" in row.note
+
+
+def test_a_stranded_pod_that_is_named_late_or_stays_falls_short() -> None:
+    run = {"times": 20, "pods": 140, "wrongly": 0, "longest_seconds": 4.1, "longest_replaced": 30.5}
+    row = rows(lost_checkpoint={**run, "late": 0, "stayed": 0})["checkpoint_lost_wrong"]
+    assert (row.figure, row.full, row.holds) == (0, True, True)
+    row = rows(lost_checkpoint={**run, "late": 2, "stayed": 1})["checkpoint_lost_wrong"]
+    assert (row.figure, row.holds) == (3, False)
+
+
+def test_pods_that_fail_as_the_agent_ends_are_told_for_each_way_to_end_it() -> None:
+    run = {"terms": 10, "created_terms": 900, "failed_terms": 0, "kills": 10, "created_kills": 880}
+    jobs = {"job_kills": 10, "jobs_failed": 2, "job_pods": 300}
+    found = rows(agent_kills={**run, "failed_kills": 7, **jobs})
+    assert (found["agent_ended_failed"].figure, found["agent_ended_failed"].holds) == (0, True)
+    assert (found["agent_killed_failed"].figure, found["agent_killed_failed"].holds) == (0.7, True)
+    assert (found["agent_killed_jobs_failed"].figure, found["agent_killed_jobs_failed"].holds) == (2, False)
 
 
 @pytest.mark.parametrize(("off", "unseen", "full", "holds"), [(40, 0, True, True), (5, 1, False, False)])

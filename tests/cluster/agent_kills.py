@@ -1,0 +1,105 @@
+"""The agent ends again and again while pods come and go: politely, by SIGTERM, and by SIGKILL; how many pods fail by
+it, and how many Jobs that must not lose one?
+
+``python -m tests.cluster agent-kills [COUNT]``. Rollouts are :mod:`tests.cluster.rollouts`.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from tests.cluster import processes, product
+from tests.cluster.cluster import Cluster
+from tests.cluster.pods import container
+from tests.cluster.rollouts import Rollouts, measure
+from tests.cluster.workloads import Workload
+
+KILLS: Final = 10
+_PARALLEL: Final = 14
+_BETWEEN: Final = 8  # pods of the Job that succeed from one kill to the next
+
+
+@dataclass(slots=True)
+class AgentKills:
+    """``failed_terms`` must be 0, ``failed_kills`` no more than the kills."""
+
+    terms: int = 0
+    created_terms: int = 0
+    failed_terms: int = 0
+    kills: int = 0
+    created_kills: int = 0
+    failed_kills: int = 0
+    job_kills: int = 0  # under Jobs with backoffLimit 0
+    jobs_failed: int = 0
+    job_pods: int = 0  # that succeeded
+
+    def as_json(self) -> dict[str, object]:
+        """For the record."""
+        return asdict(self)
+
+
+def run(cluster: Cluster, count: int, keep: Callable[[AgentKills], object]) -> AgentKills:
+    """So many ends of each kind; ``keep`` is called after each with what was counted so far."""
+    result = AgentKills()
+
+    def terms(found: Rollouts) -> None:
+        result.terms, result.created_terms, result.failed_terms = found.rollouts, found.created, found.failed
+        keep(result)
+
+    def kills(found: Rollouts) -> None:
+        result.kills, result.created_kills, result.failed_kills = found.rollouts, found.created, found.failed
+        keep(result)
+
+    measure(cluster, count, 0, terms, end=lambda cluster: _end(cluster, signal.SIGTERM))
+    measure(cluster, count, 0, kills, end=lambda cluster: _end(cluster, signal.SIGKILL))
+    while result.job_kills < count:
+        _job(cluster, count, result)
+        keep(result)
+    return result
+
+
+def _end(cluster: Cluster, number: int) -> None:
+    """Returns once the API has seen that the agent is gone."""
+    agent = product.agent_pod(cluster)
+    assert agent is not None
+    for pid in product.processes_of(agent, "gpu-manager"):
+        processes.end(pid, number)
+    cluster.wait(lambda: not product.agent_ready(cluster), 60, "the agent's end is not noticed")
+
+
+def _job(cluster: Cluster, count: int, result: AgentKills) -> None:
+    """One Job through as many kills as it lives through, or until there were ``count``."""
+    shape = container("c", 10, 4, args=("/bin/sh", "-c", "sleep 1"))
+    with Workload(
+        cluster, "Job", "counted", shape, completions=5000, parallelism=_PARALLEL, backoffLimit=0
+    ) as job:
+        while result.job_kills < count:
+            done = job.status().get("succeeded", 0)
+            if not _goes_on(cluster, job, done + _BETWEEN):
+                break
+            _end(cluster, signal.SIGKILL)
+            result.job_kills += 1
+            cluster.wait(lambda: product.agent_ready(cluster), 120, "the agent does not come back")
+        else:
+            _goes_on(cluster, job, job.status().get("succeeded", 0) + _BETWEEN)
+        result.jobs_failed += _failed(job)
+        result.job_pods += job.status().get("succeeded", 0)
+        sys.stdout.write(f"{asdict(result)} {job.failed()[:3]}\n")
+        sys.stdout.flush()
+
+
+def _goes_on(cluster: Cluster, job: Workload, wanted: int) -> bool:
+    """Wait until so many of its pods have succeeded; False once it has failed."""
+    cluster.wait(
+        lambda: _failed(job) or job.status().get("succeeded", 0) >= wanted, 180, "the Job does not go on"
+    )
+    return not _failed(job)
+
+
+def _failed(job: Workload) -> bool:
+    conditions = job.status().get("conditions", [])
+    return any(one["type"] == "Failed" and one["status"] == "True" for one in conditions)
