@@ -62,7 +62,9 @@ class Whole:
         """Create it; what is there already stays."""
         if kind == "Node":
             nodes.add(self._cluster, NODES[name])
-            self._cluster.api.patch(f"/api/v1/nodes/{NODES[name]}", {"spec": fields["spec"]})  # with its taint
+            self._cluster.api.patch(
+                f"/api/v1/nodes/{NODES[name]}", {"spec": fields["spec"]}
+            )  # with its taint
             return {}
         if kind == "Pod" and "nodeName" not in fields["spec"]:
             fields["spec"]["schedulerName"] = "nobody"

@@ -154,7 +154,7 @@ class _LabelPod:
     name: str
     labels: Mapping[str, str | None]
 
-    expendable = False
+    expendable = patient = False
 
     @property
     def key(self) -> Hashable:

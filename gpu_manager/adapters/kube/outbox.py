@@ -32,6 +32,10 @@ class Task(Protocol):
     def expendable(self) -> bool:
         """True if it is dropped first when the queue is full."""
 
+    @property
+    def patient(self) -> bool:
+        """True if it goes after all that others wait for."""
+
     def over(self, older: Task) -> Task:
         """This task merged over ``older``."""
 
@@ -52,11 +56,11 @@ class _Entry:
 
 def _turn(entry: _Entry, now: float) -> tuple[bool, bool, float]:
     """When it is its turn: what others wait for is not kept behind hundreds of Events of a busy node."""
-    return entry.due > now, entry.due <= now and entry.task.expendable, entry.due
+    return entry.due > now, entry.due <= now and entry.task.patient, entry.due
 
 
 class Outbox:
-    """One thread that sends due tasks, the expendable ones last and the oldest first. :meth:`put` never
+    """One thread that sends due tasks, the patient ones last and the oldest first. :meth:`put` never
     blocks.
     """
 

@@ -12,7 +12,15 @@ from typing import Protocol, TypeVar
 from gpu_manager.adapters.kube.connection import ABSENT, Connection, Refused
 from gpu_manager.adapters.kube.outbox import FINAL, Task
 from gpu_manager.adapters.kube.pod_paths import pod_path
-from gpu_manager.domain.contract import AGENT_NAME, EVICT, EvictionMark, encode_eviction_mark
+from gpu_manager.domain.contract import (
+    AGENT_NAME,
+    EVENT_EVADER,
+    EVENT_NOT_INJECTED,
+    EVENT_WITHOUT_DEVICES,
+    EVICT,
+    EvictionMark,
+    encode_eviction_mark,
+)
 from gpu_manager.domain.kube.evictions import RENEW_SECONDS
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.ports.clock import Clock
@@ -21,6 +29,7 @@ _Value = TypeVar("_Value")
 
 _MESSAGE_LIMIT = 1024  # bytes, the API server's limit of an event's note
 _REASON_LIMIT = 128
+_PROMISED = frozenset({EVENT_EVADER, EVENT_NOT_INJECTED, EVENT_WITHOUT_DEVICES})  # within 5 or 10 s
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +42,7 @@ class AnnotatePod:
     pod: Pod
     annotations: Mapping[str, str | None]
 
-    expendable = False
+    expendable = patient = False
 
     @property
     def key(self) -> Hashable:
@@ -64,7 +73,7 @@ class EvictPod:
     connection: Connection
     pod: Pod
 
-    expendable = False
+    expendable = patient = False
 
     @property
     def key(self) -> Hashable:
@@ -116,7 +125,7 @@ class PublishNode:
     annotations: Mapping[str, str | None]
     labels: Mapping[str, str | None]
 
-    expendable = False
+    expendable = patient = False
 
     @property
     def key(self) -> Hashable:
@@ -182,6 +191,11 @@ class PostEvent:
     count: int = 1
 
     expendable = True
+
+    @property
+    def patient(self) -> bool:
+        """False for what is promised within seconds, however much else there is to write."""
+        return self.reason not in _PROMISED
 
     @property
     def key(self) -> Hashable:

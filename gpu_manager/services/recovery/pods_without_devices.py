@@ -128,10 +128,16 @@ class PodsWithoutDevices:
             for uid, one in found.items()
             if _listed_without(active, one) and not (settling and self._processes.alive(uid) is False)
         }
-        for uid, rounds in self._seen.items():
-            if rounds >= SEEN_ROUNDS and uid not in self._named:
-                self._named = {**self._named, uid: found[uid]}
-                self._report(found[uid])
+        new = [
+            found[uid]
+            for uid, rounds in self._seen.items()
+            if rounds >= SEEN_ROUNDS and uid not in self._named
+        ]
+        self._named = {**self._named, **{one.pod.uid: one for one in new}}
+        # All are named before the first of them ends: each write takes its time on a busy node.
+        for pod, text in [(one.pod, self._report(one)) for one in new]:
+            if self._evict and pod.controlled:
+                self._pods.evict(pod, text)
 
     def _active(self) -> Listing | None:
         try:
@@ -167,7 +173,7 @@ class PodsWithoutDevices:
         )
         return Stranded(pod, lacking, bool(lost)) if lacking else None
 
-    def _report(self, stranded: Stranded) -> None:
+    def _report(self, stranded: Stranded) -> str:
         pod = stranded.pod
         evicted = self._evict and pod.controlled
         cure = "the pod is evicted" if evicted else "delete the pod"
@@ -179,8 +185,7 @@ class PodsWithoutDevices:
             "stranded", pod=pod.key, containers=stranded.containers, lost=stranded.lost, evicted=evicted
         )
         self._pods.event(pod, EVENT_WITHOUT_DEVICES, text, warning=True)
-        if evicted:
-            self._pods.evict(pod, text)
+        return text
 
 
 def _listed_without(active: Listing, stranded: Stranded) -> bool:

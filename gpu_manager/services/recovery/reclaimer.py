@@ -67,6 +67,7 @@ class Reclaimer:
         self._ended: dict[PodUid, float] = {}  # holders that the API has no longer, and since when
         self._absent: dict[Key, int] = {}
         self._orphans: frozenset[str] = frozenset()
+        self._stuck = set[str]()
 
     def look(self) -> tuple[Allocation, ...]:
         """A round if it is time for one: at each look for a while after a pod has ended, since what it holds
@@ -160,12 +161,19 @@ class Reclaimer:
         )
 
     def _sweep(self) -> None:
-        """Remove directories that no grant named in two rounds."""
+        """Remove directories that no grant named in two rounds; one that cannot be removed is left to the
+        next agent, which may have the right, and keeps nothing else from being given back.
+        """
         named = frozenset(g.directory for g in self._state.view.grants.values())
         orphans = frozenset(self._tenants.names()) - named
-        for name in orphans & self._orphans:
-            self._tenants.remove(name)
-            log.info("directory_removed", directory=name)
+        for name in (orphans & self._orphans) - self._stuck:
+            try:
+                self._tenants.remove(name)
+            except NodeUnready as error:
+                self._stuck.add(name)
+                log.warning("directory_stays", directory=name, reason=str(error))
+            else:
+                log.info("directory_removed", directory=name)
         self._orphans = orphans
         self._injector.prune(named)
 
