@@ -6,6 +6,7 @@ kubelet's admission, beside kills: how many containers start on another card tha
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import sys
@@ -90,9 +91,12 @@ class Running(Beside):
 
     def _run(self) -> None:
         while not self._stop.wait(0.2):
-            for one in auditor.running(self._cluster):
-                self._books.got.setdefault(one.pod, frozenset(card for card, _, _ in one.shares))
-                self._books.began.setdefault(one.pod, time.monotonic())
+            with contextlib.suppress(
+                OSError
+            ):  # a control group went while all were listed: what follows is next
+                for one in auditor.running(self._cluster):
+                    self._books.got.setdefault(one.pod, frozenset(card for card, _, _ in one.shares))
+                    self._books.began.setdefault(one.pod, time.monotonic())
 
 
 class Maker(Beside):
