@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,41 @@ def test_a_lease_on_a_gate_keeps_nobody_from_starting_on_that_card(root, tenant,
     tenants.close()
 
 
+def test_leases_that_are_never_given_up_cost_their_own_container_alone_for_45_seconds(root, tenant):
+    """Agent, keeper and watcher were away at once. The kernel ends such leases after fs.lease-break-time; here
+    the container gives them back when a modelled clock says so.
+    """
+    own, others = (Limit(CARD, GIB, 30, 30, priority) for priority in (Priority.BEST_EFFORT, Priority.NORMAL))
+    earlier = with_before(root, own)
+    with_before(root, others, OTHER)
+    files = (limits_file(root), usage_file(root), earlier.gates.path(CARD))
+    for file in files:
+        assert tenant.order("lease", file, kind="read") == 0
+        tenant.order("keep_lease", file)
+    clock = [10**12]
+    tenants = FileControlPages(root, monotonic_ns=lambda: clock[0])
+    waiting = []
+    for second in range(45):
+        clock[0] += 10**9
+        with pytest.raises(Tampered, match="lease"):
+            tenants.open(NAME, [replace(own, cores=5)])
+        with pytest.raises(Tampered, match="lease"):
+            tenants.usage(NAME)
+        tenants.open(OTHER, [replace(others, cores=40 + second)])
+        assert limits_of(root, OTHER).cards[0].core_limit == 40 + second
+        assert tenants.usage(OTHER)[0].memory == 0
+        assert tenants.gates.leases() == {CARD: (tenant.pid,)}
+        waiting.append(sum(thread.name == "lease" for thread in threading.enumerate()))
+    assert limits_of(root).cards[0].core_limit == 30, "its own limit waits"
+    assert len(set(waiting)) == 1, "one thread waits for each file, however often it is asked for"
+    for file in files:
+        tenant.order("give_back", file)
+    until(lambda: shrinks(tenants))
+    until(lambda: opens(tenants, files[2]))
+    until(lambda: reads(tenants))
+    tenants.close()
+
+
 def test_a_page_that_is_run_as_a_program_while_no_agent_ran_is_named(root, tenant):
     """The kernel lets nobody open it for writing then (ETXTBSY)."""
     with_before(root)
@@ -114,11 +151,12 @@ def test_a_removed_directory_keeps_no_descriptor(root):
     tenants.close()
 
 
-def with_before(root: Path, limit: Limit = LIMIT) -> None:
+def with_before(root: Path, limit: Limit = LIMIT, name: str = NAME) -> FileControlPages:
     """An agent made the pages, and ended."""
     earlier = FileControlPages(root)
-    earlier.open(NAME, [limit])
+    earlier.open(name, [limit])
     earlier.close()
+    return earlier
 
 
 def shrinks(tenants: FileControlPages) -> bool:

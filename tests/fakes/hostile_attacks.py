@@ -102,6 +102,9 @@ _ON_USAGE: Final = (
     _call("a terabyte", "usage", NAMED, "truncate", 1 << 40),
     _call("one byte more", "usage", NAMED, "truncate", 327681),
     _one("all space of the file system", "usage", NAMED, "fallocate", size=500 << 10),
+    _one(
+        "space kept past its end", "usage", NAMED, "fallocate", size=500 << 10, mode=_FALLOCATE["keep size"]
+    ),
     _one("holes in all of the page", "usage", NAMED, "fallocate", size=320 << 10, mode=_FALLOCATE["punch"]),
     _one("another magic", "usage", NAMED, "write", offset=0, words=[7]),
     _one("another version", "usage", NAMED, "write", offset=8, words=[99]),

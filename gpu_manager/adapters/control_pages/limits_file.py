@@ -150,7 +150,6 @@ def uses_in(
     found: usage_page.Usage, cards: Sequence[CardUuid], alive: Collection[usage_page.Slot]
 ) -> tuple[TenantUse, ...]:
     """What a usage page says of these cards; memory is that of the slots whose process lives."""
-    held_idle_is_told = found.minor >= _TELLS_IDLE
     movable = min(sum(slot.movable for slot in alive), usage_page.MAX_BYTES)
     untold = min(sum(slot.untold for slot in alive), usage_page.MAX_BYTES)
     return tuple(
@@ -159,7 +158,7 @@ def uses_in(
             memory=min(sum(slot.charged[i] for slot in alive), usage_page.MAX_BYTES),
             busy_seconds=line.busy_ns * _NS,
             throttled_seconds=line.throttle_ns * _NS,
-            held_idle_seconds=(line.held_idle_ns if held_idle_is_told else line.throttle_ns) * _NS,
+            held_idle_seconds=(line.held_idle_ns if found.minor >= _TELLS_IDLE else line.throttle_ns) * _NS,
             in_flight_seconds=max(line.busy_ns, line.in_flight_ns) * _NS,
             refusals=line.refusals,
             refused_bytes=line.refused_bytes,

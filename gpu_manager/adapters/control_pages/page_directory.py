@@ -40,10 +40,7 @@ USAGE: Final = "usage"
 _KEPT_BYTES: Final = 64 << 10  # of a page that is remembered: room for 200 processes, not for a tenant's 1024
 _COSTLY_NS: Final = 1_000_000  # of processor time; a page with few processes takes a tenth of it
 _REST_TIMES: Final = 20
-_TOO_MANY_LOCKS: Final = (
-    f"it has so many locks that it takes more than {files.ASK_MOST_NS // 1_000_000} ms to ask which of its "
-    "processes live"
-)
+_TOO_MANY_LOCKS: Final = f"it has so many locks that a look at them takes {files.ASK_MOST_NS // 10**6} ms"
 
 Observed = tuple[tuple[CardUuid, ...], usage_page.Usage, list[usage_page.Slot]]
 """The cards of a container, its usage page, and the slots whose process lives (its byte is locked)."""

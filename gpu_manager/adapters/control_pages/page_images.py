@@ -52,6 +52,7 @@ class ToldUsage:
                 status.st_size == usage_page.USAGE_SIZE
                 and status.st_mode == USAGE_FILE
                 and status.st_nlink > 0
+                and status.st_blocks * 512 <= usage_page.USAGE_SIZE
                 and status.st_uid == os.geteuid()
                 and not files.has_attributes(page)
                 and os.pread(page, len(reading.head), 0) == reading.head

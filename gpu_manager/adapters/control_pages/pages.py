@@ -132,11 +132,9 @@ class FileControlPages:
     def unchanged(self, names: Iterable[str]) -> Mapping[str, Sequence[TenantUse]]:
         """Return the very object that :meth:`usage` returned last, for each page that is as it was then."""
         with self._lock:
-            known = [(name, self._known.get(name)) for name in names]
+            known = [(name, self._known[name]) for name in names if name in self._known]
         found = {}
         for name, pages in known:
-            if pages is None:
-                continue
             with pages.lock:
                 if pages.told is not None and pages.told.holds():
                     found[name] = pages.told.uses

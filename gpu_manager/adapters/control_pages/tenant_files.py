@@ -149,6 +149,12 @@ def put_back(page: int, status: os.stat_result, size: int, mode: int) -> str:
         os.ftruncate(page, size)
         os.posix_fallocate(page, 0, size)
         changed.append(f"it had {status.st_size} bytes instead of {size}")
+    elif (
+        status.st_blocks * 512 > size
+    ):  # FALLOC_FL_KEEP_SIZE; a file system may need more by itself, which stays
+        os.ftruncate(page, size)
+        if freed := status.st_blocks - os.fstat(page).st_blocks:
+            changed.append(f"{freed * 512} bytes were reserved beyond its end")
     if stat.S_IMODE(status.st_mode) != mode:
         os.fchmod(page, mode)
         changed.append(f"its mode was {stat.S_IMODE(status.st_mode):04o} instead of {mode:04o}")
