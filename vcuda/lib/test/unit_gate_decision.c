@@ -88,6 +88,21 @@ static void a_tenant_that_lies_closes_the_gate_for_its_share_and_no_longer(void)
     CHECK(percent >= 40 && percent <= 46, "%u", percent);
 }
 
+/* Work for a tenth of a millisecond, again and again within the longest hold: its pauses would keep the gate closed for
+ * ever, and cost nothing. */
+static void a_tenant_that_lies_with_its_pauses_closes_the_gate_for_twice_its_share_at_most(void) {
+    struct decision_tenant tenant = begun();
+    uint64_t now = BEGIN, closed_ns = 0, seconds = 60;
+    for (unsigned i = 0; i < seconds * 10000; i++) {
+        bool closed = wants(&tenant, now);
+        now += MS / 10;
+        closed_ns += closed ? MS / 10 : 0;
+        observe(&tenant, i % 19 == 0, closed, 0, now);
+    }
+    unsigned percent = (unsigned)(closed_ns * 100 / (seconds * SECOND));
+    CHECK(percent >= 40 && percent <= 50, "%u", percent);
+}
+
 static void a_tenant_that_waits_for_others_work_is_not_charged_for_it(void) {
     unsigned percent = closed_percent(60, 60);
     CHECK(percent >= 99, "%u", percent);
@@ -121,6 +136,7 @@ int main(void) {
     a_gate_is_held_over_short_pauses_once_they_are_the_rule();
     it_is_held_for_as_long_as_that_takes_if_work_sometimes_follows_at_once();
     a_tenant_that_lies_closes_the_gate_for_its_share_and_no_longer();
+    a_tenant_that_lies_with_its_pauses_closes_the_gate_for_twice_its_share_at_most();
     a_tenant_that_waits_for_others_work_is_not_charged_for_it();
     two_that_are_pending_share_the_charge();
     who_rings_without_end_is_looked_at_so_often_and_no_more();

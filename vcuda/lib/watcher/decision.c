@@ -20,23 +20,34 @@ static int64_t income(const struct decision_tenant *tenant, uint64_t ns) {
 void decision_begin(struct decision_tenant *tenant, uint32_t cores_q8, uint64_t now) {
     *tenant = (struct decision_tenant){
         .cores_q8 = cores_q8, .seen_at = now, .soon_q8 = SOON_FIRST_Q8, .soon_ns = SOON_FIRST_NS};
-    tenant->credit_ns = income(tenant, DECISION_WINDOW_NS);
+    tenant->credit_ns = tenant->hold_ns = income(tenant, DECISION_WINDOW_NS);
+}
+
+/* Is the credit spent, after this change? Until it has some again. */
+static bool is_spent(int64_t *credit_ns, bool was, int64_t change_ns, int64_t most_ns) {
+    *credit_ns = *credit_ns + change_ns > most_ns ? most_ns : *credit_ns + change_ns;
+    return *credit_ns <= 0 || (was && *credit_ns < most_ns / 8);
+}
+
+static uint64_t hold_ns(const struct decision_tenant *tenant);
+
+/* For how long of the time until now it has held the gate in a pause. */
+static int64_t held_ns(const struct decision_tenant *tenant, uint64_t now) {
+    uint64_t until = tenant->quiet_since + hold_ns(tenant), to = now < until ? now : until;
+    uint64_t from = tenant->seen_at > tenant->quiet_since ? tenant->seen_at : tenant->quiet_since;
+    return !tenant->pending && tenant->quiet_since && to > from ? (int64_t)(to - from) : 0;
 }
 
 static void account(struct decision_tenant *tenant, const struct decision_card *card, uint64_t now) {
     uint64_t passed = now > tenant->seen_at ? now - tenant->seen_at : 0;
     int64_t own = (int64_t)passed - (int64_t)card->others_ns; /* what ran out is told of when it has */
-    int64_t most = income(tenant, DECISION_WINDOW_NS);
-    tenant->seen_at = now;
-    tenant->credit_ns += income(tenant, passed);
+    int64_t most = income(tenant, DECISION_WINDOW_NS), change = income(tenant, passed);
+    int64_t held = card->closed ? held_ns(tenant, now) : 0;
+    tenant->has_held = is_spent(&tenant->hold_ns, tenant->has_held, change - held, most);
     if (card->closed && tenant->pending && !tenant->is_spent)
-        tenant->credit_ns -= own / (int64_t)(card->pending ? card->pending : 1);
-    if (tenant->credit_ns > most)
-        tenant->credit_ns = most;
-    if (tenant->credit_ns <= 0)
-        tenant->is_spent = true;
-    else if (tenant->credit_ns >= most / 8)
-        tenant->is_spent = false;
+        change -= own / (int64_t)(card->pending ? card->pending : 1);
+    tenant->is_spent = is_spent(&tenant->credit_ns, tenant->is_spent, change, most);
+    tenant->seen_at = now;
 }
 
 static int32_t averaged(int32_t q8, bool is_so) {
@@ -52,6 +63,8 @@ static void note_pause(struct decision_tenant *tenant, uint64_t ns) {
 
 static uint64_t hold_ns(const struct decision_tenant *tenant) {
     uint64_t ns = (uint64_t)tenant->soon_ns * SOON_TIMES;
+    if (tenant->has_held)
+        return 0;
     if (tenant->returns_q8 > MOSTLY_Q8)
         return DECISION_HOLD_NS;
     if (tenant->soon_q8 < SOMETIMES_Q8)

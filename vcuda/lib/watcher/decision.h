@@ -2,7 +2,7 @@
  * CLOCK_MONOTONIC in ns.
  *
  * A protected tenant is believed as far as its own cores go: pending work of its closes the gate for that part of the
- * time, and no longer, whatever its page says.
+ * time, and no longer, whatever its page says; and so do, for as long again, its pauses.
  */
 #ifndef VCUDA_GATE_DECISION_H
 #define VCUDA_GATE_DECISION_H
@@ -23,6 +23,8 @@ struct decision_tenant {
     int32_t soon_q8;      /* the same of a quarter of it: one piece of work follows another */
     int64_t soon_ns;      /* how long those were */
     int64_t credit_ns;    /* for how long it may yet close the gate */
+    bool has_held;        /* its pauses have held the gate for as much, ... */
+    int64_t hold_ns;      /* ... and for how long they may yet */
     uint64_t seen_at;     /* when credit was last brought up to date */
     uint64_t quiet_since; /* when its work was seen to have ended */
 };
