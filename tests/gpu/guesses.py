@@ -16,7 +16,18 @@ from tests.gpu.plan import Case, Settings
 AGREE = "= 1"
 
 
-SUBJECTS = ("memory", "taken", "pools", "graphs", "exports", "contexts", "time", "kernels", "processes")
+SUBJECTS = (
+    "memory",
+    "taken",
+    "pools",
+    "graphs",
+    "exports",
+    "contexts",
+    "time",
+    "kernels",
+    "processes",
+    "users",
+)
 """Each a C program, whose table names its questions."""
 
 
