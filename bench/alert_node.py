@@ -76,11 +76,20 @@ class FaultyNode:
         """Take the driver away, have it hang, or bring it back."""
         write_control(self._control, self._cards, error, hangs=hangs)
 
-    def run(self, name: str, annotations: Metadata = {}) -> tuple[AdmissionResult, Path]:  # noqa: B006 - read only
+    def run(
+        self,
+        name: str,
+        annotations: Metadata = {},  # noqa: B006 - read only
+        *,
+        controlled: bool = False,
+    ) -> tuple[AdmissionResult, Path]:
         """A pod that reaches the node past the scheduler; its admission, and its usage page if it got one."""
         made = self.world.create([("c", 10, 4)], name=name)
-        if annotations:
-            self.world.api.patch("pods", name, {"metadata": {"annotations": dict(annotations)}})
+        owners = [
+            {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": name, "uid": name, "controller": True}
+        ]
+        changed = {"annotations": dict(annotations), **({"ownerReferences": owners} if controlled else {})}
+        self.world.api.patch("pods", name, {"metadata": changed})
         result = self.world.kubelet.admit(self.world.bind(made, None))
         if not result.admitted:
             return result, Path()
@@ -119,8 +128,8 @@ class FaultyNode:
         return lambda: self.order(4)
 
     def scribble(self) -> Callable[[], object]:
-        """A tenant writes over its page's head; what is returned deletes its pod."""
-        result, page = self.run("scribbler")
+        """A tenant writes over its page's head, and nobody evicts its pod; what is returned deletes it."""
+        result, page = self.run("scribbler", controlled=True)
         put(page, 0, b"\xff" * 8)
         return lambda: self._delete("scribbler", result.uid)
 
@@ -186,6 +195,8 @@ def _agent(given: Mapping[str, str]) -> None:
             cdi=Path(given["--kubelet-dir"]).parent / "cdi",
             front=front,
             claim_cards=ClaimCards(int(given["--claim-cards"])),
+            evict_evaders=True,
+            mark_evictions=True,
         )
     )
 

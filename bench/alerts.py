@@ -226,6 +226,7 @@ def _tenants(node: FaultyNode) -> list[Fault]:
     alerts = (
         "VcudaMemoryNearLimit",
         "VcudaEvader",
+        "VcudaEvictionWaits",
         "VcudaIdsLeaked",
         "VcudaAllocationFailures",
         "VcudaContainerNotInjected",

@@ -256,6 +256,7 @@ class Agent:
             kubelet_unverified=lambda: self._kube.kubelet_unverified,
             pages_among_others=self._pages_among_others,
             evicts_itself=config.evicts_itself,
+            pods=self._kube.pods.local,
             sized=lambda: self.running.sizes.told,
             front=lambda: self.fronts.in_force,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -16,11 +17,12 @@ from prometheus_client.registry import Collector
 from gpu_manager.domain.advice.size import Sized
 from gpu_manager.domain.billing import FIGURES, Bills, booked_peak
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.contract import CORE, EVICT, MEMORY
 from gpu_manager.domain.dra.sides import Front, sides_of
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
 from gpu_manager.domain.topology import Topology
+from gpu_manager.ports.pods import KnownPod
 from gpu_manager.runtime import threads
 from gpu_manager.runtime.scrape import counter_by_label
 from gpu_manager.servers import series
@@ -51,7 +53,7 @@ class Exporter(Collector):
     not be read of it, ``sized`` is the advice for containers, ``front`` how the node gives its cards,
     ``kubelet_unverified`` whether the kubelet's certificate could not be verified, ``pages_among_others`` how
     many containers' pages lie on the file system of the node's ``/run``, ``evicts_itself`` says whether the
-    agent evicts by its own right.
+    agent evicts by its own right, ``pods`` are the node's, by name.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Exporter(Collector):
         kubelet_unverified: Callable[[], bool] = bool,
         pages_among_others: Callable[[], int] = int,
         evicts_itself: bool = False,
+        pods: Callable[[], Mapping[str, Sequence[KnownPod]]] = dict,
         sized: Callable[[], Sequence[Sized]] = tuple,
         front: Callable[[], Front] = lambda: Front.PLUGIN,
     ) -> None:
@@ -90,6 +93,7 @@ class Exporter(Collector):
         self._kubelet_unverified = kubelet_unverified
         self._pages_among_others = pages_among_others
         self._evicts_itself = evicts_itself
+        self._pods = pods
         self._sized = sized
         self._front = front
 
@@ -125,6 +129,7 @@ class Exporter(Collector):
         yield _unverified(self._kubelet_unverified())
         yield _among_others(self._pages_among_others())
         yield _evicts(itself=self._evicts_itself)
+        yield _marked(self._pods())
 
 
 def describe(*, legacy: bool = True) -> Iterator[Metric]:
@@ -150,6 +155,7 @@ def describe(*, legacy: bool = True) -> Iterator[Metric]:
     yield _unverified(False)  # noqa: FBT003 - the gauge's value
     yield _among_others(0)
     yield _evicts(itself=False)
+    yield _marked({})
 
 
 def _other_plugins(view: View, offers: Mapping[CardUuid, str]) -> Metric:
@@ -272,3 +278,12 @@ def booked_shares(view: View) -> Iterator[Metric]:
 def _evicts(*, itself: bool) -> Metric:
     text = "1 if the agent evicts pods with its own account, which may evict those of every node too"
     return GaugeMetricFamily("vcuda_evicts_itself", text, value=float(itself))
+
+
+def _marked(known: Mapping[str, Sequence[KnownPod]]) -> Metric:
+    text = "1 while the pod has the agent's mark, by which the evictor evicts it"
+    family = GaugeMetricFamily("vcuda_pod_marked_for_eviction", text, labels=("namespace", "pod"))
+    for found in chain.from_iterable(known.values()):
+        if EVICT in found.pod.annotations and not (found.tombstone or found.pod.deleting):
+            family.add_metric((found.pod.namespace, found.pod.name), 1)
+    return family

@@ -16,12 +16,13 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pro
 
 from gpu_manager.domain.advice.demand import DAY, HOUR, Need
 from gpu_manager.domain.advice.size import Advice, Figure, Sized
-from gpu_manager.domain.contract import CORE, MEMORY
-from gpu_manager.domain.kube.pod import ContainerKind, PodUid, parse_pod
+from gpu_manager.domain.contract import CORE, EVICT, MEMORY
+from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.cards import CardUse, ProcessUse
 from gpu_manager.ports.control_pages import TenantUse
+from gpu_manager.ports.pods import KnownPod
 from gpu_manager.servers.exporter import Exporter, describe
 from gpu_manager.servers.guards import describe as describe_guards
 from gpu_manager.services.allocation.books import Grant
@@ -455,6 +456,25 @@ def test_what_the_api_server_was_never_told_is_counted(board: Board) -> None:
     assert board.of("vcuda_api_writes_dropped_total") == [7]
     assert board.of("vcuda_watch_unreadable_objects_total", resource="pods") == [7]
     assert board.of("vcuda_watch_unreadable_objects_total", resource="nodes") == [0]
+
+
+def test_a_pod_that_waits_for_the_evictor_has_a_series_until_it_goes(board: Board) -> None:
+    waiting = Pod(PodUid("1"), "team", "waiting", (), annotations={EVICT: "{}"})
+    pods = {
+        pod.name: (KnownPod(pod, tombstone=pod.name == "gone"),)
+        for pod in (
+            waiting,
+            replace(waiting, name="going", deleting=True),
+            replace(waiting, name="gone"),
+            replace(waiting, name="well", annotations={}),
+        )
+    }
+    registry = CollectorRegistry()
+    registry.register(Exporter(board.rig.state, board.usage, "1", pods=lambda: pods))
+    name, text = "vcuda_pod_marked_for_eviction", generate_latest(registry).decode()
+    assert re.findall(rf"^{name}{{.*", text, re.MULTILINE) == [
+        f'{name}{{namespace="team",pod="waiting"}} 1.0'
+    ]
 
 
 def test_without_legacy_metrics_the_predecessors_are_gone(board: Board) -> None:

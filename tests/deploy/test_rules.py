@@ -100,6 +100,10 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {f"vcuda_container_not_injected{{{P}}}": "1x30"},
         {f"vcuda_container_not_injected{{{P}}}": "0x30"},
     ),
+    "VcudaEvictionWaits": (
+        {f"vcuda_pod_marked_for_eviction{{{P}}}": "1x30"},
+        {f"vcuda_pod_marked_for_eviction{{{P}}}": "1x10 _x20"},
+    ),
     "VcudaEvader": ({"vcuda_evaders": "1x30"}, {"vcuda_evaders": "0x30"}),
     "VcudaEvasionDetectionBlind": (
         {'vcuda_evasion_detection_blind{lacks="host-pid"}': "1x30"},
