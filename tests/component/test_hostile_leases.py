@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_manager.adapters.control_pages.gates import holders
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.domain.errors import Tampered
 from gpu_manager.domain.priority import Priority
@@ -121,6 +122,19 @@ def test_leases_that_are_never_given_up_cost_their_own_container_alone_for_45_se
     until(lambda: opens(tenants, files[2]))
     until(lambda: reads(tenants))
     tenants.close()
+
+
+def test_the_search_for_a_leases_holder_reads_no_more_than_its_bound_of_the_kernels_locks(tmp_path):
+    gate, locks = tmp_path / "gate", tmp_path / "locks"
+    gate.touch()
+    status = gate.stat()
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    other = "1: OFDLCK ADVISORY  WRITE -1 00:1b:4711 0 0\n"
+    lease = f"2: LEASE  ACTIVE    READ  4711 {place} 0 EOF\n"
+    locks.write_text(other * 1000 + lease + other * 1000)
+    assert holders(locks, status) == (4711,)
+    locks.write_text(other * 150_000 + lease)
+    assert holders(locks, status) == ()
 
 
 def test_a_page_that_is_run_as_a_program_while_no_agent_ran_is_named(root, tenant):
