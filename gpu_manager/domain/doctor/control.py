@@ -240,8 +240,7 @@ CONTROL: Final = (
         what="The agent of a pod's node wants it evicted, and the evictor has not done so yet.",
         cure=(
             "Within a minute nothing. Else the log of the Deployment gpu-manager-evictor says why: a "
-            "disruption budget, the rate, or a mark that it does not obey. Without an evictor delete the "
-            "pod. VcudaEvictionWaits tells of it after 15 minutes."
+            "disruption budget, the rate, or a mark that it does not obey. Without an evictor delete the pod."
         ),
         judge=_marked,
     ),
