@@ -19,8 +19,10 @@ import py_compile
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +38,7 @@ ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}  # the machine's 
 GLIBCS: Final = (17, 24, 26, 27, 28, 31, 34, 35, 36)  # of wheels that run on SUITE
 SITE: Final = "usr/local/lib/python3.11/dist-packages"
 NOBODY: Final = 65532
+TELL_SECONDS: Final = 10.0  # of silence, after which a line says what still runs
 PRUNED: Final = (  # what no service reads
     *(
         f"usr/share/{name}"
@@ -64,9 +67,14 @@ def main() -> None:
     work = options.work / ARCHITECTURES[machine]
     work.mkdir(parents=True, exist_ok=True)
     dated = commit_time()
-    stages = (debian(work, machine), dependencies(work, machine), project(work, machine))
     image = describe(machine, dated)
-    image.layers.extend(pack(stage, dated) for stage in stages)
+    for what, stage in (
+        ("Python and what it needs, of Debian's packages", debian),
+        ("locked wheels", dependencies),
+        ("this project", project),
+    ):
+        print(f"{what} ...", flush=True)
+        image.layers.append(pack(stage(work, machine), dated))
     write_archive(image, output, dated)
     print(f"{output}: {image.tag}, {output.stat().st_size >> 20} MiB")
 
@@ -233,8 +241,14 @@ def pip(*arguments: str, environment: Mapping[str, str] | None = None) -> None:
 
 def run(*command: str, environment: Mapping[str, str] | None = None) -> None:
     """Run a program; its failure ends this one, with its words on the terminal."""
-    code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
-    if code:
+    began = time.monotonic()
+    with subprocess.Popen(command, cwd=ROOT, env=environment) as running:
+        while running.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                running.wait(TELL_SECONDS)
+                break
+            print(f"  {command[0].rpartition('/')[2]}: {time.monotonic() - began:.0f} s", flush=True)
+    if code := running.returncode:
         sys.exit(f"{command[0]} failed with {code}: {' '.join(command)}")
 
 

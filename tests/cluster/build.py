@@ -11,8 +11,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import IO, Final
 
 from tests.cluster.parts import GoPrograms, MissingError, containerd, kubernetes
 
@@ -46,22 +49,27 @@ def build(programs: GoPrograms) -> None:
     packages = list(programs.packages.values())
     _say(f"{programs.name}: downloading modules")
     stale = [go, "list", *flags, "-deps", "-f", "{{if .Stale}}{{.ImportPath}}{{end}}", *packages]
-    wanted = len(list(_lines(programs, stale)))
+    wanted = len(list(_lines(programs, stale, lambda: "looking what is built already")))
     _say(f"{programs.name}: {wanted} packages to compile")
-    began = told = time.monotonic()
+    began, done = time.monotonic(), 0
+
+    def doing() -> str:
+        what = f"{done} of {wanted} packages" if done < wanted else f"linking {len(packages)} programs"
+        return f"{what}, {(time.monotonic() - began) / 60:.1f} min"
+
     # With -v a line is written for each package that is compiled; the programs are linked after the last.
-    for done, _ in enumerate(_lines(programs, [go, "build", "-v", *flags, "-o", f"{draft}/", *packages]), 1):
-        now = time.monotonic()
-        if now - told >= TELL_SECONDS:
-            _say(f"{programs.name}: {done} of {wanted} packages, {(now - began) / 60:.1f} min")
-            told = now
+    for _ in _lines(programs, [go, "build", "-v", *flags, "-o", f"{draft}/", *packages], doing):
+        done += 1
     shutil.rmtree(programs.directory, ignore_errors=True)
     draft.rename(programs.directory)
     _say(f"{programs.name}: built in {(time.monotonic() - began) / 60:.1f} min")
 
 
-def _lines(programs: GoPrograms, command: list[str]) -> Iterator[str]:
-    """What a Go command writes, but for its downloads, which are shown. Raises MissingError with its last words."""
+def _lines(programs: GoPrograms, command: list[str], doing: Callable[[], str]) -> Iterator[str]:
+    """What a Go command writes, but for its downloads, which are shown; every ten seconds a line says what it does.
+
+    Raises MissingError with its last words.
+    """
     environment = {**os.environ, **ENVIRONMENT}
     last: list[str] = []
     nice = [] if os.nice(0) else ["nice"]  # who is nice already would be twice as nice
@@ -74,14 +82,30 @@ def _lines(programs: GoPrograms, command: list[str]) -> Iterator[str]:
         text=True,
     ) as running:
         assert running.stdout is not None
-        for line in running.stdout:
-            if line.startswith("go: downloading "):
-                _say(line.strip())
-                continue
-            last = [*last[-9:], line]
-            yield line
+        lines: SimpleQueue[str | None] = SimpleQueue()
+        Thread(target=_read, args=(running.stdout, lines), daemon=True).start()
+        told = time.monotonic()
+        while True:
+            with suppress(Empty):
+                line = lines.get(timeout=max(0.0, told + TELL_SECONDS - time.monotonic()))
+                if line is None:
+                    break
+                if line.startswith("go: downloading "):
+                    _say(line.strip())
+                else:
+                    last = [*last[-9:], line]
+                    yield line
+            if time.monotonic() - told >= TELL_SECONDS:
+                _say(f"{programs.name}: {doing()}")
+                told = time.monotonic()
     if running.returncode:
         raise MissingError(f"building {programs.name} failed:\n{''.join(last)}".rstrip())
+
+
+def _read(stream: IO[str], lines: SimpleQueue[str | None]) -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(None)
 
 
 def _say(text: str) -> None:
