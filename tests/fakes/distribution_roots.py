@@ -255,4 +255,61 @@ PUBLISHED = (
         (SOCK,),
     ),
     node("openEuler's iSulad", DIRECT, {}, "run/isulad.sock"),
+    node("GKE, Ubuntu", DIRECT, {ETC: containerd(2, more="required_plugins = []")}),
+    node("GKE, Ubuntu with containerd 2", CDI, {ETC: containerd(3, more="required_plugins = []")}),
+    node(
+        "AKS, Azure Linux",
+        NVIDIA,
+        {
+            ETC: containerd(2, "nvidia-container-runtime", CTK_BINARY),
+            TOOLKIT: '[nvidia-container-cli]\nroot = "/"\n',
+        },
+    ),
+    NodeRoot(
+        "NixOS, whose containerd has a file in the store",
+        {
+            "nix/store/0abc-containerd-config-checked.toml": containerd(2, cdi=True),
+            **kubelet(f"--container-runtime-endpoint=unix:///{SOCK}"),
+            **kubelet(
+                "--config", "/nix/store/0abc-containerd-config-checked.toml", name="containerd", pid=703
+            ),
+        },
+        CDI,
+        (SOCK,),
+    ),
+    NodeRoot(
+        "k3s in a container of Proxmox",
+        {
+            K3S: RANCHER_V3,
+            **kubelet("agent", "--kubelet-arg=feature-gates=KubeletInUserNamespace=true", name="k3s-agent"),
+        },
+        CDI,
+        (SOCK_K3S,),
+    ),
+    node("kind with NVIDIA's runtime as default", NVIDIA, {ETC: containerd(2, "nvidia", CTK_BINARY)}),
+    node("kind of containerd 2", CDI, {ETC: containerd(3, more="oom_score = 0")}),
+    NodeRoot("k3s in WSL", {K3S: RANCHER_V3, **kubelet("server", name="k3s-server")}, CDI, (SOCK_K3S,)),
+    node(
+        "DGX OS with Docker of its own beside the kubelet's containerd",
+        NVIDIA,
+        {ETC: containerd(2, more=IMPORTS), CTK: containerd(2, "nvidia", CTK_BINARY), DOCKER: DOCKER_NVIDIA},
+        more=("run/docker.sock",),
+    ),
+    node(
+        "Jetson, whose runtime gives every container all that its lists name",
+        DIRECT,
+        {
+            ETC: containerd(2, "nvidia", CTK_BINARY),
+            TOOLKIT: '[nvidia-container-runtime]\nmode = "csv"\n',
+        },
+    ),
+    node(
+        "a runtime that makes CDI specs as it needs them",
+        NVIDIA,
+        {
+            ETC: containerd(2, "nvidia", CTK_BINARY),
+            TOOLKIT: '[nvidia-container-runtime]\nmode = "jit-cdi"\n',
+        },
+    ),
+    node("Harvester", CDI, {RKE2: RANCHER_V3}, SOCK_K3S, "--root-dir=/var/lib/kubelet"),
 )

@@ -80,8 +80,8 @@ def _judge(host: HostFiles, runtime: ContainerRuntime) -> tuple[Strategy, str]:
     deaf = ""
     if _ignores_variable(settings):
         deaf = f", but {path} has it ignore NVIDIA_VISIBLE_DEVICES of unprivileged pods"
-    elif table(settings, "nvidia-container-runtime").get("mode") == "cdi":
-        deaf = f", but {path} has it read CDI specs alone (mode cdi)"
+    elif (mode := table(settings, "nvidia-container-runtime").get("mode")) in ("cdi", "csv"):
+        deaf = f", but {path} has it ignore NVIDIA_VISIBLE_DEVICES (mode {mode})"
     strategy = Strategy.DIRECT if deaf else Strategy.NVIDIA
     return strategy, f"{runtime.config}: the default runtime is {runtime.default}{deaf}"
 
