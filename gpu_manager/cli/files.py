@@ -65,10 +65,13 @@ def shown(name: str) -> str:
     return "standard input" if name == "-" else name
 
 
-def load(name: str, parse: Callable[[bytes], T]) -> T:
-    """What ``parse`` makes of the file's bytes. Raises RequestInvalid with the file's name."""
+def load(name: str, parse: Callable[[bytes], T], data: bytes | None = None) -> T:
+    """What ``parse`` makes of the file's bytes, or of ``data``, if they were read before.
+
+    Raises RequestInvalid with the file's name.
+    """
     try:
-        return parse(_read(name))
+        return parse(_read(name) if data is None else data)
     except OSError as error:
         raise RequestInvalid(f"{printable(shown(name))}: {error.strerror or error}") from error
     except RequestInvalid as error:

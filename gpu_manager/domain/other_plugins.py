@@ -1,4 +1,5 @@
-"""Which of the node's cards another device plugin offers to pods too, by the ids that it gave the kubelet.
+"""Which of the node's cards another device plugin offers to pods too, by the ids that it gave the kubelet;
+which pods another system has given a part of a card.
 
 Sources of the forms of ids: NVIDIA's plugin names a card by UUID or, with ``deviceIDStrategy: index``, by
 index, and a time-sliced replica by ``<id>::<n>``; HAMi, Volcano and gpushare put a suffix behind the UUID;
@@ -9,10 +10,13 @@ part of a card by ``<node>/<part>``.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from gpu_manager.domain.card import Card, CardUuid
+from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.domain.untrusted import mapping, mappings, text
 
 OTHER_PLUGIN: Final = (
     "another device plugin of this node"  # begins the reason of a card that is closed for it
@@ -23,6 +27,15 @@ _UUID: Final = re.compile(r"GPU-[0-9a-f]{8}-", re.IGNORECASE)
 _INDEX: Final = re.compile(r"[0-9]{1,3}(?:::[0-9]+)?$", re.ASCII)
 _BUS_ID: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$", re.IGNORECASE)
 _SEPARATORS: Final = "-:_"
+_SHARING: Final = "sharing"  # the part of the plugin's configuration that says how often a card is given
+# What another system writes to a pod that it has given a part of a card; a key that begins so counts.
+_GIVEN: Final = {
+    "runai-gpu-group": "KAI or Run:ai",
+    "hami.io/vgpu-devices-allocated": "HAMi",
+    "volcano.sh/vgpu-ids": "Volcano",
+    "ALIYUN_COM_GPU_MEM_IDX": "gpushare",
+}
+_GPU_FRACTIONING: Final = re.compile(r"nvidia\.com/container\..+\.(?:gpus\.devices|gpu-memory\..+)")
 _BUS_ID_LENGTH: Final = len("3b:00.0")
 
 
@@ -45,6 +58,44 @@ def may_name_cards(resource: str, ids: Collection[str]) -> bool:
     ours = resource.startswith(_BY_INDEX)
     forms = (_UUID, *((_BY_NODE, _INDEX, _BUS_ID) if ours else ()))
     return any(form.match(device) for device in ids for form in forms)
+
+
+def given_by(labels: Mapping[str, object], annotations: Mapping[str, object]) -> str:
+    """The system that has given a pod a part of a card, by what it wrote to it; empty if there is none."""
+    keys = [*labels, *annotations]
+    if any(map(_GPU_FRACTIONING.fullmatch, keys)):
+        return "gpu-fractioning"
+    return next((who for begin, who in _GIVEN.items() for key in keys if key.startswith(begin)), "")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCard:
+    """A resource that NVIDIA's plugin offers ``replicas`` times a card: in turns, or as clients of MPS."""
+
+    name: str
+    replicas: int
+    mps: bool = False
+
+
+def shared_cards(tree: object, read: Callable[[str], list[object]]) -> Iterator[SharedCard]:
+    """What the configurations of NVIDIA's plugin in a document share; ``read`` parses texts that it holds."""
+    if isinstance(tree, str):
+        tree = read(tree) if _SHARING in tree else []
+    elif isinstance(tree, dict):
+        yield from _shared(mapping(tree.get(_SHARING)))
+        tree = list(tree.values())
+    for entry in tree if isinstance(tree, list) else ():
+        yield from shared_cards(entry, read)
+
+
+def _shared(sharing: Mapping[str, Any]) -> Iterator[SharedCard]:
+    for way in ("timeSlicing", "mps"):
+        said = mapping(sharing.get(way))
+        for resource in mappings(said.get("resources")):
+            name, count = text(resource.get("name")), str(resource.get("replicas"))
+            full = (name if "/" in name else _BY_INDEX + name) + ".shared" * bool(said.get("renameByDefault"))
+            if name and count.isdecimal() and 1 < int(count) <= CORES_PER_CARD:
+                yield SharedCard(text(resource.get("rename")) or full, int(count), mps=way == "mps")
 
 
 def _names(device: str, card: Card, resource: str) -> bool:

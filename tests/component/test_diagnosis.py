@@ -109,6 +109,31 @@ def test_another_system_that_holds_programs_to_shares_is_named(root: Path) -> No
     assert found == ("NVIDIA's MPS (nvidia-cuda-mps-control)", "gpu-fractioning (mpsd)")
 
 
+def test_who_else_limits_memory_by_control_group_is_named(root: Path) -> None:
+    pods = "sys/fs/cgroup/kubepods.slice"
+    card = "drm/0000:3b:00.0/vram0"
+    put(
+        root,
+        {
+            f"{pods}/a/dmem.max": f"{card} 1073741824\n",  # ours
+            f"{pods}/a/cgroup.procs": "21\n",
+            "21/mountinfo": "30 2 0:9 / /etc/vcuda/limits ro - tmpfs tmpfs ro\n",
+            f"{pods}/b/dmem.max": f"{card} max\n" * 8,
+            f"{pods}/b/cgroup.procs": "22\n",
+            "22/mountinfo": "",
+            f"{pods}/c/dmem.max": f"{card} max\n" * 8 + "drm/0000:d8:00.0/vram0 1073741824\n",
+            f"{pods}/c/cgroup.procs": "23\n24\n",
+            "23/mountinfo": "30 2 0:9 / / rw - overlay overlay rw\n",
+            f"{pods}/d/dmem.max": f"{card} 5\n",  # its process has just ended
+            f"{pods}/d/cgroup.procs": "25\n",
+            f"{pods}/e/dmem.max": f"{card} 5\n",  # nothing runs there
+            f"{pods}/e/cgroup.procs": "",
+        },
+    )
+    found = gather_driver(HostFiles(root), "/", None, sysfs=root, proc=root).enforcers
+    assert found == ("a program that limits the cards' memory of a control group (dmem.max)",)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root sees every process")
 def test_processes_that_are_hidden_are_not_taken_for_none(root: Path) -> None:
     assert gather_driver(HostFiles(root), "/", None, sysfs=root, proc=root).in_use is None

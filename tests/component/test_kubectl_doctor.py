@@ -73,6 +73,26 @@ def test_doctor_finds_nothing_wrong_with_a_cluster_that_is_whole(
     assert "0 in trouble, 0 with a warning, 0 not looked at" in said(capsys)[0]
 
 
+def test_doctor_names_pods_to_which_another_system_has_given_a_part_of_a_card(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_node(api)
+    for name, labels in (
+        ("shared", {"runai-gpu-group": "4076"}),
+        ("plain", {}),
+        ("done", {"runai-gpu-group": "4077"}),
+    ):
+        meta = {"name": name, "namespace": "default", "labels": labels}
+        spec = {"nodeName": "n1", "containers": [{"name": "c", "image": "i"}]}
+        api.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+    api.patch("pods", "done", {"status": {"phase": "Succeeded"}}, subresource="status")
+    run(["doctor", "-o", "json"])
+    report = json.loads(said(capsys)[0])
+    assert [f["text"] for f in report["findings"] if f["check"] == "shared-elsewhere"] == [
+        "node n1: pod default/shared has a part of a card by KAI or Run:ai"
+    ]
+
+
 def test_doctor_says_what_it_may_not_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with StandInApi(authorize=lambda _, access: access.resource in ("nodes", "pods")) as api:
         a_node(api)

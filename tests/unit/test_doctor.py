@@ -289,6 +289,21 @@ FOUND = [
         "1 in 1 B",
     ),
     ("two-plugins-on-node", node(gpu=1, inventory=TAKEN), "offers 1 nvidia.com/gpu beside 100"),
+    (
+        "shared-elsewhere",
+        node(labels={**NODE.labels, "gpu-fractioning.kai.scheduler/nvidia-driver-version.major": "615"}),
+        "node n1 has the label gpu-fractioning.kai.scheduler/nvidia-driver-version.major=615 of gpu-fractioning",
+    ),
+    (
+        "shared-elsewhere",
+        node(labels={**NODE.labels, "nvidia.com/gpu.sharing-strategy": "mps"}),
+        "nvidia.com/gpu.sharing-strategy=mps of NVIDIA's plugin, with MPS",
+    ),
+    (
+        "shared-elsewhere",
+        cluster(given_elsewhere={"n1": ("a/p has a part of a card by HAMi",), "n7": ("a/q",)}),
+        "node n1: pod a/p has a part of a card by HAMi",
+    ),
     ("left-over-capacity", node(gpu=8), "node n1 shows 8 nvidia.com/gpu, and no plugin offers them"),
     (
         "node-gone",

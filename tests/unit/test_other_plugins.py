@@ -9,7 +9,13 @@ import pytest
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import EVENT_OTHER_PLUGIN
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.other_plugins import may_name_cards, offered_elsewhere
+from gpu_manager.domain.other_plugins import (
+    SharedCard,
+    given_by,
+    may_name_cards,
+    offered_elsewhere,
+    shared_cards,
+)
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology
 from gpu_manager.services.cards.health import Health
@@ -173,3 +179,38 @@ def test_the_kubelet_is_asked_again_soon_only_while_there_is_something_to_see() 
     node.plugins.round()
     assert [calm for _, calm in node.rests] == [True, False, False, False, True]
     assert {seconds for seconds, _ in node.rests} == {PERIOD_SECONDS}
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations", "who"),
+    [
+        ({"runai-gpu-group": "407623a2"}, {}, "KAI or Run:ai"),
+        ({"runai-gpu-group/407623a2": "0"}, {}, "KAI or Run:ai"),  # of several cards
+        ({}, {"nvidia.com/container.trainer.gpus.devices": "GPU-1"}, "gpu-fractioning"),
+        ({"runai-gpu-group": "a"}, {"nvidia.com/container.c.gpu-memory.limit": "8Gi"}, "gpu-fractioning"),
+        ({}, {"hami.io/vgpu-devices-allocated": "GPU-1,NVIDIA,1000,30:;"}, "HAMi"),
+        ({}, {"volcano.sh/vgpu-ids-new": "GPU-1"}, "Volcano"),
+        ({}, {"ALIYUN_COM_GPU_MEM_IDX": "0"}, "gpushare"),
+        ({"app": "x"}, {"nvidia.com/use-gputype": "A100", "gpu-fraction": "0.5"}, ""),  # asked, not given
+    ],
+)
+def test_who_has_given_a_pod_a_part_of_a_card_is_known_by_what_it_wrote(
+    labels: Mapping[str, object], annotations: Mapping[str, object], who: str
+) -> None:
+    assert given_by(labels, annotations) == who
+
+
+def test_what_nvidias_plugin_shares_is_read_wherever_its_configuration_stands() -> None:
+    turns = {"resources": [{"name": "gpu", "replicas": 4}, {"name": "nvidia.com/gpu", "replicas": "2"}]}
+    others = [{"name": "", "replicas": 3}, {"name": "gpu", "replicas": 1}, {"name": "gpu", "replicas": "all"}]
+    documents: dict[str, list[object]] = {"sharing: one": [{"sharing": {"mps": {"resources": others}}}]}
+    tree = {
+        "data": {"a": "sharing: one", "b": "no word of it"},
+        "config": [{"sharing": {"timeSlicing": {**turns, "renameByDefault": True}, "mps": "none"}}],
+        "sharing": {"mps": {"resources": [{"name": "nvidia.com/gpu", "replicas": 5, "rename": "x.io/part"}]}},
+    }
+    assert set(shared_cards(tree, lambda text: documents[text])) == {
+        SharedCard("nvidia.com/gpu.shared", 4),
+        SharedCard("nvidia.com/gpu.shared", 2),
+        SharedCard("x.io/part", 5, mps=True),
+    }

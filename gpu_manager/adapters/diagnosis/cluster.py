@@ -30,6 +30,7 @@ from gpu_manager.domain.doctor.facts import (
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.kube.label_selectors import Term, read_terms
 from gpu_manager.domain.kube.pod import Pod, parse_pod
+from gpu_manager.domain.other_plugins import given_by
 from gpu_manager.domain.resize.namespace_limits import NamespaceLimits
 from gpu_manager.domain.resources import parse_quantity
 from gpu_manager.domain.untrusted import mapping, mappings, text
@@ -37,7 +38,6 @@ from gpu_manager.domain.untrusted import mapping, mappings, text
 _HOOKS: Final = "/apis/admissionregistration.k8s.io/v1"
 _HINTS: Final = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present")
 _MIRROR: Final = "kubernetes.io/config.mirror"
-_REFUSED: Final = "UnexpectedAdmissionError"
 
 T = TypeVar("T")
 
@@ -64,6 +64,7 @@ def gather_cluster(connection: Connection) -> ClusterFacts:
         schedulers=looked.part("configmaps", lambda: tuple(looked.schedulers(namespaces))),
         runtime_classes=looked.part("runtimeclasses", looked.runtime_classes),
         limits=looked.part("resourcequotas and limitranges", looked.limits),
+        given_elsewhere=looked.given_elsewhere,
         refused=looked.refused,
     )
 
@@ -75,6 +76,7 @@ class _Looked:
         self._connection = connection
         self.refused: dict[str, str] = {}
         self.services: set[tuple[str, str]] = set()  # (namespace, name) of what webhooks call
+        self.given_elsewhere: dict[str, list[str]] = {}
 
     def part(self, name: str, look: Callable[[], T]) -> T | None:
         try:
@@ -98,6 +100,12 @@ class _Looked:
         )
 
     def _pod(self, obj: Mapping[str, Any]) -> PodFacts | None:
+        meta, spec = mapping(obj.get("metadata")), mapping(obj.get("spec"))
+        who = given_by(mapping(meta.get("labels")), mapping(meta.get("annotations")))
+        ended = text(mapping(obj.get("status")).get("phase")) in ("Succeeded", "Failed")
+        if who and not ended and (node := text(spec.get("nodeName"))):
+            what = f"{text(meta.get('namespace'))}/{text(meta.get('name'))} has a part of a card by {who}"
+            self.given_elsewhere.setdefault(node, []).append(what)
         try:
             return _pod(parse_pod(obj), obj)
         except RequestInvalid as error:
@@ -234,13 +242,8 @@ def _node(obj: Mapping[str, Any]) -> DoctorNode:
 def _pod(pod: Pod, obj: Mapping[str, Any]) -> PodFacts | None:
     if not pod.asks:
         return None
-    status = mapping(obj.get("status"))
-    return PodFacts(
-        pod,
-        _MIRROR in pod.annotations,
-        text(mapping(obj.get("spec")).get("runtimeClassName")),
-        text(status.get("message")) if text(status.get("reason")) == _REFUSED else "",
-    )
+    runtime_class = text(mapping(obj.get("spec")).get("runtimeClassName"))
+    return PodFacts(pod, _MIRROR in pod.annotations, runtime_class, pod.refused)
 
 
 def _affinity(template: Mapping[str, Any]) -> tuple[tuple[Term, ...], ...]:

@@ -7,6 +7,8 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +29,7 @@ _ENFORCERS: Final = {
 _OPEN: Final = re.compile(rb"libcuda\.so\.(\d{3,}\.\d+(?:\.\d+)?)")
 _SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  # a directory of a random name is made there
 _MOST_PROCESSES: Final = 1 << 16
+_TEXT: Final = 1 << 12  # characters of the kernel's small files
 _MAPS_BYTES: Final = 4 << 20  # a process with CUDA and torch has about 1 MiB of maps
 
 
@@ -50,7 +53,12 @@ def gather_driver(
         nvml_cards=count,
         devices=frozenset(name for name in host.listing("/dev") if name.startswith("nvidia")),
         in_use=_in_use(proc),
-        enforcers=tuple(sorted({_ENFORCERS[name] for pid in _pids(proc) if (name := _name(proc, pid))})),
+        enforcers=tuple(
+            sorted(
+                {_ENFORCERS[name] for pid in _pids(proc) if (name := _name(proc, pid))}
+                | _limiter(host.seen("/sys/fs/cgroup"), proc)
+            )
+        ),
     )
 
 
@@ -94,7 +102,7 @@ def _pci(sysfs: Path) -> int | None:
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")[:200].strip()
+        return path.read_text(encoding="utf-8", errors="replace")[:_TEXT].strip()
     except OSError:
         return None
 
@@ -120,6 +128,22 @@ def _name(proc: Path, pid: str) -> str:
     """The process's name, if it is one of those that hold others to shares; empty else."""
     name = _text(proc / pid / "comm") or ""
     return name if name in _ENFORCERS else ""
+
+
+def _limiter(cgroups: Path, proc: Path) -> set[str]:
+    """Who limits the cards' memory of control groups in which no process has our limits mounted."""
+    limited = 0
+    for place, _, names in islice(os.walk(cgroups), _MOST_PROCESSES):
+        if "dmem.max" not in names:
+            continue
+        limits = (_text(Path(place) / "dmem.max") or "").splitlines()
+        if all(line.endswith(" max") for line in limits):
+            continue
+        pids = (_text(Path(place) / "cgroup.procs") or "").split()[:1]
+        with suppress(OSError):  # it has ended, or is hidden
+            limited += any(b" /etc/vcuda/" not in (proc / pid / "mountinfo").read_bytes() for pid in pids)
+    what = "a control group" if limited == 1 else f"{limited} control groups"
+    return {f"a program that limits the cards' memory of {what} (dmem.max)"} if limited else set()
 
 
 def _pids(proc: Path) -> Iterator[str]:

@@ -207,7 +207,9 @@ class PodFacts:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """The cluster's objects. A part is None if the API server refused it; ``refused`` says why."""
+    """The cluster's objects. A part is None if the API server refused it; ``refused`` says why.
+    ``given_elsewhere``: node → its running pods to which another system has given parts of cards.
+    """
 
     nodes: tuple[DoctorNode, ...] | None = None
     pods: tuple[PodFacts, ...] | None = None
@@ -219,6 +221,7 @@ class ClusterFacts:
     schedulers: tuple[SchedulerFacts, ...] | None = None
     runtime_classes: frozenset[str] | None = None
     limits: Mapping[str, NamespaceLimits] | None = None  # by namespace
+    given_elsewhere: Mapping[str, Sequence[str]] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -37,6 +37,12 @@ from gpu_manager.domain.other_plugins import OTHER_PLUGIN
 from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
 
 _FIRST_CONTAINERD_WITH_CDI: Final = (1, 7)
+# Labels that others write to nodes on which they hold programs to shares; with None any value does.
+_SHARERS: Final = (
+    ("gpu-fractioning.kai.scheduler/nvidia-driver-version.major", None, "gpu-fractioning (mpsd)"),
+    ("nvidia.com/gpu.sharing-strategy", "mps", "NVIDIA's plugin, with MPS"),
+    ("nvidia.com/gpu.sharing-strategy", "time-slicing", "NVIDIA's plugin, with time-slicing"),
+)
 _VERSION: Final = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,3})", re.ASCII)
 
 
@@ -183,6 +189,17 @@ def _left_over(cluster: ClusterFacts, _: float) -> Iterator[str]:
     yield from bounded(
         [f"node {printable(n.name)} shows {n.gpu} nvidia.com/gpu, and no plugin offers them" for n in nodes]
     )
+
+
+def _shared_elsewhere(cluster: ClusterFacts, _: float) -> Iterator[str]:
+    lines = []
+    for node in (n for n in nodes_of(cluster) if n.inventory):
+        for label, value, who in _SHARERS:
+            if (found := node.labels.get(label)) is not None and value in (None, found):
+                lines.append(f"node {printable(node.name)} has the label {label}={printable(found)} of {who}")
+        pods = cluster.given_elsewhere.get(node.name, ())
+        lines += [f"node {printable(node.name)}: pod {printable(pod)}" for pod in pods]
+    yield from bounded(lines)
 
 
 def _left_over_on(node: DoctorNode) -> bool:
@@ -354,6 +371,21 @@ NODES: Final = (
             "`nvidia.com/gpu.deploy.device-plugin=false`)."
         ),
         judge=_two_plugins,
+    ),
+    DoctorCheck(
+        id="shared-elsewhere",
+        group="cluster",
+        severity=Severity.WARNING,
+        what=(
+            "Another system holds programs to shares of cards on a node of this agent's, or has given a pod "
+            "there a part of one: neither knows what the other has given."
+        ),
+        cure=(
+            "Keep one of them on a node: take the label of the agent's nodes away (`nvidia-device-enable`), "
+            "or keep the other system off by its node selector. `kubectl label node NODE KEY-` takes a label "
+            "off that an uninstalled system left. docs/which.md says when which."
+        ),
+        judge=_shared_elsewhere,
     ),
     DoctorCheck(
         id="left-over-capacity",

@@ -114,6 +114,7 @@ class Pod:
     started_at: str = ""  # status.startTime: when the kubelet admitted it; RFC 3339, as is ``created``
     twin: PodUid = PodUid("")
     restarts_never: bool = False  # restartPolicy Never: no container that has started is started again
+    refused: str = ""  # status.message of a pod that the kubelet's managers refused at its admission
     affinity_bytes: int = field(default=0, compare=False)  # of nodeAffinity as JSON; the kubelet tells none
 
     @property
@@ -215,6 +216,7 @@ def parse_pod(obj: object) -> Pod:
         containers=_containers(spec, status),
         node=node,
         phase=_text(status.get("phase"), "status.phase"),
+        refused=text(status.get("message")) if status.get("reason") == "UnexpectedAdmissionError" else "",
         annotations=annotations,
         labels=_texts(meta.get("labels"), "label"),
         deleting=bool(meta.get("deletionTimestamp")),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from gpu_manager.domain.contract import EVENT_WITHOUT_DEVICES, RESOURCES
+from gpu_manager.domain.contract import EVENT_REFUSED, EVENT_WITHOUT_DEVICES, RESOURCES
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import MIRROR, Container, ContainerKind, Pod, PodUid
 from gpu_manager.ports.clock import Clock
@@ -32,6 +32,8 @@ from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
+# The kubelet's words for a pod that it admitted while the plugin was away; ours have other ones.
+_UNSERVED = ("no healthy devices present", "unregistered device")
 SEEN_ROUNDS = 2  # in a row: the checkpoint and the pods that are known are not of one moment
 # A kubelet that has restarted admits its pods again for about that long; until then it is asked at each look,
 # and a pod of which nothing runs may still be given its devices.
@@ -85,6 +87,7 @@ class PodsWithoutDevices:
         self._seconds = seconds
         self._evict = evict
         self._listed_at = float("-inf")
+        self._failed: set[PodUid] = set()
         self._seen: Mapping[PodUid, int] = {}
         self._named: Mapping[PodUid, Stranded] = {}
 
@@ -99,6 +102,7 @@ class PodsWithoutDevices:
         The kubelet is asked for its pods only where the checkpoint lacks one that was not reported. A
         source that is missing proves nothing.
         """
+        self._name_failed()
         found = self._found()
         if found is None:
             return
@@ -111,6 +115,17 @@ class PodsWithoutDevices:
         else:
             self._seen = {}
         self._metrics.stranded_containers.set(sum(len(one.containers) for one in self._named.values()))
+
+    def _name_failed(self) -> None:
+        """Tell each pod once that failed for good because no agent served, as after a boot."""
+        for pod in (known.pod for named in self._pods.local().values() for known in named):
+            if pod.asks and pod.uid not in self._failed and any(one in pod.refused for one in _UNSERVED):
+                self._failed.add(pod.uid)
+                cure = "its controller makes another one" if pod.controlled else "create it again"
+                text = (
+                    f"the kubelet admitted it while no agent served, as after a boot, and failed it: {cure}"
+                )
+                self._pods.event(pod, EVENT_REFUSED, text, warning=True)
 
     def _confirm(self) -> None:
         now = self._clock.monotonic()

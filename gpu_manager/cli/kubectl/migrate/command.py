@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import groupby
 from typing import Annotated
@@ -24,6 +24,7 @@ from gpu_manager.cli.kubectl.migrate.model import (
     MigrationTerms,
     System,
 )
+from gpu_manager.cli.kubectl.migrate.plugin_config import agreed
 from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
 from gpu_manager.cli.kubectl.migrate.text import Rewritten, documents, json_text, rewrite
 from gpu_manager.cli.kubectl.migrate.translate import translate
@@ -112,12 +113,13 @@ def command(
             "--replicas needs --card-memory, --card-model or --like: a turn comes with its part of the memory"
         )
     system = next((s for s in SYSTEMS if s.name == source.value), None)
-    named = chosen_files(files, filenames)
+    given = [(name, load(name, bytes)) for name in chosen_files(files, filenames)]
+    terms = replace(terms, shared=agreed([data.decode(errors="replace") for _, data in given]))
 
-    def migrated(name: str) -> Migrated:
-        return load(name, lambda data: migrate(shown(name), data, terms, system, alone=len(named) == 1))
+    def migrated(name: str, data: bytes) -> Migrated:
+        return load(name, lambda data: migrate(shown(name), data, terms, system, alone=len(given) == 1), data)
 
-    done = [migrated(name) for name in named]
+    done = [migrated(name, data) for name, data in given]
     report = [line for one in done for line in _report(one, several=len(done) > 1)]
     if output is MigrateOutput.DIFF:
         for one in done:

@@ -11,6 +11,7 @@ from math import ceil, floor
 from typing import Final
 
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.other_plugins import SharedCard
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT, GIB, MIB, format_bytes, format_number
 
 
@@ -21,7 +22,8 @@ class MigrationTerms:
     ``cores`` is the share for a container whose system does not limit time, with an elastic limit of 100;
     ``card`` is the card that parts are parts of, ``replicas`` the number of users of a card under
     time-slicing, ``gpushare_unit`` the bytes of one ``aliyun.com/gpu-mem``, and ``hami_count`` the name under
-    which HAMi counts cards where ``nvidia.com/gpu`` was renamed.
+    which HAMi counts cards where ``nvidia.com/gpu`` was renamed. ``shared`` says by resource what
+    configurations of NVIDIA's plugin among the manifests share; None where they differ.
     """
 
     cores: int = 10
@@ -30,6 +32,20 @@ class MigrationTerms:
     replicas: int | None = None
     gpushare_unit: int = 1 << 30
     unit: int = DEFAULT_UNIT
+    shared: Mapping[str, SharedCard | None] = field(default_factory=dict)
+
+    def sharing(self, name: str) -> SharedCard | None:
+        """Return how cards are shared under a name, by option or configuration; None if they are given whole.
+
+        Raises RequestInvalid if that is not known, because configurations differ.
+        """
+        if self.replicas:
+            return SharedCard(name, self.replicas)
+        if self.shared.get(name, self) is None:
+            raise RequestInvalid(
+                f"{name} has several numbers of users in several configurations: give --replicas"
+            )
+        return self.shared.get(name)
 
 
 @dataclass(frozen=True, slots=True)

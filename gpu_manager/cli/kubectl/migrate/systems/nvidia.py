@@ -25,7 +25,8 @@ def _nvidia(asked: Asked, terms: model.MigrationTerms) -> model.MigratedShare | 
         return None
     if _MPS_PERCENT in asked or _MPS_MEMORY in asked:
         return _mps(asked, terms, count, name)
-    if terms.replicas is None:
+    shared = terms.sharing(name)
+    if shared is None:
         if name == _SHARED:
             raise RequestInvalid(
                 f"{_SHARED} is a turn on a card whose number of users stands in the plugin's configuration: "
@@ -38,9 +39,11 @@ def _nvidia(asked: Asked, terms: model.MigrationTerms) -> model.MigratedShare | 
             f"{name} is {count}: turns on a card, perhaps of one card, which do not add up; ask for one part "
             "of a card, or for whole cards"
         )
-    cores = CORES_PER_CARD // terms.replicas
-    units = model.part_of(Fraction(1, terms.replicas), terms, name)
-    note = f"1 of {terms.replicas} turns: {cores} cores, up to 100 while the card is idle"
+    cores = CORES_PER_CARD // shared.replicas
+    units = model.part_of(Fraction(1, shared.replicas), terms, name)
+    if shared.mps:
+        return model.MigratedShare(cores, units, None, (f"1 of {shared.replicas} clients: {cores} cores",))
+    note = f"1 of {shared.replicas} turns: {cores} cores, up to 100 while the card is idle"
     return model.MigratedShare(cores, units, CORES_PER_CARD, (note,))
 
 
@@ -59,8 +62,8 @@ def _mps(asked: Asked, terms: model.MigrationTerms, count: int, name: str) -> mo
         notes = (f"{_MPS_PERCENT} {format_number(percent)} rounded up to {cores} cores",)
     if pinned is not None:
         units, rounded = model.units_of(pinned, 1, terms, _MPS_MEMORY)
-    elif terms.replicas:
-        units, rounded = model.part_of(Fraction(1, terms.replicas), terms, name), ()
+    elif shared := terms.sharing(name):
+        units, rounded = model.part_of(Fraction(1, shared.replicas), terms, name), ()
     else:
         units, rounded = model.part_of(Fraction(cores, CORES_PER_CARD), terms, _MPS_PERCENT), ()
         notes = (*notes, f"{_MPS_PERCENT} says nothing of memory: as large a part of it assumed")
