@@ -39,10 +39,11 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports.pods import KnownPod
 from gpu_manager.runtime import threads
-from gpu_manager.runtime.program import Ending
-from gpu_manager.servers.device_plugin import LENDING, SOCKETS, DevicePlugin
+from gpu_manager.runtime.program import Ending, tell_started
+from gpu_manager.servers.device_plugin import DevicePlugin
 from gpu_manager.servers.exporter import Exporter
 from gpu_manager.servers.http import PageAccess, StatusServer
+from gpu_manager.servers.plugin_registration import LENDING, SOCKETS
 from gpu_manager.servers.status import Status
 from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.allocator import Allocator
@@ -136,7 +137,7 @@ class Agent:
         )
         self._writeback = AnnotationWriteback(self.state, pods, clock)
         plugin = DevicePlugin(
-            config.device_plugins,
+            config.registers_in or config.device_plugins,
             self.state,
             allocator,
             prestart,
@@ -339,6 +340,7 @@ class Agent:
         gc.collect()
         gc.freeze()  # what exists now stays: collecting it again would pause every Allocate for 25 ms
         log.info("running", node=self._config.node, port=self.http.port)
+        tell_started()
         ending.wait()
         log.info("leaving")
         self.inventory.leave()

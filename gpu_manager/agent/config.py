@@ -33,7 +33,8 @@ CLUSTER_CA: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")
 class Config:
     """Settings of ``gpu-manager run``. Paths are as the agent sees them.
 
-    ``page_mounts``: the file system that each container's pages get.
+    ``page_mounts``: the file system that each container's pages get. ``registers_in``: where the plugin
+    registers, if not with the kubelet itself in ``device_plugins``.
     ``kubelet_ca`` is a file with the certificates of who signs the kubelet's.
     ``cards`` is ``nvml``, or ``simulated:`` with a profile's name or a file; ``unit`` is bytes of a memory
     unit; ``policy`` holds settings of every fraction's control page; ``injection`` is ``auto`` or a strategy;
@@ -58,6 +59,7 @@ class Config:
     kubelet_ca: Path = CLUSTER_CA
     device_plugins: Path = Path(KUBELET_DIR) / "device-plugins"
     pod_resources: Path = Path(KUBELET_DIR) / "pod-resources"
+    registers_in: Path | None = None
     state: Path = Path(STATE_DIR)
     pages: Path = Path(PAGES_DIR)
     old_checkpoint: Path = Path(OLD_CHECKPOINT_DIR)

@@ -17,18 +17,19 @@ _COMMAND_BYTES = 1 << 16
 def find_agent_settings(proc: Path = Path("/proc")) -> dict[str, Any] | None:
     """The arguments of the ``gpu-manager run`` that sees the same files as this process, as in its pod.
 
-    None if there is no such process, or several.
+    None if there is no such process, or several that differ.
     """
     own = _mounts(proc / "self")
     try:
         pids = [entry for entry in proc.iterdir() if entry.name.isdecimal()]
     except OSError:
         return None
-    found = [words for pid in pids if own and _mounts(pid) == own and (words := _words(pid)) is not None]
+    # An agent that is held and its holder have one command line.
+    found = {tuple(words) for p in pids if own and _mounts(p) == own and (words := _words(p)) is not None}
     if len(found) != 1:
         return None
     try:
-        return Command(f"{_PROGRAM} run", command).values(found[0])
+        return Command(f"{_PROGRAM} run", command).values(found.pop())
     except RequestInvalid:  # of another version
         return None
 

@@ -27,6 +27,7 @@ from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.runtime.arguments import Option, Rest, whole_bytes
 from gpu_manager.runtime.program import KLOG_FLAGS, configure_log, pass_over_old_flags
+from gpu_manager.runtime.supervised import child_of
 
 log = structlog.get_logger(__name__)
 
@@ -230,9 +231,17 @@ def command(
     log_level: Annotated[
         str, Option(envvar="LOG_LEVEL", help="Log level: debug, info, warning, error, or 0..8.")
     ] = "info",
-) -> None:
+    hold_registration: Annotated[
+        float, Option(min=0, max=600, help="Seconds to stay registered while the agent is killed; 0: off.")
+    ] = 0.0,
+) -> int:
     """Run the node's agent until SIGTERM."""
     configure_log(log_level)
+    from gpu_manager.agent.holder import HELD_IN, hold  # noqa: PLC0415  # gRPC, only when it is needed
+
+    held_in = child_of(HELD_IN)
+    if hold_registration and not held_in and front is not Front.DRA:
+        return hold(kubelet_dir, state_dir, hold_registration, lending=nvidia_resource)
     pass_over_old_flags(old_words, OLD_FLAGS, "gpu-manager run")
     from gpu_manager.adapters.driver_files.host import HostFiles  # noqa: PLC0415  # as the next one
     from gpu_manager.agent.composition import main  # noqa: PLC0415  # gRPC and the Kubernetes client, only when they are needed
@@ -247,6 +256,7 @@ def command(
             kubelet_pods_url=kubelet_pods_url,
             kubelet_ca=kubelet_certificate_authority,
             device_plugins=kubelet_dir / "device-plugins",
+            registers_in=Path(held_in) if held_in else None,
             pod_resources=kubelet.pod_resources(pod_resources_socket),
             state=state_dir,
             pages=pages_dir,
@@ -288,6 +298,7 @@ def command(
             labels=_labels(node_labels),
         )
     )
+    return 0
 
 
 def _claim_cards(front: Front, text: str, old: str) -> ClaimCards:

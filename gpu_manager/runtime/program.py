@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -60,6 +61,13 @@ def raise_open_files_limit() -> None:
     """Raise the soft limit of open files, often 1,024, to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def tell_started() -> None:
+    """Tell systemd, if it has started this program and waits for it to serve."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, suppress(OSError):
+            channel.sendto(b"READY=1", "\0" + address[1:] if address.startswith("@") else address)
 
 
 class Ending:

@@ -181,6 +181,20 @@ def kill(cluster: Cluster, selector: str) -> None:
             processes.end(pid)
 
 
+def kill_held_agent(cluster: Cluster) -> list[int]:
+    """SIGKILL to the agent's own process, as a crash ends it: its parent holds the registration, and starts it again."""
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    pods = cluster.api.get(path, labelSelector=AGENT, fieldSelector="spec.nodeName=n1")["items"]
+    killed = []
+    for found in map(processes_of, pods):
+        for pid in found:
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            if parent in found and b"\0run\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                processes.end(pid)
+                killed.append(pid)
+    return killed
+
+
 def processes_of(pod: dict[str, Any], container: str = "") -> list[int]:
     """Of a pod's containers, or of one of them, without the one that holds its namespaces."""
     held = [

@@ -16,7 +16,7 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.domain.resources import GIB
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
-from gpu_manager.servers.device_plugin import SOCKETS
+from gpu_manager.servers.plugin_registration import SOCKETS
 from gpu_manager.services.allocation.unidentified_grants import UNIDENTIFIED
 from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS
 from sandbox.kubelet import checkpoint

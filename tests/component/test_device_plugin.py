@@ -19,7 +19,8 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB
 from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
-from gpu_manager.servers.device_plugin import SOCKETS, devices_of, options_of
+from gpu_manager.servers.device_plugin import devices_of, options_of
+from gpu_manager.servers.plugin_registration import SOCKETS
 from gpu_manager.services.allocation.node_cards import KubeletOffer, NodeCards
 from sandbox.kubelet import NumaPolicy
 from tests.fakes.metrics import counts

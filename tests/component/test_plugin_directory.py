@@ -10,7 +10,7 @@ import pytest
 
 from gpu_manager.adapters.kubelet.client import unix_target
 from gpu_manager.domain.contract import CORE
-from gpu_manager.servers.device_plugin import SOCKETS
+from gpu_manager.servers.plugin_registration import SOCKETS
 from tests.fakes.metrics import counts
 from tests.fakes.node import NodeRig
 

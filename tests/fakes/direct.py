@@ -19,7 +19,8 @@ from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, V
 from gpu_manager.domain.kube.pod import ContainerKind
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import AllocateResponse
 from gpu_manager.ports.kubelet import PodResourcesEntry
-from gpu_manager.servers.device_plugin import LENDING, SOCKETS, _response, devices_of, options_of
+from gpu_manager.servers.device_plugin import _response, devices_of, options_of
+from gpu_manager.servers.plugin_registration import LENDING, SOCKETS
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import PreStart

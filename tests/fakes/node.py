@@ -23,7 +23,8 @@ from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import Limit
-from gpu_manager.servers.device_plugin import LENDING, SOCKETS, DevicePlugin
+from gpu_manager.servers.device_plugin import DevicePlugin
+from gpu_manager.servers.plugin_registration import LENDING, SOCKETS
 from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.allocator import Allocator
 from gpu_manager.services.allocation.association import Association

@@ -15,7 +15,8 @@ from tests.sources import sources
 
 # What a pool runs answers to somebody: gRPC and ASGI turn an error into a reply, others ask for the result.
 POOLS = {
-    "gpu_manager/servers/device_plugin.py",
+    "gpu_manager/servers/plugin_registration.py",
+    "gpu_manager/agent/holder.py",
     "gpu_manager/servers/dra_plugin.py",
     "gpu_manager/cli/kubectl/agents.py",
     "admission/console/agents_usage.py",

@@ -26,12 +26,14 @@ class AdmissionWindow:
         # In this order, where both are held: a question or a listing, the count.
         self._asking, self._lock = threading.Lock(), threading.Lock()
         self._in_flight = 0
-        self._last = float("-inf")
-        self.registered_at = clock.monotonic()
+        self.registered_at = self._last = clock.monotonic()
 
     def registered(self) -> None:
-        """The kubelet restarted: it lists its pods one by one again, so absence proves nothing yet."""
-        self.registered_at = self._clock.monotonic()
+        """The kubelet restarted: it lists its pods one by one again, so absence proves nothing yet.
+
+        An agent that was killed may have left an admission half done.
+        """
+        self.registered_at = self._last = self._clock.monotonic()
 
     @contextmanager
     def question(self) -> Iterator[None]:
