@@ -15,7 +15,7 @@ from gpu_manager.cli.kubectl.migrate.model import (
     MigrationTerms,
     Needless,
 )
-from gpu_manager.cli.kubectl.migrate.plugin_config import advices
+from gpu_manager.cli.kubectl.migrate.plugin_config import advice_of
 from gpu_manager.cli.kubectl.migrate.systems import PREDECESSOR, SYSTEMS
 from gpu_manager.cli.pod_templates import object_name
 from gpu_manager.domain.contract import CORE, GPU_MODEL, MEMORY
@@ -151,7 +151,7 @@ def _walk(
     if id(tree) in refused:
         yield from (replace(one, advice="") for one in _walk(tree, where, path, (), terms))
     elif isinstance(tree, str):
-        for name, advice in advices(tree, terms) or _names(tree):
+        for name, advice in advice_of(tree, terms) or _names(tree):
             yield ForeignName(where, path or ".", name, _for(where, advice))
     elif isinstance(tree, list):
         for index, entry in enumerate(tree):
@@ -168,7 +168,7 @@ def _walk(
             if isinstance(key, str):
                 for name, advice in _names(key):
                     yield ForeignName(where, path or ".", name, _for(where, ours or advice))
-            if key == "sharing" and (shared := advices({key: value}, terms)):
+            if key == "sharing" and (shared := advice_of({key: value}, terms)):
                 yield from (ForeignName(where, at, name, advice) for name, advice in shared)
                 continue
             yield from _of_key(key, value, where, at)

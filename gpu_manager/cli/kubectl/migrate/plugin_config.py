@@ -20,7 +20,7 @@ def agreed(texts: list[str]) -> Mapping[str, SharedCard | None]:
     return shares
 
 
-def advices(tree: object, terms: MigrationTerms) -> list[tuple[str, str]]:
+def advice_of(tree: object, terms: MigrationTerms) -> list[tuple[str, str]]:
     """Return for each resource that is shared its name, and what a user of it becomes."""
     return [(one.name, _advice(one, terms)) for one in shared_cards(tree, _parsed)]
 
