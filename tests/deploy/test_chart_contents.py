@@ -125,7 +125,7 @@ def test_the_agent_runs_where_cards_are_and_two_never_share_a_node() -> None:
     opted_in = {"key": "nvidia-device-enable", "operator": "In", "values": ["enable"]}
     assert required["nodeSelectorTerms"] == [{"matchExpressions": [opted_in]}], "no label that others set"
     # The predecessor's reserves are an upper bound.
-    assert container(pod, "gpu-manager")["resources"]["requests"] == {"cpu": "50m", "memory": "128Mi"}
+    assert container(pod, "gpu-manager")["resources"]["requests"] == {"cpu": "50m", "memory": "160Mi"}
 
 
 def test_the_values_that_turn_things_off_turn_them_off() -> None:
