@@ -59,7 +59,7 @@ static inline bool (*begin_of(const char *name))(struct throttled_work *, CUstre
         struct throttled_work work;                                                                                    \
         size_t how_many = amount;                                                                                      \
         if (!how_many)                                                                                                 \
-            stream_meter_flush(on, per_thread);                                                                        \
+            stream_meter_passes(on, per_thread);                                                                       \
         if (!how_many || !throttle_may_wait() || !begin_of(#name)(&work, on, per_thread, hook_##name, how_many))       \
             return real.name arguments;                                                                                \
         CUresult result = real.name arguments;                                                                         \
@@ -68,7 +68,7 @@ static inline bool (*begin_of(const char *name))(struct throttled_work *, CUstre
     }
 #define BUS(name, per_thread, parameters, arguments, on)                                                               \
     CUresult hook_##name parameters {                                                                                  \
-        stream_meter_flush(on, per_thread);                                                                            \
+        stream_meter_passes(on, per_thread);                                                                           \
         return real.name arguments;                                                                                    \
     }
 #include "cuda/copies.def"

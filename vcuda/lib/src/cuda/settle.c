@@ -13,6 +13,7 @@
 #include "cuda/stream_meter.h"
 #include "interposer.h"
 #include "page.h"
+#include "slots.h"
 #include "token_bucket.h"
 
 #include <errno.h>
@@ -91,6 +92,38 @@ static bool is_overtaken(const struct timing_span *span) {
     return meter->found_finished;
 }
 
+/* Was nothing launched on its stream since? */
+static bool is_last(const struct timing_span *span) {
+    const struct timing_span *next = span->after;
+    for (int i = 0; i < TIMING_SPANS_OPEN; i++)
+        if (__atomic_load_n(&span->meter->open[i], __ATOMIC_RELAXED))
+            return false;
+    while (next && next->meter != span->meter)
+        next = next->after;
+    return !next;
+}
+
+/* Asked after meter_closing was set: whoever ends the stream waits from then on. */
+static bool may_record(const struct stream_meter *meter) {
+    return meter->others_may_record && !meter->context_meter->lost &&
+           __atomic_load_n(&meter->use, __ATOMIC_SEQ_CST) == METER_LIVES;
+}
+
+/* Does work that should have ended by what was expected of it go on? Then its end is recorded. Not while others of the
+ * container's processes may just have their turn: for the record alone the card would turn twice more. */
+#define OTHERS_TURN_NS 3000000u
+
+static bool runs_on(struct timing_span *span, uint64_t now) {
+    bool alone = vcuda_usage() && slots_busy(vcuda_usage(), span->meter->card) < 2;
+    if (!alone && now < expected_end(span) + OTHERS_TURN_NS)
+        return false;
+    __atomic_store_n(&meter_closing, span->meter, __ATOMIC_SEQ_CST);
+    bool late =
+        may_record(span->meter) && !__atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) && timing_span_is_late(span);
+    __atomic_store_n(&meter_closing, NULL, __ATOMIC_RELEASE);
+    return late;
+}
+
 static void settle_finished(struct context_meter *context_meter, uint64_t now) {
     struct timing_span **at = &context_meter->waiting;
     while (*at) {
@@ -101,6 +134,8 @@ static void settle_finished(struct context_meter *context_meter, uint64_t now) {
         else if (span->ends && !context_meter->lost)
             result = real.cuEventQuery(span->end);
         else if (now < expected_end(span) && !context_meter->lost && !is_overtaken(span))
+            result = CUDA_ERROR_NOT_READY;
+        else if (is_last(span) && runs_on(span, now))
             result = CUDA_ERROR_NOT_READY;
         if (result == CUDA_ERROR_NOT_READY) {
             span->meter->blocked = passes;
@@ -145,8 +180,11 @@ static void close_quiet(struct stream_meter *meter, int i, uint64_t now) {
         return;
     __atomic_store_n(&meter_closing, meter, __ATOMIC_SEQ_CST);
     if (timing_span_hold_this(&meter->open[i], span)) {
-        if (meter->others_may_record && !meter->context_meter->lost)
-            timing_span_close(span);
+        if (span->facts.launched_at > meter->quiet[i].since) { /* it has become another */
+            meter->quiet[i].span = NULL;
+            timing_span_put(meter, span);
+        } else if (may_record(meter))
+            timing_span_close_quiet(span, meter->quiet[i].since);
         else
             timing_span_drop(span);
     }
@@ -202,6 +240,7 @@ static void bury(struct context_meter *context_meter, uint64_t now) {
     settle_finished(context_meter, now);
     context_meter->reference = NULL;
     context_meter->busy.count = 0;
+    context_meter->known = (struct known_busy){0};
     __atomic_store_n(&context_meter->owner, 0, __ATOMIC_RELEASE);
 }
 
@@ -226,12 +265,26 @@ void settle_resume(struct context_end *end) {
     __atomic_fetch_add(&meter_epoch, 1, __ATOMIC_SEQ_CST);
 }
 
+static void settle_known(struct context_meter *context_meter, uint64_t now) {
+    const struct vcuda_limits_view *view = vcuda_limits();
+    struct vcuda_usage *usage = vcuda_usage();
+    int card = context_meter->card;
+    uint64_t used =
+        view && usage && (uint32_t)card < view->card_count ? span_charge_known(context_meter, view, now) : 0;
+    if (!used)
+        return;
+    bucket_settle(&usage->card[card], &view->card[card], used, 0);
+    bucket_note_window(&usage->card[card], used, now);
+}
+
 static uint64_t look(struct context_meter *context_meter, uint64_t now) {
     CUcontext popped;
     count_unmeasured(context_meter);
     collect(context_meter);
+    settle_known(context_meter, now);
+    uint64_t later = known_busy_waits(&context_meter->known) ? LOOK_MOST_NS : 0;
     if (!has_work(context_meter))
-        return 0;
+        return later;
     struct vcuda_usage *usage = vcuda_usage();
     if (usage)
         __atomic_store_n(&usage->card[context_meter->card].last_busy_ns, now, __ATOMIC_RELAXED);
@@ -245,7 +298,7 @@ static uint64_t look(struct context_meter *context_meter, uint64_t now) {
     settle_finished(context_meter, now);
     if (pushed)
         real.cuCtxPopCurrent_v2(&popped);
-    return has_work(context_meter) ? next_look(context_meter, now, vcuda_limits()) : 0;
+    return has_work(context_meter) ? next_look(context_meter, now, vcuda_limits()) : later;
 }
 
 uint64_t settle_pass(void) {

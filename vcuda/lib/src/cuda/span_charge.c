@@ -76,7 +76,8 @@ static bool read_events(struct timing_span *span, struct gpu_interval *interval)
 static uint64_t enter(const struct timing_span *span, int64_t to, int64_t fresh, uint32_t divided, uint64_t now) {
     int card = span->context_meter->card;
     int64_t end = to - span->context_meter->clock.offset_ns, launched = (int64_t)span->facts.launched_at;
-    struct timeline_work work = {launched - TIMELINE_SPREAD_NS, end - fresh, end, (int64_t)now};
+    int64_t spread = span->ends && !span->alone ? 0 : TIMELINE_SPREAD_NS;
+    struct timeline_work work = {launched - spread, end - fresh, end, (int64_t)now};
     held_idle_ran(&vcuda_usage()->card[card], span->facts.launched_at, end > 0 ? (uint64_t)end : 0);
     return (uint64_t)timeline_add(&vcuda_usage()->timeline[card], &work, divided);
 }
@@ -91,16 +92,38 @@ static uint32_t divisor_of(const struct vcuda_limits_view *view, int card, uint6
     return has_turns(card) ? 256 : sharers_now(view, card, now);
 }
 
+/* What the record of a span's end adds to the card's time: nothing where other streams' work runs beside it. */
+static uint64_t record_ns(const struct timing_span *span) {
+    const struct vcuda_slot *slot = vcuda_slot();
+    uint32_t streams = slot ? __atomic_load_n(&slot->inflight[span->context_meter->card], __ATOMIC_RELAXED) : 1;
+    return span->ends ? span->facts.stamp_ns / (streams ? streams : 1) : 0;
+}
+
 /* Launches that were not measured cost what they paid, and the record of their end what a record takes, as far as the
  * card had time for it. They ended at `to` of the card's time, for all that is known. */
 static uint64_t charge_as_paid(struct timing_span *span, const struct vcuda_limits_view *view, int64_t to,
                                uint64_t now) {
     uint32_t divided = divisor_of(view, span->context_meter->card, now);
-    uint64_t paid = span->paid_ns + (span->ends ? span->facts.stamp_ns : 0), wall = paid * divided / 256;
+    uint64_t paid = span->paid_ns + record_ns(span), wall = paid * divided / 256;
     span->meter->settled_to = to;
     uint64_t fits = enter(span, to, (int64_t)wall, divided, now);
     other_processes_told(span, to - (int64_t)wall, to);
     return fits < wall ? fits * 256 / divided : paid;
+}
+
+/* The context had work from `from` to `to` of the card's time, beside no other container's. */
+static void know_busy(struct context_meter *context_meter, int64_t from, int64_t to, uint32_t divided) {
+    int64_t offset = context_meter->clock.offset_ns;
+    if (divided != 256 || meter_is_classed(context_meter->card))
+        return;
+    from += other_processes_switches_ns(context_meter, from, to);
+    known_busy_add(&context_meter->known, from - offset, to - offset);
+}
+
+uint64_t span_charge_known(struct context_meter *context_meter, const struct vcuda_limits_view *view, uint64_t now) {
+    int card = context_meter->card;
+    int64_t lacked = known_busy_compare(&context_meter->known, &vcuda_usage()->timeline[card], (int64_t)now);
+    return bucket_used((uint64_t)lacked, 256, view->card[card].gain_q8);
 }
 
 /* They ended where the end was recorded, or else, as long as expected after what their stream ran before; they are over
@@ -114,7 +137,16 @@ static uint64_t charge_tallied(struct timing_span *span, const struct vcuda_limi
     int64_t latest = (int64_t)now + clock->offset_ns, to = failed ? 0 : time_of(context_meter, span->end, &failed);
     if (failed)
         to = gpu_time_expected(&span->facts, span->meter->settled_to, divided, clock).to;
-    return charge_as_paid(span, view, to < latest ? to : latest, now);
+    int64_t before = span->meter->settled_to;
+    uint64_t paid = charge_as_paid(span, view, to < latest ? to : latest, now);
+    int64_t called = (int64_t)span->closed_at + clock->offset_ns;
+    span->meter->lost_count |= span->is_behind;
+    if (failed)
+        return paid;
+    if (!span->meter->lost_count)
+        know_busy(context_meter, before > called ? before : called, to, divided);
+    span->meter->lost_count = false;
+    return paid;
 }
 
 /* How a span's interval lies to the others of its context, and to the container's other processes. */
@@ -165,6 +197,8 @@ static uint64_t charge_measured(struct timing_span *span, const struct vcuda_lim
     meter->settled_to = ran->to;
     uint64_t took = bucket_used(share->took, divided, gain);
     uint64_t added = bucket_used(own, divisor, gain);
+    know_busy(span->context_meter, ran->from, ran->to, divided);
+    meter->lost_count = false;
     cost_measured(span->cost, took, added > share->stamps ? added - share->stamps : 0);
     stream_meter_corrected(meter, span->facts.expected_ns, took);
     bucket_note_longest(&vcuda_usage()->card[card], took);

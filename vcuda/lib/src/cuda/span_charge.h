@@ -10,4 +10,7 @@
  * reached. Only the thread that settles calls this. */
 uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *view, bool ended, uint64_t now);
 
+/* What is to be charged beside, of time in which the context surely had work: known_busy.h. */
+uint64_t span_charge_known(struct context_meter *context_meter, const struct vcuda_limits_view *view, uint64_t now);
+
 #endif

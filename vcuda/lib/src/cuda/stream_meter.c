@@ -80,6 +80,8 @@ static struct stream_meter *add_stream_meter(struct stream_meter **bucket, const
     meter->others_may_record = stream != STREAM_PER_THREAD;
     meter->clock = (struct stream_clock){0};
     meter->settled_to = 0;
+    meter->lost_count = false;
+    __atomic_store_n(&meter->is_behind, true, __ATOMIC_RELAXED);
     __atomic_store_n(&meter->seen_epoch, UINT64_MAX, __ATOMIC_RELAXED);
     meter->key[1] = key[1];
     meter->key[2] = key[2];
@@ -221,7 +223,7 @@ static void flush(struct stream_meter *meter, bool record) {
     for (int i = 0; i < TIMING_SPANS_OPEN; i++) {
         struct timing_span *span = timing_span_hold(&meter->open[i]);
         if (span && record)
-            timing_span_close(span);
+            timing_span_flush(span);
         else if (span)
             timing_span_drop(span);
     }
@@ -261,11 +263,21 @@ void stream_meter_flush(CUstream stream, bool per_thread) {
     errno = saved;
 }
 
-void stream_meter_waits(CUstream stream, bool per_thread) {
+void stream_meter_passes(CUstream stream, bool per_thread) {
     int saved = errno;
     struct stream_meter *meter = flushed(stream, per_thread);
     if (meter)
+        __atomic_store_n(&meter->is_behind, true, __ATOMIC_RELAXED);
+    errno = saved;
+}
+
+void stream_meter_waits(CUstream stream, bool per_thread) {
+    int saved = errno;
+    struct stream_meter *meter = flushed(stream, per_thread);
+    if (meter) {
         __atomic_store_n(&meter->clock.waits, true, __ATOMIC_RELAXED);
+        __atomic_store_n(&meter->is_behind, true, __ATOMIC_RELAXED);
+    }
     errno = saved;
 }
 
@@ -277,8 +289,10 @@ static void flush_context(uint64_t owner, bool waits) {
             uint64_t token = __atomic_load_n(&meter->key[2], __ATOMIC_RELAXED);
             if (meter->key[1] != owner || use_of(meter) != METER_LIVES)
                 continue;
-            if (waits)
+            if (waits) {
                 __atomic_store_n(&meter->clock.waits, true, __ATOMIC_RELAXED);
+                __atomic_store_n(&meter->is_behind, true, __ATOMIC_RELAXED);
+            }
             if (!has_open(meter) || (token && token != (uint64_t)(uintptr_t)&thread_token))
                 continue;
             bool capturing = __atomic_load_n(&meter_captures, __ATOMIC_SEQ_CST) != 0;
@@ -305,10 +319,12 @@ void stream_meter_ends(CUstream stream) {
     struct stream_meter *meter = is_handle(stream) ? find_known(stream, false) : NULL;
     if (meter && meter_is_classed(meter->card)) /* the last records on this stream */
         flush(meter, !is_captured(stream, false));
+    if (meter && __atomic_load_n(&meter->key[0], __ATOMIC_ACQUIRE) == (uint64_t)(uintptr_t)stream)
+        __atomic_store_n(&meter->use, METER_ENDED, __ATOMIC_SEQ_CST);
+    if (meter)
+        __atomic_store_n(&meter->is_behind, true, __ATOMIC_RELAXED);
     if (meter && __atomic_load_n(&meter_closing, __ATOMIC_SEQ_CST) == meter && meter_lock(true))
         meter_unlock();
-    if (meter && __atomic_load_n(&meter->key[0], __ATOMIC_ACQUIRE) == (uint64_t)(uintptr_t)stream)
-        __atomic_store_n(&meter->use, METER_ENDED, __ATOMIC_RELEASE);
     __atomic_fetch_add(&streams_ended, 1, __ATOMIC_SEQ_CST);
     errno = saved;
 }

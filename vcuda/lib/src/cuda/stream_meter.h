@@ -16,9 +16,12 @@ struct stream_meter *stream_meter_of(CUstream stream, bool per_thread);
 /* Is this stream, as the caller names it, being captured? Asked only while any is. */
 bool stream_is_capturing(CUstream stream, bool per_thread);
 
-/* Close what this thread finds open on a stream: it is about to wait for it, or to put other work there. */
+/* Close what this thread finds open on a stream: it is about to wait for it. */
 void stream_meter_flush(CUstream stream, bool per_thread);
 void stream_meter_flush_context(void);
+
+/* The same where it is about to put other work there than the card's kernels. */
+void stream_meter_passes(CUstream stream, bool per_thread);
 
 /* The same where the stream is to wait for who knows how long: until the driver is asked nobody knows when it is idle.
  */

@@ -65,3 +65,12 @@ int64_t timeline_add(struct vcuda_timeline *timeline, const struct timeline_work
         fits += fill(timeline, to / CELL_NS + 1, work->until / CELL_NS, 1, ns - fits, divisor_q8);
     return fits;
 }
+
+uint32_t timeline_us(const struct vcuda_timeline *timeline, int64_t ms) {
+    uint32_t word = __atomic_load_n(&timeline->cell[ms % VCUDA_TIMELINE_CELLS], __ATOMIC_RELAXED);
+    return word >> 16 == (uint32_t)(ms / VCUDA_TIMELINE_CELLS & 0xffff) ? word & CELL_US_MOST : 0;
+}
+
+void timeline_enter(struct vcuda_timeline *timeline, int64_t ms, uint32_t us) {
+    add(timeline, ms, us);
+}

@@ -24,4 +24,8 @@ struct timeline_work {
                */
 int64_t timeline_add(struct vcuda_timeline *timeline, const struct timeline_work *work, uint32_t divisor_q8);
 
+/* What a millisecond of CLOCK_MONOTONIC holds, in us; and enter more into it. */
+uint32_t timeline_us(const struct vcuda_timeline *timeline, int64_t ms);
+void timeline_enter(struct vcuda_timeline *timeline, int64_t ms, uint32_t us);
+
 #endif

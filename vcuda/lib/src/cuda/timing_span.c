@@ -212,6 +212,7 @@ static struct timing_span *open_span(struct stream_meter *meter, bool alone, boo
     span->context_meter = meter->context_meter;
     span->meter = meter;
     span->place = NULL;
+    span->is_behind = __atomic_exchange_n(&meter->is_behind, false, __ATOMIC_RELAXED);
     span->facts = (struct span_facts){.launched_at = now};
     span->paid_ns = 0;
     __atomic_store_n(&span->launches, 0, __ATOMIC_RELAXED);
@@ -287,7 +288,7 @@ static void push(struct timing_span *span, uint64_t closed_at) {
 }
 
 /* Returns when the end had been recorded. */
-static uint64_t record_end(struct timing_span *span, uint64_t now) {
+static uint64_t record(struct timing_span *span, uint64_t now) {
     int mode = relax();
     span->ends = make_events(span) && real.cuEventRecord(span->end, span->meter->stream) == CUDA_SUCCESS;
     restore(mode);
@@ -295,21 +296,53 @@ static uint64_t record_end(struct timing_span *span, uint64_t now) {
     span->facts.slow_ns += ended_at - now;
     __atomic_store_n(&span->facts.ended_at, ended_at, __ATOMIC_RELEASE);
     __atomic_store_n(&span->meter->marked_at, ended_at, __ATOMIC_RELAXED);
-    push(span, now);
     return ended_at;
+}
+
+/* The same before it is handed over; all of its launches had been made by `closed_at`. */
+static uint64_t record_end(struct timing_span *span, uint64_t closed_at) {
+    uint64_t ended_at = record(span, closed_at);
+    push(span, closed_at);
+    return ended_at;
+}
+
+static bool is_mark_due(const struct stream_meter *meter, uint64_t now) {
+    return now - __atomic_load_n(&meter->marked_at, __ATOMIC_RELAXED) >= SPAN_PLAN_MARK_NS;
 }
 
 bool timing_span_is_over(const struct timing_span *span) {
     return span->alone || span_plan_is_full(span->facts.expected_ns, span->launches) ||
-           (meter_is_classed(span->meter->card) &&
-            vcuda_now_ns() - __atomic_load_n(&span->meter->marked_at, __ATOMIC_RELAXED) >= SPAN_PLAN_MARK_NS);
+           (meter_is_classed(span->meter->card) && is_mark_due(span->meter, vcuda_now_ns()));
 }
 
 void timing_span_close(struct timing_span *span) {
-    if (span->alone || meter_is_classed(span->meter->card))
-        record_end(span, vcuda_now_ns());
+    uint64_t now = vcuda_now_ns();
+    if (span->alone || meter_is_classed(span->meter->card) || is_mark_due(span->meter, now))
+        record_end(span, now);
     else
-        timing_span_drop(span);
+        push(span, now);
+}
+
+void timing_span_flush(struct timing_span *span) {
+    uint64_t now = vcuda_now_ns();
+    if (meter_is_classed(span->meter->card) || now < __atomic_load_n(&span->meter->clock.idle_at, __ATOMIC_RELAXED))
+        timing_span_close(span);
+    else
+        push(span, now);
+}
+
+void timing_span_close_quiet(struct timing_span *span, uint64_t since) {
+    if (meter_is_classed(span->meter->card) || !is_drained(span->meter))
+        record_end(span, since);
+    else
+        push(span, since);
+}
+
+bool timing_span_is_late(struct timing_span *span) {
+    if (is_drained(span->meter))
+        return false;
+    record(span, vcuda_now_ns());
+    return span->ends;
 }
 
 void timing_span_end(struct timing_span *span) {

@@ -17,6 +17,7 @@
 #include "cuda/busy_intervals.h"
 #include "cuda/cost.h"
 #include "cuda/gpu_time.h"
+#include "cuda/known_busy.h"
 #include "cuda/launch_wait.h"
 #include "cuda/measuring_window.h"
 #include "cuda/span_plan.h"
@@ -36,13 +37,14 @@ struct timing_span {
     struct timing_span **place; /* among the stream's open ones that its holder took it from; NULL: it is new */
     CUevent start, end;
     struct span_facts facts;
-    uint64_t paid_ns; /* of the container's credit, for its launches */
-    uint64_t closed_at;
+    uint64_t paid_ns;   /* of the container's credit, for its launches */
+    uint64_t closed_at; /* all of its launches had been made by then */
     uint32_t launches;
     struct cost *cost; /* of the last launch: the only one, if it is measured */
     bool alone;        /* of one launch, measured by itself: its start is recorded, and its end will be */
     bool early;        /* earlier work of other streams, which is not measured, may run beside it */
     bool ends;         /* its end is recorded: the driver tells when it is reached */
+    bool is_behind;    /* other things than launches may stand before it in its stream: copies, waits */
 };
 
 /* A context on a card of the pages. Never freed; one that ended is used again for another. */
@@ -59,6 +61,7 @@ struct context_meter {
     /* only the one that settles: */
     struct timing_span *waiting, **waiting_end;
     struct busy_intervals busy;
+    struct known_busy known;
     struct card_clock clock;
     struct launch_wait wait;
     uint64_t stamp_ns; /* what the record of an event takes on the card, the least of `stamps` looks; any thread */
@@ -86,6 +89,8 @@ struct stream_meter {
     uint64_t marked_at;        /* when the end of a span was last recorded; any thread: it is an estimate */
     struct stream_clock clock; /* any thread, without a lock: it is an estimate */
     int64_t settled_to;        /* only the one that settles: the end of what it has settled, in the card's time */
+    bool lost_count;           /* the same: work of unknown length was put into it since an end was recorded */
+    bool is_behind;            /* other things than launches were put into it since the last one; any thread */
     uint32_t unsettled;        /* spans open or not settled */
     uint32_t blocked;          /* the pass of the settling one in which a span was found unfinished */
     uint32_t sought;           /* the pass in which the next span with a recorded end was looked for, ... */
@@ -197,8 +202,19 @@ bool timing_span_is_over(const struct timing_span *span);
 /* Hand it over for settling, with a record of its end where that is needed. */
 void timing_span_close(struct timing_span *span);
 
+/* The same where no launch is about to follow. A stream that should be idle gets no record: beside other processes the
+ * card would turn to this one for it. */
+void timing_span_flush(struct timing_span *span);
+
 /* The same right after its last launch, whose call tells how long calls take. */
 void timing_span_end(struct timing_span *span);
+
+/* The same where no launch was made for a while, the last one before `since`; only the one that settles. */
+void timing_span_close_quiet(struct timing_span *span, uint64_t since);
+
+/* It was handed over without a record and should have ended: record its end if the driver says that its stream has
+ * work still. False: it has none. Only the one that settles. */
+bool timing_span_is_late(struct timing_span *span);
 
 /* Hand it over without a record: it is settled when it is expected to have ended. */
 void timing_span_drop(struct timing_span *span);

@@ -51,7 +51,7 @@ static uint64_t tick(void *state, uint64_t now) {
             next = due < next ? due : next;
         }
     }
-    return working ? next : NEVER;
+    return working || known_busy_waits(&a->known) ? next : NEVER;
 }
 
 /* 0, or when to ask again. */
@@ -76,8 +76,10 @@ static uint64_t pay(struct adapter *a, uint32_t number, const struct cost *cost,
         a->allowance_ns += (int64_t)(taken - ns);
     }
     if (left && !credit_is_overdue(&credit)) {
-        if (!a->waiting_since && a->stream[number].open != NONE)
+        if (!a->waiting_since && a->stream[number].open != NONE) {
+            a->stream[number].marked_at = 0;
             adapter_close_span(a, number);
+        }
         a->waiting_since = since;
         adapter_settle_finished(a, driver_now(a->driver));
         return driver_now(a->driver) + bucket_nap(left);

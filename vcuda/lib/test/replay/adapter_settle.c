@@ -52,17 +52,33 @@ static bool read_span(struct adapter *a, struct span *span, struct gpu_interval 
 
 /* What still fits into the page's timeline. */
 static uint64_t enter(struct adapter *a, const struct span *span, int64_t to, uint64_t fresh, uint64_t until) {
-    int64_t end = to - a->clock.offset_ns;
-    struct timeline_work work = {(int64_t)span->facts.launched_at - TIMELINE_SPREAD_NS, end - (int64_t)fresh, end,
-                                 (int64_t)until};
+    int64_t end = to - a->clock.offset_ns, spread = span->ends && !span->measured ? 0 : TIMELINE_SPREAD_NS;
+    struct timeline_work work = {(int64_t)span->facts.launched_at - spread, end - (int64_t)fresh, end, (int64_t)until};
     return (uint64_t)timeline_add(&a->timeline, &work, 256);
 }
 
+static uint64_t streams_in_flight(const struct adapter *a) {
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < STREAMS; i++)
+        count += a->stream[i].open != NONE || a->stream[i].first != NONE;
+    return count ? count : 1;
+}
+
 static uint64_t charge_tallied(struct adapter *a, struct stream *stream, const struct span *span, uint64_t now) {
-    struct gpu_interval ran = gpu_time_expected(&span->facts, stream->settled_to, 256, &a->clock);
-    int64_t latest = (int64_t)now + a->clock.offset_ns;
-    stream->settled_to = ran.to < latest ? ran.to : latest;
-    return enter(a, span, stream->settled_to, span->paid_ns, now);
+    int64_t latest = (int64_t)now + a->clock.offset_ns, before = stream->settled_to;
+    int64_t called = (int64_t)span->closed_at + a->clock.offset_ns;
+    float elapsed = 0;
+    bool ended = span->ends && !span->measured && a->has_reference &&
+                 driver_event_elapsed(a->driver, a->reference, span->end, &elapsed);
+    int64_t to = a->reference_ns + ns_of(elapsed);
+    if (!ended)
+        to = gpu_time_expected(&span->facts, before, 256, &a->clock).to;
+    stream->settled_to = to < latest ? to : latest;
+    uint64_t record_ns = span->ends ? span->facts.stamp_ns / streams_in_flight(a) : 0;
+    uint64_t used = enter(a, span, stream->settled_to, span->paid_ns + record_ns, now);
+    if (ended)
+        known_busy_add(&a->known, (before > called ? before : called) - a->clock.offset_ns, to - a->clock.offset_ns);
+    return used;
 }
 
 bool adapter_is_beside(const struct adapter *a, const struct stream *stream) {
@@ -84,6 +100,7 @@ static uint64_t charge_measured(struct adapter *a, struct stream *stream, struct
     if (span->early && adapter_is_beside(a, stream))
         return enter(a, span, ran->to, span->paid_ns, now);
     uint64_t used = enter(a, span, ran->to, fresh, now);
+    known_busy_add(&a->known, ran->from - a->clock.offset_ns, ran->to - a->clock.offset_ns);
     cost_measured(span->cost, (uint64_t)own, (uint64_t)added);
     stream_clock_corrected(&stream->clock, span->facts.expected_ns, (uint64_t)own);
     bucket_note_longest(&a->usage, (uint64_t)own);
@@ -100,16 +117,16 @@ static void settle(struct adapter *a, struct stream *stream, struct span *span, 
     bucket_settle(&a->usage, &a->view.card[0], used, span->paid_ns);
 }
 
-/* Has a measured span ended that the stream ran after this one? */
+/* Has a span ended that the stream ran after this one? */
 static bool is_overtaken(struct adapter *a, const struct span *span) {
     uint32_t next = span->next;
-    while (next != NONE && !a->span[next].measured)
+    while (next != NONE && !a->span[next].ends)
         next = a->span[next].next;
     return next != NONE && driver_event_query(a->driver, a->span[next].end);
 }
 
 static bool is_finished(struct adapter *a, const struct stream *stream, const struct span *span, uint64_t now) {
-    if (span->measured)
+    if (span->ends)
         return driver_event_query(a->driver, span->end);
     int64_t before = stream->settled_to - a->clock.offset_ns, launched = (int64_t)span->facts.launched_at;
     return (int64_t)now >= (before > launched ? before : launched) + (int64_t)span->facts.expected_ns ||
@@ -138,4 +155,5 @@ void adapter_settle_finished(struct adapter *a, uint64_t now) {
         a->span[index].next = a->free;
         a->free = index;
     }
+    bucket_settle(&a->usage, &a->view.card[0], (uint64_t)known_busy_compare(&a->known, &a->timeline, (int64_t)now), 0);
 }

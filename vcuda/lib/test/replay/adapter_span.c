@@ -17,18 +17,22 @@ static void push(struct adapter *a, struct stream *stream, struct span *span) {
     a->ahead_ns += span->paid_ns;
 }
 
-/* Close with a record of the end, or without where it was not measured. */
+/* Close with a record of the end, if it is measured or the stream's last one was long ago. */
 void adapter_close_span(struct adapter *a, uint32_t number) {
     struct stream *stream = &a->stream[number];
     struct span *span = &a->span[stream->open];
-    if (span->measured) {
-        uint64_t now = driver_now(a->driver);
+    uint64_t now = driver_now(a->driver);
+    span->ends = span->measured || now - stream->marked_at >= SPAN_PLAN_MARK_NS;
+    if (span->ends) {
         driver_event_record(a->driver, span->end, number);
         span->facts.ended_at = driver_now(a->driver);
         span->facts.slow_ns += span->facts.ended_at - now;
-        measuring_window_spent(&a->window, span->facts.ended_at - now);
+        stream->marked_at = span->facts.ended_at;
     }
+    if (span->measured)
+        measuring_window_spent(&a->window, span->facts.ended_at - now);
     push(a, stream, span);
+    span->closed_at = now;
 }
 
 /* What the record of an event takes on the card: two in a row on an idle stream, a few times, and once held. */
@@ -85,7 +89,7 @@ void adapter_take_span(struct adapter *a, uint32_t number, struct cost *cost) {
         if (alone)
             record_start(a, span, number, idle);
         else
-            span->facts = (struct span_facts){.launched_at = now};
+            span->facts = (struct span_facts){.launched_at = now, .stamp_ns = a->stamp_ns};
         driver_wake_helper(a->driver, span->facts.launched_at);
     }
     stream_clock_launched(&stream->clock, driver_now(a->driver), idle, ns);

@@ -9,6 +9,7 @@
 #include "cuda/busy_intervals.h"
 #include "cuda/cost.h"
 #include "cuda/gpu_time.h"
+#include "cuda/known_busy.h"
 #include "cuda/launch_wait.h"
 #include "cuda/measuring_window.h"
 #include "cuda/span_plan.h"
@@ -26,7 +27,7 @@ struct span {
     uint64_t paid_ns;  /* taken from the bucket for its launches */
     struct cost *cost; /* of its only launch, if it is measured */
     uint32_t launches;
-    bool measured, early;
+    bool measured, early, ends;
     uint64_t last_at, closed_at;
 };
 
@@ -34,6 +35,7 @@ struct stream {
     struct stream_clock clock;
     uint32_t open, first, last; /* spans; first and last of those that are closed and not yet settled */
     int64_t settled_to;
+    uint64_t marked_at;
 };
 
 struct adapter {
@@ -47,6 +49,7 @@ struct adapter {
     struct holding_budget holding;
     struct launch_wait wait;
     struct busy_intervals busy;
+    struct known_busy known;
     uint64_t run; /* tells its kinds of work from those of other runs */
     struct stream stream[STREAMS];
     struct span span[SPANS];
