@@ -6,6 +6,7 @@
 #include "cuda/gpu_time.h"
 #include "cuda/held_idle.h"
 #include "cuda/other_processes.h"
+#include "cuda/shared_cost.h"
 #include "cuda/sharers.h"
 #include "cuda/span_hold.h"
 #include "cuda/stall.h"
@@ -185,6 +186,8 @@ static uint64_t charge_measured(struct timing_span *span, const struct vcuda_lim
     uint64_t met = is_crossed ? crossed_work_met_ns(span, view, ran, known, share->fresh, now) : 0;
     if (known && is_crossed)
         divided = crossed_work_stretch_q8(share->took, known, alone);
+    else if (divided > 256 && !alone)
+        divided = shared_cost_divisor(span->cost, share->took, divided);
     else if (known && !alone)
         divided = sharers_during(view, card, now, share->took, known);
     if (!bucket_is_silent(view, now) && (share->by_itself || !known || !is_crossed))
