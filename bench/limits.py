@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from bench import (
+    limits_beside,
     limits_core,
     limits_dispatch,
     limits_evader,
@@ -134,6 +135,7 @@ PARTS: Mapping[str, Measure] = {
     "threads": limits_threads.rows,
     "core": limits_core.rows,
     "names": limits_names.rows,
+    "beside": limits_beside.rows,
     "witness": limits_witness.rows,
 }
 

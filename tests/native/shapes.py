@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.native import standin
-from tests.native.core_world import World, world
+from tests.native.core_world import World, until, world
 from tests.native.programs import compiled
 
 H100: Final = {"costs": "h100", "quantum_us": 2430, "switch_us": 100}
@@ -24,6 +24,8 @@ FREE: Final = {"costs": "free", "quantum_us": 2000}
 COSTS: Final[Mapping[str, Mapping[str, int | str]]] = {"h100": H100, "free": FREE}
 READY_NS: Final = 30_000_000
 """So long after the last process is ready, all of them begin."""
+FLOODED_NS: Final = 300_000_000
+"""A flood has had so much of the card before another container comes."""
 LOOK_MS: Final = 25
 WINDOW_NS: Final = 1_000_000_000
 SAME_POINTS: Final = 0.1
@@ -82,6 +84,20 @@ def held(shape: Shape, limit: int, processes: int, seconds: float, costs: str, s
         tenant = made.tenant(limit)
         environment = made.environment(tenant)
         return _run(made, environment, shape, processes, seconds, seed, lambda: made.usage(tenant).busy_ns)
+
+
+def beside(shape: Shape, limit: int, flood: int, seconds: float, costs: str, seed: int = 1) -> Use:
+    """The program in a container with this limit, beside one of limit ``flood`` whose kernels of 1 ms fill the card."""
+    with world(settings=COSTS[costs]) as made:
+        tenant, other = made.tenant(limit), made.tenant(flood)
+        with made.host(tenant, other):
+            load = made.start(other, "stream", 1000, seconds + 60.0)
+            load.wait_running()
+            assert until(lambda: made.usage(other).busy_ns > FLOODED_NS)
+            environment = made.environment(tenant)
+            use = _run(made, environment, shape, 1, seconds, seed, lambda: made.usage(tenant).busy_ns)
+            load.kill()
+            return use
 
 
 @dataclass(frozen=True, slots=True)

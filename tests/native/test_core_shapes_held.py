@@ -9,7 +9,7 @@ import pytest
 
 from bench.core_cells import Cell
 from tests.native.shape_table import TABLE
-from tests.native.shapes import bare, held
+from tests.native.shapes import Shape, bare, beside, held
 
 SECONDS = 2.2
 SHAPES = {shape.name: shape for shape in TABLE}
@@ -22,3 +22,16 @@ def test_a_shape_has_its_limit_or_its_need_and_is_charged_that(name: str, limit:
     assert cell.over <= 2, str(cell)
     assert abs(cell.error) <= 3, str(cell)
     assert cell.delivered >= 0.95, str(cell)
+
+
+@pytest.mark.parametrize("name", ["kinds", "requests"])
+def test_a_shape_beside_a_container_that_fills_the_card_is_charged_what_it_has(name: str) -> None:
+    use = beside(SHAPES[name], 20, 80, SECONDS, "h100")
+    assert abs(use.charged - use.had) <= 3, use
+    assert use.fullest <= 22.5, use
+
+
+def test_long_kernels_behind_many_short_ones_of_their_name_are_charged() -> None:
+    words = "2000{ k:mm:6:1 } 3{ k:mm:9000:1 }"
+    use = held(Shape("tail", words, "one name, two lengths"), 50, 1, SECONDS, "h100")
+    assert abs(use.charged - use.had) <= 5, use

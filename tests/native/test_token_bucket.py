@@ -15,6 +15,8 @@ from tests.native.tools import build_tests
     [
         "unit_token_bucket",
         "unit_gpu_time",
+        "unit_known_busy",
+        "unit_shared_cost",
         "unit_measuring_window",
         "unit_alone_cost",
         "unit_stall",

@@ -32,7 +32,8 @@ void known_busy_add(struct known_busy *known, int64_t from, int64_t to) {
     }
 }
 
-int64_t known_busy_compare(struct known_busy *known, struct vcuda_timeline *timeline, int64_t now) {
+int64_t known_busy_compare(struct known_busy *known, struct vcuda_timeline *timeline, bool is_shared, int64_t now) {
+    const int64_t most = is_shared ? KNOWN_BUSY_EARLY_SHARED_US : KNOWN_BUSY_EARLY_US;
     int64_t lacked = 0, until = (now - KNOWN_BUSY_DELAY_NS) / MS, oldest = now / MS - VCUDA_TIMELINE_CELLS + 1;
     if (known->next_ms < oldest) /* of those others may have the cells by now */
         known->next_ms = oldest;
@@ -45,8 +46,8 @@ int64_t known_busy_compare(struct known_busy *known, struct vcuda_timeline *time
             timeline_enter(timeline, known->next_ms, (uint32_t)-known->early_us);
             lacked -= known->early_us * 1000;
             known->early_us = 0;
-        } else if (known->early_us > KNOWN_BUSY_EARLY_US) {
-            known->early_us = KNOWN_BUSY_EARLY_US;
+        } else if (known->early_us > most) {
+            known->early_us = most;
         }
     }
     return lacked;

@@ -19,6 +19,8 @@
 #define KNOWN_BUSY_DELAY_NS 5000000
 /* What was charged is entered where it is thought to have run. So much of it may lie too early. */
 #define KNOWN_BUSY_EARLY_US 300
+/* The same while other containers share the card, whose turns come now and then. */
+#define KNOWN_BUSY_EARLY_SHARED_US 10000
 
 /* All zero: nothing known. */
 struct known_busy {
@@ -37,7 +39,7 @@ void known_busy_add(struct known_busy *known, int64_t from, int64_t to);
 
 /* Enter into the timeline what it lacks of the time that is known, up to KNOWN_BUSY_DELAY_NS before `now`; returns how
  * much that is, in ns. */
-int64_t known_busy_compare(struct known_busy *known, struct vcuda_timeline *timeline, int64_t now);
+int64_t known_busy_compare(struct known_busy *known, struct vcuda_timeline *timeline, bool is_shared, int64_t now);
 
 /* Is any left to be compared? */
 static inline bool known_busy_waits(const struct known_busy *known) {

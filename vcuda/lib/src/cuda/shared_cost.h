@@ -17,7 +17,13 @@
 /* What takes so much longer than its kind does, or twice as long, waited. */
 #define SHARED_COST_NEAR_NS 50000u
 
-/* By what the time of a launch that took `took_ns` is divided, x 256; `sharers_q8`: how many share the card, x 256. */
-uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, uint32_t sharers_q8);
+/* By what the time of a launch that took `took_ns` is divided, x 256. `follows`: it began as its stream's work before
+ * it ended. `sharers_q8`: how many share the card, x 256. */
+uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, uint32_t sharers_q8);
+
+/* How long the others' turns are that a launch may wait for, at most. */
+static inline int64_t shared_cost_turns_ns(uint32_t sharers_q8) {
+    return (int64_t)SHARED_COST_TURN_NS * 5 / 4 * ((sharers_q8 - 1) / 256);
+}
 
 #endif

@@ -77,8 +77,7 @@ static bool read_events(struct timing_span *span, struct gpu_interval *interval)
 static uint64_t enter(const struct timing_span *span, int64_t to, int64_t fresh, uint32_t divided, uint64_t now) {
     int card = span->context_meter->card;
     int64_t end = to - span->context_meter->clock.offset_ns, launched = (int64_t)span->facts.launched_at;
-    int64_t spread = span->ends && !span->alone ? 0 : TIMELINE_SPREAD_NS;
-    struct timeline_work work = {launched - spread, end - fresh, end, (int64_t)now};
+    struct timeline_work work = {launched - TIMELINE_SPREAD_NS, end - fresh, end, (int64_t)now};
     held_idle_ran(&vcuda_usage()->card[card], span->facts.launched_at, end > 0 ? (uint64_t)end : 0);
     return (uint64_t)timeline_add(&vcuda_usage()->timeline[card], &work, divided);
 }
@@ -93,11 +92,11 @@ static uint32_t divisor_of(const struct vcuda_limits_view *view, int card, uint6
     return has_turns(card) ? 256 : sharers_now(view, card, now);
 }
 
-/* What the record of a span's end adds to the card's time: nothing where other streams' work runs beside it. */
+/* What the record of a span's end adds to the card's time: now and then nothing, if other streams' work runs beside. */
 static uint64_t record_ns(const struct timing_span *span) {
     const struct vcuda_slot *slot = vcuda_slot();
     uint32_t streams = slot ? __atomic_load_n(&slot->inflight[span->context_meter->card], __ATOMIC_RELAXED) : 1;
-    return span->ends ? span->facts.stamp_ns / (streams ? streams : 1) : 0;
+    return span->ends ? span->facts.stamp_ns * (streams > 1 ? 3 : 4) / 4 : 0;
 }
 
 /* Launches that were not measured cost what they paid, and the record of their end what a record takes, as far as the
@@ -112,19 +111,31 @@ static uint64_t charge_as_paid(struct timing_span *span, const struct vcuda_limi
     return fits < wall ? fits * 256 / divided : paid;
 }
 
-/* The context had work from `from` to `to` of the card's time, beside no other container's. */
-static void know_busy(struct context_meter *context_meter, int64_t from, int64_t to, uint32_t divided) {
+/* Work that begins so soon after what its stream ran before follows it without a pause. */
+#define FOLLOWS_NS 10000
+
+/* The stream had work from `from` to `to` of the card's time. As it began others may have had the card, for a turn of
+ * each. */
+static void know_busy(struct stream_meter *meter, int64_t from, int64_t to, uint32_t divided) {
+    struct context_meter *context_meter = meter->context_meter;
     int64_t offset = context_meter->clock.offset_ns;
-    if (divided != 256 || meter_is_classed(context_meter->card))
+    if (from > meter->busy_to + FOLLOWS_NS)
+        meter->turns_ns = shared_cost_turns_ns(divided);
+    meter->busy_to = to;
+    if (meter_is_classed(context_meter->card) || from >= to)
         return;
-    from += other_processes_switches_ns(context_meter, from, to);
+    int64_t turns = meter->turns_ns < to - from ? meter->turns_ns : to - from;
+    meter->turns_ns -= turns;
+    from += turns + other_processes_switches_ns(context_meter, from, to);
     known_busy_add(&context_meter->known, from - offset, to - offset);
 }
 
 uint64_t span_charge_known(struct context_meter *context_meter, const struct vcuda_limits_view *view, uint64_t now) {
     int card = context_meter->card;
-    int64_t lacked = known_busy_compare(&context_meter->known, &vcuda_usage()->timeline[card], (int64_t)now);
-    return bucket_used((uint64_t)lacked, 256, view->card[card].gain_q8);
+    uint32_t divided = sharers_now(view, card, now);
+    int64_t lacked =
+        known_busy_compare(&context_meter->known, &vcuda_usage()->timeline[card], divided > 256, (int64_t)now);
+    return bucket_used((uint64_t)lacked, divided, view->card[card].gain_q8);
 }
 
 /* They ended where the end was recorded, or else, as long as expected after what their stream ran before; they are over
@@ -145,7 +156,7 @@ static uint64_t charge_tallied(struct timing_span *span, const struct vcuda_limi
     if (failed)
         return paid;
     if (!span->meter->lost_count)
-        know_busy(context_meter, before > called ? before : called, to, divided);
+        know_busy(span->meter, before > called ? before : called, to, divided);
     span->meter->lost_count = false;
     return paid;
 }
@@ -186,8 +197,8 @@ static uint64_t charge_measured(struct timing_span *span, const struct vcuda_lim
     uint64_t met = is_crossed ? crossed_work_met_ns(span, view, ran, known, share->fresh, now) : 0;
     if (known && is_crossed)
         divided = crossed_work_stretch_q8(share->took, known, alone);
-    else if (divided > 256 && !alone)
-        divided = shared_cost_divisor(span->cost, share->took, divided);
+    else if (divided > 256 && !alone && !bucket_is_silent(view, now))
+        divided = shared_cost_divisor(span->cost, share->took, ran->from <= meter->settled_to + FOLLOWS_NS, divided);
     else if (known && !alone)
         divided = sharers_during(view, card, now, share->took, known);
     if (!bucket_is_silent(view, now) && (share->by_itself || !known || !is_crossed))
@@ -200,7 +211,7 @@ static uint64_t charge_measured(struct timing_span *span, const struct vcuda_lim
     meter->settled_to = ran->to;
     uint64_t took = bucket_used(share->took, divided, gain);
     uint64_t added = bucket_used(own, divisor, gain);
-    know_busy(span->context_meter, ran->from, ran->to, divided);
+    know_busy(span->meter, ran->from, ran->to, sharers_now(view, card, now));
     meter->lost_count = false;
     cost_measured(span->cost, took, added > share->stamps ? added - share->stamps : 0);
     stream_meter_corrected(meter, span->facts.expected_ns, took);

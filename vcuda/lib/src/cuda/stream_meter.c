@@ -81,6 +81,7 @@ static struct stream_meter *add_stream_meter(struct stream_meter **bucket, const
     meter->clock = (struct stream_clock){0};
     meter->settled_to = 0;
     meter->lost_count = false;
+    meter->busy_to = meter->turns_ns = 0;
     __atomic_store_n(&meter->is_behind, true, __ATOMIC_RELAXED);
     __atomic_store_n(&meter->seen_epoch, UINT64_MAX, __ATOMIC_RELAXED);
     meter->key[1] = key[1];

@@ -90,6 +90,7 @@ struct stream_meter {
     struct stream_clock clock; /* any thread, without a lock: it is an estimate */
     int64_t settled_to;        /* only the one that settles: the end of what it has settled, in the card's time */
     bool lost_count;           /* the same: work of unknown length was put into it since an end was recorded */
+    int64_t busy_to, turns_ns; /* the same: it surely had work until then, of which others' turns may be so much */
     bool is_behind;            /* other things than launches were put into it since the last one; any thread */
     uint32_t unsettled;        /* spans open or not settled */
     uint32_t blocked;          /* the pass of the settling one in which a span was found unfinished */

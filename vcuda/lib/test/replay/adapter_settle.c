@@ -52,8 +52,9 @@ static bool read_span(struct adapter *a, struct span *span, struct gpu_interval 
 
 /* What still fits into the page's timeline. */
 static uint64_t enter(struct adapter *a, const struct span *span, int64_t to, uint64_t fresh, uint64_t until) {
-    int64_t end = to - a->clock.offset_ns, spread = span->ends && !span->measured ? 0 : TIMELINE_SPREAD_NS;
-    struct timeline_work work = {(int64_t)span->facts.launched_at - spread, end - (int64_t)fresh, end, (int64_t)until};
+    int64_t end = to - a->clock.offset_ns;
+    struct timeline_work work = {(int64_t)span->facts.launched_at - TIMELINE_SPREAD_NS, end - (int64_t)fresh, end,
+                                 (int64_t)until};
     return (uint64_t)timeline_add(&a->timeline, &work, 256);
 }
 
@@ -74,7 +75,7 @@ static uint64_t charge_tallied(struct adapter *a, struct stream *stream, const s
     if (!ended)
         to = gpu_time_expected(&span->facts, before, 256, &a->clock).to;
     stream->settled_to = to < latest ? to : latest;
-    uint64_t record_ns = span->ends ? span->facts.stamp_ns / streams_in_flight(a) : 0;
+    uint64_t record_ns = span->ends ? span->facts.stamp_ns * (streams_in_flight(a) > 1 ? 3 : 4) / 4 : 0;
     uint64_t used = enter(a, span, stream->settled_to, span->paid_ns + record_ns, now);
     if (ended)
         known_busy_add(&a->known, (before > called ? before : called) - a->clock.offset_ns, to - a->clock.offset_ns);
@@ -155,5 +156,6 @@ void adapter_settle_finished(struct adapter *a, uint64_t now) {
         a->span[index].next = a->free;
         a->free = index;
     }
-    bucket_settle(&a->usage, &a->view.card[0], (uint64_t)known_busy_compare(&a->known, &a->timeline, (int64_t)now), 0);
+    bucket_settle(&a->usage, &a->view.card[0],
+                  (uint64_t)known_busy_compare(&a->known, &a->timeline, false, (int64_t)now), 0);
 }

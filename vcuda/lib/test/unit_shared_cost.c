@@ -1,0 +1,97 @@
+/* What of a launch's time is its own where others share the card, by hand: each check prints a line if it fails; the
+ * program's answer is how many did. */
+
+#include "cuda/shared_cost.h"
+#include "check.h"
+
+#define TURN SHARED_COST_TURN_NS
+#define TWO (2 * 256) /* containers */
+#define SELDOM (256 * 5 / 4)
+
+/* What the launch is charged, of what it took. */
+static uint64_t own(struct cost *cost, uint64_t took_ns, bool follows, uint32_t sharers_q8) {
+    return took_ns * 256 / shared_cost_divisor(cost, took_ns, follows, sharers_q8);
+}
+
+/* A kind of which these many launches took so long. */
+static struct cost *kind(int at, uint64_t took_ns) {
+    cost_table[at].key = (uint64_t)at + 1;
+    for (int i = 0; i < 4; i++)
+        own(&cost_table[at], took_ns, true, TWO);
+    return &cost_table[at];
+}
+
+static void a_short_kernel_within_its_turn_takes_what_it_takes(void) {
+    struct cost *cost = kind(0, 20000);
+    CHECK(own(cost, 20000, true, TWO) == 20000);
+    CHECK(own(cost, 24000, true, TWO) == 24000);
+    CHECK(own(cost, 20000, true, 4 * 256) == 20000);
+}
+
+static bool is_near(uint64_t ns, uint64_t expected) {
+    return ns + 100 >= expected && ns <= expected + expected / 10;
+}
+
+static void one_that_waited_for_others_turns_is_charged_as_known(void) {
+    struct cost *cost = kind(1, 20000);
+    uint64_t waited = own(cost, 20000 + TURN, true, TWO);
+    CHECK(is_near(waited, 20000), "%lu", (unsigned long)waited);
+    waited = own(cost, 20000 + 3 * TURN, true, 4 * 256);
+    CHECK(is_near(waited, 20000), "%lu", (unsigned long)waited);
+    waited = own(cost, 900000, false, TWO); /* of an idle stream, in the middle of another's turn */
+    CHECK(is_near(waited, 20000), "%lu", (unsigned long)waited);
+    waited = own(cost, 400000, true, SELDOM); /* others come for a moment */
+    CHECK(is_near(waited, 20000), "%lu", (unsigned long)waited);
+}
+
+static void a_long_run_behind_own_work_is_its_own(void) {
+    struct cost *cost = kind(2, 12000);
+    CHECK(own(cost, 1100000, true, TWO) == 1100000);
+}
+
+static void what_no_turns_explain_is_divided(void) {
+    struct cost *cost = kind(3, 6000);
+    CHECK(own(cost, 18000000, true, TWO) == 9000000);
+}
+
+static void work_of_a_turn_and_more_is_divided(void) {
+    struct cost *cost = kind(4, 10000000);
+    CHECK(own(cost, 10000000, true, TWO) == 5000000);
+    cost = kind(5, 1500000);
+    CHECK(own(cost, 1500000 + TURN, true, TWO) == (1500000 + TURN) / 2);
+}
+
+static void the_first_launches_are_divided_and_the_shortest_is_known(void) {
+    struct cost *cost = &cost_table[6];
+    cost->key = 7;
+    CHECK(own(cost, TURN, false, TWO) == TURN / 2);
+    CHECK(own(cost, TURN, false, TWO) == TURN / 2);
+    CHECK(own(cost, 30000, true, TWO) == 15000);
+    own(cost, TURN, false, TWO);
+    uint64_t waited = own(cost, TURN, false, TWO);
+    CHECK(is_near(waited, 30000), "%lu", (unsigned long)waited);
+    cost->key = 8; /* another kind has its place now */
+    CHECK(own(cost, 30000, true, TWO) == 15000);
+}
+
+static void kernels_that_become_shorter_or_longer_are_followed(void) {
+    struct cost *cost = kind(7, 100000);
+    own(cost, 20000, true, TWO);
+    uint64_t waited = own(cost, 20000 + TURN, true, TWO);
+    CHECK(is_near(waited, 20000), "%lu", (unsigned long)waited);
+    for (int i = 0; i < 100; i++)
+        CHECK(own(cost, 60000, true, TWO) == 60000);
+    waited = own(cost, 60000 + TURN, true, TWO);
+    CHECK(is_near(waited, 60000), "%lu", (unsigned long)waited);
+}
+
+int main(void) {
+    a_short_kernel_within_its_turn_takes_what_it_takes();
+    one_that_waited_for_others_turns_is_charged_as_known();
+    a_long_run_behind_own_work_is_its_own();
+    what_no_turns_explain_is_divided();
+    work_of_a_turn_and_more_is_divided();
+    the_first_launches_are_divided_and_the_shortest_is_known();
+    kernels_that_become_shorter_or_longer_are_followed();
+    return checked();
+}
