@@ -1,9 +1,9 @@
 """Is core time right beside another container whose kernels fill the card?
 
-Programs in the shapes of frameworks, whose kernels take microseconds, in a container beside a flood of kernels of
-1 ms: the card gives both turns of milliseconds, and what events show of a short kernel is its own time or a wait for
-others' turns. At real-time priority, on a stand-in driver whose calls cost what an H100's cost; the modelled card is
-the judge.
+Programs in the shapes of frameworks, whose kernels take microseconds, in a container beside a flood of
+kernels of 1 ms: the card gives both turns of milliseconds, and what events show of a short kernel is its
+own time or a wait for others' turns. At real-time priority, on a stand-in driver whose calls cost what an
+H100's cost; the modelled card is the judge.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ def rows(*, full: bool) -> Iterable[Row]:
     """How wrong the account of such a container is, and how far its fullest second exceeds its limit."""
     cells = list(_cells(shape for shape in TABLE if full or shape.name in QUICK))
     error, over = max(cells, key=lambda cell: abs(cell.error)), max(cells, key=lambda cell: cell.over)
+    past, mean = (
+        sum(abs(cell.error) > 3 for cell in cells),
+        sum(abs(cell.error) for cell in cells) / len(cells),
+    )
     yield Row(
         "core_beside_error_points", round(abs(error.error), 2), "points", "≤ 3", None, full,
-        f"worst: {error}; {sum(abs(cell.error) > 3 for cell in cells)} of {len(cells)} cells past the bar, mean "
-        f"{sum(abs(cell.error) for cell in cells) / len(cells):.2f}; one process beside a flood of kernels of 1 ms, "
-        "at 20 beside 80 and 50 beside 50",
+        f"worst: {error}; {past} of {len(cells)} cells past the bar, mean {mean:.2f}; one process "
+        "beside a flood of kernels of 1 ms, at 20 beside 80 and 50 beside 50",
     )  # fmt: skip
     yield Row("core_beside_over_points", round(over.over, 2), "points", "≤ 2", None, full, f"worst: {over}")
