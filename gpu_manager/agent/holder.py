@@ -95,7 +95,7 @@ def _lost(error: Any) -> bool:
     return lost and all(key != ANSWERED for key, _ in error.trailing_metadata() or ())
 
 
-class Holder(PluginRegistration, api_pb2_grpc.RegistrationServicer):
+class RegistrationHolder(PluginRegistration, api_pb2_grpc.RegistrationServicer):
     """Both sides: what the kubelet sees of the plugin, and what the agent sees of the kubelet."""
 
     def __init__(self, directory: Path, door: Path, sockets: Mapping[str, str], seconds: float) -> None:
@@ -147,7 +147,7 @@ def hold(kubelet: Path, state: Path, seconds: float, *, lending: bool) -> int:
     ending, agents = Ending(), state / "plugin"
     agents.mkdir(mode=0o700, parents=True, exist_ok=True)
     sockets = LENDING if lending else SOCKETS
-    holder = Holder(kubelet / "device-plugins", agents / KUBELET_SOCKET, sockets, seconds)
+    holder = RegistrationHolder(kubelet / "device-plugins", agents / KUBELET_SOCKET, sockets, seconds)
     running = threads.forever("held-registration", holder.run)
     running.start()
     threads.every(1.0, "held-look", holder.look, holder.stopped).start()

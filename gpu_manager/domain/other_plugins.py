@@ -69,7 +69,7 @@ def given_by(labels: Mapping[str, object], annotations: Mapping[str, object]) ->
 
 
 @dataclass(frozen=True, slots=True)
-class SharedCard:
+class SlicedCard:
     """A resource that NVIDIA's plugin offers ``replicas`` times a card: in turns, or as clients of MPS."""
 
     name: str
@@ -77,7 +77,7 @@ class SharedCard:
     mps: bool = False
 
 
-def shared_cards(tree: object, read: Callable[[str], list[object]]) -> Iterator[SharedCard]:
+def shared_cards(tree: object, read: Callable[[str], list[object]]) -> Iterator[SlicedCard]:
     """What the configurations of NVIDIA's plugin in a document share; ``read`` parses texts that it holds."""
     if isinstance(tree, str):
         tree = read(tree) if _SHARING in tree else []
@@ -88,14 +88,14 @@ def shared_cards(tree: object, read: Callable[[str], list[object]]) -> Iterator[
         yield from shared_cards(entry, read)
 
 
-def _shared(sharing: Mapping[str, Any]) -> Iterator[SharedCard]:
+def _shared(sharing: Mapping[str, Any]) -> Iterator[SlicedCard]:
     for way in ("timeSlicing", "mps"):
         said = mapping(sharing.get(way))
         for resource in mappings(said.get("resources")):
             name, count = text(resource.get("name")), str(resource.get("replicas"))
             full = (name if "/" in name else _BY_INDEX + name) + ".shared" * bool(said.get("renameByDefault"))
             if name and count.isdecimal() and 1 < int(count) <= CORES_PER_CARD:
-                yield SharedCard(text(resource.get("rename")) or full, int(count), mps=way == "mps")
+                yield SlicedCard(text(resource.get("rename")) or full, int(count), mps=way == "mps")
 
 
 def _names(device: str, card: Card, resource: str) -> bool:

@@ -45,6 +45,7 @@ UNASKED: Mapping[str, Mapping[str, str]] = {
     "h100-580.159.04": {
         "managed_by_size": "asked since: is what is set twice what it should be, whatever its size?",
         "prohibited_beside_capture": "asked since: which calls, beside those of beside_global_capture?",
+        "memory_of_the_same_user": "asked since: may one container of a user reach the memory of another?",
     }
 }
 """Card → question → why nothing is recorded: these come with the next run."""

@@ -49,10 +49,18 @@ def test_without_an_agent_in_the_container_there_are_no_settings(proc: Path) -> 
     assert find_agent_settings(proc / "none") is None
 
 
-def test_of_two_agents_neither_is_taken(proc: Path) -> None:
+def test_of_two_agents_that_differ_neither_is_taken(proc: Path) -> None:
+    process(proc, 7, *RUN, *OPTIONS)
+    process(proc, 8, *RUN, *OPTIONS, "--http-port=10")
+    assert find_agent_settings(proc) is None
+
+
+def test_an_agent_and_who_holds_its_registration_are_one(proc: Path) -> None:
     for pid in (7, 8):
         process(proc, pid, *RUN, *OPTIONS)
-    assert find_agent_settings(proc) is None
+    found = find_agent_settings(proc)
+    assert found is not None
+    assert found["http_port"] == 9
 
 
 def test_an_agent_of_another_version_is_not_guessed_at(proc: Path) -> None:

@@ -10,7 +10,7 @@ from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import EVENT_OTHER_PLUGIN
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.other_plugins import (
-    SharedCard,
+    SlicedCard,
     given_by,
     may_name_cards,
     offered_elsewhere,
@@ -210,7 +210,7 @@ def test_what_nvidias_plugin_shares_is_read_wherever_its_configuration_stands() 
         "sharing": {"mps": {"resources": [{"name": "nvidia.com/gpu", "replicas": 5, "rename": "x.io/part"}]}},
     }
     assert set(shared_cards(tree, lambda text: documents[text])) == {
-        SharedCard("nvidia.com/gpu.shared", 4),
-        SharedCard("nvidia.com/gpu.shared", 2),
-        SharedCard("x.io/part", 5, mps=True),
+        SlicedCard("nvidia.com/gpu.shared", 4),
+        SlicedCard("nvidia.com/gpu.shared", 2),
+        SlicedCard("x.io/part", 5, mps=True),
     }

@@ -83,13 +83,13 @@ def judged(victim: Tenant, other: Tenant, chance: Random, seconds: int = SAMPLES
         yield slices.evidence(("victim", "other"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(honest(3), honest(), st.integers(0, 2**32))
 def test_who_has_the_slices_that_all_have_is_never_accused(victim: Tenant, other: Tenant, seed: int) -> None:
     assert not any(judged(victim, other, Random(seed), 2 * SAMPLES))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.floats(0.03, 1.0), st.integers(1, 2), st.sampled_from([1e-5, 1e-3]), st.integers(0, 2**32))
 def test_who_keeps_the_card_for_longer_is_accused_within_a_minute(
     length: float, processes: int, kernel: float, seed: int

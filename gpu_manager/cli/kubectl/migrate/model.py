@@ -11,7 +11,7 @@ from math import ceil, floor
 from typing import Final
 
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.other_plugins import SharedCard
+from gpu_manager.domain.other_plugins import SlicedCard
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT, GIB, MIB, format_bytes, format_number
 
 
@@ -32,15 +32,15 @@ class MigrationTerms:
     replicas: int | None = None
     gpushare_unit: int = 1 << 30
     unit: int = DEFAULT_UNIT
-    shared: Mapping[str, SharedCard | None] = field(default_factory=dict)
+    shared: Mapping[str, SlicedCard | None] = field(default_factory=dict)
 
-    def sharing(self, name: str) -> SharedCard | None:
+    def sharing(self, name: str) -> SlicedCard | None:
         """Return how cards are shared under a name, by option or configuration; None if they are given whole.
 
         Raises RequestInvalid if that is not known, because configurations differ.
         """
         if self.replicas:
-            return SharedCard(name, self.replicas)
+            return SlicedCard(name, self.replicas)
         if self.shared.get(name, self) is None:
             raise RequestInvalid(
                 f"{name} has several numbers of users in several configurations: give --replicas"

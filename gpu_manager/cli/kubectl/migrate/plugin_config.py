@@ -8,13 +8,13 @@ from gpu_manager.adapters.manifests import read_documents
 from gpu_manager.cli.kubectl.migrate.model import MigrationTerms
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.other_plugins import SharedCard, shared_cards
+from gpu_manager.domain.other_plugins import SlicedCard, shared_cards
 from gpu_manager.domain.resources import CORES_PER_CARD
 
 
-def agreed(texts: list[str]) -> Mapping[str, SharedCard | None]:
+def agreed(texts: list[str]) -> Mapping[str, SlicedCard | None]:
     """What configurations share, by resource; None where they differ, as for nodes of several kinds."""
-    shares: dict[str, SharedCard | None] = {}
+    shares: dict[str, SlicedCard | None] = {}
     for one in shared_cards(texts, _parsed):
         shares[one.name] = one if shares.get(one.name, one) == one else None
     return shares
@@ -25,7 +25,7 @@ def advice_of(tree: object, terms: MigrationTerms) -> list[tuple[str, str]]:
     return [(one.name, _advice(one, terms)) for one in shared_cards(tree, _parsed)]
 
 
-def _advice(one: SharedCard, terms: MigrationTerms) -> str:
+def _advice(one: SlicedCard, terms: MigrationTerms) -> str:
     if not one.name.startswith(NVIDIA):
         return f"{one.replicas} users of each: such cards are left to NVIDIA's plugin"
     memory = "its part of the memory (give --card-memory, --card-model or --like)"
