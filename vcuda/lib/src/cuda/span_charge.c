@@ -155,7 +155,8 @@ static uint64_t charge_tallied(struct timing_span *span, const struct vcuda_limi
     span->meter->lost_count |= span->is_behind;
     if (failed)
         return paid;
-    if (!span->meter->lost_count)
+    /* If the end was reached before its record's call was over, the stream may have been idle when it was made. */
+    if (!span->meter->lost_count && to > (int64_t)span->facts.ended_at + clock->offset_ns)
         know_busy(span->meter, before > called ? before : called, to, divided);
     span->meter->lost_count = false;
     return paid;

@@ -77,7 +77,7 @@ static uint64_t charge_tallied(struct adapter *a, struct stream *stream, const s
     stream->settled_to = to < latest ? to : latest;
     uint64_t record_ns = span->ends ? span->facts.stamp_ns * (streams_in_flight(a) > 1 ? 3 : 4) / 4 : 0;
     uint64_t used = enter(a, span, stream->settled_to, span->paid_ns + record_ns, now);
-    if (ended)
+    if (ended && to > (int64_t)span->facts.ended_at + a->clock.offset_ns)
         known_busy_add(&a->known, (before > called ? before : called) - a->clock.offset_ns, to - a->clock.offset_ns);
     return used;
 }
