@@ -79,7 +79,9 @@ FREE = {
     "--state-dir", "--pages-dir", "--kubelet-dir", "--driver-root", "--host-root", "--http-address",
     "--kubelet-pods-url", "--node-name", "--api-url", "--extra-config", "--directory",
 }  # fmt: skip
-CHECKED = [o for o in options() if o[2] not in FREE]
+# `check` names a file that it cannot read and judges the others; an option of old first says its new name.
+ELSEWHERE = {("check", "--filename"), ("run", "--dra-cards")}
+CHECKED = [o for o in options() if o[2] not in FREE and o[1:] not in ELSEWHERE]
 
 
 @pytest.mark.parametrize(
@@ -102,6 +104,26 @@ def test_an_options_value_that_is_garbage(
         "uncordon": ["GPU-x"],
     }
     refused(program, [name, *needed.get(name, []), option, f"non:sense{CONTROL}"], capsys)
+
+
+@pytest.mark.parametrize("program", [NODE, KUBECTL], ids=lambda program: program.name)
+def test_a_name_of_no_file_beside_others_is_named_by_check(
+    program: LazyProgram, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    manifest = tmp_path / "pod.yaml"
+    manifest.write_text("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c}]}\n")
+    assert program.run(["check", str(manifest), "--filename", f"non:sense{CONTROL}"]) == 2
+    out, err = capsys.readouterr()
+    assert "1 legal" in out
+    assert err.endswith(": no such file\n")
+    assert err[:-1].isprintable()
+
+
+def test_an_option_of_old_is_judged_as_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert NODE.run(["run", "--dra-cards", f"non:sense{CONTROL}"]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("gpu-manager: --claim-cards is ")
+    assert line.isprintable()
 
 
 def test_the_table_of_free_options_names_only_options_that_exist() -> None:
