@@ -298,8 +298,8 @@ AFTER_DAYS = "vcuda_container_advised_memory_bytes"
 """Less memory is advised after three days: no series of a young agent."""
 
 
-AT_FAULT_ALONE = ["vcuda_container_not_injected"]
-"""Series of containers at fault alone; their alerts are provoked in :mod:`bench.alerts`."""
+AT_FAULT_ALONE = ["vcuda_container_not_injected", "vcuda_pod_marked_for_eviction"]
+"""Series of containers at fault and pods marked for eviction alone; their alerts are provoked in :mod:`bench.alerts`."""
 
 
 def rules() -> Iterator[tuple[str, str]]:
