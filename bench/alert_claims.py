@@ -35,7 +35,7 @@ class SplitNode:
         self._register()
 
     def faults(self) -> list[Fault]:
-        """One after another: the slice, a claim that is refused and one that lingers."""
+        """Make the three faults in turn: of the slice, a claim that is refused, a claim that lingers."""
         return [
             Fault(("VcudaSliceNotPublished",), self._refuse_slices, self.world.api.faults.clear),
             Fault(("VcudaClaimsRefused", "VcudaClaimLingering"), self._claim, self._end_process, self._ask),

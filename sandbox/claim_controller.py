@@ -43,7 +43,7 @@ class ClaimController:
             self._thread.join(5)
 
     def look(self) -> None:
-        """One round: drivers, claims of templates, claims of pods that have ended."""
+        """Reconcile once: drivers, claims to be made from templates, claims of pods that have ended."""
         try:
             self._kubelet.find_drivers()
             # Pods last: one that is not among them has gone, and did not come in the meantime.

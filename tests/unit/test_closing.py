@@ -375,7 +375,7 @@ def test_time_in_which_the_node_is_open_for_the_pods_own_place_is_not_counted():
     assert look(closing, 5000.0 + TENANT_SECONDS - 60, "a1", at=("n1", 0)) is None
 
 
-# While a node drains: its idle part, by the clock.
+# While a closed node drains, the clock counts the part of the node that is idle.
 
 
 @pytest.mark.parametrize(("to_end", "hours"), [(1, 4), (200, 16 / 3), (400, 8), (600, 16)])

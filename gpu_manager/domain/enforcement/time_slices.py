@@ -67,7 +67,7 @@ class SliceReading:
 
 
 class LongSlices:
-    """The readings of the last samples, by who waited and who is accused."""
+    """The readings of the last samples, by the container that waited and the container that kept the card."""
 
     def __init__(self) -> None:
         self._readings: dict[tuple[Hashable, Hashable], deque[SliceReading]] = {}

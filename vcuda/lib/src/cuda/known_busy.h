@@ -1,9 +1,10 @@
 /* Time in which a context surely had work on its card, held against what was charged for it.
  *
  * Launches that are not measured cost the mean of their kind, so that a long kernel behind short ones of its name would
- * cost next to nothing. But of a stream one knows more than means: from when its last launch was made, or its work
- * before that ended, until a recorded end is reached, it has work without a pause. What the page's timeline lacks of
- * such time is charged, some milliseconds later, when all that ran then has been settled.
+ * cost next to nothing. But a stream is surely busy for some of the time: its work is queued in order, so from its last
+ * launch (or from the end of its earlier work, if that is later) until the recorded end it has work without a pause.
+ * Some milliseconds later, when all that ran then has been settled, the part of that time which the page's timeline
+ * lacks is charged.
  *
  * Arithmetic alone, as in gpu_time.h. Times are CLOCK_MONOTONIC in ns.
  */
@@ -29,12 +30,12 @@ struct known_busy {
         int64_t ms;
         int64_t us; /* known of it */
     } cell[VCUDA_TIMELINE_CELLS];
-    int64_t next_ms; /* the first that was not compared yet, ... */
-    int64_t end_ms;  /* ... and the first of which nothing is known */
-    int64_t early_us;
+    int64_t next_ms;  /* the first that was not compared yet, ... */
+    int64_t end_ms;   /* ... and the first of which nothing is known */
+    int64_t early_us; /* charged in the milliseconds before, beyond what is known of them */
 };
 
-/* It had work from `from` to `to`, which is charged as far as it is already. */
+/* The context surely had work from `from` to `to`. */
 void known_busy_add(struct known_busy *known, int64_t from, int64_t to);
 
 /* Enter into the timeline what it lacks of the time that is known, up to KNOWN_BUSY_DELAY_NS before `now`; returns how
