@@ -43,10 +43,9 @@ from gpu_manager.adapters.http import HttpClient, HttpLimits, NoAnswer
 from gpu_manager.adapters.kube.agents import KubeAgents
 from gpu_manager.adapters.kube.certificates import KubeCertificates
 from gpu_manager.adapters.kube.claims import KubeClaimTemplates
-from gpu_manager.adapters.kube.cluster_pods import ClusterPods
+from gpu_manager.adapters.kube.cluster_pods import ClusterPods, KubePodEvents
 from gpu_manager.adapters.kube.connection import Connection, Timeouts, connect
 from gpu_manager.adapters.kube.leases import KubeLease, KubeTextRecord, PodMark
-from gpu_manager.adapters.kube.pod_events import KubePodEvents
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.resize import limits_of
 from gpu_manager.adapters.kube.reviews import KubeReviews

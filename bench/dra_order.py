@@ -2,7 +2,7 @@
 
 kube-scheduler chooses the node by its own scores of host CPU and memory, since it has none for devices, and
 takes the first devices that fit in the order of the node's slice. Plain order is by index; ours is
-:func:`~gpu_manager.domain.dra.published.published_devices`, published five seconds after the last at the
+:func:`~gpu_manager.domain.dra.device.published_devices`, published five seconds after the last at the
 earliest.
 """
 
@@ -20,7 +20,7 @@ from bench.placement.study import SEEDS
 from bench.placement.trace import MOST_PODS, Node, Pod, Trace, arrivals, read
 from bench.rows import Row
 from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.dra.published import device_names, published_devices
+from gpu_manager.domain.dra.device import device_names, published_devices
 from gpu_manager.domain.resources import CORES_PER_CARD, GIB, Amount
 from gpu_manager.domain.rules.request import PlacementPolicy
 

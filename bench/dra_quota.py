@@ -28,10 +28,10 @@ from admission.quota.quota_book import QuotaBook
 from bench.rows import Row
 from gpu_manager.domain.card import Card
 from gpu_manager.domain.contract import DRA_DRIVER
-from gpu_manager.domain.dra.published import device_names
+from gpu_manager.domain.dra.device import device_names
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.resources import GIB
-from gpu_manager.ports.leases import LeaseRecord
+from gpu_manager.ports.api_server import LeaseRecord
 from tests.fakes.extender import UNIT, config_map, node, uuid
 from tests.fakes.ports import FakeClock
 

@@ -27,12 +27,12 @@ from gpu_manager.agent.backends import build_injector
 from gpu_manager.agent.config import Config
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import DRA_DRIVER
-from gpu_manager.domain.dra.published import device_names
+from gpu_manager.domain.dra.device import device_names
 from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, ZERO, Amount, parse_quantity
-from gpu_manager.ports.claims import Claims
+from gpu_manager.ports.api_server import Claims
 from gpu_manager.servers.dra_plugin import PluginCalls
 from gpu_manager.services.allocation.books import Books
 from gpu_manager.services.allocation.books_format import decode

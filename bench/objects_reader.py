@@ -20,7 +20,7 @@ from bench.admission_program import mebibytes
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.adapters.kube.kube import Kube
-from gpu_manager.ports.pods import KnownPod
+from gpu_manager.ports.api_server import KnownPod
 from sandbox.api import ADMIN_TOKEN
 
 

@@ -64,7 +64,7 @@ import sys
 from pathlib import Path
 from gpu_manager.adapters.control_pages.gate_watcher import NativeGateWatcher
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.ports.gates import GateWatch, WatchedTenant
+from gpu_manager.ports.control_pages import GateWatch, WatchedTenant
 program, pages, gate, card, service, cores, job = sys.argv[1:]
 watcher = NativeGateWatcher(Path(program), Path(pages), lambda _: Path(gate))
 told = (WatchedTenant(service, 0, int(cores)),), (WatchedTenant(job, 0, 100 - int(cores)),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from gpu_manager.domain.kube.disruption_budgets import DisruptionBudget, read_budget
+from gpu_manager.domain.kube.evictions import DisruptionBudget, read_budget
 
 
 class KnownBudgets:

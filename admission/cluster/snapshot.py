@@ -23,9 +23,8 @@ from admission.cluster.other_pods import OtherPods
 from admission.cluster.pod_books import PodBooks
 from admission.cluster.pod_view import PodView, read_pod_view
 from admission.config import KEEP_SECONDS
-from gpu_manager.domain.cluster.node_books import Used, added
-from gpu_manager.domain.cluster.terminating import terminating_shares
-from gpu_manager.domain.kube.disruption_budgets import DisruptionBudget
+from gpu_manager.domain.cluster.node_books import Used, added, terminating_shares
+from gpu_manager.domain.kube.evictions import DisruptionBudget
 from gpu_manager.domain.kube.pod import MIRROR, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.untrusted import mapping, text, timestamp

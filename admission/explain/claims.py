@@ -22,7 +22,7 @@ from admission.explain.waiting_claims import WaitingClaims
 from gpu_manager.domain.cluster.claims import KnownClaim
 from gpu_manager.domain.dra.claim import ClaimSpec
 from gpu_manager.domain.dra.demand import Classes, is_ours
-from gpu_manager.domain.dra.published import device_names
+from gpu_manager.domain.dra.device import device_names
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.domain.placement.explain import LINE_LIMIT, with_priority

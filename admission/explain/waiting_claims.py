@@ -22,8 +22,7 @@ from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.allocation import AllocatedShare, allocate
 from gpu_manager.domain.dra.claim import ClaimSpec, DeviceRequest
 from gpu_manager.domain.dra.demand import ClassConfig, Classes, asked_priority
-from gpu_manager.domain.dra.device import CORES, MEMORY, SharedDevice
-from gpu_manager.domain.dra.published import LONGEST_STRING, published_devices
+from gpu_manager.domain.dra.device import CORES, LONGEST_STRING, MEMORY, SharedDevice, published_devices
 from gpu_manager.domain.dra.selectors import card_of_model, selected_card, takes
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, printable
 from gpu_manager.domain.placement.explain import LINE_LIMIT, with_priority

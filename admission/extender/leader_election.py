@@ -21,8 +21,8 @@ from typing import Final, Protocol
 import structlog
 
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.ports.api_server import LeaseRecord
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.leases import LeaseRecord
 
 log = structlog.get_logger(__name__)
 

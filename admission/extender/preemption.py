@@ -25,7 +25,7 @@ from admission.cluster.pod_view import PodView, named
 from admission.extender.feasibility import FeasibilityCheck
 from admission.extender.wire import Victims
 from gpu_manager.domain.cluster.pod_charges import Charge
-from gpu_manager.domain.kube.disruption_budgets import DisruptionBudget, violating
+from gpu_manager.domain.kube.evictions import DisruptionBudget, violating
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, peak
 from gpu_manager.domain.placement.trial_placement import TrialPlacement, groups_of

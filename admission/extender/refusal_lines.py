@@ -14,9 +14,9 @@ from admission.cluster.pod_view import named
 from admission.extender.feasibility import FeasibilityCheck, Unfit, by_model, with_closed
 from admission.extender.many_nodes import CODES, Verdicts, chosen
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.cluster.node_books import with_terminating
 from gpu_manager.domain.cluster.quota import EXCEEDED
 from gpu_manager.domain.cluster.quota import refusal as refusal_line
-from gpu_manager.domain.cluster.terminating import with_terminating
 from gpu_manager.domain.errors import printable, quoted
 from gpu_manager.domain.placement.explain import LINE_LIMIT, Refusal
 from gpu_manager.domain.placement.ledger import Allocation, peak

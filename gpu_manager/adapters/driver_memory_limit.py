@@ -46,7 +46,7 @@ class DriverLimits(Protocol):
 
 
 class CgroupMemoryLimit:
-    """:class:`gpu_manager.ports.driver_memory_limit.DriverMemoryLimitSetter` on the host's cgroup v2 tree."""
+    """:class:`gpu_manager.ports.cards.DriverMemoryLimitSetter` on the host's cgroup v2 tree."""
 
     def __init__(
         self, cgroups: Path, cards: Callable[[], Sequence[CardState]], driver: DriverLimits | None

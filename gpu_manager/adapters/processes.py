@@ -60,7 +60,7 @@ def parse_cgroup(text: str) -> tuple[PodUid, str] | None:
 
 
 class CgroupProcesses:
-    """:class:`gpu_manager.ports.processes.Processes` on /proc. Needs the host's PID namespace (``hostPID:
+    """:class:`gpu_manager.ports.containers.Processes` on /proc. Needs the host's PID namespace (``hostPID:
     true``).
     """
 
@@ -90,7 +90,7 @@ class CgroupProcesses:
             return None
 
     def in_no_pod(self, pid: int) -> bool | None:
-        """See :meth:`gpu_manager.ports.processes.OutsideProcesses.in_no_pod`."""
+        """See :meth:`gpu_manager.ports.containers.OutsideProcesses.in_no_pod`."""
         if not self.host_pid():
             return None
         try:
@@ -111,13 +111,13 @@ class CgroupProcesses:
         return True if pod in pods else False if complete else None
 
     def look_again(self, pods: Collection[PodUid]) -> None:
-        """See :meth:`gpu_manager.ports.processes.Processes.look_again`."""
+        """See :meth:`gpu_manager.ports.containers.Processes.look_again`."""
         with self._lock:
             if self._scanned is not None and not self._scanned[1].isdisjoint(pods):
                 self._scanned = None
 
     def unstarted(self, pod: PodUid) -> bool:
-        """See :meth:`gpu_manager.ports.processes.Processes.unstarted`.
+        """See :meth:`gpu_manager.ports.containers.Processes.unstarted`.
 
         Its runtime waits at ``exec.fifo``, below its own directory of the container, and closes that file
         when the program begins (runc, libcontainer/standard_init_linux.go; crun likewise). An agent without

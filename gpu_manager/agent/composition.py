@@ -37,7 +37,7 @@ from gpu_manager.agent.running_containers import RunningContainers, store_of
 from gpu_manager.domain.contract import KUBELET_SOCKET, PODS_API_SOCKET
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.topology import Topology
-from gpu_manager.ports.pods import KnownPod
+from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.runtime import threads
 from gpu_manager.runtime.program import Ending, tell_started
 from gpu_manager.servers.device_plugin import DevicePlugin
@@ -55,10 +55,9 @@ from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import LimitPages, PreStart
 from gpu_manager.services.allocation.reclaim import DepartedPods
+from gpu_manager.services.cards.closed_cards import InjectionWatch, OtherPlugins
 from gpu_manager.services.cards.health import VANISHED, Health
-from gpu_manager.services.cards.injection_watch import InjectionWatch
 from gpu_manager.services.cards.inventory import InventoryService, KnownCards
-from gpu_manager.services.cards.other_plugins import OtherPlugins
 from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.recovery import injection_keeper, reclaimer
 from gpu_manager.services.recovery.injection_keeper import InjectionKeeper

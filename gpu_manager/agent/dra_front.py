@@ -10,13 +10,12 @@ import structlog
 from gpu_manager.adapters.kube.claims import KubeClaims, KubeSlices
 from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.agent.config import Config
-from gpu_manager.domain.dra.published import device_names
+from gpu_manager.domain.dra.device import device_names
 from gpu_manager.domain.dra.sides import Front, NodeFront, front_in_force
+from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.containers import Injector, Processes
 from gpu_manager.ports.control_pages import ControlPages
-from gpu_manager.ports.injector import Injector
-from gpu_manager.ports.pods import Pods
-from gpu_manager.ports.processes import Processes
 from gpu_manager.runtime import threads
 from gpu_manager.servers.dra_plugin import DraPlugin
 from gpu_manager.services.allocation.node_state import NodeState

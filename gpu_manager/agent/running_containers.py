@@ -17,9 +17,9 @@ from gpu_manager.adapters.store import FileStore
 from gpu_manager.agent.backends import build_driver_limits, gate_watcher
 from gpu_manager.agent.config import Config
 from gpu_manager.domain.kube.pod import Pod
+from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.cards import Cards
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.pods import Pods
 from gpu_manager.runtime import threads
 from gpu_manager.servers.account_metrics import AccountMetrics
 from gpu_manager.servers.gate_metrics import GateMetrics
@@ -28,8 +28,8 @@ from gpu_manager.services.allocation.annotation_writeback import AnnotationWrite
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import LimitPages
 from gpu_manager.services.billing import BillMeter
+from gpu_manager.services.cards.closed_cards import MemoryOutside
 from gpu_manager.services.cards.health import Health
-from gpu_manager.services.cards.memory_outside import MemoryOutside
 from gpu_manager.services.energy import EnergyMeter
 from gpu_manager.services.enforcement import injection_check, usage
 from gpu_manager.services.enforcement.account_check import AccountCheck

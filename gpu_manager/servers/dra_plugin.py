@@ -25,7 +25,7 @@ from gpu_manager.domain.contract import (
     DRA_REGISTRY_SOCKET,
     DRA_SOCKET,
 )
-from gpu_manager.domain.dra.published import device_names
+from gpu_manager.domain.dra.device import device_names
 from gpu_manager.domain.errors import NodeUnready, VcudaError
 from gpu_manager.pb.dra.v1 import api_pb2, api_pb2_grpc
 from gpu_manager.pb.drahealth.v1 import api_pb2 as health_pb2

@@ -22,7 +22,7 @@ from gpu_manager.domain.dra.sides import Front, sides_of
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
 from gpu_manager.domain.topology import Topology
-from gpu_manager.ports.pods import KnownPod
+from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.runtime import threads
 from gpu_manager.runtime.scrape import counter_by_label
 from gpu_manager.servers import series

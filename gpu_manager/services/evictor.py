@@ -18,8 +18,8 @@ from gpu_manager.domain.contract import EVENT_EVICTED, EVICT, decode_eviction_ma
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.evictions import why_not_evicted
 from gpu_manager.domain.kube.pod import Pod, PodUid
+from gpu_manager.ports.api_server import Evictions
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.evictions import Evictions
 
 log = structlog.get_logger(__name__)
 

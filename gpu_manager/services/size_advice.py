@@ -17,8 +17,8 @@ from gpu_manager.domain.advice.demand import DAY, DAYS, STRETCH_SECONDS, Demand
 from gpu_manager.domain.advice.size import AdvicePolicy, Sized, Workload, advise, largest
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import Pod, PodUid
+from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.pods import Pods
 from gpu_manager.ports.store import Store
 from gpu_manager.services.allocation.books import Key
 from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse

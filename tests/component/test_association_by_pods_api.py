@@ -11,7 +11,7 @@ from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kubelet.pods_api import PodsApi
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.resources import DEFAULT_UNIT
-from gpu_manager.ports.pods import KnownPod
+from gpu_manager.ports.api_server import KnownPod
 from sandbox.kubelet.pods_api import PodsApiServer
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakePods, cards

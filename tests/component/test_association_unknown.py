@@ -13,7 +13,7 @@ import pytest
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import GIB
-from gpu_manager.ports.pods import KnownPod
+from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
 from tests.fakes.metrics import counts
 from tests.fakes.node import NodeRig, container, pod

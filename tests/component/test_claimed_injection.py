@@ -14,7 +14,7 @@ from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import Amount
-from gpu_manager.ports.injector import HeldInjection
+from gpu_manager.ports.containers import HeldInjection
 from tests.component import test_driver_files as driver_files
 from tests.component.driver_roots import machine_is_supported
 from tests.component.test_driver_files import FRACTION, NAME, UUIDS, WHOLE, World

@@ -12,7 +12,7 @@ import pytest
 from gpu_manager.adapters.driver_files import Strategy
 from gpu_manager.domain.errors import Bug, NodeUnready
 from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
-from gpu_manager.ports.injector import HeldInjection
+from gpu_manager.ports.containers import HeldInjection
 from tests.component.driver_roots import DriverRoot, Objects, machine_is_supported
 from tests.fakes.injected import FRACTION, WHOLE, A, B, Place
 from tests.fakes.power_cut import CUTS, stranded_after

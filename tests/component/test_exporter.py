@@ -20,9 +20,9 @@ from gpu_manager.domain.contract import CORE, EVICT, MEMORY
 from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid, parse_pod
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.resources import GIB, Amount
+from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.ports.cards import CardUse, ProcessUse
 from gpu_manager.ports.control_pages import TenantUse
-from gpu_manager.ports.pods import KnownPod
 from gpu_manager.servers.exporter import Exporter, describe
 from gpu_manager.servers.guards import describe as describe_guards
 from gpu_manager.services.allocation.books import Grant

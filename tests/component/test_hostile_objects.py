@@ -26,7 +26,7 @@ from gpu_manager.adapters.kube.streams import PAGE_BYTES, Pages
 from gpu_manager.cli.kubectl.cluster_view import read_view
 from gpu_manager.domain.contract import EVENT_UNREADABLE
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.ports.pods import KnownPod
+from gpu_manager.ports.api_server import KnownPod
 from tests.fakes.waiting import PATIENCE, until
 from tests.fakes.web import given, send, serving
 

@@ -18,7 +18,7 @@ from gpu_manager.domain.contract import CORE, INVENTORY, Inventory, decode_inven
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.resources import GIB, Amount
-from gpu_manager.ports.injector import Injectable
+from gpu_manager.ports.containers import Injectable
 from sandbox.api import StandInApi
 from sandbox.kubelet import StandInKubelet
 from tests.component.driver_roots import CONTROL, DriverRoot, Objects, machine_is_supported

@@ -25,8 +25,8 @@ from gpu_manager.domain.contract import (
     Inventory,
     encode_inventory,
 )
+from gpu_manager.domain.dra.device import device_names
 from gpu_manager.domain.dra.parameters import API_VERSION, KIND
-from gpu_manager.domain.dra.published import device_names
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.topology import Link, Topology

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gpu_manager.domain.cluster.terminating import RELEASED_MOST
+from gpu_manager.domain.cluster.node_books import RELEASED_MOST
 from gpu_manager.domain.contract import CORE, INVENTORY, Inventory, TerminatingShare, decode_inventory
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import GIB, Amount
-from gpu_manager.ports.pods import KnownPod
+from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.services.cards.health import Health
 from gpu_manager.services.cards.inventory import InventoryService
 from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS

@@ -12,12 +12,11 @@ from admission.config import AdmissionSettings, ExtenderEndpoint, LeaderMode, Le
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.http import HttpClient
 from gpu_manager.adapters.kube.certificates import KubeCertificates
-from gpu_manager.adapters.kube.cluster_pods import ClusterPods
+from gpu_manager.adapters.kube.cluster_pods import ClusterPods, KubePodEvents
 from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.adapters.kube.cordon import cordon
 from gpu_manager.adapters.kube.evictions import KubeEvictions
 from gpu_manager.adapters.kube.kube import Kube
-from gpu_manager.adapters.kube.pod_events import KubePodEvents
 from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.agent.composition import Agent
 from gpu_manager.agent.config import Config

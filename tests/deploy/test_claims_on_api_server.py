@@ -18,8 +18,8 @@ from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.allocated import AllocatedClaim
+from gpu_manager.domain.dra.device import published_devices
 from gpu_manager.domain.dra.parameters import ShareTerms
-from gpu_manager.domain.dra.published import published_devices
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, ZERO

@@ -31,8 +31,8 @@ from gpu_manager.domain.contract import (
     TURNED_LABEL,
 )
 from gpu_manager.domain.dra.allocated import AllocatedClaim
+from gpu_manager.domain.dra.device import published_devices
 from gpu_manager.domain.dra.parameters import ShareTerms
-from gpu_manager.domain.dra.published import published_devices
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount

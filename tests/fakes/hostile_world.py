@@ -24,8 +24,7 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB
-from gpu_manager.ports.control_pages import Limit
-from gpu_manager.ports.gates import GateWatch, WatchedTenant
+from gpu_manager.ports.control_pages import GateWatch, Limit, WatchedTenant
 from tests.fakes.hostile_attacks import Attack, Judged, Phase
 from tests.fakes.hostile_tenant import HostileTenant
 from tests.fakes.pages import CARD, limits_of, register

@@ -34,8 +34,8 @@ from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, MIB
 from gpu_manager.domain.rules.legal_values import check_pod, warn_pod
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
 from gpu_manager.domain.topology import Link, LinkKind, Topology, parse_topology
+from gpu_manager.services.cards.closed_cards import MemoryOutside
 from gpu_manager.services.cards.health import Health
-from gpu_manager.services.cards.memory_outside import MemoryOutside
 from gpu_manager.services.enforcement.usage_sample import Sample
 from tests.component.driver_roots import DriverRoot, Objects
 from tests.fakes.nvml import FakeNvml, Gpu

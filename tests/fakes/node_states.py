@@ -24,9 +24,8 @@ from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.rules.pod_request import bound_request
 from gpu_manager.ports.control_pages import Limit
 from gpu_manager.services.allocation.prestart import PreStart
+from gpu_manager.services.cards.closed_cards import InjectionWatch, OtherPlugins
 from gpu_manager.services.cards.health import Health
-from gpu_manager.services.cards.injection_watch import InjectionWatch
-from gpu_manager.services.cards.other_plugins import OtherPlugins
 from gpu_manager.services.recovery.injection_keeper import InjectionKeeper
 from tests.component.driver_roots import DriverRoot, Objects
 from tests.fakes.direct import DirectRig

@@ -16,10 +16,10 @@ from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.topology import Link, LinkKind, Topology
+from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.ports.cards import CardUse, HealthChange, ProcessUse
+from gpu_manager.ports.containers import HeldInjection
 from gpu_manager.ports.control_pages import Limit, TenantUse
-from gpu_manager.ports.injector import HeldInjection
-from gpu_manager.ports.pods import KnownPod
 
 
 def cards(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpu_manager.adapters.driver_files import Strategy
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports.injector import HeldInjection
+from gpu_manager.ports.containers import HeldInjection
 from tests.component.driver_roots import DriverRoot, Objects
 from tests.fakes.injected import FRACTION, WHOLE, A, B, Place
 

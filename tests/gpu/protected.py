@@ -17,8 +17,7 @@ from bench.rows import Row
 from gpu_manager.adapters.control_pages.gate_watcher import NativeGateWatcher
 from gpu_manager.domain.enforcement.protection import CardMember, gated_cards
 from gpu_manager.domain.priority import Priority
-from gpu_manager.ports.control_pages import Correction
-from gpu_manager.ports.gates import GateWatch, WatchedTenant
+from gpu_manager.ports.control_pages import Correction, GateWatch, WatchedTenant
 from tests.gpu.container import GIB, Container, Failed, first_line, meanwhile, said
 from tests.gpu.host_loop import host_loop
 from tests.gpu.machine import Machine

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from gpu_manager.adapters.control_pages.gate_watcher import NativeGateWatcher
 from gpu_manager.domain.enforcement.protection import CardMember, gated_cards
-from gpu_manager.ports.control_pages import Correction
-from gpu_manager.ports.gates import GateWatch, WatchedTenant
+from gpu_manager.ports.control_pages import Correction, GateWatch, WatchedTenant
 from tests.native.core_world import CARD, World
 from tests.native.tools import build_tests
 from vcuda.page.gate import read_gate

@@ -13,10 +13,9 @@ from admission.cluster.snapshot import NODES, PODS, ClusterState
 from bench.books import disagreement, random_cluster
 from gpu_manager.adapters.kube.reading import cluster_of
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.cluster.node_books import NodeBooks
+from gpu_manager.domain.cluster.node_books import NodeBooks, terminating_shares
 from gpu_manager.domain.cluster.node_json import read_node, usual_unit, whole_number
 from gpu_manager.domain.cluster.pod_charges import allocations_of
-from gpu_manager.domain.cluster.terminating import terminating_shares
 from gpu_manager.domain.contract import (
     ALLOCATION,
     ASSIGNED,

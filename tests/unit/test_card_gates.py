@@ -13,7 +13,7 @@ from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB, Amount
-from gpu_manager.ports.gates import GateReading, GateWatch, WatchedTenant
+from gpu_manager.ports.control_pages import GateReading, GateWatch, WatchedTenant
 from gpu_manager.servers.gate_metrics import GateMetrics, describe
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.enforcement.gates import CardGates

@@ -12,7 +12,7 @@ from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.allocation import allocate
 from gpu_manager.domain.dra.claim import parse_claim_spec
 from gpu_manager.domain.dra.demand import ClaimDemand, OfferedCards, demands
-from gpu_manager.domain.dra.published import published_devices
+from gpu_manager.domain.dra.device import published_devices
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, MIB, ZERO, Amount
 from gpu_manager.domain.rules.request import PlacementPolicy
 

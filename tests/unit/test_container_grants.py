@@ -13,8 +13,8 @@ from gpu_manager.domain.enforcement.evasion import CONTEXT_BYTES
 from gpu_manager.domain.injection import MountPoint
 from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.resources import GIB
+from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.ports.cards import ProcessUse
-from gpu_manager.ports.pods import KnownPod
 from gpu_manager.services.enforcement.container_grants import ContainerGrants
 from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
 from gpu_manager.services.enforcement.injection_check import LOOKS, PERIOD_SECONDS, InjectionCheck

@@ -14,8 +14,7 @@ from gpu_manager.domain.contract import DRA_CORDONED, DRA_DRIVER, DRA_HELD, DRA_
 from gpu_manager.domain.dra.allocated import AllocatedClaim, ClaimedShare, parse_allocated_claim
 from gpu_manager.domain.dra.allocation import allocate
 from gpu_manager.domain.dra.claim import parse_claim_spec
-from gpu_manager.domain.dra.device import CORES, MEMORY
-from gpu_manager.domain.dra.published import device_names, published_devices
+from gpu_manager.domain.dra.device import CORES, MEMORY, device_names, published_devices
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.rules.request import PlacementPolicy

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
-from gpu_manager.ports.pods import KnownPod
+from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.services.enforcement.ended_containers import ABSENT_SECONDS, EndedContainers
 from tests.fakes.ports import FakeClock, FakePods, FakeProcesses
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, CORE, PRIORITY, Assignment, encode_assignment
-from gpu_manager.domain.kube.disruption_budgets import read_budget, violating
+from gpu_manager.domain.kube.evictions import read_budget, violating
 from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import Amount
 from tests.fakes.extender import UNIT, World, answer, container, node, pod, uuid

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.resources import GIB, Amount
-from gpu_manager.ports.injector import HeldInjection
+from gpu_manager.ports.containers import HeldInjection
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.recovery.injection_keeper import PATIENCE_SECONDS, PERIOD_SECONDS, InjectionKeeper
 from tests.fakes.ports import FakeClock, FakeInjector, FakePods, cards

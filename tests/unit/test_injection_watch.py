@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpu_manager.domain.card import CardState
-from gpu_manager.ports.injector import Injectable
+from gpu_manager.ports.containers import Injectable
+from gpu_manager.services.cards.closed_cards import InjectionWatch
 from gpu_manager.services.cards.health import Health
-from gpu_manager.services.cards.injection_watch import InjectionWatch
 from tests.fakes.metrics import service_metrics
 from tests.fakes.ports import FakeCards, FakeClock, FakeNodeObject, cards
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from admission.extender.leader_election import HeldLease, Leader, PodLister, SingleReplica, WatchedLeader
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports.leases import LeaseRecord
+from gpu_manager.ports.api_server import LeaseRecord
 from tests.fakes.ports import FakeClock
 
 BIND = 5.0

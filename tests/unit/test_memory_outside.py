@@ -13,8 +13,8 @@ from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, MIB
 from gpu_manager.domain.topology import Link, LinkKind, Topology
 from gpu_manager.ports.cards import CardUse, ProcessUse
+from gpu_manager.services.cards.closed_cards import MemoryOutside
 from gpu_manager.services.cards.health import Health
-from gpu_manager.services.cards.memory_outside import MemoryOutside
 from gpu_manager.services.enforcement.usage_sample import Sample
 from tests.fakes.node import container, pod
 from tests.fakes.ports import FakeCards, FakeClock, FakeNodeObject, cards

@@ -18,8 +18,8 @@ from gpu_manager.domain.other_plugins import (
 )
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology
+from gpu_manager.services.cards.closed_cards import PERIOD_SECONDS, REOPEN_SECONDS, OtherPlugins
 from gpu_manager.services.cards.health import Health
-from gpu_manager.services.cards.other_plugins import PERIOD_SECONDS, REOPEN_SECONDS, OtherPlugins
 
 FIRST = CardUuid("GPU-5fd4f087-86f3-7a43-b711-4771313afc50")
 SECOND = CardUuid("GPU-1cd4f087-0000-7a43-b711-4771313afc51")

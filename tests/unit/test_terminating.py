@@ -9,8 +9,8 @@ from admission.cluster.snapshot import NODES, PODS
 from admission.console.cluster_page import graph
 from gpu_manager.adapters.kube.reading import cluster_of
 from gpu_manager.domain.card import Card, CardUuid
+from gpu_manager.domain.cluster.node_books import MOST, terminating_allocations, terminating_shares
 from gpu_manager.domain.cluster.node_json import node_text
-from gpu_manager.domain.cluster.terminating import MOST, terminating_allocations, terminating_shares
 from gpu_manager.domain.contract import ALLOCATION, Assignment, TerminatingShare, encode_assignment
 from gpu_manager.domain.kube.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.placement.explain import Refusal

@@ -16,7 +16,7 @@ import structlog
 from gpu_manager.adapters.control_pages.page_directory import USAGE
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports.gates import GateWatch
+from gpu_manager.ports.control_pages import GateWatch
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +25,7 @@ _STEPS: Final = 256  # of a core limit's percent
 
 
 class NativeGateWatcher:
-    """:class:`gpu_manager.ports.gates.GateWatcher` as a child process. Used by one thread."""
+    """:class:`gpu_manager.ports.control_pages.GateWatcher` as a child process. Used by one thread."""
 
     def __init__(self, program: Path | None, pages: Path, gate: Callable[[CardUuid], Path]) -> None:
         """``program`` is None where the package came without it; ``gate`` says where a card's gate lies."""

@@ -27,7 +27,7 @@ import structlog
 from gpu_manager.adapters.control_pages import tenant_files as files
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.ports.gates import GateReading
+from gpu_manager.ports.control_pages import GateReading
 from gpu_manager.runtime import threads
 from vcuda.page.gate import GATE_SIZE, build_gate, read_gate
 from vcuda.page.layout import PageError, uuid_bytes
@@ -42,7 +42,7 @@ _LOCKS: Final = Path("/proc/locks")
 
 
 class FileGates:
-    """:class:`gpu_manager.ports.gates.Gates` below the directory of the control pages.
+    """:class:`gpu_manager.ports.control_pages.Gates` below the directory of the control pages.
 
     A gate stays open for writing from the first :meth:`ensure` on, so that no container takes a lease on it.
     """

@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from gpu_manager.adapters.driver_files.driver_places import OPERATOR_ROOT
+from gpu_manager.adapters.driver_files.driver import OPERATOR_ROOT
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.injection import DeviceNode

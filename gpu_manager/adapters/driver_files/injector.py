@@ -48,7 +48,7 @@ from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.rules.pod_annotations import preload_of, priority_of
 from gpu_manager.domain.rules.shown_cards import check_env_from
-from gpu_manager.ports.injector import HeldInjection, Injectable
+from gpu_manager.ports.containers import HeldInjection, Injectable
 
 log = structlog.get_logger(__name__)
 
@@ -65,7 +65,7 @@ class _Wishes:
 
 
 class DriverFiles:
-    """:class:`gpu_manager.ports.injector.Injector`. Thread-safe; asks neither NVML nor the network.
+    """:class:`gpu_manager.ports.containers.Injector`. Thread-safe; asks neither NVML nor the network.
 
     ``cards`` answers from memory with the node's cards; ``state``, ``pages`` and ``cdi_dir`` have the same
     path on the node and in the agent, everything else is looked up through ``host``. ``libraries`` holds
@@ -172,7 +172,7 @@ class DriverFiles:
         *,
         preload: bool = True,
     ) -> tuple[str, ...]:
-        """See :meth:`gpu_manager.ports.injector.Injector.inject_claim`.
+        """See :meth:`gpu_manager.ports.containers.Injector.inject_claim`.
 
         Raises:
             NodeUnready: driver, device nodes, library or pages are missing, or containers are not injected
@@ -214,7 +214,7 @@ class DriverFiles:
         )
 
     def probe(self, cards: Sequence[CardState]) -> Injectable:
-        """See :meth:`gpu_manager.ports.injector.InjectionProbe.probe`. Makes missing device nodes."""
+        """See :meth:`gpu_manager.ports.containers.InjectionProbe.probe`. Makes missing device nodes."""
         if self._simulated:
             return Injectable()
         with self._lock:

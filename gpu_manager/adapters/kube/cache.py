@@ -8,8 +8,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from gpu_manager.domain.kube.pod import Pod, PodUid
+from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.pods import KnownPod
 
 TOMBSTONE_SECONDS = (
     120.0  # longest delay until the kubelet admitted a force-deleted pod (association c4 to c7)

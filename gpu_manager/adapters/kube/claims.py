@@ -24,20 +24,20 @@ _LONGEST_NODE: Final = 200  # of a node's name, in the name of its slice
 
 
 class KubeClaims:
-    """:class:`gpu_manager.ports.claims.Claims`. ``unit`` is bytes of one unit of memory."""
+    """:class:`gpu_manager.ports.api_server.Claims`. ``unit`` is bytes of one unit of memory."""
 
     def __init__(self, connection: Connection, unit: int) -> None:
         self._connection = connection
         self._unit = unit
 
     def read(self, namespace: str, name: str) -> AllocatedClaim | None:
-        """See :meth:`gpu_manager.ports.claims.Claims.read`."""
+        """See :meth:`gpu_manager.ports.api_server.Claims.read`."""
         path = f"{_API}/namespaces/{segment(namespace)}/resourceclaims/{segment(name)}"
         found = self._connection.read(f"read the claim {namespace}/{name}", path)
         return None if found is None else parse_allocated_claim(found, self._unit)
 
     def allocated(self, pool: str) -> Mapping[str, str]:
-        """See :meth:`gpu_manager.ports.claims.Claims.allocated`."""
+        """See :meth:`gpu_manager.ports.api_server.Claims.allocated`."""
         found: dict[str, str] = {}
         for claim in list_all(self._connection, "list resourceclaims", f"{_API}/resourceclaims"):
             meta = mapping(claim.get("metadata"))
@@ -51,7 +51,7 @@ class KubeClaims:
 
 
 class KubeSlices:
-    """:class:`gpu_manager.ports.claims.Slices`: one ResourceSlice, in a pool of the node's name.
+    """:class:`gpu_manager.ports.api_server.Slices`: one ResourceSlice, in a pool of the node's name.
 
     One object, so that an update is never seen in part: the scheduler allocates nothing of a pool of which
     it does not see all slices of the newest generation.
@@ -64,7 +64,7 @@ class KubeSlices:
         self._uid = ""
 
     def publish(self, devices: Sequence[SharedDevice]) -> bool:
-        """See :meth:`gpu_manager.ports.claims.Slices.publish`."""
+        """See :meth:`gpu_manager.ports.api_server.Slices.publish`."""
         wanted = [device.as_json() for device in devices]
         found = {text(mapping(one.get("metadata")).get("name")): one for one in self._ours()}
         there = found.pop(self._name, None)

@@ -1,4 +1,5 @@
-"""Writes about pods of the whole cluster: bindings, annotations, labels, Events.
+"""Writes about pods of the whole cluster: bindings, annotations, labels, Events; and reads of one pod's
+Events.
 
 Serves ``admission.extender.binding.BindingApi``; :meth:`bind` and :meth:`fetch` wait for the API server,
 all else is written in the background.
@@ -6,13 +7,13 @@ all else is written in the background.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from gpu_manager.adapters.kube.connection import JSON_BODY, MERGE_PATCH, Connection, Refused, Unreachable
 from gpu_manager.adapters.kube.outbox import FINAL, Outbox, Task
-from gpu_manager.adapters.kube.pod_paths import named_path, pod_path
+from gpu_manager.adapters.kube.pod_paths import events_path, named_path, pod_path
 from gpu_manager.adapters.kube.tasks import (
     AnnotatePod,
     EventTeller,
@@ -20,8 +21,10 @@ from gpu_manager.adapters.kube.tasks import (
     Subject,
     Thing,
 )
+from gpu_manager.domain.cluster.pod_events import PodEvent, read_pod_event
 from gpu_manager.domain.errors import RequestInvalid
-from gpu_manager.domain.kube.pod import Pod, parse_pod
+from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.untrusted import mapping, mappings, text
 from gpu_manager.ports.clock import Clock
 
 _ROOM: Final = 4096  # writes that wait: a quota change marks every pod that waits for it
@@ -175,3 +178,24 @@ class _LabelPod:
     def final(self, refusal: Refused) -> bool:
         """Gone, or not ours to label."""
         return refusal.code in FINAL
+
+
+_MOST: Final = 200  # of one pod: Kubernetes keeps an hour's, and counts equal ones together
+
+
+class KubePodEvents:
+    """Asks the API server each time."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def read(self, namespace: str, uid: PodUid) -> tuple[Sequence[PodEvent], bool]:
+        """The pod's Events in no order, and whether there are more than were read. Raises NodeUnready."""
+        page = self._connection.request(
+            f"list the events of a pod in {namespace}",
+            "GET",
+            events_path(namespace),
+            query={"fieldSelector": f"involvedObject.uid={uid}", "limit": str(_MOST)},
+        )
+        found = [read_pod_event(obj) for obj in mappings(page.get("items"))]
+        return found, bool(text(mapping(page.get("metadata")).get("continue")))

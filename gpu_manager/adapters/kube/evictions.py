@@ -1,4 +1,4 @@
-"""Marked pods and their evictions (implements :class:`gpu_manager.ports.evictions.Evictions`)."""
+"""Marked pods and their evictions (implements :class:`gpu_manager.ports.api_server.Evictions`)."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class KubeEvictions(WatchedObjects):
         self._outbox.close()
 
     def marked(self) -> Collection[Pod]:
-        """See :meth:`gpu_manager.ports.evictions.Evictions.marked`."""
+        """See :meth:`gpu_manager.ports.api_server.Evictions.marked`."""
         return self._marked.values()
 
     def evict(self, pod: Pod) -> float | None:
-        """See :meth:`gpu_manager.ports.evictions.Evictions.evict`."""
+        """See :meth:`gpu_manager.ports.api_server.Evictions.evict`."""
         try:
             EvictPod(self._connection, pod).run()
         except Refused as refusal:
@@ -66,7 +66,7 @@ class KubeEvictions(WatchedObjects):
         return None
 
     def event(self, pod: Pod, reason: str, message: str) -> None:
-        """See :meth:`gpu_manager.ports.evictions.Evictions.event`."""
+        """See :meth:`gpu_manager.ports.api_server.Evictions.event`."""
         now = self._clock.now()
         self._outbox.put(PostEvent(self._teller, pod, reason, message, warning=True, first=now, last=now))
 

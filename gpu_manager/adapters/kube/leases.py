@@ -16,8 +16,8 @@ from gpu_manager.adapters.kube.pod_paths import named_path
 from gpu_manager.domain.contract import LEADER_SINCE
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.untrusted import mapping, text
+from gpu_manager.ports.api_server import LeaseRecord
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.leases import LeaseRecord
 
 _LONGEST: Final = 3600.0
 

@@ -77,7 +77,7 @@ class KubeNode(WatchedObjects):
         super().__init__(reflector)
 
     def publish(self, annotations: Mapping[str, str], labels: Mapping[str, str | None]) -> None:
-        """See :meth:`gpu_manager.ports.inventory.InventoryPublisher.publish`; what is there already is not
+        """See :meth:`gpu_manager.ports.api_server.InventoryPublisher.publish`; what is there already is not
         written again.
         """
         with self._lock:
@@ -88,7 +88,7 @@ class KubeNode(WatchedObjects):
         self._outbox.put(task)
 
     def shown(self) -> bool:
-        """See :meth:`gpu_manager.ports.inventory.InventoryPublisher.shown`."""
+        """See :meth:`gpu_manager.ports.api_server.InventoryPublisher.shown`."""
         with self._lock:
             return self._there is not None and _has(self._there[0], self._wanted[0])
 

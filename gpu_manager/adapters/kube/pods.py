@@ -1,4 +1,4 @@
-"""This node's pods through the API server and the kubelet (implements :class:`gpu_manager.ports.pods.Pods`).
+"""This node's pods (:class:`gpu_manager.ports.api_server.Pods`) through the API server and the kubelet.
 
 The node's kubelet is asked for its pods in the first way that answers.
 """
@@ -22,8 +22,8 @@ from gpu_manager.domain.contract import EVENT_UNREADABLE, EVICT, OUR_PREFIX
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.untrusted import mapping
+from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.pods import KnownPod
 from gpu_manager.runtime import threads
 
 _READ = (OUR_PREFIX, "kubernetes.io/config.")  # the second are a static pod's
@@ -84,7 +84,7 @@ class KubePods(WatchedObjects):
         self._listeners.append(callback)
 
     def local(self) -> Mapping[str, Sequence[KnownPod]]:
-        """See :meth:`gpu_manager.ports.pods.Pods.local`."""
+        """See :meth:`gpu_manager.ports.api_server.Pods.local`."""
         return self._cache.by_name()
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
@@ -133,16 +133,16 @@ class KubePods(WatchedObjects):
         return pod
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
-        """See :meth:`gpu_manager.ports.pods.Pods.annotate`."""
+        """See :meth:`gpu_manager.ports.api_server.Pods.annotate`."""
         self._outbox.put(AnnotatePod(self._connection, self._in_api(pod), dict(annotations)))
 
     def event(self, pod: Pod, reason: str, message: str, *, warning: bool = False) -> None:
-        """See :meth:`gpu_manager.ports.pods.Pods.event`."""
+        """See :meth:`gpu_manager.ports.api_server.Pods.event`."""
         now = self._clock.now()
         self._outbox.put(PostEvent(self._teller, self._in_api(pod), reason, message, warning, now, now))
 
     def evict(self, pod: Pod, reason: str | None) -> None:
-        """See :meth:`gpu_manager.ports.pods.Pods.evict`; retried while a disruption budget holds it back.
+        """See :meth:`gpu_manager.ports.api_server.Pods.evict`; retried while a disruption budget forbids it.
 
         Where an evictor does it, the pod is marked for that, and the mark renewed while the pod is there.
         """

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import structlog
 
 from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable
-from gpu_manager.adapters.kube.meanwhile import Meanwhile
 from gpu_manager.adapters.kube.objects import Obj, Told, Unreadable, named, unheard
-from gpu_manager.adapters.kube.streams import Pages, WatchStream
+from gpu_manager.adapters.kube.streams import Meanwhile, Pages, WatchStream
 from gpu_manager.adapters.kube.streams import watch as open_watch
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.untrusted import mapping

@@ -23,7 +23,7 @@ from gpu_manager.domain.kube.constraints import (
     node_constraints,
     pod_constraints,
 )
-from gpu_manager.domain.kube.disruption_budgets import read_budget
+from gpu_manager.domain.kube.evictions import read_budget
 from gpu_manager.domain.kube.host_resources import ANY, ONE_POD, HostResources, host_of_node, host_of_pod
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.resize.sizes import answer_of

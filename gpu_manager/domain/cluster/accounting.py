@@ -16,7 +16,7 @@ from dataclasses import replace
 from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.claims import ClaimCharge, KnownClaim, charge_claims, claims_by_node
-from gpu_manager.domain.cluster.node_books import NodeBooks
+from gpu_manager.domain.cluster.node_books import NodeBooks, terminating_allocations
 from gpu_manager.domain.cluster.node_json import NodeReport, usual_unit
 from gpu_manager.domain.cluster.pod_charges import (
     CardsUnknown,
@@ -28,7 +28,6 @@ from gpu_manager.domain.cluster.pod_charges import (
     placed_pod,
     usage_by_model,
 )
-from gpu_manager.domain.cluster.terminating import terminating_allocations
 from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share

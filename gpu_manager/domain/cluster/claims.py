@@ -15,9 +15,8 @@ from typing import Any
 from gpu_manager.domain.cluster.node_json import NodeReport
 from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.claim import ClaimSpec, parse_claim_spec
-from gpu_manager.domain.dra.device import CORES, MEMORY
+from gpu_manager.domain.dra.device import CORES, MEMORY, device_names
 from gpu_manager.domain.dra.parameters import read_config, terms_of
-from gpu_manager.domain.dra.published import device_names
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim, Share

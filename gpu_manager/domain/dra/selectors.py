@@ -17,8 +17,7 @@ from typing import Final
 
 from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.domain.contract import DRA_DRIVER
-from gpu_manager.domain.dra.device import Version
-from gpu_manager.domain.dra.published import attributes_of
+from gpu_manager.domain.dra.device import Version, attributes_of
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.rules.request import model_tokens
 

@@ -27,10 +27,10 @@ from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.allocation_annotations import allocation_annotations
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.topology import NumaPolicy
+from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.containers import Injector
 from gpu_manager.ports.control_pages import ControlPages
-from gpu_manager.ports.injector import Injector
-from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.annotation_writeback import strayed_ids
 from gpu_manager.services.allocation.association import Association, is_deleted

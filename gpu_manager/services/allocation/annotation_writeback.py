@@ -14,8 +14,8 @@ from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.allocation_annotations import allocation_annotations, annotations_differ
 from gpu_manager.domain.placement.ledger import Share
+from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.node_state import NodeState, StateView
 from gpu_manager.services.recovery.predecessor_pods import is_predecessor_pod
 

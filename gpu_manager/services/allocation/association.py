@@ -25,9 +25,9 @@ from gpu_manager.domain.admission_match import (
 )
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid
+from gpu_manager.ports.api_server import KnownPod, Pods
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.kubelet import Kubelet, PodResourcesEntry
-from gpu_manager.ports.pods import KnownPod, Pods
 from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)

@@ -19,8 +19,8 @@ from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
 from gpu_manager.domain.topology import NumaPolicy
+from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.ports.control_pages import Limit
-from gpu_manager.ports.pods import KnownPod
 from gpu_manager.services.allocation import planner, preferred_ids, unidentified_grants
 from gpu_manager.services.allocation.books import Books, Grant
 from gpu_manager.services.allocation.preferred_ids import IdChoice

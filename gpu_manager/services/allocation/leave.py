@@ -13,8 +13,8 @@ from collections.abc import Callable
 import structlog
 
 from gpu_manager.domain.kube.pod import Pod
+from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.node_state import NodeState
 
 log = structlog.get_logger(__name__)

@@ -25,8 +25,8 @@ from gpu_manager.domain.placement.ledger import Allocation, Ledger
 from gpu_manager.domain.resize.judgement import resized
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.topology import Topology
+from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.ports.kubelet import CheckpointEntry
-from gpu_manager.ports.pods import KnownPod
 from gpu_manager.ports.store import Store
 from gpu_manager.services.allocation import adopt, grant, planner, preferred_ids, unidentified_grants
 from gpu_manager.services.allocation.association import Hints, Identification, likely, probable

@@ -29,10 +29,10 @@ from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.placement.explain import explain_shares, with_priority
 from gpu_manager.domain.placement.protection import explain_unprotected, neighbours
+from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import ControlPages
 from gpu_manager.ports.kubelet import CheckpointEntry, Kubelet
-from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
 from gpu_manager.services.allocation.association import pod_of
 from gpu_manager.services.allocation.books import Grant

@@ -13,13 +13,13 @@ from collections.abc import Set as AbstractSet
 
 import structlog
 
-from gpu_manager.domain.cluster import terminating
+from gpu_manager.domain.cluster.node_books import RELEASED_MOST, terminating_shares
 from gpu_manager.domain.contract import TerminatingShare
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation
-from gpu_manager.ports.pods import KnownPod, Pods
-from gpu_manager.ports.processes import Processes
+from gpu_manager.ports.api_server import KnownPod, Pods
+from gpu_manager.ports.containers import Processes
 from gpu_manager.services.allocation.association import Identification
 from gpu_manager.services.allocation.node_state import NodeState, StateView
 from gpu_manager.services.allocation.unidentified_grants import is_unidentified
@@ -73,7 +73,7 @@ class DepartedPods:
         )
         absent = [uid for uid in ledger.pods if uid not in living and not is_unidentified(uid)]
         gone = [uid for uid in absent if self._processes.alive(uid) is not False]
-        return terminating.terminating_shares(ledger, [*gone, *unread.intersection(ledger.pods)])
+        return terminating_shares(ledger, [*gone, *unread.intersection(ledger.pods)])
 
     def released(self, lingering: Sequence[TerminatingShare]) -> tuple[str, ...]:
         """The UIDs of pods that the API deleted of late before they had ended, and that hold nothing any
@@ -93,7 +93,7 @@ class DepartedPods:
         gone -= unsure | living_pods(local)
         kept = [uid for uid in self._released if uid in gone]
         self._released = (*kept, *sorted(gone.difference(kept)))
-        return tuple(sorted(self._released[-terminating.RELEASED_MOST :]))
+        return tuple(sorted(self._released[-RELEASED_MOST:]))
 
     def outwait(self, answer: Identification, offered: Collection[str]) -> str:
         """:meth:`observe`, then wait while only ending pods keep the asking pod from its room.

@@ -20,10 +20,10 @@ from gpu_manager.domain.card import UNREAD_MODEL, Card, CardState, CardUuid
 from gpu_manager.domain.errors import VcudaError
 from gpu_manager.domain.other_plugins import OTHER_PLUGIN
 from gpu_manager.domain.topology import NumaPolicy, Topology
+from gpu_manager.ports.api_server import InventoryPublisher
 from gpu_manager.ports.cards import CardEvent, Cards, XidError
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.injector import Injectable
-from gpu_manager.ports.inventory import InventoryPublisher
+from gpu_manager.ports.containers import Injectable
 from gpu_manager.runtime import threads
 from gpu_manager.services.cards.health_log import CLOSING_XID, XID, HealthEvent, HealthLog
 from gpu_manager.services.cards.links import KnownLinks

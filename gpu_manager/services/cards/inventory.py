@@ -27,8 +27,8 @@ from gpu_manager.domain.contract import (
 )
 from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.ports.api_server import InventoryPublisher
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.inventory import InventoryPublisher
 from gpu_manager.ports.store import Store
 from gpu_manager.runtime import threads
 from gpu_manager.services.allocation.allocator import Allocator

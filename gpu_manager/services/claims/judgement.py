@@ -8,12 +8,12 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from gpu_manager.domain.dra.allocated import AllocatedClaim, ClaimedShare
-from gpu_manager.domain.dra.published import device_names, for_claims
+from gpu_manager.domain.dra.device import device_names, for_claims
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim, Share
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, format_bytes
-from gpu_manager.ports.pods import Pods
+from gpu_manager.ports.api_server import Pods
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.node_state import NodeState
 

@@ -17,11 +17,9 @@ from gpu_manager.domain.dra.allocated import AllocatedClaim
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Allocation, HoldingClaim
-from gpu_manager.ports.claims import Claims
+from gpu_manager.ports.api_server import Claims, Pods
+from gpu_manager.ports.containers import Injector, Processes
 from gpu_manager.ports.control_pages import ControlPages
-from gpu_manager.ports.injector import Injector
-from gpu_manager.ports.pods import Pods
-from gpu_manager.ports.processes import Processes
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.grant import limits_of
 from gpu_manager.services.allocation.node_state import NodeState

@@ -15,9 +15,8 @@ import structlog
 from gpu_manager.domain.contract import PREPARE_AGAIN
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.kube.pod import Pod, PodUid
-from gpu_manager.ports.claims import Claims
+from gpu_manager.ports.api_server import Claims, Pods
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.pods import Pods
 
 log = structlog.get_logger(__name__)
 

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 
 import structlog
 
-from gpu_manager.domain.dra.device import SharedDevice
-from gpu_manager.domain.dra.published import published_devices
+from gpu_manager.domain.dra.device import SharedDevice, published_devices
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.rules.request import PlacementPolicy
-from gpu_manager.ports.claims import Slices
+from gpu_manager.ports.api_server import Slices
 from gpu_manager.ports.clock import Clock
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.metrics import ServiceMetrics

@@ -24,9 +24,9 @@ from gpu_manager.domain.enforcement.second_witness import (
     Reading,
     Verdict,
 )
+from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.cards import ProcessUse
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.container_grants import described, pods_by_uid, users_of
 from gpu_manager.services.enforcement.usage_sample import Place, Sample, ShareUse, is_beside_others

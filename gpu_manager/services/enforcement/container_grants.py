@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from gpu_manager.domain.enforcement.evasion import ContainerProcess
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import Container, Pod, PodUid
+from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.ports.cards import ProcessUse
+from gpu_manager.ports.containers import HostProcesses
 from gpu_manager.ports.control_pages import PageEvidence
-from gpu_manager.ports.pods import KnownPod
-from gpu_manager.ports.processes import HostProcesses
 from gpu_manager.services.allocation.books import Grant, Key
 
 Local = Mapping[str, Sequence[KnownPod]]

@@ -15,10 +15,10 @@ import structlog
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.evasion import CONTEXT_BYTES
 from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.ports.api_server import KnownPod, Pods
+from gpu_manager.ports.cards import DriverMemoryLimitSetter
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import Limit
-from gpu_manager.ports.driver_memory_limit import DriverMemoryLimitSetter
-from gpu_manager.ports.pods import KnownPod, Pods
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.grant import limits_of
 from gpu_manager.services.allocation.node_state import NodeState

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 
 from gpu_manager.domain.kube.pod import PodUid
+from gpu_manager.ports.api_server import KnownPod, Pods
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.pods import KnownPod, Pods
-from gpu_manager.ports.processes import Processes
+from gpu_manager.ports.containers import Processes
 from gpu_manager.services.allocation.books import Key, is_claims
 
 ABSENT_SECONDS = 1.0  # a pod that the watch does not show and that has no process for so long has ended

@@ -26,9 +26,9 @@ from gpu_manager.domain.enforcement.evasion import (
 )
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.resources import CORES_PER_CARD
+from gpu_manager.ports.api_server import Pods
+from gpu_manager.ports.containers import HostProcesses
 from gpu_manager.ports.control_pages import PageEvidence
-from gpu_manager.ports.pods import Pods
-from gpu_manager.ports.processes import HostProcesses
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.container_grants import (

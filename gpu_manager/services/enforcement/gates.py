@@ -19,8 +19,7 @@ from gpu_manager.domain.enforcement.protection import CardMember, GatedCard, Gra
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.priority import Priority
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.control_pages import Correction
-from gpu_manager.ports.gates import Gates, GateWatch, GateWatcher, WatchedTenant
+from gpu_manager.ports.control_pages import Correction, Gates, GateWatch, GateWatcher, WatchedTenant
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.grant import limits_of
 from gpu_manager.services.enforcement.usage_sample import Sample, unread

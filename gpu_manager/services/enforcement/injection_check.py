@@ -14,9 +14,9 @@ import structlog
 from gpu_manager.domain.contract import EVENT_NOT_INJECTED
 from gpu_manager.domain.injection import injection_faults
 from gpu_manager.domain.kube.pod import Pod, PodUid
+from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.pods import Pods
-from gpu_manager.ports.processes import ContainerMounts
+from gpu_manager.ports.containers import ContainerMounts
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.container_grants import ContainerGrants

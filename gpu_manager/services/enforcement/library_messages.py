@@ -20,9 +20,9 @@ from gpu_manager.domain.enforcement.library_messages import (
     LibraryMessageKind,
     sentence,
 )
+from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import PageEvidence
-from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.container_grants import described, pods_by_uid, users_of

@@ -23,9 +23,9 @@ from gpu_manager.domain.placement.explain import explain_shares
 from gpu_manager.domain.resize.judgement import check_resize, judge_room, legal_sizes, resized
 from gpu_manager.domain.resize.sizes import Sizes, answer_of
 from gpu_manager.domain.resources import Amount, format_bytes
+from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.control_pages import ControlPages
-from gpu_manager.ports.pods import Pods
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.grant import limits_of
 from gpu_manager.services.allocation.node_state import NodeState

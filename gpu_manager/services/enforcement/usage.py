@@ -17,11 +17,11 @@ from gpu_manager.domain.enforcement.time_slices import NO_STALLS
 from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Share
+from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.cards import Cards, CardUse, ProcessUse
 from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.containers import Processes
 from gpu_manager.ports.control_pages import ControlPages, TenantUse
-from gpu_manager.ports.pods import Pods
-from gpu_manager.ports.processes import Processes
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.container_grants import ContainerGrants, PageSlots

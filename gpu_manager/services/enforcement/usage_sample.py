@@ -17,7 +17,7 @@ from gpu_manager.domain.enforcement.time_slices import NO_STALLS, Stalls
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.ports.cards import CardUse, ProcessUse
-from gpu_manager.ports.processes import Processes
+from gpu_manager.ports.containers import Processes
 from gpu_manager.services.allocation.books import Grant, Key
 
 Place = tuple[Key, CardUuid]

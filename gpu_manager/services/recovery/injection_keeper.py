@@ -13,9 +13,9 @@ import structlog
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.placement.ledger import Allocation
+from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
-from gpu_manager.ports.injector import HeldInjection, Injector
-from gpu_manager.ports.pods import Pods
+from gpu_manager.ports.containers import HeldInjection, Injector
 from gpu_manager.services.allocation.node_state import NodeState
 
 log = structlog.get_logger(__name__)

@@ -22,10 +22,10 @@ import structlog
 from gpu_manager.domain.contract import EVENT_REFUSED, EVENT_WITHOUT_DEVICES, RESOURCES
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import MIRROR, Container, ContainerKind, Pod, PodUid
+from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.containers import Processes
 from gpu_manager.ports.kubelet import Kubelet, PodResourcesEntry
-from gpu_manager.ports.pods import Pods
-from gpu_manager.ports.processes import Processes
 from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.metrics import ServiceMetrics

@@ -21,8 +21,8 @@ from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of, priority_of
+from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.ports.kubelet import CheckpointEntry, PodResourcesEntry, PredecessorPod
-from gpu_manager.ports.pods import KnownPod
 from gpu_manager.ports.store import Store
 from gpu_manager.services.allocation.books import Books, Grant, Key
 from gpu_manager.services.allocation.books_format import decode, decode_sides

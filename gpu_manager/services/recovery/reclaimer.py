@@ -13,12 +13,11 @@ import structlog
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Allocation
+from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
+from gpu_manager.ports.containers import Injector, Processes
 from gpu_manager.ports.control_pages import ControlPages
-from gpu_manager.ports.injector import Injector
 from gpu_manager.ports.kubelet import CheckpointEntry, Kubelet
-from gpu_manager.ports.pods import Pods
-from gpu_manager.ports.processes import Processes
 from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.books import Key
 from gpu_manager.services.allocation.node_state import NodeState
