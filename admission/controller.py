@@ -65,7 +65,10 @@ class SchedulingController:
         self._metrics = metrics
         self._clock = clock
         self.cluster = ClusterState(
-            terms.unit, by_capacity=settings.nodes_by_capacity, keep_seconds=settings.keep_seconds
+            terms.unit,
+            by_capacity=settings.nodes_by_capacity,
+            keep_seconds=settings.keep_seconds,
+            namespace=settings.namespace,
         )
         self.judge = FeasibilityJudge()
         self._inherited: bool | None = None  # whether the first list had a pod that waits

@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from admission.cluster.node_view import (
+    AWAY,
     KeptFor,
     NodeFacts,
     NodeView,
@@ -40,8 +41,8 @@ def name_of(obj: Mapping[str, Any]) -> str:
 
 class OnNode(NamedTuple):
     """Pods of ours that are bound, awaited or nominated on a node, the host CPU of all others, in
-    thousandths, what pods hold there that were deleted by force, claims that hold something there, and for
-    whom the node is closed to smaller pods.
+    thousandths, what pods hold there that were deleted by force, claims that hold something there, for
+    whom the node is closed to smaller pods, and whether its agent's pod is not ready.
     """
 
     pods: Sequence[PodView]
@@ -49,6 +50,7 @@ class OnNode(NamedTuple):
     deleted: tuple[TerminatingShare, ...] = ()
     claims: tuple[KnownClaim, ...] = ()
     kept: KeptFor | None = None
+    agent_away: bool = False
 
 
 class Nodes:
@@ -161,7 +163,7 @@ class Nodes:
         return None if facts is None else facts.report
 
     def _build(self, name: str, on_node: OnNode) -> None:
-        here, others_cpu, deleted, claims, kept = on_node
+        here, others_cpu, deleted, claims, kept, agent_away = on_node
         before, facts = self._views.pop(name, None), self._facts.get(name)
         if facts is None:
             if not claims and not any(o.occupies for o in here):
@@ -169,6 +171,8 @@ class Nodes:
                 return
             # What its cards were is forgotten: a service that starts now cannot know, and is to count alike.
             facts = NodeFacts(NodeReport(name, self._unit), "this node is not known here")
+        if agent_away and not facts.problem:
+            facts = replace(facts, problem=AWAY)
         if deleted:
             held = (*facts.report.lingering, *deleted)
             facts = replace(facts, report=replace(facts.report, lingering=held))

@@ -1,4 +1,8 @@
-"""Pods that ask for no card: of them only the host CPU that they take from a node matters here."""
+"""Pods that ask for no card: the host CPU that they take from a node, and where the agent's is not ready.
+
+A kubelet tells of an agent whose container was killed within a second or two, and of the devices that it
+withdrew only with its next status: what is bound in between fails for good.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,33 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from admission.cluster.host_cpu import asked
+from admission.cluster.trim import AGENT, COMPONENT
 from gpu_manager.domain.kube.pod import PodUid
+from gpu_manager.domain.untrusted import mapping, mappings
 
 _ENDED = ("Succeeded", "Failed")
 
 
 class OtherPods:
-    """Who takes how much of which node. Every change says which nodes it touched. Not thread-safe."""
+    """Who takes how much of which node. Every change says which nodes it touched. Not thread-safe.
 
-    def __init__(self) -> None:
-        self._pods: dict[PodUid, tuple[str, int]] = {}
+    The agents' pods are those of ``namespace``, where no tenant can make one.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._pods: dict[PodUid, tuple[str, int, bool | None]] = {}
         self._used: dict[str, int] = {}
+        self._agents: dict[str, dict[PodUid, bool]] = {}  # node → the agents' pods there: ready?
 
     def cpu(self, node: str) -> int:
         """Thousandths of a CPU that these pods take of a node."""
         return self._used.get(node, 0)
+
+    def agent_away(self, node: str) -> bool:
+        """True if the kubelet says of each agent's pod there that it is not ready; False without one."""
+        agents = self._agents.get(node)
+        return agents is not None and not any(agents.values())
 
     def take(self, uid: PodUid, obj: Mapping[str, Any]) -> set[str]:
         """The pod as it is now; nothing changes with a status that changes nothing here."""
@@ -29,19 +45,39 @@ class OtherPods:
         phase = status.get("phase") if isinstance(status, Mapping) else None
         if not uid or not isinstance(node, str) or not node or phase in _ENDED:
             return self.drop(uid)
-        cpu = asked(obj)
-        if self._pods.get(uid) == (node, cpu):
+        cpu, ready = asked(obj), self._agent_ready(obj)
+        if self._pods.get(uid) == (node, cpu, ready):
             return set()
         touched = self.drop(uid)
-        self._pods[uid] = node, cpu
+        self._pods[uid] = node, cpu, ready
         self._used[node] = self._used.get(node, 0) + cpu
+        if ready is not None:
+            self._agents.setdefault(node, {})[uid] = ready
         return touched | {node}
+
+    def _agent_ready(self, obj: Mapping[str, Any]) -> bool | None:
+        """None for a pod that is no agent's, or of which no kubelet has said anything."""
+        meta, statuses = (
+            mapping(obj.get("metadata")),
+            mappings(mapping(obj.get("status")).get("containerStatuses")),
+        )
+        if (
+            not statuses
+            or meta.get("namespace") != self._namespace
+            or mapping(meta.get("labels")).get(COMPONENT) != AGENT
+        ):
+            return None
+        return all(one.get("ready") is True for one in statuses)
 
     def drop(self, uid: PodUid) -> set[str]:
         """It is gone."""
-        node, cpu = self._pods.pop(uid, ("", 0))
+        node, cpu, ready = self._pods.pop(uid, ("", 0, None))
         if not node:
             return set()
+        if ready is not None:
+            del self._agents[node][uid]
+            if not self._agents[node]:
+                del self._agents[node]
         self._used[node] -= cpu
         if not self._used[node]:
             del self._used[node]
@@ -49,8 +85,9 @@ class OtherPods:
 
     def copy(self) -> OtherPods:
         """The same, changed apart from these."""
-        other = OtherPods()
+        other = OtherPods(self._namespace)
         other._pods, other._used = self._pods.copy(), self._used.copy()
+        other._agents = {node: agents.copy() for node, agents in self._agents.items()}
         return other
 
     def keep(self, uids: Collection[PodUid]) -> set[str]:

@@ -24,6 +24,7 @@ from admission.cluster.pod_books import PodBooks
 from admission.cluster.pod_view import PodView, read_pod_view
 from admission.config import KEEP_SECONDS
 from gpu_manager.domain.cluster.node_books import Used, added, terminating_shares
+from gpu_manager.domain.contract import NAMESPACE
 from gpu_manager.domain.kube.evictions import DisruptionBudget
 from gpu_manager.domain.kube.pod import MIRROR, Pod, PodUid
 from gpu_manager.domain.placement.ledger import Share
@@ -59,16 +60,24 @@ class ClusterState:
 
     ``unit``: bytes of one unit of memory. ``by_capacity``: nodes that publish no inventory are judged by
     their capacity. ``keep_seconds``: for how long the place of a pod is kept at most until it is bound.
+    ``namespace`` is that of the agents' pods.
     """
 
-    def __init__(self, unit: int, *, by_capacity: bool = False, keep_seconds: float = KEEP_SECONDS) -> None:
+    def __init__(
+        self,
+        unit: int,
+        *,
+        by_capacity: bool = False,
+        keep_seconds: float = KEEP_SECONDS,
+        namespace: str = NAMESPACE,
+    ) -> None:
         self.unit = unit
         self._lock = threading.RLock()
         self._nodes = Nodes(unit, by_capacity=by_capacity)
         self._pods = PodBooks(keep_seconds)
         self.workloads = self._pods.workloads
         self.claims = ClusterClaims(unit, self._nodes.offered)
-        self._others = OtherPods()
+        self._others = OtherPods(namespace)
         self._deleted = DeletedPods()
         self._budgets = KnownBudgets()
         self._kept = KeptNode()
@@ -417,7 +426,8 @@ class ClusterState:
     def _on_node(self, node: str) -> OnNode:
         pods = self._pods.on(node)
         others, deleted = self._others.cpu(node), self._deleted.on(node)
-        return OnNode(pods, others, deleted, self.claims.on(node), self._kept.on(node))
+        kept, away = self._kept.on(node), self._others.agent_away(node)
+        return OnNode(pods, others, deleted, self.claims.on(node), kept, away)
 
     # Nodes.
 

@@ -18,6 +18,8 @@ _SPEC: Final = ("nodeName", "priority", "schedulerName", "overhead")
 _WISHES: Final = ("nodeSelector", "tolerations", "schedulingGates")  # of a pod that waits
 _STATUS: Final = ("phase", "startTime", "nominatedNodeName")
 _OTHERS: Final = ("name", "resources", "restartPolicy")
+COMPONENT: Final = "app.kubernetes.io/component"
+AGENT: Final = "agent"  # its value on the agents' pods
 _NODE_SPEC: Final = ("unschedulable", "taints")
 _NODE_STATUS: Final = ("capacity", "allocatable")
 _CONTAINER: Final = ("name", "resources", "securityContext", "restartPolicy")
@@ -29,8 +31,8 @@ def slim_pod(obj: Obj) -> Obj | None:
     """A core/v1 Pod with what is read here; None if it is on no node and names no resource of ours, nor a
     ResourceClaim.
 
-    Of a pod on a node that asks for no card, what it takes of the node's CPU is kept; one that asks for
-    ``nvidia.com/gpu`` may have a card of ours there.
+    Of a pod on a node that asks for no card, what it takes of the node's CPU is kept, and of an agent's
+    whether its containers are ready; one that asks for ``nvidia.com/gpu`` may have a card of ours there.
     """
     meta, spec = mapping(obj.get("metadata")), mapping(obj.get("spec"))
     groups = {group: [c for c in spec.get(group) or () if isinstance(c, Mapping)] for group in _GROUPS}
@@ -40,10 +42,13 @@ def slim_pod(obj: Obj) -> Obj | None:
         if not on_node:
             return _claiming(meta, spec, mapping(obj.get("status"))) if spec.get("resourceClaims") else None
         small = {name: [_picked(c, _OTHERS) for c in group] for name, group in groups.items() if group}
+        agent = mapping(meta.get("labels")).get(COMPONENT) == AGENT
         return {
-            "metadata": _picked(meta, _NAMED),
+            "metadata": {**_picked(meta, _NAMED), **({"labels": {COMPONENT: AGENT}} if agent else {})},
             "spec": {**_picked(spec, ("nodeName", "overhead")), **small},
-            "status": _picked(mapping(obj.get("status")), ("phase",)),
+            "status": _picked(
+                mapping(obj.get("status")), ("phase", "containerStatuses") if agent else ("phase",)
+            ),
         }
     containers = {name: [_picked(c, _CONTAINER) for c in group] for name, group in groups.items()}
     return {
