@@ -1,7 +1,8 @@
-"""The agent ends again and again while pods come and go: politely, by SIGTERM, and by SIGKILL; how many pods fail by
-it, and how many Jobs that must not lose one?
+"""The agent ends again and again while pods come and go: politely, by SIGTERM to its container, and by SIGKILL to its
+own process, whose parent holds the registration; how many pods fail by it, and how many Jobs that must not lose one?
 
-``python -m tests.cluster agent-kills [COUNT]``. Rollouts are :mod:`tests.cluster.rollouts`.
+``python -m tests.cluster agent-kills [COUNT]``. Rollouts are :mod:`tests.cluster.rollouts`; a container that is killed
+whole is one of :mod:`tests.cluster.other_cards`.
 """
 
 from __future__ import annotations
@@ -54,20 +55,19 @@ def run(cluster: Cluster, count: int, keep: Callable[[AgentKills], object]) -> A
         result.kills, result.created_kills, result.failed_kills = found.rollouts, found.created, found.failed
         keep(result)
 
-    measure(cluster, count, 0, terms, end=lambda cluster: _end(cluster, signal.SIGTERM))
-    measure(cluster, count, 0, kills, end=lambda cluster: _end(cluster, signal.SIGKILL))
+    measure(cluster, count, 0, terms, end=_terminate)
+    measure(cluster, count, 0, kills, end=product.kill_held_agent)
     while result.job_kills < count:
         _job(cluster, count, result)
         keep(result)
     return result
 
 
-def _end(cluster: Cluster, number: int) -> None:
-    """Returns once the API has seen that the agent is gone."""
+def _terminate(cluster: Cluster) -> None:
+    """As a kubelet ends a container. Returns once the API has seen that the agent is gone."""
     agent = product.agent_pod(cluster)
     assert agent is not None
-    for pid in product.processes_of(agent, "gpu-manager"):
-        processes.end(pid, number)
+    processes.end(product.agent_processes(agent)[0], signal.SIGTERM)
     cluster.wait(lambda: not product.agent_ready(cluster), 60, "the agent's end is not noticed")
 
 
@@ -81,9 +81,8 @@ def _job(cluster: Cluster, count: int, result: AgentKills) -> None:
             done = job.status().get("succeeded", 0)
             if not _goes_on(cluster, job, done + _BETWEEN):
                 break
-            _end(cluster, signal.SIGKILL)
+            product.kill_held_agent(cluster)
             result.job_kills += 1
-            cluster.wait(lambda: product.agent_ready(cluster), 120, "the agent does not come back")
         else:
             _goes_on(cluster, job, job.status().get("succeeded", 0) + _BETWEEN)
         result.jobs_failed += _failed(job)

@@ -181,18 +181,32 @@ def kill(cluster: Cluster, selector: str) -> None:
             processes.end(pid)
 
 
-def kill_held_agent(cluster: Cluster) -> list[int]:
-    """SIGKILL to the agent's own process, as a crash ends it: its parent holds the registration, and starts it again."""
-    path = f"/api/v1/namespaces/{NAMESPACE}/pods"
-    pods = cluster.api.get(path, labelSelector=AGENT, fieldSelector="spec.nodeName=n1")["items"]
-    killed = []
-    for found in map(processes_of, pods):
-        for pid in found:
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            if parent in found and b"\0run\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                processes.end(pid)
-                killed.append(pid)
-    return killed
+def kill_held_agent(cluster: Cluster) -> None:
+    """SIGKILL to the agent's own process, as a crash ends it; returns once its parent has started another, which answers."""
+    pod = agent_pod(cluster)
+    assert pod is not None
+    _, killed = agent_processes(pod)
+    processes.end(killed)
+
+    def answers() -> bool:
+        return agent_processes(pod)[1] not in (0, killed) and bool(ask(cluster, "/readyz"))
+
+    cluster.wait(answers, 60, "the agent does not come back under its parent")
+
+
+def agent_processes(pod: dict[str, Any]) -> tuple[int, int]:
+    """The process that the agent's container runs, and its child, the agent; 0 where there is none."""
+    found = {pid: _parent(pid) for pid in processes_of(pod, "gpu-manager")}
+    [holder, *_] = [pid for pid, parent in found.items() if parent not in found] or [0]
+    [agent, *_] = [pid for pid, parent in found.items() if parent == holder] or [0]
+    return holder, agent
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[1])
+    except OSError:  # it has ended meanwhile
+        return 0
 
 
 def processes_of(pod: dict[str, Any], container: str = "") -> list[int]:
