@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,13 @@ HELM = ROOT / "build" / "tools" / "helm"
 KUBECTL = ROOT / "build" / "tools" / "kubectl"
 Obj = dict[str, Any]
 
+GANGS = {  # of scheduler-plugins
+    "plugins": {
+        "multiPoint": {"enabled": [{"name": "Coscheduling"}]},
+        "queueSort": {"enabled": [{"name": "Coscheduling"}], "disabled": [{"name": "*"}]},
+    },
+    "pluginConfig": [{"name": "Coscheduling", "args": {"permitWaitingTimeSeconds": 10}}],
+}
 # name → arguments of `helm template`
 SETS: dict[str, tuple[str, ...]] = {
     "defaults": (),
@@ -64,6 +72,7 @@ SETS: dict[str, tuple[str, ...]] = {
         "--set=agent.hostNetwork=true,admission.hostNetwork=true,scheduler.sidecar.port=10260",
         "--set=apiServer.host=10.0.0.1,apiServer.port=6443",
         "--set=webhook.url=https://gpu-quota-admission.kube-system.svc:9443",
+        f"--set-json=scheduler.sidecar.profile={json.dumps(GANGS)}",
         "--set=networkPolicy.apiServers[0].ipBlock.cidr=10.0.0.0/29",
     ),
     "viewed": (

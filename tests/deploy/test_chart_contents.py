@@ -23,6 +23,7 @@ from gpu_manager.domain.resources import DEFAULT_UNIT, format_bytes
 from gpu_manager.runtime.arguments import Command
 from tests.deploy.chart import (
     CHART,
+    GANGS,
     SETS,
     admission_pod,
     agent_pod,
@@ -273,6 +274,14 @@ def test_beside_its_scheduler_the_extender_listens_on_loopback_and_follows_that_
     assert "--leader-mode=scheduler" in admission["args"]
     assert [p["name"] for p in admission["ports"]] == ["webhook", "probes"]
     assert not [o for o in of_kind("defaults", "Service") if "extender" in o["metadata"]["name"]]
+
+
+def test_the_scheduler_beside_admission_has_the_plugins_that_its_image_brings() -> None:
+    config = yaml.safe_load(
+        the("bare-network", "ConfigMap", "gpu-quota-admission-scheduler")["data"]["config.yaml"]
+    )
+    assert config["profiles"] == [{"schedulerName": "vcuda-scheduler", **GANGS}]
+    assert len(config["extenders"]) == 1
 
 
 def test_the_clusters_scheduler_needs_a_certificate_and_reaches_the_leader_alone() -> None:
