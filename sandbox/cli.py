@@ -73,7 +73,14 @@ def command(
     While one runs, the same command with --apply, --delete or --fault in another terminal reaches it. kubectl
     works with the kubeconfig that is printed. A container's command runs as a
     process of yours: no image, no isolation, but the limits of its share.
+
+    Examples:
+      gpu-manager sandbox
+      gpu-manager sandbox --profile t4x4 --apply pod.yaml
+      gpu-manager sandbox --fault "card 3 XID 79"
     """
+    if Path(profile).is_file():
+        profile = str(Path(profile).resolve())  # the agent runs elsewhere
     if demo:
         if apply or delete or fault:
             raise RequestInvalid("--demo applies its own pods: leave out --apply, --delete and --fault")

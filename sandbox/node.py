@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import structlog
 
-from gpu_manager.adapters.kube.reading import is_agent
+from gpu_manager.adapters.kube.agents import is_agent
 from gpu_manager.domain.errors import NodeUnready, VcudaError
 from gpu_manager.runtime import threads
 from sandbox.api import ApiError, StandInApi

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_manager.adapters.kube.reading import is_agent
+from gpu_manager.adapters.kube.agents import is_agent
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.resources import format_bytes
 from sandbox.simulated_cluster import Sandbox

@@ -55,11 +55,11 @@ class HttpLimits:
 
 
 class RequestParts(TypedDict, total=False):
-    """What a request may carry: parameters of its URL, a body, headers."""
+    """What a request may carry: parameters of its URL, a body, headers (one may have several lines)."""
 
     query: Mapping[str, str] | None
     body: bytes | None
-    headers: Mapping[str, str] | None
+    headers: Mapping[str, str | tuple[str, ...]] | None
 
 
 class HttpClient:
@@ -92,7 +92,7 @@ class HttpClient:
         socket_options: Sequence[tuple[int, int, int]] = NO_DELAY,
         repeatable: frozenset[str] = IDEMPOTENT,
     ) -> None:
-        self._base = _checked(url)
+        self._base = checked_url(url)
         self.limits = limits or HttpLimits()
         self._repeatable = repeatable
         settings: dict[str, Any] = {"maxsize": keep, "socket_options": list(socket_options)}
@@ -136,13 +136,17 @@ class HttpClient:
         url = self._base + path
         if query := parts.get("query"):
             url += ("&" if "?" in url else "?") + urlencode(query)
+        headers = urllib3.HTTPHeaderDict()
+        for name, value in (parts.get("headers") or {}).items():
+            for line in (value,) if isinstance(value, str) else value:
+                headers.add(name, line)
         for again in (method in self._repeatable, False):
             try:
                 return self._pools.urlopen(
                     method,
                     url,
                     body=parts.get("body"),
-                    headers=dict(parts.get("headers") or {}),
+                    headers=headers,
                     timeout=urllib3.Timeout(connect=self.limits.connect, read=self.limits.answer),
                     retries=False,
                     redirect=False,
@@ -286,7 +290,8 @@ class _TlsPool(HTTPSConnectionPool):
     ConnectionCls = _TlsConnection
 
 
-def _checked(url: str) -> str:
+def checked_url(url: str) -> str:
+    """The URL without a slash at its end. Raises RequestInvalid: it is none."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from gpu_manager.cli.output import Form, Output, coloured, columns, emit
+from gpu_manager.cli.output import TABLE, Printing, coloured, columns
 from gpu_manager.domain.cluster.node_json import held_words
 from gpu_manager.domain.contract import DRA_DRIVER, HTTP_PORT
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
@@ -23,19 +23,27 @@ Token = Annotated[
 DEFAULT = f"http://127.0.0.1:{HTTP_PORT}"
 
 
-def graph(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -> None:
-    """Show the cards and who holds what of them."""
-    if output is Output.TABLE:
+def graph(url: Url = DEFAULT, printing: Printing = TABLE, token: Token = "") -> None:
+    """Show the cards and who holds what of them.
+
+    Examples:
+      gpu-manager graph
+    """
+    if not printing.for_program:
         print(get(url, "/graph", "text/plain", token).rstrip())
     else:
-        emit(_read(url, "/graph", token), output)
+        printing.emit(_read(url, "/graph", token))
 
 
-def usage(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -> None:
-    """Show what each container asked for and uses."""
+def usage(url: Url = DEFAULT, printing: Printing = TABLE, token: Token = "") -> None:
+    """Show what each container asked for and uses.
+
+    Examples:
+      gpu-manager usage -o json
+    """
     data = _read(url, "/usage", token)
-    if output is not Output.TABLE:
-        emit(data, output)
+    if printing.for_program:
+        printing.emit(data)
         return
     if not data.get("usage"):
         print("no container of this node holds a share of a card")
@@ -48,8 +56,13 @@ def usage(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") ->
             print(printable(f"{name}: asked {asked}; used {used}"))
 
 
-def status(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -> int:
-    """Say whether the agent can serve pods, and how its cards stand."""
+def status(url: Url = DEFAULT, printing: Printing = TABLE, token: Token = "") -> int:
+    """Say whether the agent can serve pods, and how its cards stand.
+
+    Examples:
+      gpu-manager status
+      gpu-manager status --url http://10.0.0.7:5678
+    """
     ready = _object(url, "/readyz", get(url, "/readyz", "application/json", token, ok=(200, 503)))
     why = ready.pop("why", "")
     data = {
@@ -58,8 +71,8 @@ def status(url: Url = DEFAULT, output: Form = Output.TABLE, token: Token = "") -
         "why": why,
         **_read(url, "/graph", token),
     }
-    if output is not Output.TABLE:
-        emit(data, output)
+    if printing.for_program:
+        printing.emit(data)
     else:
         checks = ", ".join(f"{name}: {'yes' if holds else 'NO'}" for name, holds in ready.items())
         print(printable(f"gpu-manager {data['version']} on {data['node']}; {checks}"))

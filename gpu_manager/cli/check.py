@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from gpu_manager.adapters.manifests import Manifest, manifest_of, objects_of, read_documents
 from gpu_manager.cli.files import Filenames, Files, chosen_files, load, shown
 from gpu_manager.cli.kubectl.migrate.left_over import foreign_names
-from gpu_manager.cli.output import Form, Output, coloured, emit
+from gpu_manager.cli.output import TABLE, Printing, coloured
 from gpu_manager.cli.pod_templates import pod_templates
 from gpu_manager.domain.contract import NVIDIA
 from gpu_manager.domain.dra.translation import turned_into_claim, turned_warnings
@@ -53,7 +53,7 @@ class PodVerdict:
 def command(
     files: Files = None,
     filenames: Filenames = None,
-    output: Form = Output.TABLE,
+    printing: Printing = TABLE,
     unit: Annotated[str, Option(help="Bytes of one unit of tencent.com/vcuda-memory.")] = "256Mi",
     minimum_cores: Annotated[
         int, Option(min=1, max=100, help="The smallest part of a card that the cluster gives.")
@@ -73,6 +73,10 @@ def command(
     agent, and so are amounts of cards that stand in them, or in a chart's values, by themselves; names of
     other systems are warned of. What is no Kubernetes object is passed over and named. Exit code: 0 legal,
     1 illegal, 2 bad input: a file that cannot be read, or no object in any.
+
+    Examples:
+      gpu-manager check pod.yaml
+      kubectl vcuda check -f manifests/ -o json
     """
     unit_bytes = whole_bytes("--unit", unit)
     judge = partial(_judge, unit=unit_bytes, minimum_cores=minimum_cores, claims=claims)
@@ -87,10 +91,10 @@ def command(
     if len(files) == 1 and len(outside) == len(verdicts) and not any(v.warnings for v in outside):
         raise unread[0] if unread else RequestInvalid(printable(f"{outside[0].file}: {outside[0].reason}"))
     print(*unread, sep="\n", end="\n" * bool(unread), file=sys.stderr)
-    if output is Output.TABLE:
+    if not printing.for_program:
         print("\n".join(_table(verdicts, several_files=len(files) > 1)))
     else:
-        emit(_document(verdicts, unit_bytes), output)
+        printing.emit(_document(verdicts, unit_bytes))
     is_illegal = any(v.state is CheckState.ILLEGAL for v in verdicts)
     return 2 if unread or len(outside) == len(verdicts) else int(is_illegal)
 

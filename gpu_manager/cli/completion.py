@@ -48,6 +48,9 @@ def command(shell: Annotated[Shell, Argument(help="Which shell.")]) -> None:
 
     bash: `source <(gpu-manager completion bash)` in ~/.bashrc; zsh the same in ~/.zshrc; fish:
     `gpu-manager completion fish | source`. kubectl completes `kubectl vcuda` by itself.
+
+    Examples:
+      gpu-manager completion bash
     """
     from gpu_manager.cli.main import PROGRAM  # noqa: PLC0415  # which names this module
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated
 
-from gpu_manager.cli.output import Form, Output, emit, for_program
+from gpu_manager.cli.output import TABLE, Printing
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.runtime.arguments import Argument, Option
@@ -32,7 +32,7 @@ def _command(
         ] = "",
         kubeconfig: Annotated[Path | None, Option(help="Default: as a pod of the cluster.")] = None,
         api_url: Annotated[str | None, Option(help="API server by address, for the sandbox.")] = None,
-        output: Form = Output.TABLE,
+        printing: Printing = TABLE,
     ) -> None:
         from gpu_manager.adapters.kube import cordon as lists  # noqa: PLC0415  # heavy; completions must not wait
         from gpu_manager.adapters.kube.connection import connect  # noqa: PLC0415  # same
@@ -48,8 +48,8 @@ def _command(
             cards = sorted(change(lists, connection, node, [CardUuid(uuid) for uuid in uuids]))
         finally:
             connection.close()
-        if for_program(output):
-            emit({"node": node, key: cards}, output)
+        if printing.for_program:
+            printing.emit({"node": node, key: cards})
         else:
             print("\n  ".join((shown.format(node=node, count=len(cards)), *cards)))
 
@@ -58,13 +58,21 @@ def _command(
 
 
 command = _command(
-    "Close cards: what runs there runs on, nothing new is placed.",
+    """Close cards: what runs there runs on, nothing new is placed.
+
+    Examples:
+      gpu-manager cordon GPU-27810000-0000-4000-8000-000000000000
+    """,
     "cordoned",
     "{node}: {count} cordoned",
     lambda lists, *of: lists.cordon(*of, close=True),
 )
 uncordon = _command(
-    "Open cards that were closed.",
+    """Open cards that were closed.
+
+    Examples:
+      gpu-manager uncordon GPU-27810000-0000-4000-8000-000000000000
+    """,
     "cordoned",
     "{node}: {count} cordoned",
     lambda lists, *of: lists.cordon(*of, close=False),
@@ -73,6 +81,9 @@ forget = _command(
     """Stop missing cards that have vanished: their series and their alert end, within seconds.
 
     A card that a pod still holds is forgotten once the pod has gone. One that comes back is a new card.
+
+    Examples:
+      gpu-manager forget GPU-27810000-0000-4000-8000-000000000000
     """,
     "to_forget",
     "{node}: its agent forgets",

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import structlog
 
 from gpu_manager.cli import ask
-from gpu_manager.cli.output import Form, Output, show
+from gpu_manager.cli.doctor_report import show
+from gpu_manager.cli.output import TABLE, Printing
 from gpu_manager.cli.run import known_injection
 from gpu_manager.domain.contract import KUBELET_DIR
 from gpu_manager.domain.doctor import NODE_CHECKS, Facts, examine
@@ -21,7 +22,7 @@ from gpu_manager.runtime.arguments import Option
 
 
 def command(
-    output: Form = Output.TABLE,
+    printing: Printing = TABLE,
     url: Annotated[str | None, Option(help="The agent's address.")] = None,
     token: ask.Token = "",
     host_root: Annotated[Path | None, Option(help="The host's root, as seen from here.")] = None,
@@ -36,6 +37,10 @@ def command(
     Changes nothing, and needs neither a GPU nor a cluster: what cannot be looked at is said. In the agent's
     pod it judges by that agent's own settings, unless an option says what to look at. `kubectl vcuda doctor`
     looks at the cluster. Exit code: 0 good (or warnings alone), 1 trouble, 2 bad input.
+
+    Examples:
+      gpu-manager doctor
+      gpu-manager doctor --host-root /host -o json
     """
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     told = (url, host_root, driver_root, kubelet_dir, device_injection)
@@ -47,7 +52,7 @@ def command(
         str(kubelet_dir or KUBELET_DIR),
         known_injection(device_injection or "auto", simulated=False),
     )
-    return show(examine(_gather(view, token or view.token), NODE_CHECKS), output)
+    return show(examine(_gather(view, token or view.token), NODE_CHECKS), printing)
 
 
 @dataclass(frozen=True, slots=True)

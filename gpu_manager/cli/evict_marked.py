@@ -31,7 +31,11 @@ def command(
         str, Option(envvar="LOG_LEVEL", help="Log level: debug, info, warning, error, or 0..8.")
     ] = "info",
 ) -> None:
-    """Evict the pods that agents mark until SIGTERM. Needs no node, and opens no port."""
+    """Evict the pods that agents mark until SIGTERM. Needs no node, and opens no port.
+
+    Examples:
+      gpu-manager evict-marked --per-minute 5
+    """
     configure_log(log_level)
     from gpu_manager.adapters.clock import SystemClock  # noqa: PLC0415  # the adapters, only where needed
     from gpu_manager.adapters.kube.connection import connect  # noqa: PLC0415  # same

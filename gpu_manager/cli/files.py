@@ -5,7 +5,6 @@ As with kubectl, ``-f`` may stand before each, and a directory means the manifes
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,19 +31,6 @@ def chosen_files(files: list[str] | None, filenames: list[str] | None) -> list[s
     if not named:
         raise RequestInvalid("FILE missing: name a manifest or a directory, or - for standard input")
     return [file for name in named for file in _in_directory(name)]
-
-
-def is_file(target: str) -> bool:
-    """True if a word that may be a pod's name is meant as a file."""
-    return target == "-" or target.endswith(SUFFIXES) or ("/" in target and not _POD.match(target))
-
-
-def pod_name(target: str) -> str:
-    """The name in ``NAME`` or, as kubectl takes it too, ``pod/NAME``."""
-    return _POD.sub("", target)
-
-
-_POD: Final = re.compile(r"(?:pods?|po)/(?!.*/)")
 
 
 def _in_directory(name: str) -> list[str]:

@@ -18,6 +18,9 @@ def command(
 
     The kernel gives no container a lease on a file that is open for writing, and with a lease it could make
     the agent wait when that returns.
+
+    Examples:
+      gpu-manager keep
     """
     from gpu_manager.agent.backends import installed_libraries  # noqa: PLC0415  # the adapters, only where needed
 

@@ -1,55 +1,165 @@
-"""How commands print: the forms of an answer, columns, the doctor's report, and colour only on a terminal."""
+"""How commands print: the forms of an answer, columns, and colour only on a terminal."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import Enum
-from typing import Annotated, Any, Final
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from typing import Annotated, Any, ClassVar, Final
 
-from gpu_manager.domain.doctor import DoctorCheck, Report, Severity
-from gpu_manager.domain.errors import printable
+from gpu_manager.cli import jsonpath
+from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.runtime.arguments import Option
 
 
-class Output(Enum):
-    """The forms of an answer."""
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What ``-o`` chooses: the form of an answer, and the template of those that have one."""
 
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
+    kind: str = "table"
+    template: str = ""
+    CHOICES: ClassVar[tuple[str, ...]] = (
+        "table", "wide", "name", "csv", "json", "yaml", "jsonpath=", "custom-columns=",
+    )  # fmt: skip
+    METAVAR: ClassVar[str] = "FORM"
+
+    @classmethod
+    def read(cls, text: str) -> AnswerForm:
+        """Raises RequestInvalid: there is no such form, or its template is malformed."""
+        kind, equals, template = text.partition("=")
+        if (f"{kind}=" if equals else kind) not in cls.CHOICES:
+            shapes = "jsonpath=TEMPLATE or custom-columns=TITLE:.FIELD,…"
+            raise RequestInvalid(f"{text[:80]!r} is none of table, wide, name, csv, json, yaml, {shapes}")
+        if kind == "jsonpath":
+            jsonpath.read_template(template)
+        elif kind == "custom-columns":
+            jsonpath.read_columns(template)
+        return cls(kind, template)
+
+    def __str__(self) -> str:
+        return self.kind
+
+    @property
+    def wide(self) -> bool:
+        """True if columns that do not fit on each screen are wanted too."""
+        return self.kind == "wide"
 
 
-class WideOutput(Enum):
-    """The same, where there is more to show than fits."""
+@dataclass(frozen=True, slots=True)
+class Printing:
+    """How an answer is printed: as the command's table, or cut from its document."""
 
-    TABLE = "table"
-    WIDE = "wide"
-    JSON = "json"
-    YAML = "yaml"
+    TITLE: ClassVar[str] = "output"
+    form: Annotated[
+        AnswerForm,
+        Option(
+            "--output",
+            "-o",
+            help="table, wide, name, csv, json, yaml, jsonpath=TEMPLATE or custom-columns=TITLE:.FIELD,…",
+        ),
+    ] = AnswerForm()
+    no_headers: Annotated[bool, Option("--no-headers", help="Leave the titles of tables out.")] = False
+
+    @property
+    def for_program(self) -> bool:
+        """True for the forms that are cut from the document."""
+        return self.form.kind not in ("table", "wide")
+
+    def columns(self, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+        """The table for people."""
+        table = columns(titles, rows)
+        return table.partition("\n")[2] if self.no_headers else table
+
+    def emit(self, data: Mapping[str, Any] | Sequence[Any]) -> None:
+        """Print the document in the form for programs. Raises RequestInvalid: nothing in it has a name."""
+        kind, template = self.form.kind, self.form.template
+        if kind == "json":
+            print(json.dumps(data, indent=1))
+        elif kind == "yaml":
+            import yaml  # noqa: PLC0415  # only here
+
+            print(yaml.safe_dump(data, sort_keys=False, allow_unicode=True).rstrip("\n"))
+        elif kind == "csv":
+            _csv(_entries(data))
+        elif kind == "jsonpath":
+            print(jsonpath.read_template(template)(data))
+        elif kind == "name":
+            names = dict.fromkeys(map(_name, _entries(data)))
+            print("\n".join(map(printable, names)), end="\n" * bool(names))
+        else:
+            titles, paths = jsonpath.read_columns(template)
+            rows = [
+                [",".join(map(jsonpath.shown, jsonpath.find(path, one))) or "<none>" for path in paths]
+                for one in _entries(data)
+            ]
+            print(self.columns(titles, rows))
 
 
-_COLOURS: Final = {"red": 31, "green": 32, "yellow": 33, "cyan": 36}
-Form = Annotated[Output, Option("--output", "-o", help="Form of the answer.")]
-WideForm = Annotated[WideOutput, Option("--output", "-o", help="Form of the answer.")]
+TABLE: Final = Printing()
 
 
-def for_program(output: Output | WideOutput) -> bool:
-    """True for the forms that programs read."""
-    return output.value in ("json", "yaml")
+def _entries(data: Mapping[str, Any] | Sequence[Any]) -> Sequence[Any]:
+    """The rows of a document: its first list of objects, or itself if it has none."""
+    if not isinstance(data, Mapping):
+        return data
+    lists = (one for one in data.values() if isinstance(one, list))
+    return next((one for one in lists if not one or isinstance(one[0], Mapping)), [data])
 
 
-def emit(data: Mapping[str, Any] | Sequence[Any], output: Output | WideOutput) -> None:
-    """Print one value for programs."""
-    if output.value == "json":
-        print(json.dumps(data, indent=1))
-        return
-    import yaml  # noqa: PLC0415  # only here
+def _csv(rows: Sequence[Any]) -> None:
+    import csv  # noqa: PLC0415  # only here
 
-    print(yaml.safe_dump(data, sort_keys=False, allow_unicode=True).rstrip("\n"))
+    titles = dict.fromkeys(key for row in rows for key in row)
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(titles)
+    for row in rows:
+        cells = ("" if row.get(key) is None else jsonpath.shown(row[key]) for key in titles)
+        writer.writerow(map(_plain, cells))
+
+
+def _plain(text: str) -> str:
+    """A cell that no spreadsheet takes for a formula: tenants choose names and labels."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
+def _name(entry: Any) -> str:
+    """A row's name as kubectl would write it: KIND/NAME. Raises RequestInvalid."""
+    if "kind" in entry and "name" in entry:
+        return f"{str(entry['kind']).lower()}/{entry['name']}"
+    if "workload" in entry:
+        return str(entry["workload"][:1].lower() + entry["workload"][1:])
+    for kind in ("pod", "node", "namespace", "check"):
+        if kind in entry:
+            return f"{kind}/{str(entry[kind]).rpartition('/')[2]}"
+    raise RequestInvalid("-o name: this answer names no object; use -o json or jsonpath=")
+
+
+Watch = Annotated[bool, Option("--watch", "-w", help="Go on, and print what changes, until Ctrl+C.")]
+
+
+def repeat(show: Callable[[], int], *, watch: bool, pause: Callable[[float], None] = time.sleep) -> int:
+    """Print what ``show`` prints; with ``watch`` again and again, each time the lines that are new."""
+    if not watch:
+        return show()
+    before: tuple[set[str], set[str]] = set(), set()
+    while True:
+        with redirect_stdout(StringIO()) as answer, redirect_stderr(StringIO()) as remarks:
+            show()
+        texts = answer.getvalue().splitlines(), remarks.getvalue().splitlines()
+        for lines, known, stream in zip(texts, before, (sys.stdout, sys.stderr), strict=True):
+            print(
+                "".join(f"{line}\n" for line in lines if line not in known), end="", file=stream, flush=True
+            )
+        before = set(texts[0]), set(texts[1])
+        pause(WATCH_SECONDS)
+
+
+WATCH_SECONDS: Final = 2.0
 
 
 def columns(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -62,6 +172,9 @@ def columns(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
+_COLOURS: Final = {"red": 31, "green": 32, "yellow": 33, "cyan": 36}
+
+
 def painted(text: str, colour: str) -> str:
     """The text in that colour, for a terminal."""
     return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
@@ -72,73 +185,3 @@ def coloured(word: str, colour: str) -> str:
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return word
     return f"\x1b[1m{painted(word, colour)}"
-
-
-_SEVERITY_COLOURS = {Severity.TROUBLE: "red", Severity.WARNING: "yellow"}
-_WIDTH = 100
-
-
-def show(report: Report, output: Output) -> int:
-    """Print the report. The exit code: 1 where there is trouble."""
-    if for_program(output):
-        emit(_document(report), output)
-    else:
-        print("\n".join(_lines(report)))
-    return 0 if report.healthy else 1
-
-
-def _lines(report: Report) -> Iterator[str]:
-    for note in report.notes:
-        yield from _wrapped(printable(note), "")
-    last: DoctorCheck | None = None
-    for finding in report.findings:
-        if finding.check is not last:
-            word = coloured(f"{finding.check.severity.value:7}", _SEVERITY_COLOURS[finding.check.severity])
-            head, *rest = _wrapped(f"{finding.check.id}: {finding.check.what}", "         ")
-            yield from (f"{word}  {head.strip()}", *rest)
-        last = finding.check
-        yield from _wrapped(printable(finding.text), "         - ")
-        if finding is _last_of(report, finding.check):
-            yield from _wrapped(f"cure: {finding.check.cure}", "         ")
-    for skipped in report.skipped:
-        yield from _wrapped(f"not looked at: {printable(skipped.why)} ({', '.join(skipped.checks)})", "")
-    yield _sum(report)
-
-
-def _last_of(report: Report, check: DoctorCheck) -> object:
-    return [finding for finding in report.findings if finding.check is check][-1]
-
-
-def _wrapped(text: str, indent: str) -> list[str]:
-    rest = " " * len(indent)
-    return textwrap.wrap(
-        text, _WIDTH, initial_indent=indent, subsequent_indent=rest or "  ", break_on_hyphens=False
-    )
-
-
-def _sum(report: Report) -> str:
-    counts = {s: len({f.check.id for f in report.findings if f.check.severity is s}) for s in Severity}
-    skipped = sum(len(one.checks) for one in report.skipped)
-    return (
-        f"{len(report.passed)} checks good, {counts[Severity.TROUBLE]} in trouble, "
-        f"{counts[Severity.WARNING]} with a warning, {skipped} not looked at"
-    )
-
-
-def _document(report: Report) -> Mapping[str, Any]:
-    return {
-        "healthy": report.healthy,
-        "notes": list(report.notes),
-        "findings": [
-            {
-                "check": f.check.id,
-                "severity": f.check.severity.value,
-                "text": f.text,
-                "meaning": f.check.what,
-                "cure": f.check.cure,
-            }
-            for f in report.findings
-        ],
-        "passed": list(report.passed),
-        "skipped": [{"checks": list(one.checks), "why": one.why} for one in report.skipped],
-    }

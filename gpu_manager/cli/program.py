@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -37,11 +37,14 @@ def interrupt_on_termination() -> None:
 
 @dataclass(frozen=True, slots=True)
 class LazyProgram:
-    """``name`` as people type it (``kubectl vcuda``), ``what`` it is for in one sentence."""
+    """``name`` as people type it (``kubectl vcuda``), ``what`` it is for in one sentence. ``names`` knows the
+    names of a kind of things, after the words that were typed.
+    """
 
     name: str
     what: str
     commands: Commands
+    names: Callable[[str, Sequence[str]], Iterable[str]] = lambda *_: ()
 
     def run(self, arguments: Sequence[str]) -> int:
         """Run one command line and return its exit code: 2 for bad input, 1 for "no", 0 for "yes"."""
@@ -119,4 +122,4 @@ class LazyProgram:
         if name not in self.commands:
             return []
         command = load(self.name, name, self.commands[name][0])
-        return list(completions(command.parameters, rest, begun))
+        return list(completions(command.parameters, rest, begun, lambda kind: self.names(kind, rest)))

@@ -235,7 +235,11 @@ def command(
         float, Option(min=0, max=600, help="Seconds to stay registered while the agent is killed; 0: off.")
     ] = 0.0,
 ) -> int:
-    """Run the node's agent until SIGTERM."""
+    """Run the node's agent until SIGTERM.
+
+    Examples:
+      gpu-manager run --stand-in a100x8
+    """
     configure_log(log_level)
     from gpu_manager.agent.holder import HELD_IN, hold  # noqa: PLC0415  # gRPC, only when it is needed
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from gpu_manager.cli.output import Form, Output, emit, for_program
+from gpu_manager.cli.output import TABLE, Printing
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
 from gpu_manager.domain.placement.card_sets import best_set
 from gpu_manager.domain.topology import Affinity, ParsedTopology, Topology, format_topology, parse_topology
@@ -24,19 +24,23 @@ def command(
     file: Annotated[Path, Argument(help="Output of `nvidia-smi topo -m`; - reads standard input.")],
     pick: Annotated[int, Option(help="How many whole cards to choose.")],
     busy: Annotated[str, Option(help="Cards that are taken, such as 0,2.")] = "",
-    output: Form = Output.TABLE,
+    printing: Printing = TABLE,
 ) -> None:
     """Choose the best-joined cards of a machine.
 
     JSON and YAML are {"cards": indices, "score": the sum of the weights of their pairs, "links": the matrix
     among the chosen cards, in their order}. Exit status: 0, 1 if too few cards are free, 2 for bad input.
+
+    Examples:
+      gpu-manager topology topo.txt --pick 4
+      gpu-manager topology topo.txt --pick 2 --busy 0,3
     """
     parsed = parse_topology(_read(file))
     cards = _pick(parsed, pick, busy)
     links = tuple(tuple(parsed.topology.link(i, j) for j in cards) for i in cards)
-    if for_program(output):
+    if printing.for_program:
         cells = [[str(link) for link in row] for row in links]
-        emit({"cards": list(cards), "score": parsed.topology.sum(cards), "links": cells}, output)
+        printing.emit({"cards": list(cards), "score": parsed.topology.sum(cards), "links": cells})
         return
     print(f"{_names(cards)}, score {parsed.topology.sum(cards)}\n")
     print(_table(Topology(links), cards, parsed.affinities), end="")

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from gpu_manager.cli.output import Form, Output, emit, for_program
+from gpu_manager.cli.output import TABLE, Printing
 
 
-def command(output: Form = Output.TABLE) -> None:
-    """Print the version."""
+def own_version() -> str:
+    """The version of the package that runs."""
     try:
-        number = version("gpu-manager")
+        return version("gpu-manager")
     except PackageNotFoundError:
-        number = "(not installed)"
-    if for_program(output):
-        emit({"version": number}, output)
+        return "(not installed)"
+
+
+def command(printing: Printing = TABLE) -> None:
+    """Print the version.
+
+    Examples:
+      gpu-manager version
+    """
+    number = own_version()
+    if printing.for_program:
+        printing.emit({"version": number})
     else:
         print(f"gpu-manager {number}")

@@ -1,8 +1,10 @@
 """Command lines from the signatures of functions: an option is declared once, at the parameter that takes it.
 
 A parameter is ``Annotated[type, Option(...)]`` or ``Annotated[type, Argument(...)]``; its type is ``str``,
-``int``, ``float``, ``Path``, ``bool`` or an ``Enum``, one of these or ``None``, or a list of them. argparse
-parses. Nothing here is compiled or slow to import: ``kubectl vcuda`` has to start as kubectl does.
+``int``, ``float``, ``Path``, ``bool``, an ``Enum`` or a class with ``read(text)``, one of these or ``None``,
+or a list of them. A parameter whose type is a dataclass of such fields stands for all of them, so that
+commands share their options. argparse parses. Nothing here is compiled or slow to import: ``kubectl vcuda``
+has to start as kubectl does.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ import argparse
 import inspect
 import math
 import os
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -33,16 +36,45 @@ class Option:
         metavar: str = "",
         min: float = -math.inf,  # noqa: A002  # same
         max: float = math.inf,  # noqa: A002  # same
+        bare: str = "",
+        complete: str = "",
     ) -> None:
+        """``bare``: the value of the option without one. ``complete``: what its values are names of."""
         self.names = names
         self.help = help
         self.envvar = envvar
         self.metavar = metavar
         self.bounds = min, max
+        self.bare = bare
+        self.complete = complete
 
 
 class Argument(Option):
     """A word that stands by its place; a list takes all that are left."""
+
+
+class Seconds(float):
+    """A length of time as kubectl takes it: ``30``, ``30s``, ``1m30s``, ``500ms``."""
+
+    CHOICES: tuple[str, ...] = ()
+    METAVAR = "DURATION"
+
+    @classmethod
+    def read(cls, text: str) -> Seconds:
+        """Raises RequestInvalid."""
+        parts = _DURATION.fullmatch(text)
+        if parts is None or not text:
+            raise RequestInvalid(f"{text[:80]!r} is no length of time: write it like 30s, 2m or 1m30s")
+        return cls(sum(float(part or 0) * unit for part, unit in zip(parts.groups(), _UNITS, strict=True)))
+
+    def __str__(self) -> str:
+        return f"{float(self):g}s"
+
+
+_DURATION: Final = re.compile(
+    r"(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m(?!s))?(?:([0-9]{1,6}(?:\.[0-9]{1,6})?)s?)?(?:([0-9]{1,6})ms)?"
+)
+_UNITS: Final = (3600, 60, 1, 0.001)
 
 
 class Rest:
@@ -52,7 +84,8 @@ class Rest:
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One parameter of a command. ``names`` are an option's, ``off`` what turns a flag off; ``convert`` reads
-    one value and is None for a flag.
+    one value and is None for a flag. ``shared`` is the title of options that several commands share; ``bare``
+    and ``complete`` are as in :class:`Option`.
     """
 
     name: str
@@ -66,11 +99,19 @@ class Parameter:
     many: bool
     convert: Callable[[str], Any] | None
     choices: tuple[str, ...]
+    shared: str = ""
+    bare: str = ""
+    complete: str = ""
 
     @property
     def positional(self) -> bool:
         """True if it is no option."""
         return not self.names
+
+    @property
+    def usage(self) -> str:
+        """The argument in a line of usage: in brackets if it may be left out."""
+        return self.metavar if self.required or self.metavar.startswith("[") else f"[{self.metavar}]"
 
     def fallback(self, environment: Mapping[str, str]) -> Any:
         """The value where the command line has none. Raises RequestInvalid: the variable's is not legal."""
@@ -92,7 +133,12 @@ class Command:
         hints = get_type_hints(function, include_extras=True)
         signature = inspect.signature(function).parameters.values()
         self._rest = next((p.name for p in signature if _is_rest(hints[p.name])), "")
-        self.parameters = tuple(_parameter(p, hints[p.name]) for p in signature if p.name != self._rest)
+        self._groups = {p.name: hints[p.name] for p in signature if is_dataclass(hints[p.name])}
+        own = (p for p in signature if p.name != self._rest and p.name not in self._groups)
+        self.parameters = (
+            *(_parameter(p.name, p.default, hints[p.name]) for p in own),
+            *(one for name, group in self._groups.items() for one in _grouped(name, group)),
+        )
 
     def call(self, words: Sequence[str]) -> Any:
         """Call the function as the command line says; returns what it returns, 0 after ``--help``.
@@ -108,11 +154,14 @@ class Command:
     def values(self, words: Sequence[str]) -> dict[str, Any]:
         """The function's arguments by name. Raises RequestInvalid: the command line is wrong."""
         parser = self._parser()
-        parsed, rest = parser.parse_known_intermixed_args(list(words))
+        bare = {name: one.bare for one in self.parameters if one.bare for name in one.names}
+        whole = [f"{word}={bare[word]}" if word in bare else word for word in words]
+        parsed, rest = parser.parse_known_intermixed_args(whole)
         if rest and not self._rest:
             names = [name for p in self.parameters for name in (*p.names, *p.off)]
             meant = did_you_mean(rest[0].partition("=")[0], names) if rest[0].startswith("-") else ""
-            raise RequestInvalid(f"unrecognized arguments: {' '.join(rest)}{meant}")
+            cure = meant or f": {self._program} --help shows what it takes"
+            raise RequestInvalid(f"unrecognized arguments: {' '.join(rest)}{cure}")
         given = {name: value for name, value in vars(parsed).items() if value not in (None, [])}
         absent = [p for p in self.parameters if p.name not in given]
         if missing := [p.metavar if p.positional else p.names[0] for p in absent if p.required]:
@@ -122,14 +171,18 @@ class Command:
         values = {p.name: p.fallback(os.environ) for p in absent}
         if self._rest:
             values[self._rest] = rest
-        return values | given
+        values |= given
+        for name, group in self._groups.items():
+            values[name] = group(**{f.name: values.pop(f"{name}.{f.name}") for f in fields(group)})
+        return values
 
     def help(self) -> str:
         """What ``--help`` prints."""
         return self._parser().format_help()
 
     def _parser(self) -> argparse.ArgumentParser:
-        words = "".join(f" {p.metavar}" for p in self.parameters if p.positional)
+        needed = "".join(f" {p.names[0]} {p.metavar}" for p in self.parameters if p.names and p.required)
+        words = needed + "".join(f" {p.usage}" for p in self.parameters if p.positional)
         parser = _Parser(
             usage=f"{self._program} [options]{words}".replace("%", "%%"),
             description=inspect.getdoc(self._function),
@@ -140,8 +193,10 @@ class Command:
         )
         positional, options = (parser.add_argument_group(title) for title in ("arguments", "options"))
         options.add_argument("-h", "--help", action="store_true", help="Show this text.")
+        titles = dict.fromkeys(one.shared for one in self.parameters if one.shared)
+        shared = {title: parser.add_argument_group(title) for title in titles}
         for one in self.parameters:
-            _add(positional if one.positional else options, one)
+            _add(positional if one.positional else shared.get(one.shared, options), one)
         return parser
 
 
@@ -159,11 +214,14 @@ def _add(group: Any, one: Parameter) -> None:
     shown = one.default.value if isinstance(one.default, Enum) else one.default
     told = "" if shown in ("", None, False, True) else f" (default: {shown})"
     told += f" [${one.envvar}]" if one.envvar else ""
+    if one.off:
+        told += " (default: on)" if one.default else " (default: off)"
     words: dict[str, Any] = {"help": (one.help + told).replace("%", "%%")}
     if one.convert is None:
         group.add_argument(*one.names, dest=one.name, action="store_true", **words)
         if one.off:
-            group.add_argument(*one.off, dest=one.name, action="store_false", help="The opposite.")
+            off = f"Turn {one.names[0]} off{', as it is without either' * (not one.default)}."
+            group.add_argument(*one.off, dest=one.name, action="store_false", help=off)
         return
     words |= {"metavar": one.metavar, "type": one.convert}
     if one.positional:
@@ -176,32 +234,44 @@ def _is_rest(hint: Any) -> bool:
     return get_origin(hint) is Annotated and any(m is Rest or isinstance(m, Rest) for m in get_args(hint)[1:])
 
 
-def _parameter(parameter: inspect.Parameter, hint: Any) -> Parameter:
+def _grouped(name: str, group: Any) -> Iterator[Parameter]:
+    """The fields of a dataclass that stands for several options; its ``TITLE`` is theirs."""
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        one = _parameter(field.name, default, hints[field.name])
+        yield replace(one, name=f"{name}.{field.name}", shared=getattr(group, "TITLE", ""))
+
+
+def _parameter(name: str, default: Any, hint: Any) -> Parameter:
     kind, said = get_args(hint)[:2]
     many, kind = _one_of(kind)
     flag = kind is bool
     names: tuple[str, ...] = ()
     off: tuple[str, ...] = ()
     if not isinstance(said, Argument):
-        word = parameter.name.replace("_", "-")
+        word = name.replace("_", "-")
         names = said.names or (f"--{word}",)
         off = (f"--no-{word}",) if flag and not said.names else ()
-    choices = tuple(str(member.value) for member in kind) if issubclass(kind, Enum) else ()
-    required = parameter.default is inspect.Parameter.empty
+    choices: tuple[str, ...] = getattr(kind, "CHOICES", ())
+    if issubclass(kind, Enum):
+        choices = tuple(str(member.value) for member in kind)
+    required = default is inspect.Parameter.empty
+    words = getattr(kind, "METAVAR", "") or ("" if isinstance(said, Argument) else "|".join(choices))
     return Parameter(
-        name=parameter.name,
+        name=name,
         names=names,
         off=off,
         help=said.help,
         envvar=said.envvar,
-        metavar=said.metavar
-        or ("" if isinstance(said, Argument) else "|".join(choices))
-        or parameter.name.upper(),
-        default=None if required else parameter.default,
+        metavar=said.metavar or words or name.upper(),
+        default=None if required else default,
         required=required,
         many=many,
         convert=None if flag else _reader(kind, said.bounds),
         choices=choices,
+        bare=said.bare,
+        complete=said.complete,
     )
 
 
@@ -220,7 +290,16 @@ def _reader(kind: Any, bounds: tuple[float, float]) -> Callable[[str], Any]:
         return lambda text: _member(kind, text)
     if kind in _NUMBERS:
         return lambda text: _number(kind, text, *bounds)
+    if hasattr(kind, "read"):
+        return lambda text: _read(kind, text)
     return _path if kind is Path else str
+
+
+def _read(kind: Any, text: str) -> Any:
+    try:
+        return kind.read(text)
+    except RequestInvalid as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _path(text: str) -> Path:
@@ -234,7 +313,8 @@ def _member(kind: type[Enum], text: str) -> Enum:
         if member.value == text:
             return member
     *others, last = (str(member.value) for member in kind)
-    raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(others)} or {last}")
+    known = f"none of {', '.join(others)} or {last}" if others else f"not {last}, which alone is known"
+    raise argparse.ArgumentTypeError(f"{text!r} is {known}")
 
 
 def _number(kind: Callable[[str], float], text: str, least: float, most: float) -> float:
@@ -256,17 +336,29 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def completions(parameters: Sequence[Parameter], before: Sequence[str], begun: str) -> Iterator[str]:
-    """What may stand in the place of ``begun``, after the words ``before``."""
+def completions(
+    parameters: Sequence[Parameter],
+    before: Sequence[str],
+    begun: str,
+    names: Callable[[str], Iterable[str]] = lambda _: (),
+) -> Iterator[str]:
+    """What may stand in the place of ``begun``, after the words ``before``; ``names`` knows the names of a
+    kind of things (:class:`Option`'s ``complete``).
+    """
     last = before[-1] if before else ""
     for one in parameters:
-        if last in one.names and one.convert is not None:
-            yield from (choice for choice in one.choices if choice.startswith(begun))
+        if last in one.names and one.convert is not None and not one.bare:
+            yield from _begun((*one.choices, *names(one.complete)), begun)
             return
     for one in parameters:
-        offered = one.choices if one.positional else (*one.names, *one.off)
-        if one.positional or begun.startswith("-"):
-            yield from (word for word in offered if word.startswith(begun))
+        if one.positional and not begun.startswith("-"):
+            yield from _begun((*one.choices, *names(one.complete)), begun)
+        elif begun.startswith("-"):
+            yield from _begun((*one.names, *one.off), begun)
+
+
+def _begun(words: Iterable[str], begun: str) -> Iterator[str]:
+    return (word for word in words if word.startswith(begun))
 
 
 def whole_bytes(option: str, text: str, example: str = "256Mi") -> int:

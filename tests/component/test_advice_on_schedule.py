@@ -112,8 +112,8 @@ def test_a_pods_account_knows_its_namespace(tmp_path: Path, monkeypatch: pytest.
     for written, namespace in ((None, "default"), ("team\n", "team")):
         if written is not None:
             (tmp_path / "namespace").write_text(written)
-        connection, usual = connect_account(tmp_path)
+        connection = connect_account(tmp_path)
         connection.close()
-        assert usual == namespace
+        assert connection.namespace == namespace
     with pytest.raises(RequestInvalid, match="cannot use the service account of this pod"):
         connect_account(tmp_path / "none")

@@ -172,6 +172,7 @@ CLUSTER = {
     "simulate": ["--drain", "n1"],
     "ui": ["--no-browser"],
     "uncordon": ["GPU-x"],
+    "version": [],
 }
 
 

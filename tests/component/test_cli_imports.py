@@ -27,7 +27,7 @@ OURS = {"gpu_manager"}
 ASKS = OURS | {"urllib3", "yaml"}  # the API server, by a kubeconfig
 COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "--help": ([], OURS),
-    "version": ([], OURS),
+    "version": (["--client"], OURS),
     "check": (["{pod}"], OURS | {"yaml"}),
     "migrate": (["{pod}"], OURS | {"yaml"}),
     "advise": ([], ASKS),

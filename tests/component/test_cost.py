@@ -220,7 +220,7 @@ def test_a_cluster_is_asked_through_its_api_server(
     }
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
     assert run(["cost", "--kubeconfig", str(tmp_path / "kubeconfig"), "-o", "csv"]) == 0
-    assert "vision,720.000000,240.000000" in capsys.readouterr().out
+    assert "vision,720.0,240.0" in capsys.readouterr().out
     assert set(standin.paths) == {
         "/api/v1/namespaces/monitoring/services/http:prometheus-k8s:9090/proxy/api/v1/query"
     }

@@ -81,7 +81,7 @@ def test_a_client_certificate_is_shown_to_the_server(tmp_path: Path) -> None:
             "client-key-data": base64.b64encode(key.read_bytes()).decode(),
         }
         cluster = {"server": url, "certificate-authority": str(certificate)}
-        connection, _ = connect_person(str(config(tmp_path, cluster=cluster, user=data)))
+        connection = connect_person(str(config(tmp_path, cluster=cluster, user=data)))
         assert connection.request("look", "GET", "/version") == {}
         connection.close()
     assert seen[0]["subject"] == ((("commonName", "a.name"),),)
@@ -94,7 +94,7 @@ def test_an_unchecked_server_is_asked_and_another_name_is_expected_where_it_is_n
         {"tls-server-name": "a.name", "certificate-authority": "cert.pem"},
     ):
         with serving(lambda h: send(h, b"{}"), pair) as url:
-            connection, _ = connect_person(str(config(tmp_path, cluster={"server": url, **extra})))
+            connection = connect_person(str(config(tmp_path, cluster={"server": url, **extra})))
             assert connection.request("look", "GET", "/version") == {}
             connection.close()
 
@@ -196,7 +196,7 @@ def test_a_plugin_is_run_once_and_again_when_its_token_is_refused(tmp_path: Path
         send(handler, b"{}", 200 if "-2-" in shown[-1] else 401)
 
     with serving(respond) as url:
-        connection, _ = connect_person(
+        connection = connect_person(
             str(config(tmp_path, cluster={"server": url}, user={"exec": plugin(tmp_path)}))
         )
         for _ in range(2):

@@ -148,7 +148,7 @@ def test_a_pod_that_is_gone_is_bad_input_and_no_pod_that_waits(
 ) -> None:
     a_node(api)
     assert run(["explain", "train"]) == 2
-    assert said(capsys) == ("", 'kubectl vcuda: no pod "train" in namespace "default"\n')
+    assert said(capsys) == ("", 'kubectl vcuda: no pod "train" in namespace "default"; -n names another\n')
 
 
 def test_explain_repeats_why_a_pod_has_failed(api: StandInApi, capsys: pytest.CaptureFixture[str]) -> None:

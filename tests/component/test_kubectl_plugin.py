@@ -39,7 +39,7 @@ def test_it_reads_a_cluster_without_any_package_beside_it(program: Path, tmp_pat
         config = tmp_path / "config"
         config.write_text(yaml.safe_dump(json.loads(api.kubeconfig(tmp_path / "json").read_text())))
         login = ("--kubeconfig", config)
-        assert output(program, "version") == "gpu-manager 1.2.3\n"
+        assert output(program, "version", "--client") == "kubectl vcuda 1.2.3\n"
         assert "no container" in output(program, "top", *login)
         command = [*BARE, str(program), "doctor", *map(str, login)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -84,3 +84,21 @@ def test_krew_gets_an_archive_with_the_sum_that_its_manifest_names(url: str, uri
         }
         assert {entry["from"] for entry in platform["files"]} == set(archive.getnames())
         assert platform["bin"] in archive.getnames()
+
+
+def test_under_an_old_python_it_goes_on_with_a_newer_one(program: Path, tmp_path: Path) -> None:
+    first = zipfile.ZipFile(program).read("__main__.py").decode().partition("\nfrom gpu_manager")[0]
+    old = f"import sys\nsys.version_info, sys.version = (3, 9, 18), '3.9.18 (main)'\n{first}\n"
+
+    def started(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [*BARE, "-c", old, *words]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, env={"PATH": str(tmp_path)}
+        )
+
+    refused = started("top")
+    assert refused.returncode == 1
+    assert "python3 is 3.9.18, and there is no python3.11 or newer on PATH: install one" in refused.stderr
+    (newer := tmp_path / "python3.12").write_text('#!/bin/sh\necho newer "$@"\n')
+    newer.chmod(0o755)
+    assert started("top", "-A").stdout == "newer -c top -A\n"

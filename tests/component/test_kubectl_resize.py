@@ -161,7 +161,7 @@ def test_a_pod_without_a_part_of_a_card_is_told_so(
 def test_two_requests_at_once_for_two_containers_both_stand(api: StandInApi, tmp_path: Path) -> None:
     given: dict[str, Any] = pod("one", container("a", 30, 8), container("b", 10, 4))
     api.create({**given, "metadata": {"name": "one", "namespace": "default"}})
-    connection, _ = connect_person(str(api.kubeconfig(tmp_path / "other")))
+    connection = connect_person(str(api.kubeconfig(tmp_path / "other")))
     meanwhile = iter([with_size(None, "b", {"cores": 5})])
 
     def change(there: Mapping[str, Any]) -> str | None:
@@ -190,7 +190,7 @@ def test_whoever_is_always_overtaken_is_told(api: StandInApi, capsys: pytest.Cap
     [
         ([], "give --cores, --memory or both, or --reset"),
         (["--reset", "--cores", "5"], "give --cores, --memory or both, or --reset"),
-        (["--memory", "lots"], '"lots" is not a Kubernetes quantity'),
+        (["--memory", "lots"], '--memory is "lots": write a quantity such as 8Gi'),
         (["--cores", "100"], "99"),
     ],
 )
@@ -328,7 +328,7 @@ def test_who_may_not_list_pods_resizes_a_workload_all_the_same(
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ("job/web", '"job" has no size of its own: use deployment, statefulset, daemonset'),
+        ("job/web", '"job" is none of pod, deployment, statefulset, daemonset: write KIND/NAME'),
         ("deployment/none", "none"),
         ("deployment/we b", "use lower-case letters"),
         ("deployment/web", "the template has 2 containers with a part of a card (a, b): name one"),

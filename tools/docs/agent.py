@@ -12,7 +12,7 @@ from gpu_manager.cli.kubectl.main import PROGRAM as KUBECTL
 from gpu_manager.cli.main import PROGRAM as NODE
 from gpu_manager.cli.program import LazyProgram, load
 from gpu_manager.domain import contract as c
-from gpu_manager.runtime.arguments import Command, Parameter
+from gpu_manager.runtime.arguments import Command
 from gpu_manager.servers import account_metrics, exporter, gate_metrics, guards
 from gpu_manager.services.metrics import ServiceMetrics
 from tools.docs.markdown import family_row, made_page, option_row, table
@@ -278,7 +278,8 @@ def commands_page() -> str:
     """Every command of both programs with its options, but those of ``run``, whose page is its own."""
     return made_page(
         "Commands",
-        "Exit code of every command: 0 good, 1 it found trouble (or the answer is no), 2 bad input.",
+        "Exit code of every command: 0 good, 1 it found trouble (or the answer is no), 2 bad input. "
+        "`--help` of each shows examples.",
         *(part for program in (NODE, KUBECTL) for part in _program(program)),
     )
 
@@ -286,21 +287,24 @@ def commands_page() -> str:
 def _program(program: LazyProgram) -> Iterator[str]:
     yield f"## `{program.name}`"
     yield program.what
+    every = [one for n, (at, _) in program.commands.items() for one in load(program.name, n, at).parameters]
+    for title in dict.fromkeys(one.shared for one in every if one.shared):
+        yield f"Options *{title}*, of each command that names them below:"
+        mine = {one.names: one for one in every if one.shared == title}
+        yield table(("flag", "default", "environment", "meaning"), map(option_row, mine.values()))
     for name, (module, summary) in program.commands.items():
         parameters = load(program.name, name, module).parameters
-        words = " ".join(_usage(p) for p in parameters if p.positional)
+        words = " ".join(p.usage for p in parameters if p.positional)
         yield f"### `{f'{program.name} {name} {words}'.strip()}`"
         yield summary
-        options = [p for p in parameters if not p.positional]
+        options = [p for p in parameters if not p.positional and not p.shared]
+        shared = dict.fromkeys(f"*{p.shared}*" for p in parameters if p.shared)
         if name == "run":
             yield "Its options: [flags](flags.md)."
         elif options:
             yield table(("flag", "default", "environment", "meaning"), map(option_row, options))
-
-
-def _usage(argument: Parameter) -> str:
-    text = argument.metavar
-    return text if argument.required or text.startswith("[") else f"[{text}]"
+        if shared:
+            yield f"And options {' and '.join(shared)}."
 
 
 def _coded(rows: Iterable[Sequence[str]]) -> Iterable[tuple[str, ...]]:

@@ -34,7 +34,16 @@ import os
 import sys
 
 if sys.version_info < (3, 11):
-    sys.exit("kubectl vcuda needs Python 3.11 or newer; python3 is " + sys.version.split()[0])
+    from shutil import which
+
+    for name in ("python3.14", "python3.13", "python3.12", "python3.11"):
+        if which(name):
+            os.execv(which(name), [name] + sys.argv)
+    sys.exit(
+        "kubectl vcuda needs Python 3.11 or newer; python3 is " + sys.version.split()[0] + ", and there is "
+        "no python3.11 or newer on PATH: install one beside it (dnf install python3.11, "
+        "apt install python3.11, brew install python)"
+    )
 
 from gpu_manager.cli.kubectl.main import complete, main
 
@@ -54,7 +63,7 @@ spec:
     Shows the fractions of NVIDIA cards that gpu-manager has given to containers, what they use of them,
     why a pod waits or fails, what it would take to place it, quotas and costs.
   caveats: |
-    It needs Python 3.11 or newer as python3.
+    It needs Python 3.11 or newer, as python3 or as python3.11 and so on.
   platforms:
   - selector:
       matchExpressions:

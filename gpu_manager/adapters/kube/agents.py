@@ -1,4 +1,4 @@
-"""The agents as they are reached from within the cluster: by their pods' addresses."""
+"""The agents' pods, and their pages as they are reached from within the cluster: by the pods' addresses."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from gpu_manager.adapters.http import HttpLimits, fetch
 from gpu_manager.adapters.kube.connection import Connection
-from gpu_manager.adapters.kube.reading import is_agent, list_all
-from gpu_manager.domain.contract import HTTP_PORT
+from gpu_manager.adapters.kube.streams import Pages
+from gpu_manager.domain.contract import AGENT_DAEMONSET, HTTP_PORT
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
@@ -32,7 +32,7 @@ class KubeAgents:
         """Node → URL of its agent. Raises NodeUnready."""
         found: dict[str, str] = {}
         places: dict[str, tuple[str, int]] = {}
-        for pod in list_all(self._connection, "list the agents", self._path):
+        for pod in Pages(self._connection, "list the agents", self._path).read():
             spec, status = mapping(pod.get("spec")), mapping(pod.get("status"))
             node, ip = text(spec.get("nodeName")), text(status.get("podIP"))
             if is_agent(pod) and status.get("phase") == "Running" and node and ip:
@@ -67,3 +67,20 @@ def _port(spec: Mapping[str, Any]) -> int:
             if port.get("name") == _PORT_NAME and isinstance(number, int) and 0 < number < 1 << 16:
                 return number
     return HTTP_PORT
+
+
+def find_agents(connection: Connection) -> Mapping[str, tuple[str, str]]:
+    """Node → (namespace, pod) of the agent that runs there, by the chart's labels. Raises NodeUnready."""
+    query = {"labelSelector": "app.kubernetes.io/component=agent"}
+    found = {}
+    for pod in Pages(connection, "list the agents' pods", "/api/v1/pods", query).read():
+        meta, node = mapping(pod.get("metadata")), text(mapping(pod.get("spec")).get("nodeName"))
+        if node and is_agent(pod) and mapping(pod.get("status")).get("phase") == "Running":
+            found[node] = text(meta.get("namespace")), text(meta.get("name"))
+    return found
+
+
+def is_agent(obj: Mapping[str, Any]) -> bool:
+    """True for a pod of the agent's DaemonSet."""
+    owners = mappings(mapping(obj.get("metadata")).get("ownerReferences"))
+    return any(one.get("kind") == "DaemonSet" and one.get("name") == AGENT_DAEMONSET for one in owners)

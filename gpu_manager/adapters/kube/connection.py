@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from gpu_manager.adapters.http import (
 from gpu_manager.adapters.kube.kubeconfig import (
     SERVICE_ACCOUNT,
     ApiAccess,
+    Overrides,
     access_by_url,
     access_of,
     access_of_pod,
@@ -204,6 +206,16 @@ class Connection:
         return self._access.credentials.refused()
 
     @property
+    def namespace(self) -> str:
+        """The namespace that its context names."""
+        return self._access.namespace
+
+    @property
+    def acting_as(self) -> str:
+        """The user that the API server is told to take the caller for; empty for the caller's own."""
+        return str(self._access.headers.get("Impersonate-User", ""))
+
+    @property
     def token(self) -> str:
         """The caller's bearer token; empty where it authenticates otherwise. Raises NodeUnready."""
         kind, _, token = self._access.credentials.header().partition(" ")
@@ -253,7 +265,7 @@ class Connection:
             raise _refused(what, answer, self._cures)
         return answer
 
-    def _headers(self, more: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    def _headers(self, more: Mapping[str, str] | None = None) -> Mapping[str, str | tuple[str, ...]]:
         try:
             shown = self._access.credentials.header()
         except NodeUnready as error:
@@ -315,8 +327,8 @@ def connect(
         ) from error
 
 
-def connect_account(directory: Path = SERVICE_ACCOUNT) -> tuple[Connection, str]:
-    """A connection with the rights of the service account of the pod that this runs in, and its namespace.
+def connect_account(directory: Path = SERVICE_ACCOUNT) -> Connection:
+    """A connection with the rights of the service account of the pod that this runs in.
 
     Raises:
         RequestInvalid: this is no pod, or it has no service account.
@@ -325,22 +337,29 @@ def connect_account(directory: Path = SERVICE_ACCOUNT) -> tuple[Connection, str]
         access = access_of_pod(directory)
     except RequestInvalid as error:
         raise RequestInvalid(f"cannot use the service account of this pod: {error}") from error
-    return Connection(access, _PATIENT, _CURES_OF_A_PERSON), access.namespace
+    return Connection(access, _PATIENT, _CURES_OF_A_PERSON)
 
 
-def connect_person(kubeconfig: str, context: str = "") -> tuple[Connection, str]:
-    """A connection with a person's own rights, and the namespace that their context names.
+def connect_person(
+    kubeconfig: str, context: str = "", over: Overrides | None = None, seconds: float = _PATIENT.answer
+) -> Connection:
+    """A connection with a person's own rights.
 
-    ``kubeconfig`` is a path, or several as KUBECONFIG has them; ``context`` is empty for the current one.
+    ``kubeconfig`` is a path, or several as KUBECONFIG has them, empty for none; ``context`` is empty for the
+    current one. What ``over`` names stands over both. A request may take ``seconds``; 0: for ever.
 
     Raises:
         RequestInvalid: the kubeconfig cannot be read, or has no such context.
         NodeUnready: a credential plugin of it failed.
     """
+    timeouts = replace(_PATIENT, answer=seconds or threading.TIMEOUT_MAX)
+    if 0 < seconds < timeouts.connect:
+        timeouts = replace(timeouts, connect=seconds)
     try:
-        access = access_of(kubeconfig, context)
-        return Connection(access, _PATIENT, _CURES_OF_A_PERSON), access.namespace
+        return Connection(access_of(kubeconfig, context, over), timeouts, _CURES_OF_A_PERSON)
     except RequestInvalid as error:
+        if over is not None and over != Overrides():  # the command line may be what is wrong
+            raise
         raise RequestInvalid(
             f"cannot use the kubeconfig {kubeconfig}: {error}; name another with --kubeconfig"
         ) from error

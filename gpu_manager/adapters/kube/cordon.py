@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
 
 from gpu_manager.adapters.kube.connection import CONFLICT, Connection
 from gpu_manager.adapters.kube.pod_paths import segment
@@ -82,17 +83,23 @@ def _change(
     raise AssertionError  # the last try returns or raises
 
 
-def nodes_of_cards(connection: Connection) -> Mapping[CardUuid, str]:
-    """Card UUID → the node that publishes it or still lists it as closed. Raises NodeUnready."""
-    found: dict[CardUuid, str] = {}
+class CardPlace(NamedTuple):
+    """Where a card is; ``at`` is its index, None for one that its node only lists as closed."""
+
+    node: str
+    at: int | None
+
+
+def places_of_cards(connection: Connection) -> Mapping[CardUuid, CardPlace]:
+    """Where each card is that a node publishes or still lists as closed. Raises NodeUnready."""
+    found: dict[CardUuid, CardPlace] = {}
     for node in list_all(connection, "list nodes", "/api/v1/nodes"):
         meta = mapping(node.get("metadata"))
         annotations = mapping(meta.get("annotations"))
         shown = contract.decode_inventory(annotations.get(contract.INVENTORY))
-        cards = frozenset(state.card.uuid for state in shown.cards) if shown else frozenset()
-        found |= dict.fromkeys(
-            cards | contract.decode_uuids(annotations.get(contract.CORDON)), str(meta.get("name"))
-        )
+        name, closed = str(meta.get("name")), contract.decode_uuids(annotations.get(contract.CORDON))
+        found |= {uuid: CardPlace(name, None) for uuid in sorted(closed)}
+        found |= {s.card.uuid: CardPlace(name, s.card.index) for s in (shown.cards if shown else ())}
     return found
 
 

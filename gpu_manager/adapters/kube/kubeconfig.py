@@ -17,12 +17,16 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from gpu_manager.adapters.http import proxy_of
+from gpu_manager.adapters.http import checked_url, proxy_of
 from gpu_manager.adapters.kube.credentials import Credentials, Fixed, Plugin, PluginCommand, TokenFile
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_OTHER_LOGINS: Final = (
+    "tokenFile", "exec", "username", "password", "client-certificate", "client-certificate-data",
+    "client-key", "client-key-data", "auth-provider",
+)  # fmt: skip
 _LARGEST: Final = 16 << 20
 _EXEC_CLUSTER: Final = (
     "server",
@@ -42,8 +46,20 @@ class ApiAccess:
     server_name: str = ""
     proxy: str = ""
     credentials: Credentials = field(default_factory=Fixed)
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     namespace: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What a command line says in place of the kubeconfig; empty where it says nothing."""
+
+    cluster: str = ""
+    user: str = ""
+    server: str = ""
+    token: str = ""
+    as_user: str = ""
+    as_groups: tuple[str, ...] = ()
 
 
 def access_by_url(url: str, token: str | None) -> ApiAccess:
@@ -73,29 +89,51 @@ def access_of_pod(directory: Path = SERVICE_ACCOUNT) -> ApiAccess:
     )
 
 
-def access_of(paths: str, context: str = "") -> ApiAccess:
-    """A context of the files ``paths`` (as in ``$KUBECONFIG``), the current one if none is named.
+def access_of(paths: str, context: str = "", over: Overrides | None = None) -> ApiAccess:
+    """A context of the files ``paths`` (as in ``$KUBECONFIG``), the current one if none is named;
+    what ``over`` names stands over it.
 
     Raises:
         RequestInvalid: a file cannot be read, names nothing that can be used, or has no such context.
     """
+    over = over or Overrides()
     merged = _Merged.of([Path(part) for part in paths.split(os.pathsep) if part])
     name = context or merged.current
-    if not name:
+    if not name and not over.server:
         raise RequestInvalid("no context is current: choose one with kubectl config use-context")
     chosen = merged.contexts.get(name)
-    if chosen is None:
+    if chosen is None and name:
         has = ", ".join(merged.contexts) or "none"
         raise RequestInvalid(f"there is no context {printable(name)!r}; it has {has}")
-    _, spoken = chosen
-    cluster_name, user_name = text(spoken.get("cluster")), text(spoken.get("user"))
-    cluster = merged.clusters.get(cluster_name)
-    if cluster is None:
-        raise RequestInvalid(f"the context {printable(name)} names no cluster that is there")
-    user = merged.users.get(user_name)
-    if user is None and user_name:
-        raise RequestInvalid(f"the context {printable(name)} names no user that is there")
-    return _access(cluster, user or (Path(), {}), text(spoken.get("namespace")) or "default")
+    spoken = chosen[1] if chosen else {}
+    whose = f"the context {printable(name)} names no"
+    place, cluster = _entry(merged.clusters, "cluster", over.cluster, text(spoken.get("cluster")), whose)
+    home, user = _entry(merged.users, "user", over.user, text(spoken.get("user")), whose)
+    if not cluster and not over.server:
+        raise RequestInvalid(f"{whose} cluster that is there")
+    cluster = {**cluster, "server": over.server} if over.server else cluster
+    if over.token:
+        user = {key: value for key, value in user.items() if key not in _OTHER_LOGINS} | {"token": over.token}
+    if over.as_user or over.as_groups:
+        user = {**user, "as": over.as_user, "as-groups": list(over.as_groups), "as-uid": ""}
+    return _access((place, cluster), (home, user), text(spoken.get("namespace")) or "default")
+
+
+def context_names(paths: str) -> list[str]:
+    """The contexts of the files. Raises RequestInvalid."""
+    return list(_Merged.of([Path(part) for part in paths.split(os.pathsep) if part]).contexts)
+
+
+def _entry(
+    entries: Mapping[str, Entry], kind: str, wanted: str, usual: str, whose: str
+) -> tuple[Path, Mapping[str, Any]]:
+    """The entry that is wanted, else the context's; an empty one where neither names any."""
+    if wanted and wanted not in entries:
+        has = ", ".join(entries) or "none"
+        raise RequestInvalid(f"there is no {kind} {printable(wanted)!r}; it has {has}")
+    if usual and usual not in entries and not wanted:
+        raise RequestInvalid(f"{whose} {kind} that is there")
+    return entries.get(wanted or usual, (Path(), {}))
 
 
 Entry = tuple[Path, Mapping[str, Any]]  # (directory for relative paths, entry)
@@ -147,6 +185,7 @@ def _access(cluster: Entry, user: Entry, namespace: str) -> ApiAccess:
         raise RequestInvalid("the cluster has no server")
     if not url.startswith(("http://", "https://")):
         url = f"https://{url}"
+    url = checked_url(url)
     credentials, certificate, key = _credentials(user, spoken)
     authority = _content(place, spoken, "certificate-authority")
     tls = None
@@ -204,11 +243,20 @@ def _plugin(place: Path, spoken: Mapping[str, Any], cluster: Mapping[str, Any]) 
     )
 
 
-def _impersonation(user: Mapping[str, Any]) -> Mapping[str, str]:
+def _impersonation(user: Mapping[str, Any]) -> Mapping[str, str | tuple[str, ...]]:
     name, groups = text(user.get("as")), user.get("as-groups")
-    if groups or user.get("as-user-extra"):
-        raise RequestInvalid("as-groups and as-user-extra are not supported: log in as that user")
-    headers = {"Impersonate-User": name, "Impersonate-Uid": text(user.get("as-uid"))}
+    if user.get("as-user-extra"):
+        raise RequestInvalid("as-user-extra is not supported: log in as that user")
+    names = tuple(text(group) for group in groups) if isinstance(groups, list) else ()
+    if names and not name:
+        raise RequestInvalid("groups to act in (as-groups, --as-group) go with a user alone (as, --as)")
+    if not all(one.isascii() and one.isprintable() for one in (name, *names)):
+        raise RequestInvalid("the user and groups to act as must be printable ASCII")
+    headers: Mapping[str, str | tuple[str, ...]] = {
+        "Impersonate-User": name,
+        "Impersonate-Uid": text(user.get("as-uid")),
+        "Impersonate-Group": names,
+    }
     return {key: value for key, value in headers.items() if value}
 
 

@@ -1,11 +1,14 @@
-"""Paths of pods and of their Events in the Kubernetes API, with each name as one segment."""
+"""Paths of pods, their Events, and pages behind the API server's proxies, with each name as one segment."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from gpu_manager.domain.errors import RequestInvalid, quoted
-from gpu_manager.domain.kube.pod import Pod
+
+if TYPE_CHECKING:
+    from gpu_manager.domain.kube.pod import Pod
 
 
 def pod_path(pod: Pod) -> str:
@@ -26,6 +29,16 @@ def pods_path(namespace: str) -> str:
 def events_path(namespace: str) -> str:
     """Path of a namespace's Events in the API."""
     return f"/api/v1/namespaces/{segment(namespace)}/events"
+
+
+def pod_page(namespace: str, name: str, port: int, page: str) -> str:
+    """Path of a pod's page through the API server (needs get on pods/proxy)."""
+    return f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(name)}:{port}/proxy{page}"
+
+
+def service_page(namespace: str, name: str, port: int | str, page: str, scheme: str = "https") -> str:
+    """Path of a service's page through the API server (needs get on services/proxy)."""
+    return f"/api/v1/namespaces/{segment(namespace)}/services/{scheme}:{segment(name)}:{port}/proxy{page}"
 
 
 def segment(name: str) -> str:

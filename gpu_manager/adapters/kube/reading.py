@@ -6,18 +6,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gpu_manager.adapters.kube.agents import is_agent
 from gpu_manager.adapters.kube.connection import Connection, Refused
 from gpu_manager.adapters.kube.objects import Told, named, unheard
-from gpu_manager.adapters.kube.pod_paths import segment
+from gpu_manager.adapters.kube.pod_paths import pods_path, segment
 from gpu_manager.adapters.kube.streams import Pages
 from gpu_manager.domain.cluster.accounting import cluster_books
 from gpu_manager.domain.cluster.claims import KnownClaim, read_claim
 from gpu_manager.domain.cluster.node_books import NodeBooks, Used, protected_by_namespace, used_by_namespace
 from gpu_manager.domain.cluster.node_json import read_node
-from gpu_manager.domain.contract import AGENT_DAEMONSET, DRA_DRIVER
+from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.pod import Pod, parse_pod
-from gpu_manager.domain.untrusted import mapping
+from gpu_manager.domain.untrusted import mapping, text
 
 _CLAIMS: Final = "/apis/resource.k8s.io/v1/resourceclaims"
 
@@ -30,16 +31,6 @@ def list_all(
     ``what`` completes "refused to …". Raises NodeUnready.
     """
     return Pages(connection, what, path, query, connection.told).read()
-
-
-def pod_path(namespace: str, name: str, port: int, page: str) -> str:
-    """Path of a pod's page through the API server (needs get on pods/proxy)."""
-    return f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(name)}:{port}/proxy{page}"
-
-
-def service_path(namespace: str, name: str, port: int | str, page: str, scheme: str = "https") -> str:
-    """Path of a service's page through the API server (needs get on services/proxy)."""
-    return f"/api/v1/namespaces/{segment(namespace)}/services/{scheme}:{segment(name)}:{port}/proxy{page}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +113,28 @@ def list_pods(connection: Connection, node: str = "") -> Iterator[Mapping[str, A
     return list_all(connection, what, "/api/v1/pods", _only("spec.nodeName", node))
 
 
+_GROUPS: Final = {
+    "Pod": "/api/v1", "Deployment": "/apis/apps/v1", "StatefulSet": "/apis/apps/v1",
+    "DaemonSet": "/apis/apps/v1", "ReplicaSet": "/apis/apps/v1", "Job": "/apis/batch/v1",
+}  # fmt: skip
+
+
+def read_object(connection: Connection, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+    """A pod, or a workload that makes pods; None if there is none. Raises NodeUnready."""
+    place = f"{_GROUPS[kind]}/namespaces/{segment(namespace)}/{kind.lower()}s/{segment(name)}"
+    found = connection.read(f"read the {kind.lower()} {namespace}/{name}", place)
+    return None if found is None else {"kind": kind, **found}
+
+
+def labelled_pods(connection: Connection, workload: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The pods that the selector of a workload finds, and perhaps others beside them. Raises NodeUnready."""
+    namespace = text(mapping(workload.get("metadata")).get("namespace"))
+    labels = mapping(mapping(mapping(workload.get("spec")).get("selector")).get("matchLabels"))
+    selector = ",".join(f"{text(key)}={text(value)}" for key, value in sorted(labels.items()))
+    query = {"labelSelector": selector} if selector else {}
+    return list_all(connection, f"list the pods of namespace {namespace}", pods_path(namespace), query)
+
+
 def _only(field: str, value: str) -> Mapping[str, str]:
     return {"fieldSelector": f"{field}={value}"} if value else {}
 
@@ -161,13 +174,3 @@ def cluster_of(
         elif is_agent(obj) and pod.phase == "Running":
             agents[pod.node] = pod.namespace, pod.name
     return ClusterReader(cluster_books(nodes, pods, claims), tuple(pods), agents, silent)
-
-
-def is_agent(obj: Mapping[str, Any]) -> bool:
-    """True for a pod of the agent's DaemonSet."""
-    meta = obj.get("metadata")
-    owners = meta.get("ownerReferences") if isinstance(meta, Mapping) else None
-    return isinstance(owners, list) and any(
-        isinstance(o, Mapping) and o.get("kind") == "DaemonSet" and o.get("name") == AGENT_DAEMONSET
-        for o in owners
-    )

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gpu_manager.adapters.kube.connection import CONFLICT, MERGE_PATCH, Connection, Refused
 from gpu_manager.adapters.kube.pod_paths import named_path, pods_path, segment
-from gpu_manager.adapters.kube.reading import list_all
+from gpu_manager.adapters.kube.reading import labelled_pods, read_object
 from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import Pod, parse_pod
@@ -46,9 +46,9 @@ def workload(connection: Connection, kind: str, namespace: str, name: str) -> Ma
         RequestInvalid: there is none.
         NodeUnready: the caller may not read it, or the API server is away.
     """
-    found = connection.read(f"read {kind} {namespace}/{name}", _path(kind, namespace, name))
+    found = read_object(connection, kind, namespace, name)
     if found is None:
-        raise RequestInvalid(f"no {kind} {quoted(name)} in namespace {quoted(namespace)}")
+        raise RequestInvalid(f"no {kind} {quoted(name)} in namespace {quoted(namespace)}; -n names another")
     return found
 
 
@@ -58,9 +58,11 @@ def annotate_workload(
     there: Mapping[str, Any],
     annotations: Mapping[str, str | None],
     patience: float,
+    *,
+    dry_run: bool = False,
 ) -> Mapping[str, Any]:
-    """Write annotations of a workload or pod as it was read; returns it then. ``patience`` as in
-    :func:`change_size`.
+    """Write annotations of a workload or pod as it was read; returns it then. ``patience`` and ``dry_run``
+    are as in :func:`change_size`.
 
     Raises:
         Overtaken: it has changed since it was read.
@@ -70,7 +72,8 @@ def annotate_workload(
     namespace, name = text(meta.get("namespace")), text(meta.get("name"))
     body = {"metadata": {"resourceVersion": meta.get("resourceVersion"), "annotations": dict(annotations)}}
     what = f"change the size that {kind} {namespace}/{name} asks for"
-    return _patch(connection, what, _path(kind, namespace, name), body, patience)
+    query = {"dryRun": "All"} if dry_run else {}
+    return _patch(connection, what, _path(kind, namespace, name), body, patience, query)
 
 
 def change_size(
@@ -80,32 +83,27 @@ def change_size(
     name: str,
     change: Callable[[Mapping[str, Any]], str | None],
     patience: float,
+    *,
+    dry_run: bool = False,
 ) -> Mapping[str, Any]:
     """Write the size that a workload or pod asks for in its own metadata; returns the object then.
 
     ``change`` makes the annotation, None for none, of the object as it was read. If another writer comes in
     between, it is read and made anew, so that two requests for two containers both stand. While the admission
-    service is away, as during its upgrade, it is tried again for ``patience`` seconds.
+    service is away, as during its upgrade, it is tried again for ``patience`` seconds. With
+    ``dry_run`` the API server judges it and stores nothing.
 
     Raises:
         NodeUnready: it was refused, with the reasons of the admission service, or nobody answers.
     """
     for _ in range(_TRIES):
         with contextlib.suppress(Overtaken):
-            return _change_once(connection, kind, namespace, name, change, patience)
-    return _change_once(connection, kind, namespace, name, change, patience)
-
-
-def _change_once(
-    connection: Connection,
-    kind: str,
-    namespace: str,
-    name: str,
-    change: Callable[[Mapping[str, Any]], str | None],
-    patience: float,
-) -> Mapping[str, Any]:
+            there = workload(connection, kind, namespace, name)
+            return annotate_workload(
+                connection, kind, there, {RESIZE: change(there)}, patience, dry_run=dry_run
+            )
     there = workload(connection, kind, namespace, name)
-    return annotate_workload(connection, kind, there, {RESIZE: change(there)}, patience)
+    return annotate_workload(connection, kind, there, {RESIZE: change(there)}, patience, dry_run=dry_run)
 
 
 def pods_of(connection: Connection, workload: Mapping[str, Any]) -> Iterator[Pod]:
@@ -114,11 +112,7 @@ def pods_of(connection: Connection, workload: Mapping[str, Any]) -> Iterator[Pod
     Raises:
         NodeUnready: the caller may not list pods, or the API server is away.
     """
-    namespace = text(mapping(workload.get("metadata")).get("namespace"))
-    labels = mapping(mapping(mapping(workload.get("spec")).get("selector")).get("matchLabels"))
-    selector = ",".join(f"{text(key)}={text(value)}" for key, value in sorted(labels.items()))
-    query = {"labelSelector": selector} if selector else {}
-    for obj in list_all(connection, f"list the pods of namespace {namespace}", pods_path(namespace), query):
+    for obj in labelled_pods(connection, workload):
         with contextlib.suppress(RequestInvalid):  # not of our making: it has no fraction that can be read
             yield parse_pod(obj)
 
@@ -172,13 +166,18 @@ def delete_waiting(connection: Connection, pod: Pod) -> bool:
 
 
 def _patch(
-    connection: Connection, what: str, path: str, body: Mapping[str, Any], patience: float
+    connection: Connection,
+    what: str,
+    path: str,
+    body: Mapping[str, Any],
+    patience: float,
+    query: Mapping[str, str],
 ) -> Mapping[str, Any]:
     """Write the annotation: the same one again does no harm."""
     ends = time.monotonic() + patience
     while True:
         try:
-            return connection.request(what, "PATCH", path, body=body, content_type=MERGE_PATCH)
+            return connection.request(what, "PATCH", path, query=query, body=body, content_type=MERGE_PATCH)
         except Refused as refusal:
             if refusal.code == CONFLICT:
                 raise Overtaken(str(refusal)) from refusal

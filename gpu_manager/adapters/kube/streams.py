@@ -27,7 +27,6 @@ from gpu_manager.adapters.kube.objects import (
 )
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.untrusted import mapping
-from gpu_manager.runtime import threads
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
@@ -233,6 +232,8 @@ class Meanwhile:
 
     def begin(self, version: str) -> None:
         """Hear what has changed since, in a thread."""
+        from gpu_manager.runtime import threads  # noqa: PLC0415  # brings the log, which no command needs
+
         threads.once(f"meanwhile-{self._name}", lambda: self._hear(version)).start()
 
     def events(self) -> Iterator[tuple[str, Obj]]:

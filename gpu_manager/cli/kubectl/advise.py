@@ -14,9 +14,9 @@ from enum import Enum
 from typing import Annotated, Any, Final
 
 from gpu_manager.cli.kubectl import agents
-from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Login, Namespace, log_in
-from gpu_manager.cli.kubectl.resize_workload import PODS, workload_kind
-from gpu_manager.cli.output import Form, Output, columns, emit, for_program
+from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, AllNamespaces, Login, Namespace, log_in
+from gpu_manager.cli.kubectl.names import WORKLOADS, Target, read_target
+from gpu_manager.cli.output import TABLE, Printing
 from gpu_manager.domain.advice.opt_in import (
     SizeBounds,
     advised_size,
@@ -42,7 +42,8 @@ class ApplyWay(Enum):
 
 def command(
     name: Annotated[
-        str, Argument(metavar="POD", help="One pod, or its workload as KIND/NAME; default: all.")
+        str,
+        Argument(metavar="POD|KIND/NAME", help="Default: all.", complete="pods"),
     ] = "",
     memory_margin: Annotated[
         float | None,
@@ -56,9 +57,8 @@ def command(
     ] = None,
     namespace: Namespace = "",
     all_namespaces: AllNamespaces = False,
-    output: Form = Output.TABLE,
-    kubeconfig: Kubeconfig = "",
-    context: Context = "",
+    printing: Printing = TABLE,
+    access: Access = BY_KUBECONFIG,
 ) -> int:
     """Advise a size for containers that hold a part of one card, from what their replicas were seen to need.
 
@@ -67,14 +67,19 @@ def command(
 
     With --apply in-place: within the bounds of that annotation, and each at most once a day unless its memory
     is too small. Needs get and patch on the workloads. Exit code 1 if one of these changes is refused.
+
+    Examples:
+      kubectl vcuda advise deployment/web
+      kubectl vcuda advise -A --memory-margin 30
+      kubectl vcuda advise --apply in-place
     """
     from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
 
-    asked = _named(name)
-    with log_in(kubeconfig, context, namespace) as login:
+    asked = _target(name) if name else None
+    with log_in(access, namespace) as login:
         cluster = read_cluster(login.connection)
         nodes = [one.name for one in cluster.with_cards]
-        told, silent = agents.ask(login, cluster, nodes, "/advice", _parsed)
+        told, silent = agents.ask(login, cluster.agents, nodes, "/advice", _parsed)
         named = (named_advice(one, cluster.by_uid) for each in told.values() for one in each)
         said = [one for one in named if one is not None]
         found = [one for one in said if all_namespaces or one.workload[0] == login.namespace]
@@ -86,7 +91,7 @@ def command(
             for state in books.node.cards
         ]
         pooled = pool(found, policy, max(sizes, default=None))
-        rows = [one for one in pooled if not name or asked in (*one.pods, one.workload[1])]
+        rows = [one for one in pooled if asked is None or _is_about(one, asked)]
         unseen = sum(
             len(a.shares) == 1 and not a.shares[0].whole
             for books in cluster.with_cards
@@ -101,11 +106,11 @@ def command(
     if name and not rows and not silent:
         raise RequestInvalid(f"{quoted(name)} is no pod or workload here with a part of one card: {nobody}")
     code = 1 if any(one.is_refused for one in applied) else 0
-    if for_program(output):
+    if printing.for_program:
         told_of = {"applied": [one.as_json() for one in applied]} if apply is not None else {}
-        emit({"containers": [sized_json(row) for row in rows], "silent": dict(silent), **told_of}, output)
+        printing.emit({"containers": [sized_json(row) for row in rows], "silent": dict(silent), **told_of})
         return code
-    print(_table(rows, login.namespace) if rows else nobody)
+    print(_table(rows, login.namespace, printing) if rows else nobody)
     for one in applied:
         mark = "refused: " if one.is_refused else "" if one.size is None else "changed: "
         print(printable(f"{mark}{one.workload[0]}/{one.workload[1]} {one.workload[2]}: {one.text}"))
@@ -113,14 +118,16 @@ def command(
     return code
 
 
-def _named(name: str) -> str:
-    """The name of a pod, or of a workload as advice has it, however its kind is written."""
-    kind, slash, rest = name.partition("/")
-    if kind.lower() in PODS:
-        return rest if slash else name
+def _target(word: str) -> Target:
+    """A pod or a workload, of whatever kind: a controller that nobody here knows may make pods."""
+    kind, slash, name = word.partition("/")
     with contextlib.suppress(RequestInvalid):
-        return f"{workload_kind(kind)}/{rest}" if slash else name
-    return name
+        return read_target(word, WORKLOADS, "POD")
+    return Target(kind, name) if slash else read_target(word, WORKLOADS, "POD")
+
+
+def _is_about(one: Sized, asked: Target) -> bool:
+    return any(asked.is_of(pod, one.workload[1], "") for pod in ("", *one.pods))
 
 
 def _parsed(answer: Any) -> list[Sized]:
@@ -128,10 +135,10 @@ def _parsed(answer: Any) -> list[Sized]:
     return [read_sized(one) for one in answer["containers"]]
 
 
-def _table(rows: Sequence[Sized], here: str) -> str:
+def _table(rows: Sequence[Sized], here: str, printing: Printing) -> str:
     """``here``: the namespace in which commands act by themselves."""
     titles = ["NAMESPACE", "WORKLOAD", "CONTAINER", "PODS", "CORES", "ADVISED", "MEMORY", "ADVISED"]
-    lines = [columns(titles, [_cells(row) for row in rows])]
+    lines = [printing.columns(titles, [_cells(row) for row in rows])]
     for row in rows:
         who = f"{row.workload[0]}/{row.workload[1]} {row.workload[2]}"
         lines += map(printable, (f"{who}:", f"  cores: {row.advice.cores.reason}"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_manager.cli.kubectl.login import Login
@@ -18,27 +17,31 @@ if TYPE_CHECKING:
 _AT_ONCE = 16  # agents queried in parallel
 _MALFORMED = (ValueError, RecursionError, KeyError, TypeError, AttributeError, OverflowError)
 T = TypeVar("T")
+AgentPlaces = Mapping[str, tuple[str, str]]
+"""Node → namespace and name of its agent's pod."""
 
 
 def ask(
-    login: Login, cluster: ClusterReader, nodes: Iterable[str], path: str, parse: Callable[[Any], T]
+    login: Login, places: AgentPlaces, nodes: Iterable[str], path: str, parse: Callable[[Any], T]
 ) -> tuple[Mapping[str, T], Mapping[str, str]]:
     """Each node's answer to a GET of ``path``, and why some gave none.
 
     ``parse`` reads the JSON; where it raises what malformed data raises, that counts as no answer.
     """
-    from gpu_manager.adapters.kube.reading import pod_path  # noqa: PLC0415  # as in log_in
+    from gpu_manager.adapters.kube.pod_paths import pod_page  # noqa: PLC0415  # as in log_in
 
     def one(node: str) -> T:
-        place = cluster.agents.get(node)
+        place = places.get(node)
         if place is None:
             raise NodeUnready("no pod of the agent's DaemonSet runs there")
-        asked = pod_path(*place, HTTP_PORT, path)
+        asked = pod_page(*place, HTTP_PORT, path)
         text = login.connection.text(f"ask the agent of {node}", asked, "application/json")
         try:
             return parse(json.loads(text))
         except _MALFORMED as error:
             raise NodeUnready("its agent answered with something else") from error
+
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  # brings logging, only here
 
     found: dict[str, T] = {}
     silent: dict[str, str] = {}

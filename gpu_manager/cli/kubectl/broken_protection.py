@@ -25,7 +25,7 @@ def warning(login: Login, pod: Pod) -> str:
 
     try:
         cluster = read_cluster(login.connection, pod.node)
-        told, _ = agents.ask(login, cluster, [pod.node], "/usage", read_usage)
+        told, _ = agents.ask(login, cluster.agents, [pod.node], "/usage", read_usage)
     except NodeUnready:
         return ""
     books = next((one for one in cluster.with_cards if one.name == pod.node), None)

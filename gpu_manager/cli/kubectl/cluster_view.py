@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
 from gpu_manager.cli.files import shown
 from gpu_manager.cli.kubectl import agents
-from gpu_manager.cli.kubectl.login import Login, Unread, log_in
+from gpu_manager.cli.kubectl.login import Access, Login, Unread, log_in
 from gpu_manager.domain.cluster.node_books import NodeBooks
 from gpu_manager.domain.cluster.node_json import usual_unit
 from gpu_manager.domain.contract import RESIZE
@@ -103,7 +103,7 @@ class PodDetails:
         return cls(pod_constraints(obj.get("spec")), host_of_pod(obj), daemon)
 
 
-def read_view(source: str, kubeconfig: str, context: str, namespace: str = "") -> ClusterView:
+def read_view(source: str, access: Access, namespace: str = "") -> ClusterView:
     """Read the cluster. Raises RequestInvalid for a malformed file, NodeUnready for an API server."""
     from gpu_manager.adapters.kube import reading  # noqa: PLC0415  # heavy
 
@@ -119,7 +119,7 @@ def read_view(source: str, kubeconfig: str, context: str, namespace: str = "") -
         agents.tell_unread_claims(cluster)
         budgets, classes = saved.get("PodDisruptionBudget", []), saved.get("PriorityClass", [])
         return _view(cluster, budgets, hosts, classes, namespace or "default")
-    with log_in(kubeconfig, context, namespace) as login:
+    with log_in(access, namespace) as login:
         nodes = list(reading.list_nodes(login.connection))
         held = reading.read_claims(login.connection, nodes)
         pods = hosts.pods(reading.list_pods(login.connection))

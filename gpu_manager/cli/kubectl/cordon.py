@@ -4,44 +4,50 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in
-from gpu_manager.cli.output import Form, Output, emit, for_program
-from gpu_manager.domain.card import CardUuid
-from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, log_in
+from gpu_manager.cli.kubectl.names import find_cards
+from gpu_manager.cli.output import TABLE, Printing
 from gpu_manager.runtime.arguments import Argument
 
-Uuids = Annotated[list[str], Argument(metavar="UUID...", help="Cards, as `kubectl vcuda graph` names them.")]
+Cards = Annotated[
+    list[str],
+    Argument(
+        metavar="CARD...",
+        help="A UUID or its first letters, NODE/INDEX, or a node for all of its cards.",
+        complete="cards",
+    ),
+]
 
 
-def command(
-    uuids: Uuids, output: Form = Output.TABLE, kubeconfig: Kubeconfig = "", context: Context = ""
-) -> None:
-    """Close cards to new shares; running pods keep theirs. Needs list and patch on nodes."""
-    _change(uuids, output, kubeconfig, context, close=True)
+def command(cards: Cards, printing: Printing = TABLE, access: Access = BY_KUBECONFIG) -> None:
+    """Close cards to new shares; running pods keep theirs. Needs list and patch on nodes.
+
+    Examples:
+      kubectl vcuda cordon node-1/0
+      kubectl vcuda cordon GPU-2781 node-2
+    """
+    _change(cards, printing, access, close=True)
 
 
-def uncordon(
-    uuids: Uuids, output: Form = Output.TABLE, kubeconfig: Kubeconfig = "", context: Context = ""
-) -> None:
-    """Open closed cards again. Needs list and patch on nodes."""
-    _change(uuids, output, kubeconfig, context, close=False)
+def uncordon(cards: Cards, printing: Printing = TABLE, access: Access = BY_KUBECONFIG) -> None:
+    """Open closed cards again. Needs list and patch on nodes.
+
+    Examples:
+      kubectl vcuda uncordon node-1/0
+    """
+    _change(cards, printing, access, close=False)
 
 
-def _change(uuids: list[str], output: Output, kubeconfig: str, context: str, *, close: bool) -> None:
-    from gpu_manager.adapters.kube.cordon import cordon, nodes_of_cards  # noqa: PLC0415  # as in log_in
+def _change(cards: list[str], printing: Printing, access: Access, *, close: bool) -> None:
+    from gpu_manager.adapters.kube.cordon import cordon, places_of_cards  # noqa: PLC0415  # as in log_in
 
-    with log_in(kubeconfig, context) as login:
-        nodes = nodes_of_cards(login.connection)
-        wanted: dict[str, list[CardUuid]] = {}
-        for uuid in map(CardUuid, uuids):
-            if uuid not in nodes:
-                raise RequestInvalid(f"no node shows a card {quoted(uuid)}: kubectl vcuda graph names them")
-            wanted.setdefault(nodes[uuid], []).append(uuid)
+    with log_in(access) as login:
+        wanted = find_cards(places_of_cards(login.connection), cards)
         closed = {
-            node: sorted(cordon(login.connection, node, cards, close=close)) for node, cards in wanted.items()
+            node: sorted(cordon(login.connection, node, uuids, close=close)) for node, uuids in wanted.items()
         }
-    if for_program(output):
-        emit({"nodes": [{"node": node, "cordoned": cards} for node, cards in closed.items()]}, output)
+    if printing.for_program:
+        printing.emit({"nodes": [{"node": node, "cordoned": cards} for node, cards in closed.items()]})
         return
-    for node, cards in closed.items():
-        print(f"{node}: {len(cards)} cordoned" + "".join(f"\n  {uuid}" for uuid in cards))
+    for node, left in closed.items():
+        print(f"{node}: {len(left)} cordoned" + "".join(f"\n  {uuid}" for uuid in left))

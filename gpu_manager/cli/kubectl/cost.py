@@ -7,20 +7,18 @@ both are known.
 
 from __future__ import annotations
 
-import csv
 import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import Enum
 from typing import Annotated, Any, Final
 
 from gpu_manager.adapters import prometheus
 from gpu_manager.cli.kubectl.billed_time import Increases, Range, increases
-from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in, object_name
-from gpu_manager.cli.output import Output, columns, emit
+from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, log_in, object_name
+from gpu_manager.cli.output import TABLE, Printing
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.domain.resources import GIB
 from gpu_manager.runtime.arguments import Option
@@ -36,15 +34,6 @@ _SEVERAL: Final = " + "  # between the values of pods that share a claim and hav
 _STEPS: Final = 2_000  # of a search for when pods were relabelled
 _MOST_CHANGES: Final = 20  # moments at which pods were relabelled; beyond, such pods have both values
 _ELSEWHERE: Final = "where Prometheus is, --prometheus says: NAMESPACE/SERVICE[:PORT], or a URL"
-
-
-class Form(Enum):
-    """Output formats."""
-
-    TABLE = "table"
-    CSV = "csv"
-    JSON = "json"
-    YAML = "yaml"
 
 
 # Column → (figure of the agents' counters, factor to core-hours or GiB-hours).
@@ -92,49 +81,50 @@ def command(
     since: Annotated[str, Option(help="How far back: 90m, 24h, 7d.")] = "24h",
     month: Annotated[str, Option(help="A calendar month instead, in UTC: 2026-10.")] = "",
     namespace: Annotated[str, Option("--namespace", "-n", help="This one alone; default: all.")] = "",
-    output: Annotated[Form, Option("--output", "-o", help="Form of the bill.")] = Form.TABLE,
-    token: Annotated[
+    prometheus_token: Annotated[
         str, Option(envvar="VCUDA_PROMETHEUS_TOKEN", help="Bearer token for a URL that asks for one.")
     ] = "",
-    kubeconfig: Kubeconfig = "",
-    context: Context = "",
+    printing: Printing = TABLE,
+    access: Access = BY_KUBECONFIG,
 ) -> int:
     """Show core-hours, GiB-hours and what of them was wasted. 100 core-hours are one card for an hour.
 
     Exit code: 0, or 1 if Prometheus does not answer or knows no container in that time.
+
+    Examples:
+      kubectl vcuda cost --month 2026-10 -o csv
+      kubectl vcuda cost --by label=team --since 7d
+      kubectl vcuda cost --by pod -n team-a --prometheus monitoring/prometheus:9090
     """
     if namespace:
         object_name(namespace, "--namespace")
     grouping, span = _grouping(by), _range(since, month, time.time())
     if address.startswith(("http://", "https://")):
-        lines = bill(prometheus.by_address(address, token), grouping, span, namespace)
+        lines = bill(prometheus.by_address(address, prometheus_token), grouping, span, namespace)
     else:
-        lines = _through_api_server(address, kubeconfig, context, grouping, span, namespace)
-    if not lines and output in (Form.TABLE, Form.CSV):
+        lines = _through_api_server(address, access, grouping, span, namespace)
+    if not lines:
         print("no container with a card was seen in that time", file=sys.stderr)
-    if output is Form.CSV:
-        _csv(lines, grouping)
-    elif output is Form.TABLE:
-        if lines:
-            print(_table(lines, grouping, span))
-    else:
-        emit(_document(lines, grouping, span), Output(output.value))
+    if printing.for_program:
+        printing.emit(_document(lines, grouping, span))
+    elif lines:
+        print(_table(lines, grouping, span, printing))
     return 0 if lines else 1
 
 
 def _through_api_server(
-    address: str, kubeconfig: str, context: str, grouping: Grouping, span: Range, namespace: str
+    address: str, access: Access, grouping: Grouping, span: Range, namespace: str
 ) -> list[CostLine]:
     match = _SERVICE.fullmatch(address)
     if match is None:
         raise RequestInvalid(
             f"--prometheus is {quoted(address)}: write a URL, or NAMESPACE/SERVICE[:PORT] such as {USUAL}"
         )
-    from gpu_manager.adapters.kube.reading import service_path  # noqa: PLC0415  # heavy, as in log_in
+    from gpu_manager.adapters.kube.pod_paths import service_page  # noqa: PLC0415  # heavy, as in log_in
 
     scheme, service_namespace, name, port = match[1] or "http", match[2], match[3], match[4] or "9090"
-    path = service_path(service_namespace, name, port, prometheus.PATH, scheme)
-    with log_in(kubeconfig, context) as login:
+    path = service_page(service_namespace, name, port, prometheus.PATH, scheme)
+    with log_in(access) as login:
 
         def way(parameters: Mapping[str, str]) -> Mapping[str, Any]:
             try:
@@ -297,14 +287,15 @@ def _known(figures: Mapping[str, float]) -> Mapping[str, float | None]:
 # Output.
 
 
-def _table(lines: Sequence[CostLine], grouping: Grouping, span: Range) -> str:
+def _table(lines: Sequence[CostLine], grouping: Grouping, span: Range, printing: Printing) -> str:
     titles = [*grouping.titles, *_TITLES]
     rows = [[*(part or "(none)" for part in line.who), *map(_shown, line.figures.values())] for line in lines]
     if len(lines) > 1:
         sums = [_sum(line.figures[name] for line in lines) for name in _FIGURES]
         rows.append(["total", *[""] * (len(grouping.titles) - 1), *map(_shown, sums)])
     since, until = (f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}" for at in (span.start, span.end))
-    return f"{since} to {until} UTC; 100 core-hours are one card for an hour\n\n{columns(titles, rows)}"
+    table = printing.columns(titles, rows)
+    return f"{since} to {until} UTC; 100 core-hours are one card for an hour\n\n{table}"
 
 
 def _sum(values: Any) -> float | None:
@@ -314,19 +305,6 @@ def _sum(values: Any) -> float | None:
 
 def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
-
-
-def _csv(lines: Sequence[CostLine], grouping: Grouping) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([*(title.lower() for title in grouping.titles), *_FIGURES])
-    for line in lines:
-        figures = ("" if value is None else f"{value:.6f}" for value in line.figures.values())
-        writer.writerow([*map(_plain, line.who), *figures])
-
-
-def _plain(text: str) -> str:
-    """A cell of CSV that no spreadsheet takes for a formula: tenants choose the labels."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def _document(lines: Sequence[CostLine], grouping: Grouping, span: Range) -> Mapping[str, Any]:

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from shlex import join
 from typing import Annotated, Any, Final
 
-from gpu_manager.cli.files import is_file, pod_name
 from gpu_manager.cli.kubectl import cluster_view, requested_pods
-from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Namespace
-from gpu_manager.cli.output import Form, Output, columns, emit, for_program
+from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Namespace
+from gpu_manager.cli.kubectl.names import WORKLOADS, Target, is_file, read_target
+from gpu_manager.cli.output import TABLE, Printing
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.kube.pod import Pod
@@ -32,17 +32,21 @@ CLAIMS_UNPLANNED: Final = (
 
 def command(
     target: Annotated[
-        str, Argument(metavar="POD|FILE", help="A pod that waits, or a manifest; - reads standard input.")
+        str,
+        Argument(
+            metavar="POD|KIND/NAME|FILE",
+            help="A pod that waits, or a manifest; - reads standard input.",
+            complete="pods",
+        ),
     ] = "",
     filename: Annotated[
-        str, Option("--filename", "-f", help="The manifest, as with kubectl; in place of POD|FILE.")
+        str, Option("--filename", "-f", help="The manifest, as with kubectl; in place of the name.")
     ] = "",
     namespace: Namespace = "",
-    moves: Annotated[int, Option(min=1, max=64, help="How many pods may move at the outside.")] = MOST_MOVES,
+    moves: Annotated[int, Option(min=1, max=64, help="How many pods may move at most.")] = MOST_MOVES,
     source: cluster_view.Source = "",
-    output: Form = Output.TABLE,
-    kubeconfig: Kubeconfig = "",
-    context: Context = "",
+    printing: Printing = TABLE,
+    access: Access = BY_KUBECONFIG,
 ) -> int:
     """Print the smallest set of moves that makes room for a pod, with the cards before and after.
 
@@ -50,23 +54,23 @@ def command(
     PodDisruptionBudget would be broken. Nothing is done: the commands that would do it are printed, and
     ending the pods named is yours to decide.
     Exit code: 0 there is a way, 1 there is none, 2 bad input.
+
+    Examples:
+      kubectl vcuda defrag train-0
+      kubectl vcuda defrag -f job.yaml --moves 3
     """
     if bool(target) == bool(filename):
-        raise RequestInvalid("name the pod, or its manifest: POD, pod/POD, FILE or -f FILE")
+        raise RequestInvalid("name the pod, or its manifest: POD, KIND/NAME, FILE or -f FILE")
     manifest = filename or (target if is_file(target) else "")
-    view = cluster_view.read_view(source, kubeconfig, context, namespace)
-    pod = _drafted(manifest, view) if manifest else _waiting(pod_name(target), view)
+    view = cluster_view.read_view(source, access, namespace)
+    pod = _drafted(manifest, view) if manifest else _waiting(read_target(target, WORKLOADS, "POD"), view)
     plan = defragment(view.nodes, pod, view.budgets, moves)
-    login = [
-        *(("--kubeconfig", kubeconfig) if kubeconfig else ()),
-        *(("--context", context) if context else ()),
-    ]
     running = {one.key: one for one in view.pods}
-    steps = commands(plan, running, pod.name, manifest, login)
-    if for_program(output):
-        emit({**_document(pod, plan), "commands": steps}, output)
+    steps = commands(plan, running, pod.name, manifest, access.words)
+    if printing.for_program:
+        printing.emit({**_document(pod, plan), "commands": steps})
     else:
-        _show(pod, plan, steps)
+        _show(pod, plan, steps, printing)
     return 1 if plan.placement is None else 0
 
 
@@ -77,20 +81,21 @@ def _drafted(manifest: str, view: cluster_view.ClusterView) -> SimPod:
     return pods[0]
 
 
-def _waiting(target: str, view: cluster_view.ClusterView) -> SimPod:
-    named = [p for p in view.pods if p.name == target]
+def _waiting(target: Target, view: cluster_view.ClusterView) -> SimPod:
+    named = [p for p in view.pods if target.is_of(p.name, p.workload, "")]
+    named.sort(key=lambda p: (bool(p.node), p.name))  # one that waits, of a workload's pods
     found = next((p for p in named if p.namespace == view.namespace), None)
     if found is None:
         elsewhere = f"; there is one in {quoted(named[0].namespace)}: name it with -n" if named else ""
         where = f"in namespace {quoted(view.namespace)}"
         claims = CLAIMS_UNPLANNED if view.by_claims and not named else ""
-        raise RequestInvalid(f"no pod {quoted(target)} that asks for cards {where}{elsewhere}{claims}")
+        raise RequestInvalid(f"no pod {quoted(target.name)} that asks for cards {where}{elsewhere}{claims}")
     if found.node:
         raise RequestInvalid(f"pod {found.key} is on node {found.node} already: it waits for nothing")
     return cluster_view.requested_pod(found, view.unit, view.hosts.details.get(found.uid))
 
 
-def _show(pod: SimPod, plan: DefragPlan, steps: Sequence[str]) -> None:
+def _show(pod: SimPod, plan: DefragPlan, steps: Sequence[str], printing: Printing) -> None:
     if plan.placement is None:
         print(printable(f"{pod.name}: {plan.reason}"))
         return
@@ -105,7 +110,7 @@ def _show(pod: SimPod, plan: DefragPlan, steps: Sequence[str]) -> None:
         (m.pod, f"{m.source} {_cards(m.source_cards)}", f"{m.target} {_cards(m.target_cards)}")
         for m in plan.moves
     ]
-    print(columns(("POD", "FROM", "TO"), rows))
+    print(printing.columns(("POD", "FROM", "TO"), rows))
     changed = [pair for pair in zip(plan.before, plan.after, strict=True) if pair[0] is not pair[1]]
     before, after = (_picture(states) for states in zip(*changed, strict=True))
     for title, lines, others in (("before", before, after), ("after", after, before)):

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from gpu_manager.adapters.manifests import Manifest, read_manifests
-from gpu_manager.cli.files import Filenames, chosen_files, is_file, load, pod_name, shown
+from gpu_manager.adapters.manifests import Manifest, manifest_of, read_manifests
+from gpu_manager.cli.files import Filenames, chosen_files, load, shown
 from gpu_manager.cli.kubectl import agents, broken_protection, service
-from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
-from gpu_manager.cli.output import Form, Output, emit, for_program
+from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, Namespace, log_in
+from gpu_manager.cli.kubectl.names import WORKLOADS, Target, is_file, read_target
+from gpu_manager.cli.output import TABLE, Printing
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.node_books import NodeBooks
 from gpu_manager.domain.cluster.pod_holder import Hold, HoldFacts, find_holder, gates_of, is_older
@@ -33,6 +34,7 @@ from gpu_manager.runtime.arguments import Argument
 
 _BY_CLAIMS = "uses ResourceClaims: the admission service alone explains them, card by card"
 _SHOWN = 20  # nodes shown in full
+_MOST_PODS = 5  # of one workload; the others' reasons are mostly the same
 _OUTCOMES = {  # names used by the admission service
     "fits": "room now",
     "room": "no room now",
@@ -67,35 +69,44 @@ class _Asked:
 
 def command(
     target: Annotated[
-        str, Argument(metavar="POD|FILE", help="A pod, or a manifest; - reads standard input.")
+        str,
+        Argument(
+            metavar="POD|KIND/NAME|FILE",
+            help="A pod, a workload's pods, or a manifest; - reads standard input.",
+            complete="pods",
+        ),
     ] = "",
     filenames: Filenames = None,
     namespace: Namespace = "",
-    output: Form = Output.TABLE,
+    printing: Printing = TABLE,
     admission: service.Admission = service.USUAL,
-    kubeconfig: Kubeconfig = "",
-    context: Context = "",
+    access: Access = BY_KUBECONFIG,
 ) -> int:
     """Say why a pod waits, card by card, and the smallest change that would let it run.
 
     A FILE (.yaml, .yml, .json, a path, or -) need not be created: the answer is where its pod would go now.
     The admission service answers, which also knows quotas and PriorityClasses; where it cannot be asked the
     same judgement is made here, and said so. Exit code: 0 it runs or fits, 1 it waits or failed, 2 bad input.
+
+    Examples:
+      kubectl vcuda explain train-0
+      kubectl vcuda explain deployment/web -n team-a
+      kubectl vcuda explain -f pod.yaml
     """
     if bool(target) == bool(filenames):
-        raise RequestInvalid("name a pod, or manifests: POD, pod/POD, FILE or -f FILE")
+        raise RequestInvalid("name a pod, or manifests: POD, KIND/NAME, FILE or -f FILE")
     drafts = [target] if is_file(target) else None
     files = chosen_files(drafts, filenames) if drafts or filenames else []
     asked = _drafts(files)
     if files and not asked:
         raise RequestInvalid(f"{', '.join(files)}: holds no pod and no workload with pods")
-    with log_in(kubeconfig, context, namespace) as login:
+    with log_in(access, namespace) as login:
         if not asked:
-            asked = [_named(login, object_name(pod_name(target), "POD"))]
+            asked = _named(login, read_target(target, WORKLOADS, "POD"))
         asked = [_placed(one, login.namespace, forced=bool(namespace)) for one in asked]
         answers = [_with_end(*_answer(login, admission, one), one, login) for one in asked]
-    if for_program(output):
-        emit({"pods": [{**answer, "answeredBy": by} for answer, by in answers]}, output)
+    if printing.for_program:
+        printing.emit({"pods": [{**answer, "answeredBy": by} for answer, by in answers]})
     else:
         print("\n\n".join("\n".join(_lines(answer)) for answer, _ in answers))
         for by in dict.fromkeys(by for _, by in answers):
@@ -124,17 +135,32 @@ def _drafted(manifest: Manifest, pod: Mapping[str, Any], claims: Sequence[Mappin
     return _Asked(replace(parse_pod(obj), node="", phase=""), obj, created=False, claims=claims)
 
 
-def _named(login: Login, name: str) -> _Asked:
-    from gpu_manager.adapters.kube.connection import Refused  # noqa: PLC0415  # as in log_in
+def _named(login: Login, target: Target) -> list[_Asked]:
+    """The pod; of a workload's pods those that wait, else those that run, else the one that it would make.
 
-    path = f"/api/v1/namespaces/{login.namespace}/pods/{name}"
-    try:
-        obj = login.connection.request(f"read the pod {login.namespace}/{name}", "GET", path)
-    except Refused as error:
-        if error.code != 404:
-            raise
-        raise RequestInvalid(f"no pod {quoted(name)} in namespace {quoted(login.namespace)}") from error
-    return _Asked(parse_pod(obj), obj, created=True)
+    Raises RequestInvalid: there is no such object.
+    """
+    from gpu_manager.adapters.kube.reading import labelled_pods, read_object  # noqa: PLC0415  # as in log_in
+
+    obj = read_object(login.connection, target.kind, login.namespace, target.name)
+    if obj is None:
+        where = f"in namespace {quoted(login.namespace)}; -n names another"
+        raise RequestInvalid(f"no {target.kind.lower()} {quoted(target.name)} {where}")
+    if target.kind == "Pod":
+        return [_Asked(parse_pod(obj), obj, created=True)]
+    pods = labelled_pods(login.connection, obj)
+    mine = [_Asked(parse_pod(pod), pod, created=True) for pod in pods]
+    owner = f"{target.kind}/{target.name}"
+    mine = [one for one in mine if not one.pod.terminal and owner in {one.pod.owner, one.pod.workload}]
+    chosen = [one for one in mine if not one.pod.node] or mine
+    if len(chosen) > _MOST_PODS:
+        more = f"{len(chosen) - _MOST_PODS} more pods of {owner} are like these or wait too"
+        print(printable(more), file=sys.stderr)
+    drafted = manifest_of(1, obj) if not chosen else None
+    if drafted is not None and drafted.pod is not None:
+        print(printable(f"{owner} has no pod: judged is one that it would make"), file=sys.stderr)
+        return [_drafted(drafted, drafted.pod, ())]
+    return chosen[:_MOST_PODS]
 
 
 def _placed(asked: _Asked, namespace: str, *, forced: bool) -> _Asked:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from gpu_manager.cli.kubectl import agents, service
-from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, log_in
-from gpu_manager.cli.output import Form, Output, emit, for_program
+from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, log_in
+from gpu_manager.cli.kubectl.names import read_target
+from gpu_manager.cli.output import TABLE, Printing, Watch, repeat
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.kubelet_ids import kubelet_ids
 from gpu_manager.domain.cluster.node_books import NodeBooks
@@ -22,33 +23,48 @@ from gpu_manager.runtime.arguments import Argument
 
 def command(
     nodes: Annotated[
-        list[str] | None, Argument(metavar="[NODE]...", help="Default: every node with cards.")
+        list[str] | None,
+        Argument(
+            metavar="[NODE]...",
+            help="As NAME or node/NAME; default: every node with cards.",
+            complete="nodes",
+        ),
     ] = None,
-    output: Form = Output.TABLE,
+    watch: Watch = False,
+    printing: Printing = TABLE,
     admission: service.Admission = service.USUAL,
-    kubeconfig: Kubeconfig = "",
-    context: Context = "",
+    access: Access = BY_KUBECONFIG,
 ) -> int:
-    """Show the cards of the cluster and who holds what of them, from annotations and ResourceClaims.
+    r"""Show the cards of the cluster and who holds what of them, from annotations and ResourceClaims.
 
     The admission service says which node is closed to smaller pods, for one that waits for several cards.
     Exit code: 0, 1 if no node has cards, 2 for bad input.
+
+    Examples:
+      kubectl vcuda graph
+      kubectl vcuda graph node-1 -w
+      kubectl vcuda graph -o jsonpath='{range .nodes[*].cards[*]}{.uuid} {.cores_free}{"\n"}{end}'
     """
+    names = [read_target(word, ("Node",), "NODE").name for word in nodes or ()]
+    with log_in(access) as login:
+        return repeat(lambda: _show(login, names, admission, printing), watch=watch)
+
+
+def _show(login: Login, names: Sequence[str], admission: str, printing: Printing) -> int:
     from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
 
-    with log_in(kubeconfig, context) as login:
-        cluster = read_cluster(login.connection)
-        closed = _closed(login, admission)
-    books = chosen(cluster.with_cards, nodes or ())
+    cluster = read_cluster(login.connection)
+    closed = _closed(login, admission)
+    books = chosen(cluster.with_cards, names)
     pictures = [{**_graph(one), **closed.get(one.name, {})} for one in books]
-    if for_program(output):
-        emit({"nodes": pictures}, output)
-    for one, drawn in zip(books, pictures, strict=True) if not for_program(output) else ():
+    if printing.for_program:
+        printing.emit({"nodes": pictures})
+    for one, drawn in zip(books, pictures, strict=True) if not printing.for_program else ():
         print(node_text(drawn).rstrip())
         for pod in one.unplaceable:
             print(printable(f"|---no card has room for {pod.key}, which is bound here"))
     agents.tell_unread_claims(cluster)
-    if not books and not for_program(output):
+    if not books and not printing.for_program:
         print("no node publishes cards: kubectl vcuda doctor says why")
     return 0 if books else 1
 
@@ -79,7 +95,7 @@ def _closed(login: Login, admission: str) -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
-def chosen(books: tuple[NodeBooks, ...], names: tuple[str, ...] | list[str]) -> list[NodeBooks]:
+def chosen(books: tuple[NodeBooks, ...], names: Sequence[str]) -> list[NodeBooks]:
     """The named nodes, or all if none is named. Raises RequestInvalid: a node publishes no cards."""
     known = {one.name: one for one in books}
     for name in names:

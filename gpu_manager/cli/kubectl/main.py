@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gpu_manager.cli.program import Commands, LazyProgram
 
@@ -12,14 +12,14 @@ COMMANDS: Commands = {
     "advise": ("gpu_manager.cli.kubectl.advise", "Say what size running containers should have, and why."),
     "check": ("gpu_manager.cli.check", "Say whether manifests are legal, why not, and what would be."),
     "cordon": ("gpu_manager.cli.kubectl.cordon", "Close cards to new shares."),
-    "defrag": ("gpu_manager.cli.kubectl.defrag", "Print the fewest moves that make room for a pod."),
-    "doctor": ("gpu_manager.cli.kubectl.doctor", "Find what is wrong in the cluster, each with its cure."),
-    "explain": ("gpu_manager.cli.kubectl.explain", "Say why a pod waits, or where one would go."),
-    "graph": ("gpu_manager.cli.kubectl.graph", "Show the cards of the cluster, and who holds what of them."),
     "cost": (
         "gpu_manager.cli.kubectl.cost",
         "Show core-hours, GiB-hours and waste, by namespace, pod or label.",
     ),
+    "defrag": ("gpu_manager.cli.kubectl.defrag", "Print the fewest moves that make room for a pod."),
+    "doctor": ("gpu_manager.cli.kubectl.doctor", "Find what is wrong in the cluster, each with its cure."),
+    "explain": ("gpu_manager.cli.kubectl.explain", "Say why a pod waits, or where one would go."),
+    "graph": ("gpu_manager.cli.kubectl.graph", "Show the cards of the cluster, and who holds what of them."),
     "migrate": (
         "gpu_manager.cli.kubectl.migrate.command",
         "Translate manifests of HAMi, Volcano, KAI, gpushare, NVIDIA's plugin and others.",
@@ -30,11 +30,21 @@ COMMANDS: Commands = {
     "top": ("gpu_manager.cli.kubectl.top", "Show what each container was given, and what it uses of it."),
     "ui": ("gpu_manager.cli.kubectl.ui", "Open the cluster's console in the browser."),
     "uncordon": ("gpu_manager.cli.kubectl.cordon:uncordon", "Open cards that were closed."),
-    "version": ("gpu_manager.cli.version", "Print the version."),
+    "version": (
+        "gpu_manager.cli.kubectl.version",
+        "Show the versions of this program, the service, the agents.",
+    ),
 }
 
+
+def _names(kind: str, before: Sequence[str]) -> Iterator[str]:
+    from gpu_manager.cli.kubectl.names import completed  # noqa: PLC0415  # only for completions
+
+    return completed(kind, before) if kind else iter(())
+
+
 PROGRAM = LazyProgram(
-    "kubectl vcuda", "Fractions of cards in a cluster: who has what, and why not.", COMMANDS
+    "kubectl vcuda", "Fractions of cards in a cluster: who has what, and why not.", COMMANDS, _names
 )
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from gpu_manager.cli.kubectl import agents, service
-from gpu_manager.cli.kubectl.login import AllNamespaces, Context, Kubeconfig, Login, Namespace, log_in
-from gpu_manager.cli.output import Form, Output, columns, emit, for_program
+from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, AllNamespaces, Login, Namespace, log_in
+from gpu_manager.cli.kubectl.names import read_target
+from gpu_manager.cli.output import TABLE, Printing, Watch, repeat
 from gpu_manager.domain.cluster.quota import QUOTA_PLACE, Quota, read_quota
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
@@ -16,30 +17,41 @@ from gpu_manager.runtime.arguments import Argument
 
 
 def command(
-    place: Annotated[str, Argument(metavar="[NAMESPACE]", help="Default: the context's.")] = "",
+    place: Annotated[
+        str, Argument(metavar="NAMESPACE", help="Default: the context's.", complete="namespaces")
+    ] = "",
     namespace: Namespace = "",
     all_namespaces: AllNamespaces = False,
-    output: Form = Output.TABLE,
+    watch: Watch = False,
+    printing: Printing = TABLE,
     admission: service.Admission = service.USUAL,
-    kubeconfig: Kubeconfig = "",
-    context: Context = "",
+    access: Access = BY_KUBECONFIG,
 ) -> int:
     """Show what namespaces may hold of each model of card, and what they hold now.
 
     The admission service answers; where it cannot be asked, the quotas' ConfigMap and the pods' annotations
     do, and it is said so. Exit code: 0, 1 if a quota is exceeded, 2 for bad input.
+
+    Examples:
+      kubectl vcuda quota team-a
+      kubectl vcuda quota -A -w
     """
+    place = read_target(place, ("Namespace",), "NAMESPACE").name if place else ""
     if namespace and place and namespace != place:
         raise RequestInvalid(f"two namespaces, {place} and {namespace}: name one")
-    with log_in(kubeconfig, context, place or namespace) as login:
-        wanted = "" if all_namespaces else login.namespace
-        rows, complaint, by = _answer(login, admission, wanted)
-    if for_program(output):
+    with log_in(access, place or namespace) as login:
+        return repeat(lambda: _show(login, admission, printing, everywhere=all_namespaces), watch=watch)
+
+
+def _show(login: Login, admission: str, printing: Printing, *, everywhere: bool) -> int:
+    wanted = "" if everywhere else login.namespace
+    rows, complaint, by = _answer(login, admission, wanted)
+    if printing.for_program:
         told = {"complaint": complaint} if complaint else {}
-        emit({"quota": [dict(row) for row in rows], "answeredBy": by, **told}, output)
+        printing.emit({"quota": [dict(row) for row in rows], "answeredBy": by, **told})
     elif rows:
         shown = 8 if any(isinstance(row.get("protected"), int) for row in rows) else 6
-        print(columns(_TITLES[:shown], [_cells(row)[:shown] for row in rows]))
+        print(printing.columns(_TITLES[:shown], [_cells(row)[:shown] for row in rows]))
         print(f"judged by {printable(by)}", file=sys.stderr)
     else:
         where = f"namespace {wanted}" if wanted else "any namespace"

@@ -4,31 +4,44 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from enum import Enum
+from typing import Annotated, Final
 
-from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in, object_name
+from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, Namespace, log_in
+from gpu_manager.cli.kubectl.names import Target, read_target
 from gpu_manager.cli.kubectl.resize_workload import (
-    PODS,
     AskedSize,
     WorkloadOutcome,
+    change_of,
     outcome,
     past_in,
     pending,
     resize_workload,
-    workload_kind,
+    template_of,
 )
-from gpu_manager.domain.contract import RESIZE
-from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, printable
+from gpu_manager.cli.output import TABLE, Printing
+from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, printable, quoted
 from gpu_manager.domain.kube.pod import parse_pod
+from gpu_manager.domain.resize.owners import KINDS
 from gpu_manager.domain.resize.sizes import answer_of
 from gpu_manager.domain.resources import parse_quantity
-from gpu_manager.runtime.arguments import Argument, Option
+from gpu_manager.runtime.arguments import Argument, Option, Seconds
 
 _LOOK_SECONDS: Final = 0.2
 _STANDS: Final = (
     "The request stands, and is judged again every ten seconds: ask for a size that fits, or --reset"
 )
+
+
+_USUAL_WAIT: Final = Seconds(30)
+
+
+class DryRun(Enum):
+    """Who judges a change that is not made."""
+
+    NONE = "none"
+    CLIENT = "client"
+    SERVER = "server"
 
 
 def command(
@@ -37,6 +50,7 @@ def command(
         Argument(
             metavar="POD|KIND/NAME",
             help="A pod that runs on a node, or a workload: deployment/, statefulset/ or daemonset/NAME.",
+            complete="pods",
         ),
     ],
     container: Annotated[
@@ -49,10 +63,16 @@ def command(
         str, Option(metavar="QUANTITY", help="Such as 8Gi; default: as asked for before.")
     ] = "",
     reset: Annotated[bool, Option("--reset", help="Go back to the size of the spec.")] = False,
-    wait: Annotated[float, Option(min=0, metavar="SECONDS", help="How long to wait for it.")] = 30.0,
+    wait: Annotated[Seconds, Option(help="How long to wait for it.")] = _USUAL_WAIT,
+    dry_run: Annotated[
+        DryRun,
+        Option(
+            "--dry-run", bare="server", help="Change nothing: judged here (client), or by the API server."
+        ),
+    ] = DryRun.NONE,
     namespace: Namespace = "",
-    kubeconfig: Kubeconfig = "",
-    context: Context = "",
+    printing: Printing = TABLE,
+    access: Access = BY_KUBECONFIG,
 ) -> int:
     """Change the share of a running container in place. Needs get and patch on pods.
 
@@ -64,29 +84,57 @@ def command(
     pods to tell which follow. Exit code 1 if a pod has no room for it. A size that no card of the cluster
     has is refused. With --reset pods that wait at the former size are deleted, so that their workload makes
     them anew: needs delete on pods.
+
+    Examples:
+      kubectl vcuda resize train-0 --cores 60
+      kubectl vcuda resize deployment/web -c server --memory 8Gi --dry-run=server
+      kubectl vcuda resize deployment/web --reset
     """
     if reset == bool(cores or memory):
         raise RequestInvalid("give --cores, --memory or both, or --reset to go back to the spec")
     if memory:
-        parse_quantity(memory)
-    size = AskedSize(container, cores, memory)
-    told: WorkloadOutcome | None = None
-    with log_in(kubeconfig, context, namespace) as login:
-        kind, _, owner = target.rpartition("/")
-        if kind.lower() in PODS:
-            print(_resize_pod(login, object_name(owner, "POD"), size, wait))
+        try:
+            parse_quantity(memory)
+        except RequestInvalid as error:
+            raise RequestInvalid(f"--memory is {quoted(memory)}: write a quantity such as 8Gi") from error
+    size, named = AskedSize(container, cores, memory), read_target(target, ("Pod", *KINDS), "POD")
+    with log_in(access, namespace) as login:
+        if dry_run is not DryRun.NONE:
+            told = WorkloadOutcome(_tried(login, named, size, wait, dry_run))
+            past = []
+        elif named.kind == "Pod":
+            told = WorkloadOutcome(_resize_pod(login, named.name, size, wait))
             past = past_in(login, {})
         else:
-            kind, owner = workload_kind(kind), object_name(owner, "NAME")
-            told = resize_workload(login, kind, owner, size, wait)
-            past = past_in(login, {f"{kind}/{owner}": told.request})
+            told = resize_workload(login, named.kind, named.name, size, wait)
+            past = past_in(login, {f"{named.kind}/{named.name}": told.request})
+        place = login.namespace
     for warning in past:
         print(printable(f"warning: {warning}"), file=sys.stderr)
-    if told is None:
-        return 0
-    for line in (told.written, *told.others):
-        print(printable(line))
+    if printing.for_program:
+        pods, is_trial = list(told.others), dry_run is not DryRun.NONE
+        outcome_of = {"outcome": told.written, "pods": pods, "refused": told.is_refused, "dryRun": is_trial}
+        printing.emit({"kind": named.kind, "namespace": place, "name": named.name, **outcome_of})
+    else:
+        print("\n".join(map(printable, (told.written, *told.others))))
     return 1 if told.is_refused else 0
+
+
+def _tried(login: Login, named: Target, size: AskedSize, wait: float, how: DryRun) -> str:
+    """What would be asked for, judged here or by the API server. Raises as :func:`_resize_pod`."""
+    from gpu_manager.adapters.kube.resize import change_size, workload  # noqa: PLC0415  # as in log_in
+
+    kind, change = named.kind, change_of(login, named.kind, size)
+    if how is DryRun.SERVER:
+        there = change_size(login.connection, kind, login.namespace, named.name, change, wait, dry_run=True)
+    else:
+        there = workload(login.connection, kind, login.namespace, named.name)
+        change(there)
+    container = size.container_of(template_of(kind, there))
+    goes = "would go back to the spec" if size.is_reset else f"would ask for {size.shown}"
+    by = "the API server" if how is DryRun.SERVER else "this program, without the card's room and the quota"
+    who = f"{kind.lower()} {login.namespace}/{named.name}"
+    return f"container {quoted(container)} of {who} {goes}: nothing was changed (judged by {by})"
 
 
 def _resize_pod(login: Login, name: str, size: AskedSize, wait: float) -> str:
@@ -97,12 +145,7 @@ def _resize_pod(login: Login, name: str, size: AskedSize, wait: float) -> str:
     """
     from gpu_manager.adapters.kube.resize import change_size, running_pod  # noqa: PLC0415  # as in log_in
 
-    def change(there: Mapping[str, Any]) -> str | None:
-        pod = parse_pod(there)
-        own, answer, name = pod.annotations.get(RESIZE), answer_of(pod), size.container_of(pod)
-        given = answer.sizes.get(name) if answer and own is None else None
-        return size.written(own, name, given)
-
+    change = change_of(login, "Pod", size)
     ends = time.monotonic() + wait
     there = parse_pod(change_size(login.connection, "Pod", login.namespace, name, change, wait))
     container, former = size.container_of(there), answer_of(there)

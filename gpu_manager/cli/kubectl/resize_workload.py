@@ -7,17 +7,18 @@ by the same functions.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gpu_manager.cli.kubectl.login import Login
+from gpu_manager.domain.cluster.node_json import read_node, usual_unit
 from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, printable, quoted
 from gpu_manager.domain.kube.pod import Pod, parse_pod
-from gpu_manager.domain.resize.judgement import held_size
+from gpu_manager.domain.resize.judgement import check_resize, held_size
 from gpu_manager.domain.resize.namespace_limits import past_limits
-from gpu_manager.domain.resize.owners import KINDS, effective_request, was_made_for_another
+from gpu_manager.domain.resize.owners import effective_request, was_made_for_another
 from gpu_manager.domain.resize.sizes import (
     ResizeAnswer,
     WantedSize,
@@ -29,12 +30,8 @@ from gpu_manager.domain.resize.sizes import (
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT, Amount
 from gpu_manager.domain.untrusted import mapping, text
 
-PODS: Final = ("", "po", "pod", "pods")
-"""How people write the kind of a pod."""
-
 _LOOK_SECONDS: Final = 0.5
 _MOST_TOLD: Final = 10  # pods by name; a workload may have thousands
-_SHORT: Final = {"deploy": "Deployment", "sts": "StatefulSet", "ds": "DaemonSet"}
 _FORBIDDEN: Final = 403
 
 
@@ -61,14 +58,43 @@ class _Pods:
     waiting: tuple[Pod, ...] = ()
 
 
-def workload_kind(kind: str) -> str:
-    """One of :data:`KINDS`, as people write it. Raises RequestInvalid."""
-    short = _SHORT.get(kind.lower(), kind).lower()
-    known = next((k for k in KINDS if short in (k.lower(), KINDS[k])), None)
-    if known is None:
-        kinds = ", ".join(k.lower() for k in KINDS)
-        raise RequestInvalid(f"{quoted(kind)} has no size of its own: use {kinds}, or a pod's name alone")
-    return known
+def template_of(kind: str, there: Mapping[str, Any]) -> Pod:
+    """The pod itself, or the pod of a workload's template."""
+    return parse_pod(there if kind == "Pod" else mapping(mapping(there.get("spec")).get("template")))
+
+
+def change_of(login: Login, kind: str, size: AskedSize) -> Callable[[Mapping[str, Any]], str | None]:
+    """What makes the annotation with this size of the object as it is read.
+
+    It raises RequestInvalid, before anything is sent, where the webhook would refuse the size as illegal.
+    """
+
+    def change(there: Mapping[str, Any]) -> str | None:
+        pod, own = template_of(kind, there), _request(there)
+        name, answer = size.container_of(pod), answer_of(pod)
+        is_followed = kind == "Pod" and answer is not None and own is None
+        given = answer.sizes.get(name) if is_followed and answer else None
+        written = size.written(own, name, given)
+        if written is not None:
+            asking = replace(pod, annotations={**pod.annotations, RESIZE: written})
+            if faults := check_resize(asking, _unit(login, pod.node)):
+                raise RequestInvalid(
+                    "; ".join(fault.message.removeprefix(f"annotation {RESIZE}: ") for fault in faults)
+                )
+        return written
+
+    return change
+
+
+def _unit(login: Login, node: str) -> int:
+    """Bytes of one unit of memory, of that node or of most; 1, which judges nothing, if nodes are hidden."""
+    from gpu_manager.adapters.kube.connection import Refused  # noqa: PLC0415  # as in log_in
+    from gpu_manager.adapters.kube.reading import list_nodes  # noqa: PLC0415  # as above
+
+    try:
+        return usual_unit(map(read_node, list_nodes(login.connection, node)))
+    except Refused:
+        return 1
 
 
 def resize_workload(login: Login, kind: str, name: str, size: AskedSize, wait: float) -> WorkloadOutcome:
@@ -80,13 +106,10 @@ def resize_workload(login: Login, kind: str, name: str, size: AskedSize, wait: f
     from gpu_manager.adapters.kube.connection import Refused  # noqa: PLC0415  # as in log_in
     from gpu_manager.adapters.kube.resize import change_size, pods_of  # noqa: PLC0415  # as above
 
-    def change(there: Mapping[str, Any]) -> str | None:
-        template = parse_pod(mapping(mapping(there.get("spec")).get("template")))
-        return size.written(_request(there), size.container_of(template))
-
     ends = time.monotonic() + wait
+    change = change_of(login, kind, size)
     there = change_size(login.connection, kind, login.namespace, name, change, wait)
-    container = size.container_of(parse_pod(mapping(mapping(there.get("spec")).get("template"))))
+    container = size.container_of(template_of(kind, there))
     who = f"container {quoted(container)} of {kind} {login.namespace}/{name}"
     goes = "its pods go back to the template's size" if size.is_reset else size.shown
     mended: dict[str, None] = {}

@@ -47,6 +47,8 @@ def ask(
     if admission == "-":
         raise Silent("--admission is -")
     where = root(admission) + path
+    if login.acting_as:
+        raise Silent(acting(login))
     token = login.connection.token
     if not token:
         raise Silent("your login is a certificate, and the service asks for a token")
@@ -70,14 +72,22 @@ _REASONS = {
 }
 
 
+def acting(login: Login) -> str:
+    """Why the service is not asked under --as."""
+    return (
+        f"you act as {login.acting_as} (--as): the API server passes that on to no service, so that it would "
+        "judge by your own rights"
+    )
+
+
 def root(admission: str) -> str:
     """Path of the service through the API server. Raises RequestInvalid: it is not NAMESPACE/NAME."""
-    from gpu_manager.adapters.kube.reading import service_path  # noqa: PLC0415  # as in log_in
+    from gpu_manager.adapters.kube.pod_paths import service_page  # noqa: PLC0415  # as in log_in
 
     namespace, slash, name = admission.partition("/")
     if not slash:
         raise RequestInvalid(f"--admission is {quoted(admission)}: write NAMESPACE/NAME, such as {USUAL}")
-    return service_path(object_name(namespace, "--admission"), object_name(name, "--admission"), _PORT, "")
+    return service_page(object_name(namespace, "--admission"), object_name(name, "--admission"), _PORT, "")
 
 
 def reason(code: int, admission: str) -> str:

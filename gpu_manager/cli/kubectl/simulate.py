@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 from gpu_manager.cli.files import Filenames, Files, chosen_files
 from gpu_manager.cli.kubectl import cluster_view, requested_pods, service
-from gpu_manager.cli.kubectl.login import Context, Kubeconfig, log_in
-from gpu_manager.cli.output import Form, Output, columns, emit, for_program
+from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, log_in
+from gpu_manager.cli.kubectl.names import read_target
+from gpu_manager.cli.output import TABLE, Printing
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.kube.host_resources import HostResources
 from gpu_manager.domain.resources import CORES_PER_CARD
@@ -44,12 +45,13 @@ def command(
     like: Annotated[
         str, Option(help="Add nodes like this one, or like this profile, as long as pods find no room.")
     ] = "",
-    drain_node: Annotated[str, Option("--drain", metavar="NODE", help="What if this node goes.")] = "",
+    drain_node: Annotated[
+        str, Option("--drain", metavar="NODE", help="What if this node goes.", complete="nodes")
+    ] = "",
     source: cluster_view.Source = "",
     admission: service.Admission = service.USUAL,
-    output: Form = Output.TABLE,
-    kubeconfig: Kubeconfig = "",
-    context: Context = "",
+    printing: Printing = TABLE,
+    access: Access = BY_KUBECONFIG,
 ) -> int:
     """Place pods on a copy of the cluster's books, and change nothing.
 
@@ -58,13 +60,19 @@ def command(
     The admission service chooses the nodes of FILEs, as it does for real pods. Where it cannot be asked, with
     --from, --like and --drain, the nodes are estimates: pods are packed here, and the output says so.
     Exit code: 0 all fit, 1 some do not, 2 bad input.
+
+    Examples:
+      kubectl vcuda simulate -f deployment.yaml
+      kubectl vcuda simulate -f deployment.yaml --like node-1
+      kubectl vcuda simulate --drain node-1
     """
     files = chosen_files(files, filenames) if files or filenames else []
     if bool(files) == bool(drain_node):
         raise RequestInvalid("give manifests of the pods to come, or --drain NODE")
+    drain_node = read_target(drain_node, ("Node",), "--drain").name if drain_node else ""
     if drain_node and like:
         raise RequestInvalid("--like adds nodes for pods to come: it does not go with --drain")
-    view = cluster_view.read_view(source, kubeconfig, context)
+    view = cluster_view.read_view(source, access)
     if drain_node:
         view.node(drain_node)
         found = _alone(drain(view.nodes, drain_node), "the service is not asked about --drain")
@@ -80,14 +88,14 @@ def command(
             needed = nodes_needed(view.nodes, [one.pod for one in pods], kind)
             found = _alone(needed, "the service is not asked about --like")
         else:
-            found = _forecast(view, pods, "-" if source else admission, kubeconfig, context)
+            found = _forecast(view, pods, "-" if source else admission, access)
     blocked = _blocked(view, drain_node) if drain_node else []
     by_claims = view.by_claims.get(drain_node, ())
-    if for_program(output):
+    if printing.for_program:
         budgets = [asdict(one) for one in blocked]
-        emit({**_document(found), "budgets": budgets, "byClaims": list(by_claims)}, output)
+        printing.emit({**_document(found), "budgets": budgets, "byClaims": list(by_claims)})
     else:
-        _show(found, like, blocked)
+        _show(found, like, blocked, printing)
         if by_claims:
             print(printable(_leaving_by_claims(by_claims)))
         if view.waiting:
@@ -129,8 +137,7 @@ def _forecast(
     view: cluster_view.ClusterView,
     pods: Sequence[requested_pods.RequestedPod],
     admission: str,
-    kubeconfig: str,
-    context: str,
+    access: Access,
 ) -> _Found:
     """The service's answer; where it cannot be asked, that of this program."""
 
@@ -143,7 +150,7 @@ def _forecast(
         return here(f"the service is not asked about more than {MOST_ASKED} pods")
     try:
         question, nowhere = _question(view, pods)
-        with log_in(kubeconfig, context) as login:
+        with log_in(access) as login:
             answer = service.ask(login, admission, "/simulate", question)
     except service.Silent as why:
         return here(str(why))
@@ -191,11 +198,11 @@ def _blocked(view: cluster_view.ClusterView, node: str) -> list[_Blocked]:
     return [one for one in counted if one.pods > one.allowed]
 
 
-def _show(found: _Found, like: str, blocked: Sequence[_Blocked]) -> None:
+def _show(found: _Found, like: str, blocked: Sequence[_Blocked], printing: Printing) -> None:
     forecast = found.forecast
     if forecast.placements:
         rows = [(s.pod, s.node, _cards(s.cards)) for s in forecast.placements[:_SHOWN]]
-        print(columns(("POD", "NODE (ESTIMATE)" if found.estimate else "NODE", "CARDS"), rows))
+        print(printing.columns(("POD", "NODE (ESTIMATE)" if found.estimate else "NODE", "CARDS"), rows))
         if len(forecast.placements) > _SHOWN:
             print(f"and {len(forecast.placements) - _SHOWN} more; -o json shows all")
     for line in (*_together(forecast.ended), *_together(forecast.refused)):

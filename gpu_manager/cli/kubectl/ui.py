@@ -18,10 +18,10 @@ from typing import Annotated, Final
 from urllib.parse import urlencode
 
 from gpu_manager.cli.kubectl import service
-from gpu_manager.cli.kubectl.login import Context, Kubeconfig, Login, Namespace, log_in
+from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, Namespace, log_in
 from gpu_manager.cli.program import interrupt_on_termination
 from gpu_manager.domain.contract import TOKEN_HEADER
-from gpu_manager.domain.errors import NodeUnready
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.runtime.arguments import Option
 from gpu_manager.ui import CONTENT_POLICY
 
@@ -39,15 +39,20 @@ def command(
     ] = False,
     namespace: Namespace = "",
     admission: service.Admission = service.USUAL,
-    kubeconfig: Kubeconfig = "",
-    context: Context = "",
+    access: Access = BY_KUBECONFIG,
 ) -> int:
     """Open the cluster's console in the browser, with your own rights, until Ctrl+C.
 
     Who may get pods in all namespaces sees everything, others the namespace of their context, or --namespace.
     The admission service is reached through the API server (get on services/proxy).
+
+    Examples:
+      kubectl vcuda ui
+      kubectl vcuda ui -n team-a --port 8080 --no-browser
     """
-    with log_in(kubeconfig, context, namespace) as login:
+    with log_in(access, namespace) as login:
+        if login.acting_as:
+            raise RequestInvalid(service.acting(login))
         relay = Relay(login, admission)
         shown = namespace or relay.visible()
         with serve(relay, port) as server:

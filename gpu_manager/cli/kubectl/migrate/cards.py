@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from gpu_manager.cli.kubectl.login import Access
 from gpu_manager.cli.kubectl.migrate.model import CardSize
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.resources import GIB, MIB
@@ -67,11 +68,11 @@ def of_model(words: str) -> CardSize:
     return CardSize((total - kept) * MIB, max(gb * GIB, total * MIB), name)
 
 
-def of_node(name: str, kubeconfig: str, context: str) -> CardSize:
+def of_node(name: str, access: Access) -> CardSize:
     """Return the smallest card of a node of the cluster, or of a profile. Raises RequestInvalid."""
     from gpu_manager.cli.kubectl import cluster_view, requested_pods  # noqa: PLC0415  # asks the API server
 
-    view = cluster_view.read_view("", kubeconfig, context)
+    view = cluster_view.read_view("", access)
     cards = [state.card for state in requested_pods.kind_of_node(name, view).cards if not state.card.mig]
     if not cards:
         raise RequestInvalid(f"--like is {quoted(name)}: the node publishes no card that can be shared")

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from gpu_manager.adapters.manifests import read_documents, read_objects
 from gpu_manager.cli.files import Filenames, Files, chosen_files, load, shown
-from gpu_manager.cli.kubectl.login import Context, Kubeconfig
+from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access
 from gpu_manager.cli.kubectl.migrate import cards
 from gpu_manager.cli.kubectl.migrate.left_over import left_over
 from gpu_manager.cli.kubectl.migrate.model import (
@@ -89,8 +89,7 @@ def command(
     hami_count: Annotated[
         str, Option(metavar="NAME", help="Resource by which HAMi counts cards, if it is not nvidia.com/gpu.")
     ] = "",
-    kubeconfig: Kubeconfig = "",
-    context: Context = "",
+    access: Access = BY_KUBECONFIG,
 ) -> int:
     """Translate manifests of gpu-manager, HAMi, Volcano, KAI, Run:ai, Aliyun gpushare, NVIDIA time-slicing
     and MPS, and vgpu-manager.
@@ -100,10 +99,14 @@ def command(
     anchors are kept, except in a document that has to be rewritten, which is reported. With -o yaml the new
     manifests go to standard output and everything else to standard error.
     Exit code: 0 all translated, 1 something has no equivalent, is left or was refused, 2 bad input.
+
+    Examples:
+      kubectl vcuda migrate -f manifests/
+      kubectl vcuda migrate --from hami --card-memory 40Gi -o yaml pod.yaml
     """
     terms = MigrationTerms(
         cores=cores,
-        card=_card(card_memory, card_model, like, kubeconfig, context),
+        card=_card(card_memory, card_model, like, access),
         hami_count=_resource("--hami-count", hami_count),
         replicas=replicas or None,
         gpushare_unit=whole_bytes("--gpushare-unit", gpushare_unit, "1Gi"),
@@ -132,13 +135,13 @@ def command(
     return 1 if any(f.kind in _BAD for one in done for f in one.findings) else 0
 
 
-def _card(memory: str, model: str, like: str, kubeconfig: str, context: str) -> CardSize | None:
+def _card(memory: str, model: str, like: str, access: Access) -> CardSize | None:
     if sum(map(bool, (memory, model, like))) > 1:
         raise RequestInvalid("give one of --card-memory, --card-model and --like: each names the card's size")
-    if not like and (kubeconfig or context):
-        raise RequestInvalid("--kubeconfig and --context go with --like, which alone asks the cluster")
+    if not like and access != BY_KUBECONFIG:
+        raise RequestInvalid("options of kubectl go with --like, which alone asks the cluster")
     if like:
-        return cards.of_node(like, kubeconfig, context)
+        return cards.of_node(like, access)
     if model:
         return cards.of_model(model)
     return cards.of_memory(whole_bytes("--card-memory", memory, "40Gi")) if memory else None

@@ -1,0 +1,177 @@
+"""Names on a command line, as kubectl takes them: KIND/NAME, cards by their place or the start of a UUID, and
+the names that a shell completes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gpu_manager.cli.files import SUFFIXES
+from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Login, kubeconfig_of, log_in, object_name
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.errors import RequestInvalid, VcudaError, quoted
+from gpu_manager.domain.untrusted import mapping, text
+from gpu_manager.runtime.arguments import Seconds
+
+if TYPE_CHECKING:
+    from gpu_manager.adapters.kube.cordon import CardPlace
+
+_SHORT: Final = {
+    "po": "Pod", "deploy": "Deployment", "sts": "StatefulSet", "ds": "DaemonSet", "rs": "ReplicaSet",
+    "no": "Node", "ns": "Namespace",
+}  # fmt: skip
+WORKLOADS: Final = ("Pod", "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job")
+_LIST: Final = "/api/v1/{}"
+_LEAST: Final = 4  # characters of a UUID that stand for a card
+_SHOWN: Final = 5
+_PATIENCE: Final = Seconds(2)  # of somebody who has pressed the tabulator
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An object that was named; ``kind`` as Kubernetes writes it."""
+
+    kind: str
+    name: str
+
+    def is_of(self, pod: str, owner: str, node: str) -> bool:
+        """True for the pod of that name, of the workload ``owner`` (``Deployment/web``), on that node."""
+        if self.kind == "Node":
+            return node == self.name
+        return pod == self.name if self.kind == "Pod" else owner == f"{self.kind}/{self.name}"
+
+
+def kind_of(word: str, kinds: Collection[str]) -> str:
+    """One of ``kinds`` as people write it: in any case, in the plural, or short. Raises RequestInvalid."""
+    lower = word.lower().partition(".")[0]
+    known = next((k for k in kinds if lower in (k.lower(), f"{k.lower()}s")), _SHORT.get(lower, ""))
+    if known not in kinds:
+        raise RequestInvalid(
+            f"{quoted(word)} is none of {', '.join(k.lower() for k in kinds)}: write KIND/NAME"
+        )
+    return known
+
+
+def read_target(word: str, kinds: Sequence[str], what: str = "the name") -> Target:
+    """``NAME`` or ``KIND/NAME``; the first of ``kinds`` is meant by a name alone. Raises RequestInvalid."""
+    kind, slash, name = word.partition("/")
+    if not slash:
+        return Target(kinds[0], object_name(word, what))
+    return Target(kind_of(kind, kinds), object_name(name, what))
+
+
+def is_file(word: str) -> bool:
+    """True if a word that may be an object's name is meant as a file."""
+    if word == "-" or word.endswith(SUFFIXES) or word.count("/") > 1 or word.startswith(("/", ".")):
+        return True
+    kind = word.partition("/")[0].lower()
+    is_kind = kind in _SHORT or kind.removesuffix("s") in map(str.lower, WORKLOADS)
+    return "/" in word and not is_kind and Path(word).exists()
+
+
+def labelled(login: Login, selector: str, *, everywhere: bool) -> frozenset[str]:
+    """UIDs of the pods that the selector finds. Raises RequestInvalid: it is malformed."""
+    from gpu_manager.adapters.kube.connection import Refused  # noqa: PLC0415  # as in log_in
+    from gpu_manager.adapters.kube.pod_paths import pods_path  # noqa: PLC0415  # as above
+    from gpu_manager.adapters.kube.reading import list_all  # noqa: PLC0415  # as above
+
+    path = _LIST.format("pods") if everywhere else pods_path(login.namespace)
+    try:
+        pods = list(list_all(login.connection, "list pods", path, {"labelSelector": selector}))
+    except Refused as error:
+        if error.code == 400:
+            raise RequestInvalid(
+                f"--selector is {quoted(selector)}: write it like app=web,tier!=db"
+            ) from error
+        raise
+    return frozenset(text(mapping(pod.get("metadata")).get("uid")) for pod in pods)
+
+
+def find_cards(cards: Mapping[CardUuid, CardPlace], words: Iterable[str]) -> Mapping[str, list[CardUuid]]:
+    """The cards that the words name, by node: a UUID or its start, ``NODE/INDEX``, or a node for all of its
+    cards. Raises RequestInvalid: a word names none, or several that it must not.
+    """
+    found: dict[str, dict[CardUuid, None]] = {}
+    for word in words:
+        for uuid in _cards(cards, word):
+            found.setdefault(cards[uuid].node, {})[uuid] = None
+    return {node: list(uuids) for node, uuids in found.items()}
+
+
+def _cards(cards: Mapping[CardUuid, CardPlace], word: str) -> list[CardUuid]:
+    if word in cards:
+        return [CardUuid(word)]
+    nodes = dict.fromkeys(place.node for place in cards.values())
+    node, slash, index = word.rpartition("/")
+    if slash and node.lower() in ("node", "nodes", "no"):
+        node, slash, index = index, "", ""
+    elif not slash:
+        node, index = (next(iter(nodes)), word) if word.isdecimal() and len(nodes) == 1 else (word, "")
+    if node in nodes:
+        here = {place.at: uuid for uuid, place in cards.items() if place.node == node}
+        if not index:
+            return list(here.values())
+        if index.isdecimal() and len(index) < _LEAST and int(index) in here:
+            return [here[int(index)]]
+        has = ", ".join(str(one) for one in sorted(one for one in here if one is not None))
+        raise RequestInvalid(f"node {node} has no card {quoted(index)}; it has {has}")
+    start = word.lower().removeprefix("gpu-")
+    begun = [uuid for uuid in cards if uuid.lower().removeprefix("gpu-").startswith(start)]
+    if len(begun) == 1 and len(start) >= _LEAST:
+        return begun
+    if begun and len(word) >= _LEAST:
+        raise RequestInvalid(
+            f"{len(begun)} cards begin with {quoted(word)}: {_some(begun)}; write more of it"
+        )
+    raise RequestInvalid(
+        f"no node shows a card {quoted(word)}: name it by UUID or its first letters, as NODE/INDEX, or all "
+        f"of a node by its name; kubectl vcuda graph shows them. Nodes: {_some(nodes)}"
+    )
+
+
+def _some(names: Iterable[str]) -> str:
+    every = list(names)
+    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
+    return ", ".join(every[:_SHOWN]) + more if every else "none"
+
+
+def completed(kind: str, before: Sequence[str]) -> Iterator[str]:
+    """Names of that kind of things in the cluster that the words before choose; none if it is silent."""
+    try:
+        yield from _names(kind, before)
+    except VcudaError:
+        return
+
+
+def _names(kind: str, before: Sequence[str]) -> Iterable[str]:
+    said = dict(pairwise(before))
+    access = replace(
+        BY_KUBECONFIG,
+        kubeconfig=said.get("--kubeconfig", ""),
+        context=said.get("--context", ""),
+        request_timeout=_PATIENCE,
+    )
+    if kind == "contexts":
+        from gpu_manager.adapters.kube.kubeconfig import context_names  # noqa: PLC0415  # as in log_in
+
+        return context_names(kubeconfig_of(access))
+    with log_in(access, said.get("-n", said.get("--namespace", ""))) as login:
+        return _listed(kind, login)
+
+
+def _listed(kind: str, login: Login) -> list[str]:
+    from gpu_manager.adapters.kube.cordon import places_of_cards  # noqa: PLC0415  # as in log_in
+    from gpu_manager.adapters.kube.pod_paths import pods_path  # noqa: PLC0415  # as above
+    from gpu_manager.adapters.kube.reading import list_all  # noqa: PLC0415  # as above
+
+    if kind == "cards":
+        cards = places_of_cards(login.connection)
+        places = [f"{place.node}/{place.at}" for place in cards.values() if place.at is not None]
+        return [*places, *map(str, cards)]
+    path = pods_path(login.namespace) if kind == "pods" else _LIST.format(kind)
+    objects = list_all(login.connection, f"list {kind}", path)
+    return [text(mapping(one.get("metadata")).get("name")) for one in objects]
