@@ -35,6 +35,7 @@ KEPT: Final = OUTPUT.with_name("core")
 RESULTS: Final = ROOT / "bench" / "results" / "core.csv"
 QUICK_SECONDS, SECONDS = 2.5, 3.0
 CALL_SECONDS: Final = 300.0
+WIDE_POINTS: Final = 2
 
 
 def rows(*, full: bool) -> Iterable[Row]:
@@ -71,10 +72,30 @@ def rows_of(cells: Sequence[Cell], wanted: int, *, full: bool) -> Iterator[Row]:
     yield Row(
         "core_error_mean_points", round(mean, 2), "points", "≤ 0.5", None, full, "of all cells, either sign"
     )
+    outside = [cell for cell in cells if abs(cell.error) > cell.use.error]
+    wide = sum(cell.use.error > WIDE_POINTS for cell in cells)
+    widest = max(cells, key=lambda cell: cell.use.error)
+    yield Row(
+        "core_published_error_holds_percent", _part(len(cells) - len(outside), cells), "percent", "≥ 95",
+        None, full, f"the account's error lies within the published one; it does not: {_names(outside)}",
+    )  # fmt: skip
+    yield Row(
+        "core_published_error_narrow_percent", _part(len(cells) - wide, cells), "percent", "≥ 90",
+        None, full,
+        f"published: {WIDE_POINTS} points or less; widest {widest.use.error:.1f} (bar 5): {widest}",
+    )  # fmt: skip
     yield Row(
         "core_delivered_ratio", round(min(1.0, delivered.delivered), 3), "ratio", f"≥ {SHORT}", None, full,
         f"worst: {delivered}; {short} cells short of the bar",
     )  # fmt: skip
+
+
+def _part(count: int, cells: Sequence[Cell]) -> float:
+    return round(100 * count / len(cells), 1)
+
+
+def _names(cells: Sequence[Cell]) -> str:
+    return "; ".join(f"{cell.program} at {cell.limit}: {cell.error:+.1f}" for cell in cells[:5]) or "nowhere"
 
 
 def write(cells: Sequence[Cell], path: Path = RESULTS) -> None:
@@ -84,7 +105,7 @@ def write(cells: Sequence[Cell], path: Path = RESULTS) -> None:
         lines.writerow(
             (
                 *("program", "limit", "needed", "bare", "had", "kernels", "charged"),
-                *("fullest", "over", "error", "delivered"),
+                *("fullest", "over", "error", "delivered", "published"),
             )
         )
         for cell in sorted(cells, key=lambda cell: -abs(cell.error)):
@@ -96,6 +117,7 @@ def write(cells: Sequence[Cell], path: Path = RESULTS) -> None:
                     cell.limit,
                     *(f"{figure:.2f}" for figure in (*bare, *held, cell.over, cell.error)),
                     f"{cell.delivered:.3f}",
+                    f"{use.error:.2f}",
                 )
             )
 

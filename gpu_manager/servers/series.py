@@ -229,6 +229,12 @@ _CONTAINER_FAMILIES: tuple[Family[_ShareRow], ...] = (
         lambda s: s.use.core,
     ),
     Family(
+        "vcuda_container_core_usage_error_ratio",
+        "Share of the card's time by which its own account of that second may be wrong, in 95 of 100 cases: "
+        "most launches are charged the mean of their kind",
+        lambda s: s.use.error,
+    ),
+    Family(
         "vcuda_container_core_delivered_ratio",
         "What it used of the card's time over what it may use",
         lambda s: s.use.core / s.limit if s.use.core is not None and s.limit else None,

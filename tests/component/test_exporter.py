@@ -366,14 +366,15 @@ def test_a_fractions_figures_come_from_its_page(board: Board) -> None:
     (index,) = board.rig.cards_of(one, "c")
     (name,) = board.rig.tenants.limits
     uuid = board.rig.states[index].card.uuid
-    board.rig.tenants.uses[name] = (TenantUse(uuid, 2 * GIB, 10.0, 4.0, 7, 1),)
+    board.rig.tenants.uses[name] = (TenantUse(uuid, 2 * GIB, 10.0, 4.0, 7, 1, variance=0.0),)
     board.usage.sample()
     assert isinstance(board.rig.clock, FakeClock)
     board.rig.clock.pass_(1.0)
-    board.rig.tenants.uses[name] = (TenantUse(uuid, 2 * GIB, 10.15, 4.5, 7, 1),)
+    board.rig.tenants.uses[name] = (TenantUse(uuid, 2 * GIB, 10.15, 4.5, 7, 1, variance=0.0),)
     board.usage.sample()
     assert board.of("vcuda_container_memory_used_bytes", pod="part") == [2 * GIB]
     assert board.of("vcuda_container_core_usage_ratio", pod="part") == [pytest.approx(0.15)]
+    assert board.of("vcuda_container_core_usage_error_ratio", pod="part") == [pytest.approx(0.00475)]
     assert board.of("vcuda_container_core_delivered_ratio", pod="part") == [pytest.approx(0.5)]
     assert board.of("vcuda_container_throttled_seconds_total", pod="part") == [4.5]
     assert board.of("vcuda_container_memory_refusals_total", pod="part") == [7]

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gpu_manager.domain.enforcement.account_error import account_error
 from tests.native import standin
 from tests.native.core_world import World, until, world
 from tests.native.programs import compiled
+from vcuda.page.usage import CardUsage
 
 H100: Final = {"costs": "h100", "quantum_us": 2430, "switch_us": 100}
 """What an H100's calls, records and turns were seen to take (tests/data/cards)."""
@@ -54,7 +56,8 @@ class Use:
     ``had`` is what the card served but for copies, which no limit is for; the library's own records are in it. ``work`` is
     what its kernels took: by the program's own count, or by the card's where they may overlap. ``fullest`` is what it had
     in the fullest window of a second that begins a second or more after the first launch. ``longest`` is its longest
-    kernel or graph, as a part of a second, ``seconds`` how long it took.
+    kernel or graph, as a part of a second, ``seconds`` how long it took. ``error`` is what the account is published to be
+    wrong by at most.
     """
 
     work: float
@@ -64,6 +67,7 @@ class Use:
     longest: float
     seconds: float
     launches: int
+    error: float = 0.0
 
 
 class DisagreementError(Exception):
@@ -75,7 +79,7 @@ def bare(shape: Shape, processes: int, seconds: float, costs: str, seed: int = 1
     with world(settings=COSTS[costs]) as made:
         driver = {"LD_LIBRARY_PATH": str(standin.built() / made.version)}
         environment = standin.environment(made.state, made.version, **made.settings) | driver
-        return _run(made, environment, shape, processes, seconds, seed, lambda: 0)
+        return _run(made, environment, shape, processes, seconds, seed, lambda: None)
 
 
 def held(shape: Shape, limit: int, processes: int, seconds: float, costs: str, seed: int = 1) -> Use:
@@ -83,7 +87,7 @@ def held(shape: Shape, limit: int, processes: int, seconds: float, costs: str, s
     with world(settings=COSTS[costs]) as made:
         tenant = made.tenant(limit)
         environment = made.environment(tenant)
-        return _run(made, environment, shape, processes, seconds, seed, lambda: made.usage(tenant).busy_ns)
+        return _run(made, environment, shape, processes, seconds, seed, lambda: made.usage(tenant))
 
 
 def beside(shape: Shape, limit: int, flood: int, seconds: float, costs: str, seed: int = 1) -> Use:
@@ -95,7 +99,7 @@ def beside(shape: Shape, limit: int, flood: int, seconds: float, costs: str, see
             load.wait_running()
             assert until(lambda: made.usage(other).busy_ns > FLOODED_NS)
             environment = made.environment(tenant)
-            use = _run(made, environment, shape, 1, seconds, seed, lambda: made.usage(tenant).busy_ns)
+            use = _run(made, environment, shape, 1, seconds, seed, lambda: made.usage(tenant), shared=True)
             load.kill()
             return use
 
@@ -118,9 +122,10 @@ def _run(
     processes: int,
     seconds: float,
     seed: int,
-    charged: object,
+    account: Callable[[], CardUsage | None],
+    *,
+    shared: bool = False,
 ) -> Use:
-    assert callable(charged)
     watch = made.watch(LOOK_MS)
     started = [
         subprocess.Popen(
@@ -136,7 +141,7 @@ def _run(
         for process in started:
             _tell(process, begin)
         said = [_Said(*map(int, _line(process).split()[1:])) for process in started]
-        charged_ns = float(charged())
+        told = account()
         pids = [process.pid for process in started]
         end = max(one.done for one in said)
         served_ns = sum(watch.served(pid) for pid in pids)
@@ -157,14 +162,20 @@ def _run(
     percent = 100 / (end - begin)
     if not shape.overlaps and (asked_ns - had_ns) * percent > SAME_POINTS:
         raise DisagreementError(f"{shape.name}: asked {asked_ns}, had {had_ns} ns")
+    charged_ns, took = told.busy_ns if told else 0, (end - begin) / 1e9
+    error = account_error(
+        charged_ns / (end - begin), told.error_us2 * 1e-12 / took**2, told.launches / took,
+        processes=processes, shared=shared,
+    ) if told else 0.0  # fmt: skip
     return Use(
         work=(had_ns if shape.overlaps else asked_ns) * percent,
         had=had_ns * percent,
         charged=charged_ns * percent,
         fullest=max(windows, default=0.0) * had_ns / max(1, served_ns),
         longest=max(one.longest for one in said) / WINDOW_NS * 100,
-        seconds=(end - begin) / 1e9,
+        seconds=took,
         launches=sum(one.launches for one in said),
+        error=error * 100,
     )
 
 

@@ -121,7 +121,7 @@ def offsets(layout: str, start: int, names: str) -> dict[str, int]:
         (
             "card_usage", usage._CARD_USAGE, 0,
             ("charged peak refusals refused_bytes excess_returned credit_ns refill_ns busy_ns throttle_ns launches debt_cut_ns starved held_idle_ns idle_from_ns in_flight_ns "
-            "last_busy_ns longest_ns window_busy_ns window_start_ns known_launches stalled_launches stalled_ns"),
+            "last_busy_ns longest_ns window_busy_ns window_start_ns known_launches stalled_launches stalled_ns error_us2"),
         ),
         ("usage", usage._NOTES_WRITTEN, usage._NOTES_WRITTEN_OFFSET, "notes"),
         ("note", usage._NOTE, 0, "number when_ns code pid card framework bytes used limit text pooled"),

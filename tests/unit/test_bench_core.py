@@ -67,10 +67,12 @@ def test_the_rows_name_the_worst_cell_of_each_kind() -> None:
         cell(charged=21.0),
         cell(work=10.0, had=10.0, charged=10.0),
     ]
-    over, error, mean, delivered = rows_of(cells, len(cells), full=True)
+    over, error, mean, holds, narrow, delivered = rows_of(cells, len(cells), full=True)
     assert [row.figure for row in (over, error, mean, delivered)] == [10.92, 5.0, 1.2, 0.507]
     assert [row.holds for row in (over, error, mean, delivered)] == [False] * 4
     assert "charged 15.0" in error.note
+    assert (holds.figure, holds.holds, narrow.figure, narrow.holds) == (60.0, False, 100.0, True)
+    assert holds.note.endswith("it does not: a program x 1 at 20: -5.0; a program x 1 at 20: +1.0")
     assert all(row.full for row in (over, error, mean, delivered))
     assert not any(row.full for row in rows_of(cells, len(cells) + 1, full=True))
 
@@ -93,5 +95,5 @@ def test_the_results_have_a_line_a_cell_and_the_worst_error_first(tmp_path: Path
     write([cell(), cell(charged=15.0)], tmp_path / "core.csv")
     head, worst, other = (tmp_path / "core.csv").read_text().splitlines()
     assert head.startswith("program,limit,needed,bare,had,kernels,charged,")
-    assert worst == "a program x 1,20,80.00,80.00,20.00,20.00,15.00,20.00,0.00,-5.00,1.007"
+    assert worst == "a program x 1,20,80.00,80.00,20.00,20.00,15.00,20.00,0.00,-5.00,1.007,0.00"
     assert other.split(",")[6] == "20.00"

@@ -189,14 +189,15 @@ def test_a_timeline_of_another_size_is_refused() -> None:
 
 
 def test_a_library_of_an_older_page_tells_of_no_stalls_and_a_newer_ones_words_are_passed_over() -> None:
-    """Minor 8 has three words more on a card's last line; before and after it they are zero or not ours."""
+    """Minor 8 has three words more on a card's last line, minor 9 one; before and after they are zero or not ours."""
     line = USAGE_HEAD_SIZE - MAX_CARDS * 512 + 384
     told = with_words(HEAD, line + 32, "QQQ", 7, 5, 3_000)
     assert [(c.known_launches, c.stalled_launches, c.stalled_ns) for c in read_usage(told, 1).cards] == [
         (7, 5, 3_000)
     ]
+    assert read_usage(with_words(told, line + 56, "Q", 11), 1).cards[0].error_us2 == 11
     older = with_words(HEAD, 10, "H", 7)
     assert read_usage(older, 1).minor == 7
     assert read_usage(older, 1).cards[0].known_launches == 0
-    newer = with_words(with_words(told, 10, "H", 9), line + 56, "Q", 2**64 - 1)
+    newer = with_words(with_words(told, 10, "H", 10), line + 64, "Q", 2**64 - 1)
     assert read_usage(newer, 1).cards == read_usage(told, 1).cards

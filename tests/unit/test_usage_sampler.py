@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_manager.domain.enforcement.account_error import account_error
 from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.ports.cards import CardUse, ProcessUse
 from gpu_manager.ports.control_pages import TenantUse
@@ -60,6 +61,32 @@ def test_work_after_a_rest_is_of_its_own_second(seconds: Seconds) -> None:
     seconds.busy(10.5)
     assert seconds.sample().core == pytest.approx(0.5)
     assert seconds.sample().core == 0.0
+
+
+def test_a_sample_says_by_how_much_its_account_may_be_wrong(seconds: Seconds) -> None:
+    def told(busy: float, variance: float, launches: int, processes: int) -> None:
+        use = TenantUse(seconds.card, 0, busy, 0.0, 0, processes, launches=launches, variance=variance)
+        seconds.node.tenants.uses = {seconds.name: (use,)}
+
+    told(1.0, 0.0, 0, 1)
+    assert seconds.sample().error is None, "nothing to compare with yet"
+    told(1.5, 1e-4, 10_000, 1)
+    assert (
+        seconds.sample().error == pytest.approx(account_error(0.5, 1e-4, 10_000.0)) == pytest.approx(0.0285)
+    )
+    told(2.4, 1e-4, 10_000, 2)
+    assert seconds.sample().error == pytest.approx(account_error(0.9, 0.0, 0.0, processes=2))
+    seconds.cards.uses = [CardUse(seconds.card)]
+    seconds.cards.processes = [ProcessUse(seconds.card, 7, 1 << 20, 40.0)]
+    told(2.9, 1e-4, 10_000, 1)
+    assert seconds.sample().error == pytest.approx(account_error(0.5, 0.0, 0.0, shared=True)), (
+        "another container's process was there"
+    )
+    told(0.0, 0.0, 0, 1)
+    assert seconds.sample().error is None, "its page was reset"
+    for busy in (0.1, 0.2):
+        seconds.busy(busy)
+        assert seconds.sample().error is None, "an older library does not tell"
 
 
 def test_a_rest_ends_with_a_process_that_the_driver_sees(seconds: Seconds) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 ABI_MAJOR: Final = 1
-ABI_MINOR: Final = 8
+ABI_MINOR: Final = 9
 MAX_CARDS: Final = 16
 
 

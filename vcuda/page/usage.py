@@ -36,7 +36,7 @@ _NOTES_WRITTEN_OFFSET: Final = 384
 _NOTE: Final = struct.Struct("<QQIIIIQQQ64sQ")
 _NOTES_OFFSET: Final = 512
 _NOTE_TEXT: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_ .:-")
-_CARD_USAGE: Final = struct.Struct("<QQQQQ88xqQ112xQQQQQQQQ64xQQQQQQQ72x")
+_CARD_USAGE: Final = struct.Struct("<QQQQQ88xqQ112xQQQQQQQQ64xQQQQQQQQ64x")
 _SLOT: Final = struct.Struct("<IIQQQQQQ8x16I16Q")
 _LAST_BUSY_OFFSET: Final = 384
 _TIMELINE: Final = struct.Struct(f"<{TIMELINE_CELLS}I")
@@ -76,6 +76,8 @@ class CardUsage:
     ``in_flight_ns`` is the time in which something was, stretched by others; 0 before minor 7.
     ``known_launches`` are those of known length that were measured beside others' work; of them
     ``stalled_launches`` took far longer, by ``stalled_ns`` in all. 0 before minor 8.
+    ``error_us2`` is the variance of ``busy_ns`` in square microseconds, since launches that are not measured
+    are charged the mean of their kind; 0 before minor 9.
     """
 
     charged: int
@@ -100,6 +102,7 @@ class CardUsage:
     known_launches: int
     stalled_launches: int
     stalled_ns: int
+    error_us2: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +206,7 @@ def _usage_header(image: bytes) -> tuple[int, bytes, int]:
 
 def _read_card(image: bytes, index: int) -> CardUsage:
     (charged, peak, refusals, refused, returned, credit, refill, busy, throttle, launches, cut, starved, idle,
-     since, flight, last, longest, window, start, known, stalled, stall,
+     since, flight, last, longest, window, start, known, stalled, stall, error,
     ) = _CARD_USAGE.unpack_from(image, card_offset(index))  # fmt: skip
     return CardUsage(
         charged=charged & MAX_BYTES,
@@ -228,6 +231,7 @@ def _read_card(image: bytes, index: int) -> CardUsage:
         known_launches=min(known, MAX_NS),
         stalled_launches=min(stalled, MAX_NS),
         stalled_ns=min(stall, MAX_NS),
+        error_us2=min(error, MAX_NS),
     )
 
 

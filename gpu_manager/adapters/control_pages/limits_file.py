@@ -120,6 +120,7 @@ def limited_cards(page: int) -> tuple[CardUuid, ...]:
 
 _NS: Final = 1e-9
 _TELLS_IDLE: Final = 4  # minor version of a page whose library tells what it held back with nothing in flight
+_TELLS_ERROR: Final = 9
 
 _KINDS: Final = {code.value: LibraryMessageKind[code.name] for code in usage_page.NoteCode}
 _FRAMEWORKS: Final = {code.value: Framework[code.name] for code in usage_page.FrameworkCode}
@@ -168,6 +169,7 @@ def uses_in(
             longest_seconds=line.longest_ns * _NS,
             launches=line.launches,
             stalls=Stalls(line.known_launches, line.stalled_launches, line.stalled_ns * _NS),
+            variance=line.error_us2 * 1e-12 if found.minor >= _TELLS_ERROR else None,
         )
         for i, (card, line) in enumerate(zip(cards, found.cards, strict=True))
     )

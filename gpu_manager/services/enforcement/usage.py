@@ -13,6 +13,7 @@ from operator import is_
 import structlog
 
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement.account_error import account_error
 from gpu_manager.domain.enforcement.time_slices import NO_STALLS
 from gpu_manager.domain.errors import NodeUnready, Tampered
 from gpu_manager.domain.kube.pod import PodUid
@@ -195,9 +196,7 @@ class UsageSampler:
             return [ShareUse(grant.key, s, state, reason=str(error)) for s in grant.allocation.shares]
         by_card = {use.card: use for use in read}
         shown = tuple(
-            self._past_account.added(
-                self._share(grant, share, by_card.get(share.card), now, driver.of((grant.key, share.card)))
-            )
+            self._past_account.added(self._share(grant, share, by_card.get(share.card), now, driver))
             for share in grant.allocation.shares
         )
         if not watched and not any(use.core != 0.0 or self._past_account.follows(use.place) for use in shown):
@@ -223,8 +222,9 @@ class UsageSampler:
         self._resting = {k: v for k, v in self._resting.items() if k in grants}
 
     def _share(
-        self, grant: Grant, share: Share, use: TenantUse | None, now: float, processes: Sequence[ProcessUse]
+        self, grant: Grant, share: Share, use: TenantUse | None, now: float, driver: DriverSample
     ) -> ShareUse:
+        processes = driver.of((grant.key, share.card))
         pids = tuple(sorted(p.pid for p in processes))
         if use is None:
             return ShareUse(
@@ -236,10 +236,16 @@ class UsageSampler:
         if not busy and before is not None and before.use is use and _is_idle(before.shown, share, pids):
             before.at = now
             return before.shown
-        account, launches, stalls = None, 0.0, NO_STALLS
+        account, launches, stalls, error = None, 0.0, NO_STALLS, None
         if before is not None and now > before.at and use.busy_seconds >= before.use.busy_seconds:
-            account = min(1.0, (use.busy_seconds - before.use.busy_seconds) / (now - before.at))
-            launches = max(0, use.launches - before.use.launches) / (now - before.at)
+            seconds = now - before.at
+            account = min(1.0, (use.busy_seconds - before.use.busy_seconds) / seconds)
+            launches = max(0, use.launches - before.use.launches) / seconds
+            if use.variance is not None and before.use.variance is not None:
+                error = account_error(
+                    account, (use.variance - before.use.variance) / seconds**2, launches,
+                    processes=use.processes, shared=driver.has_others(processes, share.card),
+                )  # fmt: skip
             if not use.movable:  # kernels on managed memory wait for that
                 stalls = use.stalls.since(before.use.stalls)
         core = min(1.0, (account or 0.0) + self._past_the_page(grant, processes))
@@ -257,6 +263,7 @@ class UsageSampler:
             in_flight=use.in_flight_seconds,
             longest=use.longest_seconds,
             account=account,
+            error=error,
             launches=launches,
             stalls=stalls,
         )

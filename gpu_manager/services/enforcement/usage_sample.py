@@ -31,7 +31,8 @@ class ShareUse:
     ``memory`` is the account's, ``beyond`` what the driver counts on top of it (contexts, code),
     ``excess`` what it does not count of it, ``twice`` what it counts for several processes that share it.
     ``longest`` is its longest kernel or graph so far. ``account`` is what the page itself claims of ``core``,
-    and ``launches`` how many a second; None where that is not of one second. ``stalls`` are the sample's own.
+    ``error`` by how much of the card it may be wrong, and ``launches`` how many a second; None where that is
+    not of one second. ``stalls`` are the sample's own.
     ``held_idle`` is the part of ``throttled`` in which nothing of the container was in flight on the card,
     ``in_flight`` the time in which something was.
     ``enforcement`` is ``active`` (its page is read), ``exclusive`` (a whole card, nothing to enforce),
@@ -55,6 +56,7 @@ class ShareUse:
     in_flight: float = 0.0
     longest: float = 0.0
     account: float | None = None
+    error: float | None = None
     launches: float = 0.0
     stalls: Stalls = NO_STALLS
 
@@ -84,6 +86,11 @@ class DriverSample:
     def of(self, place: Place) -> Sequence[ProcessUse]:
         """The container's processes on the card."""
         return self.by_place.get(place, ())
+
+    def has_others(self, own: Sequence[ProcessUse], card: CardUuid) -> bool:
+        """True if others than these processes used the card."""
+        busy = sum(p.utilisation or 0.0 for p in self.processes if p.uuid == card)
+        return is_beside_others(own, busy)
 
     def busy(self) -> dict[CardUuid, float]:
         """The percent of each card's time that its processes use."""

@@ -28,7 +28,7 @@
 #endif
 
 #define VCUDA_ABI_MAJOR 1
-#define VCUDA_ABI_MINOR 8
+#define VCUDA_ABI_MINOR 9
 #define VCUDA_LIMITS_MAGIC UINT64_C(0x4d494c4144554356) /* "VCUDALIM" */
 #define VCUDA_USAGE_MAGIC UINT64_C(0x4753554144554356)  /* "VCUDAUSG" */
 #define VCUDA_GATE_MAGIC UINT64_C(0x5441474144554356)   /* "VCUDAGAT" */
@@ -140,6 +140,9 @@ struct vcuda_card_usage {
     uint64_t known_launches;
     uint64_t stalled_launches;
     uint64_t stalled_ns;
+    /* Since minor 9: the variance of `busy_ns`, in square microseconds: launches that are not measured are charged the
+     * mean of their kind. */
+    uint64_t error_us2;
 };
 
 #define VCUDA_SLOT_FREE 0u

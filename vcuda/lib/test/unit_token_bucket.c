@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "token_bucket.h"
+#include "cuda/account_error.h"
 #include "cuda/cost.h"
 #include "cuda/credit.h"
 #include "cuda/window_cap.h"
@@ -423,6 +424,34 @@ static void costs_follow_what_is_measured(void) {
     CHECK(cost_find(cost_key((void *)(uintptr_t)4096, 1)) != NULL, "a full table still answers");
 }
 
+static void measure(struct cost *cost, uint64_t ns) {
+    account_error_measured(cost, ns);
+    cost_measured(cost, ns, ns);
+}
+
+static void what_means_leave_open_is_told(void) {
+    static struct vcuda_card_usage card;
+    struct cost *cost = cost_find(cost_key(&failures, 1 << 20));
+    for (int i = 0; i < 100; i++)
+        measure(cost, 10000);
+    account_error_tallied(&card, cost, 3 * MS);
+    account_error_tallied(&card, cost, 2 * MS);
+    CHECK(card.error_us2 == 0, "nothing was measured since");
+    measure(cost, 5000);
+    measure(cost, 15000);
+    account_error_tallied(&card, cost, MS);
+    CHECK(card.error_us2 == 0, "two launches of one window show what they are together");
+    measure(cost, 20000);
+    account_error_tallied(&card, cost, 0);
+    CHECK(card.error_us2 > 900u * 900u && card.error_us2 < 1100u * 1100u,
+          "a hundred launches were charged, and each may have taken 10 us more: %" PRIu64, card.error_us2);
+    card.error_us2 = 0;
+    account_error_tallied(&card, cost, UINT64_MAX / 2);
+    measure(cost, MS);
+    account_error_tallied(&card, cost, 0);
+    CHECK(card.error_us2 == UINT64_C(1000000000000), "bounded: %" PRIu64, card.error_us2);
+}
+
 int main(void) {
     every_limit_is_kept();
     windows_of_a_second_are_kept();
@@ -432,6 +461,7 @@ int main(void) {
     idling_saves_up_a_burst_and_no_more();
     time_that_jumps_gives_nothing_away();
     the_share_in_force();
+    what_means_leave_open_is_told();
     measured_time_is_divided_and_corrected();
     slices_and_naps();
     who_asks_once_is_told_of_the_last_second();

@@ -1,5 +1,6 @@
 #include "cuda/span_charge.h"
 #include "attachment.h"
+#include "cuda/account_error.h"
 #include "cuda/alone_cost.h"
 #include "cuda/crossed_work.h"
 #include "cuda/gate_view.h"
@@ -104,6 +105,7 @@ static uint64_t record_ns(const struct timing_span *span) {
 static uint64_t charge_as_paid(struct timing_span *span, const struct vcuda_limits_view *view, int64_t to,
                                uint64_t now) {
     uint32_t divided = divisor_of(view, span->context_meter->card, now);
+    account_error_tallied(&vcuda_usage()->card[span->context_meter->card], span->cost, span->paid_ns);
     uint64_t paid = span->paid_ns + record_ns(span), wall = paid * divided / 256;
     span->meter->settled_to = to;
     uint64_t fits = enter(span, to, (int64_t)wall, divided, now);
@@ -214,7 +216,9 @@ static uint64_t charge_measured(struct timing_span *span, const struct vcuda_lim
     uint64_t added = bucket_used(own, divisor, gain);
     know_busy(span->meter, ran->from, ran->to, sharers_now(view, card, now));
     meter->lost_count = false;
-    cost_measured(span->cost, took, added > share->stamps ? added - share->stamps : 0);
+    uint64_t teaches = added > share->stamps ? added - share->stamps : 0;
+    account_error_measured(span->cost, teaches);
+    cost_measured(span->cost, took, teaches);
     stream_meter_corrected(meter, span->facts.expected_ns, took);
     bucket_note_longest(&vcuda_usage()->card[card], took);
     return used;
