@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 import time
@@ -11,7 +12,9 @@ from typing import Annotated, Final
 
 from admission.config import (
     EXTENDER,
+    GANG_SECONDS,
     KEEP_SECONDS,
+    POD_GROUP_APIS,
     PROBES,
     QUOTA,
     SCHEDULER_USER,
@@ -118,6 +121,22 @@ def command(
             help="Seconds that a pod's place is kept at most until its scheduler binds it.",
         ),
     ] = KEEP_SECONDS,
+    gang_seconds: Annotated[
+        float,
+        Option(
+            min=0,
+            max=900,
+            help="Seconds that places are kept for members of a gang that no scheduler has asked about;"
+            " 0: each pod is judged alone.",
+        ),
+    ] = GANG_SECONDS,
+    pod_groups: Annotated[
+        list[str] | None,
+        Option(
+            help="APIs whose PodGroups state a gang's size, GROUP/VERSION, such as"
+            " scheduling.x-k8s.io/v1alpha1; default: none."
+        ),
+    ] = None,
     resize_within_quota: Annotated[  # noqa: FBT002  # the way to a flag
         bool,
         Option(
@@ -255,6 +274,8 @@ def command(
             binds_for=frozenset(bind_scheduler or filter(None, (scheduler_name,))),
             nodes_by_capacity=nodes_by_capacity,
             keep_seconds=keep_seconds,
+            gang_seconds=gang_seconds,
+            pod_groups=_pod_groups(pod_groups or ()),
             resize_within_quota=resize_within_quota,
             claims=claims,
             quota_map=_named(quota_configmap),
@@ -286,6 +307,21 @@ def _named(text: str) -> tuple[str, str]:
     if not (namespace and slash and name) or "/" in name:
         raise RequestInvalid(f"--quota-configmap is {quoted(text)}: use NAMESPACE/NAME, such as {QUOTA}")
     return namespace, name
+
+
+def _pod_groups(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    found: dict[str, str] = {}
+    for text in texts:
+        group, _, version = text.partition("/")
+        if group not in POD_GROUP_APIS or not re.fullmatch(r"v[0-9a-z]{1,20}", version):
+            known = ", ".join(f"{api}/VERSION" for api in POD_GROUP_APIS)
+            raise RequestInvalid(f"--pod-groups is {quoted(text)}: use one of {known}")
+        if group in found:
+            raise RequestInvalid(
+                f"--pod-groups names {group} twice: use one version, which the cluster serves"
+            )
+        found[group] = version
+    return tuple(found.items())
 
 
 def run(arguments: Sequence[str]) -> int:

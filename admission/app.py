@@ -18,7 +18,7 @@ import structlog
 
 from admission.cluster.claims import CLAIMS, CLASSES, TEMPLATES
 from admission.cluster.snapshot import BUDGETS, NODES, PODS
-from admission.config import AdmissionSettings, ExtenderEndpoint, InflightBounds, LeaderMode
+from admission.config import POD_GROUP_APIS, AdmissionSettings, ExtenderEndpoint, InflightBounds, LeaderMode
 from admission.console.agents_usage import AgentsUsage
 from admission.console.history import ConsoleHistory, RangeQuery
 from admission.console.routes import ManifestFile, Workload, console_routes
@@ -73,6 +73,7 @@ _KINDS: Final = {
     CLASSES: "DeviceClass",
     TEMPLATES: "ResourceClaimTemplate",
     QUOTA: "ConfigMap",
+    **dict.fromkeys(POD_GROUP_APIS, "PodGroup"),
     **{resource: kind for kind, resource in KINDS.items()},
 }
 
@@ -108,6 +109,7 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
         pods.fetch_object,
         scheduling.claiming,
         settings.binds_for,
+        scheduling.gangs.state,
     )
     agents = KubeAgents(connection, settings.namespace, settings.agent_token)
     usage = AgentsUsage(agents, clock, lambda node: _pods_of(node, knowledge))
@@ -191,6 +193,7 @@ def _cluster_access(
         CLAIMS: ("/apis/resource.k8s.io/v1/resourceclaims", ""),
         CLASSES: ("/apis/resource.k8s.io/v1/deviceclasses", ""),
         TEMPLATES: ("/apis/resource.k8s.io/v1/resourceclaimtemplates", ""),
+        **{group: (f"/apis/{group}/{version}/podgroups", "") for group, version in settings.pod_groups},
         QUOTA: (f"/api/v1/namespaces/{namespace}/configmaps", f"metadata.name={name}"),
     }
 

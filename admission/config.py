@@ -14,6 +14,8 @@ SCHEDULER_USER = "system:kube-scheduler"  # the common name in kube-scheduler's 
 EXTENDER = "127.0.0.1:3456"  # the predecessor's flag and its default
 PROBES = ":9440"
 KEEP_SECONDS = 900.0  # from a scheduler's choice to its bind; an in-tree gang waits 300, a volume 600
+GANG_SECONDS = 300.0  # for members of a gang that no scheduler has asked about; an in-tree gang waits as long
+POD_GROUP_APIS = ("scheduling.k8s.io", "scheduling.x-k8s.io", "scheduling.volcano.sh")  # as ADR 21 ranks them
 SHORTEST_KEEP_SECONDS = 5.0  # a burst of pods is bound within that, whatever became of them before
 # Who may write the annotations that say which cards a pod holds.
 TRUSTED_USERS = frozenset(
@@ -128,6 +130,8 @@ class AdmissionSettings:
     ready, None for nowhere. ``binds_for``: schedulerNames whose pods are bound here, empty for any;
     ``claims``: ResourceClaims are watched, charged and held to the quota;
     ``keep_seconds``: how long the place of a pod is kept at most until its scheduler binds it;
+    ``gang_seconds``: how long places are kept for members of a gang that no scheduler has asked about, 0 to
+    judge each pod alone; ``pod_groups``: group and version of the APIs whose PodGroups state a gang's size;
     ``resize_within_quota``: a resize is held to Kubernetes' own ResourceQuotas and LimitRanges too;
     ``nodes_by_capacity``: nodes without an inventory are judged by their capacity (the predecessor's agent);
     ``agent_token``: file with the bearer token of the agents' pages, None if they ask for none;
@@ -152,6 +156,8 @@ class AdmissionSettings:
     binds_for: frozenset[str] = frozenset()
     nodes_by_capacity: bool = False
     keep_seconds: float = KEEP_SECONDS
+    gang_seconds: float = GANG_SECONDS
+    pod_groups: tuple[tuple[str, str], ...] = ()
     resize_within_quota: bool = False
     claims: bool = False
     quota_map: tuple[str, str] = (NAMESPACE, QUOTA_MAP)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Final
 
 import structlog
@@ -32,6 +33,8 @@ from admission.extender.leader_election import Leader, PodLister
 from admission.extender.requeue import Requeue
 from admission.extender.resizing import ResizeAnswers
 from admission.extender.verbs import Extender
+from admission.gangs.keeper import GangKeeper
+from admission.gangs.members import GangMembers
 from admission.ports import ClusterAccess, Involved, Obj, WatchRequest
 from admission.quota.admitted_claims import AdmittedClaims
 from admission.quota.claim_creations import ClaimCreations
@@ -51,6 +54,7 @@ log = structlog.get_logger(__name__)
 QUOTA: Final = "quota"
 _TICK_SECONDS: Final = 1.0
 _SPARE_SECONDS: Final = 10.0
+_GROUPS_SECONDS: Final = 60.0
 
 
 class SchedulingController:
@@ -71,6 +75,8 @@ class SchedulingController:
             namespace=settings.namespace,
         )
         self.judge = FeasibilityJudge()
+        self._members = GangMembers(self.cluster.lock)
+        self._began = clock.monotonic()
         self._inherited: bool | None = None  # whether the first list had a pod that waits
         watches = {
             NODES: self._of_cluster(NODES, slim_node),
@@ -79,6 +85,7 @@ class SchedulingController:
             QUOTA: WatchRequest(QUOTA, self._quota_listed, self._quota_changed, self._unreadable),
         }
         watches |= {resource: self._sizes_of(kind, resource) for kind, resource in KINDS.items()}
+        watches |= {group: self._of_groups(group) for group, _ in settings.pod_groups}
         if settings.claims:
             watches |= {
                 CLAIMS: self._of_cluster(CLAIMS, slim_claim),
@@ -105,7 +112,27 @@ class SchedulingController:
         )
         self.quota = self._quota.book
         rules = BindRules(self.leader.leads, settings.binds_for, terms.minimum_cores)
-        self.binder = Binder(self.cluster, self.quota, self.judge, access.api, clock, rules, metrics.count)
+        self.gangs = GangKeeper(
+            self._members,
+            self.cluster,
+            self.judge,
+            self.quota,
+            clock,
+            rules.binds,
+            minimum_cores=terms.minimum_cores,
+            seconds=settings.gang_seconds,
+            unread=self._groups_unread,
+        )
+        self.binder = Binder(
+            self.cluster,
+            self.quota,
+            self.judge,
+            access.api,
+            clock,
+            rules,
+            metrics.count,
+            self.gangs.why_not_bind,
+        )
         self._pending_events = PendingEvents(self.cluster.pod, self._explain, access.writer, clock)
         self.policy = LeastFragmentation(self.cluster, quota=self.quota)
         self.extender = Extender(
@@ -115,6 +142,7 @@ class SchedulingController:
             self.policy,
             self.binder,
             clock=clock,
+            gangs=self.gangs,
             minimum_cores=terms.minimum_cores,
             count=metrics.count,
             refused=self._refused,
@@ -215,6 +243,7 @@ class SchedulingController:
         self.binder.settle()
         now = self._clock.monotonic()
         self.cluster.expire(now)
+        self.gangs.settle()
         if self.cluster.synced:
             self.policy.close(now)
         self.wake()
@@ -236,6 +265,20 @@ class SchedulingController:
         return mode is LeaderMode.LEASE or (self._settings.claims and mode is LeaderMode.SCHEDULER)
 
     # What the watches bring.
+
+    def _of_groups(self, api: str) -> WatchRequest:
+        """The PodGroups of one API group: how many members their gangs want."""
+
+        def changed(obj: Obj, gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
+            self._members.take_group(api, obj, gone=gone)
+
+        return WatchRequest(api, partial(self._members.replace_groups, api), changed, self._unreadable)
+
+    def _groups_unread(self, api: str) -> bool:
+        """True while the first list of PodGroups may still come: where nobody serves them, none does."""
+        watch = self._watches.get(api)
+        waits = self._clock.monotonic() - self._began < _GROUPS_SECONDS
+        return watch is not None and watch.listed is None and waits
 
     def _of_cluster(self, resource: str, slim: Callable[[Obj], Obj]) -> WatchRequest:
         def changed(obj: Obj, gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
@@ -297,8 +340,10 @@ class SchedulingController:
         if self._inherited is None:
             self._inherited = bool(self.cluster.waiting())
         self._bypasses.retain(uids)
+        self._members.retain(uids)
 
     def _pod(self, obj: Obj, gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
+        self._members.see(obj, gone=gone)
         trimmed = slim_pod(obj) or ({"metadata": mapping(obj.get("metadata"))} if gone else None)
         if trimmed is None:
             return
@@ -331,6 +376,7 @@ class SchedulingController:
             self.binder.end()
             return
         self.binder.begin()
+        self.gangs.begin()
         self._quota.wake()  # what changed before, and the one before may not have come to
         for finding in self._bypasses.findings():
             self._access.writer.event(finding.occupant.pod, EVENT_BYPASSED, finding.text)
@@ -366,6 +412,7 @@ class SchedulingController:
             self.judge,
             self._settings.terms.minimum_cores,
             schedulers=self._settings.binds_for,
+            gang=self.gangs.state(occupant.uid),
         )
 
     def stale_seconds(self) -> float:

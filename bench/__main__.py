@@ -31,6 +31,7 @@ GROUPS = (
     "console",
     "admission",
     "pods",
+    "controllers",
     "objects",
     "hostile",
     "placement",

@@ -130,6 +130,18 @@ class ClusterState:
             other._since, other._synced = self._since, self._synced.copy()
             return other
 
+    def copy_without(self, pods: Iterable[PodUid]) -> ClusterState:
+        """The same books as if these pods had gone, changed apart from these."""
+        other = self.copy()
+        other.evacuate(pods)
+        return other
+
+    def evacuate(self, pods: Iterable[PodUid]) -> None:
+        """Forget these pods, as if their nodes had told that all of their processes are gone."""
+        with self._lock:
+            for uid in pods:
+                self._pods.forget(uid)
+
     def arrive(self, pod: PodView) -> None:
         """Take in a new pod, as if the watch had shown it."""
         with self._lock:
@@ -231,6 +243,12 @@ class ClusterState:
         """Its scheduler has decided otherwise."""
         with self._lock:
             self._pods.give_up(uid)
+
+    def withdraw(self, uids: Iterable[PodUid]) -> None:
+        """The same of places that were kept a moment ago: nobody was refused for them, and nobody is told."""
+        with self._lock:
+            for uid in uids:
+                self._pods.unexpect(uid)
 
     def give_up_all(self) -> None:
         """No pod is expected any more: their schedulers are others now."""

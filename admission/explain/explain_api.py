@@ -28,12 +28,13 @@ from admission.explain.simulation import refused_at_create, simulate
 from admission.explain.views import as_json, as_text, closed_nodes, quota_text
 from admission.extender.feasibility import FeasibilityJudge, Unfit
 from admission.extender.fragmentation_score import LeastFragmentation
+from admission.gangs.state import GangState
 from admission.quota.claim_creations import limits_of_claims, quota_reasons
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.cluster.claims import KnownClaim
 from gpu_manager.domain.cluster.quota import EXCEEDED
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
-from gpu_manager.domain.kube.pod import parse_pod
+from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.domain.placement.explain import LINE_LIMIT
 
 
@@ -41,7 +42,7 @@ from gpu_manager.domain.placement.explain import LINE_LIMIT
 class ExplainSources:
     """What is known here. ``fetch`` asks the API server for a pod's object, for one that holds and wants
     nothing; ``claiming`` knows the pods that wait for ResourceClaims; ``schedulers`` are those that ask this
-    service, empty for any.
+    service, empty for any; ``gang_of`` tells of a pod's gang.
     """
 
     cluster: ClusterState
@@ -52,6 +53,7 @@ class ExplainSources:
     fetch: Callable[[str, str], Mapping[str, Any] | None]
     claiming: ClaimingPods | None = None
     schedulers: frozenset[str] = frozenset()
+    gang_of: Callable[[PodUid], GangState | None] = lambda _uid: None
 
     def snapshot(self) -> Snapshot:
         """As it is. Raises NodeUnready: before the first lists."""
@@ -72,6 +74,7 @@ class ExplainSources:
             self.terms.minimum_cores,
             everywhere=everywhere,
             schedulers=self.schedulers,
+            gang=self.gang_of(occupant.uid),
         )
         if self.claiming is None or not _has_room(own):
             return own

@@ -18,6 +18,7 @@ from admission.cluster.snapshot import Snapshot
 from admission.explain.remedies import JudgedNode, Remedy, WaitingPod, cheapest_remedy, plain_change
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
 from admission.extender.refusal_lines import describe, kept_for, refusal, until_open, why
+from admission.gangs.state import GangState
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.pod_holder import HeldBy, Hold, HoldFacts, find_holder, is_older
 from gpu_manager.domain.cluster.quota import ANY_SIZE, Quota
@@ -110,12 +111,30 @@ def explain(
     *,
     everywhere: bool = False,
     schedulers: frozenset[str] = frozenset(),
+    gang: GangState | None = None,
 ) -> Explanation:
     """Why the pod waits or where it would go; the pod may not exist yet.
 
     ``everywhere``: who reads it may get pods in all namespaces; else those of others are counted, not named.
-    ``schedulers``: names of those that ask this service, empty for any.
+    ``schedulers``: names of those that ask this service, empty for any. ``gang``: the gang that it is of.
     """
+    facts = HoldFacts(occupant.gates, occupant.said, schedulers, gang=gang.lacks if gang else "")
+    own = _explain(occupant, snapshot, quota, judge, minimum_cores, facts, everywhere=everywhere)
+    if gang is None or own.held == HeldBy.GANG.value:
+        return own
+    return replace(own, line=f"{own.line}. It is of {gang.line}"[:LINE_LIMIT])
+
+
+def _explain(
+    occupant: PodView,
+    snapshot: Snapshot,
+    quota: Quota | None,
+    judge: FeasibilityJudge,
+    minimum_cores: int,
+    facts: HoldFacts,
+    *,
+    everywhere: bool,
+) -> Explanation:
     pod = occupant.pod
     total = len(snapshot.nodes)
     try:
@@ -147,7 +166,6 @@ def explain(
         quota.largest_of(pod.namespace) if quota else ANY_SIZE,
     )
     question = case.ask(request)
-    facts = HoldFacts(occupant.gates, occupant.said, schedulers)
     if hold := find_holder(pod, facts):
         return _held(hold, pod, request, total, lines)
     views = (_opened(question, view) for view in snapshot.nodes.values())
@@ -159,7 +177,7 @@ def explain(
         older, spent = _older_in_the_way(question, occupant, found), _spent(question, snapshot, minimum_cores)
         facts = replace(facts, older=older, spent=spent)
     hold = find_holder(pod, facts)
-    if hold and not hold.by.is_told:
+    if hold and (not hold.by.is_told or hold.by is HeldBy.GANG):
         return _held(hold, pod, request, total, lines)
     nodes = tuple(_node(case, question, one) for one in found[:SHOWN_NODES])
     change = None if counts[FITS] else cheapest_remedy(case, question, found)

@@ -97,6 +97,10 @@ class BindRules:
     seconds: float = BIND_SECONDS
     travel: float = TRAVEL_SECONDS
 
+    def binds(self, pod: Pod) -> bool:
+        """True if this process, now, is who binds such a pod."""
+        return (not self.schedulers or pod.scheduler in self.schedulers) and self.may_send()
+
     def may_send(self) -> bool:
         """True if a Binding sent now is over before this process leads no more."""
         return self.leads(self.seconds + self.travel)
@@ -114,7 +118,10 @@ class Binder:
         clock: Clock,
         rules: BindRules,
         count: Callable[[str, str], None] = lambda _name, _label: None,
+        gang: Callable[[PodUid], str] = lambda _uid: "",
     ) -> None:
+        """``gang``: why a member of a gang may not be bound before the others have a place."""
+        self._gang = gang
         self.offers = FilterResults()
         self._cluster = cluster
         self._quota = quota
@@ -155,8 +162,7 @@ class Binder:
 
     def binds(self, pod: Pod) -> bool:
         """True if this process, now, is who binds such a pod."""
-        mine = not self._rules.schedulers or pod.scheduler in self._rules.schedulers
-        return mine and self._rules.may_send()
+        return self._rules.binds(pod)
 
     def settle(self) -> int:
         """Ask about reservations of unknown outcome; returns how many are left. To be called each second."""
@@ -274,6 +280,9 @@ class Binder:
                 _must_wait(
                     known.pod
                 )  # bound since it was looked up: its cards are not to be moved in the books
+            if reason := self._gang(pod.uid):
+                self._count("bind_conflicts", "gang")
+                raise DoesNotFit(reason)
             snapshot = self._cluster.glance()
             view = snapshot.nodes.get(node)
             if view is None:

@@ -12,11 +12,11 @@ pods would be sent to the same card, and a pod that waits for a volume or its ga
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -30,7 +30,7 @@ from admission.extender.last_filter import LastAnswers, LastFilter
 from admission.extender.many_nodes import Candidates, Verdicts, candidates, judge_nodes
 from admission.extender.node_names import NodeNames, RecentNames
 from admission.extender.preemption import choose
-from admission.extender.ranking import NodePolicy, most_priced, scores
+from admission.extender.ranking import BEST, SECOND, NodePolicy, most_priced, scores
 from admission.extender.refusal_lines import FULL_LINES, LATE, reasons
 from admission.extender.wire import (
     ExtenderArgs,
@@ -46,7 +46,7 @@ from admission.extender.wire import (
     read_preemption,
 )
 from admission.quota.quota_book import QuotaBook
-from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.domain.placement.explain import LINE_LIMIT
 from gpu_manager.domain.rules.pod_request import judged_request
@@ -86,11 +86,29 @@ class Route:
         return self.handle if binds or self.others is None else self.others
 
 
+class GangJudge(Protocol):
+    """Judges the members of a gang together; see :class:`admission.gangs.keeper.GangKeeper`."""
+
+    def before_filter(self, pod: PodView, shown: Obj, names: Sequence[str]) -> str:
+        """Why the pod, ``shown`` so by its scheduler, is refused for its gang; empty if it is judged as any
+        other. Raises NodeUnready.
+        """
+
+    def chosen(self, pod: PodView, node: str) -> None:
+        """Its scheduler has placed the pod there."""
+
+    def place_of(self, uid: PodUid) -> str:
+        """The node where the pod's place is kept with its gang's; empty if there is none."""
+
+    def make_way(self, question: FeasibilityCheck) -> bool:
+        """End places of a gang of lower priority, if the pod then fits; False if there are none."""
+
+
 class Extender:
     """Thread-safe. ``count(name, label)`` is told every answer, ``refused`` every pod that no node takes and
     the turn of the snapshot by which it was judged.
 
-    Without a ``clock`` nothing is expected.
+    Without a ``clock`` nothing is expected; without ``gangs`` each pod is judged alone.
     """
 
     def __init__(
@@ -102,6 +120,7 @@ class Extender:
         binder: Binder,
         *,
         clock: Clock | None = None,
+        gangs: GangJudge | None = None,
         minimum_cores: int = 1,
         count: Callable[[str, str], None] = lambda _name, _label: None,
         refused: Callable[[PodUid, int], None] = lambda _uid, _turn: None,
@@ -113,6 +132,7 @@ class Extender:
         self._policy = policy
         self._binder = binder
         self._clock = clock
+        self._gangs = gangs
         self._minimum_cores = minimum_cores
         self._count = count
         self._names = RecentNames()
@@ -146,14 +166,16 @@ class Extender:
             return Reply(filter_answer(args, args.names, {}, {}))
         if reason := self._unready():
             return self._filter_error(reason)
+        gangs = self._gangs if binds else None
         try:
+            self._request(occupant)
+            if gangs is not None and (reason := gangs.before_filter(occupant, args.pod, args.names)):
+                return self._refuse(args, occupant, reason)
             question, snapshot = self._ask(occupant)
         except RequestInvalid as error:
-            # A pod that no node can ever take: said for each, so that nobody is evicted for it.
-            self._refused(occupant.uid, self._cluster.snapshot().turn)
-            return Reply(
-                filter_answer(args, NodeNames(), {}, dict.fromkeys(args.names, str(error)[:LINE_LIMIT]))
-            )
+            return self._refuse(args, occupant, str(error))
+        except NodeUnready as error:
+            return self._filter_error(str(error))
         known = None
         if args.nodes is None:
             known = self._answers.for_same_request(question, args.names, snapshot)
@@ -163,6 +185,8 @@ class Extender:
             self._answers.judged(question, answer)
         fits = verdicts.fitting()
         fitting = args.names.among(fits)
+        if not fitting and gangs is not None and gangs.make_way(question):
+            return self.filter(body)
         if not fitting and Unfit.LATE in verdicts.said:
             return self._filter_error(LATE)  # an error is tried again soon, and what was judged is remembered
         # Where a node takes the pod kube-scheduler drops the reasons: one in full shows what they are.
@@ -215,6 +239,11 @@ class Extender:
         given = scores(args.names, verdicts.numbers, by_number)
         if by_number:
             best = int(given.argmax())
+            if binds and self._gangs is not None:
+                at = args.names.places.get(self._gangs.place_of(occupant.uid))
+                if at is not None and int(verdicts.numbers[at]) in chosen:
+                    given[best], best = SECOND, at  # where it fits beside the others of its gang
+                    given[best] = BEST
             taken = self._view(args, snapshot, best)
             if taken is not None:
                 where = chosen[int(verdicts.numbers[best])][1]
@@ -325,6 +354,8 @@ class Extender:
         if binds or not self._cluster.expected_on(occupant.uid):
             now, most = self._clock.monotonic(), math.inf if binds else SHORTEST_KEEP_SECONDS
             self._cluster.expect(occupant, view.name, question.placement(view, fit), now, most)
+            if binds and self._gangs is not None:
+                self._gangs.chosen(occupant, view.name)
 
     def _is_of_its_scheduler(self, occupant: PodView) -> bool:
         """True if the question is about the pod as the watch shows it, and this process binds it."""
@@ -350,6 +381,11 @@ class Extender:
         if not self._cluster.synced:
             return "nodes and pods have not been listed yet, please retry later"
         return self._quota.missing()
+
+    def _refuse(self, args: ExtenderArgs, occupant: PodView, reason: str) -> Reply:
+        """A pod that no node takes: said for each as what lasts, so that nobody is evicted for it."""
+        self._refused(occupant.uid, self._cluster.snapshot().turn)
+        return Reply(filter_answer(args, NodeNames(), {}, dict.fromkeys(args.names, reason[:LINE_LIMIT])))
 
     def _filter_error(self, error: str) -> Reply:
         self._count("filtered", "error")

@@ -55,10 +55,11 @@ SETS: dict[str, tuple[str, ...]] = {
         "--set=monitoring.rules=true,monitoring.dashboards=true",
     ),
     "labelled": (
-        "--set=admission.resizeWithinQuota=true",
+        "--set=admission.resizeWithinQuota=true,admission.gangs.seconds=120",
         '--set-json=commonLabels={"cost-centre":"ml","team":"a"}',
         '--set-json=podLabels={"sidecar.istio.io/inject":"false","team":"b"}',
         '--set-json=admission={"podLabels":{"admissions":"a"},"podAnnotations":{"a.example/x":"1"}}',
+        '--set-json=admission.gangs.podGroups=["scheduling.k8s.io/v1beta1","scheduling.x-k8s.io/v1alpha1"]',
         '--set-json=agent={"podLabels":{"team":"c"},"podAnnotations":{"company.example/owner":"ml"}}',
         '--set-json=podAnnotations={"vault.hashicorp.com/agent-inject":"false"}',
         '--set-json=webhook.labels={"admissions.enforcer/disabled":"true"}',

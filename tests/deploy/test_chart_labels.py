@@ -62,6 +62,31 @@ def test_kubernetes_own_quotas_are_read_where_resizes_are_held_to_them_alone() -
         assert ("--resize-within-quota" in [*words.get("command", ()), *words.get("args", ())]) == held
 
 
+def test_pod_groups_are_read_only_of_the_apis_that_are_named() -> None:
+    for name, named in (("labelled", ["scheduling.k8s.io", "scheduling.x-k8s.io"]), ("monitored", [])):
+        (role,) = (one for one in of_kind(name, "ClusterRole") if one["metadata"]["name"] == ADMISSION)
+        read = [rule for rule in role["rules"] if "podgroups" in rule["resources"]]
+        assert [rule["apiGroups"] for rule in read] == [[api] for api in named]
+        assert all(rule["verbs"] == ["list", "watch"] for rule in read)
+        words = admission_pod(name)["containers"][0]["args"]
+        assert [word for word in words if "gang" in word or "pod-groups" in word] == (
+            [
+                "--gang-seconds=120",
+                "--pod-groups=scheduling.k8s.io/v1beta1",
+                "--pod-groups=scheduling.x-k8s.io/v1alpha1",
+            ]
+            if named
+            else []
+        )
+
+
+@pytest.mark.parametrize("api", ["apps/v1", "scheduling.k8s.io", "scheduling.x-k8s.io/v1alpha1/podgroups"])
+def test_an_api_that_has_no_pod_groups_is_refused_by_the_chart(api: str) -> None:
+    found = helm("template", "x", str(CHART), f'--set-json=admission.gangs.podGroups=["{api}"]')
+    assert found.returncode != 0
+    assert "podGroups" in found.stderr
+
+
 def test_admission_spreads_over_zones_by_its_own_pods() -> None:
     (spread,) = admission_pod("labelled")["topologySpreadConstraints"]
     labels = the("labelled", "Deployment", "gpu-quota-admission")["spec"]["selector"]["matchLabels"]

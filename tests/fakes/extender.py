@@ -8,11 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from admission.cluster.snapshot import BUDGETS, NODES, PODS, ClusterState
-from admission.config import KEEP_SECONDS
+from admission.config import GANG_SECONDS, KEEP_SECONDS
 from admission.extender.binding import BindAnswer, Binder, BindOutcome, BindRules
 from admission.extender.feasibility import FeasibilityJudge
 from admission.extender.ranking import BestFit, NodePolicy
 from admission.extender.verbs import Extender, Reply
+from admission.gangs.keeper import GangKeeper
+from admission.gangs.members import GangMembers
 from admission.quota.quota_book import QuotaBook, QuotaNews
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import (
@@ -259,6 +261,8 @@ class World:
         by_capacity: bool = False,
         keep_seconds: float = KEEP_SECONDS,
         clock: FakeClock | None = None,
+        gang_seconds: float = GANG_SECONDS,
+        unread: Callable[[str], bool] = lambda _api: False,
     ) -> None:
         self.clock = clock or FakeClock()
         self.api = FakeApi()
@@ -268,7 +272,27 @@ class World:
         self.counts: dict[tuple[str, str], int] = {}
         judge = judge or FeasibilityJudge()
         rules = BindRules(leads=lambda _seconds: self.leads, schedulers=schedulers)
-        self.binder = Binder(self.cluster, self.quota, judge, self.api, self.clock, rules, self._count)
+        self.members = GangMembers(self.cluster.lock)
+        self.gangs = GangKeeper(
+            self.members,
+            self.cluster,
+            judge,
+            self.quota,
+            self.clock,
+            rules.binds,
+            seconds=gang_seconds,
+            unread=unread,
+        )
+        self.binder = Binder(
+            self.cluster,
+            self.quota,
+            judge,
+            self.api,
+            self.clock,
+            rules,
+            self._count,
+            self.gangs.why_not_bind,
+        )
         self.judge = judge
         self.extender = Extender(
             self.cluster,
@@ -277,16 +301,18 @@ class World:
             policy or BestFit(),
             self.binder,
             clock=self.clock if expecting else None,
+            gangs=self.gangs if expecting else None,
             count=self._count,
         )
         self.cluster.replace(NODES, nodes)
         self.cluster.replace(BUDGETS, budgets)
         for obj in pods:
             self.api.put(obj)
+            self.members.see(obj, gone=False)
         self.cluster.replace(PODS, pods)
         self.limit(quota)
         if watching:
-            self.api.shown = lambda obj: self.cluster.apply(PODS, "MODIFIED", obj)
+            self.api.shown = self.show
 
     def _count(self, name: str, label: str) -> None:
         self.counts[name, label] = self.counts.get((name, label), 0) + 1
@@ -298,14 +324,21 @@ class World:
         """The API server has them, and the watch shows them."""
         for obj in pods:
             self.api.put(obj)
-            self.cluster.apply(PODS, "ADDED", obj)
+            self.show(obj)
 
     def show(self, *pods: Obj) -> None:
+        """As :mod:`admission.controller` takes in what the watch brings."""
         for obj in pods:
+            self.members.see(obj, gone=False)
             self.cluster.apply(PODS, "MODIFIED", obj)
 
     def delete(self, obj: Obj) -> None:
         self.api.pods.pop((obj["metadata"]["namespace"], obj["metadata"]["name"]), None)
+        self.delete_seen(obj)
+
+    def delete_seen(self, obj: Obj) -> None:
+        """The watch shows that it is gone."""
+        self.members.see(obj, gone=True)
         self.cluster.apply(PODS, "DELETED", obj)
 
     @property

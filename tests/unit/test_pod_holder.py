@@ -251,9 +251,10 @@ def test_the_scrape_counts_held_pods_by_holder_and_not_as_waiting():
     )
     value = registry.get_sample_value
     counted = [
-        value("vcuda_pods_held", {"by": by}) for by in ("gate", "owner", "volume", "scheduler", "quota")
+        value("vcuda_pods_held", {"by": by})
+        for by in ("gate", "owner", "volume", "scheduler", "quota", "gang")
     ]
-    assert (counted, value("vcuda_admission_waiting_pods")) == ([1, 0, 0, 0, 0], 1)
+    assert (counted, value("vcuda_admission_waiting_pods")) == ([1, 0, 0, 0, 0, 0], 1)
 
 
 def test_an_event_is_told_again_when_its_reason_changes_though_the_scheduler_asks_nobody():

@@ -40,11 +40,12 @@ class HeldBy(Enum):
     VOLUME = "volume"
     SCHEDULER = "scheduler"
     QUOTA = "quota"
+    GANG = "gang"
 
     @property
     def is_told(self) -> bool:
         """True where an Event of ours helps: the others say themselves why the pod waits."""
-        return self in (HeldBy.OWNER, HeldBy.QUOTA)
+        return self in (HeldBy.OWNER, HeldBy.QUOTA, HeldBy.GANG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class HoldFacts:
 
     ``fits``: a node has room for it. ``older``: pods of its own workload's older templates without which a
     node would have room. ``spent``: the sums of its namespace's quota, where not even the smallest part of a
-    card passes it; else empty.
+    card passes it; else empty. ``gang``: why its gang has no places, where that is so; else empty.
     """
 
     gates: Sequence[str] = ()
@@ -72,6 +73,7 @@ class HoldFacts:
     fits: bool = False
     older: Sequence[str] = ()
     spent: str = ""
+    gang: str = ""
 
 
 def gates_of(spec: object) -> tuple[str, ...]:
@@ -138,6 +140,9 @@ def find_holder(pod: Pod, facts: HoldFacts) -> Hold | None:
         return _by_owner(pod, facts.older)
     if facts.spent and not facts.fits:
         return Hold(HeldBy.QUOTA, f"held by the quota of its namespace: {facts.spent}", "let the quota grow")
+    if facts.gang and facts.fits:
+        cure = "wait until there is room for all of them at once, or let its gang want less at the least"
+        return Hold(HeldBy.GANG, f"held by its gang: there is room for it alone, but {facts.gang}", cure)
     return None
 
 

@@ -1,0 +1,358 @@
+"""Judges the members of a gang together: places for all that are missing are kept, or for none (ADR 21).
+
+The scheduler asks about one member after the other, and may bind them minutes later. From the first question
+on the places of all are kept in the books of the cluster. Once one of them is lost, all go whose pods are not
+bound: so no gang holds room that is of no use to it, and two of them never wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+
+from admission.cluster.pod_view import PodView
+from admission.cluster.snapshot import ClusterState
+from admission.config import GANG_SECONDS
+from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge
+from admission.gangs.marks import GangKey, mark_of
+from admission.gangs.members import GangMembers
+from admission.gangs.seats import Missing, Seats
+from admission.gangs.state import MOST_MEMBERS, GangState, named, shown
+from admission.quota.quota_book import QuotaBook
+from gpu_manager.domain.errors import NodeUnready, printable
+from gpu_manager.domain.kube.pod import Pod, PodUid
+from gpu_manager.ports.clock import Clock
+
+log = structlog.get_logger(__name__)
+
+_TRIAL_SECONDS: Final = 0.5  # between two trials of one gang, and of two on a copy of the books
+_EVICTION_SECONDS: Final = 10.0  # kube-scheduler's longest pause; for so long an answer about a gang stands
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The places of one gang. ``chosen``: node, and what its scheduler had said then, of members that it has
+    placed. ``evicting``: they are kept one by one, for each has pods of lower priority to evict.
+    """
+
+    since: float
+    chosen: dict[PodUid, tuple[str, int]] = field(default_factory=dict)
+    evicting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a gang has no places, by a question at that time, when it had so many members."""
+
+    text: str
+    at: float
+    members: int
+
+
+class GangKeeper:
+    """Thread-safe, by the lock of the cluster's books, which ``members`` has, too.
+
+    ``binds``: whether this process binds such a pod.
+    ``seconds``: how long places of members that were not asked about are kept; 0: pods are judged alone.
+    ``unread``: True for API groups whose PodGroups are to be read and were not yet.
+    """
+
+    def __init__(
+        self,
+        members: GangMembers,
+        cluster: ClusterState,
+        judge: FeasibilityJudge,
+        quota: QuotaBook,
+        clock: Clock,
+        binds: Callable[[Pod], bool],
+        *,
+        minimum_cores: int = 1,
+        seconds: float = GANG_SECONDS,
+        unread: Callable[[str], bool] = lambda _api: False,
+    ) -> None:
+        self.members = members
+        self._cluster = cluster
+        self._judge = judge
+        self._quota = quota
+        self._clock = clock
+        self._binds = binds
+        self._cores = minimum_cores
+        self._seconds = seconds
+        self._unread = unread
+        self._kept: dict[GangKey, _Kept] = {}
+        self._refusals: dict[GangKey, _Refusal] = {}  # the last, of gangs that have no places
+        self._evictions: dict[GangKey, tuple[float, bool]] = {}  # tried when, and whether all would fit
+        self._last_trial = -_TRIAL_SECONDS
+        self._resumes: set[GangKey] = set()  # begun under the last leader
+
+    # What a scheduler asks.
+
+    def before_filter(self, pod: PodView, shown: Mapping[str, Any], names: Sequence[str]) -> str:
+        """See that all missing members of the pod's gang have a place, it on one of these nodes.
+
+        Returns why the pod, ``shown`` so by its scheduler, is refused; empty if it is to be judged as any
+        other. Raises NodeUnready: the watch has not shown it yet, or no PodGroup was read yet.
+        """
+        with self._cluster.lock:
+            if self._seconds and self._cluster.pod(pod.uid) is None and mark_of(shown) is not None:
+                raise NodeUnready(
+                    f"{printable(pod.pod.key)} is of a gang and not known here yet, please retry later"
+                )
+            gang = self._judged(pod)
+            if gang is None:
+                return ""
+            if (kept := self._kept.get(gang)) is not None:
+                kept.chosen.pop(pod.uid, None)
+            now, there = self._clock.monotonic(), len(self.members.of(gang))
+            last = self._refusals.get(gang)
+            if last is not None and now - last.at < _TRIAL_SECONDS and last.members == there:
+                return last.text  # the others are asked about at once; what is judged for one holds for all
+            refused = self._complete(gang, pod, names)
+            if refused:
+                self._refusals[gang] = _Refusal(refused, now, there)
+                self._free(gang, refused)
+            else:
+                self._refusals.pop(gang, None)
+            return refused
+
+    def chosen(self, pod: PodView, node: str) -> None:
+        """Its scheduler has placed the pod there: it is not moved while it waits."""
+        with self._cluster.lock:
+            gang = self._judged(pod)
+            if gang is not None:
+                self._keep(gang).chosen[pod.uid] = node, pod.verdict
+
+    def place_of(self, uid: PodUid) -> str:
+        """The node where the pod's place is kept with its gang's; empty for any other pod."""
+        with self._cluster.lock:
+            return self._cluster.expected_on(uid) if self.members.gang_of(uid) in self._kept else ""
+
+    def why_not_bind(self, uid: PodUid) -> str:
+        """Why binding this member now would leave it without its gang; empty if it may be bound."""
+        with self._cluster.lock:
+            pod = self._cluster.pod(uid)
+            gang = self._judged(pod) if pod is not None else None
+            if gang is None or self._bound(gang):
+                return ""
+            need, placed = self._need(gang), len(self._placed(gang))
+            if need > MOST_MEMBERS or placed >= need:
+                return ""
+            have = f"{placed} of the {need} members that {named(gang)} lacks have a place"
+            return f"{have}: none is bound until all have"
+
+    def make_way(self, question: FeasibilityCheck) -> bool:
+        """End places of a gang of lower priority, where the pod that no node takes fits without them."""
+        with self._cluster.lock:
+            snapshot = self._cluster.snapshot()
+            for gang in self._lower(question.pod.priority):
+                places = self._placed(gang)
+                here = (snapshot.nodes.get(name) for name in dict.fromkeys(places.values()))
+                if any(view and question.without(view, places) is not None for view in here):
+                    self._free(gang, f"{printable(question.pod.key)}, of higher priority, took its room")
+                    return True
+            return False
+
+    # What happens beside.
+
+    def begin(self) -> None:
+        """This process leads from now on. What was kept before is not known here."""
+        with self._cluster.lock:
+            self._kept.clear()
+            self._resumes = {gang for gang in self.members.all() if self._bound(gang)}
+        self.settle()
+
+    def settle(self) -> None:
+        """End the places of gangs that lost one, and of those that were kept for long enough. Each second.
+
+        Gangs of which the last leader had bound some members get the places of the others first.
+        """
+        with self._cluster.lock:
+            for gang in [gang for gang in self._resumes if not self._unread(gang.api)]:
+                self._resumes.discard(gang)
+                waiting = self._waiting(gang)
+                if waiting and self._bound(gang) and self._judged(waiting[0]):
+                    self._complete(gang, waiting[0], None)
+            now = self._clock.monotonic()
+            for gang, kept in list(self._kept.items()):
+                placed, need = self._placed(gang), self._need(gang)
+                if not placed:
+                    del self._kept[gang]
+                elif len(placed) < need and not kept.evicting:
+                    self._free(gang, f"{need - len(placed)} of its members have lost their place")
+                elif (
+                    need > 0 and now >= kept.since + self._seconds and not placed.keys() <= kept.chosen.keys()
+                ):
+                    self._free(gang, f"not all members were asked about in {self._seconds:.0f} s")
+            here = set(self.members.all())
+            self._refusals = {gang: one for gang, one in self._refusals.items() if gang in here}
+
+    def state(self, uid: PodUid) -> GangState | None:
+        """The gang of a pod; None if it is of none, or gangs are not judged."""
+        with self._cluster.lock:
+            gang = self.members.gang_of(uid)
+            if gang is None or not self._seconds:
+                return None
+            members, minimum = self.members.of(gang).values(), self.members.minimum(gang)
+            return GangState(
+                gang,
+                minimum,
+                sum(not one.ended for one in members),
+                tuple(one.name for one in members if one.bound),
+                len(self._placed(gang)),
+                0 if minimum is None else max(0, self._need(gang)),
+                last.text if (last := self._refusals.get(gang)) else "",
+            )
+
+    # Every method below is called with the lock held.
+
+    def _judged(self, pod: PodView) -> GangKey | None:
+        """The pod's gang, if its members are judged together here."""
+        gang, known = self.members.gang_of(pod.uid), self._cluster.pod(pod.uid)
+        if not self._seconds or gang is None or known is None or not self._binds(known.pod):
+            return None
+        return gang if self.members.minimum(gang) is not None or self._unread(gang.api) else None
+
+    def _complete(self, gang: GangKey, pod: PodView, names: Sequence[str] | None) -> str:
+        """Keep a place for each missing member; return why that is not possible. Raises NodeUnready."""
+        minimum = self.members.minimum(gang)
+        if minimum is None:
+            raise NodeUnready(f"PodGroups of {gang.api} have not been listed yet, please retry later")
+        need, there = self._need(gang), len(self.members.of(gang))
+        if need <= 0 or need > MOST_MEMBERS:
+            return ""
+        if there < minimum and not self.members.has_begun(gang):
+            return f"{named(gang)} has {there} of the {minimum} members that it wants at least"
+        if len(self._placed(gang).keys() - {pod.uid}) >= need:
+            return ""  # past the minimum
+        wanted = self._wanted(gang, pod, need)
+        places = {one.uid: self._cluster.expected_on(one.uid) for one in wanted}
+        if names is not None and places[pod.uid] not in names:
+            places[pod.uid] = ""
+        missing = [self._missing(gang, one, pod, names) for one in wanted if not places[one.uid]]
+        failed = self._seats().take(missing, self._clock.monotonic())
+        if failed is not None:
+            failed = self._take_from_lower(pod.pod.priority, missing, failed)
+        if failed is None:
+            self._keep(gang).evicting = False
+            return ""
+        if self._fits_by_eviction(gang, pod, wanted, names):
+            self._keep(gang).evicting = True
+            return ""
+        return (
+            f"{named(gang)} lacks {len(wanted)} members and has room for less:"
+            f" {printable(failed.pod.name)} has no place beside the others"
+        )
+
+    def _take_from_lower(self, priority: int, missing: Sequence[Missing], failed: PodView) -> PodView | None:
+        """The same once gangs of lower priority have given up their places, where that is enough."""
+        lower = self._lower(priority)
+        if not lower or not self._may_try():
+            return failed
+        trial = self._cluster.copy_without(uid for gang in lower for uid in self._placed(gang))
+        now = self._clock.monotonic()
+        if self._seats(trial).take(missing, now) is not None:
+            return failed
+        left: PodView | None = failed
+        while left is not None and lower:
+            self._free(lower.pop(0), "a gang of higher priority took its room")
+            left = self._seats().take(missing, now)
+        return left
+
+    def _fits_by_eviction(
+        self, gang: GangKey, pod: PodView, wanted: Sequence[PodView], names: Sequence[str] | None
+    ) -> bool:
+        """True if all would fit without the pods of lower priority: then each may evict for itself."""
+        now = self._clock.monotonic()
+        tried, fits = self._evictions.get(gang, (-_EVICTION_SECONDS, False))
+        if now - tried < _EVICTION_SECONDS or not self._may_try():
+            return fits and now - tried < _EVICTION_SECONDS
+        views, priority = self._cluster.snapshot().nodes.values(), pod.pod.priority
+        lower = [uid for view in views for uid, one in view.bound.items() if one.pod.priority < priority]
+        fits = False
+        if lower:
+            trial = self._cluster.copy_without([*lower, *self._placed(gang)])
+            missing = [Missing(one, names if one.uid == pod.uid else None) for one in wanted]
+            fits = self._seats(trial).take(missing, now) is None
+        self._evictions = {one: tried for one, tried in self._evictions.items() if now - tried[0] < 60}
+        self._evictions[gang] = now, fits
+        return fits
+
+    def _may_try(self) -> bool:
+        now = self._clock.monotonic()
+        if now - self._last_trial < _TRIAL_SECONDS:
+            return False
+        self._last_trial = now
+        return True
+
+    def _seats(self, trial: ClusterState | None = None) -> Seats:
+        books, judge = self._cluster, self._judge
+        if trial is not None:
+            books, judge = trial, FeasibilityJudge()  # one that is shared would mix up the states of nodes
+        return Seats(books, judge, self._quota.current, self._cores, self._seconds)
+
+    def _missing(
+        self, gang: GangKey, member: PodView, asked: PodView, names: Sequence[str] | None
+    ) -> Missing:
+        """Where a member may go: the one that is asked about to the nodes that its scheduler offers."""
+        if member.uid == asked.uid:
+            return Missing(asked, names)
+        kept = self._kept.get(gang)
+        node, verdict = kept.chosen.get(member.uid, ("", 0)) if kept else ("", 0)
+        waits_there = node and member.verdict in (0, verdict)  # and would be bound there
+        return Missing(member, [node] if waits_there else None)
+
+    def _wanted(self, gang: GangKey, pod: PodView, need: int) -> list[PodView]:
+        """The members that are to have a place: this one, those that have one, then the most important."""
+        placed = self._placed(gang)
+        others = [one for one in self._waiting(gang) if one.uid != pod.uid]
+        others.sort(key=lambda one: (one.uid not in placed, -one.pod.priority, one.pod.began, one.uid))
+        return [pod, *others[: need - 1]]
+
+    def _waiting(self, gang: GangKey) -> list[PodView]:
+        """The members that look for a node and ask for cards."""
+        known = [one for uid in self.members.of(gang) if (one := self._cluster.pod(uid)) is not None]
+        return [one for one in known if one.waits and not self._cluster.reserved_on(one.uid)]
+
+    def _placed(self, gang: GangKey) -> dict[PodUid, str]:
+        """The members whose place is kept, and the node of each."""
+        found = {uid: self._cluster.expected_on(uid) for uid in self.members.of(gang)}
+        return {uid: node for uid, node in found.items() if node}
+
+    def _bound(self, gang: GangKey) -> int:
+        """How many members are bound, or are being bound."""
+        members = self.members.of(gang).items()
+        return sum(one.bound or bool(self._cluster.reserved_on(uid)) for uid, one in members)
+
+    def _need(self, gang: GangKey) -> int:
+        """How many members with cards lack a node. Those without cards are taken to find theirs."""
+        members = self.members.of(gang).items()
+        plain = sum(not (one.bound or one.ended) and self._cluster.pod(uid) is None for uid, one in members)
+        return (self.members.minimum(gang) or 0) - self._bound(gang) - plain
+
+    def _lower(self, priority: int) -> list[GangKey]:
+        """Gangs with places of which all members have a lower priority and none is bound, the least
+        important first.
+        """
+        found = []
+        for gang in self._kept:
+            most = max((one.pod.priority for one in self._waiting(gang)), default=priority)
+            if most < priority and not self._bound(gang):
+                found.append((most, gang))
+        return [gang for _, gang in sorted(found, key=lambda one: one[0])]
+
+    def _keep(self, gang: GangKey) -> _Kept:
+        return self._kept.setdefault(gang, _Kept(self._clock.monotonic()))
+
+    def _free(self, gang: GangKey, reason: str) -> None:
+        """End all places of the gang. Members that are bound stay, and are named."""
+        placed = self._placed(gang)
+        self._kept.pop(gang, None)
+        if placed:
+            bound = shown([one.name for one in self.members.of(gang).values() if one.bound])
+            where = f"{gang.namespace}/{gang.name}"
+            log.info("gang_released", gang=where, reason=reason, places=len(placed), bound=bound)
+        for uid in placed:
+            self._cluster.give_up(uid)

@@ -1,0 +1,120 @@
+"""Which pods are of which gang, and how many it wants at least, as the watches show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from admission.gangs.marks import GangKey, GangMark, mark_of, minimum_of
+from gpu_manager.domain.kube.pod import PodUid
+from gpu_manager.domain.untrusted import mapping, text
+
+Obj = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A pod of a gang. ``bound`` while it lives on a node, ``ended`` once it is over or being deleted."""
+
+    mark: GangMark
+    name: str
+    bound: bool
+    ended: bool
+
+
+class GangMembers:
+    """All gangs. Thread-safe by ``lock``, that of the cluster's books."""
+
+    def __init__(self, lock: AbstractContextManager[object]) -> None:
+        self._lock = lock
+        self._members: dict[PodUid, Member] = {}
+        self._gangs: dict[GangKey, dict[PodUid, None]] = {}  # in the order in which they came
+        self._minimums: dict[GangKey, int] = {}
+        self._begun: set[GangKey] = set()  # a member was bound once
+
+    def see(self, pod: Obj, *, gone: bool) -> None:
+        """Take in a pod as the watch shows it."""
+        meta, status = mapping(pod.get("metadata")), mapping(pod.get("status"))
+        uid, mark = PodUid(text(meta.get("uid"))), None if gone else mark_of(pod)
+        with self._lock:
+            before = self._members.get(uid)
+            if before is not None and (mark is None or mark.gang != before.mark.gang):
+                self._forget(uid)
+            if mark is None:
+                return
+            over = text(status.get("phase")) in ("Succeeded", "Failed") or bool(meta.get("deletionTimestamp"))
+            on_node = bool(mapping(pod.get("spec")).get("nodeName"))
+            self._members[uid] = Member(mark, text(meta.get("name")), on_node and not over, over)
+            self._gangs.setdefault(mark.gang, {})[uid] = None
+            if on_node:
+                self._begun.add(mark.gang)
+
+    def retain(self, uids: Collection[PodUid]) -> None:
+        """Forget the pods that a full list lacks."""
+        with self._lock:
+            for uid in [uid for uid in self._members if uid not in uids]:
+                self._forget(uid)
+
+    def take_group(self, api: str, group: Obj, *, gone: bool) -> None:
+        """Take in a PodGroup of that API group."""
+        minimum = None if gone else minimum_of(api, group)
+        with self._lock:
+            if minimum is None:
+                self._minimums.pop(_key(api, group), None)
+            else:
+                self._minimums[_key(api, group)] = minimum
+
+    def replace_groups(self, api: str, groups: Iterable[Obj], take: Callable[[Obj], None]) -> None:
+        """Take in a full list of them by ``take``, which calls :meth:`take_group`."""
+        with self._lock:
+            unseen = {key for key in self._minimums if key.api == api}
+        for group in groups:
+            unseen.discard(_key(api, group))
+            take(group)
+        with self._lock:
+            for key in unseen:
+                self._minimums.pop(key, None)
+
+    # What is known. Who calls it holds the lock.
+
+    def gang_of(self, uid: PodUid) -> GangKey | None:
+        """The gang that the pod is of."""
+        found = self._members.get(uid)
+        return found.mark.gang if found else None
+
+    def of(self, gang: GangKey) -> Mapping[PodUid, Member]:
+        """Its members, those that came first before the others."""
+        return {uid: self._members[uid] for uid in self._gangs.get(gang, ())}
+
+    def minimum(self, gang: GangKey) -> int | None:
+        """How many members it wants at least; None if that is not known."""
+        found = self._minimums.get(gang)
+        if found is None:
+            totals = (self._members[uid].mark.total for uid in self._gangs.get(gang, ()))
+            found = next(filter(None, totals), None)
+        return found
+
+    def has_begun(self, gang: GangKey) -> bool:
+        """True if a member of it was bound once."""
+        return gang in self._begun
+
+    def all(self) -> list[GangKey]:
+        """Every gang that has a member."""
+        return list(self._gangs)
+
+    def _forget(self, uid: PodUid) -> None:
+        member = self._members.pop(uid, None)
+        if member is None:
+            return
+        here = self._gangs[member.mark.gang]
+        del here[uid]
+        if not here:
+            del self._gangs[member.mark.gang]
+            self._begun.discard(member.mark.gang)
+
+
+def _key(api: str, group: Obj) -> GangKey:
+    meta = mapping(group.get("metadata"))
+    return GangKey(api, text(meta.get("namespace")), text(meta.get("name")))

@@ -1,0 +1,16 @@
+"""What is promised beside other controllers: gangs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from bench import gangs
+from bench.rows import Measure, Row, rows_of
+
+PARTS: Final[Mapping[str, Measure]] = {"gangs": gangs.rows}
+
+
+def rows(*, full: bool, only: str = "") -> Iterator[Row]:
+    """All rows of the group, or those of one part."""
+    return rows_of(PARTS, only, full=full)

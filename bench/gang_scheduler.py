@@ -1,0 +1,546 @@
+"""A scheduler that asks the extender as kube-scheduler does, with gangs, on a clock that is set forward.
+
+It is the least friendly that the real ones allow: pods of equal priority come in the order in which they came
+to the queue, so that gangs are mixed; it sees a sample of the nodes, in another order each time; its own
+scores outvote the extender's; members wait in Permit, are bound in any order and some of the Bindings take
+long; a member that fails takes those that wait with it; what watches show comes late. ``SCHEDULERS`` has what
+differs between the real ones.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+from admission.config import GANG_SECONDS
+from admission.extender.verbs import Reply
+from tests.fakes.extender import Obj, World, answer, args, node, pod
+from tests.fakes.ports import FakeClock
+
+CYCLE_SECONDS: Final = 0.005
+_LAG: Final = (0.0, 1.0)  # of a watch
+_BACKOFF: Final = (1.0, 10.0)
+_FLUSH: Final = 300.0
+_CARDS: Final = 8
+_SAMPLE: Final = 0.7  # of the nodes are asked about
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """``permit``: seconds that a member waits for the others, 0 for not at all; ``whole``: all members of a
+    gang are judged in one cycle; ``mark``: labels, annotations and the PodGroup's API.
+    """
+
+    permit: float
+    whole: bool
+    api: str
+
+
+SCHEDULERS: Final = {
+    "coscheduling": Scheduler(60.0, whole=False, api="scheduling.x-k8s.io"),
+    "in-tree": Scheduler(300.0, whole=True, api="scheduling.k8s.io"),
+    "kueue": Scheduler(0.0, whole=False, api=""),
+}
+
+
+@dataclass(slots=True)
+class Gang:
+    """``size`` members that run together for ``seconds`` once all are bound. ``disturbed``: a member was
+    deleted or preempted while some were bound and not all.
+    """
+
+    name: str
+    size: int
+    core: int
+    priority: int
+    seconds: float
+    came: float
+    pods: dict[str, _Pod] = field(default_factory=dict)  # that there are, by UID
+    partly_since: float | None = None
+    worst: float = 0.0  # the longest time for which a part of it was bound
+    disturbed: bool = False
+    runs: bool = False
+    done: float | None = None
+
+
+@dataclass(slots=True)
+class _Pod:
+    obj: Obj
+    gang: Gang
+    queued: float
+    tries: int = 0
+    until: float = 0.0  # in backoff until then
+    parked: float | None = None  # no event has come since it failed
+    node: str = ""  # assumed there
+    bound: bool = False
+    permit_ends: float | None = None
+    cycle: int = 0  # rises whenever it is given up, so that what is under way for it has no effect
+    nominated: str = ""
+
+    @property
+    def name(self) -> str:
+        return str(self.obj["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.obj["metadata"]["uid"])
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Gangs that come at ``share`` of what the cards can do. Without ``together`` pods are marked by nothing,
+    and each runs by itself. ``judged``: the extender judges members together.
+    """
+
+    gangs: int
+    nodes: int
+    share: float = 0.95
+    together: bool = True
+    judged: bool = True
+    disturbances: bool = True
+
+
+class Model:
+    """One run. ``gangs`` are all that came."""
+
+    def __init__(self, scheduler: Scheduler, load: Load, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._scheduler, self._load = scheduler, load
+        self._clock = FakeClock(0.0)
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = 0
+        self._pods: dict[str, _Pod] = {}
+        self._names = [f"n{i}" for i in range(load.nodes)]
+        self._groups: dict[str, Obj] = {}
+        self._world = self._new_world([])
+        self._shown: dict[str, float] = {}
+        self._running: set[str] = set()
+        self._ended: dict[str, int] = {}
+        self._singles: list[Gang] = []
+        self._quiet = 0.0  # from then on nothing is disturbed
+        self._free = dict.fromkeys(self._names, 100 * _CARDS)
+        self.gangs: list[Gang] = []
+        self.changes = 0  # of leader
+        self.preempted = 0
+
+    def run(self, most_seconds: float) -> float:
+        """Let all gangs come and end; when the last did, or when nothing more is waited for."""
+        if self._load.gangs:
+            self.bring(self._drawn())
+        came = max(gang.came for gang in self.gangs)
+        self._every(1.0, self._chores)
+        if self._load.disturbances:
+            self._every(9.0, self._delete_one)
+            self._every(150.0, self._change_leader)
+            self._every(25.0, self._urgent)
+        self._quiet, ends = came, came + most_seconds
+        while self.time < ends and any(gang.done is None for gang in self.gangs):
+            self._step()
+        return max((gang.done or ends) for gang in self.gangs)
+
+    def bring(self, gangs: Sequence[Gang], late: int = 0, late_seconds: float = 0.0) -> None:
+        """Let these come, each at its time; of the first so many members only that much later."""
+        self.gangs = list(gangs)
+        for gang in self.gangs:
+            self._at(gang.came, partial(self._come, gang, late if gang is self.gangs[0] else 0, late_seconds))
+
+    @property
+    def time(self) -> float:
+        return self._clock.time
+
+    # What comes.
+
+    def _drawn(self) -> list[Gang]:
+        """Gangs that come evenly over the time in which the cards could do that much."""
+        made, card_seconds = [], 0.0
+        for number in range(self._load.gangs):
+            size, core = self._random.randint(2, 8), self._random.choice((30, 50, 100, 100, 200))
+            seconds = self._random.uniform(60, 240)
+            priority = 5 if self._random.random() < 0.1 else 0
+            made.append(Gang(f"g{number}", size, core, priority, seconds, 0.0))
+            card_seconds += size * core / 100 * seconds
+        span = card_seconds / (self._load.nodes * _CARDS * self._load.share)
+        for gang in made:
+            gang.came = self._random.uniform(0.0, span)
+        return made
+
+    def _come(self, gang: Gang, late: int, late_seconds: float) -> None:
+        if self._scheduler.api and self._load.together:
+            size: Mapping[str, Any] = {"minMember": gang.size}
+            if self._scheduler.api == "scheduling.k8s.io":
+                size = {"schedulingPolicy": {"gang": {"minCount": gang.size}}}
+            self._group(gang, {"metadata": {"namespace": "default", "name": gang.name}, "spec": size})
+        for index in range(gang.size):
+            pause = late_seconds if index < late else self._random.uniform(0.0, 3.0)
+            self._after(pause, partial(self._create, gang, index))
+
+    def _group(self, gang: Gang, obj: Obj) -> None:
+        self._groups[gang.name] = obj
+        self._world.members.take_group(self._scheduler.api, obj, gone=False)
+
+    def _create(self, gang: Gang, index: int) -> None:
+        self._number += 1
+        labels, annotations, spec = {}, {}, {}
+        if self._load.together:
+            if not self._scheduler.api:
+                labels["kueue.x-k8s.io/pod-group-name"] = gang.name
+                annotations["kueue.x-k8s.io/pod-group-total-count"] = str(gang.size)
+            elif self._scheduler.whole:
+                spec["schedulingGroup"] = {"podGroupName": gang.name}
+            else:
+                labels["scheduling.x-k8s.io/pod-group"] = gang.name
+        obj = pod(
+            f"{gang.name}-{index}",
+            gang.core,
+            16 if gang.core < 100 else None,
+            uid=f"uid-{self._number}",
+            labels=labels,
+            annotations=annotations,
+            priority=gang.priority,
+        )
+        obj["spec"] |= spec
+        self._world.api.put(obj)
+        one = _Pod(obj, gang, self.time)
+        self._pods[one.uid] = gang.pods[one.uid] = one
+        self._show(obj)
+
+    # The clock.
+
+    def _at(self, time: float, act: Callable[[], None]) -> None:
+        self._number += 1
+        heapq.heappush(self._events, (time, self._number, act))
+
+    def _after(self, seconds: float, act: Callable[[], None]) -> None:
+        self._at(self.time + seconds, act)
+
+    def _every(self, seconds: float, act: Callable[[], None]) -> None:
+        def again() -> None:
+            if act == self._chores or self.time < self._quiet:
+                act()
+            self._after(seconds, again)
+
+        self._after(seconds, again)
+
+    def _step(self) -> None:
+        """The next event, or the next pod of the queue."""
+        found = self._next()
+        if found is None:
+            time, _, act = heapq.heappop(self._events)
+            self._clock.time = max(self.time, time)
+            act()
+            return
+        self._clock.time += CYCLE_SECONDS
+        while self._events and self._events[0][0] <= self.time:
+            heapq.heappop(self._events)[2]()
+        if self._scheduler.whole and self._load.together:
+            self._cycle_of_gang(found.gang)
+        elif found.uid in self._pods:
+            self._cycle(found)
+
+    def _next(self) -> _Pod | None:
+        ready = [one for one in self._pods.values() if self._is_ready(one)]
+        return min(ready, key=lambda one: (-one.gang.priority, one.queued, one.name), default=None)
+
+    def _is_ready(self, one: _Pod) -> bool:
+        if one.node or one.bound or one.until > self.time:
+            return False
+        if one.parked is not None and self.time - one.parked < _FLUSH:
+            return False
+        if not self._load.together:
+            return True
+        return len(one.gang.pods) >= one.gang.size or one.gang.runs  # PreEnqueue, PreFilter; Kueue's gate
+
+    # A scheduling cycle.
+
+    def _cycle(self, one: _Pod) -> None:
+        where = self._place(one)
+        if not where:
+            return
+        self._assume(one, where)
+        gang = one.gang
+        if not self._scheduler.permit or not self._load.together:
+            self._bind_soon(one)
+            return
+        self._permit(one)
+        there = [other for other in gang.pods.values() if other.node or other.bound]
+        if len(there) >= gang.size:
+            self._release(gang)
+
+    def _cycle_of_gang(self, gang: Gang) -> None:
+        """All members in one cycle: if less than the minimum has a node, none has."""
+        waiting = [one for one in gang.pods.values() if self._is_ready(one)]
+        self._random.shuffle(waiting)
+        for one in waiting:
+            self._clock.time += CYCLE_SECONDS
+            if where := self._place(one):
+                self._assume(one, where)
+                self._permit(one)
+        there = [one for one in gang.pods.values() if one.node or one.bound]
+        if len(there) >= gang.size or gang.runs:
+            self._release(gang)
+            return
+        for one in waiting:
+            if one.node and not one.bound:
+                self._fail(one, "the gang does not fit")
+
+    def _place(self, one: _Pod) -> str:
+        """A node for the pod: by sums, by the extender, then by scores that know nothing of cards."""
+        names = [name for name in self._names if self._free[name] >= one.gang.core]
+        self._random.shuffle(names)
+        names = names[: max(8, int(len(names) * _SAMPLE))]
+        if one.nominated in self._names and one.nominated not in names:
+            names.append(one.nominated)
+        if not names:
+            self._unfit(one, self._names)
+            return ""
+        shown = self._as_shown(one)
+        found = answer(self._world.extender.filter(args(shown, names)))
+        if found["Error"]:
+            self._fail(one, found["Error"], error=True)
+            return ""
+        fitting = found["NodeNames"] or []
+        if not fitting:
+            self._unfit(one, [*(found["FailedNodes"] or {}), *(set(self._names) - set(names))])
+            return ""
+        if len(fitting) == 1:
+            return str(fitting[0])
+        given = answer_list(self._world.extender.prioritize(args(shown, fitting)))
+        others = {name: self._random.randint(0, 100) for name in fitting}  # the other plugins' scores
+        return str(max(fitting, key=lambda name: 10 * given[name] + others[name]))
+
+    def _as_shown(self, one: _Pod) -> Obj:
+        return self._world.api.pods["default", one.name]
+
+    def _unfit(self, one: _Pod, nodes: list[str]) -> None:
+        """No node took it: PostFilter of preemption, and of coscheduling."""
+        self._evict_for(one, nodes)
+        if self._scheduler.permit and not self._scheduler.whole and self._load.together:
+            for other in one.gang.pods.values():
+                if other.permit_ends is not None:
+                    self._fail(other, "another member has no node")
+        self._fail(one, f"0/{len(self._names)} nodes are available")
+
+    def _evict_for(self, one: _Pod, nodes: list[str]) -> None:
+        """By sums, as the in-tree plugin tries it: a node with room by sums has no victims."""
+        offered = {}
+        for name in nodes:
+            here = [other for other in self._pods.values() if other.bound and other.node == name]
+            lower = [other for other in here if other.gang.priority < one.gang.priority]
+            lower.sort(key=lambda other: other.gang.core)
+            free, victims = self._free[name], []
+            while free < one.gang.core and lower:
+                victims.append(lower.pop())
+                free += victims[-1].gang.core
+            if victims and free >= one.gang.core:
+                offered[name] = {"Pods": [{"UID": other.uid} for other in victims], "NumPDBViolations": 0}
+        if not offered:
+            return
+        question = {"Pod": self._as_shown(one), "NodeNameToMetaVictims": offered}
+        chosen = answer(self._world.extender.preempt(json.dumps(question).encode()))["NodeNameToMetaVictims"]
+        if not chosen:
+            return
+        name = min(chosen, key=lambda found: (len(chosen[found]["Pods"]), found))
+        one.nominated = name
+        for victim in chosen[name]["Pods"]:
+            if (other := self._pods.get(victim["UID"])) is not None:
+                self.preempted += 1
+                self._delete(other)
+
+    # Between choice and bind.
+
+    def _assume(self, one: _Pod, where: str) -> None:
+        one.node, one.parked, one.nominated = where, None, ""
+        self._free[where] -= one.gang.core
+
+    def _permit(self, one: _Pod) -> None:
+        one.permit_ends = self.time + self._scheduler.permit
+        cycle = one.cycle
+
+        def ends() -> None:
+            if one.cycle == cycle and one.permit_ends is not None:
+                for other in list(one.gang.pods.values()):
+                    if other.permit_ends is not None:
+                        self._fail(other, "rejected due to timeout after waiting at plugin")
+
+        self._at(one.permit_ends, ends)
+
+    def _release(self, gang: Gang) -> None:
+        for one in gang.pods.values():
+            if one.permit_ends is not None:
+                one.permit_ends = None
+                self._bind_soon(one)
+
+    def _bind_soon(self, one: _Pod) -> None:
+        """PreBind takes longer for some: a volume, an image's secret."""
+        slow = self._random.random() < 0.1
+        cycle = one.cycle
+
+        def bind() -> None:
+            if one.cycle == cycle and one.uid in self._pods and not one.bound:
+                self._bind(one)
+
+        self._after(self._random.uniform(2.0, 15.0) if slow else self._random.uniform(0.0, 0.3), bind)
+
+    def _bind(self, one: _Pod) -> None:
+        meta = one.obj["metadata"]
+        body = {"PodName": one.name, "PodNamespace": "default", "PodUID": meta["uid"], "Node": one.node}
+        error = answer(self._world.extender.bind(json.dumps(body).encode()))["Error"]
+        if error:
+            for other in [one, *one.gang.pods.values()]:  # Unreserve
+                if other is one or (other.permit_ends is not None and self._load.together):
+                    self._fail(other, error, error=True)
+            return
+        one.bound = True
+        self._show(self._as_shown(one))
+        self._count(one.gang)
+
+    def _fail(self, one: _Pod, reason: str, *, error: bool = False) -> None:
+        """It goes back to the queue: to wait for an event, or after an error for a moment."""
+        if one.node:
+            self._free[one.node] += one.gang.core
+        one.node, one.permit_ends = "", None
+        one.cycle += 1
+        one.tries += 1
+        one.until = self.time + min(_BACKOFF[1], _BACKOFF[0] * 2 ** min(one.tries - 1, 8))
+        one.queued = self.time
+        one.parked = None if error else self.time
+        if one.uid not in self._pods:
+            return
+        shown = self._as_shown(one)
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": reason}
+        status = {**shown["status"], "conditions": [condition]}
+        if one.nominated:
+            status["nominatedNodeName"] = one.nominated
+        new = {**shown, "status": status}
+        if new != shown:
+            self._world.api.put(new)
+            self._show(new)
+
+    # What happens beside.
+
+    def _chores(self) -> None:
+        world = self._world
+        world.binder.settle()
+        world.cluster.expire(self.time)
+        world.gangs.settle()
+
+    def _delete_one(self) -> None:
+        """Somebody deletes a pod, a controller makes another of its name."""
+        young = [one for one in self._pods.values() if not one.gang.runs]
+        pods = young if young and self._random.random() < 0.8 else list(self._pods.values())
+        if pods:
+            self._delete(self._random.choice(pods))
+
+    def _delete(self, one: _Pod) -> None:
+        gang = one.gang
+        if not gang.runs and any(other.bound for other in gang.pods.values()):
+            gang.disturbed = True
+        self._remove(one)
+        self._count(gang)
+        index = int(one.name.rpartition("-")[2])
+        self._after(self._random.uniform(0.2, 2.0), lambda: self._create(gang, index))
+
+    def _remove(self, one: _Pod) -> None:
+        if self._pods.pop(one.uid, None) is None:
+            return
+        one.gang.pods.pop(one.uid)
+        one.cycle += 1
+        if one.node:
+            self._free[one.node] += one.gang.core
+        gone = self._world.api.pods.pop(("default", one.name))
+        world = self._world
+        self._after(self._random.uniform(*_LAG), lambda: world.delete_seen(gone))
+        self._after(self._random.uniform(*_LAG), self._event)
+
+    def _event(self) -> None:
+        """Something happened: the pods that failed are looked at again, once their pause is over."""
+        for one in self._pods.values():
+            one.parked = None
+
+    def _urgent(self) -> None:
+        """A pod of high priority, by itself, for half a minute."""
+        gang = Gang(f"urgent-{self._number}", 1, 100, 9, 30.0, self.time)
+        together, self._load = self._load, replace(self._load, together=False)
+        self._create(gang, 0)
+        self._load = together
+        self._singles.append(gang)
+
+    def _change_leader(self) -> None:
+        """Scheduler and extender begin anew, by what the API server has."""
+        self.changes += 1
+        self._world.binder.end()
+        self._world = self._new_world(list(self._world.api.pods.values()))
+        for one in self._pods.values():
+            if one.node and not one.bound:
+                self._free[one.node] += one.gang.core
+                one.node = ""
+            one.cycle += 1
+            one.permit_ends = one.parked = None
+            one.tries, one.until, one.nominated = 0, 0.0, ""
+        self._world.binder.begin()
+        self._world.gangs.begin()
+
+    def _new_world(self, pods: list[Obj]) -> World:
+        seconds = GANG_SECONDS if self._load.judged else 0.0
+        nodes = [node(name, _CARDS) for name in self._names]
+        world = World(nodes, pods, watching=False, expecting=True, clock=self._clock, gang_seconds=seconds)
+        for obj in self._groups.values():
+            world.members.take_group(self._scheduler.api, obj, gone=False)
+        return world
+
+    def _show(self, obj: Obj) -> None:
+        """The watch of the extender shows it, late."""
+        world, time = self._world, self.time + self._random.uniform(*_LAG)
+        uid = obj["metadata"]["uid"]
+        time = max(time, self._shown.get(uid, 0.0))  # one watch shows changes in their order
+        self._shown[uid] = time
+
+        def show() -> None:
+            if uid in self._pods:
+                world.show(obj)
+
+        self._at(time, show)
+        self._after(self._random.uniform(*_LAG), self._event)
+
+    def _count(self, gang: Gang) -> None:
+        """See whether the gang runs, or a part of it lies on cards in vain."""
+        bound = [one for one in gang.pods.values() if one.bound]
+        if not self._load.together or gang.size == 1:
+            self._count_singles(gang, bound)
+            return
+        if gang.partly_since is not None and not gang.disturbed and not gang.runs:
+            gang.worst = max(gang.worst, self.time - gang.partly_since)
+        if not gang.runs and len(bound) >= gang.size:
+            gang.runs = True
+            self._after(gang.seconds, lambda: self._end(gang))
+        partly = bound and len(bound) < gang.size and not gang.runs
+        gang.partly_since = (gang.partly_since or self.time) if partly else None
+
+    def _end(self, gang: Gang) -> None:
+        gang.done = self.time
+        for one in list(gang.pods.values()):
+            self._remove(one)
+
+    def _count_singles(self, gang: Gang, bound: list[_Pod]) -> None:
+        for one in bound:
+            if one.uid not in self._running:
+                self._running.add(one.uid)
+                self._after(gang.seconds, partial(self._end_single, one))
+
+    def _end_single(self, one: _Pod) -> None:
+        if one.uid not in self._pods:
+            return
+        self._remove(one)
+        self._ended[one.gang.name] = self._ended.get(one.gang.name, 0) + 1
+        if self._ended[one.gang.name] == one.gang.size:
+            one.gang.done = self.time
+
+
+def answer_list(reply: Reply) -> dict[str, int]:
+    """The scores that prioritize gave."""
+    return {entry["Host"]: entry["Score"] for entry in json.loads(reply.body)}
