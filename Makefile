@@ -24,13 +24,13 @@ help: ##daily what there is
 	show write "Write what is made from something else:"; show ship "Build and release:"
 
 setup: $(STAMP) ##daily virtual environment with the locked dependencies, and this project built into it
-$(STAMP): $(BUILT) requirements-dev.lock
+$(STAMP): $(BUILT) locks/dev.lock
 	@echo "Downloading and installing what it is tested with: one to five minutes, the first time only"
-	$(INSTALL) -r requirements-dev.lock
+	$(INSTALL) -r locks/dev.lock
 	touch $@ $(TEST) $(CHECK) $(DOCS)
 
-# What one target needs beside the product: parts of requirements-dev.lock.
-$(TEST) $(CHECK) $(DOCS): $(VENV)/.%: requirements-%.lock $(BUILT)
+# What one target needs beside the product: parts of locks/dev.lock.
+$(TEST) $(CHECK) $(DOCS): $(VENV)/.%: locks/%.lock $(BUILT)
 	@echo "Downloading and installing what make $* needs: a minute, the first time only"
 	$(INSTALL) -r $<
 	touch $@
@@ -46,13 +46,13 @@ $(MODULES): always
 	@mkdir -p $(@D)
 	@new=$$(mktemp $@.XXXXXX); find gpu_manager admission vcuda sandbox -name '*.py' | sort > $$new; \
 	if cmp -s $$new $@; then rm $$new; else mv $$new $@; fi
-$(BUILT): pyproject.toml sandbox/pyproject.toml requirements-build.lock requirements-sandbox.lock deploy/image/requirements.lock $(MODULES) $(LIBVCUDA)
+$(BUILT): pyproject.toml sandbox/pyproject.toml locks/build.lock locks/sandbox.lock locks/image.lock $(MODULES) $(LIBVCUDA)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian: apt-get install gcc libc6-dev)"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Python's venv is needed (Debian: apt-get install python3-venv)"; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) # pip comes last: without it the last try was interrupted
 	@echo "Downloading and installing what it runs with, and building the library: a minute or two, the first time only"
-	$(INSTALL) -r deploy/image/requirements.lock -r requirements-build.lock -r requirements-sandbox.lock
+	$(INSTALL) -r locks/image.lock -r locks/build.lock -r locks/sandbox.lock
 	$(PROGRESS) $(BIN)/python -m pip install --no-build-isolation --no-deps --editable . --editable ./sandbox
 	touch $@
 
@@ -181,16 +181,16 @@ wheel: $(STAMP) ##ship build the wheel and try it in an empty environment
 	rm -rf build/wheel && mkdir -p build/wheel
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
 	$(PYTHON) -m venv build/wheel/venv
-	$(PROGRESS) build/wheel/venv/bin/python -m pip install --progress-bar off --require-hashes -r requirements.lock
+	$(PROGRESS) build/wheel/venv/bin/python -m pip install --progress-bar off --require-hashes -r locks/product.lock
 	build/wheel/venv/bin/python -m pip install --quiet --no-deps build/wheel/*.whl
 	cd build/wheel && venv/bin/gpu-manager version && venv/bin/gpu-manager check ../../docs/examples/nginx.yaml && { venv/bin/gpu-manager sandbox 2>&1 || true; } | grep -q gpu-manager-sandbox==
 
 LOCK := uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q
 lock: ##write resolve the dependencies anew
-	$(LOCK) pyproject.toml --group dev --extra admission -o requirements-dev.lock
-	$(LOCK) pyproject.toml -o requirements.lock
-	$(LOCK) pyproject.toml --extra admission -c requirements-dev.lock -o deploy/image/requirements.lock
-	for group in build sandbox test check docs; do $(LOCK) --group $$group -c requirements-dev.lock -o requirements-$$group.lock; done
+	$(LOCK) pyproject.toml --group dev --extra admission -o locks/dev.lock
+	$(LOCK) pyproject.toml -o locks/product.lock
+	$(LOCK) pyproject.toml --extra admission -c locks/dev.lock -o locks/image.lock
+	for group in build sandbox test check docs; do $(LOCK) --group $$group -c locks/dev.lock -o locks/$$group.lock; done
 
 # What waits for processes, clocks and sockets half of its time runs side by side; what measures time runs alone.
 ci: $(STAMP) check proto-check unit native ##daily what a commit must pass

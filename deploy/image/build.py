@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from archive import Image, pack, write_archive
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-LOCK: Final = Path(__file__).resolve().parent / "requirements.lock"
+LOCK: Final = ROOT / "locks/image.lock"
 SUITE: Final = "bookworm"  # whose python3 is 3.11
 PACKAGES: Final = ("base-files", "base-passwd", "libc6", "libstdc++6", "python3.11")
 ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}  # the machine's word → Debian's and OCI's

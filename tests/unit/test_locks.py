@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 GROUPS = ("build", "sandbox", "test", "check", "docs")
-PARTS = ("requirements.lock", "deploy/image/requirements.lock", *(f"requirements-{g}.lock" for g in GROUPS))
+PARTS = ("locks/product.lock", "locks/image.lock", *(f"locks/{g}.lock" for g in GROUPS))
 
 
 def pins(name: str) -> dict[str, frozenset[str]]:
@@ -24,7 +24,7 @@ def pins(name: str) -> dict[str, frozenset[str]]:
 
 @pytest.mark.parametrize("name", PARTS)
 def test_every_pin_is_one_that_is_tested(name: str) -> None:
-    tested, part = pins("requirements-dev.lock"), pins(name)
+    tested, part = pins("locks/dev.lock"), pins(name)
     assert len(part) >= 4
     assert all(part.values()), "a requirement without a hash"
     assert {p: h for p, h in part.items() if tested.get(p) != h} == {}
@@ -34,4 +34,4 @@ def test_every_pin_is_one_that_is_tested(name: str) -> None:
 def test_every_group_is_locked_whole(name: str) -> None:
     group = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"][name]
     wanted = {re.split(r"[<>=]", entry)[0].lower() for entry in group if isinstance(entry, str)}
-    assert wanted <= {pin.partition("==")[0] for pin in pins(f"requirements-{name}.lock")}
+    assert wanted <= {pin.partition("==")[0] for pin in pins(f"locks/{name}.lock")}

@@ -85,7 +85,7 @@ def test_the_notes_are_the_changelogs_section_and_what_was_not_run() -> None:
 
 
 def test_the_bill_names_every_locked_wheel_once() -> None:
-    lock = (ROOT / "deploy/image/requirements.lock").read_text()
+    lock = (ROOT / "locks/image.lock").read_text()
     document = json.loads(bill("1.2.3", lock, ("python3.11",), "bookworm", "2026-11-22T00:00:00+00:00"))
     wheels = [c["purl"] for c in document["components"] if c["purl"].startswith("pkg:pypi/")]
     assert len(wheels) == len(set(wheels)) == sum("==" in line for line in lock.splitlines())

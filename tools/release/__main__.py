@@ -46,7 +46,7 @@ def main() -> None:
     _chart(source, place)
     _plugin(source, place, version, options.url)
     created = dt.datetime.fromtimestamp(int(commit_time()), dt.UTC).isoformat()
-    lock = (source / "deploy/image/requirements.lock").read_text("utf-8")
+    lock = (source / "locks/image.lock").read_text("utf-8")
     (place / f"gpu-manager-{version}.cdx.json").write_text(
         bill(version, lock, build.PACKAGES, build.SUITE, created), "utf-8"
     )
