@@ -12,7 +12,7 @@ from typing import Any
 from admission.cluster.host_cpu import allocatable
 from admission.cluster.pod_view import PodView
 from gpu_manager.domain.card import Card, CardState, CardUuid
-from gpu_manager.domain.cluster.accounting import book_as_fact, charge_node
+from gpu_manager.domain.cluster.accounting import charge_node
 from gpu_manager.domain.cluster.claims import KnownClaim, charge_claims
 from gpu_manager.domain.cluster.kubelet_ids import KubeletIds, NumaIds, kubelet_ids, numa_ids
 from gpu_manager.domain.cluster.node_books import NodeBooks
@@ -78,7 +78,7 @@ class NodeView(NodeBooks):
                         later.release(uid)
                 placement = find(request, node.cards, node.topology, later)
             if placement is not None:
-                books = book_as_fact(books, node, tuple(allocations_of(occupant.pod, placement)))
+                books.record(allocations_of(occupant.pod, placement))
         return books
 
 

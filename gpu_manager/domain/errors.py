@@ -13,6 +13,9 @@ Adapters translate every foreign error into one of these; a traceback never reac
 Texts say what happened, to which pod, card or value, and what to do about it.
 """
 
+import re
+from typing import Final
+
 # ruff: noqa: N818  (an error is named by who must act; the word Error in each would say nothing)
 
 _SHOWN_CHARACTERS = 64
@@ -43,10 +46,18 @@ class Bug(VcudaError):
 
 
 def printable(text: str) -> str:
-    """Escape every character of ``text`` that could move a terminal's cursor or break a log line."""
-    if text.isprintable():
+    """Escape what could move a terminal's cursor or break a log line, and what nobody sees: with it two names
+    that differ would be read as one.
+    """
+    if text.isprintable() and (text.isascii() or not _UNSEEN.search(text)):
         return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return "".join(c if c.isprintable() and not _UNSEEN.match(c) else ascii(c)[1:-1] for c in text)
+
+
+# Letters and marks without a shape of their own (Unicode's Default_Ignorable_Code_Point), and blank Braille.
+_UNSEEN: Final = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 
 
 def quoted(value: object) -> str:

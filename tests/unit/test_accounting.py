@@ -40,6 +40,7 @@ from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.services.allocation.books import Books
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.planner import plan
+from tests.fakes.counted_calls import calls_of
 from tests.fakes.extender import UNIT, World, bound, container, node, pod, uuid
 from tests.seeds import seeds
 
@@ -135,6 +136,20 @@ def test_a_pod_for_which_no_card_has_room_is_charged_and_named() -> None:
     assert [one.name for one in books.unplaceable] == ["b"]
     assert books.guessed(PodUid("uid-default-a"))
     assert books.ledger.booked(ONE).cores == 120
+
+
+@pytest.mark.parametrize("containers", [1, 32])
+def test_twice_as_many_pods_that_name_a_full_node_themselves_cost_twice_as_much(containers: int) -> None:
+    """Anybody may bind pods by ``nodeName``; on a node whose kubelet is away none of them ends."""
+
+    def calls(count: int) -> int:
+        asked = [container(f"c{i}", 20 + i, 1 + i) for i in range(containers)]
+        world = World([node("n1", 4)], [pod(f"p{i:03}", on="n1", containers=asked) for i in range(count)])
+        return calls_of(world.cluster.snapshot) + calls_of(
+            lambda: (world.create(pod("first", on="n1", created="2025-01-01T00:00:00Z")), world.nodes)
+        )
+
+    assert calls(80) < 2.2 * calls(40)
 
 
 def test_a_pod_on_its_way_to_a_card_that_another_got_is_charged_where_room_is_left_for_it() -> None:

@@ -189,6 +189,13 @@ def test_printable_text_never_moves_the_cursor(text: str) -> None:
     assert len(quoted(text)) < 1000
 
 
+def test_two_texts_that_differ_are_shown_as_two() -> None:
+    """Letters without a shape: by them a second name would be shown as the first one."""
+    for code in (0x34F, 0x115F, 0x1160, 0x17B4, 0x180B, 0x2800, 0x3164, 0xFE0F, 0xFFA0, 0xE0100, 0xE01EF):
+        assert printable(f"a{chr(code)}b") == f"a{ascii(chr(code))[1:-1]}b"
+    assert printable("模型 é ½ 🚀") == "模型 é ½ 🚀"
+
+
 def test_quoted_says_what_kind_of_thing_stands_there() -> None:
     assert [quoted(v) for v in (None, True, 1.0, 30, 10**5000, [1], {}, b"x", "a\nb")] == [
         "null", "true", "1.0", "30", "a number of more than 38 digits", "a list", "a map",

@@ -1,7 +1,5 @@
 """The desk on which a pod is placed: what is left of a card, kept up as a sum where that is the peak."""
 
-import sys
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +11,7 @@ from gpu_manager.domain.placement.trial_placement import ContainerGroup, LeastNe
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest, Request
 from gpu_manager.domain.topology import Link, Topology
+from tests.fakes.counted_calls import calls_of
 
 CARDS = tuple(CardState(Card(i, CardUuid(f"GPU-{i}"), "T4", 16 * GIB)) for i in range(2))
 KINDS = st.sampled_from(ContainerKind)
@@ -69,20 +68,12 @@ def test_a_pod_of_twice_as_many_containers_costs_twice_as_much():
                 for i in range(count)
             ),
         )
-        ledger, made = Ledger((s.card for s in CARDS), DEFAULT_UNIT), [0]
-
-        def count_call(_frame, event, _argument):
-            made[0] += event == "call"
-
-        before = sys.getprofile()
-        sys.setprofile(count_call)
-        try:
-            found = find(request, CARDS, Topology.uniform(2, Link.parse("SYS")), ledger)
-        finally:
-            sys.setprofile(before)
-        assert found is not None
-        assert found["c0"][0].amount == Amount(1, DEFAULT_UNIT)
-        return made[0]
+        ledger, found = Ledger((s.card for s in CARDS), DEFAULT_UNIT), []
+        made = calls_of(
+            lambda: found.append(find(request, CARDS, Topology.uniform(2, Link.parse("SYS")), ledger))
+        )
+        assert found[0]["c0"][0].amount == Amount(1, DEFAULT_UNIT)
+        return made
 
     assert calls(60) < 2.5 * calls(30)
 

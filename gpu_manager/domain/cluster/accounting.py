@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from gpu_manager.domain import contract
-from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.claims import ClaimCharge, KnownClaim, charge_claims, claims_by_node
 from gpu_manager.domain.cluster.node_books import NodeBooks, terminating_allocations
 from gpu_manager.domain.cluster.node_json import NodeReport, usual_unit
@@ -32,9 +32,10 @@ from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement.place import Placement, find
-from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_request import booked_request
 from gpu_manager.domain.rules.request import PodRequest
+
+_MOST_MISFITS: Final = 8  # of a node, before its other pods without known cards are charged without a search
 
 
 def cluster_books(
@@ -206,6 +207,8 @@ def _patched(
     come = [allocations for uid, allocations in held.items() if old.get(uid) != allocations]
     if not gone and not come:
         return before.ledger
+    if len(gone) + len(come) > len(held):
+        return None
     ledger = before.without(gone)
     try:
         for allocations in come:
@@ -219,26 +222,28 @@ def guess(
     node: NodeReport, held: Iterable[Allocation], unknown: Sequence[CardsUnknown]
 ) -> Iterator[tuple[CardsUnknown, tuple[Allocation, ...], bool]]:
     """Place pods without known cards beside what is held, the oldest first, each where the node's own policy
-    puts it: its allocations, and whether they fit.
+    puts it: its allocations, and whether they fit. Once some have found no room, no more is looked for: any
+    number of pods may be bound by their own specification.
     """
     certainly = [a for one in unknown for a in one.certain]
     ledger = Ledger((s.card for s in node.cards), node.unit, [*held, *certainly])
+    misfits = 0
     for one in sorted(unknown, key=lambda one: (one.placed.pod.began, one.placed.uid)):
-        placement = find(one.rest, node.cards, node.topology, ledger)
+        placement = find(one.rest, node.cards, node.topology, ledger) if misfits < _MOST_MISFITS else None
         fits = placement is not None
         if placement is None:
+            misfits += 1
             placement = _where_most_is_left(one.rest, node, ledger)
         allocations = (*one.certain, *allocations_of(one.placed.pod, placement))
-        ledger = book_as_fact(ledger, node, allocations)
+        ledger.record(allocations)
         yield one, allocations, fits
 
 
 def _where_most_is_left(request: PodRequest, node: NodeReport, ledger: Ledger) -> Placement:
     """Cards with the most left, for a pod that is on the node though it does not fit."""
     placement: dict[str, tuple[Share, ...]] = {}
-    taken: dict[CardUuid, Amount] = {}
+    free = {s.card.uuid: ledger.free(s.card.uuid) for s in node.cards}
     for container in request.containers:
-        free = {s.card.uuid: ledger.free(s.card.uuid) - taken.get(s.card.uuid, ZERO) for s in node.cards}
         ranked = sorted(
             node.cards, key=lambda s: (-free[s.card.uuid].cores, -free[s.card.uuid].memory, s.card.index)
         )
@@ -250,11 +255,6 @@ def _where_most_is_left(request: PodRequest, node: NodeReport, ledger: Ledger) -
             for s in ranked[: container.request.cards or 1]
         )
         for share in shares:
-            taken[share.card] = taken.get(share.card, ZERO) + share.amount
+            free[share.card] -= share.amount
         placement[container.name] = shares
     return placement
-
-
-def book_as_fact(ledger: Ledger, node: NodeReport, allocations: Sequence[Allocation]) -> Ledger:
-    """A ledger with these allocations booked as facts, whether they fit or not."""
-    return Ledger((s.card for s in node.cards), node.unit, (*ledger, *allocations))

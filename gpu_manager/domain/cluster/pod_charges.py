@@ -15,7 +15,7 @@ from gpu_manager.domain import contract
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_json import NodeReport
 from gpu_manager.domain.kube.pod import ContainerKind, Pod, PodUid
-from gpu_manager.domain.placement.ledger import Allocation, Share, peak
+from gpu_manager.domain.placement.ledger import Allocation, Share, peaks
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resize.sizes import answer_of
 from gpu_manager.domain.resources import ZERO, Amount
@@ -113,9 +113,9 @@ def usage_by_model(
 ) -> tuple[tuple[str, Amount], ...]:
     """A pod's allocations summed by card model, each card at its peak over the pod's phases."""
     usage: dict[str, Amount] = {}
-    for card in dict.fromkeys(card for a in allocations for card in a.cards):
+    for card, amount in peaks(allocations).items():
         model = models.get(card, "")
-        usage[model] = usage.get(model, ZERO) + peak(allocations, card)
+        usage[model] = usage.get(model, ZERO) + amount
     return tuple(sorted(usage.items()))
 
 

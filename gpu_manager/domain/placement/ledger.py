@@ -121,6 +121,15 @@ def peak(allocations: Iterable[Allocation], card: CardUuid) -> Amount:
     return init_peak.peak(sidecars + apps)
 
 
+def peaks(allocations: Iterable[Allocation]) -> dict[CardUuid, Amount]:
+    """Return :func:`peak` for each card that the allocations name."""
+    by_card: dict[CardUuid, list[Allocation]] = {}
+    for allocation in allocations:
+        for card in dict.fromkeys(allocation.cards):
+            by_card.setdefault(card, []).append(allocation)
+    return {card: peak(held, card) for card, held in by_card.items()}
+
+
 class Ledger:
     """All allocations of one node.
 
@@ -139,8 +148,15 @@ class Ledger:
         self._booked: dict[CardUuid, Amount] = {}
         self._rooms: dict[CardUuid, CardRoom] = {}  # of cards that were asked about since they changed
         self._prioritised = 0  # allocations with another priority than normal
+        self.record(facts)
+
+    def record(self, facts: Iterable[Allocation]) -> None:
+        """Book existing grants, without a check."""
+        by_pod: dict[PodUid, dict[str, Allocation]] = {}
         for allocation in facts:
-            self._put(allocation)
+            by_pod.setdefault(allocation.pod, {})[allocation.container] = allocation
+        for pod, changes in by_pod.items():
+            self._rebook(pod, changes)
 
     def copy(self) -> Ledger:
         """Return an independent copy, for simulations."""
@@ -164,13 +180,12 @@ class Ledger:
         batch = tuple(allocations)
         before = {a.key: self.get(*a.key) for a in batch}
         was = {card: self.free(card) for a in batch for card in a.cards}
-        for allocation in batch:
-            self._put(allocation)
+        self.record(batch)
         for card, room in was.items():
             now = self.free(card)
             if (now.cores < 0 and now.cores < room.cores) or (now.memory < 0 and now.memory < room.memory):
-                for key, old in before.items():
-                    self._rebook(*key, old)
+                for (pod, container), old in before.items():
+                    self._rebook(pod, {container: old})
                 raise DoesNotFit(f"card {card} has {room} free: the booking would leave {now}")
 
     def release(self, pod: PodUid, container: str | None = None) -> tuple[Allocation, ...]:
@@ -181,8 +196,7 @@ class Ledger:
             if container is None
             else tuple(a for a in held.values() if a.container == container)
         )
-        for allocation in gone:
-            self._drop(*allocation.key)
+        self._rebook(pod, dict.fromkeys(allocation.container for allocation in gone))
         return gone
 
     def get(self, pod: PodUid, container: str) -> Allocation | None:
@@ -261,26 +275,21 @@ class Ledger:
         """True if no container holds any of the card."""
         return self.booked(card) == ZERO
 
-    def _put(self, allocation: Allocation) -> None:
-        self._rebook(allocation.pod, allocation.container, allocation)
-
-    def _drop(self, pod: PodUid, container: str) -> None:
-        self._rebook(pod, container, None)
-
-    def _rebook(self, pod: PodUid, container: str, allocation: Allocation | None) -> None:
+    def _rebook(self, pod: PodUid, changes: Mapping[str, Allocation | None]) -> None:
+        """Change what containers of a pod hold; None for nothing."""
         held = self._pods.setdefault(pod, {})
-        old = held.get(container)
-        for sign, each in ((-1, old), (1, allocation)):
-            if each is not None and each.priority is not Priority.NORMAL:
-                self._prioritised += sign
-        cards = {*(old.cards if old else ()), *(allocation.cards if allocation else ())}
-        without = {card: self.booked(card) - peak(held.values(), card) for card in cards}
-        if allocation is None:
-            held.pop(container, None)
-        else:
-            held[container] = allocation
-        for card in cards:
-            self._booked[card] = without[card] + peak(held.values(), card)
+        before = peaks(held.values())
+        for container, allocation in changes.items():
+            for sign, each in ((-1, held.get(container)), (1, allocation)):
+                if each is not None and each.priority is not Priority.NORMAL:
+                    self._prioritised += sign
+            if allocation is None:
+                held.pop(container, None)
+            else:
+                held[container] = allocation
+        now = peaks(held.values())
+        for card in before.keys() | now.keys():
+            self._booked[card] = self.booked(card) - before.get(card, ZERO) + now.get(card, ZERO)
             self._rooms.pop(card, None)
             if self._booked[card] == ZERO:
                 del self._booked[card]
