@@ -14,7 +14,7 @@ _GROUPS: Final = ("initContainers", "containers")
 _NAMED: Final = ("name", "namespace", "uid", "resourceVersion")
 _TIMED: Final = (*_NAMED, "creationTimestamp", "deletionTimestamp")
 _META: Final = (*_TIMED, "labels")
-_SPEC: Final = ("nodeName", "priority", "schedulerName", "overhead")
+_SPEC: Final = ("nodeName", "priority", "schedulerName", "overhead", "resources")
 _WISHES: Final = ("nodeSelector", "tolerations", "schedulingGates")  # of a pod that waits
 _STATUS: Final = ("phase", "startTime", "nominatedNodeName")
 _OTHERS: Final = ("name", "resources", "restartPolicy")
@@ -45,7 +45,7 @@ def slim_pod(obj: Obj) -> Obj | None:
         agent = mapping(meta.get("labels")).get(COMPONENT) == AGENT
         return {
             "metadata": {**_picked(meta, _NAMED), **({"labels": {COMPONENT: AGENT}} if agent else {})},
-            "spec": {**_picked(spec, ("nodeName", "overhead")), **small},
+            "spec": {**_picked(spec, ("nodeName", "overhead", "resources")), **small},
             "status": _picked(
                 mapping(obj.get("status")), ("phase", "containerStatuses") if agent else ("phase",)
             ),

@@ -37,6 +37,7 @@ from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
+from gpu_manager.domain.rules.unknown_names import asks_strangely
 
 SHOWN_NODES: Final = 200  # in full; the rest is counted
 FITS: Final = "fits"
@@ -146,6 +147,8 @@ def _explain(
         return Explanation(
             pod.key, "", f"never runs: {text}", "Change the pod as said", {Unfit.NEVER.value: total}, total
         )
+    if not request.containers and (strange := asks_strangely(pod)) and not pod.node:
+        return Explanation(pod.key, "", strange, "Change the pod as said", {Unfit.NEVER.value: total}, total)
     if not request.containers and (gpus := gpus_of(pod)) and not pod.node:
         return _lent(occupant, gpus, snapshot)
     if not request.containers:

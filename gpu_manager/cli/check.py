@@ -23,7 +23,7 @@ from gpu_manager.domain.rules.limit_ranges import warn_limit_range
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
-from gpu_manager.domain.rules.unknown_names import misplaced
+from gpu_manager.domain.rules.unknown_names import misplaced, uncounted
 from gpu_manager.domain.untrusted import mapping
 from gpu_manager.runtime.arguments import Option, whole_bytes
 
@@ -118,7 +118,7 @@ def _judge_file(name: str, judge: _Judge) -> list[PodVerdict]:
 def _judge_object(file: str, manifest: Manifest, entry: Mapping[str, Any], judge: _Judge) -> PodVerdict:
     pods = [manifest.pod] if manifest.runs_pods else [found.as_pod() for found in pod_templates(entry)]
     verdicts = [judge(file, replace(manifest, pod=pod)) for pod in pods]
-    limited = warn_limit_range(manifest.limit_range) if manifest.limit_range is not None else ()
+    limited = warn_limit_range(manifest.limit_range) if manifest.limit_range is not None else uncounted(entry)
     skipped = PodVerdict(file, manifest, CheckState.SKIPPED, warnings=tuple(limited))
     one = verdicts[0] if verdicts else skipped
     for more in verdicts[1:]:

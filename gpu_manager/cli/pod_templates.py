@@ -126,6 +126,8 @@ def _below(tree: Tree, where: str, kind: str) -> Iterator[FoundTemplate]:
 def _own_limits(key: str, value: Any) -> Any:
     """Return our amounts in a map such as a container's ``resources``, or in one that is named as limits."""
     limits = mapping(value).get("limits", value if str(key).endswith("_limits") else None)
+    if key == "gpu" and isinstance(name := mapping(value).get("name"), str):  # a SparkApplication's
+        limits = {name: value.get("quantity")}
     return None if mapping(limits).keys().isdisjoint((CORE, MEMORY)) else limits
 
 

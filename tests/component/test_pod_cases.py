@@ -20,6 +20,7 @@ from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
 from gpu_manager.cli.main import run
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.kube.host_resources import host_of_pod
 from gpu_manager.domain.resources import GIB
 from tests.oracle.pod_cases import CASES, given
 
@@ -292,3 +293,69 @@ def test_values_without_a_foreign_name_are_still_no_manifest() -> None:
     assert [f.kind for f in migrate("f", b"x: nvidia.com/gpumem\n", MigrationTerms()).findings] == [
         FindingKind.LEFT
     ]
+
+
+def test_a_whole_pod_asks_for_no_share_and_its_cpu_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Kubernetes 1.34 and later: ``spec.resources`` bounds CPU, memory and huge pages of all containers."""
+    made = pod({CORE: 50, MEMORY: 8}, resources={"limits": {"cpu": "4"}, "requests": {"cpu": "4"}})
+    assert checked(made, tmp_path, capsys)[0] == 0
+    assert host_of_pod(made).cpu == 4000
+    assert host_of_pod(pod(resources={"limits": {"memory": "1Gi"}})).memory == GIB
+    code, told = checked(pod(resources={"limits": {CORE: 50, MEMORY: 8}}), tmp_path, capsys)
+    assert code == 1
+    assert f"no whole pod asks for {CORE}: write it in the container that uses it" in told
+    _, told = checked(pod(resources={"requests": {"nvidia.com/gpumem": 4000}}), tmp_path, capsys)
+    assert (
+        "huge pages alone: write tencent.com/vcuda-core and tencent.com/vcuda-memory in the container" in told
+    )
+
+
+def test_what_a_spark_operator_asks_for_by_one_name_is_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def spark(name: str, quantity: int) -> Any:
+        asked = {"gpu": {"name": name, "quantity": quantity}}
+        meta = {"name": "s"}
+        return {
+            "apiVersion": "x/v1",
+            "kind": "SparkApplication",
+            "metadata": meta,
+            "spec": {"executor": asked},
+        }
+
+    assert checked(spark(CORE, 100), tmp_path, capsys)[0] == 0
+    code, told = checked(spark(CORE, 50), tmp_path, capsys)
+    assert (code, "is 50 without tencent.com/vcuda-memory" in told) == (1, True)
+    (left,) = foreign_names(spark(NVIDIA, 1))
+    assert left.path == "spec.executor.gpu.name"
+    assert "with quantity 100 is a whole card" in left.advice
+
+
+def test_bounds_that_their_system_does_not_count_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def bound(name: str) -> Any:
+        policy = {"containerName": "*", "maxAllowed": {"cpu": 1, name: 50}}
+        spec = {"resourcePolicy": {"containerPolicies": [policy]}}
+        return {
+            "kind": "VerticalPodAutoscaler",
+            "apiVersion": "x/v1",
+            "metadata": {"name": "v"},
+            "spec": spec,
+        }
+
+    def machines(name: str) -> Any:
+        spec = {"limits": {"cpu": 1000, name: 8}}
+        return {"kind": "NodePool", "apiVersion": "karpenter.sh/v1", "metadata": {"name": "n"}, "spec": spec}
+
+    for document, reason in ((bound(CORE), "sizes CPU and memory alone"), (machines(CORE), "instance types")):
+        code, told = checked(document, tmp_path, capsys)
+        assert code == 0
+        assert f"{CORE} in " in told
+        assert reason in told
+    assert "[resource-uncounted]" not in checked(bound("memory"), tmp_path, capsys)[1]
+    (left,) = foreign_names(bound(NVIDIA))
+    assert "sizes CPU and memory alone" in left.advice
+    assert list(foreign_names(machines(NVIDIA))) == []  # instance types offer it: so it stands there rightly

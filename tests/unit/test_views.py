@@ -164,6 +164,13 @@ def test_a_pod_that_waits_though_there_is_room_is_told_whose_turn_it_is():
 def test_an_empty_cluster_and_a_pod_without_cards_are_told_too():
     assert why(World(), pod("a")).line == "waits: the cluster has no node with cards"
     assert "any node will do" in why(World([node("n1")]), pod("a", None, None)).line
+    hami = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "4000"}}}
+    strange = why(World([node("n1")]), pod("a", containers=[hami]))
+    assert strange.line == (
+        "asks for nvidia.com/gpumem, which none of our nodes offers: ask for tencent.com/vcuda-core and "
+        "tencent.com/vcuda-memory"
+    )
+    assert strange.counts == {"never": 1}
 
 
 def test_every_text_is_bounded():

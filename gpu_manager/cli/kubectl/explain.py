@@ -29,6 +29,7 @@ from gpu_manager.domain.placement.explain import (
 )
 from gpu_manager.domain.placement.place import judge
 from gpu_manager.domain.rules.pod_request import judged_request
+from gpu_manager.domain.rules.unknown_names import asks_strangely
 from gpu_manager.domain.untrusted import mapping, mappings, text
 from gpu_manager.runtime.arguments import Argument
 
@@ -208,6 +209,8 @@ def _here(login: Login, asked: _Asked) -> Mapping[str, Any]:
     books = cluster.with_cards
     wishes = pod_constraints(asked.manifest.get("spec"))
     bars = {node.name: why for node in map(node_constraints, objects) if (why := node.bars(wishes))}
+    if not (pod.asks or pod.node) and (strange := asks_strangely(pod)):
+        return _explained(pod, strange, {"never": len(books)}, len(books))
     if (gpus := gpus_of(pod)) and not pod.node:
         free = [one for one in books if one.name not in bars]
         line, room = explain_gpus(gpus, ((one.node, one.ledger) for one in free))

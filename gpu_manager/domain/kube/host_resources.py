@@ -16,6 +16,7 @@ from gpu_manager.domain.resources import format_bytes, parse_quantity
 from gpu_manager.domain.untrusted import mapping, mappings
 
 THOUSANDTHS: Final = 1000
+_OF_WHOLE_PODS: Final = ("cpu", "memory")  # what Kubernetes lets a pod ask for as a whole
 _UNSAID: Final = 1 << 62  # a resource that a node does not report is taken as plentiful
 
 
@@ -88,8 +89,9 @@ def host_of_node(node: Mapping[str, Any]) -> HostResources:
 def asked(pod: Mapping[str, Any], resource: str, parts: int = 1) -> int:
     """The pod's effective request as kube-scheduler counts it, in ``1 / parts`` of the resource's unit.
 
-    That is the peak over init and app containers, with sidecars and overhead. A limit stands for a missing
-    request, as the API server's defaulting does.
+    That is the peak over init and app containers, with sidecars and overhead; of CPU and memory what the pod
+    says for all of them, where it does. A limit stands for a missing request, as the API server's defaulting
+    does.
     """
     spec = mapping(pod.get("spec"))
     together, worst = 0, 0
@@ -102,7 +104,11 @@ def asked(pod: Mapping[str, Any], resource: str, parts: int = 1) -> int:
             worst = max(worst, together + amount)
     for container in mappings(spec.get("containers")):
         together += _of_container(container, resource, parts)
-    return max(worst, together) + _amount(mapping(spec.get("overhead")).get(resource), parts)
+    own = max(worst, together)
+    of_pod = mapping(mapping(spec.get("resources")).get("requests"))
+    if resource in _OF_WHOLE_PODS and (resource in of_pod or not own):
+        own = _of_container(spec, resource, parts)
+    return own + _amount(mapping(spec.get("overhead")).get(resource), parts)
 
 
 def allocatable(node: Mapping[str, Any], resource: str, parts: int = 1) -> int | None:

@@ -260,6 +260,12 @@ def _containers(spec: Mapping[str, object], status: Mapping[str, object]) -> tup
     unreadable: list[str] = []
     claims = _claim_names(spec, status)
     extended = _extended_claim(status)
+    for kind, amounts in mapping(spec.get("resources")).items():
+        unreadable += [
+            f"spec.resources.{kind}: no whole pod asks for {name}: write it in the container that uses it"
+            for name in (CORE, MEMORY)
+            if name in mapping(amounts)
+        ]
     containers = tuple(
         _container(entry, plain, statuses, claims, extended, unreadable)
         for group, plain in (("initContainers", ContainerKind.INIT), ("containers", ContainerKind.APP))

@@ -406,6 +406,14 @@ class Rule(Enum):
         "[quota](quota.md).",
         warning=True,
     )
+    RESOURCE_UNCOUNTED = RuleText(
+        "resource-uncounted",
+        "{field} in {value} bounds nothing: {reason}",
+        "A bound that its system does not count is taken for one, and is none.",
+        "Remove it. What a namespace may hold the [quota](quota.md) bounds; machines, a resource that their "
+        "types offer.",
+        warning=True,
+    )
     PRIVILEGED_BESIDE_SHARE = RuleText(
         "privileged-beside-share",
         "securityContext.privileged is true in a pod in which container {value} has a part of a card: "

@@ -26,8 +26,11 @@ from gpu_manager.domain.contract import (
 from gpu_manager.domain.errors import printable
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
+from gpu_manager.domain.untrusted import mapping, mappings
 
 _FOR_PEOPLE = (CORE_LIMIT, GPU_MODEL, GPU_UUID, PLACEMENT, PRELOAD, PRIORITY)
+_NODE_MAKERS = ("NodePool", "Provisioner")  # Karpenter's
+OF_VPA = "a VerticalPodAutoscaler sizes CPU and memory alone: take it out, and see docs/sizing.md"
 _ALIKE = 0.7  # of difflib's ratio, without the prefix
 _MOST = 8  # annotations of one pod that are complained of
 
@@ -43,6 +46,29 @@ def unknown_names(pod: Pod) -> Iterator[Violation]:
     unknown = sorted(k for k in ours if k not in POD_ANNOTATIONS and not k.startswith(PREDICATE_INDEX))
     for key in unknown[:_MOST]:
         yield violation(Rule.ANNOTATION_UNKNOWN, "", printable(key), "", hint=_meant(key, _FOR_PEOPLE))
+
+
+def asks_strangely(pod: Pod) -> str:
+    """Why a pod that asks for nothing of ours runs on no node of ours: it asks by a name that none offers."""
+    strange = next((name for container in pod.containers for name in container.strange), "")
+    return (
+        f"asks for {printable(strange)}, which none of our nodes offers: ask for {CORE} and {MEMORY}"
+        * bool(strange)
+    )
+
+
+def uncounted(obj: Mapping[str, Any]) -> Iterator[Violation]:
+    """Yield a warning for each resource of ours in bounds of a system that does not know it."""
+    kind, spec = obj.get("kind"), mapping(obj.get("spec"))
+    bounds = {"spec.limits": spec.get("limits")} if kind in _NODE_MAKERS else {}
+    if kind == "VerticalPodAutoscaler":
+        policies = mappings(mapping(spec.get("resourcePolicy")).get("containerPolicies"))
+        bounds = {part: policy.get(part) for policy in policies for part in ("minAllowed", "maxAllowed")}
+    reason = "Karpenter counts what instance types offer" if kind in _NODE_MAKERS else OF_VPA
+    for where, amounts in bounds.items():
+        for name in (CORE, MEMORY):
+            if name in mapping(amounts):
+                yield violation(Rule.RESOURCE_UNCOUNTED, "", name, where, reason=reason)
 
 
 def misplaced(

@@ -21,7 +21,8 @@ from gpu_manager.cli.pod_templates import object_name
 from gpu_manager.domain.contract import CORE, GPU_MODEL, MEMORY
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.resources import parse_quantity
-from gpu_manager.domain.untrusted import mappings
+from gpu_manager.domain.rules.unknown_names import OF_VPA
+from gpu_manager.domain.untrusted import mapping, mappings
 
 _BY_HAND = f"write {CORE} and {MEMORY} there by hand"
 _QUOTA = "pods no longer ask for it: see docs/quota.md for ours"
@@ -31,6 +32,14 @@ _COUNTS = f"pods ask for {CORE} and {MEMORY} instead: write these here"
 _SPARK = (
     "Spark makes the resource's name, which pods then ask for, of this vendor and the resource: use a pod "
     f"template (spark.kubernetes.executor.podTemplateFile) with {CORE} and {MEMORY}"
+)
+_SPARK_GPU = (
+    f"it takes one name: {CORE} with quantity 100 is a whole card; for a part write {CORE} and {MEMORY} into "
+    "the template beside it"
+)
+_WHOLE_POD = (
+    "a whole pod asks for CPU, memory and huge pages alone: write "
+    f"{CORE} and {MEMORY} in the container that uses the card"
 )
 QUEUE_NAME: Final = "kueue.x-k8s.io/queue-name"
 UNCOVERED: Final = (
@@ -163,15 +172,25 @@ def _walk(
         ours = _meant(tree, terms)
         for key, value in tree.items():
             at = f"{path}.{key}" if path else str(key)
-            if key in ("tolerations", "taints"):
+            if key in ("tolerations", "taints") or (key == "limits" and where.startswith("NodePool ")):
                 continue
             if isinstance(key, str):
                 for name, advice in _names(key):
                     yield ForeignName(where, path or ".", name, _for(where, ours or advice))
+            if key == "resources" and isinstance(tree.get("containers"), list):
+                yield from (
+                    replace(one, advice=_WHOLE_POD) for one in _walk(value, where, at, refused, terms)
+                )
+                continue
             if key == "sharing" and (shared := advice_of({key: value}, terms)):
                 yield from (ForeignName(where, at, name, advice) for name, advice in shared)
                 continue
             yield from _of_key(key, value, where, at)
+            if key == "gpu" and "quantity" in mapping(value):
+                yield from (
+                    replace(one, advice=_SPARK_GPU) for one in _walk(value, where, at, refused, terms)
+                )
+                continue
             yield from _walk(value, where, at, refused, terms)
 
 
@@ -218,6 +237,8 @@ def _meant(amounts: dict[Any, Any], terms: MigrationTerms) -> str:
 def _for(where: str, advice: str) -> str:
     if where.startswith(("ClusterQueue ", "Cohort ")):
         return UNCOVERED
+    if where.startswith("VerticalPodAutoscaler "):
+        return OF_VPA
     if where.startswith(("ResourceQuota ", "LimitRange ")):
         return _QUOTA
     counts = where.startswith(("PrometheusRule ", "ScaledObject ")) and advice is _BY_HAND
