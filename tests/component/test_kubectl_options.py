@@ -155,6 +155,22 @@ def test_a_card_is_named_by_the_first_letters_of_its_uuid(
     assert "as NODE/INDEX" in said(capsys)[1]
 
 
+def test_what_a_node_says_of_anothers_card_does_not_keep_that_one_open(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node that was taken over may show the UUIDs of others, and one that lost a card lists it as closed."""
+    a_node(api)
+    a_node(api, "n2", cards=0)
+    api.patch("nodes", "n2", {"metadata": {"annotations": {CORDON: "GPU-1"}}})
+    assert run(["cordon", "GPU-1"]) == 0
+    assert cordoned(api, "n1") == ["GPU-1"]
+    a_node(api, "n3")
+    assert run(["cordon", "GPU-1"]) == 2
+    assert 'n1, n3 all say that they have "GPU-1": name it as NODE/INDEX' in said(capsys)[1]
+    assert run(["cordon", "n1"]) == 0
+    assert cordoned(api, "n1") == ["GPU-0", "GPU-1"]
+
+
 def test_explain_takes_a_workload(api: StandInApi, capsys: pytest.CaptureFixture[str]) -> None:
     a_node(api)
     spec = {"containers": [container("c", 30, 8)]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from gpu_manager.adapters.kube.connection import CONFLICT, Connection
@@ -86,20 +86,24 @@ def _change(
 class CardPlace(NamedTuple):
     """Where a card is; ``at`` is its index, None for one that its node only lists as closed."""
 
+    uuid: CardUuid
     node: str
     at: int | None
 
 
-def places_of_cards(connection: Connection) -> Mapping[CardUuid, CardPlace]:
-    """Where each card is that a node publishes or still lists as closed. Raises NodeUnready."""
-    found: dict[CardUuid, CardPlace] = {}
+def places_of_cards(connection: Connection) -> Sequence[CardPlace]:
+    """Where each card is that a node publishes or still lists as closed: what a node says of a card decides
+    for that node alone. Raises NodeUnready.
+    """
+    found: list[CardPlace] = []
     for node in list_all(connection, "list nodes", "/api/v1/nodes"):
         meta = mapping(node.get("metadata"))
         annotations = mapping(meta.get("annotations"))
         shown = contract.decode_inventory(annotations.get(contract.INVENTORY))
         name, closed = str(meta.get("name")), contract.decode_uuids(annotations.get(contract.CORDON))
-        found |= {uuid: CardPlace(name, None) for uuid in sorted(closed)}
-        found |= {s.card.uuid: CardPlace(name, s.card.index) for s in (shown.cards if shown else ())}
+        here = {s.card.uuid: s.card.index for s in (shown.cards if shown else ())}
+        found += [CardPlace(uuid, name, at) for uuid, at in here.items()]
+        found += [CardPlace(uuid, name, None) for uuid in sorted(closed - here.keys())]
     return found
 
 

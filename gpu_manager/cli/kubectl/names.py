@@ -91,46 +91,59 @@ def labelled(login: Login, selector: str, *, everywhere: bool) -> frozenset[str]
     return frozenset(text(mapping(pod.get("metadata")).get("uid")) for pod in pods)
 
 
-def find_cards(cards: Mapping[CardUuid, CardPlace], words: Iterable[str]) -> Mapping[str, list[CardUuid]]:
+def find_cards(cards: Sequence[CardPlace], words: Iterable[str]) -> Mapping[str, list[CardUuid]]:
     """The cards that the words name, by node: a UUID or its start, ``NODE/INDEX``, or a node for all of its
     cards. Raises RequestInvalid: a word names none, or several that it must not.
     """
     found: dict[str, dict[CardUuid, None]] = {}
     for word in words:
-        for uuid in _cards(cards, word):
-            found.setdefault(cards[uuid].node, {})[uuid] = None
+        for place in _places(cards, word):
+            found.setdefault(place.node, {})[place.uuid] = None
     return {node: list(uuids) for node, uuids in found.items()}
 
 
-def _cards(cards: Mapping[CardUuid, CardPlace], word: str) -> list[CardUuid]:
-    if word in cards:
-        return [CardUuid(word)]
-    nodes = dict.fromkeys(place.node for place in cards.values())
+def _places(cards: Sequence[CardPlace], word: str) -> list[CardPlace]:
+    if exact := [place for place in cards if place.uuid == word]:
+        return [_only(exact)]
+    nodes = dict.fromkeys(place.node for place in cards)
     node, slash, index = word.rpartition("/")
     if slash and node.lower() in ("node", "nodes", "no"):
         node, slash, index = index, "", ""
     elif not slash:
         node, index = (next(iter(nodes)), word) if word.isdecimal() and len(nodes) == 1 else (word, "")
     if node in nodes:
-        here = {place.at: uuid for uuid, place in cards.items() if place.node == node}
+        here = [place for place in cards if place.node == node]
         if not index:
-            return list(here.values())
-        if index.isdecimal() and len(index) < _LEAST and int(index) in here:
-            return [here[int(index)]]
-        has = ", ".join(str(one) for one in sorted(one for one in here if one is not None))
+            return here
+        number = int(index) if index.isdecimal() and len(index) < _LEAST else None
+        if number is not None and (at := [place for place in here if place.at == number]):
+            return at
+        has = ", ".join(map(str, sorted(place.at for place in here if place.at is not None)))
         raise RequestInvalid(f"node {node} has no card {quoted(index)}; it has {has}")
     start = word.lower().removeprefix("gpu-")
-    begun = [uuid for uuid in cards if uuid.lower().removeprefix("gpu-").startswith(start)]
-    if len(begun) == 1 and len(start) >= _LEAST:
-        return begun
+    begun = [place for place in cards if place.uuid.lower().removeprefix("gpu-").startswith(start)]
+    uuids = list(dict.fromkeys(place.uuid for place in begun))
+    if len(uuids) == 1 and len(start) >= _LEAST:
+        return [_only(begun)]
     if begun and len(word) >= _LEAST:
         raise RequestInvalid(
-            f"{len(begun)} cards begin with {quoted(word)}: {_some(begun)}; write more of it"
+            f"{len(uuids)} cards begin with {quoted(word)}: {_some(uuids)}; write more of it"
         )
     raise RequestInvalid(
         f"no node shows a card {quoted(word)}: name it by UUID or its first letters, as NODE/INDEX, or all "
         f"of a node by its name; kubectl vcuda graph shows them. Nodes: {_some(nodes)}"
     )
+
+
+def _only(places: list[CardPlace]) -> CardPlace:
+    """The place of one card: where it is shown, before where it is only listed as closed."""
+    shown = [place for place in places if place.at is not None] or places
+    if len(shown) > 1:
+        who = _some(place.node for place in shown)
+        raise RequestInvalid(
+            f"{who} all say that they have {quoted(shown[0].uuid)}: name it as NODE/INDEX, and find out why"
+        )
+    return shown[0]
 
 
 def _some(names: Iterable[str]) -> str:
@@ -170,8 +183,8 @@ def _listed(kind: str, login: Login) -> list[str]:
 
     if kind == "cards":
         cards = places_of_cards(login.connection)
-        places = [f"{place.node}/{place.at}" for place in cards.values() if place.at is not None]
-        return [*places, *map(str, cards)]
+        places = [f"{place.node}/{place.at}" for place in cards if place.at is not None]
+        return [*places, *dict.fromkeys(str(place.uuid) for place in cards)]
     path = pods_path(login.namespace) if kind == "pods" else _LIST.format(kind)
     objects = list_all(login.connection, f"list {kind}", path)
     return [text(mapping(one.get("metadata")).get("name")) for one in objects]
