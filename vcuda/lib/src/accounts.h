@@ -1,5 +1,5 @@
-/* Who holds how many bytes of a card: a container-wide word for the test, a word in each process's slot for the
- * truth. Every function is lock-free and may be interrupted by a kill at any instruction. */
+/* How many bytes of a card each process holds: a container-wide word for the limit check, and a word in each process's
+ * slot as the source of truth. Every function is lock-free and tolerates a kill at any instruction. */
 #ifndef VCUDA_ACCOUNTS_H
 #define VCUDA_ACCOUNTS_H
 
@@ -9,32 +9,33 @@
 /* Bytes charged to the container on this card. */
 uint64_t vcuda_charged(int card);
 
-/* Reserve `bytes` if the container then holds no more than `limit`; at no instant does it. A refusal counts, after
- * slots of dead processes have been freed once. False without attachment. */
+/* Reserve `bytes` unless the container would hold more than `limit`; the total never exceeds it, even briefly. Before
+ * it refuses, slots of dead processes are freed once. A refusal is counted. False if not attached. */
 bool vcuda_charge(int card, uint64_t bytes, uint64_t limit);
 
-/* Charge without a test: what the driver has taken already. False without attachment. */
+/* Charge memory that the driver has already allocated, without a check. False if not attached. */
 bool vcuda_charge_taken(int card, uint64_t bytes);
 
-/* Give back what was charged; never below what this process holds. */
+/* Return a charge; at most what this process holds. */
 void vcuda_discharge(int card, uint64_t bytes);
 
-/* Of what this process is charged, on all cards: managed memory (less, where negative); and the sum of the container.
- */
+/* Add to the managed memory charged to this process, on all cards (wraps for negative amounts); and the container's
+ * sum. */
 void accounts_add_movable(uint64_t bytes);
 uint64_t accounts_movable(void);
 
-/* Bytes that this process has let go of and that stay charged until the host tells whether they are gone. */
+/* Set the bytes that this process has released and that stay charged until the host reports them gone. */
 void accounts_set_untold(uint64_t bytes);
 
-/* In the child of a fork: what the parent holds is not its own. */
+/* Call in the child of a fork: it holds nothing of its parent's memory. */
 void accounts_forget(void);
 
 /* Recompute the container's word from the live slots. */
 void vcuda_repair(int card);
 void vcuda_repair_all(void);
 
-/* Free the slots of dead processes and repair every card's word if there were any. Returns how many. */
+/* Free the slots of dead processes, and repair every card's word if there were any. Returns the number of slots freed.
+ */
 unsigned vcuda_reap(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* What a hook needs of the interposer: the driver's own functions, and whether the driver itself is calling. */
+/* The interposer as hooks use it: the driver's own functions, and whether the driver itself is the caller. */
 #ifndef VCUDA_INTERPOSER_H
 #define VCUDA_INTERPOSER_H
 
@@ -21,10 +21,10 @@ enum vcuda_name {
 #define NAME(name, index) ID_##name = index,
 #include "names.inc"
 #undef NAME
-    VCUDA_NAMES /* how many */
+    VCUDA_NAMES /* number of names */
 };
 
-/* The driver's functions, bound when the driver is opened; before that they answer "not found". */
+/* The driver's functions, bound when the driver is opened; until then they return "not found". */
 struct vcuda_real {
 #define HOOK(result, name, parameters, arguments) result(*name) parameters;
 #define CALL(result, name, parameters) result(*name) parameters;
@@ -40,7 +40,7 @@ extern struct vcuda_real real;
 #undef HOOK
 #undef CALL
 
-/* Does the driver have this function? */
+/* True if the driver has this function. */
 #define real_has(name) ((void (*)(void))real.name != (void (*)(void))vcuda_missing)
 int vcuda_missing(void);
 
@@ -48,19 +48,18 @@ int vcuda_missing(void);
  * nothing. */
 extern __thread unsigned vcuda_depth __attribute__((tls_model("initial-exec")));
 
-/* While a hook runs, is this the driver calling, to whom the call is not ours to answer? What is called from elsewhere
- * comes from a handler of the program's: a signal's, or a profiler's. Or there is no hook running any more: one that
- * was left by longjmp or an exception has not counted itself out. Until the driver is open all of it is the driver's.
- */
+/* While a hook runs: true if the caller is the driver itself, whose calls are passed through. A call from elsewhere
+ * comes from a handler of the program, for a signal or of a profiler; or the hook was left by longjmp or an exception
+ * and so did not decrement vcuda_depth. Before the driver is open every caller counts as the driver. */
 bool vcuda_is_driver(const void *caller);
 
-/* Open the driver if that has not been done; false if it cannot be opened. Any thread, any number of times. */
+/* Open the driver unless it is open; false if it cannot be opened. Any thread may call, any number of times. */
 bool vcuda_interposer_open(void);
 
 /* The address of a function of the driver, or NULL. */
 void *vcuda_interposer_find(const char *name);
 
-/* The name itself. */
+/* The name with this id. */
 const char *vcuda_interposer_name(unsigned id);
 
 #endif

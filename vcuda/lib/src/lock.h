@@ -1,12 +1,12 @@
-/* A spin lock in one word, for a few instructions at a time: never held across a call of the driver, so that a thread
- * that waits for it waits for no card. */
+/* A spin lock in one word, held for a few instructions at a time. Never held across a driver call, so no thread waits
+ * for a card through it. */
 #ifndef VCUDA_LOCK_H
 #define VCUDA_LOCK_H
 
 #include <sched.h>
 #include <stdbool.h>
 
-/* Take it if it is free. */
+/* Take the lock if it is free. */
 static inline bool spin_try(bool *lock) {
     return !__atomic_exchange_n(lock, true, __ATOMIC_ACQUIRE);
 }

@@ -1,8 +1,8 @@
-/* The one line on stderr: silence is the rule in a guest. What the host should know goes into a note. */
+/* The library's only output on stderr: by default a guest is silent. Everything else is a note to the host (note.h). */
 #ifndef VCUDA_LOG_ONCE_H
 #define VCUDA_LOG_ONCE_H
 
-/* Print "vcuda: ...", once a process: CUDA is refused, or nothing holds it, and this is why. Keeps errno. */
+/* Print "vcuda: ..." once per process: the reason why CUDA is refused, or runs without limits. Preserves errno. */
 void vcuda_log_once(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

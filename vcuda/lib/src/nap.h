@@ -1,4 +1,4 @@
-/* Sleeping in a call of the program's. */
+/* Sleeps inside a call of the program. */
 #ifndef VCUDA_NAP_H
 #define VCUDA_NAP_H
 
@@ -7,8 +7,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* For about so long, less if a signal comes. Not by nanosleep(), at which a thread may be cancelled: the driver's calls
- * are no such points, and what a thread that ends here has counted would stay. */
+/* Sleep for about `ns`, less if a signal arrives. Not nanosleep(): that is a cancellation point, which driver calls are
+ * not, and a thread cancelled here would leave its counts behind. */
 static inline void nap(uint64_t ns) {
     struct timespec time = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
     syscall(SYS_nanosleep, &time, NULL);

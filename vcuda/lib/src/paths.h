@@ -1,4 +1,4 @@
-/* Where things lie in the container. Nothing of it can be moved by the tenant: no environment is read. */
+/* Paths of the library's files in the container. The tenant cannot change them: no environment variable is read. */
 #ifndef VCUDA_PATHS_H
 #define VCUDA_PATHS_H
 
@@ -7,7 +7,7 @@
 
 #define PATHS_MAX 512
 
-/* Each fills `path` and returns false if it would not fit. */
+/* Each function fills `path`, or returns false if it does not fit. */
 bool paths_limits(char path[PATHS_MAX]);
 bool paths_usage(char path[PATHS_MAX]);
 bool paths_gate(char path[PATHS_MAX], const uint8_t uuid[16]);

@@ -1,29 +1,31 @@
-/* What a launch of a kind costs a card of its own. What runs while others' work is on the card seems longer, or where
- * a thread was stopped between two calls shorter: this is what it is then charged by. Kept beside the table of costs,
- * because launches do not look at it; only the one that settles calls these. */
+/* What a launch of each kind costs a card that runs nothing else. A launch measured beside other containers' work
+ * appears longer, and one whose thread was preempted between two calls appears shorter; both are then charged by this
+ * estimate. Kept apart from the table of costs because launching threads do not read it. Only the settling thread calls
+ * these functions. Times in ns. */
 #ifndef VCUDA_ALONE_COST_H
 #define VCUDA_ALONE_COST_H
 
 #include "cuda/cost.h"
 
-/* 0: not known yet. */
+/* The estimate; 0 if it is not known yet. */
 uint64_t alone_cost_ns(const struct cost *cost);
 
-/* One took so long, and nobody else's work came between. Known is the most of the first ALONE_COST_RUNS, then the
- * mean of that and of what follows, or an average over the last ALONE_COST_AGE_NS once that is shorter. */
+/* A launch took `ns` while no other container had work on the card. The estimate is the maximum of the first
+ * ALONE_COST_RUNS launches, then a mean of that and later launches, over at most the last ALONE_COST_AGE_NS. */
 #define ALONE_COST_RUNS 4
 #define ALONE_COST_AGE_NS 3000000000u
 void alone_cost_ran(const struct cost *cost, uint64_t ns, uint64_t now);
 
-/* One took so long where others' work may have come between. What ALONE_COST_RUNS in a row took less than is known is
- * nearer to the truth: the most of them is known from then on. That many took more says nothing: each of a container's
- * launches may find another's kernel in flight. */
+/* A launch took `ns` while other containers may have had work on the card. If ALONE_COST_RUNS launches in a row were
+ * below the estimate, their maximum becomes the estimate. Longer ones are ignored: each may have met another
+ * container's kernel. */
 void alone_cost_ran_crossed(const struct cost *cost, uint64_t ns);
 
-/* One took so long where others' work comes between now and then, but not always. Over ALONE_COST_MIXED_NS: where
- * ALONE_COST_RUNS or more and a quarter of all took less than half of what is known, the last of the shortest
- * ALONE_COST_RUNS is known from then on; else the shortest of ALONE_COST_MIXED_RUNS or more, if it took more by an
- * eighth and any took longer than others' work can explain, or if it took twice as long. */
+/* A launch took `ns` while other containers have work on the card intermittently. Judged every ALONE_COST_MIXED_NS: if
+ * at least ALONE_COST_RUNS launches and a quarter of all took less than half of the estimate, the longest of the
+ * shortest ALONE_COST_RUNS becomes the estimate. Otherwise the shortest of at least ALONE_COST_MIXED_RUNS does, if it
+ * exceeds the estimate by an eighth and some launch took longer than other containers' work can explain (`explained`
+ * false), or if it is twice the estimate. */
 #define ALONE_COST_MIXED_RUNS 16
 #define ALONE_COST_MIXED_NS 500000000u
 void alone_cost_ran_mixed(const struct cost *cost, uint64_t ns, bool explained, uint64_t now);

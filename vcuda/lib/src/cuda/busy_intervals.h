@@ -1,4 +1,4 @@
-/* When a context had work on its card: the union of intervals, so that work of two streams at once counts once. */
+/* When a context had work on its card, as a union of intervals: time in which two streams had work counts once. */
 #ifndef VCUDA_BUSY_INTERVALS_H
 #define VCUDA_BUSY_INTERVALS_H
 
@@ -13,11 +13,11 @@ struct busy_intervals {
     } interval[BUSY_INTERVALS_MOST]; /* disjoint, ascending */
 };
 
-/* Add an interval; returns how much of it was new. When there are too many, the oldest gap is forgotten: what comes
- * later than that is counted as if it were new only beyond it. */
+/* Add an interval; returns how much of it was not covered yet. When the table is full the two oldest intervals are
+ * merged across their gap. */
 int64_t busy_intervals_add(struct busy_intervals *busy, int64_t from, int64_t to);
 
-/* How much of it would be new. */
+/* How much of the interval is not covered yet. */
 int64_t busy_intervals_lack(const struct busy_intervals *busy, int64_t from, int64_t to);
 
 #endif

@@ -1,4 +1,4 @@
-/* A reservation on its way: made before the driver's call, kept or undone after it. */
+/* A reservation around one driver call: made before the call, then kept or undone. */
 #ifndef VCUDA_CHARGE_H
 #define VCUDA_CHARGE_H
 
@@ -13,16 +13,16 @@ struct charge {
     uint64_t bytes;
 };
 
-/* Reserve on the card of the calling thread's context. Anything but CUDA_SUCCESS is the hook's answer. */
+/* Reserve on the card of the calling thread's context. A result other than CUDA_SUCCESS is what the hook returns. */
 CUresult charge_here(struct charge *charge, uint64_t bytes);
 
 /* Reserve on this card. */
 CUresult charge_on(struct charge *charge, int card, uint64_t bytes);
 
-/* Is there anything to remember of it? */
+/* True if there is a charge to record for this reservation. */
 bool charge_counts(const struct charge *charge);
 
-/* What the driver took turns out to be `bytes`; false if the limit forbids what is missing. */
+/* Adjust the reservation to the `bytes` that the driver actually took; false if the limit forbids the difference. */
 bool charge_resize(struct charge *charge, uint64_t bytes);
 
 void charge_undo(struct charge *charge);

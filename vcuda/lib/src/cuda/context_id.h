@@ -1,4 +1,4 @@
-/* The number of a context: unlike its handle, never used twice. */
+/* Ids of contexts: unlike handles, ids are never reused. */
 #ifndef VCUDA_CONTEXT_ID_H
 #define VCUDA_CONTEXT_ID_H
 
@@ -6,7 +6,7 @@
 
 #include "cu_types.h"
 
-/* A context's id; 0 if it is none. */
+/* A context's id; 0 if the handle is not a context. */
 uint64_t context_id_of(CUcontext context);
 
 #endif

@@ -1,25 +1,25 @@
-/* The contexts of this process that are measured. */
+/* The measured contexts of this process. */
 #ifndef VCUDA_CONTEXT_METER_H
 #define VCUDA_CONTEXT_METER_H
 
 #include "cuda/context_registry.h"
 #include "cuda/timing_span.h"
 
-/* All of them, for who settles. */
+/* Head of the list of all of them, for the settling thread. */
 extern struct context_meter *context_meters;
 
-/* That of a context, made if need be; NULL if it cannot be. */
+/* The meter of a context, created if necessary; NULL if it cannot be created. */
 struct context_meter *context_meter_of(const struct current_context *where, CUcontext context);
 
-/* In the child of a fork: there are none, and the lock is nobody's. */
+/* Call in the child after a fork: empties the list and resets the lock. */
 void context_meters_forget(void);
 
-/* The lock of whoever settles, adds to the lists of contexts and streams, or may be ending a context: false if it is
- * taken, for a second where the caller is patient. */
+/* Lock for settling, for adding to the lists of contexts and streams, and for calls that may end a context. False if it
+ * is taken; a patient caller waits up to a second. */
 bool meter_lock(bool patient);
 void meter_unlock(void);
 
-/* Memory for meters, which are never freed; NULL if there is none. */
+/* Allocate memory for meters, which is never freed; NULL if there is none. */
 void *meter_map(size_t size);
 
 #endif

@@ -1,7 +1,7 @@
-/* The contexts of this process: which one a thread works in, what each is charged, and what ends with it.
+/* The contexts of this process: which one a thread works in, what each is charged, and what ends with it. Any thread
+ * may call.
  *
- * Contexts are known by their ids, because a later one may have the same handle.
- */
+ * Contexts are identified by their ids, because the driver reuses handles. */
 #ifndef VCUDA_CONTEXT_REGISTRY_H
 #define VCUDA_CONTEXT_REGISTRY_H
 
@@ -12,57 +12,58 @@
 #include "cuda/allocation_table.h"
 #include "cuda/context_id.h"
 
-#define CONTEXT_DEVICES 64 /* no process sees more */
+#define CONTEXT_DEVICES 64 /* more than a process can see */
 
 struct current_context {
     CUdevice device;
-    int card;         /* of the pages, or CARD_UNKNOWN or CARD_NONE */
-    uint64_t owner;   /* the context's id: unlike its handle, never used twice */
-    uint64_t changes; /* context_changes() before it was found alive */
+    int card;         /* index in the control pages, or CARD_UNKNOWN or CARD_NONE */
+    uint64_t owner;   /* the context's id, never reused (a handle may be) */
+    uint64_t changes; /* context_changes() before the context was found alive */
 };
 
-/* The calling thread's current context; false without one, and the driver will say so. A context that is seen for the
- * first time is charged for what it takes itself. */
+/* The calling thread's current context; false if it has none, which the driver then reports. A context seen for the
+ * first time is charged for its own memory. */
 bool context_current(struct current_context *where);
 
-/* The context of a stream. The null streams are the current context's. */
+/* The context of a stream. For the null streams it is the current context. */
 bool context_of_stream(CUstream stream, struct current_context *where);
 
-/* The card whose memory this location is; CARD_NONE for the host's. A part of a card, or a location that is not said,
- * counts as the current context's card, without one as the first. */
+/* The card whose memory this location is; CARD_NONE for host memory. A location that is a part of a card, or
+ * unspecified, counts as the current context's card, or as the first card if there is no current context. */
 int card_of_location(CUmemLocation location);
 
-/* A green context: a part of this primary one. */
+/* Record a green context: a part of the primary context `primary`. */
 void context_green(uint64_t id, uint64_t primary);
 
-/* The context that owns what is allocated in this one: itself, or of a green one the primary context. */
+/* The context that owns allocations made in this one: the primary context for a green one, otherwise the context
+ * itself. */
 uint64_t context_owner(uint64_t id);
 
-/* The id of the device's primary context as seen last, 0 if there was none; and a new one in its place, which returns
- * the one before. */
+/* The last observed id of the device's primary context, 0 if there was none. context_set_primary() replaces it and
+ * returns the previous id. */
 uint64_t context_primary(CUdevice device);
 uint64_t context_set_primary(CUdevice device, uint64_t id);
 
-/* Does the device's primary context exist now? The driver is asked. */
+/* True if the device's primary context exists now; calls the driver. */
 bool context_primary_is_active(CUdevice device);
 
-/* How often contexts went: what a thread remembers of one holds while this stays. */
+/* Counter of context ends. What a thread has cached about a context is valid while the counter stays equal. */
 uint64_t context_changes(void);
 
-/* Contexts are going or gone: what threads remember of theirs is to be asked again. */
+/* Contexts are ending or have ended: invalidates what threads have cached about theirs. */
 void context_forget(void);
 
-/* Give back everything charged for a context that is gone, and for itself. */
+/* Return all charges of a context that has ended, including the one for the context itself. */
 void context_ended(uint64_t id);
 
-/* Remember what a context owns (`item->owner`), which was found alive when the number of changes was `changes`, or
- * CONTEXT_UNSEEN. If it has ended since, its memory has too: the charge is given back. What had the item's key ended
- * unseen. */
+/* Record an allocation of a context (`item->owner`) that was found alive when the counter was `changes`, or
+ * CONTEXT_UNSEEN. If the context has ended since, the charge is returned. A previous item with this key has ended
+ * unobserved and is returned too. */
 #define CONTEXT_UNSEEN UINT64_MAX
 void context_keep(const struct allocation *item, uint64_t changes);
 
-/* A context that is there: charged now, past the limit too, unless it was before. False if contexts have changed
- * since `changes`: then look again. */
+/* Charge a context that exists, even past the limit, unless it is charged already. False if contexts have changed since
+ * `changes`: the caller must check the context again. */
 bool context_seen(uint64_t id, int card, uint64_t changes);
 
 #endif

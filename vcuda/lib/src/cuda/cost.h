@@ -1,4 +1,5 @@
-/* What a launch of each kind is expected to cost: a table of 1,024 averages in each process. */
+/* What a launch of each kind is expected to cost: a table of 1,024 averages in each process. Launching threads read it;
+ * only the settling thread writes averages. Times in ns. */
 #ifndef VCUDA_COST_H
 #define VCUDA_COST_H
 
@@ -10,12 +11,13 @@
 struct cost {
     uint64_t key;       /* 0: free */
     uint64_t ns;        /* how long a launch keeps its stream busy, an exponential average */
-    uint64_t charge_ns; /* GPU time that a launch adds, the same: less where other streams run beside it */
-    uint64_t spread_ns; /* how far from the mean a launch was, on average */
+    uint64_t charge_ns; /* GPU time that a launch adds, an exponential average: less than `ns` where other streams run
+                           beside it */
+    uint64_t spread_ns; /* average distance of a launch from `ns` */
     uint64_t seen;      /* how often it was measured */
 };
 
-/* The key of a kind: what is launched, and its size in powers of two. Never 0. */
+/* The key of a kind of launch: the function and its size rounded to a power of two. Never 0. */
 static inline uint64_t cost_key(const void *what, uint64_t size) {
     uint64_t key = (uint64_t)(uintptr_t)what ^ (uint64_t)(64 - __builtin_clzll(size | 1)) << 56;
     return key * UINT64_C(0x9e3779b97f4a7c15) | 1;
@@ -45,19 +47,19 @@ static inline uint64_t cost_seen(const struct cost *cost) {
     return __atomic_load_n(&cost->seen, __ATOMIC_RELAXED);
 }
 
-/* True if the mean tells little of the next launch: lengths vary, or few launches were measured. */
+/* True if the mean predicts the next launch poorly: durations vary, or few launches were measured. */
 static inline bool cost_is_unsure(const struct cost *cost) {
     return cost_seen(cost) < COST_AVERAGE_OVER ||
            __atomic_load_n(&cost->spread_ns, __ATOMIC_RELAXED) > cost_ns(cost) / 4;
 }
 
-/* No kernel is shorter. */
+/* No kernel is assumed to be shorter. */
 #define KERNEL_LEAST_NS 1000
 
-/* So many launches of a kind are measured by themselves before its average counts. */
+/* This many launches of a kind are measured individually before its average is used. */
 #define COST_FIRST 3
 
-/* A launch kept its stream busy for `ns`, and the card for `charge_ns` longer than other streams did. */
+/* Record a measured launch: it kept its stream busy for `ns`, and added `charge_ns` to the card's busy time. */
 void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns);
 
 #endif

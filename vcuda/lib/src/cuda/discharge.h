@@ -1,4 +1,4 @@
-/* Giving back what was charged for an allocation that is gone, whatever kind it is of. */
+/* Returns the charge of an allocation that has ended, of any kind. */
 #ifndef VCUDA_DISCHARGE_H
 #define VCUDA_DISCHARGE_H
 

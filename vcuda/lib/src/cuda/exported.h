@@ -1,34 +1,35 @@
-/* Memory that other processes may have been given: who holds it after this process has let go of it? */
+/* Memory that was exported to other processes: finds out who holds it after this process has released it. Any thread
+ * may call. */
 #ifndef VCUDA_EXPORTED_H
 #define VCUDA_EXPORTED_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A block or multicast object is named by a number, never used twice. */
+/* A new name for an exported block or multicast object; names are never reused. */
 uint64_t exported_name(void);
 
-/* It was exported as `fd`, a descriptor, or as something that leaves no trace (fd < 0). */
+/* Record that the block was exported as descriptor `fd`, or in a form that cannot be traced (fd < 0). */
 void exported_as(uint64_t name, int fd);
 
-/* This process has let go of it: give `bytes` of the card back, now or once nothing else can hold it. */
+/* This process has released the block: return `bytes` of the card, now or once nothing else can hold it. */
 void exported_let_go(uint64_t name, int card, uint64_t bytes);
 
-/* A dma-buf is watched from now on: its number, 0 if it cannot be. Memory of this name is what it is made of; false
- * without memory to note it. */
+/* exported_watch() begins to watch a dma-buf and returns its number, 0 if it cannot be watched. exported_as_watched()
+ * records that memory of this name backs it; false if out of memory. */
 uint64_t exported_watch(int fd);
 bool exported_as_watched(uint64_t name, uint64_t number);
 
-/* From now on the charge of `bytes` of the card is given back here alone, once nothing holds what was exported by this
- * name, and linear memory `at` (if not 0) is no longer in the table with the low half of the name as its count. An
- * import's descriptor (or IMPORTED_NOTHING) is closed with it. False without memory to note it.
+/* From now on the charge of `bytes` is returned only here: once nothing holds the exports of this name, and linear
+ * memory `at` (if not 0) has left the table (its item has the low half of the name as count). An import's descriptor
+ * `held` (or IMPORTED_NOTHING) is closed with it. False if out of memory.
  *
- * Linear memory is pinned until who asked for this unpins it, and by whoever frees it: what is out of the table then
- * may come back. */
+ * Linear memory stays pinned until the caller unpins it, and while it is being freed: an item that has left the table
+ * may come back if the driver refuses to free it. */
 bool exported_range(uint64_t name, int card, uint64_t bytes, uint64_t at, int held);
 void exported_pin(uint32_t name, int by);
 
-/* Look again at what waits for others to let go. */
+/* Check again the blocks that wait for other processes to release them. */
 void exported_settle(void);
 
 #endif

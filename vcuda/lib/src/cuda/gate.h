@@ -15,7 +15,7 @@
 
 #define GATE_AHEAD_NS UINT64_C(500000)
 #define GATE_HOLD_MOST_NS UINT64_C(50000000)
-#define GATE_FUTURE_MOST_NS UINT64_C(200000000) /* the host closes no gate for longer */
+#define GATE_FUTURE_MOST_NS UINT64_C(200000000) /* the host never closes a gate for longer */
 #define GATE_NAP_LEAST_NS UINT64_C(50000)
 #define GATE_NAP_LATE_NS UINT64_C(150000) /* between two checks of work that should have ended */
 #define GATE_NAP_MOST_NS UINT64_C(1000000)
@@ -25,15 +25,15 @@ static inline bool gate_is_closed(uint64_t until_ns, uint64_t now) {
     return until_ns > now && until_ns - now <= GATE_FUTURE_MOST_NS;
 }
 
-/* What a process has in flight on a card. Times of the host's clock. */
+/* Work of a process that is in flight on a card. Host times, CLOCK_MONOTONIC in ns. */
 struct gate_flight {
-    uint64_t ahead_ns; /* cost of the work that is launched and not known to have ended */
-    uint64_t since;    /* when the first piece of it began, as far as is known; 0: unknown */
-    uint64_t head_ns;  /* what that piece is expected to cost */
+    uint64_t ahead_ns; /* cost of the work that was launched and is not known to have ended */
+    uint64_t since;    /* when the oldest piece of it began, as far as is known; 0: unknown */
+    uint64_t head_ns;  /* the expected cost of that oldest piece */
 };
 
-/* How long until there is room for one more launch; 0: now. `undisturbed`: nothing has kept the card from the first
- * piece, so its expected end counts. */
+/* Time until there is room for one more launch; 0: now. `undisturbed`: nothing has kept the card from the oldest piece,
+ * so its expected end counts. */
 uint64_t gate_room_wait_ns(const struct gate_flight *flight, bool undisturbed, uint64_t now);
 
 /* ---- the container's own share
@@ -41,22 +41,22 @@ uint64_t gate_room_wait_ns(const struct gate_flight *flight, bool undisturbed, u
  */
 
 #define GATE_FLOOR_MARKS 64
-#define GATE_FLOOR_STEPS 50 /* in a window */
+#define GATE_FLOOR_STEPS 50 /* per window */
 
-/* What the container had over the last window: GPU time, and time in which it had nothing to run. */
+/* What the container had during the last window: GPU time, plus time in which it had nothing to run. */
 struct gate_floor {
     uint64_t step_ns;
-    uint64_t from; /* the first mark that is known, in steps */
-    uint64_t at;   /* the last one */
+    uint64_t from; /* the first known mark, in steps */
+    uint64_t at;   /* the last mark, in steps */
     uint64_t had_ns;
     uint64_t mark[GATE_FLOOR_MARKS];
 };
 
-/* Note that the container has had `had_ns` in all by `now`. */
+/* Record that the container had `had_ns` in total up to `now`. */
 void gate_floor_note(struct gate_floor *floor, uint64_t window_ns, uint64_t had_ns, uint64_t now);
 
-/* True if the container, which has work, would get less than its share of some window if it began any later. `rate_q8`:
- * the part of the card that it would have from then on (a part below its share counts as a little more than that). */
+/* True if the container has work and would get less than its share of some window if it started any later. `rate_q8`:
+ * the part of the card that it would have from then on (a part below its share counts as slightly more). */
 bool gate_floor_owes(const struct gate_floor *floor, uint32_t share_q8, uint32_t rate_q8, uint64_t window_ns,
                      uint64_t had_ns, uint64_t now);
 

@@ -1,4 +1,4 @@
-/* The gates of the container's cards, as this process has them mapped. */
+/* The gate files of the container's cards, as mapped into this process. */
 #ifndef VCUDA_GATE_VIEW_H
 #define VCUDA_GATE_VIEW_H
 
@@ -7,14 +7,14 @@
 
 #include "page.h"
 
-/* The gate of this card of the pages, whose UUID that is; NULL: none is mounted. A container that was made before it
- * was best-effort has none: it keeps what it has in flight short, and that is all. */
+/* Map the gate of this card of the control pages, identified by its UUID; NULL if none is mounted. A container that was
+ * created before it became best-effort has no gate; it only keeps its work in flight short. */
 const struct vcuda_gate *gate_view(int card, const uint8_t uuid[16]);
 
-/* The same if it is mapped by now. */
+/* The gate of this card if it is already mapped; NULL otherwise. */
 const struct vcuda_gate *gate_mapped(int card);
 
-/* Is the card's gate closed, or was it opened or closed since? False where this process has none. */
+/* True if the card's gate is closed, or was opened or closed after `since`. False if this process has no gate. */
 bool gate_was_moved(int card, uint64_t since);
 
 #endif

@@ -1,4 +1,4 @@
-/* The card's gate, as a best-effort container finds it: waiting there before a launch. gate.h decides. */
+/* Waits at the card's gate before a launch of a best-effort container. gate_passage.h decides. */
 #ifndef VCUDA_GATE_WAIT_H
 #define VCUDA_GATE_WAIT_H
 
@@ -7,15 +7,15 @@
 
 #include "cuda/stream_meter.h"
 
-/* What comes to be launched. */
+/* A launch that arrives at the gate. */
 struct gated_launch {
-    uint64_t expected_ns; /* what it is expected to cost */
-    bool is_unknown;      /* ... which is a guess */
-    bool may_defer;       /* the call returns before the work has run: the work may wait by itself */
+    uint64_t expected_ns; /* expected cost */
+    bool is_unknown;      /* `expected_ns` is only a guess */
+    bool may_defer;       /* the call returns before the work has run, so the launch can be deferred */
 };
 
-/* Wait until the work may be put on its card, or may be put there to wait by itself. The thread holds none of the
- * library's locks and is not capturing; errno is kept. True: gate_launched() is to be called once it is there. */
+/* Wait until the work may be launched, or may be launched deferred. The calling thread holds none of the library's
+ * locks and is not capturing; errno is preserved. True: call gate_launched() once it is launched. */
 bool gate_wait(struct stream_meter *meter, const struct gated_launch *launch);
 
 #endif

@@ -1,4 +1,4 @@
-/* What launches of a graph do to memory, read from the graph when it is made executable. */
+/* The effect of a graph's launches on memory, read from the graph when it is instantiated. */
 #ifndef VCUDA_GRAPH_PROFILE_H
 #define VCUDA_GRAPH_PROFILE_H
 
@@ -8,7 +8,7 @@
 
 #include "cu_types.h"
 
-/* An allocation node's memory that no node of its graph frees. */
+/* Memory of an allocation node that no node of its graph frees. */
 struct graph_unfreed {
     CUdeviceptr at;
     uint64_t bytes;
@@ -22,8 +22,8 @@ struct graph_profile {
     size_t freed_count;
 };
 
-/* Read a graph, its children included: NULL if it has no memory nodes, or if there is no memory for the profile; then
- * *readable is false. */
+/* Read a graph and its child graphs. NULL if it has no memory nodes; also NULL, with *readable false, if there is no
+ * memory for the profile. */
 struct graph_profile *graph_profile_read(CUgraph graph, bool *readable);
 
 void graph_profile_free(struct graph_profile *profile);

@@ -1,4 +1,4 @@
-/* Memory that a graph's allocation nodes take when it is launched or uploaded. */
+/* Charges the memory that a graph's allocation nodes take when it is launched or uploaded. */
 #ifndef VCUDA_GRAPHMEM_H
 #define VCUDA_GRAPHMEM_H
 
@@ -10,7 +10,7 @@
 
 struct graph_profile;
 
-/* A launch or upload on its way; without a pool it takes no memory. */
+/* A launch or upload between graphmem_begin() and graphmem_end(); `pool` is NULL if it takes no memory. */
 struct graph_launch {
     struct graph_pool *pool;
     const struct graph_profile *profile;
@@ -18,14 +18,14 @@ struct graph_launch {
     struct graph_step step;
 };
 
-/* Before a launch: reserve what it may take. Anything but CUDA_SUCCESS is the hook's answer. A process without such
- * graphs pays a look at a flag; a graph without memory nodes costs one look-up. */
+/* Reserve what a launch may take, before it is made. A result other than CUDA_SUCCESS is what the hook returns. A
+ * process without such graphs pays one read of a flag; a graph without memory nodes one lookup. */
 CUresult graphmem_begin(struct graph_launch *launch, CUgraphExec exec, CUstream stream, bool per_thread);
 
-/* After it: remember what it leaves allocated, and charge what the device's graphs have now. */
+/* After the launch: record the allocations that it leaves, and charge the present memory of the device's graphs. */
 void graphmem_end(struct graph_launch *launch, CUresult result);
 
-/* A graph's allocation was freed behind the stream's work. */
+/* A graph's allocation was freed in the order of this stream. */
 void graphmem_freed_behind(const struct allocation *item, CUstream stream, bool per_thread);
 
 #endif

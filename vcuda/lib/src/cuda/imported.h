@@ -1,11 +1,12 @@
-/* Memory of other processes that this one has imported: their makers must learn that it is held here. */
+/* Memory imported from other processes: the exporting process must be able to detect that it is still held here. */
 #ifndef VCUDA_IMPORTED_H
 #define VCUDA_IMPORTED_H
 
-#define IMPORTED_NOTHING (-1) /* no descriptor: the driver will say so */
-#define IMPORTED_REFUSED (-2) /* no descriptor is left to tell the maker by */
+#define IMPORTED_NOTHING (-1) /* no descriptor; the driver will report that */
+#define IMPORTED_REFUSED (-2) /* no descriptor is left that would let the exporter detect the import */
 
-/* What is imported from `fd` is held: returns a descriptor that tells its maker so while it is open. */
+/* Hold what is imported from `fd`: returns a descriptor that, while open, lets the exporter detect the import.
+ * imported_unhold() closes it. */
 int imported_hold(int fd);
 void imported_unhold(int held);
 

@@ -18,31 +18,31 @@
 #include "page.h"
 
 #define KNOWN_BUSY_DELAY_NS 5000000
-/* What was charged is entered where it is thought to have run. So much of it may lie too early. */
+/* Charged time is entered where it is assumed to have run; it may be entered too early by this much. */
 #define KNOWN_BUSY_EARLY_US 300
-/* The same while other containers share the card, whose turns come now and then. */
+/* The same tolerance while other containers share the card, whose time slices interleave. */
 #define KNOWN_BUSY_EARLY_SHARED_US 10000
 
-/* All zero: nothing known. */
+/* All zero: nothing is known. */
 struct known_busy {
     struct busy_intervals busy;
     struct {
         int64_t ms;
-        int64_t us; /* known of it */
+        int64_t us; /* time in this millisecond during which the context surely had work */
     } cell[VCUDA_TIMELINE_CELLS];
-    int64_t next_ms;  /* the first that was not compared yet, ... */
-    int64_t end_ms;   /* ... and the first of which nothing is known */
-    int64_t early_us; /* charged in the milliseconds before, beyond what is known of them */
+    int64_t next_ms;  /* the first millisecond that was not compared yet, ... */
+    int64_t end_ms;   /* ... and the first one of which nothing is known */
+    int64_t early_us; /* time charged in earlier milliseconds beyond what is known of them */
 };
 
 /* The context surely had work from `from` to `to`. */
 void known_busy_add(struct known_busy *known, int64_t from, int64_t to);
 
-/* Enter into the timeline what it lacks of the time that is known, up to KNOWN_BUSY_DELAY_NS before `now`; returns how
- * much that is, in ns. */
+/* Enter the known busy time that the timeline lacks into it, up to KNOWN_BUSY_DELAY_NS before `now`. Returns the time
+ * entered, in ns. */
 int64_t known_busy_compare(struct known_busy *known, struct vcuda_timeline *timeline, bool is_shared, int64_t now);
 
-/* Is any left to be compared? */
+/* True if some known time was not compared yet. */
 static inline bool known_busy_waits(const struct known_busy *known) {
     return known->end_ms > known->next_ms;
 }

@@ -1,14 +1,13 @@
-/* What kernels take exactly, and how long a launch waits for the card.
+/* Measures how long short kernels take exactly, and how long a launch waits for the card.
  *
- * A pair of events round one launch on an idle stream measures the launch's own way to the card too, which takes as
- * long as the kernels of many programs and is each host's own. Where start, launch and end are all in the stream before
- * the card comes to the first of them, the pair measures the kernel. So a few launches of each short kernel, and then
- * one now and then, are held: their stream waits for a host function, which
- * waits for the record of the end, though not for long. From
- * what the same kernels seem to take when they are not held it is learnt how long launches wait.
+ * A pair of events around a launch on an idle stream also measures the launch's way to the card, which takes as long as
+ * the kernels of many programs and differs between hosts. If start event, launch and end event are all in the stream
+ * before the card reaches the first of them, the pair measures the kernel alone. So a few launches of each short
+ * kernel, and then one now and then, are held: their stream waits for a host function, which waits, briefly, until the
+ * end event has been recorded. The launch wait is the difference between the duration of the same kernels without and
+ * with holding.
  *
- * Arithmetic alone, as in gpu_time.h.
- */
+ * Arithmetic only, as in gpu_time.h. */
 #ifndef VCUDA_LAUNCH_WAIT_H
 #define VCUDA_LAUNCH_WAIT_H
 
@@ -17,38 +16,38 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Streams are held for at most so much of a process's time. */
+/* Streams are held for at most this part of a process's time. */
 #define HOLDING_PERMILLE 5
 
-/* Any thread. */
+/* May be used from any thread. */
 struct holding_budget {
     uint64_t at;
     int64_t left_ns;
 };
 
-/* Is a launch of this kind to be held now? What holding is expected to take is then spent. */
+/* True if a launch of this kind should be held now; this spends the expected duration of holding. */
 bool holding_wanted(struct holding_budget *budget, const struct cost *cost, uint64_t now);
 
-/* From the call of the host function to its return it took so long. */
+/* The host function returned `ns` after it was requested. */
 void holding_took(struct holding_budget *budget, uint64_t ns);
 
-/* Only the one that settles: a launch of this kind took so long, exactly. */
+/* A launch of this kind took exactly `ns`. Settling thread only. */
 void exact_told(const struct cost *cost, uint64_t ns);
 
-/* What launches of this kind take on average; 0: it is not known. `steady`: each takes about that. */
+/* Average exact duration of launches of this kind; 0: unknown. `steady`: each takes about that. */
 uint64_t exact_ns(const struct cost *cost, bool *steady);
 
-/* Of the launches on a context's idle streams. Only the one that settles. */
+/* Launch wait on the idle streams of a context. Settling thread only. */
 struct launch_wait {
-    double ns, off;   /* the average, and how far from it each was */
-    double kernel_ns; /* what its kernels take on average */
+    double ns, off;   /* the average, and the average distance from it */
+    double kernel_ns; /* average duration of the kernels observed */
     uint32_t told;
 };
 
-/* A launch that was not held was over `seemed_ns` after it was called, where `exact` is what its kind takes. */
+/* A launch that was not held ended `seemed_ns` after its call; `exact` is the exact duration of its kind. */
 void launch_wait_told(struct launch_wait *wait, int64_t seemed_ns, uint64_t exact);
 
-/* 0: not known. */
+/* The average wait; 0: unknown. */
 uint64_t launch_wait_ns(const struct launch_wait *wait);
 
 #endif

@@ -1,4 +1,4 @@
-/* What frees of every sort have in common: the pointer decides how its memory was charged, not the call. */
+/* What all free calls have in common: the pointer, not the call, decides how its memory was charged. */
 #ifndef VCUDA_MEM_H
 #define VCUDA_MEM_H
 
@@ -8,16 +8,16 @@
 #include "cu_types.h"
 #include "cuda/allocation_table.h"
 
-/* Before the driver frees a pointer, and after it: false if the pointer is not ours to count. */
+/* Call mem_leave() before the driver frees a pointer, mem_left() with its result (`known`) afterwards. False: the
+ * pointer is not counted by the library. */
 bool mem_leave(CUdeviceptr pointer, struct allocation *item);
 void mem_left(bool known, const struct allocation *item, CUresult result);
 
-/* The name by which a descriptor of this allocation is known, and pinned until exported_pin() undoes it: what it is
- * charged stays with exported.c from now on. 0 if it is no memory that has granules of its own; *failed if there is no
- * memory to note it. */
+/* Name and pin an allocation that is exported as a descriptor. Its charge is managed by exported.c from now on;
+ * exported_pin() releases the pin. 0 if it is not memory with granules of its own; *failed if out of memory. */
 uint64_t mem_export(CUdeviceptr base, bool *failed);
 
-/* Is there an allocation that has this name, or for 0 one that is charged with others? */
+/* True if an allocation at `base` has this export name; for name 0, if it is charged together with others. */
 bool mem_is_exported(CUdeviceptr base, uint64_t name);
 
 #endif

@@ -1,4 +1,5 @@
-/* Paying for work: out of credit that the process has in hand, else out of the container's, for which it waits. */
+/* Pays for work from credit that the process has in hand, otherwise from the container's credit, waiting if it is
+ * spent. */
 #ifndef VCUDA_PAYMENT_H
 #define VCUDA_PAYMENT_H
 
@@ -8,8 +9,8 @@
 #include "cuda/stream_meter.h"
 #include "page.h"
 
-/* Credit that the process has taken of the container's and not spent: a slice at a time, so that few launches touch
- * what processes share. It is no thread's own, or it would be lost with the thread. */
+/* Credit that the process has taken from the container and not spent yet. It is taken in larger pieces, so that few
+ * launches touch memory shared between processes. Not per thread, or it would be lost when the thread ends. */
 extern struct pocket {
     _Alignas(64) int64_t ns;
 } pockets[VCUDA_MAX_CARDS];
@@ -27,8 +28,8 @@ static inline void pocket_put(int card, uint64_t ns) {
     __atomic_fetch_add(&pockets[card].ns, (int64_t)ns, __ATOMIC_RELAXED);
 }
 
-/* Wait until work that costs `ns` may go ahead on this stream, and pay for it. `unknown`: it was never measured. The
- * thread holds none of the library's locks; errno is kept. */
+/* Wait until work that costs `ns` may go ahead on this stream, and pay for it. `unknown`: its kind was never measured.
+ * The calling thread holds none of the library's locks; errno is preserved. */
 void payment_wait(struct stream_meter *meter, uint64_t ns, bool unknown);
 
 #endif

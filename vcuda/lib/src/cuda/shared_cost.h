@@ -1,27 +1,26 @@
-/* What of a launch's time was its own, where other containers share the card.
+/* How much of a launch's measured time was its own, where other containers share the card.
  *
- * The card runs one process at a time, in turns. A short kernel runs within one turn and takes what it takes alone, or
- * it waits for a whole turn of each of the others first. So its time is not divided by how many share the card: it is
- * the kernel's own, or else what launches of its kind take that did not wait. Work of about a turn or more meets
- * others' turns in proportion and is divided.
+ * The card runs one process at a time, in time slices. A short kernel runs within one time slice and takes as long as
+ * it would alone, or it first waits for a whole time slice of each other container. So its time is not divided by the
+ * number of sharers: it is the kernel's own, or else the duration of launches of its kind that did not wait. Work of
+ * about a time slice or longer overlaps others' slices in proportion, and is divided.
  *
- * Kept beside the table of costs; only the thread that settles calls this.
- */
+ * Kept beside the table of costs; only the settling thread calls this. */
 #ifndef VCUDA_SHARED_COST_H
 #define VCUDA_SHARED_COST_H
 
 #include "cuda/cost.h"
 
-/* An H100's turns take 2.43 ms (docs/real-card.md). */
+/* An H100's time slices last 2.43 ms (docs/real-card.md). */
 #define SHARED_COST_TURN_NS 2430000u
-/* What takes so much longer than its kind does, or twice as long, waited. */
+/* A launch that took longer than its kind by this much, or twice as long, waited for a time slice. */
 #define SHARED_COST_NEAR_NS 50000u
 
-/* By what the time of a launch that took `took_ns` is divided, x 256. `follows`: it began as its stream's work before
- * it ended. `sharers_q8`: how many share the card, x 256. */
+/* The divisor x 256 for the time of a launch that took `took_ns`. `follows`: it began right behind earlier work of its
+ * stream. `sharers_q8`: number of containers that share the card, x 256. */
 uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, uint32_t sharers_q8);
 
-/* How long the others' turns are that a launch may wait for, at most. */
+/* The longest total of other containers' time slices that a launch may wait for. */
 static inline int64_t shared_cost_turns_ns(uint32_t sharers_q8) {
     return (int64_t)SHARED_COST_TURN_NS * 5 / 4 * ((sharers_q8 - 1) / 256);
 }

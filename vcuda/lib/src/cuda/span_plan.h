@@ -1,21 +1,21 @@
-/* Which launches are measured, which share a span, and when the end of a span is recorded. Decisions alone: no function
- * here calls the driver or reads a clock. */
+/* Decides which launches are measured, which share a span, and when the end of a span is recorded. No function here
+ * calls the driver or reads a clock. */
 #ifndef VCUDA_SPAN_PLAN_H
 #define VCUDA_SPAN_PLAN_H
 
 #include "cuda/cost.h"
 #include "cuda/gpu_time.h"
 
-/* Which launches are measured by themselves: long ones always, since records are a small part of them; the first
- * COST_FIRST of a kind; all launches while a window is open; and where launches of a kind differ by half of their mean
- * and no other stream of the process has work, each of them: beside others' launches that are not measured, nobody
- * could tell theirs from its own. The others are tallied in spans. */
+/* Launches measured by themselves: long ones, for which recording costs little; the first COST_FIRST of a kind; all
+ * launches while a window is open; and launches of a kind whose duration varies by half of its mean, while no other
+ * stream of the process has work (beside other unmeasured launches they could not be told apart). All other launches
+ * are tallied in spans. */
 #define SPAN_PLAN_LONG_NS 125000u
-#define SPAN_PLAN_VARIES_NS 25000u /* shorter ones are measured in windows alone, however they differ */
-#define SPAN_PLAN_TALLY_NS 200000u /* of work in one span, ... */
-#define SPAN_PLAN_LAUNCHES 64      /* ... or so many launches */
+#define SPAN_PLAN_VARIES_NS 25000u /* shorter launches are measured in windows only, however much they vary */
+#define SPAN_PLAN_TALLY_NS 200000u /* expected work in one tallied span, ... */
+#define SPAN_PLAN_LAUNCHES 64      /* ... and number of launches in it, at most */
 
-/* Is each launch of this kind measured, whatever runs beside it? */
+/* True if each launch of this kind is measured, whatever runs beside it. */
 static inline bool span_plan_is_long(const struct cost *cost) {
     return cost_ns(cost) >= SPAN_PLAN_LONG_NS;
 }
@@ -29,19 +29,19 @@ static inline bool span_plan_is_alone(const struct cost *cost, bool window_is_op
     return window_is_open || span_plan_is_long(cost) || cost_seen(cost) < COST_FIRST;
 }
 
-/* May a launch that is measured, now or `early` in a window, have run beside others that are not? */
+/* True if a launch that is measured, now or `early` in a window, may have run beside unmeasured ones. */
 static inline bool span_plan_may_be_beside(const struct cost *cost, bool window_is_open, bool early) {
     return !span_plan_is_long(cost) && (window_is_open ? early : cost_seen(cost) >= COST_FIRST);
 }
 
-/* Does the tallied span end with the launch just made? */
+/* True if the tallied span ends with the launch just made. */
 static inline bool span_plan_is_full(uint64_t expected_ns, uint32_t launches) {
     return expected_ns >= SPAN_PLAN_TALLY_NS || launches >= SPAN_PLAN_LAUNCHES;
 }
 
-/* On a card with protected and best-effort containers the library has to see when work ends: a gate stays closed until
- * then, and what is in flight at a gate is limited. There the end of a tallied span is recorded too, and a launch made
- * so long after the last record on its stream ends its span. */
+/* On a card with protected and best-effort containers the library must detect when work ends: a gate stays closed until
+ * then, and the work in flight at a gate is limited. There the end of a tallied span is recorded too, and a launch this
+ * long after the last record on its stream ends its span. */
 #define SPAN_PLAN_MARK_NS 200000u
 
 #endif

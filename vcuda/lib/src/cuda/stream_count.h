@@ -4,7 +4,8 @@
 
 #include <stdint.h>
 
-/* One more of the context with this id, or one less. Up: how many it has then; 0: there is no memory to count them. */
+/* Increment or decrement the number of streams of the context with this id. stream_count_up() returns the new number;
+ * 0: out of memory. */
 uint32_t stream_count_up(uint64_t owner);
 void stream_count_down(uint64_t owner);
 

@@ -1,4 +1,5 @@
-/* Has a stream done all that it was given? Asked of streams that the program may destroy at the same time. */
+/* Finds out whether a stream has finished all its work, for streams that the program may be destroying. Any thread may
+ * call. */
 #ifndef VCUDA_STREAM_END_H
 #define VCUDA_STREAM_END_H
 
@@ -7,25 +8,25 @@
 #include "cu_types.h"
 #include "cuda/graph_backlog.h"
 
-/* A question begins: false while a context may be ending, and then there is none. stream_end_asked() ends it. */
+/* Begin a query: false while a context may be ending; then there must be no query. End it with stream_end_asked(). */
 bool stream_end_ask(void);
 void stream_end_asked(void);
 
-/* Wait until no question is on its way: what was withdrawn before is nobody's then. For a second at most. */
+/* Wait, for at most a second, until no query is in progress: what was withdrawn before is then in no thread's use. */
 void stream_end_wait(void);
 
-/* No question from here on, until it is released. */
+/* Block new queries until stream_end_release(). */
 void stream_end_hold(void);
 void stream_end_release(void);
 
-/* The question itself, about a stream that is not captured. */
+/* True if the stream, which is not being captured, has finished. Between stream_end_ask() and stream_end_asked(). */
 bool stream_end_is_reached(const struct graph_stream *stream);
 
-/* An event behind all that a stream was given, for when its handle is gone; NULL if there is none to be had. */
+/* An event after all work of a stream, for use once its handle is gone; NULL if none can be created. */
 CUevent stream_end_event(const struct graph_stream *stream);
 bool stream_end_event_is_reached(CUevent event);
 
-/* An event that no record has any more. */
+/* Destroy an event that no record refers to any more. */
 void stream_end_forget(CUevent event);
 
 #endif

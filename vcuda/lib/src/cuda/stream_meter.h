@@ -1,44 +1,46 @@
-/* The streams of this process that are measured. */
+/* The measured streams of this process. */
 #ifndef VCUDA_STREAM_METER_H
 #define VCUDA_STREAM_METER_H
 
 #include "cuda/timing_span.h"
 
-/* Raised whenever a context ends: what threads remember of streams is to be asked again. */
+/* Incremented whenever a context ends: invalidates what threads have cached about streams. */
 extern uint64_t meter_epoch;
 
-/* Raised whenever a stream ends: its handle may become one of another context. */
+/* Incremented whenever a stream ends: its handle may be reused in another context. */
 extern uint64_t streams_ended;
 
-/* The meter of a stream for the calling thread, made if need be; NULL if its card is none of the pages'. */
+/* The meter of a stream as the calling thread names it, created if necessary; NULL if its card is not in the control
+ * pages. */
 struct stream_meter *stream_meter_of(CUstream stream, bool per_thread);
 
-/* Is this stream, as the caller names it, being captured? Asked only while any is. */
+/* True if this stream, as the caller names it, is being captured. Queried only while any capture is in progress. */
 bool stream_is_capturing(CUstream stream, bool per_thread);
 
-/* Close what this thread finds open on a stream: it is about to wait for it. */
+/* Close the open spans of a stream, or of all streams of the current context: the calling thread is about to wait for
+ * it. */
 void stream_meter_flush(CUstream stream, bool per_thread);
 void stream_meter_flush_context(void);
 
-/* The same where it is about to put other work there than the card's kernels. */
+/* Close the open spans of a stream that is about to get work other than kernels. */
 void stream_meter_passes(CUstream stream, bool per_thread);
 
-/* The same where the stream is to wait for who knows how long: until the driver is asked nobody knows when it is idle.
- */
+/* Close the open spans of a stream that is about to wait for an unknown time: only the driver then knows when it is
+ * idle. */
 void stream_meter_waits(CUstream stream, bool per_thread);
 
-/* The same of all streams of a context. */
+/* stream_meter_waits() for all streams of a context. */
 void stream_meters_wait(CUcontext context);
 
 /* A stream is about to end. */
 void stream_meter_ends(CUstream stream);
 
-/* All of them, for who settles. */
+/* Heads of the lists of all streams, for the settling thread. */
 #define STREAM_METER_LISTS 256
 extern struct stream_meter *stream_meters[];
 
-/* The stream whose span the one that settles is about to close, under the lock of context_meter.h; else NULL. Written
- * before the span is taken: who finds the stream without open spans finds this too. */
+/* The stream whose span the settling thread is about to close, under the lock of context_meter.h; else NULL. Written
+ * before the span is taken, so a thread that finds the stream without open spans finds it here. */
 extern struct stream_meter *meter_closing;
 
 #endif

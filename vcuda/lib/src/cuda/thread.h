@@ -1,10 +1,10 @@
-/* Threads of the library's own. */
+/* Threads that belong to the library. */
 #ifndef VCUDA_THREAD_H
 #define VCUDA_THREAD_H
 
 #include <stdbool.h>
 
-/* Start a thread that gets none of the program's signals and that nobody joins; false if it cannot be had. */
+/* Start a detached thread with all signals blocked; false if it cannot be created. */
 bool thread_start(void *(*run)(void *));
 
 #endif

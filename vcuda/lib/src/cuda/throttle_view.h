@@ -1,4 +1,4 @@
-/* What a thread remembers of the limits: whether a launch has to ask throttle.h at all. */
+/* A thread's cached view of the limits: decides whether a launch needs throttle.h at all. */
 #ifndef VCUDA_THROTTLE_VIEW_H
 #define VCUDA_THROTTLE_VIEW_H
 
@@ -8,17 +8,17 @@
 #include "page.h"
 
 struct throttle_view {
-    const struct vcuda_limits *limits; /* NULL: nothing is remembered */
-    uint64_t seen[2];                  /* the page's generation words that `limited` belongs to */
-    uint32_t limited;                  /* bit per card */
-    uint32_t uncounted;                /* launches not yet in the page, while no card is limited */
-    uint32_t gated; /* bit per card: this container is a best-effort one, and protected ones are there */
+    const struct vcuda_limits *limits; /* NULL: nothing is cached */
+    uint64_t seen[2];                  /* the page's generation words for which `limited` is valid */
+    uint32_t limited;                  /* a bit per card: its core time is limited */
+    uint32_t uncounted;                /* launches not yet counted in the page, while no card is limited */
+    uint32_t gated; /* a bit per card: this container is best-effort there and shares the card with protected ones */
 };
 extern __thread struct throttle_view throttle_view __attribute__((tls_model("initial-exec")));
 #define THROTTLE_UNCOUNTED_MOST 64
 
-/* Is any card's time limited, by what the thread remembers? A free launch is counted, and that is all: no call and a
- * handful of loads, so that a launch that then goes straight to the driver costs next to nothing. */
+/* Whether any card's core time is limited, by the cached view. A free launch is only counted: no call and a handful of
+ * loads, so that it costs next to nothing. */
 enum throttle_kind { THROTTLE_FREE, THROTTLE_LIMITED, THROTTLE_UNKNOWN };
 
 static inline enum throttle_kind throttle_kind(void) {
@@ -35,7 +35,7 @@ static inline enum throttle_kind throttle_kind(void) {
     return THROTTLE_FREE;
 }
 
-/* The same, asked of the limits themselves. If none is, the launch is counted. */
+/* The same decision from the limits themselves. If no card is limited, the launch is counted. */
 bool throttle_look(void);
 
 static inline bool throttle_may_wait(void) {
@@ -43,7 +43,7 @@ static inline bool throttle_may_wait(void) {
     return kind == THROTTLE_UNKNOWN ? throttle_look() : kind == THROTTLE_LIMITED;
 }
 
-/* Put into the page the launches that no limit held back: the thread is about to wait. */
+/* Add this thread's uncounted launches to the page: the thread is about to wait. */
 void throttle_count(void);
 
 #endif

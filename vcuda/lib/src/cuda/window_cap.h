@@ -1,9 +1,8 @@
-/* What a container used of its share in the last window, so that in no window of this length more is launched than its
- * share and half a point, or the kernel that was begun last: what a pause saved up may be spent at once, but once in a
- * window. As the card serves it, what was queued when a window began comes on top, 10 ms at most.
+/* Limits what a container launches in any window to its share plus half a point, or plus the kernel begun last: time
+ * saved up by a pause may be spent at once, but once per window. Measured on the card up to 10 ms more can appear, from
+ * work that was queued when a window began.
  *
- * Kept by each process of the container for itself, from words that all of them share.
- */
+ * Each process of the container keeps its own, computed from words that all of them share. */
 #ifndef VCUDA_WINDOW_CAP_H
 #define VCUDA_WINDOW_CAP_H
 
@@ -13,28 +12,28 @@
 #include "page.h"
 
 #define WINDOW_CAP_MARKS 512
-#define WINDOW_CAP_STEPS 500     /* of a window */
-#define WINDOW_CAP_SLACK_IN 333u /* of a window: 3 ms of a second */
+#define WINDOW_CAP_STEPS 500     /* per window */
+#define WINDOW_CAP_SLACK_IN 333u /* part of a window: 3 ms of a second */
 
 struct window_cap {
-    bool busy;                      /* lock; a thread that finds it taken goes on without */
-    uint64_t step_ns;               /* between marks */
-    uint64_t at;                    /* when it was noted last; 0: never */
-    int64_t income_ns;              /* of the share, up to then */
-    int64_t left_ns;                /* of the income, then: less what was used, which may be more */
-    uint64_t known_ns;              /* no mark before this */
-    uint32_t share_q8;              /* in force then, ... */
+    bool busy;                      /* lock; a thread that finds it taken continues without it */
+    uint64_t step_ns;               /* time between marks */
+    uint64_t at;                    /* when it was last updated; 0: never */
+    int64_t income_ns;              /* credit earned by the share up to then */
+    int64_t left_ns;                /* income less what was used, at that time; may be negative */
+    uint64_t known_ns;              /* there is no mark before this */
+    uint32_t share_q8;              /* share in force then, ... */
     uint64_t steady_since;          /* ... and since when */
-    int64_t mark[WINDOW_CAP_MARKS]; /* what was left, at each whole step */
+    int64_t mark[WINDOW_CAP_MARKS]; /* what was left at each whole step */
 };
 
-/* `used_ns`: by the container, ever, with what is paid for and not yet measured. Returns the wall time until there is
- * room in the last window for more work, 0: now. It is never more than a window. */
+/* Time until there is room in the last window for more work, 0: now; never more than a window. `used_ns`: total use of
+ * the container so far, including work that is paid for and not yet measured. */
 uint64_t window_cap_wait_ns(struct window_cap *cap, uint64_t window_ns, uint32_t share_q8, uint64_t used_ns,
                             uint64_t now);
 
-/* Is the whole of the last window known, and was the share the same in all of it? What a pause saved up is then what
- * the window has room for. */
+/* True if all of the last window is known and the share did not change in it. A pause's savings are then exactly the
+ * room in the window. */
 bool window_cap_is_steady(const struct window_cap *cap, uint64_t window_ns, uint64_t now);
 
 #endif
