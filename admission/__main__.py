@@ -27,6 +27,7 @@ from admission.config import (
     Leadership,
     OwnCertificates,
 )
+from gpu_manager.domain import features
 from gpu_manager.domain.contract import ADMISSION_NAME, ADMISSION_SECRET, NAMESPACE
 from gpu_manager.domain.errors import RequestInvalid, VcudaError, printable, quoted
 from gpu_manager.domain.resources import DEFAULT_UNIT
@@ -128,13 +129,15 @@ def command(
             max=900,
             help="Seconds that places are kept for members of a gang that no scheduler has asked about;"
             " 0: each pod is judged alone.",
+            feature=features.GANGS,
         ),
     ] = GANG_SECONDS,
     pod_groups: Annotated[
         list[str] | None,
         Option(
             help="APIs whose PodGroups state a gang's size, GROUP/VERSION, such as"
-            " scheduling.x-k8s.io/v1alpha1; default: none."
+            " scheduling.x-k8s.io/v1alpha1; default: none.",
+            feature=features.GANGS,
         ),
     ] = None,
     resize_within_quota: Annotated[  # noqa: FBT002  # the way to a flag
@@ -142,6 +145,7 @@ def command(
         Option(
             "--resize-within-quota",
             help="Refuse a resize past a ResourceQuota or LimitRange of its namespace; these are then read.",
+            feature=features.RESIZE,
         ),
     ] = False,
     nodes_by_capacity: Annotated[  # noqa: FBT002  # the way to a flag
@@ -156,6 +160,7 @@ def command(
         Option(
             "--claims",
             help="Charge ResourceClaims of the driver vcuda.tencent.com, and hold them to the quota.",
+            feature=features.CLAIMS,
         ),
     ] = False,
     runtime_class: Annotated[
@@ -179,7 +184,11 @@ def command(
         Option(help="File with the bearer token of the agents' pages, which the console asks for usage."),
     ] = None,
     prometheus_url: Annotated[
-        str, Option(help="URL of the Prometheus that scrapes the agents: hours and days for the console.")
+        str,
+        Option(
+            help="URL of the Prometheus that scrapes the agents: hours and days for the console.",
+            feature=features.CONSOLE,
+        ),
     ] = "",
     prometheus_token_file: Annotated[
         Path | None, Option(help="File with a bearer token for that Prometheus.")

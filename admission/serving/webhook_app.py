@@ -29,6 +29,7 @@ from admission.webhook.admit import SILENT, CreateTimeChecks, mutate, validate
 from admission.webhook.claim_translation import EnsureTemplate, turn
 from gpu_manager.domain.contract import ADMISSION_NAME
 from gpu_manager.domain.errors import RequestInvalid, printable
+from gpu_manager.domain.features import stages
 
 log = structlog.get_logger(__name__)
 
@@ -201,8 +202,8 @@ def _status(parts: WebhookParts) -> APIRouter:
         return readiness(parts.ready(), parts.why())
 
     @router.get("/version")
-    def version_() -> dict[str, str]:
-        """The version of the program."""
-        return {"version": parts.version}
+    def version_() -> dict[str, str | dict[str, str]]:
+        """The version of the program, and each feature's stage."""
+        return {"version": parts.version, "features": stages()}
 
     return router

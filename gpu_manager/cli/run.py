@@ -12,6 +12,7 @@ from gpu_manager.adapters.control_pages.limits_file import PagePolicy
 from gpu_manager.adapters.control_pages.page_mounts import DEFAULT_INODES, PageMounts
 from gpu_manager.adapters.nvml.faults import QUIET_SECONDS
 from gpu_manager.agent.config import CLUSTER_CA, Config
+from gpu_manager.domain import features
 from gpu_manager.domain.advice.demand import HOUR
 from gpu_manager.domain.advice.size import AdvicePolicy
 from gpu_manager.domain.contract import (
@@ -90,10 +91,17 @@ def command(
             max=1 << 20,
             help="Size of the file system that is mounted for each new container's pages, which needs "
             "privileges and 400 or more; 0: they lie in --pages-dir itself.",
+            feature=features.PAGE_MOUNTS,
         ),
     ] = 0,
     page_file_system_inodes: Annotated[
-        int, Option(min=16, max=1 << 20, help="Inodes of that file system; extended attributes take them.")
+        int,
+        Option(
+            min=16,
+            max=1 << 20,
+            help="Inodes of that file system; extended attributes take them.",
+            feature=features.PAGE_MOUNTS,
+        ),
     ] = DEFAULT_INODES,
     checkpoint_path: Annotated[
         Path, Option(help="Directory of the predecessor's checkpoint, read at the first start.")
@@ -133,7 +141,11 @@ def command(
         ),
     ] = 0,
     oversubscribe: Annotated[
-        bool, Option(help="Let cuMemAlloc return managed memory if the card is full but the share is not.")
+        bool,
+        Option(
+            help="Let cuMemAlloc return managed memory if the card is full but the share is not.",
+            feature=features.OVERSUBSCRIBE,
+        ),
     ] = False,
     fail_open: Annotated[
         bool,
@@ -143,19 +155,25 @@ def command(
         ),
     ] = False,
     nvidia_resource: Annotated[
-        bool, Option(help="Offer whole cards as nvidia.com/gpu too. NVIDIA's plugin must not run here.")
+        bool,
+        Option(
+            help="Offer whole cards as nvidia.com/gpu too. NVIDIA's plugin must not run here.",
+            feature=features.WHOLE_CARDS,
+        ),
     ] = False,
     front: Annotated[
         Front,
         Option(
-            help="How cards are given: plugin (extended resources), dra (ResourceClaims; experimental, needs "
-            "Kubernetes 1.36 and CDI), or split (each card by one of them)."
+            help="How cards are given: plugin (extended resources), dra (ResourceClaims; needs Kubernetes "
+            "1.36 and CDI), or split (each card by one of them).",
+            feature=features.CLAIMS,
         ),
     ] = Front.PLUGIN,
     claim_cards: Annotated[
         str,
         Option(
-            help="With --front split: cards given by ResourceClaims, a number, all, or UUIDs with commas."
+            help="With --front split: cards given by ResourceClaims, a number, all, or UUIDs with commas.",
+            feature=features.CLAIMS,
         ),
     ] = "",
     dra_cards: Annotated[str, Option(help="Old name of --claim-cards; goes with the next release.")] = "",
@@ -201,11 +219,16 @@ def command(
     resize_alone: Annotated[
         bool, Option(help="Judge requests for another size on this node alone; only without an extender.")
     ] = False,
-    evict_evaders: Annotated[bool, Option(help="Evict controlled pods that bypass their limits.")] = False,
+    evict_evaders: Annotated[
+        bool, Option(help="Evict controlled pods that bypass their limits.", feature=features.EVADERS)
+    ] = False,
     account_gap_points: Annotated[
         float,
         Option(
-            min=5, max=100, help="Report a container whose account differs so far from the driver's figure."
+            min=5,
+            max=100,
+            help="Report a container whose account differs so far from the driver's figure.",
+            feature=features.WITNESS,
         ),
     ] = 10.0,
     mark_evictions: Annotated[
@@ -216,23 +239,48 @@ def command(
         ),
     ] = False,
     reclaim_seconds: Annotated[float, Option(min=0.1, help="Seconds between searches for dead pods.")] = 30.0,
-    legacy_metrics: Annotated[bool, Option(help="Serve the predecessor's four metrics too.")] = True,
+    legacy_metrics: Annotated[
+        bool, Option(help="Serve the predecessor's four metrics too.", feature=features.PREDECESSOR)
+    ] = True,
     advice_percentile: Annotated[
         float,
-        Option(min=50, max=100, help="Advised cores are enough for this part of the time a program works."),
+        Option(
+            min=50,
+            max=100,
+            help="Advised cores are enough for this part of the time a program works.",
+            feature=features.ADVICE,
+        ),
     ] = 95.0,
     advice_margin: Annotated[
-        float, Option(min=-50, max=400, help="Percent of memory to advise beside the greatest amount seen.")
+        float,
+        Option(
+            min=-50,
+            max=400,
+            help="Percent of memory to advise beside the greatest amount seen.",
+            feature=features.ADVICE,
+        ),
     ] = 0.0,
     advice_half_life: Annotated[
-        float, Option(min=1, max=720, help="Hours after which the demand that was seen weighs half.")
+        float,
+        Option(
+            min=1,
+            max=720,
+            help="Hours after which the demand that was seen weighs half.",
+            feature=features.ADVICE,
+        ),
     ] = 24.0,
     node_labels: Annotated[str, Option(help="Labels to set on the node: KEY=VALUE,KEY=VALUE.")] = "",
     log_level: Annotated[
         str, Option(envvar="LOG_LEVEL", help="Log level: debug, info, warning, error, or 0..8.")
     ] = "info",
     hold_registration: Annotated[
-        float, Option(min=0, max=600, help="Seconds to stay registered while the agent is killed; 0: off.")
+        float,
+        Option(
+            min=0,
+            max=600,
+            help="Seconds to stay registered while the agent is killed; 0: off.",
+            feature=features.HELD_REGISTRATION,
+        ),
     ] = 0.0,
 ) -> int:
     """Run the node's agent until SIGTERM.

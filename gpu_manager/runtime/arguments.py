@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.features import Feature
 from gpu_manager.domain.resources import parse_quantity
 
 
@@ -38,8 +39,11 @@ class Option:
         max: float = math.inf,  # noqa: A002  # same
         bare: str = "",
         complete: str = "",
+        feature: Feature | None = None,
     ) -> None:
-        """``bare``: the value of the option without one. ``complete``: what its values are names of."""
+        """``bare``: the value of the option without one. ``complete``: what its values are names of.
+        ``feature``: what it turns on or sets, whose stage its help says.
+        """
         self.names = names
         self.help = help
         self.envvar = envvar
@@ -47,6 +51,7 @@ class Option:
         self.bounds = min, max
         self.bare = bare
         self.complete = complete
+        self.feature = feature
 
 
 class Argument(Option):
@@ -102,6 +107,7 @@ class Parameter:
     shared: str = ""
     bare: str = ""
     complete: str = ""
+    feature: Feature | None = None
 
     @property
     def positional(self) -> bool:
@@ -262,7 +268,7 @@ def _parameter(name: str, default: Any, hint: Any) -> Parameter:
         name=name,
         names=names,
         off=off,
-        help=said.help,
+        help=f"{said.feature.mark} {said.help}".strip() if said.feature else said.help,
         envvar=said.envvar,
         metavar=said.metavar or words or name.upper(),
         default=None if required else default,
@@ -272,6 +278,7 @@ def _parameter(name: str, default: Any, hint: Any) -> Parameter:
         choices=choices,
         bare=said.bare,
         complete=said.complete,
+        feature=said.feature,
     )
 
 

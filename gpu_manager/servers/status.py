@@ -35,6 +35,7 @@ from gpu_manager.domain.cluster.usage_history import (
 from gpu_manager.domain.cluster.usage_json import read_usage
 from gpu_manager.domain.cluster.waste import HeldShare, waste_json, waste_of_shares
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.features import stages
 from gpu_manager.domain.names import ALL_NAMES, NO_NAMES, NameScope, container_digest
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB
@@ -130,7 +131,7 @@ class Status:
         if (file := ui.asset(path)) is not None:
             return HTTPStatus.OK, *file
         if path == "/version":
-            return _json(HTTPStatus.OK, {"version": self._version})
+            return _json(HTTPStatus.OK, {"version": self._version, "features": stages()})
         if path == "/healthz":
             return HTTPStatus.OK, TEXT, b"ok\n"
         if path == "/readyz":

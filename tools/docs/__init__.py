@@ -8,6 +8,7 @@ from typing import Final
 from tools.docs import admission, agent
 from tools.docs.doctor import doctor_page
 from tools.docs.errors import errors_page
+from tools.docs.features import features_page
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "doctor.md": doctor_page,
@@ -16,6 +17,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "reference/admission-metrics.md": admission.metrics_page,
     "reference/annotations.md": agent.annotations_page,
     "reference/commands.md": agent.commands_page,
+    "reference/features.md": features_page,
     "reference/flags.md": agent.flags_page,
     "reference/metrics.md": agent.metrics_page,
 }
