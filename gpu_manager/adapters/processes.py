@@ -110,10 +110,10 @@ class CgroupProcesses:
             _, pods, complete = self._scanned
         return True if pod in pods else False if complete else None
 
-    def look_again(self, pods: Collection[PodUid]) -> None:
+    def look_again(self, pods: Collection[PodUid], *, answer: bool = True) -> None:
         """See :meth:`gpu_manager.ports.containers.Processes.look_again`."""
         with self._lock:
-            if self._scanned is not None and not self._scanned[1].isdisjoint(pods):
+            if self._scanned is not None and any((pod in self._scanned[1]) is answer for pod in pods):
                 self._scanned = None
 
     def unstarted(self, pod: PodUid) -> bool:

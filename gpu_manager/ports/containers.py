@@ -91,8 +91,8 @@ class Processes(Protocol):
         The answer may be a second old, unless :meth:`look_again` was called.
         """
 
-    def look_again(self, pods: Collection[PodUid]) -> None:
-        """Let :meth:`alive` return True for none of these pods by an earlier look at the processes."""
+    def look_again(self, pods: Collection[PodUid], *, answer: bool = True) -> None:
+        """Let :meth:`alive` return ``answer`` for none of these pods by an earlier look at the processes."""
 
     def unstarted(self, pod: PodUid) -> bool:
         """True if the pod has processes, each waiting in a container that was made and never started.

@@ -220,6 +220,7 @@ def test_the_inventory_names_what_lingers_from_the_deletion_to_the_last_process(
     inventory, board = service(impatient)
     one = pod("one", container(*FULL))
     assert impatient.admit(one).admitted
+    impatient.start(one)
     impatient.processes.living.add(uid(one))
     inventory.publish()
     assert board.inventory.lingering == (), "the API has it: it is charged as itself"
@@ -263,6 +264,7 @@ def test_an_agent_that_was_away_tells_of_the_pods_in_its_ledger_that_were_delete
 ) -> None:
     one = pod("one", container(*FULL))
     assert impatient.admit(one).admitted
+    impatient.start(one)
     impatient.processes.living.add(uid(one))
     impatient.delete(one, force=True)
     impatient.pods.known.clear()  # an agent that starts remembers nothing but its ledger
@@ -343,6 +345,7 @@ def test_a_scheduler_that_hears_of_the_deletion_before_the_node_counts_the_pod_u
     inventory, board = service(impatient)
     one = pod("one", container(*FULL))
     assert impatient.admit(one).admitted
+    impatient.start(one)
     impatient.processes.living.add(uid(one))
     inventory.publish()
     here = extender.node(NODE)

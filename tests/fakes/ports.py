@@ -298,6 +298,6 @@ class FakeProcesses:
     def unstarted(self, pod: PodUid) -> bool:
         return pod in self.waiting
 
-    def look_again(self, pods: Collection[PodUid]) -> None:
-        if not self.ended.isdisjoint(pods):
+    def look_again(self, pods: Collection[PodUid], *, answer: bool = True) -> None:
+        if answer and not self.ended.isdisjoint(pods):
             self.ended.clear()

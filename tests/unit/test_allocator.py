@@ -219,6 +219,28 @@ def test_what_ended_pods_held_comes_back_and_their_pages_go(rig: DirectRig) -> N
     assert len(rig.tenants.limits) == 1
 
 
+def test_what_was_admitted_and_never_started_is_not_given_away_before_the_kubelet_lets_it_go(
+    rig: DirectRig,
+) -> None:
+    """The API deletes by force at once; the kubelet, which may be seconds behind, lists the pod and may start it."""
+    ghost = pod("ghost", container("c", 30, 20))
+    assert rig.admit(ghost).admitted
+    rig.pods.forget("default/ghost")
+    left = rig.departed.lingering()
+    assert [share.pod for share in left] == [uid(ghost)]
+    assert rig.departed.released(left) == ()
+    rig.kubelet.delete(uid(ghost))
+    rig.kubelet.list_pods()  # type: ignore[attr-defined]
+    passes(rig)
+    assert rig.departed.lingering() == ()
+    assert rig.departed.released(()) == (uid(ghost),)
+    ended = pod("ended", container("c", 30, 20))
+    assert rig.admit(ended).admitted
+    rig.start(ended)
+    rig.pods.forget("default/ended")
+    assert rig.departed.lingering() == (), "it has started, and nothing of it runs any more"
+
+
 @pytest.mark.parametrize("lost", ["nothing", "store", "checkpoint", "both"])
 def test_after_a_restart_everybody_holds_what_he_held(rig: DirectRig, lost: str) -> None:
     pods = [

@@ -152,8 +152,15 @@ def test_an_earlier_scan_that_showed_a_pod_alive_does_not_serve_once_it_is_to_be
     (tree / "5/cgroup").unlink()
     processes.look_again({OTHER})
     assert processes.alive(POD) is True, "of the other the scan showed nothing: it still serves"
+    processes.look_again({POD}, answer=False)
+    assert processes.alive(POD), "of one that lived nobody had said that it does not"
     processes.look_again({OTHER, POD})
     assert processes.alive(POD) is False
+    (tree / "5/cgroup").write_text(f"0::/kubepods/pod{POD}/{CONTAINER}\n")
+    processes.look_again({POD})
+    assert processes.alive(POD) is False, "it serves for another second"
+    processes.look_again({POD}, answer=False)
+    assert processes.alive(POD) is True
 
 
 def test_a_deleted_cgroup_still_names_its_pod():

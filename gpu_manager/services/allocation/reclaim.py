@@ -49,6 +49,7 @@ class DepartedPods:
         self._outlasted: frozenset[PodUid] = frozenset()  # pods whose processes did not end within one wait
         self._seen: set[PodUid] = set()  # pods that the kubelet has listed since it started
         self._returned: set[PodUid] = set()  # pods of whose device ids the kubelet has offered some again
+        self._over: set[PodUid] = set()  # pods that start nothing more, as of the last :meth:`lingering`
         self._released: tuple[PodUid, ...] = ()  # as told last, in the order in which they were released
 
     def restarted(self) -> None:
@@ -65,6 +66,9 @@ class DepartedPods:
     def lingering(self) -> tuple[TerminatingShare, ...]:
         """Return the shares that pods do not tell schedulers of by themselves: of pods that the API server no
         longer has but whose processes run, or may run, and of pods that cannot be read.
+
+        One that has not started has no process yet: the kubelet starts it, and keeps its room, until it hears
+        of the deletion.
         """
         local, ledger = self._pods.local(), self._state.view.ledger
         living, unread = (
@@ -72,7 +76,11 @@ class DepartedPods:
             {f.pod.uid for found in local.values() for f in found if f.unread},
         )
         absent = [uid for uid in ledger.pods if uid not in living and not is_unidentified(uid)]
-        gone = [uid for uid in absent if self._processes.alive(uid) is not False]
+        ended = {f.pod.uid for found in local.values() for f in found if f.pod.terminal}
+        over = {uid for uid in absent if uid in ended or self._started(uid)}
+        self._processes.look_again(over - self._over, answer=False)  # which started since, perhaps
+        self._over = over
+        gone = [uid for uid in absent if self._processes.alive(uid) is not False or uid not in over]
         return terminating_shares(ledger, [*gone, *unread.intersection(ledger.pods)])
 
     def released(self, lingering: Sequence[TerminatingShare]) -> tuple[str, ...]:
@@ -156,22 +164,19 @@ class DepartedPods:
             self._pause.wait(_LOOK_SECONDS)
 
     def _ending(self) -> frozenset[PodUid]:
-        view = self._state.view
         over = {
             f.pod.uid
             for found in self._pods.local().values()
             for f in found
             if f.tombstone or f.pod.terminal or (f.pod.deleting and not f.pod.static)
         }
-        return frozenset(
-            uid
-            for uid in over.intersection(view.ledger.pods)
-            if any(
-                view.grants[one.key].proven
-                for one in view.ledger.of_pod(uid).values()
-                if one.key in view.grants
-            )
-        )
+        return frozenset(filter(self._started, over.intersection(self._state.view.ledger.pods)))
+
+    def _started(self, uid: PodUid) -> bool:
+        """True once a container of the pod has started, and with it the pod's sandbox."""
+        view = self._state.view
+        grants = (view.grants.get(one.key) for one in view.ledger.of_pod(uid).values())
+        return any(grant.proven for grant in grants if grant)
 
     def _handed_back(self, resource: str, ids: Collection[str]) -> tuple[set[PodUid], set[PodUid]]:
         """The holders of ids that the kubelet allocates again: those that have ended, and the others.
