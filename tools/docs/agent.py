@@ -240,7 +240,8 @@ def annotations_page() -> str:
     return made_page(
         "Names: resources, annotations, labels, paths",
         "What others wrote is read with care: a value that cannot be read counts as absent. What the "
-        "scheduler and the agent write on a pod nobody else may set or change.",
+        "scheduler and the agent write on a pod nobody else may set or change, but for the two marks that "
+        "only make others look again (`vcuda-quota-seen`, `vcuda-prepare-again`).",
         "## Resources",
         table(("name", "counts"), _coded(_RESOURCES)),
         "## Annotations of a pod",
