@@ -35,7 +35,7 @@ def slim_pod(obj: Obj) -> Obj | None:
     whether its containers are ready; one that asks for ``nvidia.com/gpu`` may have a card of ours there.
     """
     meta, spec = mapping(obj.get("metadata")), mapping(obj.get("spec"))
-    groups = {group: [c for c in spec.get(group) or () if isinstance(c, Mapping)] for group in _GROUPS}
+    groups = {group: mappings(spec.get(group)) for group in _GROUPS}
     named = frozenset(key for group in groups.values() for container in group for key in _named(container))
     on_node = bool(spec.get("nodeName"))
     if not (named & {CORE, MEMORY} or (on_node and NVIDIA in named)):

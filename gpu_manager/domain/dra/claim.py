@@ -136,7 +136,7 @@ def _device_request(name: str, exact: Mapping[str, Any]) -> DeviceRequest:
     mode = exact.get("allocationMode") or "ExactCount"
     count = exact.get("count", 1)
     if (
-        mode not in {"ExactCount", "All"}
+        mode not in ("ExactCount", "All")
         or not isinstance(count, int)
         or isinstance(count, bool)
         or count < 1

@@ -84,7 +84,7 @@ def _ray_cards(template: FoundTemplate, pod: Mapping[str, Any]) -> Iterator[Migr
 def _quotas(document: Any) -> Iterator[MigrationFinding]:
     """Yield a finding for each quota ConfigMap of the predecessor, which is used unchanged."""
     for entry in _objects(document):
-        if entry.get("kind") == "ConfigMap" and QUOTA_KEY in (entry.get("data") or {}):
+        if entry.get("kind") == "ConfigMap" and QUOTA_KEY in mapping(entry.get("data")):
             where = object_name("ConfigMap", entry["metadata"])
             yield MigrationFinding(FindingKind.KEPT, where, "the quota is read as it stands")
 
