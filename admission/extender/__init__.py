@@ -1,1 +1,1 @@
-"""The scheduler extender: filter, prioritize, bind, preempt, who leads, and pods scheduled anew."""
+"""The scheduler extender: filter, prioritize, bind, preemption, leader election, and requeueing of pods."""

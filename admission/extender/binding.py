@@ -1,15 +1,15 @@
-"""Binding a pod: judged again, reserved, then told to the API server; and what becomes of a reservation.
+"""Binds pods: judge again, reserve, then POST the Binding; and resolves reservations of unknown outcome.
 
 A reservation counts like a bound pod. It ends when the watch shows the pod bound or gone, or when the API
-server refuses the Binding. Where the outcome is unknown (no answer in time, or the watch is silent for a
-minute), it ends only when the API server itself says that the pod is not bound, asked after every request
-of ours for it has run out. So a Binding that is answered too late finds its cards still free.
+server refuses the Binding. If the outcome is unknown (no answer in time, or the watch is silent for a
+minute), the reservation ends only when the API server itself reports the pod unbound, after every request for
+it has expired. So a Binding that takes effect late still finds its cards free.
 
 A Binding must be over before another replica may lead. The API server counts the deadline of a request from
-when it takes it in, this process from before it is sent; so a Binding is sent only while the Lease holds for
-:data:`TRAVEL_SECONDS` longer than that deadline. What is left: one that is on its way for more than that,
-sent when the Lease was about to end, by a leader that could not renew it. It may land beside a pod that the
-next leader has placed on the same card; the agent then refuses the one that comes second.
+its arrival, this process from before sending; so a Binding is sent only while the Lease remains valid for
+:data:`TRAVEL_SECONDS` longer than that deadline. One case remains: a leader that can no longer renew the
+Lease sends a Binding just before the Lease ends, and it is in transit for longer than that. It may bind a pod
+beside one that the next leader has placed on the same card; the agent then refuses the second one.
 """
 
 from __future__ import annotations
@@ -38,57 +38,59 @@ from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
 
-SILENCE_SECONDS: Final = 60.0  # a bound pod that the watch has not shown by then is asked for
+SILENCE_SECONDS: Final = 60.0  # a bound pod that the watch has not shown by then is fetched
 BIND_SECONDS: Final = 5.0  # the API server's deadline for one Binding
-TRAVEL_SECONDS: Final = 2.0  # a Binding may be on its way to the API server for so long
+TRAVEL_SECONDS: Final = 2.0  # a Binding may be in transit to the API server for this long
 
 
 class BindOutcome(Enum):
-    """How a Binding went."""
+    """The result of a Binding."""
 
     BOUND = "bound"
-    REFUSED = "refused"  # it had no effect and never will
-    UNKNOWN = "unknown"  # it may have, or may still have, an effect
+    REFUSED = "refused"  # it had no effect and never will have one
+    UNKNOWN = "unknown"  # it may have had, or may still have, an effect
 
 
 @dataclass(frozen=True, slots=True)
 class BindAnswer:
-    """The outcome, and the API server's words."""
+    """The outcome, and the API server's message."""
 
     outcome: BindOutcome
     words: str = ""
 
 
 class BindingApi(Protocol):
-    """What binding needs of the API server. Thread-safe."""
+    """The calls to the API server that binding needs. Thread-safe."""
 
     def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], seconds: float) -> BindAnswer:
-        """POST a Binding with the pod's UID as precondition. After ``seconds`` it has no effect any more.
+        """POST a Binding with the pod's UID as precondition. After ``seconds`` it no longer takes effect.
 
-        Only an answer that says so (400 to 499) is REFUSED; no answer, and 5xx, are UNKNOWN.
+        Only an answer of the API server with status 400 to 499 is REFUSED; no answer, and 5xx, are UNKNOWN.
         """
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
-        """The pod as the API server has it now; None if there is none. Raises NodeUnready: no answer."""
+        """The pod's present object at the API server; None if it does not exist. Raises NodeUnready: no
+        answer.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A Binding of ours: begun at ``posted``; from ``quiet`` on no request for it can act any more."""
+    """A Binding of this process: sent at ``posted``; from ``quiet`` on no request for it can take effect."""
 
     pod: Pod
     node: str
     posted: float
     quiet: float
-    outcome: BindOutcome | None = None  # None while it is under way
+    outcome: BindOutcome | None = None  # None while it is in progress
 
 
 @dataclass(frozen=True, slots=True)
 class BindRules:
-    """Who may bind what. ``schedulers``: names of ours, empty for any.
+    """Which pods this process may bind. ``schedulers``: the scheduler names it serves, empty for any.
 
-    ``leads(seconds)``: True if this process alone binds for at least so long, and has taken in a list of all
-    pods since it began to.
+    ``leads(seconds)``: True if only this process binds for at least that long, and it has received a complete
+    list of pods since it began to lead.
     """
 
     leads: Callable[[float], bool]
@@ -98,16 +100,16 @@ class BindRules:
     travel: float = TRAVEL_SECONDS
 
     def binds(self, pod: Pod) -> bool:
-        """True if this process, now, is who binds such a pod."""
+        """True if this process is responsible for binding this pod now."""
         return (not self.schedulers or pod.scheduler in self.schedulers) and self.may_send()
 
     def may_send(self) -> bool:
-        """True if a Binding sent now is over before this process leads no more."""
+        """True if a Binding sent now will be over before this process stops leading."""
         return self.leads(self.seconds + self.travel)
 
 
 class Binder:
-    """The extender's bind verb, and :meth:`settle` for what it left open. Thread-safe."""
+    """The extender's bind verb, and :meth:`settle` for Bindings of unknown outcome. Thread-safe."""
 
     def __init__(
         self,
@@ -120,7 +122,7 @@ class Binder:
         count: Callable[[str, str], None] = lambda _name, _label: None,
         gang: Callable[[PodUid], str] = lambda _uid: "",
     ) -> None:
-        """``gang``: why a member of a gang may not be bound before the others have a place."""
+        """``gang``: why a member of a gang may not be bound before every member has a place."""
         self._gang = gang
         self.offers = FilterResults()
         self._cluster = cluster
@@ -132,12 +134,13 @@ class Binder:
         self._count = count
         self._lock = threading.Lock()
         self._trials: dict[PodUid, _Trial] = {}
-        self.lapsed = 0  # reservations that ended though nobody was bound, long after their bind was answered
+        self.lapsed = 0  # reservations that ended unbound long after their bind was answered
 
     def bind(self, args: BindingArgs) -> str:
-        """Bind the pod there; empty if it is bound, else why not, for the scheduler to try again.
+        """Bind the pod; returns an empty text if it is bound, else the reason, after which the scheduler
+        retries.
 
-        Never raises for what the world does.
+        Never raises because of the cluster's state or the API server's answers.
         """
         try:
             self._bind(args)
@@ -151,27 +154,29 @@ class Binder:
         return ""
 
     def begin(self) -> None:
-        """This process leads from now on. What the last leader offered for the pods that wait is not known
-        here: until they are asked about, their binds are judged by the node alone.
+        """Begin to lead. The nodes that the previous leader offered for waiting pods are not known here:
+        until such a pod is filtered again, its bind is judged by the node alone.
         """
         self.offers.inherit(occupant.uid for occupant in self._cluster.waiting())
 
     def end(self) -> None:
-        """It leads no more: other schedulers decide on the pods whose places were kept."""
+        """Stop leading: drop the places assumed for pods, since another replica now decides on these pods."""
         self._cluster.give_up_all()
 
     def binds(self, pod: Pod) -> bool:
-        """True if this process, now, is who binds such a pod."""
+        """True if this process is responsible for binding this pod now."""
         return self._rules.binds(pod)
 
     def settle(self) -> int:
-        """Ask about reservations of unknown outcome; returns how many are left. To be called each second."""
+        """Query the API server about reservations of unknown outcome; returns how many remain. Call each
+        second.
+        """
         now = self._clock.monotonic()
         with self._lock:
             trials = dict(self._trials)
         for uid, trial in trials.items():
             if self._cluster.reserved_on(uid) != trial.node and trial.outcome is not None:
-                self._forget(uid, trial)  # the watch has shown how it ended
+                self._forget(uid, trial)  # the watch has shown the outcome
             elif trial.outcome is BindOutcome.UNKNOWN or now - trial.posted > SILENCE_SECONDS:
                 self._ask(uid, trial)
         with self._lock:
@@ -237,7 +242,7 @@ class Binder:
         return occupant
 
     def _begin(self, occupant: PodView, node: str) -> _Trial:
-        """Take the pod up: one Binding at a time."""
+        """Register a Binding for the pod; only one may be in progress."""
         uid = occupant.uid
         with self._lock:
             before = self._trials.get(uid)
@@ -255,7 +260,7 @@ class Binder:
             return trial
 
     def _sending(self, trial: _Trial) -> _Trial:
-        """The trial from now on: only now does the time run in which its request may act."""
+        """Record that the request is being sent now: its deadline starts here."""
         now = self._clock.monotonic()
         sent = replace(trial, posted=now, quiet=now + 2 * self._rules.seconds)
         with self._lock:
@@ -268,7 +273,9 @@ class Binder:
         raise NodeUnready(f"{trial.pod.key} was too long on its way to the API server: its place went")
 
     def _reserve(self, occupant: PodView, node: str) -> dict[str, str]:
-        """Judge and reserve as one step, for the whole cluster: the quota is the whole cluster's."""
+        """Judge and reserve in one step under the lock of the whole cluster, since a quota spans the
+        cluster.
+        """
         pod = occupant.pod
         request = judged_request(pod, self._cluster.unit, self._rules.minimum_cores)
         if not request.containers:
@@ -277,9 +284,7 @@ class Binder:
         with self._cluster.lock:
             known = self._cluster.pod(pod.uid)
             if known is not None:
-                _must_wait(
-                    known.pod
-                )  # bound since it was looked up: its cards are not to be moved in the books
+                _must_wait(known.pod)  # bound since it was looked up: the accounting must keep its cards
             if reason := self._gang(pod.uid):
                 self._count("bind_conflicts", "gang")
                 raise DoesNotFit(reason)
@@ -309,7 +314,9 @@ class Binder:
             raise
 
     def _ask(self, uid: PodUid, trial: _Trial) -> None:
-        """Let the API server say how it ended. What was asked too early, or not answered, changes nothing."""
+        """Ask the API server for the outcome. A query made too early, or without an answer, changes
+        nothing.
+        """
         asked = self._clock.monotonic()
         try:
             pod = self._api.fetch(trial.pod.namespace, trial.pod.name)
@@ -318,7 +325,7 @@ class Binder:
             return
         with self._lock:
             if self._trials.get(uid) is not trial:
-                return  # a newer attempt: the answer is not about that
+                return  # a newer attempt: the answer does not concern it
             if pod is not None and pod.uid == uid and pod.node:
                 log.info("bind_found_done", pod=pod.key, node=pod.node)
                 if self._cluster.learn(pod):
@@ -331,7 +338,7 @@ class Binder:
                 self.lapsed += 1
                 log.warning("assumed_pod_expired", pod=trial.pod.key, node=trial.node)
                 self._count("reservations", "ended")
-            # Else it is unbound, but a request of ours may still act.
+            # Else the pod is unbound, but a request of this process may still take effect.
 
     def _undo(self, uid: PodUid, trial: _Trial) -> None:
         with self._lock:
@@ -345,14 +352,14 @@ class Binder:
                 del self._trials[uid]
 
     def _set(self, trial: _Trial, new: _Trial) -> None:
-        """Put ``new`` in its place, unless the pod has another trial by now."""
+        """Replace the trial by ``new``, unless the pod has another trial by now."""
         with self._lock:
             if self._trials.get(trial.pod.uid) is trial:
                 self._trials[trial.pod.uid] = new
 
 
 def _must_wait(pod: Pod) -> None:
-    """Raises RequestInvalid: it looks for no node."""
+    """Raises RequestInvalid: the pod is not waiting for a node."""
     if pod.node or pod.terminal or pod.deleting:
         state = f"bound to {printable(pod.node)}" if pod.node else "at its end"
         raise RequestInvalid(f"{pod.key} is {state} already")

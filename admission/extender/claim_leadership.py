@@ -1,9 +1,9 @@
-"""Which replica lets ResourceClaims pass: the leader, once it knows all that others have let pass.
+"""Which replica admits ResourceClaims: the leader, once it knows all that other replicas have admitted.
 
-What one that led before let pass is in the record that the leader takes over
-(:class:`~admission.quota.admitted_claims.AdmittedClaims`) until its watch has shown it; so with the record,
-and once the watch of this replica has come as far, nothing is unknown. Where the record does not say how far
-that is, or the watch does not come there, all claims are listed.
+What a previous leader admitted is in a record that the new leader takes over
+(:class:`~admission.quota.admitted_claims.AdmittedClaims`) until its watch has shown the claims. So once this
+replica has the record and its watch has caught up with it, no admitted claim is unknown. If the record does
+not name a resource version, or the watch does not reach it, all claims are listed.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _CATCH_UP_SECONDS: Final = 3.0  # for a watch that shows changes at once
 
 
 class ClaimWatch(Protocol):
-    """The watch of claims: when its last full list was asked for (monotonic), and why it is down."""
+    """The watch of claims: when its last full list was requested (monotonic), and its present error."""
 
     @property
     def listed(self) -> float | None:
-        """None before the first."""
+        """When the last full list was requested, monotonic; None before the first."""
 
     @property
     def error(self) -> str | None:
-        """None while it is up."""
+        """Why the watch is down; None while it is up."""
 
     def relist(self) -> None:
-        """Take in a full list that is asked for from now on."""
+        """Request a full list now and read it."""
 
 
 class ClaimLeadership:
-    """Thread-safe but for :meth:`look`, which is one thread's."""
+    """Decides whether this replica admits claims. Thread-safe, except that one thread calls :meth:`look`."""
 
     def __init__(
         self, leader: Leader, watch: ClaimWatch, cluster: ClusterState, record: AdmittedClaims
@@ -49,11 +49,11 @@ class ClaimLeadership:
         self._watch = watch
         self._cluster = cluster
         self._record = record
-        self._asked = float("-inf")  # the moment for which a list has been asked for
+        self._asked = float("-inf")  # the moment for which a list has been requested
         self._tidied = float("-inf")
 
     def leads(self) -> bool:
-        """True if this replica alone lets claims pass, and knows all that others did."""
+        """True if only this replica admits claims, and it knows all that others admitted."""
         return self._leader.leads() and self._knows(self._record.taken)
 
     def _knows(self, taken: float | None) -> bool:
@@ -63,7 +63,7 @@ class ClaimLeadership:
         return listed >= taken or (shown is not None and self._cluster.shown(CLAIMS) >= shown)
 
     def look(self, now: float) -> None:
-        """Take the record over, ask for the list, and end the wait for claims that nobody created.
+        """Take the record over, request the list, and drop admitted claims that were never created.
 
         Call this each second.
         """

@@ -1,4 +1,4 @@
-"""What the extender's side counts, and what is read off the cluster as it is scraped."""
+"""Metrics of the extender: its own counters, and figures read from the cluster's state at each scrape."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpu_manager.runtime.scrape import counter_by_label
 
 _BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
 VERBS: Final = ("filter", "prioritize", "bind", "preempt")
-# What the extender counts under which name.
+# Metric for each name that the extender counts.
 _STEPS: Final = {
     "filtered": "filter",
     "preempted": "preempt",
@@ -36,8 +36,8 @@ _STEPS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterFigures:
-    """What is asked at each scrape. ``ages``: seconds since the watch of each resource was heard of,
-    ``unreadable``: how often an object of it could not be read; ``held``: pods by who holds them.
+    """Figures read at each scrape. ``ages``: seconds since the last message of each resource's watch;
+    ``unreadable``: number of its objects that could not be read; ``held``: number of pods by what holds them.
     """
 
     cluster: ClusterState
@@ -90,28 +90,28 @@ class ClusterMetrics:
         self._took = {verb: self._seconds.labels(verb) for verb in VERBS}
 
     def count(self, name: str, label: str) -> None:
-        """One decision of the extender or the binder."""
+        """Count one decision of the extender or the binder."""
         self._step(name, label).inc()
 
     def asked(self, verb: str, code: int, seconds: float) -> None:
-        """One call was answered."""
+        """Count one answered call."""
         self._answer(verb, code).inc()
         self._took[verb].observe(seconds)
 
     def bypassed(self, reason: str) -> None:
-        """One pod was seen where it should not be."""
+        """Count one pod that bypassed the extender."""
         self._bypasses.labels(reason).inc()
 
     def quota_rejected(self) -> None:
-        """The ConfigMap changed to something that cannot be used."""
+        """Count a change of the quota ConfigMap that cannot be used."""
         self._bad_quotas.inc()
 
     def show_writes_dropped(self, count: Callable[[], int]) -> None:
-        """Read how many writes to the API server were given up at each scrape."""
+        """Export the number of dropped writes to the API server, read at each scrape."""
         self._registry.register(_Dropped(count))
 
     def show(self, seen: ClusterFigures) -> None:
-        """Read these at each scrape."""
+        """Export these figures, read at each scrape."""
         self._registry.register(_Cluster(seen))
 
 

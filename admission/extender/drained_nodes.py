@@ -1,8 +1,8 @@
-"""Nodes kept for pods of several cards for which their scheduler found none: kept up by what changed.
+"""Nodes drained for pods of several cards that no node can take now; updated from changes only.
 
-At most two are a preference; one of them is closed to smaller pods once the pod has waited for long
-(:mod:`gpu_manager.domain.score.closing`). Pods that no node could take are set aside, so that they stand in
-nobody's way, and looked at again one by one: nodes come and change.
+At most two nodes are drained by preference; one of them is closed to smaller pods once the pod has waited
+long (:mod:`gpu_manager.domain.score.closing`). Pods that no node could ever take are set aside, so that they
+do not block others, and checked again one at a time, since nodes come and change.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from gpu_manager.domain.score.closing import NodeClosing, Tenants
 from gpu_manager.domain.score.multi_gpu_slots import drained
 from gpu_manager.domain.score.request_mix import RequestShape, Stock
 
-_LOOKED: Final = 16  # pods that wait, at each question
-_MOST_NEAREST: Final = 64  # requests of which the nodes are kept in order
-_MOST_KNOWN: Final = 4096  # pods; the oldest go
+_LOOKED: Final = 16  # waiting pods considered in each call
+_MOST_NEAREST: Final = 64  # distinct requests whose nodes are kept sorted
+_MOST_KNOWN: Final = 4096  # pods; the oldest are dropped
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaBounds:
-    """What is judged by: the quotas (None: nobody is limited), and the cluster's cards by model, their memory
-    in units of so many bytes.
+    """The bounds for judging waiting pods: the quotas (None: no namespace is limited), and the cluster's
+    cards by model, with memory in units of ``unit`` bytes.
     """
 
     quota: Quota | None
@@ -44,18 +44,18 @@ class QuotaBounds:
 @dataclass(frozen=True, slots=True)
 class _Pod:
     namespace: str
-    shapes: tuple[RequestShape, ...]  # of its parts
+    shapes: tuple[RequestShape, ...]  # of the pod's parts
     constraints: PodConstraints
 
     @property
     def cards(self) -> int:
-        """Of its largest part."""
+        """Number of cards of the pod's largest part."""
         return max(shape.cards for shape in self.shapes)
 
     def asked(
         self, quota: NamespaceQuota | None, used: Mapping[str, Amount], bounds: QuotaBounds
     ) -> LargestPart:
-        """What it may have under a quota of its namespace, which uses so much."""
+        """The largest part that the pod may have under its namespace's quota, of which ``used`` is in use."""
         largest = max(self.shapes, key=lambda shape: shape.cards)
         if quota is None:
             return LargestPart(largest, self.constraints)
@@ -65,14 +65,14 @@ class _Pod:
 
 
 def _running(snapshot: Snapshot, namespace: str) -> int:
-    """How many pods of the namespace are on nodes."""
+    """Number of the namespace's pods on nodes."""
     return sum(o.pod.namespace == namespace for view in snapshot.nodes.values() for o in view.bound.values())
 
 
 def _but_for_own(
     namespace: str, nearest: NearestNodes, snapshot: Snapshot, node: str, to_end: int
 ) -> tuple[str, int]:
-    """The node, and how many cores must end there: none if only pods of the same namespace are in the way."""
+    """The node, and how many cores must end there; 0 if only pods of this namespace stand in the way."""
     if to_end:
         view = snapshot.nodes[node]
         own = [uid for uid, occupant in view.bound.items() if occupant.pod.namespace == namespace]
@@ -82,7 +82,7 @@ def _but_for_own(
 
 
 def _charge(shapes: Sequence[RequestShape], stock: Stock, unit: int) -> Amount:
-    """What these take of cards of one model: a whole card with all of its memory."""
+    """Amount that the shapes take on cards of one model; a whole card counts with all of its memory."""
     return Amount(
         sum(shape.cores for shape in shapes),
         unit * sum(shape.cards * stock.memory or shape.memory for shape in shapes),
@@ -90,36 +90,36 @@ def _charge(shapes: Sequence[RequestShape], stock: Stock, unit: int) -> Amount:
 
 
 class DrainedNodes:
-    """Not thread-safe."""
+    """Chooses the nodes to drain. Not thread-safe."""
 
     def __init__(self, rooms: NodeRooms) -> None:
         self._rooms = rooms
-        self._came: dict[PodUid, _Pod] = {}  # pods of several cards, the first come first
-        self._nearest: dict[LargestPart, NearestNodes] = {}  # the one asked for longest ago first
+        self._came: dict[PodUid, _Pod] = {}  # pods of several cards, oldest first
+        self._nearest: dict[LargestPart, NearestNodes] = {}  # least recently used first
         self._closing = NodeClosing[PodUid, str]()
-        self._nowhere: dict[PodUid, NearestNodes] = {}  # no node could; looked at longest ago first
+        self._nowhere: dict[PodUid, NearestNodes] = {}  # fit no node; least recently checked first
         self._sizes = NodeSizes()
 
     def copy(self, rooms: NodeRooms) -> DrainedNodes:
-        """The same pods, over other bounds; what is closed stands in the books of the cluster."""
+        """A copy with the same pods over other nodes. Which node is closed is part of the cluster's state."""
         other = DrainedNodes(rooms)
         other._came = self._came.copy()
         return other
 
     def came(self, pod: PodView, shapes: list[RequestShape]) -> None:
-        """Take note of a new pod; of its parts the one of most cards counts."""
+        """Record a new pod; the part with the most cards counts."""
         if pod.waits and any(shape.cards > 1 for shape in shapes):
             self._came[pod.uid] = _Pod(pod.pod.namespace, tuple(shapes), pod.constraints)
             if len(self._came) > _MOST_KNOWN:
                 del self._came[next(iter(self._came))]
 
     def left(self, namespaces: Iterable[str]) -> None:
-        """Pods of these namespaces have left their nodes."""
+        """Record that pods of these namespaces have left their nodes."""
         for namespace in namespaces:
             self._closing.left(1, namespace)
 
     def close(self, cluster: ClusterState, bounds: QuotaBounds, now: float) -> None:
-        """Close the node whose turn it is to smaller pods, and open the one whose time is over; ``now`` in
+        """Close the next node due to smaller pods, and open the one whose time is over; ``now`` in
         seconds.
         """
         snapshot = cluster.snapshot()
@@ -127,7 +127,7 @@ class DrainedNodes:
         unschedulable = {uid: each.cards for uid, each, pod in self._known(cluster) if pod.unschedulable}
         before = self._closing.closed
         if before is not None and before.left and before.pod in snapshot.reserved:
-            self._closing.hold(now)  # its place is kept for it: what is left of the node is anybody's
+            self._closing.hold(now)  # the pod has a place: others may use the rest of the node
             cluster.keep("", None)
             return
         if before is None and not unschedulable:
@@ -135,7 +135,7 @@ class DrainedNodes:
             self._closing.hold(now)
             cluster.keep("", None)
             return
-        new = [True]  # one a look, as for those that are kept
+        new = [True]  # one per call, as for the drained nodes
         own: dict[tuple[str, LargestPart], tuple[str, int]] = {}
 
         def nearest(uid: PodUid) -> tuple[str, int] | None:
@@ -170,7 +170,7 @@ class DrainedNodes:
             cluster.keep(closed.node, KeptFor(waits.pod, closed.cards, closed.left, seconds))
 
     def kept(self, cluster: ClusterState, bounds: QuotaBounds) -> Mapping[NodeContent, int]:
-        """Return which nodes are kept, and for how many cards."""
+        """The drained nodes, and the number of cards for which each is drained."""
         if not self._came:
             return {}
         snapshot = cluster.snapshot()
@@ -190,8 +190,9 @@ class DrainedNodes:
         )
 
     def _nearest_of(self, asked: LargestPart, new: list[bool]) -> NearestNodes | None:
-        """The nodes for a request, for all pods that ask for it. A new one looks at every node, and no
-        scheduler is to wait for several: only the first is answered, which empties ``new``.
+        """The nodes for a request, shared by all pods with that request. Computing them for a new request
+        visits every node, and no scheduler should wait for several of those: only the first is answered,
+        which empties ``new``.
         """
         known = self._nearest.pop(asked, None)
         if known is None and not new:
@@ -205,7 +206,7 @@ class DrainedNodes:
         return known
 
     def _nearest_to(self, uid: PodUid, nearest: NearestNodes, cluster: ClusterState) -> list[NodeContent]:
-        """Where the least has to end for a pod; it is set aside if no node could take it."""
+        """The nodes where the least must end for a pod; the pod is set aside if no node could take it."""
         found = nearest.of(cluster)
         if not found:
             self._set_aside(uid, nearest)
@@ -213,10 +214,10 @@ class DrainedNodes:
 
     def _set_aside(self, uid: PodUid, nearest: NearestNodes) -> None:
         self._nowhere[uid] = nearest
-        self._nearest = {nearest.asked: nearest, **self._nearest}  # the first to be forgotten
+        self._nearest = {nearest.asked: nearest, **self._nearest}  # the first to be dropped
 
     def _look_again(self, cluster: ClusterState, snapshot: Snapshot, bounds: QuotaBounds) -> None:
-        """At one of the pods that were set aside: it is one of those that wait again if that is over."""
+        """Check one of the pods that were set aside; it waits again if some node can take it now."""
         uid = next(iter(self._nowhere), None)
         if uid is None:
             return
@@ -230,7 +231,7 @@ class DrainedNodes:
     def _known(
         self, cluster: ClusterState, without: Container[PodUid] = ()
     ) -> Iterator[tuple[PodUid, _Pod, PodView]]:
-        """Those that wait still; the others are forgotten."""
+        """The pods that still wait; drops all others."""
         for uid, each in list(self._came.items()):
             if uid in without:
                 continue
@@ -243,7 +244,9 @@ class DrainedNodes:
                 self._closing.started(uid, each.cards, pod.pod.node)
 
     def _may_have(self, uid: PodUid, snapshot: Snapshot, bounds: QuotaBounds) -> LargestPart | None:
-        """What it asks for; None if it is about to get it, or its namespace's quota would refuse it."""
+        """The pod's largest part; None if it is about to be placed, or if its namespace's quota would refuse
+        it.
+        """
         each = self._came[uid]
         if uid in snapshot.reserved:
             return None

@@ -1,9 +1,9 @@
-"""Does this pod fit this node: the domain's judgement over a snapshot, each case made once.
+"""Decides whether a pod fits a node: the domain's judgement over a snapshot, cached per distinct case.
 
-Placement sees of a node its cards' models, sizes, states, links and what is booked, which
-:attr:`NodeView.state` numbers; of a pod what it asks for. So one answer serves all nodes alike and all pods
-alike, and a call over thousands of nodes (:mod:`admission.extender.many_nodes`) looks most of them up. Why a
-node refuses, in words: :mod:`admission.extender.refusal_lines`.
+Placement depends on the node's cards (models, sizes, states, links, bookings), numbered by
+:attr:`NodeView.state`, and on the pod's request. So one answer serves all equal nodes and equal pods, and a
+call over thousands of nodes (:mod:`admission.extender.many_nodes`) mostly reads cached answers.
+:mod:`admission.extender.refusal_lines` writes the reasons for people.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _NOBODY: Final = PodUid("held back by a quota")
 
 
 class Unfit(Enum):
-    """Why a node is left out; the value is its word for counts and metrics."""
+    """Why a node is left out; the value is the label in counts and metrics."""
 
-    NODE = "node"  # no cards, no inventory, another unit
+    NODE = "node"  # no cards, no inventory, or another memory unit
     REFUSED = "refused"  # the agent there refused this very amount a moment ago
     QUOTA = "quota"
-    NEVER = "never"  # not even if it were empty
-    KEPT = "kept"  # closed to smaller pods, for one that waits
+    NEVER = "never"  # not even if the node were empty
+    KEPT = "kept"  # closed to smaller pods, for a pod that waits
     ROOM = "room"
-    LATE = "late"  # not judged: the question took too long
+    LATE = "late"  # not judged: the call ran out of time
 
     @property
     def lasting(self) -> bool:
@@ -51,9 +51,9 @@ class Unfit(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
-    """Where the pod would lie: for each asking container the positions of its cards.
+    """Where the pod would be placed: for each container that requests cards, the positions of its cards.
 
-    ``taken`` is what that takes of each card, ``charge`` the same by model.
+    ``taken`` is the amount on each card, ``charge`` the same amounts summed by model.
     """
 
     positions: tuple[tuple[int, ...], ...]
@@ -67,39 +67,39 @@ SOMEWHERE: Final = Fit((), (), ())
 
 @dataclass(slots=True)
 class RequestAnswers:
-    """One distinct request, and what was found for it: by node state, and by hardware for an empty node."""
+    """Cached answers for one distinct request: by node state, and by hardware for empty nodes."""
 
     request: PodRequest
     placer: PodPlacer
     found: dict[tuple[int, frozenset[str]], Fit | None] = field(default_factory=dict)
     ever: dict[int, bool] = field(default_factory=dict)
     said: dict[int, Fit | Unfit] = field(default_factory=dict)  # by state, where there is no quota
-    told: tuple[object, str] | None = None  # the last line of arithmetic, and what it was about
+    told: tuple[object, str] | None = None  # the last explanation, and what it was for
     counted: int = 0  # its size when it was last counted
 
     @property
     def size(self) -> int:
-        """What its answers take, counted in those for a pod of a few containers."""
+        """The size of the answers, as a multiple of the answers for a pod of a few containers."""
         return len(self.found) * (1 + len(self.request.containers) // 8) + len(self.said) // 8
 
     def clear(self) -> None:
-        """Forget the states of nodes, most of them long gone."""
+        """Drop the answers by node state, most of which no node has any more."""
         self.found.clear()
         self.said.clear()
 
 
 class FeasibilityJudge:
-    """Remembers answers. Thread-safe; what it says does not depend on what it remembers.
+    """Judges pods and caches the answers. Thread-safe; answers do not depend on the cache.
 
-    ``most_shapes``: distinct requests remembered; ``most_answers``: answers in all, some 600 bytes each.
+    ``most_shapes``: distinct requests cached; ``most_answers``: cached answers in all, some 600 bytes each.
     """
 
     def __init__(self, most_shapes: int = 512, most_answers: int = 1 << 18) -> None:
         self._most_shapes, self._most_answers = most_shapes, most_answers
         self._lock = threading.Lock()
         self._shapes: dict[PodRequest, RequestAnswers] = {}
-        self._answers = 0  # counted, of all shapes
-        self._latest: RequestAnswers | None = None  # what was asked about last has grown since it was counted
+        self._answers = 0  # number of cached answers, over all requests
+        self._latest: RequestAnswers | None = None  # used last, grown since it was counted
         self._plain: tuple[PodRequest, PodRequest] | None = None  # of the last question
         self._free = FreeCards()
 
@@ -112,9 +112,10 @@ class FeasibilityJudge:
         *,
         chosen: bool = False,
     ) -> FeasibilityCheck:
-        """One pod, and the cluster as it is. ``quota`` is that of its namespace, None if it has none.
+        """Begin to judge one pod over a snapshot. ``quota`` is that of its namespace, None if it has none.
 
-        ``chosen``: its scheduler has taken a node that was offered; that it is closed since counts no more.
+        ``chosen``: the scheduler already picked a node from our filter result, so a node closed since then is
+        still allowed.
         """
         before = self._plain
         plain = before[1] if before is not None and before[0] is request else _plain(request)
@@ -132,7 +133,7 @@ class FeasibilityJudge:
         return FeasibilityCheck(occupant, request, shape, snapshot, quota, self._free, chosen=chosen)
 
     def prepare(self, snapshot: Snapshot) -> None:
-        """Read what is free on each node, beside the questions: else the next one does it."""
+        """Compute the free cards of each node ahead of the next question, which would otherwise have to."""
         self._free.read(list(snapshot.nodes.values()))
 
     def _count(self, shape: RequestAnswers | None) -> None:
@@ -141,7 +142,7 @@ class FeasibilityJudge:
             self._answers += shape.counted - before
 
     def _make_room(self) -> None:
-        """Forget the requests asked longest ago."""
+        """Drop the least recently used requests."""
         shapes = self._shapes
         while shapes and (len(shapes) >= self._most_shapes or self._answers > self._most_answers):
             self._answers -= shapes.pop(next(iter(shapes))).counted
@@ -150,10 +151,11 @@ class FeasibilityJudge:
 class FeasibilityCheck:
     """One pod over one snapshot. Used by one thread.
 
-    ``used`` is what its namespace holds without it, by model of card, ``protected`` the part of it in
-    protected shares; ``own`` the node on which it is counted already, None if on none. ``on_state`` has the
-    answers so far by :attr:`NodeView.state`, for nodes of which nothing else matters, :data:`SOMEWHERE` among
-    them; ``alike`` is False where there is no such node, for the pod names cards or pools.
+    ``used`` is what the pod's namespace holds without the pod, by model of card; ``protected`` the part of
+    that in protected shares; ``own`` the node on which the pod is already counted, None if on none.
+    ``on_state`` has the answers so far by :attr:`NodeView.state`, for nodes where only the state matters
+    (:data:`SOMEWHERE`: fits, cards not worked out). ``alike`` is False if there are no such nodes, because
+    the pod names cards or pools.
     """
 
     def __init__(
@@ -186,7 +188,7 @@ class FeasibilityCheck:
         self.on_state: dict[int, Fit | Unfit] = shape.said if quota is None else {}
 
     def on(self, view: NodeView) -> Fit | Unfit:
-        """Where the pod would lie on the node, or why it cannot."""
+        """Where the pod would be placed on the node, or why it does not fit."""
         if not self.is_like_others(view):
             return self._judge(view)
         found = self.on_state.get(view.state)
@@ -210,7 +212,9 @@ class FeasibilityCheck:
         return Unfit.ROOM if self.ever(view) else Unfit.NEVER
 
     def without(self, view: NodeView, gone: Collection[PodUid]) -> Fit | None:
-        """Where the pod would lie if these pods had left the node; None if it would not fit even so."""
+        """Where the pod would be placed if these pods had left the node; None if it would not fit even
+        then.
+        """
         if self.before_cards(view) is not None:
             return None
         used, protected = dict(self.used), dict(self.protected)
@@ -231,7 +235,7 @@ class FeasibilityCheck:
         used: Mapping[str, Amount],
         protected: Mapping[str, Amount],
     ) -> Fit | Unfit | None:
-        """The cards, but for those of models whose quota that would pass; None if there is no room."""
+        """Choose cards, except of models whose quota they would exceed; None if there is no room."""
         closed: frozenset[str] = frozenset()
         while (fit := self.fit(view, ledger, closed)) is not None:
             passed = self.over_quota(fit, used, protected)
@@ -245,10 +249,11 @@ class FeasibilityCheck:
     def _within_rooms(
         self, view: NodeView, ledger: Ledger, used: Mapping[str, Amount], protected: Mapping[str, Amount]
     ) -> Fit | None:
-        """Cards of several models, none taken further than its quota has room; None if none is found.
+        """Choose cards of several models such that no model exceeds its quota; None if no such choice is
+        found.
 
-        Some card of a model whose quota is passed has to hold less than it does: each of them is tried, until
-        what is found passes none. Exact but for the number of tries.
+        Some card of a model over its quota must take less: each such card is tried until no quota is
+        exceeded. Exact except for the limit on the number of tries.
         """
         pieces = sum(max(1, c.request.cards) for c in self.request.containers)
         if pieces < 2 or len({state.card.model for state in view.node.cards}) < 2:
@@ -273,7 +278,9 @@ class FeasibilityCheck:
         return None
 
     def _less(self, cap: Amount, taken: Amount) -> Iterator[Amount]:
-        """Yield the bounds below what was taken of a card, one for each amount that the quota limits."""
+        """Yield the amounts just below what was taken of a card, one for each amount that the quota
+        limits.
+        """
         quota = self.quota
         if quota is not None and (quota.cores is not None or quota.protected is not None):
             yield Amount(taken.cores - 1, cap.memory)
@@ -281,7 +288,7 @@ class FeasibilityCheck:
             yield Amount(cap.cores, taken.memory - 1)
 
     def placement(self, view: NodeView, fit: Fit) -> Placement:
-        """The same as shares of this node's cards."""
+        """The fit as shares of this node's cards."""
         node = view.node
         return {
             c.name: tuple(
@@ -295,14 +302,14 @@ class FeasibilityCheck:
         }
 
     def ledger(self, view: NodeView) -> Ledger:
-        """The node's books as this pod meets them: itself left out, those counted that it must wait for."""
+        """The node's ledger for this pod: without the pod itself, and with the pods that it must wait for."""
         awaited = view.awaits(self.request.uid, self.pod.priority) if view.nominated else ()
         if view.name == self._own_node:
             return view.with_awaited(awaited, view.without([self.request.uid]))
         return view.with_awaited(awaited) if awaited else view.ledger
 
     def before_cards(self, view: NodeView) -> Unfit | None:
-        """Why the node is left out whatever its cards hold; None if they decide."""
+        """Why the node is left out whatever its cards hold; None if the cards decide."""
         if view.problem:
             return Unfit.NODE
         if self.quota is not None and not self.quota.allows_pool(view.node.pool):
@@ -312,15 +319,15 @@ class FeasibilityCheck:
         return Unfit.REFUSED if view.node.refused and self._amounts & view.node.refused else None
 
     def _is_kept_out(self, view: NodeView, kept: KeptFor) -> bool:
-        """A pod that was sent there already, or that others make room for there, may still come."""
+        """True if the node is closed to this pod. A pod that was already sent there, or for which pods were
+        evicted there, may still come.
+        """
         if self._chosen or view.name in (self._own_node, self._nominated):
             return False
         return kept.refuses(self.pod, max(c.request.cards for c in self.request.containers))
 
     def fit(self, view: NodeView, ledger: Ledger, closed: frozenset[str]) -> Fit | None:
-        """Where the pod would lie if the node's books were these; cards of the ``closed`` models are left
-        out.
-        """
+        """Where the pod would be placed with this ledger; cards of the ``closed`` models are left out."""
         if ledger is not view.ledger or self.request.uuids:
             return self._seek(view, ledger, closed)
         key = view.state, closed
@@ -344,20 +351,21 @@ class FeasibilityCheck:
         )
 
     def lack_of_ids(self, view: NodeView, ledger: Ledger) -> str:
-        """Why the kubelet would have no device ids for the pod beside those in these books; empty if it has.
+        """Why the kubelet would have no device ids for the pod beside this ledger's; empty if it has.
 
-        Only pods that shrank can leave less ids than room, and pods on other NUMA nodes than their ids less
-        than the kubelet's policy wants of one. kube-scheduler counts ids before it asks.
+        Only pods that shrank can leave fewer ids than room, and only pods on other NUMA nodes than their ids
+        can leave fewer than the kubelet's policy needs on one. kube-scheduler counts ids before it calls the
+        extender.
         """
         counts = (view.ids, view.numa_ids)
         lacks = (count.lack(self.request, ledger.pods) for count in counts if count is not None)
         return next(filter(None, lacks), "")
 
     def ever(self, view: NodeView) -> bool:
-        """True if the node could hold the pod were it empty."""
+        """True if the pod would fit were the node empty."""
         known = self.shape.ever
         if self.request.uuids or view.hardware not in known:
-            cards = tuple(replace(s, held="") for s in view.node.cards)  # who holds one whole gives it back
+            cards = tuple(replace(s, held="") for s in view.node.cards)  # whole-card holders have left
             empty = Ledger((s.card for s in cards), view.node.unit)
             could = self.shape.placer.trial(cards, view.node.topology, empty) is not None
             if self.request.uuids:
@@ -366,7 +374,7 @@ class FeasibilityCheck:
         return known[view.hardware]
 
     def when_empty(self, view: NodeView) -> Fit | Unfit:
-        """Where the pod would lie were the node empty, and nothing used of its namespace's quota."""
+        """Where the pod would be placed were the node empty and none of its namespace's quota in use."""
         if view.problem:
             return Unfit.NODE
         if self.quota is not None and not self.quota.allows_pool(view.node.pool):
@@ -376,7 +384,9 @@ class FeasibilityCheck:
         return self._choose(free, Ledger((s.card for s in cards), view.node.unit), {}, {}) or Unfit.NEVER
 
     def when_ended(self, view: NodeView) -> Fit | None:
-        """Where the pod would lie had the pods of its namespace ended; None if it would not fit even so."""
+        """Where the pod would be placed had its namespace's pods ended; None if it would not fit even
+        then.
+        """
         mine = [uid for uid, one in view.bound.items() if one.pod.namespace == self.pod.namespace]
         found = self._choose(view, view.without(mine), {}, {})
         return found if isinstance(found, Fit) else None
@@ -384,7 +394,7 @@ class FeasibilityCheck:
     def over_quota(
         self, fit: Fit, used: Mapping[str, Amount], protected: Mapping[str, Amount]
     ) -> Mapping[str, str]:
-        """The models for which the quota is passed, and why."""
+        """The models whose quota is exceeded, each with the reason."""
         if self.quota is None:
             return {}
         if used is not self.used:
@@ -395,7 +405,7 @@ class FeasibilityCheck:
 
 
 def _capped(ledger: Ledger, view: NodeView, caps: Mapping[int, Amount]) -> Ledger:
-    """The books with no more left of these cards than so much, as if somebody held the rest."""
+    """The ledger with no more than these amounts left on the cards, as if another pod held the rest."""
     if not caps:
         return ledger
     books = ledger.copy()
@@ -408,13 +418,13 @@ def _capped(ledger: Ledger, view: NodeView, caps: Mapping[int, Amount]) -> Ledge
 
 
 def _plain(request: PodRequest) -> PodRequest:
-    """What pods that ask for the same have in common."""
+    """The request without the pod's own names, so that equal requests compare equal."""
     containers = (replace(c, name=str(i)) for i, c in enumerate(request.containers))
     return replace(request, uid=PodUid(""), containers=tuple(containers), ceiling=None)
 
 
 def with_closed(cards: Sequence[CardState], models: Mapping[str, str]) -> Sequence[CardState]:
-    """The cards, those of these models closed; each model comes with the reason."""
+    """The cards, with cards of these models closed; the mapping gives the reason for each model."""
     if not models:
         return cards
     return tuple(
@@ -423,14 +433,14 @@ def with_closed(cards: Sequence[CardState], models: Mapping[str, str]) -> Sequen
 
 
 def _take_off(charge: Charge, used: dict[str, Amount], protected: dict[str, Amount]) -> None:
-    """Count a pod no more."""
+    """Subtract a pod's charge."""
     for sums, held in ((used, charge.usage), (protected, charge.protected)):
         for model, amount in held:
             sums[model] = sums.get(model, ZERO) - amount
 
 
 def by_model(taken: Iterable[tuple[str, Amount]]) -> tuple[tuple[str, Amount], ...]:
-    """Amounts summed by model of card."""
+    """Sum amounts by model of card."""
     charge: dict[str, Amount] = {}
     for model, amount in taken:
         charge[model] = charge[model] + amount if model in charge else amount

@@ -1,9 +1,9 @@
-"""The choice among nodes as deployed: where the pod costs those still to come the least.
+"""The choice among nodes as deployed: places a pod where it costs future pods the least.
 
-:mod:`gpu_manager.domain.score` says what a placement costs; here the cluster's nodes and pods are put in its
-words, and what it said is kept until the mix of requests has moved. Then a new scorer is made ready beside
-the old one, in a thread of its own. It comes into force after a fixed number of questions, not when the
-thread happens to be ready, so that the same pods and questions always get the same answers.
+:mod:`gpu_manager.domain.score` prices a placement. This module translates the cluster's nodes and pods into
+its terms and caches the prices until the mix of requests has changed. Then a new scorer is prepared beside
+the old one, in a thread of its own. It takes effect after a fixed number of questions, not when the thread
+happens to be ready, so that the same pods and questions always get the same answers.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from gpu_manager.domain.score.scorer import Scorer, in_all, with_neighbours
 from gpu_manager.domain.untrusted import timestamp
 from gpu_manager.runtime import threads
 
-_MOST = 1 << 16  # costs remembered
-_WARMED = 32  # kinds of request whose costs a new scorer knows from the start
-_PREPARED = 16  # costs worked out before they are asked for: they take about a millisecond
-_LEAD = 0.07  # questions to the old scorer, a counted arrival, while the new one is made
+_MOST = 1 << 16  # cached costs
+_WARMED = 32  # kinds of request that a new scorer prices at the start
+_PREPARED = 16  # costs computed before they are asked for, which takes about a millisecond
+_LEAD = 0.07  # questions to the old scorer, per counted arrival, while the new one is prepared
 _CARD = CardUuid("")
 
-_Key = tuple[Fit, int | None, int]  # where it would lie, free CPU there, CPU asked
+_Key = tuple[Fit, int | None, int]  # placement, free CPU there, requested CPU
 
 
 class _Epoch:
-    """One scorer, and what it has said."""
+    """One scorer, and its cached costs."""
 
     def __init__(self, scorer: Scorer, rooms: NodeRooms) -> None:
         self.scorer = scorer
@@ -56,13 +56,13 @@ class _Epoch:
             self.known[key] = (cost, -move.joined, *content), move, loss
 
     def knows(self, move: NodeChange) -> bool:
-        """True if it can say what that costs: the cluster had such cards when it was made."""
+        """True if the scorer can price this change: the cluster had such cards when the scorer was made."""
         return all(room.model in self.scorer.stock for room in move.before)
 
 
 class _NextEpoch:
-    """The epoch of a newer mix, for these nodes. ``known`` and ``recent``: what the old one said, and of that
-    what was asked of late; ``at``: the question from which on it is in force.
+    """The epoch of a newer mix, in preparation. ``known`` and ``recent``: cached costs of the old epoch, and
+    the recently used ones among them; ``at``: number of the question at which the new epoch takes effect.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class _NextEpoch:
         self._lock = threading.Lock()
 
     def make(self, rooms: NodeRooms) -> None:
-        """Make the epoch once: whoever comes second waits for it."""
+        """Prepare the epoch once; a second caller waits for the first."""
         with self._lock:
             if self.epoch is None:
                 stock = stock_of(self._nodes)
@@ -90,16 +90,16 @@ class _NextEpoch:
                 self.epoch = epoch
 
     def copy(self) -> _NextEpoch:
-        """The same, to be made apart."""
+        """An unprepared copy."""
         return _NextEpoch(self._mix, self._nodes, self._known, self._recent, self.at)
 
 
 class LeastFragmentation:
-    """See the module. Thread-safe.
+    """Chooses the node where a pod costs future pods the least; see the module. Thread-safe.
 
-    Among equal costs the better-joined cards go first; under ``topology`` they go before the cost. Under
-    ``spread`` :class:`BestFit` chooses. ``aside`` runs a job beside the caller. No node is kept for a pod
-    that waits and is over the ``quota`` of its namespace; without one nobody is limited.
+    Among equal costs the better-joined cards win; under ``topology`` they win before the cost. Under
+    ``spread`` :class:`BestFit` chooses. ``aside`` runs a job beside the caller. No node is drained for a
+    waiting pod that is over the ``quota`` of its namespace; without ``quota`` no namespace is limited.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class LeastFragmentation:
         self._drained = DrainedNodes(self._rooms)
         self._epoch: _Epoch | None = None
         self._next: _NextEpoch | None = None
-        self._asked = 0  # questions so far
+        self._asked = 0  # number of questions so far
         self._recent: dict[object, list[_Key]] = {}  # by kind of request, the latest last
 
     def copy(self) -> LeastFragmentation:
-        """The same policy over a copy of the cluster's books; it refreshes at once, in no thread of its
-        own.
+        """The same policy over a copy of the cluster's state; it refreshes at once, in the caller's
+        thread.
         """
         with self._lock:  # so that every arrival is counted once
             other = LeastFragmentation(self._cluster.copy(), lambda job: job(), self._quota)
@@ -140,12 +140,12 @@ class LeastFragmentation:
 
     @property
     def cluster(self) -> ClusterState:
-        """The books that it looks at."""
+        """The cluster state that the policy reads."""
         return self._cluster
 
     @property
     def scorer(self) -> Scorer:
-        """The one that is asked now."""
+        """The scorer in force."""
         return self._current().scorer
 
     def costs(self, request: PodRequest, candidates: Sequence[RankedNode]) -> Sequence[Cost | None]:
@@ -170,19 +170,21 @@ class LeastFragmentation:
             kept = self._drained.kept(self._cluster, bounds)
         most = max(c.request.cards for c in request.containers)
         if most < max(kept.values(), default=0):
-            states = {state for state, _ in kept}  # few of the candidates are looked at closely
+            states = {state for state, _ in kept}  # few of the candidates are examined closely
             for at, (view, _) in enumerate(candidates):
                 if view.state in states and (cost := costs[at]):
                     costs[at] = with_kept(cost, most, kept.get((view.state, view.cpu), 0))
         if neighbours:
             costs = [cost and with_neighbours(cost, n) for cost, n in zip(costs, neighbours, strict=True)]
         if request.placement is PlacementPolicy.TOPOLOGY:
-            # The better joined first: the second of a cost is the joined cards' sum, negative.
+            # Better joined first: the second part of a cost is the joined cards' sum, negative.
             return [cost and (cost[1], *cost) for cost in costs]
         return costs
 
     def prepare(self, request: PodRequest, candidates: Sequence[RankedNode]) -> None:
-        """See :class:`~admission.extender.ranking.NodePolicy`: nodes that changed since this was asked."""
+        """See :class:`~admission.extender.ranking.NodePolicy`; prices nodes that changed since the last
+        question.
+        """
         epoch = self._epoch
         if epoch is None or request.placement is PlacementPolicy.SPREAD:
             return
@@ -198,10 +200,10 @@ class LeastFragmentation:
             epoch.add({key: move for key, move in moves.items() if epoch.knows(move)})
 
     def close(self, now: float) -> None:
-        """Close a node to smaller pods where one has waited for long, and open it in time.
+        """Close a node to smaller pods if a large pod has waited long, and open it in time.
 
-        ``now`` in seconds. To be called each second. Arrivals are counted, but no epoch begins: those go by
-        questions alone.
+        ``now`` in seconds. Call each second. Arrivals are counted here, but no epoch begins: epochs depend on
+        the number of questions alone.
         """
         with self._lock:
             self._count()
@@ -215,7 +217,7 @@ class LeastFragmentation:
     def _work_out(
         self, epoch: _Epoch, uid: PodUid, cpu: int, keys: Sequence[_Key], candidates: Sequence[RankedNode]
     ) -> _Epoch:
-        """The costs of the first candidates that are not known, as many as a scheduler can wait for."""
+        """Price the first unpriced candidates, as many as a scheduler can wait for."""
         new = {key: place for place, key in enumerate(keys) if key not in epoch.known}
         most = MOST_PRICED // 4
         if len(keys) - len(new) < MOST_PRICED:
@@ -229,7 +231,7 @@ class LeastFragmentation:
         return epoch
 
     def prices(self) -> list[float]:
-        """What the loss of a place for several cards costs now."""
+        """The present price of losing one place for several cards."""
         return self._prices(self._current())
 
     def _prices(self, epoch: _Epoch) -> list[float]:
@@ -237,7 +239,7 @@ class LeastFragmentation:
             return epoch.tally.prices(self._cluster)
 
     def _current(self, questions: int = 0) -> _Epoch:
-        """Return the epoch in force, and begin to make the next one once it is due."""
+        """The epoch in force; begins to prepare the next one when it is due."""
         with self._lock:
             self._count()
             self._asked += questions
@@ -250,7 +252,7 @@ class LeastFragmentation:
         if coming is not None and begins:
             self._aside(partial(coming.make, self._rooms))
         elif coming is not None and self._asked >= coming.at:
-            threads.ran(partial(coming.make, self._rooms))  # one that cannot be made leaves the old in force
+            threads.ran(partial(coming.make, self._rooms))  # on failure the old one stays in force
             with self._lock:
                 if self._next is coming:
                     self._epoch, self._next = coming.epoch or self._epoch, None
@@ -263,7 +265,7 @@ class LeastFragmentation:
             self._drained.came(occupant, shapes)
             for shape in shapes:
                 self._arrivals.add(shape)
-        if begins:  # this program has just started: others may have come and left before
+        if begins:  # this program has just started: earlier pods may have come and left
             created = (timestamp(occupant.pod.created) for occupant in fresh if occupant.occupies)
             self._arrivals.began([at for at in created if at is not None], self._cluster.since)
         gone = self._cluster.gone()
@@ -272,13 +274,13 @@ class LeastFragmentation:
             self._arrivals.leave(len(shapes_of(occupant, self._cluster.unit)))
 
     def _prepare(self, epoch: _Epoch) -> _NextEpoch:
-        """The next epoch, of what is known at this moment: what comes meanwhile does not change it."""
+        """The next epoch, from what is known now: later changes do not affect it."""
         nodes, recent = self._cluster.snapshot().nodes.values(), list(self._recent.values())
         at = self._asked + max(1, round(_LEAD * len(self._arrivals)))
         return _NextEpoch(self._arrivals.mix(), nodes, epoch.known, recent, at)
 
     def _start(self) -> _Epoch:
-        """A scorer for the cluster as it is now, at once."""
+        """A scorer for the cluster's present state, at once."""
         stock = stock_of(self._cluster.snapshot().nodes.values())
         with self._lock:
             self._epoch, self._next = _Epoch(Scorer(self._arrivals.mix(), stock), self._rooms), None
@@ -298,7 +300,7 @@ def _in_a_thread(job: Callable[[], None]) -> None:
 
 
 def stock_of(views: Iterable[NodeView]) -> dict[str, Stock]:
-    """The cluster's cards by model, those out of order included: they come back."""
+    """The cluster's cards by model, including unhealthy ones, since they come back."""
     stock: dict[str, Stock] = {}
     for view in views:
         for state in view.node.cards:
@@ -309,7 +311,9 @@ def stock_of(views: Iterable[NodeView]) -> dict[str, Stock]:
 
 
 def shapes_of(occupant: PodView, unit: int) -> list[RequestShape]:
-    """What a pod asks for, a shape for each of its parts that lies by itself; the first has its host CPU."""
+    """A pod's request as one shape for each part that is placed by itself; the first has the pod's host
+    CPU.
+    """
     request = occupant.request(unit)
     shapes: list[RequestShape] = []
     for part in (request and groups_of(request)) or ():

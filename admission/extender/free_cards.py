@@ -1,8 +1,8 @@
-"""What is free on the cards of thousands of nodes, as arrays: which of them have room for one part of a
-card or for some whole cards, and in what order to look at those that have.
+"""Free cards of thousands of nodes, as arrays: which nodes have room for one part of a card or for some whole
+cards, and in which order to examine them.
 
-A question about a kind of request that was not asked before is answered from here at once; where exactly
-the pod would lie is worked out by the domain's placement, and only on the nodes that come into question.
+A new kind of request is answered from these arrays at once; the domain's placement computes the exact cards,
+and only on the candidate nodes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from admission.cluster.node_view import NodeView
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest, Request, matches_model
 
-_MOST_ROWS: Final = 1 << 16  # states of nodes remembered
-_NOTHING: Final = -1  # cores of a card that takes no work, or is not there
+_MOST_ROWS: Final = 1 << 16  # cached node states
+_NOTHING: Final = -1  # cores of a card that takes no work, or that does not exist
 
 _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
 
 
 class FreeCards:
-    """Rows of cards by :attr:`~admission.cluster.node_view.NodeView.state`, made when first asked about.
-
+    """Rows of cards by :attr:`~admission.cluster.node_view.NodeView.state`, computed at first use.
     Thread-safe.
     """
 
@@ -36,14 +35,14 @@ class FreeCards:
         self._forget()
 
     def read(self, views: Sequence[NodeView]) -> None:
-        """Make the rows of these nodes, so that no question has to."""
+        """Compute the rows of these nodes in advance."""
         with self._lock:
             self._rows_of(views)
 
     def with_room(self, request: PodRequest, views: Sequence[NodeView]) -> _Bools:
-        """Return which nodes have room for the one container of a request without a list of UUIDs.
+        """Which nodes have room for the request's only container, which lists no UUIDs.
 
-        Exact: the domain's placement finds cards on these and on no others.
+        Exact: the domain's placement finds cards on these nodes and on no others.
         """
         asked = request.containers[0].request
         with self._lock:
@@ -52,11 +51,11 @@ class FreeCards:
         return enough
 
     def promising(self, request: PodRequest, views: Sequence[NodeView]) -> _Ints:
-        """Return the places of the nodes in ``views`` in the order in which to look at them.
+        """The indices of the nodes in ``views``, in the order in which to examine them.
 
         Nodes that would be left alike (the card's free cores, an idle card broken, the number of idle cards)
-        are one group, the fullest first; the order takes one of each group in turn, so that its beginning has
-        some of every kind.
+        form a group, the fullest group first; the order takes one of each group in turn, so that its
+        beginning has some of every kind.
         """
         with self._lock:
             at = self._rows_of(views)
@@ -81,7 +80,7 @@ class FreeCards:
         place = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
         return order[np.argsort(place, kind="stable")]
 
-    # Every method below is called with the lock held.
+    # The methods below are called with the lock held.
 
     def _forget(self) -> None:
         self._rows: dict[int, int] = {}
@@ -96,7 +95,7 @@ class FreeCards:
         self._total: _Ints = np.zeros(rows, np.int64)
 
     def _fitting(self, request: PodRequest, asked: Request, at: _Ints) -> _Bools:
-        """Row by row, the cards of which the request could take one."""
+        """For each row, the cards of which the request could take one."""
         fits: _Bools = (
             self._idle[at]
             if asked.cards

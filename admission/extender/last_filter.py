@@ -1,8 +1,8 @@
-"""The answers of filter that later requests need: prioritize, bind, and filter for the next equal pod.
+"""Filter's answers, kept for later calls: prioritize, bind, and filter for the next equal pod.
 
-Prioritize asks about the same pod and nodes a moment later. Bind accepts only a node that filter offered to
-the pod; an offer lasts as long as the pod waits, since volumes and gangs are bound minutes later, and bind
-judges the node anew in any case.
+Prioritize follows a moment later for the same pod and nodes. Bind accepts only a node that filter offered to
+the pod; an offer lasts as long as the pod waits, since pods with volumes or gangs are bound minutes later,
+and bind judges the node again in any case.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from admission.extender.many_nodes import Verdicts
 from admission.extender.node_names import NodeNames
 from gpu_manager.domain.kube.pod import PodUid
 
-_MOST_NUMBERS: Final = 1024  # of kinds beyond the number of nodes: most are of no node any more
+_MOST_NUMBERS: Final = 1024  # kinds beyond the number of nodes; no node has most of them any more
 _MOST_KEPT: Final = 32  # kinds of request
-_FEW: Final = 16  # nodes that changed, up to which the others stand in any case
+_FEW: Final = 16  # changed nodes, up to which the verdicts on the others are reused
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LastFilter:
-    """One answer of filter: a scheduler has its nodes prioritized next, as a rule before much changes."""
+    """One answer of filter; usually the scheduler prioritizes its nodes next, before much has changed."""
 
     occupant: PodView
     snapshot: Snapshot
@@ -38,15 +38,15 @@ class LastFilter:
     verdicts: Verdicts
 
     def about(self, occupant: PodView, quota: object, names: NodeNames) -> bool:
-        """True if the same pod is asked about for just these nodes, under the same quotas."""
+        """True if the question is about the same pod and exactly these nodes, under the same quotas."""
         same = self.names is names or self.names == names
         return same and self.occupant is occupant and self.quota is quota
 
     def now(
         self, question: FeasibilityCheck, snapshot: Snapshot, changed: Sequence[NodeView]
     ) -> Verdicts | None:
-        """The verdicts in a newer snapshot, in which these nodes were built anew: only they are judged. None
-        if more may have changed: what a namespace with a quota holds, or which nodes there are.
+        """The verdicts in a newer snapshot, judging only these changed nodes. None if more may have changed:
+        the use of a namespace with a quota, or the set of nodes.
         """
         if question.quota is not None or self.names.repeated:
             return None
@@ -61,8 +61,8 @@ class LastFilter:
 
 
 class LastAnswers:
-    """Filter's last answers: for the pod that was asked about last, and by kind of request, for pods of which
-    no node knows anything. The answer for the next such pod differs only on nodes that changed. Thread-safe.
+    """Filter's last answers: for the last pod, and by kind of request for pods that no node knows yet. The
+    answer for the next such pod differs only on nodes that changed. Thread-safe.
     """
 
     def __init__(self, cluster: ClusterState) -> None:
@@ -71,11 +71,11 @@ class LastAnswers:
         self._alike: dict[Hashable, LastFilter] = {}
 
     def offered(self, answer: LastFilter) -> None:
-        """Remember the nodes that fit: what a scheduler asks about next."""
+        """Keep the nodes that fit, since the scheduler asks about them next."""
         self._offered = answer
 
     def judged(self, question: FeasibilityCheck, answer: LastFilter) -> None:
-        """Remember it for the next pod that asks for the same, unless it depends on more than that."""
+        """Keep the answer for the next pod with this request, unless it depends on more than the request."""
         verdicts = answer.verdicts
         of_all = not any(view is not None and view.nominated for view in verdicts.views)
         if _is_like_others(question) and of_all and Unfit.LATE not in verdicts.said:
@@ -84,7 +84,7 @@ class LastAnswers:
     def for_same_pod(
         self, question: FeasibilityCheck, occupant: PodView, quota: object, names: NodeNames, now: Snapshot
     ) -> Verdicts | None:
-        """What is said of the nodes that were offered for the pod; None if that is not known."""
+        """The verdicts on the nodes offered for the pod; None if they are not known."""
         last = self._offered
         if last is None or not last.about(occupant, quota, names):
             return None
@@ -93,7 +93,7 @@ class LastAnswers:
     def for_same_request(
         self, question: FeasibilityCheck, names: NodeNames, now: Snapshot
     ) -> Verdicts | None:
-        """What is said of these nodes for a pod that asks for this; None if that is not known."""
+        """The verdicts on these nodes for a pod with this request; None if they are not known."""
         last = self._alike.get(_kind(question)) if _is_like_others(question) else None
         verdicts = (
             None if last is None else self._changed(last, question, now, max(_FEW, len(last.names) // 4))
@@ -120,13 +120,13 @@ class LastAnswers:
     def _changed(
         self, last: LastFilter, question: FeasibilityCheck, now: Snapshot, most: int
     ) -> Verdicts | None:
-        """The verdicts in this snapshot; None if much has changed since, or something has changed again."""
+        """The verdicts in this snapshot; None if much has changed since, or if it changed while reading."""
         newest, changed = self._cluster.news(last.snapshot.turn)
         return last.now(question, now, changed) if newest is now and len(changed) <= most else None
 
 
 def _kind(question: FeasibilityCheck) -> Hashable:
-    """Pods of equal kinds get the same verdicts; a node that is kept for a pod is open to higher priority."""
+    """Pods of equal kind get equal verdicts; a node reserved for a pod is open to higher priorities."""
     return question.shape.request, question.pod.priority
 
 
@@ -135,25 +135,25 @@ def _is_like_others(question: FeasibilityCheck) -> bool:
 
 
 _MOST_OFFERS: Final = 1 << 14  # pods between filter and bind
-_MOST_RECENT: Final = 32  # kept as they came: more than a scheduler binds at one time
+_MOST_RECENT: Final = 32  # kept uncompressed: more than a scheduler binds at one time
 _ONE: Final = ord("1")
 
 
 class FilterResults:
-    """Which nodes filter has ever offered for which pod. Thread-safe; the oldest pods go first.
+    """All nodes that filter has offered for each pod. Thread-safe; the oldest pods are dropped first.
 
-    Most pods are bound a moment after filter has answered, so only the answers for others are made small.
+    Most pods are bound a moment after filter has answered, so only the other answers are compressed.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._bits: dict[str, int] = {}
         self._recent: dict[PodUid, Sequence[str]] = {}  # the newest last
-        self._made: dict[PodUid, int] = {}  # a bit a node
+        self._made: dict[PodUid, int] = {}  # a bit per node
         self._inherited: frozenset[PodUid] = frozenset()
 
     def remember(self, uid: PodUid, nodes: Sequence[str]) -> None:
-        """The answer for the pod, beside those of before. ``nodes`` is kept, and must not change."""
+        """Add an answer for the pod. ``nodes`` is kept by reference and must not change."""
         with self._lock:
             self._inherited -= {uid}
             before = self._recent.pop(uid, None)
@@ -166,14 +166,16 @@ class FilterResults:
                 self._make_small(oldest, self._recent.pop(oldest))
 
     def bound(self, uid: PodUid, node: str) -> None:
-        """The pod is bound there: of its offers only that node is still of use."""
+        """The pod is bound: of its offers only this node is still needed."""
         with self._lock:
             self._made.pop(uid, None)
             if uid in self._recent:
                 self._recent[uid] = (node,)
 
     def inherit(self, uids: Iterable[PodUid]) -> None:
-        """Another replica may have offered any node for these pods, before this one was asked about them."""
+        """Assume that another replica offered every node for these pods, before this replica answered for
+        them.
+        """
         with self._lock:
             self._inherited = frozenset(uids)
 
@@ -198,6 +200,6 @@ class FilterResults:
         self._made[uid] = int(digits, 2) | self._made.pop(uid, 0)
         while len(self._made) > _MOST_OFFERS:
             del self._made[next(iter(self._made))]
-        if len(self._bits) > 1 << 17:  # names of nodes that came and went
+        if len(self._bits) > 1 << 17:  # includes names of deleted nodes
             self._bits.clear()
             self._made.clear()

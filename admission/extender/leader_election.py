@@ -1,13 +1,13 @@
-"""Which replica binds, and for how long it may still: read off a Lease, by this machine's own clock alone.
+"""Which replica binds, and until when: decided from a Lease, by this machine's own clock alone.
 
-Two replicas must never bind at once, whatever their clocks say. So nobody looks at the times in a Lease:
-the holder counts from before its renewal was sent, everybody else from after it was seen. One that takes
-over waits until the last renewal of the one before it has run out, since Bindings of that one may be under
-way until then, and binds only over all pods as they are after that: it writes into its own pod, and
-once its watch of pods shows that, it has shown all that came before.
+Two replicas must never bind at once, whatever their clocks show. So the times in a Lease are ignored: the
+holder counts from before it sent a renewal, every other replica from after it saw it. A new leader waits
+until the previous leader's last renewal has expired, since Bindings of that one may be in progress until
+then. It binds only once it knows all pods as they are after that: it writes into its own pod, and once its
+watch of pods shows the write, the watch has shown all earlier changes.
 
-The Kubernetes client has an election of its own. It reads the wall clock, counts from after a renewal, cannot
-be stopped, and cannot say for how long it still leads; so it is not used.
+The Kubernetes client's own leader election reads the wall clock, counts from after a renewal, cannot be
+stopped, and does not tell for how long it still leads; so it is not used.
 """
 
 from __future__ import annotations
@@ -30,27 +30,26 @@ RENEW_SECONDS: Final = 2.0
 _NEVER: Final = float("-inf")
 _NOBODY: Final = LeaseRecord("", 0.0, 0, "")
 _GIVEN_UP: Final = 0.7
-_CATCH_UP_SECONDS: Final = 3.0  # for a watch that shows changes at once; then pods are listed
+_CATCH_UP_SECONDS: Final = 3.0  # for a watch that shows changes at once; after that pods are listed
 
 
 class LeaseApi(Protocol):
-    """One Lease. Both raise NodeUnready where no answer comes."""
+    """Access to one Lease. Both methods raise NodeUnready if there is no answer."""
 
     def read(self) -> LeaseRecord | None:
-        """As it is now; None if there is none."""
+        """The present record; None if the Lease does not exist."""
 
     def write(self, holder: str, seconds: float, transitions: int) -> bool:
-        """Renew or take what was read last; False if somebody else was quicker."""
+        """Renew or take the Lease as it was last read; False if another replica was quicker."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodLister:
-    """The picture that binding needs: the moment as of which it is complete, and how to get a later one.
+    """The list of pods that binding needs: as of when it is complete, and how to get a later one.
 
-    ``listed`` is of the monotonic clock, None before the first list. ``catch_up`` makes it the present moment
-    once the watch has shown a change that is made now; it raises NodeUnready where none can be made.
-    ``relist`` does so by a list of all pods. ``inherited``: whether the first list had a pod that waits for
-    cards.
+    ``listed`` is a monotonic time, None before the first list. ``catch_up`` advances it to the present once
+    the watch has shown a change made now; it raises NodeUnready if that change cannot be made. ``relist``
+    advances it by listing all pods. ``inherited``: whether the first list had a pod that waits for cards.
     """
 
     listed: Callable[[], float | None]
@@ -60,30 +59,30 @@ class PodLister:
 
 
 class LeaseSource(Protocol):
-    """What says until when this replica may bind."""
+    """Decides until when this replica may bind."""
 
     def look(self) -> None:
-        """Find out, and renew. Called each second; raises NodeUnready."""
+        """Read and renew the Lease. Called each second; raises NodeUnready."""
 
     @property
     def until(self) -> float:
-        """Monotonic; in the past if somebody else leads."""
+        """Until when this replica leads, monotonic; in the past if another one leads."""
 
     @property
     def fence(self) -> float:
-        """Monotonic: before that, Bindings of the one that led before may be under way."""
+        """Until when Bindings of the previous leader may be in progress, monotonic."""
 
     @property
     def shared(self) -> bool:
-        """False if nobody else can ever lead."""
+        """False if no other replica can ever lead."""
 
     def release(self) -> None:
-        """Let another take over at once; nothing of this replica is under way any more."""
+        """Let another replica take over at once; no request of this replica is in progress any more."""
 
 
 class Leader:
-    """Answers :attr:`admission.extender.binding.BindRules.leads`. Thread-safe; :meth:`tick` is one
-    thread's.
+    """Answers :attr:`admission.extender.binding.BindRules.leads`. Thread-safe; one thread calls
+    :meth:`tick`.
     """
 
     def __init__(
@@ -94,29 +93,29 @@ class Leader:
         seconds: float,
         changed: Callable[[bool], None] = lambda _leads: None,
     ) -> None:
-        """``seconds`` is a Binding's deadline; ``changed`` is told when leading begins and ends."""
+        """``seconds`` is a Binding's deadline; ``changed`` is called when leading begins and ends."""
         self._lease = lease
         self._pods = pods
         self._clock = clock
         self._changed = changed
-        self._own_fence = clock.monotonic() + seconds  # what a former process of this replica sent may act
+        self._own_fence = clock.monotonic() + seconds  # Bindings of a former process may still take effect
         # Since when the Lease is held without a break: whatever another did before, and had done when it gave
         # the Lease back, a watch may be late to show. Infinite while it is not.
         self._held_since = float("inf") if lease.shared else _NEVER
-        self._asked = _NEVER  # the fence for which the picture is completed
-        self._list_at = _NEVER  # when a list is asked for, should the watch not have caught up
+        self._asked = _NEVER  # the fence for which the list is being completed
+        self._list_at = _NEVER  # when to request a list, if the watch has not caught up
         self._said = False
         self._resigned = threading.Event()
 
     def leads(self, seconds: float = 0.0) -> bool:
-        """True if this process alone binds for at least so long, over a picture of all pods since."""
+        """True if only this process binds for at least ``seconds``, and its list of pods is complete."""
         now, listed = self._clock.monotonic(), self._pods.listed()
         if self._resigned.is_set() or listed is None:
             return False
         return self._fence <= listed and now + seconds < self._lease.until
 
     def tick(self) -> None:
-        """Look at the Lease; call this each second."""
+        """Read the Lease; call this each second."""
         was_held = self._clock.monotonic() < self._lease.until
         try:
             self._lease.look()
@@ -131,7 +130,9 @@ class Leader:
         self._say()
 
     def _complete(self, fence: float, now: float) -> None:
-        """Learn of all that others bound before the fence: by the watch, and only if that fails by a list."""
+        """Learn of everything bound before the fence: by the watch, or by a list if the watch does not catch
+        up.
+        """
         if self._asked != fence:
             self._asked, self._list_at = fence, now + _CATCH_UP_SECONDS
             try:
@@ -150,12 +151,14 @@ class Leader:
             self._held_since = now
 
     def resign(self) -> None:
-        """Bind no more."""
+        """Stop binding."""
         self._resigned.set()
         self._say()
 
     def release(self) -> None:
-        """Let another replica begin at once. Only after :meth:`resign`, and once no Binding is under way."""
+        """Let another replica begin at once. Only after :meth:`resign`, and once no Binding is in
+        progress.
+        """
         try:
             self._lease.release()
         except NodeUnready as error:
@@ -163,9 +166,9 @@ class Leader:
 
     @property
     def _fence(self) -> float:
-        """From when on all pods, as they are then, show all that others have bound.
+        """The time as of which the list of pods shows everything that other replicas have bound.
 
-        If no pod waited when this process began, there is nothing that a former one could still bind.
+        If no pod waited when this process started, a previous leader has nothing left to bind.
         """
         own = self._own_fence if self._pods.inherited() else _NEVER
         return max(self._lease.fence, self._held_since, own)
@@ -179,7 +182,7 @@ class Leader:
 
 
 class HeldLease:
-    """A Lease of our own: taken when it is free or has run out, renewed every two seconds."""
+    """A Lease of this service: taken when it is free or has expired, renewed every two seconds."""
 
     def __init__(self, leases: LeaseApi, clock: Clock, pod: str, seconds: float) -> None:
         self._leases = leases
@@ -193,16 +196,16 @@ class HeldLease:
         self._renewed = _NEVER
 
     def look(self) -> None:
-        """See :class:`Mandate`."""
+        """See :class:`LeaseSource`."""
         if self._clock.monotonic() - self._renewed < RENEW_SECONDS:
             return
         found = self._leases.read()
         now = self._clock.monotonic()
         transitions = found.transitions if found else 0
         if found is None:
-            self._take(transitions, now + self._seconds)  # someone may have deleted it under its holder
+            self._take(transitions, now + self._seconds)  # it may have been deleted under its holder
         elif not found.holder:
-            self._take(transitions + 1, _NEVER)  # given back: nothing is under way
+            self._take(transitions + 1, _NEVER)  # released: no request is in progress
         elif found.holder == self.identity:
             self._write(transitions)
         else:
@@ -214,14 +217,14 @@ class HeldLease:
                 self._take(transitions + 1, ends)
 
     def release(self) -> None:
-        """See :class:`Mandate`."""
+        """See :class:`LeaseSource`."""
         self.until = _NEVER
         found = self._leases.read()
         if found is not None and found.holder == self.identity:
             self._leases.write("", 1.0, found.transitions)
 
     def _take(self, transitions: int, fence: float) -> None:
-        self.fence = fence  # first: a write without an answer may have been one
+        self.fence = fence  # first: a write without an answer may have succeeded
         if self._write(transitions):
             log.info("lease_acquired", identity=self.identity, transitions=transitions)
 
@@ -234,25 +237,25 @@ class HeldLease:
 
 
 class WatchedLeader:
-    """The Lease of the kube-scheduler in this very pod: who holds it is the one that calls us.
+    """The Lease of the kube-scheduler in this pod: its holder is the scheduler that calls this extender.
 
-    Its renewals happen between two looks; what counts is the earlier look. The one before it may have given
-    the Lease back with calls of its own under way, so here, too, its last renewal must have run out.
+    Renewals happen between two reads; the time of the earlier read counts. The previous holder may have
+    released the Lease with requests of its own in progress, so here, too, its last renewal must have expired.
     """
 
     def __init__(self, leases: LeaseApi, clock: Clock, hosts: frozenset[str]) -> None:
-        """``hosts``: names that the scheduler may call its machine."""
+        """``hosts``: names that the scheduler may use for its machine."""
         self._leases = leases
         self._clock = clock
         self._hosts = hosts
         self.shared = True
         self.until = _NEVER
         self.fence = _NEVER
-        self._last: tuple[LeaseRecord, float] | None = None  # as last seen, and when that look began
+        self._last: tuple[LeaseRecord, float] | None = None  # as last read, and when that read began
         self._renewed = _NEVER  # when its last renewal was seen
 
     def look(self) -> None:
-        """See :class:`Mandate`."""
+        """See :class:`LeaseSource`."""
         began = self._clock.monotonic()
         found = self._leases.read() or _NOBODY
         now = self._clock.monotonic()
@@ -268,24 +271,25 @@ class WatchedLeader:
             self.until = looked + found.seconds
 
     def _over(self, before: LeaseRecord | None, looked: float, found: LeaseRecord, now: float) -> float:
-        """When what others may have sent is over, as a changed record tells."""
+        """When requests of previous holders are over, judging by a changed record."""
         if before is None:
             return now + found.seconds if found.transitions or not self._ours(found.holder) else _NEVER
         if found.holder and not self._ours(found.holder):
             return now + found.seconds
         steps = found.transitions - before.transitions
         if self._ours(before.holder):
-            # Its own renewal, or its scheduler began anew; anything more: someone led between two looks.
+            # Its own renewal, or its scheduler restarted; more than that: another one led between two reads.
             return _NEVER if 0 <= steps <= (before.holder != found.holder) else now + found.seconds
         if not before.holder:
             return _NEVER
-        # One that did not renew for so long has stopped trying (kube-scheduler: two thirds of its Lease).
+        # A holder that did not renew for so long has stopped trying (kube-scheduler: two thirds of the
+        # Lease).
         if looked - self._renewed >= _GIVEN_UP * before.seconds:
             return self._renewed + before.seconds
         return now + before.seconds
 
     def release(self) -> None:
-        """The scheduler's own affair."""
+        """Nothing: the scheduler releases its own Lease."""
 
     def _ours(self, holder: str) -> bool:
         name, _, rest = holder.rpartition("_")
@@ -293,14 +297,14 @@ class WatchedLeader:
 
 
 class SingleReplica:
-    """There is no other replica."""
+    """The only replica, which always leads."""
 
     until: float = float("inf")
     fence: float = _NEVER
     shared: bool = False
 
     def look(self) -> None:
-        """Nothing to find out."""
+        """Nothing to read."""
 
     def release(self) -> None:
-        """Nobody waits for it."""
+        """Nothing to release."""

@@ -1,5 +1,5 @@
-"""Does a pod fit thousands of nodes: those of one kind are judged once, and one card's arithmetic is done for
-all nodes together.
+"""Judges a pod over thousands of nodes: equal nodes are judged once, and requests of one card are computed
+for all nodes together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from admission.cluster.node_view import NodeView
 from admission.extender.feasibility import SOMEWHERE, FeasibilityCheck, Fit, Unfit
 
-SEVERAL: Final = 32  # nodes of which nothing is remembered, above which they are judged in one go
+SEVERAL: Final = 32  # nodes without a cached verdict, above which they are judged together
 FITS: Final = 0
 CODES: Final = dict(enumerate(Unfit, 1))
 _CODE_OF: Final = {no: code for code, no in CODES.items()}
@@ -25,11 +25,11 @@ Codes = npt.NDArray[np.uint8]
 
 
 class Verdicts:
-    """What was said of many nodes: of each kind of node once, by its number.
+    """Verdicts on many nodes, stored once for each kind of node, by the kind's number.
 
-    ``numbers`` has the number of each node, ``number`` that of each kind. ``views`` (one of the nodes of that
-    kind, or as one was) and ``said`` are by number. Some numbers may be of no node any more. What was said is
-    :data:`SOMEWHERE` where the pod fits and it was not worked out where.
+    ``numbers`` has the number of each node, ``number`` that of each kind. ``views`` (a node of that kind,
+    possibly an older state of one) and ``said`` are indexed by number. Some numbers may belong to no node any
+    more. The verdict is :data:`SOMEWHERE` if the pod fits and its cards were not worked out.
     """
 
     def __init__(
@@ -53,38 +53,38 @@ class Verdicts:
 
     @cached_property
     def codes(self) -> bytes:
-        """Node by node, :data:`FITS` or the code of why it does not."""
+        """For each node, :data:`FITS` or the code of the reason why the pod does not fit."""
         return self._codes[self.numbers].tobytes()
 
     @property
     def answers(self) -> list[Fit | Unfit]:
-        """Node by node, what was said."""
+        """For each node, its verdict."""
         return list(map(self.said.__getitem__, self.numbers.tolist()))
 
     def fitting(self) -> bytes:
-        """Node by node, 1 if the pod fits, else 0."""
+        """For each node, 1 if the pod fits, else 0."""
         return chosen(self.codes, FITS)
 
     def among(self, fits: bytes) -> Verdicts:
-        """The same of the nodes alone of which the byte is not 0."""
+        """The verdicts on only those nodes whose byte is not 0."""
         return self if 0 not in fits else self.at(np.flatnonzero(np.frombuffer(fits, np.bool_)))
 
     def at(self, places: npt.NDArray[np.int64]) -> Verdicts:
-        """The same of the nodes in these places, in this order."""
+        """The verdicts on the nodes at these places, in this order."""
         other = copy(self)
         other.__dict__.pop("codes", None)
         other.numbers = self.numbers[places]
         return other
 
     def present(self) -> list[int]:
-        """The numbers of which there is a node, in the order of the first of each."""
+        """The numbers that some node has, in the order of their first nodes."""
         first = np.full(len(self.said), len(self.numbers))
         first[self.numbers[::-1]] = np.arange(len(self.numbers) - 1, -1, -1)
         found: list[int] = self.numbers[np.sort(first[first < len(self.numbers)])].tolist()
         return found
 
     def with_changed(self, check: FeasibilityCheck, changed: Sequence[tuple[int, NodeView]]) -> Verdicts:
-        """The same, but for the nodes in these places, which are judged anew."""
+        """The verdicts with the nodes at these places judged again."""
         now = judge_nodes(check, [view for _, view in changed])
         numbers, number = self.numbers.copy(), dict(self._number)
         views, said = list(self.views), list(self.said)
@@ -104,7 +104,7 @@ def _codes(said: Sequence[Fit | Unfit]) -> Codes:
 
 
 def chosen(codes: bytes, *these: int) -> bytes:
-    """1 for each byte that is one of these, else 0."""
+    """For each byte, 1 if it is one of ``these``, else 0."""
     return codes.translate(_table(these))
 
 
@@ -116,19 +116,19 @@ def _table(these: tuple[int, ...]) -> bytes:
 def judge_nodes(
     check: FeasibilityCheck, views: Sequence[NodeView | None], late: Callable[[], bool] = lambda: False
 ) -> Verdicts:
-    """:meth:`FeasibilityCheck.on` for many nodes, None for an unknown one.
+    """:meth:`FeasibilityCheck.on` for many nodes; None stands for an unknown node.
 
-    Once ``late`` says so, only what is remembered is answered: all other nodes are :attr:`Unfit.LATE`.
+    Once ``late`` returns True, only cached verdicts are given: all other nodes are :attr:`Unfit.LATE`.
     """
     own, like_others = check.own, check.is_like_others
-    # Per node only what runs in C, or nearly: there are thousands, and as many kinds in a busy cluster.
+    # Per node only C code, or nearly: there are thousands, and as many kinds in a busy cluster.
     kinds: list[Hashable] = [view and (view.kind or view) for view in views] if check.alike else list(views)
     if own is not None and own in views:
         kinds = [own if view is own else kind for view, kind in zip(views, kinds, strict=True)]
     distinct = dict(zip(kinds, views, strict=True))
     number = dict(zip(distinct, range(len(distinct)), strict=True))
     numbers = np.fromiter(map(number.__getitem__, kinds), np.int32, len(kinds))
-    # A number says already that the node is like all of its state.
+    # The number already implies that the node is like all of its state.
     known_on = check.on_state.get
     said = {
         kind: known_on(view.state) if view is not None and (type(kind) is int or like_others(view)) else None
@@ -142,7 +142,7 @@ def judge_nodes(
 def _judged(
     check: FeasibilityCheck, new: Mapping[Hashable, NodeView | None], late: Callable[[], bool]
 ) -> dict[Hashable, Fit | Unfit]:
-    """The answers for nodes of which nothing is remembered, by kind."""
+    """The verdicts on nodes without a cached one, by kind."""
     found: dict[Hashable, Fit | Unfit] = {}
     several = check.request.containers[0].request.cards > 1
     if len(new) > SEVERAL and len(check.request.containers) == 1 and check.alike and check.quota is None:
@@ -155,7 +155,7 @@ def _judged(
                 if view is not None
                 and view.ids is None  # more than the cards decides
                 and (type(kind) is int or like_others(view))
-                and not (several and view.node.topology.numa_policy.strict)  # same
+                and not (several and view.node.topology.numa_policy.strict)  # likewise
             },
         )
     for kind, view in new.items():
@@ -165,7 +165,7 @@ def _judged(
 
 
 def _at_once(check: FeasibilityCheck, new: Mapping[Hashable, NodeView]) -> dict[Hashable, Fit | Unfit]:
-    """Whether the one container fits these nodes, without looking for its cards on each."""
+    """Whether the only container fits these nodes, without choosing its cards on each."""
     rooms = check.free.with_room(check.request, list(new.values())).tolist()
     full = {view.hardware: view for view, room in zip(new.values(), rooms, strict=True) if not room}
     no = {hardware: Unfit.ROOM if check.ever(view) else Unfit.NEVER for hardware, view in full.items()}
@@ -179,9 +179,9 @@ Candidates = Mapping[int, tuple[NodeView, Fit]]
 
 
 def candidates(check: FeasibilityCheck, verdicts: Verdicts, most: int) -> Candidates:
-    """The kinds of nodes that fit, by number, and where the pod would lie there, the most promising first.
+    """The kinds of nodes that fit, by number, with the pod's placement there, the most promising first.
 
-    Where that was not worked out before it is now, for ``most`` of them: the others are left out.
+    Placements not worked out yet are computed for at most ``most`` kinds; the others are left out.
     """
     fits = [
         (number, view, answer)
@@ -195,7 +195,7 @@ def candidates(check: FeasibilityCheck, verdicts: Verdicts, most: int) -> Candid
     for number, view, answer in fits:
         fit: Fit | Unfit = answer
         if fit is SOMEWHERE:
-            fit = check.on_state.get(view.state, fit)  # it may have been worked out since that was said
+            fit = check.on_state.get(view.state, fit)  # it may have been worked out since that verdict
         if fit is SOMEWHERE:
             if most <= 0:
                 continue

@@ -1,6 +1,6 @@
-"""The node names of a question, numbered: a scheduler asks about the same nodes again and again.
+"""The node names of a question, numbered, because a scheduler sends the same nodes again and again.
 
-What can be worked out of names alone is worked out once: their JSON, where each stands, which come first.
+Results that depend on names alone are computed once: their JSON, their places, their order.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-_MOST_BYTES: Final = 2 << 20  # of arrays of names remembered; 5,000 names are some 80 KiB
-_MOST_CHOICES: Final = 16  # of one array
+_MOST_BYTES: Final = 2 << 20  # of cached arrays of names; 5,000 names are some 80 KiB
+_MOST_CHOICES: Final = 16  # per array
 
 _Ints = npt.NDArray[np.int64]
 
 
 class NodeNames(tuple[str, ...]):  # noqa: SLOT001 - what is worked out lies in its __dict__
-    """Names in the order of a question. What is worked out of them is kept with them."""
+    """Names in the order of a question; results computed from them are cached in the object."""
 
     _json: bytes | None = None
     _asked = False
@@ -33,12 +33,12 @@ class NodeNames(tuple[str, ...]):  # noqa: SLOT001 - what is worked out lies in 
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """Where each name stands: the first of its places."""
+        """The place of each name: the first one if it is repeated."""
         return dict(zip(reversed(self), range(len(self) - 1, -1, -1), strict=True))
 
     @property
     def repeated(self) -> bool:
-        """True if a name stands in two places."""
+        """True if a name has two places."""
         return len(self.places) < len(self)
 
     @cached_property
@@ -48,21 +48,21 @@ class NodeNames(tuple[str, ...]):  # noqa: SLOT001 - what is worked out lies in 
 
     @cached_property
     def _rank(self) -> _Ints:
-        """For each name, how many places have a lesser one or, further ahead, the same."""
+        """For each name, the number of places with a lesser name, or with the same name earlier."""
         rank = np.empty(len(self), np.int64)
         rank[sorted(range(len(self)), key=self.__getitem__)] = np.arange(len(self))
         return rank
 
     def least(self, places: _Ints) -> int:
-        """Of these places, at least one, the first that has the least name."""
-        if not self._asked:  # all names are put in order only for who asks again
+        """Of these places (at least one), the first one with the least name."""
+        if not self._asked:  # all names are sorted only at the second question
             self._asked = True
             return int(min(places.tolist(), key=self.__getitem__))
         return int(places[self._rank[places].argmin()])
 
     @cached_property
     def scored(self) -> tuple[npt.NDArray[np.uint8], _Ints]:
-        """A HostPriorityList with 0 for each, and where those digits stand in it."""
+        """A HostPriorityList with all scores 0, and the positions of those digits in it."""
         names = self if _plain(self) else [encode_basestring(name)[1:-1] for name in self]
         parts = [f'{{"Host":"{name}","Score":0}}'.encode("utf-8", "replace") for name in names]
         ends = np.fromiter(map(len, parts), np.int64, len(parts)) + 1  # a comma, or the bracket, after each
@@ -70,7 +70,7 @@ class NodeNames(tuple[str, ...]):  # noqa: SLOT001 - what is worked out lies in 
         return np.frombuffer(text, np.uint8), ends.cumsum() - 2
 
     def among(self, chosen: bytes) -> NodeNames:
-        """The names of which the byte is not 0."""
+        """The names whose byte is not 0."""
         if 0 not in chosen:
             return self
         known = self._choices.get(chosen)
@@ -82,20 +82,20 @@ class NodeNames(tuple[str, ...]):  # noqa: SLOT001 - what is worked out lies in 
 
 
 class RecentNames:
-    """The last arrays of names by their JSON, so that none is read twice. Thread-safe.
+    """The last arrays of names by their JSON text, so that no array is parsed twice. Thread-safe.
 
-    ``last_head`` is what stood before the names in the last question, and the object that it is of: a
+    ``last_head`` is the text before the names in the last question, and the object parsed from it: a
     scheduler asks twice about each pod.
     """
 
     def __init__(self) -> None:
         self.last_head: tuple[bytes, Mapping[str, Any]] | None = None
         self._lock = threading.Lock()
-        self._known: dict[bytes, NodeNames] = {}  # what was used last is last
+        self._known: dict[bytes, NodeNames] = {}  # the most recently used last
         self._bytes = 0
 
     def find(self, text: bytes) -> NodeNames | None:
-        """The names that this JSON array has, if it was seen of late."""
+        """The names in this JSON array, if it was seen recently."""
         with self._lock:
             known = self._known.pop(text, None)
             if known is not None:
@@ -103,14 +103,14 @@ class RecentNames:
             return known
 
     def read(self, text: bytes, names: Iterable[str]) -> NodeNames:
-        """The names that this JSON array was found to have."""
+        """Store the names that this JSON array contains."""
         found = NodeNames(names)
         found._json = text  # noqa: SLF001 - same file
         self.keep(found)
         return found
 
     def keep(self, names: NodeNames) -> None:
-        """These will be asked about next, in this order."""
+        """Keep these names: the next question has them in this order."""
         text = names.json
         with self._lock:
             if len(text) > _MOST_BYTES // 4 or text in self._known:
@@ -124,7 +124,7 @@ class RecentNames:
 
 
 def json_names(names: Sequence[str]) -> bytes:
-    """Texts as a JSON array; where none needs an escape, as names do not, at a third of the cost."""
+    """Texts as a JSON array; where none needs an escape, as for names, at a third of the cost."""
     if names and _plain(names):
         joined = '","'.join(names)
         return f'["{joined}"]'.encode()
@@ -132,6 +132,6 @@ def json_names(names: Sequence[str]) -> bytes:
 
 
 def _plain(texts: Sequence[str]) -> bool:
-    """True if JSON has all of them as they are."""
+    """True if no text needs an escape in JSON."""
     joined = "".join(texts)
     return joined.isprintable() and "\\" not in joined and '"' not in joined

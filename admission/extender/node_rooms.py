@@ -1,7 +1,7 @@
-"""Nodes as :mod:`gpu_manager.domain.score` counts them: free room, places for several cards, nearest nodes.
+"""Nodes in the terms of :mod:`gpu_manager.domain.score`: free room, places for several cards, nearest nodes.
 
 The number of places for requests of several cards, and the nodes that are large enough for a request and
-closest to empty, are kept up to date by the nodes that changed.
+closest to empty, are updated from the nodes that changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.score.multi_gpu_slots import MOST, MultiGpuSlots, Rooms, left_to_end
 from gpu_manager.domain.score.request_mix import FreeShape, RequestShape
 
-_MOST: Final = 1 << 16  # nodes' states remembered
+_MOST: Final = 1 << 16  # cached node states
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -32,7 +32,7 @@ _Layout = tuple[
 
 
 class NodeChange(NamedTuple):
-    """A node before and after a pod came, and how well the cards that it takes are joined."""
+    """A node before and after a pod is placed, and how well the pod's cards are joined."""
 
     before: Rooms
     after: Rooms
@@ -40,7 +40,7 @@ class NodeChange(NamedTuple):
 
 
 class NodeRooms:
-    """Reads nodes; what it read is remembered by the node's state. Thread-safe."""
+    """Free room of nodes, cached by node state. Thread-safe."""
 
     def __init__(self) -> None:
         self._layouts: dict[int, _Layout] = {}
@@ -48,7 +48,7 @@ class NodeRooms:
         self._rooms: dict[tuple[int, int | None], Rooms] = {}
 
     def of(self, view: NodeView) -> Rooms:
-        """What is free on a node as it is."""
+        """The present free room on a node."""
         known = self._rooms.get((view.state, view.cpu))
         if known is None:
             known = _grouped(self._layout(view), self._free_on(view), view.cpu)
@@ -56,11 +56,11 @@ class NodeRooms:
         return known
 
     def without(self, view: NodeView, uids: Sequence[PodUid]) -> Rooms:
-        """What would be free on a node if these pods had left it."""
+        """The free room on a node if these pods had left it."""
         return _grouped(self._layout(view), _free(view, view.without(uids)), view.cpu)
 
     def change(self, uid: PodUid, view: NodeView, fit: Fit, cpu: int) -> NodeChange:
-        """The node without the pod, and as it would be with it. ``cpu``: host CPU that the pod asks for."""
+        """The node without the pod, and with it. ``cpu``: host CPU that the pod requests."""
         layout, spare, own = self._layout(view), view.cpu, view.bound.get(uid)
         if own is None:
             before, free = self.of(view), list(self._free_on(view))
@@ -96,7 +96,7 @@ def _keep(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
 
 
 def _layout(view: NodeView) -> _Layout:
-    """The cards by model and size; those that take no work are left out."""
+    """The cards by model and size, without cards that take no work."""
     unit, kinds = view.node.unit, dict[tuple[str, int], list[int]]()
     for at, state in enumerate(view.node.cards):
         if state.open:
@@ -106,7 +106,7 @@ def _layout(view: NodeView) -> _Layout:
 
 
 def _free(view: NodeView, ledger: Ledger) -> _Free:
-    """Cores and units free on each card; 100 cores only where nobody holds any of it."""
+    """Free cores and memory units of each card; 100 cores only if no pod holds any of the card."""
     unit, free = view.node.unit, []
     for state in view.node.cards:
         room = ledger.room(state.card.uuid)
@@ -124,7 +124,7 @@ def _grouped(layout: _Layout, free: Sequence[tuple[int, int]], cpu: int | None) 
 
 
 class MultiGpuCount:
-    """For one scorer. Not thread-safe."""
+    """Counts places for requests of several cards, for one scorer. Not thread-safe."""
 
     def __init__(self, places: MultiGpuSlots, rooms: NodeRooms) -> None:
         self._places = places
@@ -135,7 +135,7 @@ class MultiGpuCount:
         self._totals = (0,) * (1 + len(places))
 
     def prices(self, cluster: ClusterState) -> list[float]:
-        """What one place less costs with the nodes as they are; empty if nobody asks for several cards."""
+        """The present price of losing one place; empty if no pod requests several cards."""
         if not self._places:
             return []
         snapshot, changed = cluster.news(self._turn)
@@ -173,8 +173,8 @@ _Able = tuple[int, int, str, NodeContent]
 
 @dataclass(frozen=True, slots=True)
 class LargestPart:
-    """A pod's largest part, and where it may lie: not on cards of the ``closed`` models, and on nodes of the
-    ``pools`` only, unless that is empty.
+    """A pod's largest part and where it may be placed: not on cards of the ``closed`` models, and only on
+    nodes of the ``pools`` if there are any.
     """
 
     shape: RequestShape
@@ -184,26 +184,26 @@ class LargestPart:
 
 
 class NearestNodes:
-    """The nodes that are large enough for a request, by what must end there first."""
+    """The nodes that are large enough for a request, sorted by what must end there first."""
 
     def __init__(self, asked: LargestPart, rooms: NodeRooms) -> None:
         self.asked = asked
         self._rooms = rooms
-        self.turn = 0  # of the snapshot that was looked at last
+        self.turn = 0  # of the last snapshot read
         self._able: dict[str, _Able] = {}
-        self._least: list[_Able] | None = []  # as many as can be kept; None: to be found again
+        self._least: list[_Able] | None = []  # as many as can be drained; None: to be computed again
 
     def of(self, cluster: ClusterState) -> list[NodeContent]:
-        """Return as many as can be kept, those with the least to end first."""
+        """The nodes with the least to end, as many as can be drained."""
         return [content for *_, content in self._look(cluster)]
 
     def first(self, cluster: ClusterState) -> tuple[str, int] | None:
-        """The node with the least to end, and how many cores; None if none is large enough."""
+        """The node with the least to end, and how many cores must end; None if no node is large enough."""
         least = self._look(cluster)
         return (least[0][2], least[0][0]) if least else None
 
     def without(self, view: NodeView, uids: Sequence[PodUid]) -> int | None:
-        """How many cores must end on that node beside what these pods hold; None if it is too small."""
+        """How many cores must end on that node beside these pods'; None if the node is too small."""
         rooms = [room for room in self._rooms.without(view, uids) if room.model not in self.asked.closed]
         return left_to_end(self.asked.shape, tuple(rooms), None)
 
@@ -243,8 +243,8 @@ class NearestNodes:
 
 
 class NodeSizes:
-    """What of the nodes decides whether they are large enough for a request, whatever lies on them. Unlike
-    that it seldom changes.
+    """The properties of nodes that decide whether they are large enough for a request, whatever they hold.
+    They change seldom.
     """
 
     def __init__(self) -> None:
@@ -253,7 +253,7 @@ class NodeSizes:
         self._changed = 0
 
     def changed(self, cluster: ClusterState) -> int:
-        """Return the turn of the snapshot at which the last of them changed, or a node came."""
+        """The generation of the snapshot in which one of these properties last changed, or a node came."""
         before = self._turn
         snapshot, views = cluster.news(before)
         self._turn = snapshot.turn
@@ -269,5 +269,5 @@ class NodeSizes:
 
 
 def _host_cpu(view: NodeView) -> int | None:
-    """What pods of ours may have of the node in all."""
+    """Host CPU of the node that pods with cards may have in all."""
     return None if view.cpu is None else view.cpu + sum(pod.cpu for pod in view.bound.values())

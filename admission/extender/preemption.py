@@ -36,10 +36,11 @@ from gpu_manager.domain.rules.request import ContainerRequest
 def choose(
     question: FeasibilityCheck, pod: Pod, view: NodeView, given: Victims, budgets: Sequence[DisruptionBudget]
 ) -> Victims | None:
-    """The pods to evict from the node; None if evicting helps nothing, or is not needed.
+    """The pods to evict from the node; None if evicting does not help or is not needed.
 
-    ``given`` are those that the scheduler means to evict already, for what it counts itself: they stay. None
-    where nobody is left to evict, too: kube-scheduler takes a node without victims for a fault.
+    ``given`` are the pods that the scheduler already means to evict for the resources that it counts itself;
+    they are included. Also None if no pod is left to evict: kube-scheduler treats a node without victims as a
+    fault.
     """
     lower = [
         occupant
@@ -47,7 +48,7 @@ def choose(
         if view.charges[uid].allocations
         and occupant.pod.priority < pod.priority
         and not occupant.reserved
-        and not occupant.lent  # its card comes over to our name a minute after it has left
+        and not occupant.lent  # its card returns to this resource's name a minute after it has left
         and uid not in given.pods
     ]
     if question.without(view, {*given.pods, *(o.uid for o in lower)}) is None:
@@ -66,7 +67,7 @@ def choose(
 
 
 def names(view: NodeView, victims: Iterable[PodUid], namespace: str | None) -> tuple[str, ...]:
-    """The victims for people of one namespace; None: of all."""
+    """Names of the victims, for readers in one namespace; None: for readers of all namespaces."""
     return named((view.charges[uid].pod for uid in victims if uid in view.charges), namespace)
 
 
@@ -77,7 +78,9 @@ def _given_back(
     lower: Sequence[PodView],
     harm: DisruptionCost,
 ) -> Collection[PodUid]:
-    """Who must go: those whose end would break a budget are given back first, those that go anyway last."""
+    """The pods that must be evicted. Pods whose end would break a budget are spared first, pods that leave
+    anyway last.
+    """
     gone = {*given, *(o.uid for o in lower)}
     breaks = harm.breaking([o.uid for o in lower])
     for occupant in sorted(lower, key=lambda o: (o.uid not in breaks, o.pod.deleting)):
@@ -87,23 +90,23 @@ def _given_back(
 
 
 def _by_importance(occupants: Iterable[PodView]) -> list[PodView]:
-    """Higher priority first, then who began earlier."""
+    """Higher priority first, then the earlier start."""
     return sorted(occupants, key=lambda o: (-o.pod.priority, o.pod.began, o.uid))
 
 
 MOST_STEPS: Final = 500  # 20 to 200 microseconds each, by the number of pods on the node
-_CHECKS_A_STEP: Final = 256  # of a pod against a budget
-_MOST_TRIALS: Final = 32  # questions to placement itself, some 100 microseconds each
+_CHECKS_A_STEP: Final = 256  # checks of a pod against a budget
+_MOST_TRIALS: Final = 32  # calls of placement itself, some 100 microseconds each
 _NOBODY: Final = -(1 << 40)  # below every priority that Kubernetes knows
 _Gone = frozenset[PodUid]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class VictimLoss:
-    """What an eviction harms, the worst first: compared in this order.
+    """The harm of an eviction, compared field by field in this order.
 
-    ``budgets`` broken, the highest ``priority``, ``victims`` but for those that go anyway, ``all`` of them,
-    and the ``cores`` that these hold: a tenth of a card goes before a training on two.
+    ``budgets`` broken, the highest ``priority``, ``victims`` except pods that leave anyway, ``all`` of them,
+    and the ``cores`` that they hold: a tenth of a card is evicted before a training job on two cards.
     """
 
     budgets: int
@@ -114,7 +117,9 @@ class VictimLoss:
 
 
 class DisruptionCost:
-    """Of pods that may be evicted, the most important first, beside ``leaving``, who go in any case."""
+    """Prices evictions of these pods, the most important first; ``leaving`` are the pods that leave
+    anyway.
+    """
 
     def __init__(
         self,
@@ -128,10 +133,10 @@ class DisruptionCost:
         self._leaving = leaving
         self._budgets = [b for b in budgets if any(b.selects(o.pod) for o in lower)]
         self._already = violating(leaving, self._budgets) if self._budgets else frozenset()
-        self.steps = 1 + len(lower) * len(self._budgets) // _CHECKS_A_STEP  # what asking costs
+        self.steps = 1 + len(lower) * len(self._budgets) // _CHECKS_A_STEP  # the cost of one call
 
     def of(self, gone: Collection[PodUid]) -> VictimLoss:
-        """If these were evicted."""
+        """The harm if these pods were evicted."""
         counted = [p.priority for uid, p in self._pods.items() if uid in gone and not p.deleting]
         cores = sum(self._cores.get(uid, 0) for uid in gone)
         return VictimLoss(
@@ -139,7 +144,9 @@ class DisruptionCost:
         )
 
     def breaking(self, gone: Collection[PodUid]) -> frozenset[PodUid]:
-        """Whose end would break a budget, as kube-scheduler counts: the most important go first."""
+        """The pods whose end would break a budget, as kube-scheduler counts: the most important are evicted
+        first.
+        """
         if not self._budgets:
             return frozenset()
         pods = (pod for uid, pod in self._pods.items() if uid in gone)
@@ -148,7 +155,9 @@ class DisruptionCost:
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """Who may leave, and what that frees of the card in question. Of one ``kind`` any is as good."""
+    """Pods that may be evicted, and how much of the card that frees. Pods of one ``kind`` are
+    interchangeable.
+    """
 
     uid: PodUid
     frees: Amount
@@ -158,7 +167,9 @@ class _Holder:
 
 @dataclass(frozen=True, slots=True)
 class _Seat:
-    """Containers that need one card. ``after``: the seat before asks the same, so it has the earlier card."""
+    """Containers that need one card. ``after``: the previous seat is equal, so that one gets the earlier
+    card.
+    """
 
     members: tuple[ContainerRequest, ...]
     whole: bool
@@ -166,7 +177,7 @@ class _Seat:
 
 
 class VictimSearch:
-    """One search on one node, for a pod of that ``priority``. Used once."""
+    """One search on one node, for a pod of this ``priority``. Used once."""
 
     def __init__(
         self,
@@ -193,13 +204,15 @@ class VictimSearch:
         self._steps, self._trials = MOST_STEPS, _MOST_TRIALS
 
     def best(self, known: VictimLoss) -> frozenset[PodUid] | None:
-        """The way that harms least; None if none harms less than ``known``."""
+        """The least harmful eviction; None if none is less harmful than ``known``."""
         self._best = known
         self._seat(0, 0, {}, frozenset())
         return self._found
 
     def _who_lies_on(self, at: int, lower: Sequence[PodView]) -> list[_Holder]:
-        """The least important first, of equals the one that frees most, then the youngest."""
+        """The pods on the card: the least important first, of equals the one that frees most, then the
+        youngest.
+        """
         card = self._view.node.cards[at].card.uuid
         found: list[tuple[tuple[object, ...], _Holder]] = []
         for age, occupant in enumerate(lower):
@@ -215,7 +228,7 @@ class VictimSearch:
         return [holder for _, holder in sorted(found, key=lambda pair: pair[0])]
 
     def _alone_on(self, at: int, lower: Sequence[PodView]) -> int:
-        """How many victims nothing but emptying this card costs."""
+        """Number of victims that are evicted only to empty this card."""
         here = {h.uid for h in self._holders[at] if h.counted}
         held = (self._view.charges[o.uid].allocations for o in lower if o.uid in here)
         return sum(len({card for a in allocations for card in a.cards}) == 1 for allocations in held)
@@ -247,7 +260,7 @@ class VictimSearch:
                 return
 
     def _yields(self, at: int, lack: Amount, gone: _Gone) -> Iterator[_Gone]:
-        """Those who leave the card, so that this much more of it is free."""
+        """Yield sets of pods whose eviction frees this much more of the card."""
         lack -= sum((h.frees for h in self._holders[at] if h.uid in gone), ZERO)
         yield from self._leave([h for h in self._holders[at] if h.uid not in gone], lack, gone, frozenset())
 
@@ -267,7 +280,7 @@ class VictimSearch:
             yield from self._leave(rest, lack - holder.frees, gone, more | {holder.uid})
 
     def _no_better(self, gone: _Gone, further: int | None) -> bool:
-        """True if these and so many more victims cannot harm less than the best way known."""
+        """True if these and ``further`` more victims cannot be less harmful than the best known eviction."""
         if further is None or self._best is None:
             return True
         so_far = self._harm.of(gone)
@@ -275,7 +288,7 @@ class VictimSearch:
         return replace(so_far, victims=victims, all=everyone) >= self._best
 
     def _try(self, gone: _Gone) -> None:
-        """Room on the cards there is: what placement itself says decides."""
+        """There is room on the cards: let placement itself decide."""
         loss = self._harm.of(gone)
         if self._trials <= 0 or self._best is None or loss >= self._best:
             return
@@ -285,12 +298,12 @@ class VictimSearch:
 
 
 def _cores(held: Collection[Allocation]) -> int:
-    """What a pod holds of cards, at its worst moment on each."""
+    """Cores that a pod holds, at its peak on each card."""
     return sum(peak(held, card).cores for card in {card for a in held for card in a.cards})
 
 
 def _at_least(holders: Iterable[_Holder], lack: Amount) -> int | None:
-    """How many counted holders must leave at the least; None if all of them are not enough."""
+    """The least number of counted holders that must be evicted; None if all of them are not enough."""
     known = tuple(holders)
     by_cores = sorted(known, key=lambda h: (h.counted, -h.frees.cores))
     by_memory = sorted(known, key=lambda h: (h.counted, -h.frees.memory))
@@ -311,7 +324,7 @@ def _count(sizes: Iterable[tuple[int, int]], need: int) -> int | None:
 
 
 def _seats_of(question: FeasibilityCheck) -> list[_Seat]:
-    """One for each card that the pod needs; those of several cards first."""
+    """A seat for each card that the pod needs; containers of several cards first."""
     seats: list[_Seat] = []
     for group in sorted(groups_of(question.request) or (), key=lambda g: -g.cards):
         asks = [(c.kind, c.request) for c in group.members]

@@ -1,4 +1,4 @@
-"""Which of the nodes that fit: a policy behind one method, and the scores that encode its choice on the wire.
+"""The choice among the nodes that fit: a policy behind one method, and the scores that encode its choice.
 
 A node whose cards hold tenants that do not suit the pod's priority is ranked lower.
 """
@@ -21,12 +21,12 @@ from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
 
 BEST, SECOND = 10, 8  # scores: the gap is what a scheduler's weight must carry over its other scores
 RANKED: Final = 2  # parts of a cost that count in the scores of all but the best
-MOST_PRICED: Final = 256  # nodes that one question works out: the scheduler waits for the answer
-_LARGE: Final = 1250  # nodes of a cluster; in a larger one a question works out fewer, for it looks at more
+MOST_PRICED: Final = 256  # nodes that one question prices while the scheduler waits
+_LARGE: Final = 1250  # nodes of a cluster; in a larger one a question prices fewer, since it examines more
 _LEAST_PRICED: Final = 64
-_MOST = 1 << 16  # costs remembered
+_MOST = 1 << 16  # cached costs
 
-Cost = tuple[Any, ...]  # compared with those of the same call alone
+Cost = tuple[Any, ...]  # comparable only within one call
 Scores = npt.NDArray[np.uint8]
 
 
@@ -35,32 +35,32 @@ RankedNode = tuple[NodeView, Fit]
 
 
 def most_priced(nodes: int) -> int:
-    """How many nodes one question works out in a cluster of so many, that the scheduler waits no longer.
+    """How many nodes one question prices in a cluster of ``nodes`` nodes without delaying the scheduler.
 
-    The next question of the same kind works out further ones.
+    The next question of the same kind prices further ones.
     """
     return max(_LEAST_PRICED, min(MOST_PRICED, MOST_PRICED * _LARGE // max(1, nodes)))
 
 
 class NodePolicy(Protocol):
-    """The choice among nodes."""
+    """A policy that chooses among nodes."""
 
     def costs(self, request: PodRequest, candidates: Sequence[RankedNode]) -> Sequence[Cost | None]:
-        """One cost for each, the lowest wins. It depends on what the nodes hold, never on their names.
+        """One cost per candidate; the lowest wins. It depends on what the nodes hold, never on their names.
 
-        ``candidates`` come with the most promising first: where only so many can be worked out, the others
-        get None, and their turn when the kind of request is asked about again.
+        ``candidates`` are sorted, the most promising first. If only some can be priced in time, the others
+        get None and are priced when the same kind of request comes again.
         """
 
     def prepare(self, request: PodRequest, candidates: Sequence[RankedNode]) -> None:
-        """Work out a few of the costs that will be asked for next. Changes no answer."""
+        """Compute some of the costs that will be needed next. Changes no answer."""
 
 
 class BestFit:
-    """Least left in pieces: no idle card is broken while a broken one has room; of those, the fullest.
+    """Leaves the fewest fragments: no idle card is broken while a broken one has room; then the fullest card.
 
-    In this order: idle cards that a part of a card would break; what stays free on the cards taken; idle
-    cards and free cores left on the node. Under ``spread`` the emptiest card, then the emptiest node;
+    Compared in this order: idle cards that a part of a card would break; what stays free on the cards taken;
+    idle cards and free cores left on the node. Under ``spread`` the emptiest card, then the emptiest node;
     under ``topology`` the best-joined cards first. Thread-safe.
     """
 
@@ -77,7 +77,7 @@ class BestFit:
         ]
 
     def prepare(self, request: PodRequest, candidates: Sequence[RankedNode]) -> None:
-        """See :class:`NodePolicy`: a cost is worked out in no time."""
+        """See :class:`NodePolicy`; nothing to prepare, since costs are cheap."""
 
 
 def _cost(request: PodRequest, view: NodeView, fit: Fit) -> Cost:
@@ -103,12 +103,12 @@ def _cost(request: PodRequest, view: NodeView, fit: Fit) -> Cost:
 
 
 def scores(names: NodeNames, numbers: npt.NDArray[np.int32], costs: Mapping[int, Cost]) -> Scores:
-    """What each node gets: exactly one 10, the others 0 to 8 by rank, 0 where the pod does not fit.
+    """The score of each node: exactly one 10, the others 0 to 8 by rank, 0 where the pod does not fit.
 
-    ``numbers`` has the kind of each node, ``costs`` those of the kinds on which it fits; each is of a node.
-    The rank goes by the first :data:`RANKED` parts of the cost, so that nodes of equal cost get equal scores,
-    but for the one chosen among the best: the least by the whole cost, then the first by name. Those are
-    alike in all that the policy sees, so that the name decides nothing.
+    ``numbers`` has the kind of each node, ``costs`` the costs of the kinds on which the pod fits; some node
+    has each kind. The rank depends on the first :data:`RANKED` parts of the cost, so that nodes of equal cost
+    get equal scores, except the best one: the least by the whole cost, then the first by name. Nodes tied up
+    to there are alike in everything that the policy reads.
     """
     if not costs:
         return np.zeros(len(numbers), np.uint8)
@@ -128,8 +128,8 @@ def scores(names: NodeNames, numbers: npt.NDArray[np.int32], costs: Mapping[int,
 
 
 def unsuited(request: PodRequest, candidates: Sequence[RankedNode]) -> list[int]:
-    """Return the steps by which each candidate suits less, summed over the cards that it would take; empty
-    where no priority is in play.
+    """For each candidate, the steps by which it suits the pod less, summed over the cards that it would take;
+    empty if no priority matters.
     """
     plain = request.priority is Priority.NORMAL
     if plain and not any(view.ledger.prioritised for view, _ in candidates):

@@ -1,6 +1,6 @@
-"""Why a node does not take a pod, in words: card by card, or in one line that is equal for equal nodes.
+"""Reasons why a node does not take a pod, as text: card by card, or one line that is equal for equal nodes.
 
-Filter writes a few nodes' reasons in full, and the rest in words that a scheduler can count.
+Filter gives the reasons of a few nodes in full, and the rest in texts that a scheduler can count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpu_manager.domain.placement.place import Placement, judge
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.rules.request import PodRequest
 
-_LONGEST_NAME: Final = 80  # characters of a pod's name where words of use follow
+_LONGEST_NAME: Final = 80  # characters of a pod's name in a line about a card
 LATE: Final = (
     "not judged in time: the pod has many containers, and the nodes differ much; it is asked about again"
 )
@@ -52,7 +52,7 @@ def why(check: FeasibilityCheck, view: NodeView, limit: int = LINE_LIMIT) -> str
     """One line: the rule, the arithmetic card by card, and what would fit; empty where the pod fits."""
     if not check.alike or check.quota is not None or not view.kind or view is check.own:
         return _why(check, view, limit)
-    # A burst of pods alike is refused by the same full node, the first by name, again and again.
+    # A burst of equal pods is refused by the same full node, the first by name, again and again.
     about = view, limit, tuple(c.name for c in check.request.containers)
     told = check.shape.told
     if told is None or told[0] != about:
@@ -75,7 +75,7 @@ def _why(check: FeasibilityCheck, view: NodeView, limit: int) -> str:
 
 
 def brief(check: FeasibilityCheck, view: NodeView, no: Unfit) -> str:
-    """The reason in words that are equal for equal nodes, so that a scheduler can count them."""
+    """The reason in a text that is equal for equal nodes, so that a scheduler can count it."""
     if no is Unfit.NODE:
         return view.problem or _pool(check, view)
     if no is Unfit.QUOTA:
@@ -98,7 +98,7 @@ def of_any_node(request: PodRequest, no: Unfit) -> str:
 
 
 def kept_for(kept: KeptFor, namespace: str | None) -> str:
-    """Who a node is kept for and for how long, for people of one namespace; None: of all."""
+    """For which pod a node is closed and for how long, for readers in one namespace; None: of all."""
     who = "a pod of another namespace"
     if namespace in (None, kept.pod.namespace):
         name = printable(kept.pod.key)
@@ -111,7 +111,7 @@ def kept_for(kept: KeptFor, namespace: str | None) -> str:
 
 
 def until_open(kept: KeptFor) -> str:
-    """When the node is open again at the latest."""
+    """When the node opens again at the latest."""
     if kept.seconds is not None:
         minutes = max(1, round(kept.seconds / 60))
         return f"it has its place, or its cards have been free for {minutes} minute{'s' * (minutes > 1)}"
@@ -122,7 +122,7 @@ def until_open(kept: KeptFor) -> str:
 
 
 def describe(request: PodRequest) -> str:
-    """What a pod asks for, in a few words: the name is left out where there is but one container."""
+    """A pod's request in a few words; the container's name is left out if there is only one."""
     if len(request.containers) == 1:
         return str(request.containers[0].request)
     shown = "; ".join(f"{printable(c.name)}: {c.request}" for c in request.containers[:4])
@@ -150,7 +150,7 @@ def _pool(check: FeasibilityCheck, view: NodeView) -> str:
 
 
 def _taken(request: PodRequest, placement: Placement) -> list[tuple[CardUuid, Amount]]:
-    """What the pod takes of each card at its worst moment."""
+    """What the pod takes of each card at its peak."""
     held = [
         Allocation(request.uid, c.name, c.kind, c.order, placement[c.name])
         for c in request.containers
@@ -159,8 +159,8 @@ def _taken(request: PodRequest, placement: Placement) -> list[tuple[CardUuid, Am
     return [(card, peak(held, card)) for card in dict.fromkeys(card for a in held for card in a.cards)]
 
 
-FULL_LINES: Final = 8  # nodes told of card by card where none takes the pod; kube-scheduler joins them all
-_BRIEF_LIMIT: Final = 300  # characters of any other
+FULL_LINES: Final = 8  # nodes reported card by card if none takes the pod; kube-scheduler joins all of them
+_BRIEF_LIMIT: Final = 300  # characters of any other reason
 _MOST_BRIEFS: Final = 64  # distinct ones in one answer
 _ROOMLESS: Final = tuple(code for code, no in CODES.items() if no in (Unfit.ROOM, Unfit.NEVER))
 _UNKNOWN: Final = "no GPU device: this node is not known here yet"
@@ -202,7 +202,7 @@ def reasons(
 
 
 class _Briefs:
-    """One answer's short reasons: there are only so many distinct ones."""
+    """The short reasons of one answer, of which there are few distinct ones."""
 
     def __init__(self, question: FeasibilityCheck) -> None:
         self._question = question

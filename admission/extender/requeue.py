@@ -1,15 +1,15 @@
-"""Pods that were refused and that their scheduler would not look at again in time: scheduled anew.
+"""Requeues refused pods that their scheduler would not retry in time.
 
-A scheduler looks again at a pod that an extender refused when something happens in the cluster or anything
-about the pod changes, else only every five minutes. Two kinds of room come without a word to it:
+A scheduler retries a pod that an extender refused when something happens in the cluster or the pod changes,
+otherwise only every five minutes. It receives no event for two kinds of room:
 
-- A place that was expected or reserved for another and is not taken. Nothing happens in the API at all.
-- Room whose event reached the scheduler before it reached this service: it asked at once, was refused by an
-  older picture, and has no reason to ask again.
+- A place that was assumed or reserved for another pod and is not taken. Nothing happens in the API at all.
+- Room whose event reached the scheduler before it reached this service: the scheduler retried at once, was
+  refused by an older snapshot, and has no reason to retry.
 
-Such pods are touched, the most important first, not more than :data:`MOST_AT_ONCE` at each call and each once
-for a refusal. The first kind at once; the second when the pod has fitted for a while, past the pause that
-kube-scheduler makes by itself, and nobody has asked about it. Touching in vain makes the next time later.
+Such pods are touched, the most important first, at most :data:`MOST_AT_ONCE` per call and each once per
+refusal. The first kind is touched at once; the second once the pod has fitted for a while, past
+kube-scheduler's own backoff, without a new question about it. A touch in vain delays the next one.
 """
 
 from __future__ import annotations
@@ -26,35 +26,33 @@ from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.ports.clock import Clock
 
 MOST_AT_ONCE: Final = 32
-SETTLE_SECONDS: Final = 2.0  # a scheduler that saw the event asks within it
-LONGEST_PAUSE: Final = (
-    10.0  # kube-scheduler's podMaxBackoffSeconds; the first is 1 s, each the double of the last
-)
-LONGEST_WAIT: Final = 300.0  # by then kube-scheduler looks at every pod
-_MOST_LOOKS: Final = 64  # judged at each call
-_MOST_REFUSED: Final = 4096  # the oldest refusals go
+SETTLE_SECONDS: Final = 2.0  # a scheduler that saw the event retries within it
+LONGEST_PAUSE: Final = 10.0  # kube-scheduler's podMaxBackoffSeconds; it starts at 1 s and doubles
+LONGEST_WAIT: Final = 300.0  # by then kube-scheduler retries every pod
+_MOST_LOOKS: Final = 64  # judged per call
+_MOST_REFUSED: Final = 4096  # the oldest refusals are dropped
 
 
 @dataclass(slots=True)
 class _Refusal:
-    """The last one of a pod. ``turn`` is of the picture that it was judged by."""
+    """The last refusal of a pod. ``turn`` is the generation of the snapshot that it was judged by."""
 
     turn: int
     at: float
     times: int = 1
-    touches: int = 0  # for room that its scheduler did not ask about, and in vain
-    fits: float | None = None  # since when there is room
+    touches: int = 0  # touches for room that its scheduler had not tried, in vain
+    fits: float | None = None  # since when there has been room
     done: bool = False  # touched for this refusal
 
     def due(self) -> float:
-        """When a scheduler that knew of the room would have asked again."""
+        """When a scheduler that knew of the room would have retried."""
         pause = min(LONGEST_PAUSE, 2.0 ** min(self.times - 1, 8))
         settle = SETTLE_SECONDS * 2.0 ** min(self.touches, 8)
         return max(self.at + min(LONGEST_WAIT, pause + settle), (self.fits or self.at) + SETTLE_SECONDS)
 
 
 class Requeue:
-    """Thread-safe; :meth:`tick` is one thread's."""
+    """Finds and touches such pods. Thread-safe; one thread calls :meth:`tick`."""
 
     def __init__(
         self,
@@ -63,21 +61,22 @@ class Requeue:
         touch: Callable[[Pod, str], None],
         clock: Clock,
     ) -> None:
-        """``find``: the pod as it is known now. ``has_room``: on a node that changed after that turn.
+        """``find``: the pod as it is known now. ``has_room``: whether it fits on a node changed after a
+        generation.
 
-        ``touch`` is given 8 hex digits, others each time.
+        ``touch`` gets 8 hex digits, different each time.
         """
         self._find = find
         self._has_room = has_room
         self._touch = touch
         self._clock = clock
         self._lock = threading.Lock()
-        self._refused: dict[PodUid, _Refusal] = {}  # who was looked at or refused longest ago first
+        self._refused: dict[PodUid, _Refusal] = {}  # least recently judged or refused first
         self._woken: set[PodUid] = set()  # to be touched
         self._lapsed = 0
 
     def refused(self, uid: PodUid, turn: int) -> None:
-        """No node took the pod, by the picture of that turn."""
+        """No node took the pod, by the snapshot of generation ``turn``."""
         now = self._clock.monotonic()
         with self._lock:
             before = self._refused.pop(uid, None)
@@ -90,7 +89,9 @@ class Requeue:
                 del self._refused[next(iter(self._refused))]
 
     def tick(self, lapsed: int) -> None:
-        """Touch who waits for nothing. ``lapsed``: how many places ever came back. Call it each second."""
+        """Touch the pods that wait needlessly. ``lapsed``: total number of places given up. Call it each
+        second.
+        """
         now = self._clock.monotonic()
         with self._lock:
             if lapsed != self._lapsed:
@@ -110,7 +111,7 @@ class Requeue:
         fits = occupant is not None and waits and self._has_room(occupant, refusal.turn)
         with self._lock:
             if self._refused.get(uid) is not refusal:
-                return  # asked about meanwhile
+                return  # filtered meanwhile
             del self._refused[uid]
             if not waits:
                 return
@@ -121,7 +122,7 @@ class Requeue:
                 self._woken.add(uid)
 
     def _next(self) -> list[PodView]:
-        """Who is to be touched now."""
+        """The pods to touch now."""
         with self._lock:
             found = (self._find(uid) for uid in self._woken)
             waiting = sorted(

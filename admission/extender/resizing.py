@@ -1,9 +1,9 @@
-"""Answers to requests for another size of a running fraction: judged as a bind is, reserved, then written.
+"""Answers resize requests of running fractions: judged like a bind, reserved, then written.
 
 The leader judges a request by the room on the container's card and by the namespace's quota, in one step with
-the reservation of what is more. Its answer goes into an annotation that nobody else may write; the agent
-follows that alone. What is more counts from the judgement on. What is less counts until the agent says that
-it is given back. So an answer that is written late, or never, over-commits nothing.
+reserving the increase. Its answer is written into an annotation that only this service may write, and the
+agent follows nothing else. An increase counts from the judgement on. A decrease counts once the agent reports
+it as returned. So an answer that is written late, or never, over-commits nothing.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from gpu_manager.ports.clock import Clock
 log = structlog.get_logger(__name__)
 
 TICK_SECONDS: Final = 1.0
-PAUSE_SECONDS: Final = 1.0  # between two answers to one pod, however often its owner changes the request
-RETRY_SECONDS: Final = 10.0  # until a refused request is judged again, or an answer that was not written
+PAUSE_SECONDS: Final = 1.0  # between two answers to one pod, however often the request changes
+RETRY_SECONDS: Final = 10.0  # until a refused request, or an answer that was not written, is judged again
 
 
 class ResizeApi(BindingApi, Protocol):
-    """What the answers need of the API server. Thread-safe."""
+    """The calls to the API server that the answers need. Thread-safe."""
 
     def annotate_now(self, pod: Pod, annotations: Mapping[str, str], seconds: float) -> BindAnswer:
         """PATCH the pod's annotations with its UID as precondition. After ``seconds`` it has no effect.
@@ -54,7 +54,7 @@ NamespaceQuestion = Callable[[str], NamespaceLimits]
 
 
 class ResizeAnswers:
-    """:meth:`run` is one thread's; :meth:`look` may be called by any."""
+    """Judges and answers resize requests. One thread calls :meth:`run`; any may call :meth:`look`."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class ResizeAnswers:
         count: Callable[[str, str], None] = lambda *_: None,
         limits: NamespaceQuestion | None = None,
     ) -> None:
-        """``event``: tell a pod, by reason and text, that its request is refused. ``count`` takes a step,
-        "resize", and its result. ``limits``: what Kubernetes' own quotas grant; None where no resize is held
-        to them.
+        """``event``: publish an Event for a refused pod, with reason and text. ``count`` takes a step,
+        "resize", and its result. ``limits``: what Kubernetes' own quotas grant; None if they are not
+        enforced.
         """
         self._cluster = cluster
         self._quota = quota
@@ -79,9 +79,10 @@ class ResizeAnswers:
         self._event = event
         self._count = count
         self._limits = limits
-        # Answers of unknown outcome: the pod, the text, and from when on no request of ours can act any more.
+        # Answers of unknown outcome: the pod, the text, and from when on no request of this process takes
+        # effect.
         self._unknown: dict[PodUid, tuple[Pod, str, float]] = {}
-        self._pauses: dict[PodUid, tuple[float, float]] = {}  # until a new request, the same one, is judged
+        self._pauses: dict[PodUid, tuple[float, float]] = {}  # until a request, new or the same, is judged
         self._woken = threading.Event()
 
     def look(self, occupant: PodView) -> None:
@@ -90,11 +91,11 @@ class ResizeAnswers:
             self._woken.set()
 
     def wake(self) -> None:
-        """A workload asks for another size."""
+        """A workload requests another size."""
         self._woken.set()
 
     def run(self, ended: threading.Event, seconds: float | None = TICK_SECONDS) -> None:
-        """Answer requests as they come; every ``seconds`` what waits, None for never."""
+        """Answer requests as they come, and waiting ones every ``seconds`` (None: never)."""
         while not ended.is_set():
             self._woken.wait(seconds)
             self._woken.clear()
@@ -152,7 +153,9 @@ class ResizeAnswers:
         self._send(pod, text)
 
     def _limits_of(self, uid: PodUid) -> NamespaceLimits | None:
-        """Kubernetes' own limits of the pod's namespace, asked outside of the lock; None for no answer."""
+        """Kubernetes' own limits of the pod's namespace, read without holding the lock; None if there is no
+        answer.
+        """
         shown = self._cluster.pod(uid)
         if self._limits is None or shown is None:
             return NamespaceLimits()
@@ -165,7 +168,7 @@ class ResizeAnswers:
             return None
 
     def _judge(self, occupant: PodView, limits: NamespaceLimits) -> ResizeAnswer | None:
-        """The answer; None while nothing can be said. The cluster's lock is held."""
+        """The answer; None while it cannot be decided. The cluster's lock is held."""
         pod = occupant.pod
         snapshot = self._cluster.snapshot()
         view = snapshot.nodes.get(pod.node)
@@ -181,7 +184,7 @@ class ResizeAnswers:
             return None
         if large := self._too_large(pod, wanted, held):
             return self._no(pod, large)
-        if not view.node.resizes:  # it would book nothing, and what is reserved would stay so
+        if not view.node.resizes:  # it would book nothing, and the reservation would stay
             return self._no(
                 pod,
                 f"the agent of node {view.name} is of an earlier release and changes no sizes: upgrade it, "
@@ -191,7 +194,7 @@ class ResizeAnswers:
         for name, size in wanted.items():
             allocation = held[name]
             refused = judge_room(ledger, allocation, size, states[allocation.cards[0]])
-            if refused is not None:  # the largest that the card has room for may pass the quota all the same
+            if refused is not None:  # the largest size that the card has room for may still exceed the quota
                 held_now = allocation.shares[0].amount
                 more = {view.node.models[allocation.cards[0]]: size.peak(held_now) - held_now}
                 return self._no(pod, ". ".join(filter(None, (str(refused), self._over(pod, more, snapshot)))))
@@ -202,7 +205,7 @@ class ResizeAnswers:
         return ResizeAnswer(pod.api_uid, digest(pod), wanted)
 
     def _too_large(self, pod: Pod, wanted: Mapping[str, Amount], held: Mapping[str, Allocation]) -> str:
-        """Why a container may not grow to that size, whatever there is; empty if each may."""
+        """Why a container may not grow to that size on any card; empty if each may."""
         quota, grown = self._quota.current, []
         for name, size in wanted.items():
             now = held[name].shares[0].amount
@@ -212,7 +215,7 @@ class ResizeAnswers:
         return refusal(pod.namespace, large) if large else ""
 
     def _over(self, pod: Pod, more: Mapping[str, Amount], snapshot: Snapshot) -> str:
-        """Why the quota of the pod's namespace has no room for so much more, by model; empty if it has."""
+        """Why the quota of the pod's namespace has no room for this increase, by model; empty if it has."""
         quota = self._quota.current
         mine = quota.of(pod.namespace, priority_of(pod)) if quota else None
         used, protected = (each.get(pod.namespace, {}) for each in (snapshot.used, snapshot.protected))
@@ -221,7 +224,7 @@ class ResizeAnswers:
 
     @staticmethod
     def _past(pod: Pod, more: Mapping[str, Amount], limits: NamespaceLimits, snapshot: Snapshot) -> str:
-        """What of Kubernetes' own limits the pods of its namespace would go past; empty if none grows."""
+        """Which of Kubernetes' own limits the namespace's pods would exceed; empty if none."""
         if all(amount.fits_in(ZERO) for amount in more.values()):
             return ""
         bound = (one.pod for view in snapshot.nodes.values() for one in view.bound.values())
@@ -230,7 +233,7 @@ class ResizeAnswers:
 
     @staticmethod
     def _no(pod: Pod, why: str) -> ResizeAnswer:
-        """What was answered before stays."""
+        """A refusal, which leaves the previous answer in force."""
         before = answer_of(pod)
         return ResizeAnswer(pod.api_uid, digest(pod), before.sizes if before else {}, why)
 
@@ -253,8 +256,8 @@ class ResizeAnswers:
             log.warning("resize_answer_not_written", pod=pod.key, reason=said.words)
 
     def _ask(self, uid: PodUid) -> None:
-        """Let the API server say whether the answer is written. It is not sent again: another replica may
-        have led meanwhile, and given the room away.
+        """Ask the API server whether the answer was written. It is not sent again: another replica may have
+        led meanwhile and given the room away.
         """
         pod, text, quiet = self._unknown[uid]
         asked = self._clock.monotonic()
@@ -271,8 +274,8 @@ class ResizeAnswers:
 
 
 def _followed(occupant: PodView) -> bool:
-    """True once the agent has booked what was answered last: before, a smaller answer would count as given
-    back what the agent may still book.
+    """True once the agent has booked the last answer. Until then a smaller answer would count as returned
+    what the agent may still book.
     """
     answer = answer_of(occupant.pod)
     if answer is None or not answer.sizes:
@@ -290,7 +293,7 @@ def _followed(occupant: PodView) -> bool:
 def _more(
     before: tuple[Allocation, ...], after: tuple[Allocation, ...], models: Mapping[CardUuid, str]
 ) -> Iterator[tuple[str, Amount]]:
-    """By model of card, what the pod holds more at its peak than before."""
+    """By model of card, by how much the pod's peak grows."""
     was = dict(usage_by_model(before, models))
     for model, amount in usage_by_model(after, models):
         if (more := amount - was.get(model, ZERO)) != ZERO:

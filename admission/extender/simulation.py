@@ -1,4 +1,4 @@
-"""Where pods would go if they came now: the extender's own decisions, on a copy of its books."""
+"""Where pods would be placed now: the extender's own decisions, on a copy of its state."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from gpu_manager.domain.rules.pod_request import judged_request
 
 
 class SimulatedPlace(NamedTuple):
-    """A node, and the indices of the pod's cards there."""
+    """A node, and the indices of the pod's cards on it."""
 
     node: str
     cards: tuple[int, ...]
 
 
 class ExtenderSimulation:
-    """Pods come one after the other, and each stays. Not thread-safe; the live books are only copied.
+    """Places pods one after the other; each stays. Not thread-safe; the live state is only copied.
 
-    The mix of requests that the policy has seen is copied with them, and grows with each pod that comes.
+    The mix of requests that the policy has seen is copied too, and grows with each pod.
     """
 
     def __init__(self, policy: LeastFragmentation, quota: Quota | None, minimum_cores: int) -> None:
         self._policy = policy.copy()
         self._cluster = self._policy.cluster
-        self._judge = FeasibilityJudge()  # one that is shared would mix up the states of two sets of books
+        self._judge = FeasibilityJudge()  # a shared one would mix up the states of two clusters
         self._quota = quota
         self._minimum_cores = minimum_cores
 
     @property
     def snapshot(self) -> Snapshot:
-        """The cluster with all pods that have come so far."""
+        """The cluster with all pods placed so far."""
         return self._cluster.snapshot()
 
     def place(self, pod: PodView, nodes: Iterable[str]) -> SimulatedPlace | None:
@@ -61,7 +61,7 @@ class ExtenderSimulation:
         if not len(able):
             return None
         chosen = int(able[0])
-        if len(able) > 1:  # of one node, or none, no scheduler asks which is the best: no question is counted
+        if len(able) > 1:  # for one node, or none, a scheduler does not prioritize: no question is counted
             costs = self._policy.costs(request, list(fitting.values()))
             priced = {number: cost for number, cost in zip(fitting, costs, strict=True) if cost is not None}
             if not priced:

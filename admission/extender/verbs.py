@@ -1,10 +1,10 @@
-"""The scheduler's four questions: which nodes fit, which is best, bind there, whom to evict.
+"""The scheduler's four calls: filter, prioritize, bind and preempt.
 
-Answers are functions of the snapshot and the question; no API call is on the path of any but bind. A
-scheduler decides on the next pod before it binds this one, and never says what it decided. So the node that
-got the 10 (or was the only one to fit) counts as taken by a pod that waits until its bind comes, it is asked
-about again or given up, or for some minutes (:mod:`admission.cluster.assumed_pods`): without that, a burst of
-pods would be sent to the same card, and a pod that waits for a volume or its gang would lose its place.
+Answers are functions of the snapshot and the question; only bind calls the API server. A scheduler decides on
+the next pod before it binds this one, and does not report what it decided. So the node that got the 10 (or
+was the only one to fit) counts as taken by a waiting pod until its bind comes, it is filtered again, it is
+given up, or some minutes pass (:mod:`admission.cluster.assumed_pods`). Otherwise a burst of pods would be
+sent to the same card, and a pod that waits for a volume or its gang would lose its place.
 
 :meth:`Extender.routes` is the table that a server mounts; its handlers may be called from any thread.
 """
@@ -55,15 +55,14 @@ from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
 
-JUDGE_SECONDS: Final = 0.1  # of one question: the scheduler asks about one pod after the other
+JUDGE_SECONDS: Final = 0.1  # per call: the scheduler handles one pod after the other
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What goes over HTTP; the body is JSON unless the status is an error.
+    """An HTTP response; the body is JSON unless the status is an error.
 
-    ``after`` is work for the next question, to be done while the scheduler reads this answer. Whether it was
-    done changes no answer.
+    ``after`` prepares the next question while the scheduler reads this answer. It changes no answer.
     """
 
     body: bytes
@@ -73,7 +72,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A POST. ``guarded``: only for callers that may bind; ``others`` answers those that may not, if any."""
+    """A POST route. ``guarded``: only for callers that may bind; ``others`` answers other callers, if set."""
 
     path: str
     verb: str
@@ -82,7 +81,7 @@ class Route:
     others: Callable[[bytes], Reply] | None = None
 
     def handler(self, *, binds: bool) -> Callable[[bytes], Reply]:
-        """What answers a caller that may bind, or one that may not."""
+        """The handler for callers that may bind, or for others."""
         return self.handle if binds or self.others is None else self.others
 
 
@@ -90,25 +89,25 @@ class GangJudge(Protocol):
     """Judges the members of a gang together; see :class:`admission.gangs.keeper.GangKeeper`."""
 
     def before_filter(self, pod: PodView, shown: Obj, names: Sequence[str]) -> str:
-        """Why the pod, ``shown`` so by its scheduler, is refused for its gang; empty if it is judged as any
-        other. Raises NodeUnready.
+        """Why the pod is refused because of its gang; empty if it is judged like any other. ``shown`` is the
+        object that the scheduler sent. Raises NodeUnready.
         """
 
     def chosen(self, pod: PodView, node: str) -> None:
-        """Its scheduler has placed the pod there."""
+        """The scheduler has placed the pod on this node."""
 
     def place_of(self, uid: PodUid) -> str:
-        """The node where the pod's place is kept with its gang's; empty if there is none."""
+        """The node reserved for the pod together with its gang; empty if there is none."""
 
     def make_way(self, question: FeasibilityCheck) -> bool:
-        """End places of a gang of lower priority, if the pod then fits; False if there are none."""
+        """Release places of a gang of lower priority if the pod then fits; False if there are none."""
 
 
 class Extender:
-    """Thread-safe. ``count(name, label)`` is told every answer, ``refused`` every pod that no node takes and
-    the turn of the snapshot by which it was judged.
+    """Answers schedulers. Thread-safe. ``count(name, label)`` is called for every answer, ``refused`` for
+    every pod that no node takes, with the generation of the snapshot by which it was judged.
 
-    Without a ``clock`` nothing is expected; without ``gangs`` each pod is judged alone.
+    Without a ``clock`` no place is assumed; without ``gangs`` each pod is judged alone.
     """
 
     def __init__(
@@ -137,8 +136,8 @@ class Extender:
         self._count = count
         self._names = RecentNames()
         self._answers = LastAnswers(cluster)
-        self._last: tuple[Obj, PodView, PodRequest | None] | None = None  # what was asked about just now
-        self._chosen: tuple[Verdicts, Candidates] | None = None  # where the pod may go, by filter's verdicts
+        self._last: tuple[Obj, PodView, PodRequest | None] | None = None  # the last question
+        self._chosen: tuple[Verdicts, Candidates] | None = None  # candidates by filter
 
     def routes(self) -> tuple[Route, ...]:
         """Every path that a scheduler may be configured with."""
@@ -153,9 +152,9 @@ class Extender:
         )
 
     def filter(self, body: bytes, *, binds: bool = True) -> Reply:
-        """ExtenderArgs → ExtenderFilterResult. What keeps the whole pod out is its Error.
+        """ExtenderArgs → ExtenderFilterResult. A reason that concerns the whole pod is its Error.
 
-        ``binds``: the caller may bind; for others a place is kept for a moment, and none is freed.
+        ``binds``: the caller may bind; for other callers a place is assumed briefly, and none is freed.
         """
         try:
             args = read_args(body, self._names)
@@ -188,8 +187,8 @@ class Extender:
         if not fitting and gangs is not None and gangs.make_way(question):
             return self.filter(body)
         if not fitting and Unfit.LATE in verdicts.said:
-            return self._filter_error(LATE)  # an error is tried again soon, and what was judged is remembered
-        # Where a node takes the pod kube-scheduler drops the reasons: one in full shows what they are.
+            return self._filter_error(LATE)  # an error is retried soon, and the verdicts so far are cached
+        # If a node takes the pod kube-scheduler drops the reasons: one in full is enough.
         view_at = partial(self._view, args, snapshot)
         failed, lasting = reasons(question, args.names, view_at, verdicts, full=1 if fitting else FULL_LINES)
         self._binder.offers.remember(occupant.uid, fitting)
@@ -200,7 +199,7 @@ class Extender:
         if len(fitting) == 1:  # then kube-scheduler does not ask for priorities
             if (taken := view_at(fits.index(1))) is not None:
                 self._expect(question, occupant, taken, question.on(taken), binds=binds)
-        elif fitting:  # what it asks next
+        elif fitting:  # the scheduler's next question
             if args.nodes is None:
                 self._names.keep(fitting)
             offered = verdicts.among(fits)
@@ -214,7 +213,7 @@ class Extender:
         return Reply(filter_answer(args, fitting, failed, lasting), after=after)
 
     def prioritize(self, body: bytes, *, binds: bool = True) -> Reply:
-        """ExtenderArgs → HostPriorityList: one 10, the others 0 to 8; all 0 for a pod that is not ours.
+        """ExtenderArgs → HostPriorityList: one 10, the others 0 to 8; all 0 for a pod that requests no cards.
 
         ``binds`` as for :meth:`filter`.
         """
@@ -259,7 +258,9 @@ class Extender:
         return Reply(binding_answer(self._binder.bind(args)))
 
     def preempt(self, body: bytes) -> Reply:
-        """ExtenderPreemptionArgs → ExtenderPreemptionResult: nodes on which evicting helps, and whom."""
+        """ExtenderPreemptionArgs → ExtenderPreemptionResult: the nodes on which evicting helps, with the
+        victims.
+        """
         try:
             args = read_preemption(body)
             occupant = self._read(args.pod)
@@ -282,15 +283,15 @@ class Extender:
 
     @staticmethod
     def _fits_soon(occupant: PodView, question: FeasibilityCheck, snapshot: Snapshot) -> bool:
-        """True if the pod fits on the node it is nominated for once the processes of deleted pods have ended.
+        """True if the pod fits on its nominated node once the processes of deleted pods have ended.
 
-        The API forgets a victim without a grace period at once: the scheduler then asks for more victims.
+        The API forgets a victim without a grace period at once; the scheduler then asks for more victims.
         """
         view = snapshot.nodes.get(occupant.nominated)
         return view is not None and bool(view.gone) and question.without(view, view.gone) is not None
 
     def has_room(self, occupant: PodView, turn: int) -> bool:
-        """True if a pod that waits would fit now on a node on which something changed after that turn."""
+        """True if a waiting pod would fit now on a node that changed after snapshot generation ``turn``."""
         snapshot, views = self._cluster.news(turn)
         if not views or occupant.uid in snapshot.reserved:
             return False
@@ -305,13 +306,13 @@ class Extender:
         return any(verdicts.fitting())
 
     def _choose(self, question: FeasibilityCheck, offered: Verdicts, snapshot: Snapshot) -> None:
-        """What prioritize begins with, for the pod of which filter has just said so."""
+        """Prepare prioritize for the pod that filter has just answered."""
         chosen = candidates(question, offered, most_priced(len(snapshot.nodes)))
         self._chosen = offered, chosen
         self._policy.prepare(question.request, list(chosen.values()))
 
     def _deadline(self, request: PodRequest) -> Callable[[], bool]:
-        """Whether the question that begins now has taken too long; one container never does."""
+        """A function that tells whether the present call has taken too long; never for one container."""
         clock = self._clock
         if clock is None or len(request.containers) == 1:
             return lambda: False
@@ -319,7 +320,7 @@ class Extender:
         return lambda: clock.monotonic() > ends
 
     def _read(self, pod: Obj) -> PodView:
-        """The pod of a question. Prioritize asks about the one that filter has just read."""
+        """The pod of a question. Prioritize usually sends the one that filter has just read."""
         last = self._last
         if last is not None and (last[0] is pod or last[0] == pod):
             return last[1]
@@ -337,7 +338,7 @@ class Extender:
         return request
 
     def _ask(self, occupant: PodView) -> tuple[FeasibilityCheck, Snapshot]:
-        """Raises RequestInvalid: the pod is illegal."""
+        """Begin to judge the pod. Raises RequestInvalid: the pod is illegal."""
         request = self._request(occupant)
         if self._clock is not None:
             self._cluster.expire(self._clock.monotonic())
@@ -348,7 +349,9 @@ class Extender:
     def _expect(
         self, question: FeasibilityCheck, occupant: PodView, view: NodeView, fit: Fit | Unfit, *, binds: bool
     ) -> None:
-        """Count the pod as lying there; only as the watch shows it, for a question can say anything."""
+        """Count the pod as placed there; only if the watch shows the pod, since a question may contain
+        anything.
+        """
         if self._clock is None or isinstance(fit, Unfit) or not self._is_of_its_scheduler(occupant):
             return
         if binds or not self._cluster.expected_on(occupant.uid):
@@ -383,7 +386,9 @@ class Extender:
         return self._quota.missing()
 
     def _refuse(self, args: ExtenderArgs, occupant: PodView, reason: str) -> Reply:
-        """A pod that no node takes: said for each as what lasts, so that nobody is evicted for it."""
+        """Refuse a pod that no node takes, for every node as unresolvable, so that no pod is evicted for
+        it.
+        """
         self._refused(occupant.uid, self._cluster.snapshot().turn)
         return Reply(filter_answer(args, NodeNames(), {}, dict.fromkeys(args.names, reason[:LINE_LIMIT])))
 

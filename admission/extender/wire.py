@@ -1,7 +1,7 @@
 """The scheduler extender's JSON: kube-scheduler's Go names exactly, null where Go has null.
 
-Requests are read whatever the case of their names (Go does, and the predecessor's schedulers wrote them
-small); answers carry the Go names. The pod inside is read by the domain.
+Requests are read regardless of the case of their names (as Go does, and the predecessor's schedulers wrote
+them in lower case); answers have the Go names. The domain reads the pod inside.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ LARGEST_BODY: Final = 64 << 20  # bytes: 5,000 full Node objects are some 50 MB
 
 @dataclass(frozen=True, slots=True)
 class ExtenderArgs:
-    """A pod and the nodes in question: ``names`` always, ``nodes`` too where the caller sent the objects.
+    """A pod and its candidate nodes: ``names`` always, ``nodes`` too if the caller sent the objects.
 
-    ``listed`` is the NodeList as it came, to be answered in kind.
+    ``listed`` is the NodeList as it came, for an answer of the same form.
     """
 
     pod: Obj
@@ -41,7 +41,7 @@ class ExtenderArgs:
 
 @dataclass(frozen=True, slots=True)
 class BindingArgs:
-    """A pod, and the node that the scheduler has chosen."""
+    """A pod, and the node chosen by the scheduler."""
 
     name: str
     namespace: str
@@ -51,7 +51,7 @@ class BindingArgs:
 
 @dataclass(frozen=True, slots=True)
 class Victims:
-    """Pods that would have to leave a node, and how many of them break a disruption budget."""
+    """Pods to evict from a node, and how many of them break a disruption budget."""
 
     pods: tuple[PodUid, ...]
     violations: int
@@ -59,17 +59,17 @@ class Victims:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionArgs:
-    """A pod, and for each node whom the scheduler would evict; the lists may be empty."""
+    """A pod, and for each node the pods that the scheduler would evict; the lists may be empty."""
 
     pod: Obj
     victims: Mapping[str, Victims]
 
 
 def read_args(body: bytes, recent: RecentNames | None = None) -> ExtenderArgs:
-    """Filter's and prioritize's question. Raises RequestInvalid: it is none.
+    """Parse the body of filter or prioritize. Raises RequestInvalid: malformed.
 
-    Names that are ``recent`` are not read again where they come last, as kube-scheduler writes them, nor is
-    the pod that was asked about last.
+    ``recent`` names are not parsed again if they are last in the body, where kube-scheduler writes them; nor
+    is the pod of the last question.
     """
     if recent is not None and (found := _with_recent(body, recent)) is not None:
         return found
@@ -89,7 +89,7 @@ def read_args(body: bytes, recent: RecentNames | None = None) -> ExtenderArgs:
 
 
 def _with_recent(body: bytes, recent: RecentNames) -> ExtenderArgs | None:
-    """The question, read in two parts; None if it is not written so, or is none."""
+    """Parse the body in two parts; None if it does not have that form or is malformed."""
     # A comma, a quotation mark and a letter: in JSON the mark begins a text, here a key of the object that
     # ends with the body.
     at = body.rfind(_NAMES_LAST)
@@ -102,7 +102,7 @@ def _with_recent(body: bytes, recent: RecentNames) -> ExtenderArgs | None:
         if names is None:
             names = recent.read(text, _names(json.loads(text)))
     except (ValueError, RecursionError, RequestInvalid):
-        return None  # the whole of it says what is wrong
+        return None  # parsing the whole body finds the error
     if not isinstance(data, dict) or "nodenames" in (lowered := _lower(data)) or not data:
         return None
     recent.last_head = head, data
@@ -110,7 +110,7 @@ def _with_recent(body: bytes, recent: RecentNames) -> ExtenderArgs | None:
 
 
 def read_binding(body: bytes) -> BindingArgs:
-    """Bind's question. Raises RequestInvalid: it is none."""
+    """Parse the body of bind. Raises RequestInvalid: malformed."""
     data = _object(body, "ExtenderBindingArgs")
     found = {key: _text(data.get(key.lower()), key) for key in ("PodName", "PodNamespace", "PodUID", "Node")}
     if empty := [key for key, value in found.items() if not value]:
@@ -119,7 +119,7 @@ def read_binding(body: bytes) -> BindingArgs:
 
 
 def read_preemption(body: bytes) -> PreemptionArgs:
-    """Preempt's question, in either form. Raises RequestInvalid: it is none."""
+    """Parse the body of preempt, in either form. Raises RequestInvalid: malformed."""
     data = _object(body, "ExtenderPreemptionArgs")
     pod = _map(data.get("pod"), "Pod")
     meta, full = data.get("nodenametometavictims"), data.get("nodenametovictims")
@@ -143,7 +143,7 @@ def _victims(value: object, *, meta: bool) -> Victims:
 def filter_answer(
     args: ExtenderArgs, fitting: Sequence[str], failed: Mapping[str, str], lasting: Mapping[str, str]
 ) -> bytes:
-    """ExtenderFilterResult in the form in which the question came."""
+    """ExtenderFilterResult in the form of the question."""
     nodes: Obj | None = None
     if args.nodes is not None:
         fits = frozenset(fitting)
@@ -160,7 +160,7 @@ def filter_answer(
 
 
 def filter_error(error: str) -> bytes:
-    """ExtenderFilterResult that fails the pod."""
+    """ExtenderFilterResult with an error for the pod."""
     return _json(
         {
             "Nodes": None,
@@ -179,7 +179,7 @@ def priority_answer(names: NodeNames, scores: Sequence[int] | npt.NDArray[np.uin
     answer = text.copy()
     answer[digits] = given + _ZERO
     pieces, begin = [], 0
-    for digit in digits[given == BEST].tolist():  # it has two
+    for digit in digits[given == BEST].tolist():  # the score 10 has two digits
         pieces += [answer[begin:digit].tobytes(), b"%d" % BEST]
         begin = digit + 1
     return b"".join((*pieces, answer[begin:].tobytes()))
@@ -200,7 +200,7 @@ def preemption_answer(victims: Mapping[str, Victims]) -> bytes:
 
 
 def _json_reasons(reasons: Mapping[str, str]) -> bytes:
-    """As :func:`_json`; of thousands of nodes most have one of a few reasons, each written once."""
+    """Like :func:`_json`, but each distinct reason is encoded once: thousands of nodes have a few reasons."""
     ends = {text: f":{encode_basestring(text)}" for text in set(reasons.values())}
     text = ",".join([encode_basestring(name) + ends[why] for name, why in reasons.items()])
     return f"{{{text}}}".encode("utf-8", "replace")
