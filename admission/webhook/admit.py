@@ -76,6 +76,10 @@ def _no_size(_pod: Pod) -> str:
     return ""
 
 
+def _as_annotated(_namespace: str) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class CreateTimeChecks:
     """What the cluster's state says about a legal pod that is being created; must answer from memory.
@@ -85,6 +89,7 @@ class CreateTimeChecks:
     ResourceClaim (its object, its namespace, whether it is a dry run) cannot be created, empty if it can, and
     whether whoever creates it should ask again. ``pod_claims``: what is wrong with, or to be said of, the
     claims that a pod's containers use. ``injection``: how the nodes inject cards that a pod may go to.
+    ``best_effort``: whether the quota of a namespace makes its fractions best-effort.
     """
 
     refuse: Says = _silent
@@ -93,6 +98,7 @@ class CreateTimeChecks:
     claim: Callable[[Mapping[str, Any], str, bool], tuple[str, bool]] = _any_claim
     pod_claims: Callable[[Mapping[str, Any], str], tuple[Violation, ...]] = _no_claims
     injection: Callable[[Mapping[str, Any]], InjectionWays] = _no_nodes
+    best_effort: Callable[[str], bool] = _as_annotated
 
     def refusals(self, pod: Pod, request: PodRequest) -> tuple[Violation, ...]:
         """What forbids it, as violations."""
@@ -170,6 +176,7 @@ def mutate(review: Review, terms: ClusterTerms, checks: CreateTimeChecks = SILEN
             trusted=_is_trusted(review, terms),
             owners=owners,
             hidden=lambda: checks.injection(obj).hidden,
+            best_effort=checks.best_effort(review.namespace or "default"),
         )
     except RequestInvalid as error:
         return denied((_unreadable(error),))

@@ -15,12 +15,16 @@ from admission.quota.claim_creations import ClaimCreations, says_protected
 from admission.quota.quota_book import QuotaBook, protected_refusal, quota_refusal, refused_past_scheduler
 from admission.webhook.admit import CreateTimeChecks, InjectionWays
 from gpu_manager.domain.cluster.claims import read_claim
+from gpu_manager.domain.cluster.quota import refusal
+from gpu_manager.domain.contract import PRIORITY
 from gpu_manager.domain.dra.demand import double_uses, requests_of_containers, shared_uses
-from gpu_manager.domain.errors import printable
+from gpu_manager.domain.errors import printable, quoted
 from gpu_manager.domain.kube.constraints import NodeConstraints, pod_constraints
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.placement.numa import most_together
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import format_bytes
+from gpu_manager.domain.rules.pod_annotations import has_fractions_alone
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 from gpu_manager.domain.topology import NumaPolicy
@@ -56,6 +60,8 @@ def create_time_checks(
         reason = quota_refusal(quota.current, snapshot, pod, request, kinds.now())
         if not reason and pod.node:
             reason = refused_past_scheduler(quota.current, snapshot, pod, request)
+        if not reason and quota.current.is_best_effort(pod.namespace) and has_fractions_alone(pod):
+            reason = _not_best_effort(pod)
         if not reason and any_scheduler:
             waiting = cluster.waiting(pod.namespace)
             reason = protected_refusal(quota.current, snapshot, waiting, pod, request)
@@ -93,7 +99,22 @@ def create_time_checks(
     def injection(obj: Mapping[str, Any]) -> InjectionWays:
         return _ways(obj, cluster.snapshot()) if cluster.synced else InjectionWays()
 
-    return CreateTimeChecks(refuse, warn, cluster.workloads.asked_of, claim, pod_claims, injection)
+    def best_effort(namespace: str) -> bool:
+        return quota.current is not None and quota.current.is_best_effort(namespace)
+
+    size = cluster.workloads.asked_of
+    return CreateTimeChecks(refuse, warn, size, claim, pod_claims, injection, best_effort)
+
+
+def _not_best_effort(pod: Pod) -> str:
+    """Why a pod with another priority is refused in a namespace that is best-effort; empty if it is not."""
+    written = pod.annotations.get(PRIORITY, Priority.BEST_EFFORT.value)
+    if written == Priority.BEST_EFFORT.value:
+        return ""
+    return refusal(
+        pod.namespace,
+        [f"its fractions are best-effort, and annotation {PRIORITY} is {quoted(written)}: leave it out"],
+    )
 
 
 def _ways(obj: Mapping[str, Any], snapshot: Snapshot) -> InjectionWays:

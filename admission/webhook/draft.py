@@ -15,14 +15,17 @@ from gpu_manager.domain.contract import (
     MEMORY,
     NO_VISIBLE_DEVICES,
     NVIDIA,
+    PRIORITY,
     RESIZE,
     TEMPLATE_SIZE,
     VISIBLE_ENV,
 )
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.pod import MIRROR, Container, Pod, parse_pod
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import format_bytes, format_number
 from gpu_manager.domain.rules.legal_values import check_pod, guarded_keys, warn_pod
+from gpu_manager.domain.rules.pod_annotations import has_fractions_alone
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 from gpu_manager.domain.rules.shown_cards import check_ephemeral
 
@@ -60,6 +63,7 @@ def draft_pod(
     trusted: bool,
     owners: Callable[[Pod], str] = lambda _: "",
     hidden: Callable[[], bool] = lambda: False,
+    best_effort: bool = False,
 ) -> Draft:
     """What ``/mutate`` makes of a pod or of a template's pod; a pod that is as it should be has no patch.
 
@@ -69,6 +73,7 @@ def draft_pod(
         trusted: whoever sends it may write guarded annotations.
         owners: the size that a pod's workload asks for, as its annotation; empty for none.
         hidden: no node that the pod may go to shows a container its cards by a variable.
+        best_effort: the fractions of its namespace are, by its quota.
 
     Raises:
         RequestInvalid: it is no pod.
@@ -99,6 +104,12 @@ def draft_pod(
         changes += change
     pod = replace(pod, containers=tuple(containers))
     annotated = isinstance(_meta(obj).get("annotations"), Mapping)
+    if best_effort and PRIORITY not in pod.annotations and has_fractions_alone(pod):
+        value = Priority.BEST_EFFORT.value
+        key = pointer("metadata", "annotations", PRIORITY)
+        whole = Operation("add", pointer("metadata", "annotations"), {PRIORITY: value})
+        patch.append(Operation("add", key, value) if annotated else whole)
+        pod, annotated = replace(pod, annotations={**pod.annotations, PRIORITY: value}), True
     pod, operations, unused = at_owners_size(pod, container_places(obj), wanted, terms, annotated=annotated)
     patch += operations
     changes += unused

@@ -94,6 +94,17 @@ def test_what_cannot_be_used_is_named(text, words):
     assert words in str(error.value)
 
 
+def test_a_namespace_is_best_effort_by_its_own_entry_or_by_that_of_all():
+    quota = parse_quota(
+        '{"a": {"priority": "best-effort"}, "b": {"quota": {"*": 1}}, "*": {"priority": "best-effort"}}'
+    )
+    assert [quota.is_best_effort(name) for name in ("a", "b", "c")] == [True, False, True]
+    assert quota.of("a") is None, "nothing else is limited by it"
+    assert quota.entry("a") != quota.entry("b")
+    with pytest.raises(RequestInvalid, match='priority is "protected": use best-effort, or leave it out'):
+        parse_quota('{"a": {"priority": "protected"}}')
+
+
 def test_another_key_of_an_entry_is_passed_over_as_by_the_predecessor():
     assert parse_quota('{"a": {"quota": {"T4": 1}, "owner": "hers"}}').of("a").cores == {"T4": 100}
 

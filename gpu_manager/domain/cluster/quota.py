@@ -7,7 +7,8 @@
                 "pool":   ["blue"],                 nodes labelled with one of these pools only
                 "protected": {"V100": 0.5},         cards of protected shares, by model
                 "containerMax": {"cores": 50,       hundredths of a card, and MiB, of one container
-                                 "memory": 8192}},
+                                 "memory": 8192},
+                "priority": "best-effort"},         of every share of its pods, whatever they are annotated
      "*":      {"quota":  {"*": 1}}}                every namespace that is not named, each for itself
 
 A key is a model's whole name or a word of it (``V100`` is any V100). A namespace with an entry may use only
@@ -15,7 +16,8 @@ the models that its ``quota`` names, or its ``memory`` if it has no ``quota``. A
 held to ``"*"``, and is not limited where there is none. Every key that matches a card's model counts.
 
 ``protected`` is a right: who has none may have no protected shares, also where nothing else limits it.
-``containerMax`` bounds each container. An entry with nothing but these two leaves all else as ``"*"`` says.
+``containerMax`` bounds each container. With ``priority`` the namespace's fractions are best-effort. An entry
+with nothing but these three leaves all else as ``"*"`` says.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ EXCEEDED: Final = "ExceedsGPUQuota"  # the predecessor's word
 ANY: Final = "*"
 _LONGEST = 1 << 20  # characters; a ConfigMap holds 1 MiB
 _LARGEST = 1 << 40
-_BESIDE: Final = {"protected", "containerMax"}  # they limit nothing of what is held in all
-_KEYS: Final = ("quota", "memory", "pool", "protected", "containerMax")
+_BESIDE: Final = {"protected", "containerMax", "priority"}  # they limit nothing of what is held in all
+_KEYS: Final = ("quota", "memory", "pool", "protected", "containerMax", "priority")
 _PARTS: Final = ("cores", "memory")
 _ALIKE: Final = 0.7  # of difflib's ratio
 NOTHING: Final[Mapping[str, Amount]] = MappingProxyType({})
@@ -265,21 +267,24 @@ class Quota:
 
     ``protected``: namespace → its right to protected shares, in cores by model key; ``largest``: → what one
     container may have. ``alone``: the namespace of which :meth:`usage` tells; empty for all.
+    ``best_effort``: the namespaces whose fractions are best-effort.
     """
 
     namespaces: Mapping[str, NamespaceQuota]
     protected: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     alone: str = ""
     largest: Mapping[str, ContainerMax] = field(default_factory=dict)
+    best_effort: frozenset[str] = frozenset()
 
     @property
     def named(self) -> frozenset[str]:
         """The namespaces that have an entry."""
-        return frozenset(self.namespaces) | frozenset(self.protected) | frozenset(self.largest)
+        return frozenset((*self.namespaces, *self.protected, *self.largest, *self.best_effort))
 
     def entry(self, namespace: str) -> object:
         """What is written for the namespace itself, to compare two states of the ConfigMap."""
-        return self.namespaces.get(namespace), self.protected.get(namespace), self.largest.get(namespace)
+        mine = (each.get(namespace) for each in (self.namespaces, self.protected, self.largest))
+        return (*mine, namespace in self.best_effort)
 
     def of(self, namespace: str, priority: Priority = Priority.NORMAL) -> NamespaceQuota | None:
         """The quota that applies to a pod of this priority in the namespace; None if it is not limited."""
@@ -292,6 +297,10 @@ class Quota:
         """The namespace's right to protected shares, in cores by model key; empty for none."""
         own = namespace in self.namespaces or namespace in self.protected
         return self.protected.get(namespace if own else ANY, {})
+
+    def is_best_effort(self, namespace: str) -> bool:
+        """True if every fraction of the namespace is best-effort."""
+        return (namespace if namespace in self.named else ANY) in self.best_effort
 
     def too_large(self, namespace: str, asked: Iterable[tuple[str, Amount]]) -> list[str]:
         """Return which of the containers, or requests of a claim, ask for more than one may have, and why.
@@ -408,7 +417,16 @@ def parse_quota(text: str) -> Quota:
             for name, entry in data.items()
             if entry.get("containerMax") is not None
         },
+        best_effort=frozenset(name for name, entry in data.items() if _is_best_effort(name, entry)),
     )
+
+
+def _is_best_effort(namespace: str, entry: Mapping[str, Any]) -> bool:
+    value = entry.get("priority")
+    if value not in (None, Priority.BEST_EFFORT.value):
+        text = f"namespace {quoted(namespace)}: priority is {quoted(value)}: use {Priority.BEST_EFFORT.value}"
+        raise RequestInvalid(f'{text}, or leave it out; protected shares are granted under "protected"')
+    return value is not None
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

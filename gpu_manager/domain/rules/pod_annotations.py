@@ -141,6 +141,16 @@ def _check_priority(pod: Pod, text: str) -> Iterator[Violation]:
         yield violation(Rule.PRIORITY_OF_WHOLE_CARDS, "", contract.PRIORITY, text, name=name)
 
 
+def has_fractions_alone(pod: Pod) -> bool:
+    """True for a pod with shares of cards and no whole one: such a pod has a priority inside its cards."""
+    asked = [c.core for c in pod.containers if c.core]
+    return (
+        bool(asked)
+        and all(core < CORES_PER_CARD for core in asked)
+        and not any(c.gpus for c in pod.containers)
+    )
+
+
 def warn_priority(pod: Pod) -> Iterator[Violation]:
     """Yield a warning for a priority of a pod that has no share by extended resources."""
     text = pod.annotations.get(contract.PRIORITY, Priority.NORMAL.value)
