@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA, OUR_PREFIX
-from gpu_manager.domain.kube.pod import MIRROR, POD_SCHEDULED, affinity_bytes
+from gpu_manager.domain.kube.pod import MIRROR, POD_SCHEDULED, affinity_bytes, stuck_reason
 from gpu_manager.domain.rules.legal_values import MOST_AFFINITY_BYTES
 from gpu_manager.domain.untrusted import mapping, mappings
 
@@ -61,9 +61,18 @@ def slim_pod(obj: Obj) -> Obj | None:
         "status": {
             **_picked(mapping(obj.get("status")), _STATUS),
             **({} if on_node else _unscheduled(mapping(obj.get("status")))),
+            "containerStatuses": list(_stuck(mapping(obj.get("status")).get("containerStatuses"))),
             "initContainerStatuses": list(_ended(mapping(obj.get("status")).get("initContainerStatuses"))),
         },
     }
+
+
+def _stuck(statuses: object) -> Iterator[Obj]:
+    """The containers that do not run, each with its reason alone: the others' states change too often."""
+    for one in mappings(statuses):
+        state = mapping(one.get("state"))
+        if reason := stuck_reason(state):
+            yield {"name": one.get("name"), "state": {"waiting": {"reason": reason}}}
 
 
 def _claiming(meta: Obj, spec: Obj, status: Obj) -> Obj:

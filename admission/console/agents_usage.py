@@ -18,7 +18,11 @@ from urllib.parse import urlencode
 import structlog
 
 from admission.cluster.snapshot import Snapshot
+from gpu_manager.domain.cluster.node_past import STEP, named_frames, read_past
 from gpu_manager.domain.cluster.usage_history import (
+    HOUR_SECONDS,
+    MINUTE,
+    SECONDS,
     HistoryQuery,
     HistorySubject,
     ShareKey,
@@ -83,6 +87,8 @@ class AgentsUsage:
         self._named: dict[str, Mapping[str, Pod]] = {}  # node → pods of its last answer, also gone ones
         self._lock = threading.Lock()  # of the history, which several threads write
         self._history = UsageHistory()
+        self._hour = UsageHistory(int(HOUR_SECONDS / MINUTE), HOUR_SECONDS)
+        self._minute_at: dict[str, float] = {}  # node → when its last whole minute was noted
         self._thread = threads.forever("usage", self._run)
 
     def start(self) -> None:
@@ -107,14 +113,20 @@ class AgentsUsage:
         oldest = now - OLD_PERIODS * self._period
         return {node: said for node, said in self._answers.copy().items() if said.at > oldest}
 
-    def history(self, query: HistoryQuery) -> Any:
-        """JSON of the last minutes, as ``/ui/history`` answers; blank while nobody looked."""
+    def history(self, query: HistoryQuery, *, hour: bool = False) -> Any:
+        """JSON of the last minutes or the last hour, as ``/ui/history`` answers."""
         step = self._period * (2 if query.subject is HistorySubject.CLUSTER else 1)
+        ring, step, span = (self._hour, MINUTE, HOUR_SECONDS) if hour else (self._history, step, SECONDS)
         now, epoch = self._clock.monotonic(), self._clock.now()
         with self._lock:
-            series = self._history.read(query, now, step)
-            left_out = self._history.left_out
-        return history_json(series, epoch - reach(step), step, "agents", left_out)
+            series = ring.read(query, now, step)
+            left_out = ring.left_out
+        return history_json(series, epoch - reach(step, span), step, "agents", left_out)
+
+    def trends(self, namespace: str = "") -> Any:
+        """JSON of ``/ui/trends``: each card's use over the last minutes, by the namespace's containers."""
+        with self._lock:
+            return {"cards": self._history.trends(self._clock.monotonic(), namespace)}
 
     def page(self, node: str, path: str) -> Any:
         """The JSON that the node's agent answers now. Raises NodeUnready."""
@@ -127,9 +139,10 @@ class AgentsUsage:
             raise NodeUnready(f"the agent of node {quoted(node)} does not answer: {error}") from error
 
     def sums(self) -> Mapping[ShareKey, ShareSum]:
-        """What was used in the last minutes, as far as agents answered."""
+        """What was used in the last hour; of what has no whole minute yet, in the last minutes."""
+        now = self._clock.monotonic()
         with self._lock:
-            return self._history.sums(self._clock.monotonic(), self._period)
+            return self._history.sums(now, self._period) | self._hour.sums(now, MINUTE)
 
     @property
     def _period(self) -> float:
@@ -161,6 +174,7 @@ class AgentsUsage:
         self._named = {node: pods for node, pods in self._named.items() if node in nodes}
         with self._lock:
             self._history.forget(now)
+            self._hour.forget(now)
         due = [node for node in nodes if now - self._asked.get(node, float("-inf")) >= self._period]
         due.sort(key=lambda node: self._asked.get(node, float("-inf")))
         due = due[: int(MOST_A_SECOND)]
@@ -168,6 +182,8 @@ class AgentsUsage:
         run([lambda node=node: self._ask(node) for node in due])  # type: ignore[misc]
 
     def _ask(self, node: str) -> None:
+        if node not in self._answers:
+            self._remember(node)
         try:
             told = read_usage(json.loads(self._agents.page(self._addresses[node], "/usage")))
             uids = {uid for uid, _, _ in told}
@@ -185,6 +201,23 @@ class AgentsUsage:
         self._answers[node] = AgentAnswer(now, usage)
         with self._lock:
             self._history.record(node, now, usage)
+            if now - self._minute_at.setdefault(node, now) >= MINUTE:
+                self._minute_at[node] = now
+                self._hour.record(node, now, self._history.means(node, now - MINUTE))
+
+    def _remember(self, node: str) -> None:
+        """Begin with what the node's agent remembers of the time in which nobody looked."""
+        try:
+            answer = json.loads(self._agents.page(self._addresses[node], "/usage/history"))
+            minutes, hour = (read_past(answer, ring) for ring in ("seconds", "minutes"))
+        except (NodeUnready, ValueError, RecursionError) as error:
+            log.debug("agent_remembers_nothing", node=node, reason=str(error))
+            return
+        pods, now = self._pods(node), self._clock.monotonic()
+        with self._lock:
+            self._history.fill(node, now, STEP, named_frames(minutes, pods))
+            self._hour.fill(node, now, MINUTE, named_frames(hour, pods))
+            self._minute_at[node] = now
 
 
 _MOST_EVENTS: Final = 20

@@ -224,6 +224,7 @@ def graph(view: NodeView, namespace: str = "", usage: NodeUsage = NOT_KNOWN) -> 
         fields = {
             "planned": pod is not None and pod.reserved,
             "ended": pod is not None and holder.container in pod.pod.ended_inits,
+            "stuck": "" if pod is None else _stuck(pod.pod, holder.container),
             "gone": None if pod is not None or holder.claim is not None else str(holder.pod),
             "memory_used": used.memory,
             "core_used": None if used.cores is None else used.cores / CORES_PER_CARD,
@@ -232,7 +233,7 @@ def graph(view: NodeView, namespace: str = "", usage: NodeUsage = NOT_KNOWN) -> 
         }
         if namespace in ("", holder.namespace):
             return fields
-        blank = dict.fromkeys(("gone", "memory_used", "core_used", "refusals", "resize"))
+        blank = dict.fromkeys(("stuck", "gone", "memory_used", "core_used", "refusals", "resize"))
         return {**fields, **blank, **hidden(holder)}
 
     cards = [replace(state, reason=state.reason or problem) for state in view.node.cards]
@@ -243,6 +244,11 @@ def graph(view: NodeView, namespace: str = "", usage: NodeUsage = NOT_KNOWN) -> 
     if problem:
         found["cards"] = [{**card, "open": False} for card in found["cards"]]
     return found
+
+
+def _stuck(pod: Pod, container: str) -> str:
+    """Why the kubelet does not run it; empty if it does, or will."""
+    return next((c.stuck for c in pod.containers if c.name == container), "")
 
 
 def _resize(pod: Pod, holder: Allocation, unit: int) -> Mapping[str, Any] | None:

@@ -1,11 +1,11 @@
-"""The console's history: the last minutes from the agents, hours and days from Prometheus; who wasted cores.
+"""The console's history: an hour from the agents, days from Prometheus; who wasted cores.
 
 Consoles that show the same page get the same answer for a while, so that ten of them cost what one does. Each
 PromQL query has the namespace that the caller may see in every selector.
 
 Waste is what was booked in the last hour and not used: from Prometheus by the sums of the bills
-(``vcuda_pod_core_*_seconds_total``, as on ``/metric``); without Prometheus by what the agents reported in
-the last minutes, each share of a card compared with what the books hold.
+(``vcuda_pod_core_*_seconds_total``, as on ``/metric``); without Prometheus by what the agents remember, each
+share of a card compared with what the books hold.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, Final
 from admission.cluster.snapshot import Snapshot
 from admission.console.agents_usage import AgentsUsage
 from gpu_manager.domain.cluster.usage_history import (
+    HOUR,
     MINUTES,
-    SECONDS,
     HistoryQuery,
     HistorySubject,
     Series,
@@ -50,7 +50,7 @@ class _Kept:
 
 
 class ConsoleHistory:
-    """Thread-safe. ``cards``: UUIDs of a node's cards. Without ``prometheus`` there are minutes alone."""
+    """Thread-safe. ``cards``: UUIDs of a node's cards. Without ``prometheus`` there are the agents' alone."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ConsoleHistory:
     @property
     def ranges(self) -> list[str]:
         """Names of what can be asked for."""
-        return [MINUTES, *(RANGES if self._prometheus else ())]
+        return [MINUTES, *(RANGES if self._prometheus else (HOUR,))]
 
     def answer(self, query: HistoryQuery, span: str) -> Any:
         """JSON of ``/ui/history``.
@@ -83,13 +83,16 @@ class ConsoleHistory:
             raise RequestInvalid(f"there is no range {quoted(span)}: ask for {', '.join(self.ranges)}")
 
         def make() -> tuple[float, Any]:
-            answer = self._usage.history(query) if span == MINUTES else self._asked(query, *RANGES[span])
+            if span == MINUTES or self._prometheus is None:
+                answer = self._usage.history(query, hour=span == HOUR)
+            else:
+                answer = self._asked(query, *RANGES[span])
             return min(answer["step"], 60) / 2, answer
 
         return self._once((query, span), make)
 
     def waste(self, namespace: str, held: Callable[[], Iterable[HeldShare]]) -> Any:
-        """JSON of ``/ui/waste``: of the last hour by Prometheus, without one of the minutes that agents told.
+        """JSON of ``/ui/waste``: of the last hour, by Prometheus, without one by the agents.
 
         ``namespace``: the only one whose pods are told, empty for all. ``held``: what containers hold now.
 
@@ -101,12 +104,16 @@ class ConsoleHistory:
             if self._prometheus is None:
                 mine = (share for share in held() if namespace in ("", share.namespace))
                 found = waste_of_shares(mine, self._usage.sums())
-                return WASTE_SECONDS, waste_json(found, int(SECONDS), "agents")
+                return WASTE_SECONDS, waste_json(found, WASTE_RANGE, "agents")
             end = self._clock.now() // 1
             rows = self._ask((text, end, end, 1) for text in waste_promql(namespace, WASTE_RANGE))
             return WASTE_SECONDS, waste_json(waste_of_rows(rows), WASTE_RANGE, "prometheus")
 
         return self._once(("waste", namespace), make)
+
+    def trends(self, namespace: str) -> Any:
+        """JSON of ``/ui/trends``."""
+        return self._once(("trends", namespace), lambda: (WASTE_SECONDS, self._usage.trends(namespace)))
 
     def _once(self, key: Hashable, make: Callable[[], tuple[float, Any]]) -> Any:
         """The answer that is kept under the key, or a new one; ``make`` says for how many seconds it

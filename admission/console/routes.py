@@ -148,6 +148,13 @@ def console_routes(
 
         return gate.answered(request, namespace, work, heavy=False)
 
+    @router.get("/ui/trends", **documented("Each card's use over the last ten minutes, in percent."))
+    def trends(request: Request, namespace: str = "") -> Response:
+        def work() -> Response:
+            return JSONResponse(history.trends(namespace), headers=_HEADERS)
+
+        return gate.answered(request, namespace, work, heavy=False)
+
     @router.post(
         "/ui/what-if",
         **documented("Whether the pods of manifests are legal, and where each would go now."),

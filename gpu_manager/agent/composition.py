@@ -230,6 +230,7 @@ class Agent:
             lambda: self.running.sizes.told,
             self.health,
             lambda: self.running.accounts.found.differing,
+            self.running.past,
         )
         self.http = StatusServer(
             status,

@@ -43,6 +43,7 @@ from gpu_manager.services.enforcement.library_messages import LibraryMessages
 from gpu_manager.services.enforcement.resizer import Resizer
 from gpu_manager.services.enforcement.time_sharing import TimeSharing
 from gpu_manager.services.enforcement.usage import UsageSampler
+from gpu_manager.services.enforcement.usage_past import UsagePast
 from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.size_advice import SizeAdviser
 
@@ -88,6 +89,7 @@ class RunningContainers:
         demands = store_of(config, "demands", "containers are watched anew")
         self.sizes = SizeAdviser(pods, demands, clock, metrics, config.advice, config.advice_half_life)
         bills = store_of(config, "bills", "its sums begin anew")
+        self.past = UsagePast(state.node.name)
         self.bills = BillMeter(state, self.usage, bills, clock, metrics, boot_id(config.proc))
         self._time_sharing = TimeSharing(pages, self.usage.tenants, clock, metrics)
         watcher = gate_watcher(config, pages)
@@ -179,6 +181,7 @@ class RunningContainers:
         sample = self.usage.sample()
         self.energy.add(sample)
         self.outside.look(sample)
+        self.past.record(sample)
         self.sizes.add(sample, self._state.node.unit)
 
 

@@ -8,7 +8,6 @@ metrics name only the pods that the caller may hear of;
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -22,17 +21,19 @@ from gpu_manager import ui
 from gpu_manager.domain.advice.size import Sized, pod_advice_json, sized_json, within_scope
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_json import hidden, node_json, node_text
+from gpu_manager.domain.cluster.node_past import STEP
 from gpu_manager.domain.cluster.usage_history import (
+    HOUR,
+    HOUR_SECONDS,
+    MINUTE,
     MINUTES,
     SECONDS,
     HistoryQuery,
     HistorySubject,
     Series,
-    UsageHistory,
     history_json,
     reach,
 )
-from gpu_manager.domain.cluster.usage_json import read_usage
 from gpu_manager.domain.cluster.waste import HeldShare, waste_json, waste_of_shares
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.features import stages
@@ -44,6 +45,7 @@ from gpu_manager.services.allocation.books import Key
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.cards.health import Health
 from gpu_manager.services.enforcement.usage import UsageSampler
+from gpu_manager.services.enforcement.usage_past import UsagePast
 from gpu_manager.services.enforcement.usage_sample import Place
 
 # Not to hold by these does not make the agent's pod unready: its metrics go on, and a roll-out does not hang.
@@ -52,17 +54,19 @@ Answer = tuple[HTTPStatus, str, bytes]
 _JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 _PATHS: Final = (
-    b"paths: /ui /ui/data /ui/history /ui/health /ui/advice /ui/waste /metric /metrics /usage /advice /graph"
-    b" /version /healthz /readyz\n"
+    b"paths: /ui /ui/data /ui/history /ui/trends /ui/health /ui/advice /ui/waste /metric /metrics /usage"
+    b" /usage/history /advice /graph /version /healthz /readyz\n"
 )
-NAMING: Final = ("/usage", "/advice", "/graph", "/ui/data", "/ui/history", "/ui/advice", "/ui/waste")
+NAMING: Final = (
+    "/usage", "/usage/history", "/advice", "/graph", "/ui/data", "/ui/history", "/ui/advice",
+    "/ui/waste",
+)  # fmt: skip
 """The paths whose answers depend on whose names may be told."""
 _NOT_NAMED: Final = (
     HTTPStatus.FORBIDDEN,
     TEXT,
     b"pods are named to callers who may get them: send Authorization: Bearer <token>\n",
 )
-_HISTORY_SECONDS: Final = 5.0  # between two figures of the console's history
 
 
 class Status:
@@ -79,9 +83,11 @@ class Status:
         sized: Callable[[], Sequence[Sized]] = tuple,
         health: Health | None = None,
         differing: Callable[[], Mapping[Place, float]] = dict,
+        past: UsagePast | None = None,
     ) -> None:
         """``ready`` names what must hold, ``why`` what stands in the way, ``sized`` the sizes advised,
-        ``differing`` by how much the driver's figure exceeds an account, where that is reported.
+        ``differing`` by how much the driver's figure exceeds an account, where that is reported. ``past``
+        remembers what was used; None: nothing is.
 
         ``health`` tells what happened to cards; None: nobody does.
         """
@@ -94,9 +100,7 @@ class Status:
         self._why = why
         self._sized = sized
         self._differing = differing
-        self._lock = threading.Lock()  # of the history
-        self._history = UsageHistory()
-        self._kept_at = float("-inf")
+        self._past_use = past or UsagePast(state.node.name)
 
     def answer(self, path: str, accept: str, query: str = "", scope: NameScope = ALL_NAMES) -> Answer:
         """Status, content type and body for one GET; ``accept`` is that header, ``query`` the URL's.
@@ -122,6 +126,10 @@ class Status:
             return _json(HTTPStatus.OK, self._data(scope))
         if path == "/ui/history":
             return self._past(query, scope)
+        if path == "/usage/history":
+            return _json(HTTPStatus.OK, self._past_use.as_json(time.monotonic(), scope.covers))
+        if path == "/ui/trends":
+            return _json(HTTPStatus.OK, {"cards": self._past_use.trends(time.monotonic())})
         if path == "/ui/advice":
             return self._advice(query, scope)
         if path == "/ui/waste":
@@ -139,42 +147,37 @@ class Status:
         return HTTPStatus.NOT_FOUND, TEXT, _PATHS
 
     def _data(self, scope: NameScope) -> dict[str, Any]:
-        """What the console shows; its history goes on while somebody looks."""
-        now, last = time.monotonic(), self._usage.last
-        with self._lock:
-            if now - self._kept_at >= _HISTORY_SECONDS:
-                self._kept_at = now
-                self._history.record(self._state.node.name, now, read_usage(self.usage(ALL_NAMES)))
-        age = round(max(0.0, now - last.at), 1)
-        data = {"nodes": [self.graph(scope)], "waiting": None, "age": age, "ranges": [MINUTES]}
+        """What the console shows."""
+        age = round(max(0.0, time.monotonic() - self._usage.last.at), 1)
+        data = {"nodes": [self.graph(scope)], "waiting": None, "age": age, "ranges": [MINUTES, HOUR]}
         return {**data, "named": scope != NO_NAMES, "namespace": scope.namespace or ""}
 
     def _past(self, query: str, scope: NameScope) -> Answer:
         asked = parse_qs(query)
-        subject, name = (asked.get(key, [""])[0] for key in ("subject", "name"))
+        subject, name, span = (asked.get(key, [""])[0] for key in ("subject", "name", "span"))
         try:
             wanted = HistoryQuery.parse(subject, name, scope.namespace or "")
         except RequestInvalid as error:
             return HTTPStatus.BAD_REQUEST, TEXT, f"{error}\n".encode()
         if scope == NO_NAMES and wanted.subject is HistorySubject.POD:
             return _NOT_NAMED
-        with self._lock:
-            series = self._series(wanted, scope)
-            left_out = self._history.left_out
-        start = time.time() - reach(_HISTORY_SECONDS)
-        return _json(HTTPStatus.OK, history_json(series, start, _HISTORY_SECONDS, "agents", left_out))
+        hour = span == HOUR
+        series, left_out = self._series(wanted, scope, hour=hour)
+        step, reached = (MINUTE, HOUR_SECONDS) if hour else (STEP, SECONDS)
+        start = time.time() - reach(step, reached)
+        return _json(HTTPStatus.OK, history_json(series, start, step, "agents", left_out))
 
-    def _series(self, query: HistoryQuery, scope: NameScope) -> list[Series]:
+    def _series(self, query: HistoryQuery, scope: NameScope, *, hour: bool) -> tuple[list[Series], int]:
         """What is remembered; of a card one sum, where its holders may not be named."""
         now = time.monotonic()
         if scope != NO_NAMES or query.subject is not HistorySubject.CARD:
-            return self._history.read(query, now, _HISTORY_SECONDS)
+            return self._past_use.read(query, now, hour=hour)
         cards = HistoryQuery(HistorySubject.NODE, self._state.node.name)
-        found = self._history.read(cards, now, _HISTORY_SECONDS)
-        return [one for one in found if one.labels["uuid"] == query.name]
+        found, left_out = self._past_use.read(cards, now, hour=hour)
+        return [one for one in found if one.labels["uuid"] == query.name], left_out
 
     def _waste(self, scope: NameScope) -> dict[str, Any]:
-        """Pods that may be named and left cores idle in the minutes in which somebody looked."""
+        """Pods that may be named and left cores idle in the last hour."""
         sample = self._usage.last
         held = (
             HeldShare(one.namespace, one.pod_name, (*one.key, share.card), share.amount.cores)
@@ -182,9 +185,8 @@ class Status:
             if one.key not in sample.ended and scope.covers(one.namespace)
             for share in one.shares
         )
-        with self._lock:
-            used = self._history.sums(time.monotonic(), _HISTORY_SECONDS)
-        return waste_json(waste_of_shares(held, used), int(SECONDS), "agents")
+        used = self._past_use.sums(time.monotonic())
+        return waste_json(waste_of_shares(held, used), int(HOUR_SECONDS), "agents")
 
     def _advice(self, query: str, scope: NameScope) -> Answer:
         """The advice for the pod that ``uid`` names or, to those who may hear its name, ``name``."""

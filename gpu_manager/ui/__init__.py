@@ -19,6 +19,7 @@ SCRIPTS: Final = (
     "words.js",
     "parts.js",
     "overview.js",
+    "capacity.js",
     "history.js",
     "asked.js",
     "waiting.js",

@@ -1,7 +1,7 @@
 // The console: reads the address, draws the view it names, and draws again when figures or the address change.
 // Everything that is shown was written by others, so nothing of it ever becomes markup: the templates make text.
 import { render } from "./preact.mjs";
-import { Component, address, html, link } from "./parts.js";
+import { Component, Copy, address, html, link } from "./parts.js";
 import { Find, matches } from "./find.js";
 import { Card, Node, Pod } from "./places.js";
 import { Model } from "./model.js";
@@ -39,11 +39,12 @@ function Header({ view, params }) {
 
 function Login({ params }) {
   return html`<form class="login" onSubmit=${login}>
-    <label>${t("Token")} <input name="token" type="password" autocomplete="off" /></label>
+    <label>${t("Token")} <input name="token" type="password" autocomplete="off" autofocus /></label>
     <label>${t("Namespace")} <input name="namespace" autocomplete="off" spellcheck=${false} defaultValue=${params.get("namespace") || ""} placeholder=${t("all")} /></label>
     <button>${t("Show")}</button>
-    ${model.rest?.named === false ? html`<p>${t("Whose cards these are is told to who may get pods.")}</p>` : null}
-    <p>${t("Who may get pods in a namespace sees that one; who may get them in all, everything. A token is kept in this tab only:")} <code>kubectl create token ACCOUNT</code></p></form>`;
+    ${model.rest?.named === false ? html`<p>${t("Names of pods are shown to callers with the right to get pods.")}</p>` : null}
+    <p>${t("With the right to get pods in a namespace you see that namespace; with that right in all, everything. The token stays in this tab. To get one:")} <code>kubectl create token ACCOUNT -n NAMESPACE</code><${Copy} text="kubectl create token ACCOUNT -n NAMESPACE" />
+      ${t("Without any token, with the login that kubectl has:")} <code>kubectl vcuda ui</code><${Copy} text="kubectl vcuda ui" /></p></form>`;
 }
 
 // A view is drawn again when figures, address or language change, not with every tick of the clock above it.

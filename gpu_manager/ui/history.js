@@ -63,11 +63,11 @@ export class History extends Component {
     return html`<section class="history" aria-labelledby="history-title"><h2 id="history-title">${t("History")}</h2>
       <p class="switch"><span>${t("Range")}</span>${model.rest.ranges.map((one) => html`<a key=${one} href=${here(one)} aria-current=${one === range ? "true" : null}>${t(RANGES[one])}</a>`)}</p>
       ${trouble ? html`<p class="bad">${t("No history: {0}", trouble)}</p>` : null}
-      ${past && !series.length ? html`<p class="none">${range === "10m" ? t("Nothing yet: figures are kept while somebody looks.") : t("Prometheus has no figures of that time.")}</p>` : null}
+      ${past && !series.length ? html`<p class="none">${t("Nothing is known of that time.")}</p>` : null}
       ${series.length ? html`<div class="charts">
-        <${Chart} ...${shared} title=${subject === "cluster" ? t("Cards' worth of cores used") : t("Cores used")} column="cores" top=${most} text=${subject === "cluster" ? number : percent} />
+        <${Chart} ...${shared} title=${subject === "cluster" ? t("Cards in use") : t("Cores used")} column="cores" top=${most} text=${subject === "cluster" ? number : percent} />
         <${Chart} ...${shared} title=${t("Memory used")} column="memory" text=${gib} />
-        ${waits && subject !== "cluster" && subject !== "node" ? html`<${Chart} ...${shared} title=${t("Waiting for their share (seconds in a second)")} column="waited" text=${number} />` : null}</div>
+        ${waits && subject !== "cluster" && subject !== "node" ? html`<${Chart} ...${shared} title=${t("Waiting for their share")} column="waited" text=${percent} />` : null}</div>
         ${subject === "cluster" ? null : html`<${Lines} ...${shared} names=${names} />`}` : null}
       ${past?.left_out ? html`<p class="none">${t("and {0} more", past.left_out)}</p>` : null}</section>`;
   }
@@ -101,7 +101,7 @@ const one_less = (list) => list.length - 1;
 
 function clock(seconds, span) {
   const day = span > 86000 ? { month: "numeric", day: "numeric" } : {};
-  return new Date(seconds * 1000).toLocaleString(document.documentElement.lang, { ...day, hour: "2-digit", minute: "2-digit" });
+  return new Date(seconds * 1000).toLocaleString(document.documentElement.lang, { ...day, hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 }
 
 // A line that is broken where a value is not known; one alone is a dot.

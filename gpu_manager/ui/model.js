@@ -154,6 +154,7 @@ function troubles_of(node) {
     const name = [card.index, node.node];
     if (!card.healthy) found[0].push(["unhealthy", where, name, card.reason || ""]);
     else if (card.cordoned && card.holders.every((holder) => holder.admin)) found[3].push(["emptied", where, name, ""]);
+    for (const holder of card.holders) if (holder.stuck && !holder.hidden) found[1].push(["stuck", ["pod", holder.namespace, holder.pod], [`${holder.namespace}/${holder.pod}`, holder.container, holder.stuck], ""]);
     if (card.holders.some((holder) => typeof holder.gone === "string")) found[2].push(["gone", where, name, ""]);
   }
   return found;
@@ -180,6 +181,38 @@ function idle_pods(node) {
       found.set(key, [key, idle + holder.cores - 100 * holder.core_used, booked + holder.cores]);
     }
   return [...found.values()].filter(([, idle]) => idle >= 1).sort((a, b) => b[1] - a[1]).slice(0, 5);
+}
+
+// By model of card: how many there are, of which how many are unusable, and cores booked and used; the most cards first.
+export function by_model(model) {
+  const found = new Map();
+  for (const node of model.nodes.values())
+    for (const card of node.cards) {
+      if (!found.has(card.model)) found.set(card.model, { model: card.model, cards: 0, memory: card.memory, closed: 0, booked: 0, used: 0, measured: 0 });
+      const one = found.get(card.model);
+      one.cards += 1;
+      if (figures(card).closed) one.closed += 100 - Math.min(100, 100 * (figures(card).booked || 0));
+      one.booked += 100 * (figures(card).booked || 0);
+      for (const holder of running(card)) if (holder.core_used !== null) { one.used += 100 * holder.core_used; one.measured += holder.cores; }
+    }
+  return [...found.values()].sort((a, b) => b.cards - a.cards);
+}
+
+// By namespace: who holds how much, and how much of what is measured lies idle; the most cores first.
+export function by_namespace(model) {
+  const found = new Map();
+  for (const node of model.nodes.values())
+    for (const card of node.cards)
+      for (const holder of running(card)) {
+        if (holder.hidden || typeof holder.gone === "string") continue;
+        if (!found.has(holder.namespace)) found.set(holder.namespace, { namespace: holder.namespace, cores: 0, memory: 0, measured: 0, used: 0, pods: new Set() });
+        const one = found.get(holder.namespace);
+        one.cores += holder.cores;
+        one.memory += holder.memory;
+        for (const pod of pods_of(holder)) one.pods.add(pod);
+        if (holder.core_used !== null) { one.measured += holder.cores; one.used += 100 * holder.core_used; }
+      }
+  return [...found.values()].sort((a, b) => b.cores - a.cores);
 }
 
 // The five pods of the cluster with most cores booked and idle.

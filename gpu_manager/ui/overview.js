@@ -1,5 +1,7 @@
 // Nodes × cards as a heat map, totals, what needs a person first, which node to drain, who wastes most.
-import { Component, Pairs, gib, html, link, percent } from "./parts.js";
+import { Asked, asked } from "./asked.js";
+import { Capacity, Namespaces } from "./capacity.js";
+import { Component, Copy, Pairs, Spark, gib, html, link, percent } from "./parts.js";
 import { History } from "./history.js";
 import { by_claims, figures, totals, troubles, wasters } from "./model.js";
 import { t } from "./words.js";
@@ -22,16 +24,18 @@ export function Overview({ model, params, source }) {
   const nodes = model.sorted;
   if (order !== "name") nodes.sort((a, b) => (order === "fullest" ? -1 : 1) * (load(a) - load(b)));
   return html`<h1 tabindex="-1">${t("Overview")}</h1>
-    <${Totals} model=${model} nodes=${nodes} />
+    <${Capacity} model=${model} source=${source} />
     <${Attention} model=${model} />
     <section aria-labelledby="heat-title"><h2 id="heat-title">${t("Cards")}</h2>
       <div class="switches"><${Switch} name="by" label=${t("Colour by")} choices=${Object.entries(MEASURES).map(([key, [text]]) => [key, text])} chosen=${by} others=${{ order }} />
         <${Switch} name="order" label=${t("Order")} choices=${Object.entries(ORDERS)} chosen=${order} others=${{ by }} /></div>
       <${Legend} by=${by} />
-      ${nodes.length ? html`<ul class="heat" onKeyDown=${steer} onFocusIn=${rove}>
-        ${nodes.map((node, at) => html`<${HeatRow} key=${node.node} node=${node} by=${by} first=${at === 0} words=${t("Cards")} />`)}</ul>`
+      ${nodes.length ? html`<${Asked} source=${source} path=${asked("ui/trends", source)} every=${30}>${(answer) => html`<ul class="heat" onKeyDown=${steer} onFocusIn=${rove}>
+        ${nodes.map((node, at) => html`<${HeatRow} key=${node.node} node=${node} by=${by} first=${at === 0} words=${t("Cards")} trends=${answer?.cards} />`)}</ul>`}<//>`
         : html`<p class="none">${t("No node publishes cards.")}</p>`}
     </section>
+    <${Totals} model=${model} nodes=${nodes} />
+    <${Namespaces} model=${model} />
     <div class="lists"><${Drain} nodes=${nodes} /><${Waste} model=${model} /></div>
     <${History} ...${{ model, source, params }} subject="cluster" names=${() => [null, t("Total")]} />`;
 }
@@ -58,17 +62,25 @@ function Totals({ model, nodes }) {
 
 const TROUBLES = {
   unhealthy: "Card {0} of {1} is unhealthy",
+  stuck: "Pod {0} holds cards and does not run: container {1}, {2}",
   node: "Node {0} takes no pods",
   gone: "A deleted pod's processes still run on card {0} of {1}",
   never: "Pod {0} can never run as it is",
   emptied: "Card {0} of {1} is cordoned and empty: it can be serviced",
 };
 
+const CURES = {
+  unhealthy: ([, uuid]) => `kubectl vcuda cordon ${uuid}`,
+  stuck: ([, namespace, pod]) => `kubectl -n ${namespace} describe pod ${pod}`,
+  never: ([, namespace, pod]) => `kubectl vcuda explain ${pod} -n ${namespace}`,
+  emptied: ([, uuid]) => `kubectl vcuda uncordon ${uuid}`,
+};
+
 function Attention({ model }) {
   const found = troubles(model);
-  return html`<section aria-labelledby="first-title"><h2 id="first-title">${t("Needs a person first")}</h2>
+  return html`<section aria-labelledby="first-title"><h2 id="first-title">${t("Needs attention")}</h2>
     ${found.length ? html`<ul class="troubles">${found.slice(0, SHOWN).map(([kind, where, name, text]) => html`<li key=${kind + name.join(" ")} class=${kind}>
-      <a href=${link(where)}>${t(TROUBLES[kind], ...name)}</a>${text ? html`<span>${text}</span>` : null}</li>`)}</ul>
+      <a href=${link(where)}>${t(TROUBLES[kind], ...name)}</a>${text ? html`<span>${text}</span>` : null}${CURES[kind] ? html`<span class="cure"><code>${CURES[kind](where, name)}</code><${Copy} text=${CURES[kind](where, name)} /></span>` : null}</li>`)}</ul>
       ${found.length > SHOWN ? html`<p class="none">${t("and {0} more", found.length - SHOWN)}</p>` : null}`
       : html`<p class="none">${t("Nothing: all cards are usable, and no pod is stuck.")}</p>`}</section>`;
 }
@@ -88,10 +100,10 @@ function Legend({ by }) {
 class HeatRow extends Component {
   shouldComponentUpdate(next) {
     const now = this.props;
-    return next.node !== now.node || next.by !== now.by || next.first !== now.first || next.words !== now.words;
+    return next.node !== now.node || next.by !== now.by || next.first !== now.first || next.words !== now.words || next.trends !== now.trends;
   }
 
-  render({ node, by, first }) {
+  render({ node, by, first, trends }) {
     const [text, measure] = MEASURES[by];
     return html`<li><a class="name" href=${link(["node", node.node])} title=${node.node}>${node.node}</a><span class="cells">${node.cards.map((card, at) => {
       const value = measure(card);
@@ -102,7 +114,7 @@ class HeatRow extends Component {
       const away = state ? `, ${t(WORDS[state])}` : by_claims(card) ? `, ${t("given by ResourceClaims")}` : "";
       const label = `${t("card {0} of {1}", card.index, node.node)}, ${card.model}${said}${away}`;
       return html`<a key=${card.uuid} class=${`cell ${by === "health" ? state || "l0" : level}${state ? ` shut ${state}` : ""}`} href=${link(["card", card.uuid])}
-        tabindex=${first && at === 0 ? "0" : "-1"} aria-label=${label} title=${label}>${state && by !== "health" ? `${MARKS[state]}` : shown}</a>`;
+        tabindex=${first && at === 0 ? "0" : "-1"} aria-label=${label} title=${label}>${state && by !== "health" ? `${MARKS[state]}` : shown}<${Spark} values=${trends?.[card.uuid]} /></a>`;
     })}</span></li>`;
   }
 }
@@ -132,7 +144,7 @@ function steer(event) {
 function Drain({ nodes }) {
   const rows = nodes.filter((node) => totals(node).containers).sort((a, b) => totals(a).booked - totals(b).booked || totals(a).containers - totals(b).containers).slice(0, 5);
   if (rows.length < 2) return null;
-  return html`<section aria-labelledby="drain-title"><h2 id="drain-title">${t("Drain first: least to move")}</h2><ol>${rows.map((node) => html`<li key=${node.node}>
+  return html`<section aria-labelledby="drain-title"><h2 id="drain-title">${t("Easiest to drain")}</h2><ol>${rows.map((node) => html`<li key=${node.node}>
     <a href=${link(["node", node.node])}>${node.node}</a> <span>${t("{0} pods, {1} cores", totals(node).pods ?? "–", totals(node).booked)}</span></li>`)}</ol></section>`;
 }
 

@@ -31,7 +31,7 @@ export function link(path, params = {}) {
   return `#/${path.map(encodeURIComponent).join("/")}${text ? `?${text}` : ""}`;
 }
 
-export const gib = (bytes) => `${+(bytes / GIB).toFixed(bytes < GIB ? 2 : 1)} GiB`;
+export const gib = (bytes) => (bytes > 0 && bytes < GIB / 10 ? `${Math.ceil(bytes / 2 ** 20)} MiB` : `${+(bytes / GIB).toFixed(bytes < GIB ? 2 : 1)} GiB`);
 export const percent = (ratio) => (ratio === null ? "–" : `${Math.round(ratio * 100)} %`);
 export const cores = (ratio) => (ratio === null ? "–" : `${Math.round(ratio * 100)}`);
 
@@ -44,25 +44,69 @@ export function age(created, now = Date.now()) {
   return `${Math.max(0, Math.floor(seconds / size))} ${unit}`;
 }
 
-// Colours that eyes without red or green tell apart. A holder begins at the one that follows from its name, so that
-// it keeps its colour from one answer to the next, and takes the next free one where a neighbour has it.
-const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8a7fc7", "#7f7f7f"];
+// Colours that eyes without red or green tell apart. A name keeps the colour that it was given first on every page of
+// the tab, and a new name gets the one that fewest have: the pages of one card or pod show no two alike.
+const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8a7fc7", "#a0522d"];
+const MOST_NAMES = 4096;
+const given = new Map();
 
-export function colours(holders) {
+export const colours = (holders) => {
   const found = lineColours(holders.map(named));
   return new Map(holders.map((holder, at) => [holder, found[at]]));
-}
+};
 
 export function lineColours(names) {
-  const taken = new Set();
+  const beside = names.map((name) => given.get(name)).filter((hue) => hue !== undefined);
   return names.map((name) => {
-    let hash = 2166136261;
-    for (const letter of name) hash = Math.imul(hash ^ letter.codePointAt(0), 16777619);
-    let at = (hash >>> 0) % COLOURS.length;
-    while (taken.has(at) && taken.size < COLOURS.length) at = (at + 1) % COLOURS.length;
-    taken.add(at);
-    return COLOURS[at];
+    if (!given.has(name)) {
+      if (given.size >= MOST_NAMES) given.clear();
+      const counts = COLOURS.map((_, at) => [beside.filter((hue) => hue === at).length, hashed(name + at), at]);
+      const [[, , best]] = counts.sort((a, b) => a[0] - b[0] || a[1] - b[1]);
+      given.set(name, best);
+      beside.push(best);
+    }
+    return COLOURS[given.get(name)];
   });
+}
+
+function hashed(text) {
+  let hash = 2166136261;
+  for (const letter of text) hash = Math.imul(hash ^ letter.codePointAt(0), 16777619);
+  return hash >>> 0;
+}
+
+// A text that a click copies: a UUID, the command that cures.
+export class Copy extends Component {
+  constructor(props) {
+    super(props);
+    this.state = { done: false };
+  }
+
+  async copy() {
+    try {
+      await navigator.clipboard.writeText(this.props.text);
+      this.setState({ done: true });
+      setTimeout(() => this.setState({ done: false }), 1500);
+    } catch {
+      this.base?.previousSibling && getSelection().selectAllChildren(this.base.previousSibling); // the reader presses Ctrl+C
+    }
+  }
+
+  render({ text }, { done }) {
+    return html`<button type="button" class="copy" aria-label=${t("Copy {0}", text)} title=${t("Copy {0}", text)} onClick=${() => this.copy()}>${done ? t("copied") : t("copy")}</button>`;
+  }
+}
+
+// A line of percents without axes, as wide as what is around it; nothing where less than two are known.
+export function Spark({ values, most = 100 }) {
+  if (!values || values.filter((value) => value !== null).length < 2) return null;
+  let path = "";
+  values.forEach((value, at) => {
+    if (value === null) return;
+    const begins = (values[at - 1] ?? null) === null;
+    path += `${begins ? "M" : "L"}${((100 * at) / (values.length - 1)).toFixed(1)} ${(19 - (18 * Math.min(value, most)) / most).toFixed(1)}`;
+  });
+  return html`<svg class="spark" viewBox="0 0 100 20" preserveAspectRatio="none" aria-hidden="true"><path d=${path} /></svg>`;
 }
 
 export function named(holder) {
@@ -74,7 +118,8 @@ export function named(holder) {
 // A share's priority inside its card, "" for a normal one.
 const PRIORITIES = { protected: "protected", "best-effort": "best-effort" };
 export const priority_of = (holder) => (PRIORITIES[holder.priority] ? t(PRIORITIES[holder.priority]) : "");
-export const state_of = (holder) => (holder.planned ? t("not started yet") : holder.ended ? t("ended") : holder.admin ? t("admin access") : "");
+export const state_of = (holder) => holder.stuck || (holder.planned ? t("not started yet") : holder.ended ? t("ended") : holder.admin ? t("admin access") : "");
+export const State = ({ holder }) => (holder.stuck ? html`<span class="bad">${holder.stuck}</span>` : state_of(holder) || t("running"));
 
 const size = ({ cores, memory }) => t("{0} cores, {1}", cores, gib(memory));
 const STAGES = {

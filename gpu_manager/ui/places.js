@@ -1,6 +1,6 @@
 // One node, one card, one pod.
 import { Asked, asked } from "./asked.js";
-import { Bar, Component, Pairs, PodLink, Table, age, colours, cores, gib, html, link, named, percent, priority_of, resize, state_of } from "./parts.js";
+import { Bar, Component, Copy, Pairs, PodLink, State as Runs, Table, age, colours, cores, gib, html, link, named, percent, priority_of, resize, state_of } from "./parts.js";
 import { by_claims, figures, running, totals } from "./model.js";
 import { History } from "./history.js";
 import { WORDS } from "./overview.js";
@@ -63,7 +63,7 @@ class CardBox extends Component {
     const label = t("card {0}, {1}: {2} of 100 cores and {3} of {4} booked", card.index, card.model, 100 - card.cores_free, gib(card.memory - card.memory_free), gib(card.memory));
     return html`<article class=${figures(card).closed ? "card dim" : "card"} aria-label=${label}>
       <h2><a href=${link(["card", card.uuid])}>${t("Card {0}", card.index)}</a></h2>
-      <p class="facts">${card.model}, ${card.uuid}</p>
+      <p class="facts">${card.model} <code>${card.uuid}</code><${Copy} text=${card.uuid} /></p>
       <${State} card=${card} /><${Bars} card=${card} />
       ${card.holders.length ? html`<ul>${card.holders.map((holder, at) => html`<li key=${at + named(holder)} style=${{ "--hue": hues.get(holder) }}><b aria-hidden="true"></b>
         <span><${PodLink} holder=${holder} />${[priority_of(holder), state_of(holder)].filter(Boolean).map((word) => ` (${word})`)}</span>
@@ -101,7 +101,7 @@ export function Card({ model, args, source, params }) {
     <${State} card=${card} />
     <${Pairs} rows=${[
       [t("Model"), card.model],
-      ["UUID", html`<code>${card.uuid}</code>`],
+      ["UUID", html`<code>${card.uuid}</code><${Copy} text=${card.uuid} />`],
       [t("Cores booked"), percent(now.booked)],
       [t("Cores used"), percent(now.used)],
       [t("Memory booked"), t("{0} of {1}", gib(card.memory - card.memory_free), gib(card.memory))],
@@ -112,7 +112,7 @@ export function Card({ model, args, source, params }) {
     <${Asked} source=${source} path=${asked("ui/health", source, { card: card.uuid })} every=${10}>${health}<//>
     <h2>${t("Who holds it")}</h2>
     ${card.holders.length ? html`<${Table} label=${t("Who holds it")} titles=${[t("Pod"), t("Cores booked"), t("Cores used"), t("Memory booked"), t("Memory used"), t("State")]}
-      rows=${card.holders.map((holder, at) => ({ key: at + named(holder), cells: [html`<${PodLink} holder=${holder} />`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), html`${[state_of(holder) || t("running"), priority_of(holder)].filter(Boolean).join(", ")}${resize(holder) ? html` <small>${resize(holder)}</small>` : null}`] }))} />`
+      rows=${card.holders.map((holder, at) => ({ key: at + named(holder), cells: [html`<${PodLink} holder=${holder} />`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), html`<${Runs} holder=${holder} />${priority_of(holder) ? `, ${priority_of(holder)}` : ""}${resize(holder) ? html` <small>${resize(holder)}</small>` : null}`] }))} />`
       : html`<p class="none">${t("idle")}</p>`}
     <${History} ...${{ model, source, params }} subject="card" name=${card.uuid} most=${1}
       names=${(one) => (one.pod ? [["pod", one.namespace, one.pod], `${one.namespace}/${one.pod} ${one.container}`] : [null, one.pod === "" ? t("name not shown") : t("all containers")])} />`;
@@ -140,7 +140,8 @@ function health(answer, trouble) {
   }))} />${since}`;
 }
 
-const moment = (seconds) => (seconds === null ? "–" : new Date(1000 * seconds).toLocaleString(document.documentElement.lang, { dateStyle: "short", timeStyle: "medium" }));
+const DAY = { year: "numeric", month: "2-digit", day: "2-digit" };
+const moment = (seconds) => (seconds === null ? "–" : new Date(1000 * seconds).toLocaleString(document.documentElement.lang, { ...DAY, hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23", timeZoneName: "short" }));
 
 export class Pod extends Component {
   constructor(props) {
@@ -183,7 +184,7 @@ export class Pod extends Component {
       ${trouble ? html`<p class="none">${t("No explanation: {0}", trouble)}</p>` : null}
       ${parts.length ? html`<${Table} label=${t("What it holds")} titles=${[t("Container"), t("Node"), t("Card"), t("Cores booked"), t("Cores used"), t("Memory booked"), t("Memory used"), t("Memory refused"), t("State")]}
         rows=${parts.map(({ node, card, holder }) => ({ key: `${holder.container} ${card.uuid}`, cells: [holder.container, html`<a href=${link(["node", node.node])}>${node.node}</a>`,
-          html`<a href=${link(["card", card.uuid])}>${card.index}</a>`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), refusals(holder), html`${[state_of(holder) || t("running"), priority_of(holder)].filter(Boolean).join(", ")}${resize(holder) ? html` <small>${resize(holder)}</small>` : null}`] }))} />` : null}
+          html`<a href=${link(["card", card.uuid])}>${card.index}</a>`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), refusals(holder), html`<${Runs} holder=${holder} />${priority_of(holder) ? `, ${priority_of(holder)}` : ""}${resize(holder) ? html` <small>${resize(holder)}</small>` : null}`] }))} />` : null}
       <${History} ...${{ model, source, params }} subject="pod" name=${key} most=${Math.max(0, ...parts.map(({ holder }) => holder.cores / 100))}
         names=${(one) => [...cardName(parts.map(({ card }) => card), one.uuid)].map((part, at) => (at ? `${one.container}, ${part}` : part))} />
       ${parts.length ? html`<h2>${t("Advised size")}</h2>
@@ -203,7 +204,7 @@ function events(answer, trouble) {
   return html`<${Table} label=${t("Events")} titles=${[t("Last"), t("Times"), t("Event"), t("From")]} rows=${answer.events.map((one, at) => ({
     key: `${one.reason} ${one.message} ${at}`,
     cells: [html`${moment(one.last)} <small>${one.last === null ? "" : t("{0} ago", age(1000 * one.last))}</small>`, one.count,
-      html`<span class=${one.kind === "Normal" ? "" : "bad"}>${one.reason}</span> ${one.message}`, one.source],
+      html`<span class=${one.kind === "Normal" ? "" : "bad"}>${one.reason}:</span> ${one.message}`, one.source],
   }))} />${older ? html`<p class="none">${older}</p>` : null}`;
 }
 

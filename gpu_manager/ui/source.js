@@ -42,7 +42,7 @@ export class Source {
     const token = sessionStorage.getItem("token");
     const headers = { ...options.headers, ...(token ? { Authorization: `Bearer ${token}` } : {}) };
     const answer = await fetch(path, { ...options, headers, signal: AbortSignal.timeout(DEADLINE) });
-    if (!answer.ok) throw Object.assign(new Error(sentence(await answer.text()) || t("the server answered {0}", answer.status)), { refused: answer.status === 401 || answer.status === 403 });
+    if (!answer.ok) throw Object.assign(new Error(sentence(await answer.text()) || t("the server answered {0}", answer.status)), { refused: answer.status === 401 || answer.status === 403 ? answer.status : 0 });
     return answer.json();
   }
 
@@ -77,6 +77,8 @@ export class Source {
 
   // What is said of the figures, and whether it is bad news.
   get status() {
+    if (!this.model.rest && this.refused && !sessionStorage.getItem("token")) return [t("Nothing is shown to strangers: a token says who you are."), false];
+    if (!this.model.rest && this.refused === 401) return [t("This token is not accepted: it may have ended, or be another cluster's."), true];
     if (!this.model.rest) return this.trouble ? [t("Nothing to show: {0}", this.trouble), true] : [t("Loading …"), false];
     if (this.trouble) return [t("Not live, these figures are out of date: {0}", this.trouble), true];
     if (this.paused) return [t("Paused."), false];

@@ -14,13 +14,13 @@ function list(answer, trouble) {
   if (trouble) return html`<p class="bad">${t("No list: {0}", trouble)}</p>`;
   if (!answer) return html`<p class="none">${t("Loading …")}</p>`;
   return html`<p>${answer.source === "prometheus" ? t("Cores booked and not used in the last hour, from the sums that the agents keep for bills.")
-    : t("Cores booked and not used in the last 10 minutes, while somebody looked. The last hour is on the cluster's console, with --prometheus-url.")}</p>
+    : t("Cores booked and not used in the last hour, as the agents remember it.")}</p>
     ${answer.pods.length ? html`<${Table} label=${t("Who wastes most")} titles=${[t("Pod"), t("Not used (card-hours)"), t("Booked (card-hours)"), t("Used of what was booked")]} rows=${answer.pods.map(cells)} />`
       : html`<p class="none">${t("No pod left booked cores idle, as far as use is known.")}</p>`}
     ${answer.left_out ? html`<p class="none">${t("and {0} more", answer.left_out)}</p>` : null}`;
 }
 
-const hours = (seconds) => (seconds === null ? "–" : `${+(seconds / 360000).toPrecision(3)}`);
+const hours = (seconds) => (seconds === null ? "–" : seconds > 0 && seconds < 3600 ? "< 0.01" : `${+(seconds / 360000).toFixed(2)}`);
 
 function cells(row) {
   const ratio = row.used === null || !row.booked ? null : row.used / row.booked;

@@ -34,7 +34,7 @@ export class WhatIf extends Component {
       <form class="what-if" onSubmit=${(event) => { event.preventDefault(); this.judge(); }} onDragOver=${(event) => event.preventDefault()} onDrop=${(event) => this.drop(event)}>
         <label for="manifest">${t("Manifests in YAML or JSON: paste them, or drop a file here")}</label>
         <textarea id="manifest" rows="12" spellcheck=${false} value=${text} onInput=${(event) => this.setState({ text: event.target.value })}></textarea>
-        <button disabled=${!text.trim()}>${t("Judge")}</button></form>
+        <button disabled=${!text.trim()}>${t("Check")}</button></form>
       <p class="none">${t("Nothing is created. Each workload is judged alone, against the cluster as it is now; its copies come one after the other.")}</p>
       <div role="status">${trouble ? html`<p class="bad">${trouble}</p>` : null}
       ${found && !found.length ? html`<p class="none">${t("No object of these runs pods.")}</p>` : null}

@@ -95,7 +95,7 @@ def test_five_tasks_take_three_clicks_or_keys_each_from_the_overview(page: Page,
     assert "8 have no room now" in page.text()
     assert "Smallest change that helps: ask 50 cores" in page.text()
     page.wait("document.querySelector('[aria-label=\"Events\"] td')")
-    assert "FailedScheduling 0/8 nodes are available: 8 have no card" in page.text()
+    assert "FailedScheduling: 0/8 nodes are available: 8 have no card" in page.text()
 
     start()  # who wastes most now, and this hour
     assert "Most cores booked and idle now" in page.text()
@@ -109,7 +109,7 @@ def test_five_tasks_take_three_clicks_or_keys_each_from_the_overview(page: Page,
         "[...document.querySelectorAll('main tbody tr')].map((e) => e.innerText.replace(/\\s+/g, ' '))"
     ) == [
         "team-a/job-0-0 0.25 0.3 17 %",
-        "team-a/job-9-0 0.000111 \u2013 \u2013",
+        "team-a/job-9-0 < 0.01 \u2013 \u2013",
     ]
     page.click("main td a")
     page.wait("document.querySelector('main h1').innerText == 'Pod team-a/job-0-0'")

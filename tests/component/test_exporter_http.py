@@ -25,6 +25,7 @@ from gpu_manager.servers.http import StatusServer
 from gpu_manager.servers.status import Status
 from gpu_manager.services.cards.health import Health
 from gpu_manager.services.enforcement.usage import UsageSampler
+from gpu_manager.services.enforcement.usage_past import UsagePast
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeCards, FakeNodeObject
 from tests.fakes.waiting import PATIENCE
@@ -59,6 +60,7 @@ class Served:
         registry.register(Exporter(rig.state, self.usage, "1.2.3"))
         self.health = Health(FakeCards(rig.states), FakeNodeObject(), rig.clock)
         self.health.discover()
+        self.past = UsagePast(rig.state.node.name)
         self.status = Status(
             rig.state,
             self.usage,
@@ -67,6 +69,7 @@ class Served:
             lambda: self.checks,
             lambda: self.why,
             health=self.health,
+            past=self.past,
         )
         self.server = StatusServer(self.status, "127.0.0.1", 0, token, bounds=bounds)
         self.server.start()
@@ -111,7 +114,7 @@ def served(pages: Served) -> Iterator[Served]:
 
 def test_the_console_of_a_node_remembers_what_it_showed(served: Served, rig: NodeRig) -> None:
     node = rig.state.node.name
-    assert json.loads(served.ask("/ui/data")[2])["ranges"] == ["10m"]
+    assert json.loads(served.ask("/ui/data")[2])["ranges"] == ["10m", "1h"]
     code, kind, body = served.ask(f"/ui/history?subject=node&name={node}")
     assert (code, kind) == (200, "application/json")
     assert json.loads(body)["source"] == "agents"

@@ -179,7 +179,7 @@ def test_text_that_is_selected_stays_selected_and_focus_stays_while_figures_go_o
     served.data = {**TWO_NODES, "nodes": [node("n1", card(0, changed)), *TWO_NODES["nodes"][1:]]}
     page.wait("document.body.innerText.includes('29 of 30 cores')")
     assert len(served.asked) > before
-    assert page.look("String(getSelection())") == "A100, GPU-0"
+    assert page.look("String(getSelection())") == "A100 GPU-0copy"
     assert page.look("document.activeElement.innerText") == "Card 0"
 
 
@@ -201,7 +201,8 @@ def test_without_the_right_to_see_the_console_asks_for_a_token_and_a_namespace(
 ) -> None:
     served.token = "sesame"
     served.show(page, TWO_NODES, ready="document.querySelector('form.login')")
-    assert "Nothing to show: a bearer token is needed" in page.text()
+    assert "Nothing is shown to strangers: a token says who you are." in page.text(), "nobody is scolded yet"
+    assert page.look("document.activeElement.name") == "token"
     page.look("document.querySelector('[name=namespace]').focus()")
     page.type("team-a")
     page.look("document.querySelector('[name=token]').focus()")
@@ -246,11 +247,48 @@ def test_a_card_shows_who_used_it_when_and_a_gap_where_nothing_answered(served: 
 
 
 @NEEDS_A_BROWSER
+def test_a_container_that_crashes_is_no_running_one_and_needs_attention(served: Served, page: Page) -> None:
+    stuck = holder("crash", 40, stuck="CrashLoopBackOff")
+    served.show(page, cluster(node("n1", card(0, stuck))))
+    assert "Pod team-a/crash holds cards and does not run: container main, CrashLoopBackOff" in page.text()
+    assert "kubectl -n team-a describe pod crash" in page.text()
+    page.click(".troubles a")
+    page.wait("document.querySelector('main td .bad')")
+    assert "running" not in page.look("document.querySelector('main table').innerText")
+
+
+@NEEDS_A_BROWSER
+def test_a_container_has_one_colour_in_bars_and_charts_of_every_page(served: Served, page: Page) -> None:
+    names = ["embed", "train", "pair"]
+    served.data = cluster(node("n1", card(0, *(holder(name, 20) for name in names))))
+    served.past = past(*reversed(names))
+    hue = "(one) => one.style.getPropertyValue('--hue')"
+    served.open(page, "card/GPU-0", "document.querySelector('.lines li')")
+    bars = page.look(f"[...document.querySelectorAll('.bar:not(.thin) .part')].map({hue})")
+    lines = page.look(f"[...document.querySelectorAll('.lines li')].map({hue})")
+    assert bars == lines[::-1]
+    assert len(set(bars)) == 3
+    page.look("location.hash = '#/node/n1'")
+    page.wait("document.querySelector('.card li')")
+    assert page.look(f"[...document.querySelectorAll('.card li')].map({hue})") == bars
+
+
+@NEEDS_A_BROWSER
+def test_a_token_that_is_wrong_is_called_so(served: Served, page: Page) -> None:
+    served.token = "sesame"
+    served.show(page, TWO_NODES, ready="document.querySelector('form.login')")
+    page.look("document.querySelector('[name=token]').focus()")
+    page.type("wrong")
+    page.key("Enter")
+    page.wait("document.body.innerText.includes('This token is not accepted')")
+
+
+@NEEDS_A_BROWSER
 def test_without_figures_the_history_says_why(served: Served, page: Page) -> None:
     served.show(page, TWO_NODES, ready="document.querySelector('.history .none')")
-    assert "Nothing yet: figures are kept while somebody looks." in page.text()
+    assert "Nothing is known of that time." in page.text()
     page.click(".history .switch a:nth-of-type(2)")
-    page.wait("document.body.innerText.includes('Prometheus has no figures of that time.')")
+    page.wait("location.hash.includes('range=1h') && document.body.innerText.includes('Nothing is known of')")
 
 
 @NEEDS_A_BROWSER

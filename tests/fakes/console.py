@@ -158,6 +158,7 @@ def past(*names: str, **more: Any) -> Obj:
     return {**start, "series": series, **more}
 
 
+TRENDS = {"cards": {f"GPU-{n:05d}": [(n * 7 + at * 5) % 101 for at in range(20)] for n in range(64)}}
 WASTE = {
     "source": "prometheus",
     "seconds": 3600,
@@ -242,6 +243,7 @@ def console(whole: Obj, change: Obj | None = None) -> Iterator[str]:
             others = {
                 "/ui/what-if": judged,
                 "/ui/history": past("job-0", "job-1"),
+                "/ui/trends": TRENDS,
                 "/ui/waste": WASTE,
                 "/ui/health": HEALTH,
                 "/ui/advice": ADVICE,

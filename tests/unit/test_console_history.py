@@ -6,7 +6,7 @@ import pytest
 
 from admission.console.agents_usage import AgentsUsage
 from admission.console.history import RANGES, ConsoleHistory, promql
-from gpu_manager.domain.cluster.usage_history import MINUTES, HistoryQuery, HistorySubject
+from gpu_manager.domain.cluster.usage_history import HOUR, MINUTES, HistoryQuery, HistorySubject
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from tests.fakes.ports import FakeClock
 from tests.fakes.waiting import PATIENCE
@@ -41,14 +41,15 @@ def desk(prometheus=None, cards=("GPU-1",)):
     return ConsoleHistory(usage, lambda _: cards, clock, prometheus), clock
 
 
-def test_without_prometheus_there_are_minutes_and_nothing_else():
+def test_without_prometheus_there_is_an_hour_and_nothing_else():
     history, _ = desk()
-    assert history.ranges == [MINUTES]
+    assert history.ranges == [MINUTES, HOUR]
     (one,) = history.answer(CLUSTER, MINUTES)["series"]
     assert one["cores"][-1] == 0.01
     assert one["cores"][:-1] == [None] * 59, "every ten seconds"
-    with pytest.raises(RequestInvalid, match='no range "1h": ask for 10m'):
-        history.answer(CLUSTER, "1h")
+    with pytest.raises(RequestInvalid, match='no range "6h": ask for 10m, 1h'):
+        history.answer(CLUSTER, "6h")
+    assert len(history.answer(CLUSTER, HOUR)["series"]) <= 1
 
 
 def test_an_hour_is_asked_of_prometheus_once_for_all_who_look():

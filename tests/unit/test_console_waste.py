@@ -80,7 +80,7 @@ def test_without_prometheus_it_is_of_what_agents_said_and_of_the_callers_namespa
     key = ("u", "c", "GPU-1")  # uses one core
     shares = [HeldShare("team-a", "x", key, 51), HeldShare("team-b", "y", key, 31)]
     answer = history.waste("team-a", lambda: shares)
-    assert (answer["source"], answer["seconds"]) == ("agents", 600)
+    assert (answer["source"], answer["seconds"]) == ("agents", 3600)
     assert answer["pods"] == [
         {"namespace": "team-a", "pod": "x", "wasted": 250.0, "used": 5.0, "booked": 255.0}
     ]

@@ -1,10 +1,13 @@
 """What is kept of usage, for how long, and what is blank in it."""
 
 import json
+import tracemalloc
 
 import pytest
 
-from gpu_manager.domain.cluster import usage_history
+from gpu_manager.domain.cluster.node_past import MOST_SHARES as MOST_NODE_SHARES
+from gpu_manager.domain.cluster.node_past import STEP as STEP_TOLD
+from gpu_manager.domain.cluster.node_past import NodePast, read_past
 from gpu_manager.domain.cluster.usage_history import (
     MOST_SERIES,
     HistoryQuery,
@@ -14,7 +17,7 @@ from gpu_manager.domain.cluster.usage_history import (
     reach,
 )
 from gpu_manager.domain.cluster.usage_json import UsedShare
-from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 
 STEP = 100.0  # six figures, up to 0 seconds before the end
 END = 1_000.0
@@ -92,9 +95,9 @@ def test_a_container_that_is_gone_leaves_after_a_whole_ring_and_a_silent_node_af
     assert history.read(ALL, 600.0, 5.0) == []
 
 
-def test_there_is_room_for_so_many_shares_and_the_rest_is_counted(monkeypatch):
-    monkeypatch.setattr(usage_history, "MOST_SHARES", 2)
-    history = recorded(("n1", 990.0, use(pod="a") | use(pod="b") | use(pod="c")))
+def test_there_is_room_for_so_many_shares_and_the_rest_is_counted():
+    history = UsageHistory(most=2)
+    history.record("n1", 990.0, use(pod="a") | use(pod="b") | use(pod="c"))
     assert history.left_out == 1
     assert len(history.read(HistoryQuery(HistorySubject.CARD, "GPU-1"), END, STEP)) == 2
     history.forget(END + 600)
@@ -140,3 +143,70 @@ def test_what_a_share_used_counts_for_the_time_in_which_it_is_known():
     ((key, used),) = history.sums(END, 5.0).items()
     assert key == ("train", "main", "GPU-1")
     assert used == (pytest.approx(300.0), 10.0)
+
+
+def past_of(seconds, cores=lambda second: 40.0, shares=1):
+    past = NodePast("n1")
+    for second in range(seconds):
+        usage = {}
+        for number in range(shares):
+            usage |= use(cores(second), pod=f"p{number}")
+        past.record(float(second), usage)
+    return past
+
+
+def test_an_agent_remembers_ten_minutes_of_seconds_and_an_hour_of_minutes_unasked():
+    past = past_of(1300, lambda second: 10.0 if second < 600 else 50.0)
+    (card,) = past.read(HistoryQuery(HistorySubject.NODE, "n1"), 1299.0, hour=False)
+    assert len(card.cores) == 120
+    assert None not in card.cores, "no gap longer than the five seconds between two figures"
+    assert set(card.cores) == {0.5}
+    (card,) = past.read(HistoryQuery(HistorySubject.NODE, "n1"), 1299.0, hour=True)
+    known = [round(value, 2) for value in card.cores if value is not None]
+    assert (len(card.cores), len(known)) == (60, 21)
+    assert (known[0], known[-1]) == (0.1, 0.5)
+    assert past.trends(1299.0) == {"GPU-1": [50] * 20}
+
+
+def test_a_console_that_begins_late_has_what_the_agent_remembers():
+    told = json.loads(json.dumps(past_of(400).as_json(399.0, lambda _: True)))
+    late = UsageHistory()
+    late.fill("n1", 5_000.0, STEP_TOLD, read_past(told, "seconds"))
+    (card,) = late.read(HistoryQuery(HistorySubject.NODE, "n1"), 5_000.0, STEP_TOLD)
+    known = [value for value in card.cores if value is not None]
+    assert (len(known), {round(one, 3) for one in known}) == (80, {0.4})
+    assert card.cores[-1] is not None
+    late.record("n1", 5_005.0, use(80.0, pod="p0"))
+    (card,) = late.read(HistoryQuery(HistorySubject.NODE, "n1"), 5_005.0, STEP_TOLD)
+    assert round(card.cores[-1], 3) == 0.8
+    assert [round(v, 3) for v in card.cores[-3:-1]] == [0.4, 0.4]
+
+
+def test_names_are_told_to_those_who_may_hear_them_alone():
+    hidden = json.dumps(past_of(20).as_json(19.0, lambda _: False))
+    assert "p0" not in hidden.replace('"uid": "p0"', "")
+    assert '"namespace": ""' in hidden
+
+
+@pytest.mark.parametrize("answer", [None, [], {"seconds": 3}, {"seconds": {"shares": "x"}}, "x"])
+def test_an_agent_that_remembers_nothing_is_an_older_one(answer):
+    with pytest.raises(NodeUnready, match="an older one"):
+        read_past(answer, "seconds")
+
+
+def test_hostile_figures_are_not_known():
+    share = {"uid": "u" * 9000, "cores": [1, "x", -1, 1e300], "memory": [None] * 4, "waited": [0] * 4}
+    (one,) = read_past({"seconds": {"shares": [share, {"cores": [1]}, 7]}}, "seconds")
+    assert len(one.key[0]) == 512
+    assert one.columns[0] == [1.0, None, None, None]
+
+
+def test_an_agents_memory_of_many_containers_stays_below_four_mebibytes():
+    tracemalloc.start()
+    try:
+        past = past_of(130, shares=MOST_NODE_SHARES + 20)
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert past.left_out == 20
+    assert size < 4 << 20

@@ -1,7 +1,7 @@
-"""What containers used in the last minutes, as far as agents were asked. Not thread-safe.
+"""What containers used in the last minutes, as far as that was seen. Not thread-safe.
 
 Each node has a ring of the latest answers, and each container's share of a card three columns of numbers
-in it: some 1.5 KiB, whatever it does. A moment in which nothing answered is blank in every column.
+in it, of 4 bytes an answer, whatever it does. A moment in which nothing answered is blank in every column.
 """
 
 from __future__ import annotations
@@ -19,12 +19,17 @@ from gpu_manager.domain.errors import RequestInvalid, quoted
 
 SECONDS: Final = 600.0  # how far back it reaches
 MINUTES: Final = "10m"  # the same as the name of a range
+HOUR_SECONDS: Final = 3600.0
+HOUR: Final = "1h"
+MINUTE: Final = 60.0  # between two figures of an hour
+TRENDS: Final = 20  # figures of a card's trend over the last minutes
+MOST_TRENDS: Final = 1_000  # cards
 MOST_SHARES: Final = 12_000  # of all nodes; those that come later are counted as left out
 MOST_SERIES: Final = 12  # of one answer, the most used first
 _ANSWERS: Final = 120  # of one node
 _LONGEST_NAME: Final = 512
 _BLANK: Final = math.nan
-_NOTHING: Final = array("f", [_BLANK] * _ANSWERS)
+_COLUMNS: Final = ("cores", "memory", "waited")
 Column = Sequence[float | None]
 ShareKey = tuple[str, str, str]
 """UID of the pod, container, UUID of the card."""
@@ -103,58 +108,149 @@ class ShareSum(NamedTuple):
     seconds: float
 
 
+class ShareFrames(NamedTuple):
+    """What one share used: cores (ratio of a card), memory (bytes), waiting (seconds a second)."""
+
+    key: ShareKey
+    namespace: str
+    pod: str
+    columns: Sequence[Column]
+
+
 @dataclass(slots=True)
 class _Share:
     namespace: str
     pod: str
     seen: int  # number of the node's answer that had it last
     before: tuple[float, float | None]  # when, and seconds waited until then
-    cores: array[float] = field(default_factory=lambda: _NOTHING[:])
-    memory: array[float] = field(default_factory=lambda: _NOTHING[:])
-    waited: array[float] = field(default_factory=lambda: _NOTHING[:])
+    cores: array[float]
+    memory: array[float]
+    waited: array[float]
 
 
 @dataclass(slots=True)
 class _Node:
+    times: array[float]
     answers: int = 0
-    times: array[float] = field(default_factory=lambda: array("d", [-math.inf] * _ANSWERS))
     shares: dict[ShareKey, _Share] = field(default_factory=dict)
 
 
 class UsageHistory:
-    """The last :data:`SECONDS` of every node that was asked."""
+    """The last ``span`` seconds of every node: ``answers`` of each, and ``most`` shares in all."""
 
-    def __init__(self) -> None:
+    def __init__(self, answers: int = _ANSWERS, span: float = SECONDS, most: int = MOST_SHARES) -> None:
+        self._answers = answers
+        self._span = span
+        self._most = most
         self._nodes: dict[str, _Node] = {}
         self._shares = 0
         self.left_out = 0  # shares of the latest answers for which there was no room
 
     def record(self, node: str, at: float, usage: NodeUsage) -> None:
         """Take in one answer, ``at`` this monotonic second, later than the node's last."""
-        kept = self._nodes.setdefault(node, _Node())
-        slot = kept.answers % _ANSWERS
+        kept = self._node(node)
+        slot = kept.answers % self._answers
         kept.times[slot] = at
         for share in kept.shares.values():
             share.cores[slot] = share.memory[slot] = share.waited[slot] = _BLANK
         self.left_out = 0
         for key, used in usage.items():
-            if key not in kept.shares:
-                if self._shares >= MOST_SHARES:
-                    self.left_out += 1
-                    continue
-                self._shares += 1
-                kept.shares[key] = _Share(used.namespace, used.pod, 0, (at, None))
-            _write(kept.shares[key], slot, at, used)
-            kept.shares[key].seen = kept.answers
+            mine = kept.shares.get(key) or self._begun(kept, key, used.namespace, used.pod, at)
+            if mine is not None:
+                _write(mine, slot, at, used)
+                mine.seen = kept.answers
         kept.answers += 1
-        for key in [k for k, share in kept.shares.items() if kept.answers - share.seen >= _ANSWERS]:
+        for key in [k for k, share in kept.shares.items() if kept.answers - share.seen >= self._answers]:
             del kept.shares[key]
             self._shares -= 1
 
+    def fill(self, node: str, ends: float, step: float, told: Sequence[ShareFrames]) -> None:
+        """Put what the node's agent remembers, until ``ends``, in place of what is known of it."""
+        before = self._nodes.pop(node, None)
+        self._shares -= len(before.shares) if before else 0
+        kept = self._node(node)
+        count = min(self._answers, max((len(one.columns[0]) for one in told), default=0))
+        for slot in range(count):
+            kept.times[slot] = ends - (count - 1 - slot) * step
+        kept.answers = count
+        for one in told:
+            begun = self._begun(kept, one.key, one.namespace, one.pod, ends)
+            if begun is None:
+                continue
+            begun.seen = max(count - 1, 0)
+            for name, column in zip(_COLUMNS, one.columns, strict=True):
+                ring = getattr(begun, name)
+                for slot, value in enumerate(column[-count:], count - min(count, len(column))):
+                    ring[slot] = _BLANK if value is None else value
+
+    def frames(self, node: str, ends: float, step: float) -> list[ShareFrames]:
+        """What is known of a node's shares every ``step`` seconds, from its first answer on."""
+        kept = self._nodes.get(node)
+        if kept is None:
+            return []
+        count = int(self._span / step)
+        slots = _slots(kept.times, [ends - (count - 1 - at) * step for at in range(count)], 1.5 * step)
+        while slots and slots[0] is None:
+            slots.pop(0)
+        found = []
+        for key, share in kept.shares.items():
+            rings = (share.cores, share.memory, share.waited)
+            columns = [[None if slot is None else _known(ring[slot]) for slot in slots] for ring in rings]
+            found.append(ShareFrames(key, share.namespace, share.pod, columns))
+        return found
+
+    def means(self, node: str, since: float) -> NodeUsage:
+        """What each share used on average since a monotonic second; of waiting, the latest sum."""
+        kept = self._nodes.get(node)
+        if kept is None:
+            return {}
+        slots = [slot for slot, at in enumerate(kept.times) if at > since]
+        found = {}
+        for key, share in kept.shares.items():
+            cores, memory = (_mean([ring[slot] for slot in slots]) for ring in (share.cores, share.memory))
+            if cores is not None or memory is not None:
+                percent = None if cores is None else 100 * cores
+                held = None if memory is None else int(memory)
+                found[key] = UsedShare(percent, held, share.before[1], share.namespace, share.pod)
+        return found
+
+    def trends(self, ends: float, namespace: str = "") -> dict[str, list[int | None]]:
+        """Each card's use in percent at :data:`TRENDS` moments. ``namespace``: whose, empty for all."""
+        step = self._span / TRENDS
+        moments = [ends - (TRENDS - 1 - at) * step for at in range(TRENDS)]
+        found: dict[str, list[float | None]] = {}
+        for kept in self._nodes.values():
+            slots = _slots(kept.times, moments, 1.5 * step)
+            for (_, _, card), share in kept.shares.items():
+                if namespace not in ("", share.namespace) or (
+                    card not in found and len(found) >= MOST_TRENDS
+                ):
+                    continue
+                sums = found.setdefault(card, [None] * TRENDS)
+                for at, slot in enumerate(slots):
+                    if slot is not None and not math.isnan(value := share.cores[slot]):
+                        sums[at] = value + (sums[at] or 0.0)
+        return {card: [None if v is None else round(100 * v) for v in sums] for card, sums in found.items()}
+
+    def _node(self, name: str) -> _Node:
+        if name not in self._nodes:
+            self._nodes[name] = _Node(array("d", [-math.inf]) * self._answers)
+        return self._nodes[name]
+
+    def _begun(self, kept: _Node, key: ShareKey, namespace: str, pod: str, at: float) -> _Share | None:
+        """A share that is new; None where there is no room, which is counted."""
+        if self._shares >= self._most:
+            self.left_out += 1
+            return None
+        self._shares += 1
+        blank = array("f", [_BLANK]) * self._answers
+        kept.shares[key] = _Share(namespace, pod, 0, (at, None), blank, blank[:], blank[:])
+        return kept.shares[key]
+
     def forget(self, now: float) -> None:
-        """Drop nodes that have not answered within :data:`SECONDS`."""
+        """Drop nodes that have not answered within the span."""
         for node, kept in [*self._nodes.items()]:
-            if max(kept.times) < now - SECONDS:
+            if max(kept.times) < now - self._span:
                 self._shares -= len(kept.shares)
                 del self._nodes[node]
 
@@ -164,8 +260,8 @@ class UsageHistory:
         A figure is the newest of one and a half steps. What is summed is blank where a node that answered
         before and after did not answer.
         """
-        count = int(SECONDS / step)
-        moments = [ends - reach(step) + at * step for at in range(count)]
+        count = int(self._span / step)
+        moments = [ends - (count - 1 - at) * step for at in range(count)]
         groups: dict[tuple[str, ...], _Sums] = {}
         names = _LABELS[query.subject]
         silent: set[int] = set()
@@ -192,13 +288,13 @@ class UsageHistory:
         return [one for one in summed if any(v is not None for v in (*one.cores, *one.memory))]
 
     def sums(self, now: float, period: float) -> dict[ShareKey, ShareSum]:
-        """What each share used within :data:`SECONDS`, where that is known.
+        """What each share used within the span, where that is known.
 
         ``period``: seconds between two answers of a node, for which each figure counts.
         """
         found = {}
         for kept in self._nodes.values():
-            slots = [slot for slot, at in enumerate(kept.times) if at > now - SECONDS]
+            slots = [slot for slot, at in enumerate(kept.times) if at > now - self._span]
             for key, share in kept.shares.items():
                 cores = [share.cores[slot] for slot in slots if not math.isnan(share.cores[slot])]
                 if cores:
@@ -206,9 +302,18 @@ class UsageHistory:
         return found
 
 
-def reach(step: float) -> float:
+def reach(step: float, span: float = SECONDS) -> float:
     """Seconds from the first figure of a reading to its last."""
-    return (int(SECONDS / step) - 1) * step
+    return (int(span / step) - 1) * step
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else None
 
 
 def largest(series: Sequence[Series]) -> list[Series]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from fractions import Fraction
-from typing import NewType
+from typing import Final, NewType
 
 from gpu_manager.domain.contract import (
     CAPABILITIES_ENV,
@@ -75,6 +75,7 @@ class Container:
     lent: bool = False  # ``core`` stands for ``gpus``: this node gives cards under that name too
     strange: tuple[str, ...] = ()  # resources that share cards, but not by a name that is known here
     claims: tuple[tuple[str, str], ...] = ()  # ResourceClaims: name, and which request of it; empty for all
+    stuck: str = ""  # why the kubelet does not run it, such as CrashLoopBackOff
     runtime_id: str = ""  # the container id without its "containerd://", once the runtime made it
 
     @property
@@ -331,8 +332,21 @@ def _container(
             ),
             *extended.get(name, ()),
         ),
+        stuck=stuck_reason(now),
         runtime_id=_text(state.get("containerID"), f"{where}: containerID").rpartition("://")[2],
     )
+
+
+_STARTING: Final = ("ContainerCreating", "PodInitializing")
+
+
+def stuck_reason(state: Mapping[str, object]) -> str:
+    """Why the kubelet does not run a container whose turn has come, by its state; empty if it does."""
+    ended = mapping(state.get("terminated"))
+    if ended:
+        return (text(ended.get("reason")) or "Error") if ended.get("exitCode") else ""
+    reason = text(mapping(state.get("waiting")).get("reason"))
+    return "" if reason in _STARTING else reason
 
 
 def _claim_names(spec: Mapping[str, object], status: Mapping[str, object]) -> dict[str, str]:
