@@ -1,3 +1,3 @@
-"""Limits held and watched: usage, evasion, time sharing, driver memory limits, elastic limits, library
-messages.
+"""Enforces limits and observes usage: evasion, time sharing, driver memory limits, elastic limits, resizing,
+messages of the library.
 """

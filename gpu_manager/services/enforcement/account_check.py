@@ -1,8 +1,8 @@
-"""Compares what pages account for with the driver's figures, second by second, and reports what differs.
+"""Compares the accounts in the pages with the driver's figures every second, and reports differences.
 
 :mod:`gpu_manager.domain.enforcement.second_witness` judges. A difference is reported by an Event, a log line
 and a metric; a container whose account is too low is charged more until the two agree. Where the driver has
-no figures of processes nothing is compared, and :attr:`Compared.unwitnessed` says so.
+no figures per process nothing is compared, and :attr:`Compared.unwitnessed` lists the cards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gpu_manager.services.enforcement.usage_sample import Place, Sample, ShareUs
 log = structlog.get_logger(__name__)
 
 EVENT_SECONDS: Final = 60.0  # between two Events about one container
-IDLE_SECONDS: Final = 2 * PERIOD_SECONDS  # without work for so long it is forgotten, and compared anew
+IDLE_SECONDS: Final = 2 * PERIOD_SECONDS  # an idle container is forgotten after this time
 
 
 @dataclass(slots=True)
@@ -47,12 +47,12 @@ class _Case:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What the comparison found, by container and card.
+    """Results of the comparison, by container and card.
 
-    ``differences``: the driver's figure less the account, in the mean of a minute, as a share of the card;
-    ``differing``: those that are reported. ``gains``: by what factor a container is to be charged more than
-    its library measures. ``unwitnessed``: the cards with containers that cannot be compared, and what is
-    missing: ``host-pid``, ``mig`` or ``samples``.
+    ``differences``: the driver's figure minus the account, averaged over a minute, as a share of the card;
+    ``differing``: the reported ones. ``gains``: factor by which a container must be charged more than its
+    library measures. ``unwitnessed``: cards with containers that cannot be compared, and what is missing:
+    ``host-pid``, ``mig`` or ``samples``.
     """
 
     differences: Mapping[Place, float] = field(default_factory=dict)
@@ -65,7 +65,7 @@ NOTHING: Final = Compared()
 
 
 class AccountCheck:
-    """``look`` is called by one thread; what it found may be read by any."""
+    """Runs the comparison. One thread calls ``look``; any may read the results."""
 
     def __init__(
         self,
@@ -91,11 +91,11 @@ class AccountCheck:
 
     @property
     def found(self) -> Compared:
-        """What was found last; nothing where samples no longer come: the driver may hang."""
+        """The last results; empty if samples have stopped, since the driver may hang."""
         return self._found if self._clock.monotonic() - self._seen.at < SILENCE_SECONDS else NOTHING
 
     def look(self) -> None:
-        """Compare the last sample, if it is a new one."""
+        """Compare the last sample, unless it was compared before."""
         sample, before = self._last_sample(), self._seen
         seconds, self._seen = sample.at - before.at, sample
         if seconds <= 0 or (sample.shares is before.shares and not (sample.processes or self._cases)):
@@ -143,7 +143,7 @@ class AccountCheck:
             del self._cases[place]
 
     def _report(self, place: Place, case: _Case, sample: Sample) -> None:
-        """Tell of a change, once."""
+        """Report a change, once."""
         verdict = case.witness.verdict
         if verdict is case.told or sample.at - case.told_at < EVENT_SECONDS:
             return
@@ -169,16 +169,16 @@ class AccountCheck:
 
 
 def _reading(use: ShareUse, sample: Sample, seconds: float, gain: float) -> Reading | None:
-    """What the two say of a second; None if one of them does not."""
+    """Both figures for one second; None if either is missing."""
     card, processes = sample.cards.get(use.share.card), sample.processes.get(use.place, ())
     driver = _seen(processes)
     if card is None or driver is None or use.account is None or seconds >= SILENCE_SECONDS:
         return None
     if use.account and not processes:
-        return None  # the driver does not see who works
+        return None  # the driver does not show which processes work
     busy = sample.busy.get(use.share.card, 0.0)
     if not busy and card.utilisation:
-        return None  # the card was busy, and the driver has no sample of anyone
+        return None  # the card was busy, and the driver has no sample of any process
     return Reading(
         seconds,
         use.account / gain,
@@ -193,7 +193,9 @@ def _reading(use: ShareUse, sample: Sample, seconds: float, gain: float) -> Read
 
 
 def _seen(processes: Sequence[ProcessUse]) -> float | None:
-    """The percent of the card that the driver saw these use; None if it does not tell of one of them."""
+    """The share of the card, in percent, that the driver saw these use; None if it lacks a process's
+    figure.
+    """
     told = [process.utilisation for process in processes]
     known = [percent for percent in told if percent is not None]
     return min(100.0, sum(known)) if len(known) == len(told) else None

@@ -1,7 +1,7 @@
-"""By which grants the containers of a node use its cards, and which of their processes have a slot in a page.
+"""Maps the containers of a node to their grants, and their processes to slots of pages.
 
-A container uses cards by its own grant, or by those of claims that it names. A process of the driver that has
-a slot in its container's page is accounted there.
+A container uses cards by its own grant, or by those of claims that it names. A process known to the driver
+that has a slot in its container's page is accounted there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Claims = Mapping[tuple[str, str], Sequence[tuple[str, Key]]]
 
 
 class ContainerGrants:
-    """Made anew only where pods or claims have changed: neither mapping is ever changed in place."""
+    """The mapping, recomputed only if pods or claims have changed: neither mapping is ever changed in
+    place.
+    """
 
     def __init__(self) -> None:
         self._grants: Mapping[Key, Grant] = {}
@@ -32,9 +34,9 @@ class ContainerGrants:
         self._found: Mapping[tuple[PodUid, str], tuple[Key, ...]] = {}
 
     def of(self, local: Local, grants: Mapping[Key, Grant]) -> Mapping[tuple[PodUid, str], tuple[Key, ...]]:
-        """(pod UID, runtime's container id) → the keys of its grants, of the containers that exist.
+        """For each existing container, (pod UID, runtime's container id) → the keys of its grants.
 
-        A container without any has the key that a grant of its own would have.
+        A container without grants gets the key that its own grant would have.
         """
         claims = self._claims
         if grants is not self._grants:
@@ -71,25 +73,25 @@ def _keys(pod: Pod, container: Container, claims: Claims) -> tuple[Key, ...]:
 
 
 def pods_by_uid(local: Local) -> dict[PodUid, Pod]:
-    """The pods of this node that exist."""
+    """The existing pods of this node, by UID."""
     return {f.pod.uid: f.pod for found in local.values() for f in found if not f.tombstone}
 
 
 def users_of(key: Key, grant: Grant | None, pods: Mapping[PodUid, Pod]) -> tuple[Pod, ...]:
-    """The pods of this node that use what is held: its own, or all that share the claim."""
+    """The pods of this node that use the grant: its own pod, or all pods that share the claim."""
     claim = grant.allocation.claim if grant else None
     uids = [uid for uid, _ in claim.pods] if claim else [key[0]]
     return tuple(pods[uid] for uid in uids if uid in pods)
 
 
 def described(container: str, grant: Grant | None) -> str:
-    """The container as people know it: of a claim, by the claim's name and request."""
+    """The container's name for people; for a claim, the claim's name and request."""
     claim = grant.allocation.claim if grant else None
     return f'request "{claim.request}" of claim "{claim.name}"' if claim else f'container "{container}"'
 
 
 class PageSlots:
-    """Maps slots of pages, which have PIDs of the container, to processes of the host."""
+    """Maps slots of pages, which contain PIDs of the container's namespace, to processes of the host."""
 
     def __init__(self, pages: PageEvidence, host: HostProcesses) -> None:
         self._pages = pages
@@ -100,8 +102,8 @@ class PageSlots:
         return self._host.host_pid()
 
     def of(self, directory: str, seen: Sequence[ProcessUse]) -> tuple[ContainerProcess, ...]:
-        """The container's processes. ``registered`` is None for one that is ending, and for all where the
-        page cannot be read. Without processes nothing is read.
+        """The container's processes. ``registered`` is None for a process that is ending, and for all if the
+        page cannot be read. The page is read only if there are processes.
         """
         if not seen:
             return ()
@@ -118,5 +120,5 @@ class PageSlots:
 
 
 def without_slots(seen: Sequence[ProcessUse]) -> tuple[ContainerProcess, ...]:
-    """Processes whose slots are unknown."""
+    """The processes, with unknown slots."""
     return tuple(ContainerProcess(p.pid, p.memory, p.utilisation) for p in seen)

@@ -1,7 +1,7 @@
-"""Sets a memory limit of the driver or the kernel behind the library's, once a container's cgroup exists.
+"""Sets a second memory limit, in the driver or the kernel, once a container's cgroup exists.
 
 The limit is the container's memory plus room for one context and its code: it stops programs that bypass the
-library, and must never affect one within its share. It ends with the container.
+library, and must never affect a program within its share. It ends with the container.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from gpu_manager.services.metrics import ServiceMetrics
 
 log = structlog.get_logger(__name__)
 
-RETRY_SECONDS = 60.0  # until the next try where no kind worked: a driver may be upgraded meanwhile
+RETRY_SECONDS = 60.0  # until the next attempt where no kind worked: the driver may be upgraded meanwhile
 NONE = "none"
 
 
 class DriverMemoryLimits:
-    """``look`` is called by one thread; ``kinds`` may be read by any."""
+    """Sets the limits. One thread calls ``look``; any may read ``kinds``."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class DriverMemoryLimits:
         self._retry: dict[tuple[str, CardUuid], float] = {}
         self._last: tuple[object, object, Mapping[tuple[str, CardUuid], int]] | None = None
         self._looked: object = None
-        self._next = 0.0  # when something is to be tried again, if nothing changes
+        self._next = 0.0  # when to retry if nothing changes
         self.kinds: Mapping[str, int] = {}
         """How many limits each holder keeps; ``none`` counts those that nobody does."""
 
     def look(self) -> None:
-        """Limit containers that have appeared, and forget those that have ended."""
+        """Set the limits of new containers, and drop those of ended ones."""
         wanted, now = self._wanted(), self._clock.monotonic()
         if wanted is self._looked and now < self._next:
             return
@@ -74,7 +74,7 @@ class DriverMemoryLimits:
     def _wanted(self) -> Mapping[tuple[str, CardUuid], int]:
         """(container id, card) → bytes, for every fraction whose container exists.
 
-        Made anew only from other grants or pods: neither mapping is ever changed in place.
+        Recomputed only if grants or pods have changed: neither mapping is ever changed in place.
         """
         grants, pods = self._state.view.grants, self._pods.local()
         if self._last is None or self._last[0] is not grants or self._last[1] is not pods:

@@ -1,7 +1,7 @@
 """Keeps the elastic limit equal to its annotation while the pod runs.
 
-A container's start uses the limit in the books. So the books follow the annotation when the pod changes, when
-a starting agent finds it changed, and when books were rebuilt without the pod.
+A starting container uses the limit in the ledger. So the ledger follows the annotation when the pod changes,
+when a starting agent finds it changed, and when the ledger was rebuilt without the pod.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ElasticLimit:
         self._limits = limits
 
     def follow(self, pod: Pod) -> None:
-        """Update the pod's pages and the books to its annotation; an illegal one changes nothing."""
+        """Update the pod's pages and the ledger from its annotation; an illegal one changes nothing."""
         ceiling = legal_ceiling_of(pod)
         if ceiling is None or pod.terminal:
             return
@@ -53,6 +53,6 @@ class ElasticLimit:
 
 
 def _others(view: StateView, pod: Pod, ceiling: int) -> Sequence[Grant]:
-    """The pod's fractions whose ceiling in the books differs."""
+    """The pod's fractions with another ceiling in the ledger."""
     grants = (view.grants.get(a.key) for a in view.ledger.of_pod(pod.uid).values())
     return [g for g in grants if g and g.directory and g.ceiling != ceiling and limits_of(g)]

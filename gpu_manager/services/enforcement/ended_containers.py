@@ -1,7 +1,7 @@
-"""Granted containers that have ended while the books still hold their shares.
+"""Granted containers that have ended while the ledger still holds their shares.
 
-The books keep a share until the kubelet has forgotten the pod, which takes up to a minute, because the
-kubelet gives the ids to no other pod before. Metrics and bills end earlier, with the container.
+The ledger keeps a share until the kubelet has forgotten the pod, which takes up to a minute, because the
+kubelet does not give the ids to another pod before. Metrics and bills end earlier, with the container.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.containers import Processes
 from gpu_manager.services.allocation.books import Key, is_claims
 
-ABSENT_SECONDS = 1.0  # a pod that the watch does not show and that has no process for so long has ended
+ABSENT_SECONDS = 1.0  # a pod that is not in the watch and has no process for this long has ended
 
 
 class EndedContainers:
-    """The ended containers of one node. Thread-safe."""
+    """Finds the ended containers of one node. Thread-safe."""
 
     def __init__(self, pods: Pods, processes: Processes, clock: Clock) -> None:
         self._pods = pods
@@ -31,15 +31,15 @@ class EndedContainers:
         self._settled: tuple[Collection[Key], Mapping[str, Sequence[KnownPod]], frozenset[Key]] | None = None
 
     def among(self, granted: Collection[Key]) -> frozenset[Key]:
-        """Those of these containers that have ended for good.
+        """The containers among ``granted`` that have ended for good.
 
-        All containers of a pod have, once the API shows its end or its object is deleted, and no process of
-        it runs. A pod that the API has never shown may be about to start: it has ended after a second
-        without a process. Of a running pod, completed init containers have ended. What a claim holds has not
-        ended as long as it is held: the kubelet says at once when the last pod of a claim has ended.
+        All containers of a pod have ended once the API shows its end or its object is deleted, and no process
+        of it runs. A pod that the API has never shown may be about to start: it counts as ended after a
+        second without a process. Of a running pod, completed init containers have ended. A claim's share has
+        not ended as long as it is held: the kubelet reports at once when the last pod of a claim has ended.
 
-        While ``granted`` and the API's pods are the same objects and every pod runs, the last answer holds:
-        neither is ever changed in place.
+        While ``granted`` and the API's pods are the same objects and every pod runs, the last answer is
+        valid: neither is ever changed in place.
         """
         known = self._pods.local()
         with self._lock:
@@ -50,11 +50,11 @@ class EndedContainers:
             ended = self._ended_pods({uid for uid, _ in of_pods}, local)
             over = frozenset(key for key in of_pods if key[0] in ended or _is_over(local.get(key[0]), key[1]))
             running = all(_runs(local.get(uid)) for uid, _ in of_pods)
-            self._settled = (granted, known, over) if running else None  # else processes are asked again
+            self._settled = (granted, known, over) if running else None  # else processes are checked again
             return over
 
     def _ended_pods(self, granted: set[PodUid], local: Mapping[PodUid, KnownPod]) -> frozenset[PodUid]:
-        """Under the lock."""
+        """The pods that have ended. The lock is held."""
         now = self._clock.monotonic()
         absent: dict[PodUid, float] = {}
         ended: set[PodUid] = set()
@@ -62,7 +62,7 @@ class EndedContainers:
             found = local.get(uid)
             if _runs(found):
                 continue
-            # A UID never comes back: processes of ended pods are not searched again.
+            # UIDs are never reused: processes of ended pods are not searched again.
             alive = False if uid in self._ended else self._processes.alive(uid)
             if found is None and alive is False:
                 absent[uid] = self._absent.get(uid, now)
@@ -75,7 +75,7 @@ class EndedContainers:
 
 
 def _runs(found: KnownPod | None) -> bool:
-    """As the API has it."""
+    """True if the pod runs according to the API."""
     return found is not None and not found.tombstone and not found.pod.terminal
 
 

@@ -69,7 +69,7 @@ _Accused = tuple[_Place, EvasionReason]
 
 
 class EvasionDetector:
-    """``look`` is called by one thread; ``evaders`` and ``blind`` may be read by any."""
+    """Judges each sample. One thread calls ``look``; any may read ``evaders`` and ``blind``."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class EvasionDetector:
         leases: Callable[[], Mapping[CardUuid, Sequence[int]]] = dict,
     ) -> None:
         """``evict``: evict evaders that a controller recreates. ``leases``: the cards whose gates cannot be
-        opened because of a lease, with the pids that hold one.
+        opened because of a lease, with the PIDs that hold it.
         """
         self._state = state
         self._last_sample = last_sample
@@ -96,7 +96,7 @@ class EvasionDetector:
         self._evict = evict
         self._leases = leases
         self._seen_at: float | None = None
-        self._clean: tuple[object, ...] = ()  # what was judged last, if there was nothing to say about it
+        self._clean: tuple[object, ...] = ()  # what was judged last, if there was nothing to report
         self._cases: Mapping[_Accused, _Case] = {}
         self._attacks: dict[str, int] = {}
         self._time = SharedTime()
@@ -113,7 +113,7 @@ class EvasionDetector:
             return
         first, self._seen_at = self._seen_at is None, sample.at
         if first and not sample.grants and not sample.cards:
-            return  # nothing was sampled yet
+            return  # no sample yet
         self.blind = frozenset(
             lack
             for lack, there in (("host-pid", self._host.host_pid()), ("cards", bool(sample.cards)))
@@ -127,8 +127,8 @@ class EvasionDetector:
         self._time.forget(sample.processes.keys())
 
     def _nothing_new(self, sample: Sample) -> bool:
-        """True if nobody uses a card, as in the sample judged before, nothing was said about that one, and
-        no page was changed illegally since. Most nodes idle most of the time.
+        """True if no process uses a card, in this sample and in the one judged before, there was nothing to
+        report then, and no page was changed illegally since. Most nodes idle most of the time.
         """
         before, tampering = self._clean, self._witness.tampering()
         self._clean = (
@@ -141,9 +141,7 @@ class EvasionDetector:
         return before[0] is sample.shares and before[1] is sample.grants and before[2:] == self._clean[2:]
 
     def _verdicts(self, sample: Sample, pods: Mapping[PodUid, Pod]) -> dict[_Accused, str]:
-        """The sample's verdict on every container, for each card that it uses, was granted, or was reported
-        on.
-        """
+        """The verdict on every container, for each card that it uses, was granted, or was reported for."""
         uses = {(use.key, use.share.card): use for use in sample.shares}
         accused = {place for place, _ in self._cases}
         places = {*uses, *sample.processes, *accused}
@@ -158,7 +156,7 @@ class EvasionDetector:
         } | {**self._lease_holders(pods), **self._slices.verdicts(sample)}
 
     def _lease_holders(self, pods: Mapping[PodUid, Pod]) -> dict[_Accused, str]:
-        """Containers that keep the agent or the watcher from opening a card's gate."""
+        """Containers whose lease on the gate's file keeps the agent or the watcher from opening the gate."""
         found = {}
         for card, pids in self._leases().items():
             for pid in pids:
@@ -191,7 +189,7 @@ class EvasionDetector:
         seen = sample.processes.get(place, ())
         there = card in sample.cards and "host-pid" not in self.blind
         if grant is None and _asks(pods.get(key[0]), key[1]):
-            return ContainerEvidence(None, held=False)  # the kubelet gave it a card: our books are incomplete
+            return ContainerEvidence(None, held=False)  # the kubelet gave it a card: the ledger is incomplete
         if use is None:
             return ContainerEvidence(without_slots(seen) if there else None, held=False)
         if grant is None:
@@ -237,7 +235,7 @@ class EvasionDetector:
             grant = grants.get(key)
             users = users_of(key, grant, pods)
             if grant is None and not users:
-                continue  # it is gone or has ended, and so has what was said of it
+                continue  # the container is gone or has ended, and its verdict with it
             case = before
             if (evidence := verdicts.get(accused)) is not None:
                 suspicion = weigh(before.suspicion, reason, shown=bool(evidence))
@@ -263,7 +261,7 @@ class EvasionDetector:
         log.error("evasion_detected", **_fields(evader), evidence=evader.evidence)
 
     def _tell(self, evader: Evader, pod: Pod, grant: Grant | None) -> None:
-        """Report an evader; a pod that we granted nothing is reported too, but never evicted."""
+        """Report an evader; a pod without a grant is reported too, but never evicted."""
         card = self._state.node.index(evader.card)
         text = f"{described(evader.container, grant)} on card {card}: {evader.evidence}"
         evicts = self._evict and grant is not None and pod.controlled and evader.reason in EVICTABLE

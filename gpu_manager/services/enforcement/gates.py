@@ -1,8 +1,8 @@
-"""Keeps the gates of cards watched while protected and best-effort containers are on them together, and tells
-both classes which share they have meanwhile.
+"""Has the gates of cards watched while protected and best-effort containers share them, and publishes the
+share that each container has meanwhile.
 
 Costs nothing on a node whose containers are all normal. The watcher closes and opens the gates: it is a
-program of its own (``vcuda/lib/watcher``), because an interpreter cannot answer within a millisecond.
+separate program (``vcuda/lib/watcher``), because an interpreter cannot respond within a millisecond.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _NOTHING: Final = Granted(0.0)
 
 
 class CorrectedPages(Protocol):
-    """Control pages that corrections are published to."""
+    """Control pages to which corrections are published."""
 
     def publish(self, name: str, heartbeat_ns: int, corrections: Mapping[CardUuid, Correction]) -> None:
-        """As of :class:`gpu_manager.ports.control_pages.ActivityPages`."""
+        """See :class:`gpu_manager.ports.control_pages.ActivityPages`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CardProtection:
-    """What is known of a card with both classes: how long a protected launch may wait for work in flight, for
-    how long its gate was closed since it was made (None: not known), both in seconds, and whether a normal
-    container, which does not make way, is on the card.
+    """The state of a card with both classes: how long a protected launch may wait for work in flight, and for
+    how long its gate was closed in total (None: unknown), both in seconds; and whether a normal container,
+    which does not make way, is on the card.
     """
 
     wait: float
@@ -52,7 +52,9 @@ class CardProtection:
 
 
 class CardGates:
-    """One thread calls ``look``, once a second and when ``due`` is set; any may read ``told``."""
+    """Grants shares and runs the watcher. One thread calls ``look``, once a second and when ``due`` is set;
+    any may read ``told``.
+    """
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class CardGates:
         self.told: Mapping[CardUuid, CardProtection] = {}
 
     def look(self) -> None:
-        """Grant shares as they are due now, and have the right gates watched."""
+        """Grant the shares due now, and have the right gates watched."""
         members = _members(self._grants(), self._sample())
         cards = gated_cards(members)
         self._grant(members, cards)
@@ -85,13 +87,13 @@ class CardGates:
         self.told = {c.card: CardProtection(c.wait_seconds, self._closed(c.card), c.normal) for c in cards}
 
     def close(self) -> None:
-        """End the watcher: all gates are open."""
+        """End the watcher, which opens all gates."""
         self._watcher.close()
 
     def _grant(self, members: Sequence[CardMember], cards: Sequence[GatedCard]) -> None:
         due = {
             (m.name, m.card): _NOTHING for m in members if m.priority is not Priority.NORMAL
-        }  # also of those who are alone by now, or whose page an earlier agent has written
+        }  # includes containers that are alone by now, or whose page an earlier agent has written
         for card in cards:
             due |= {(name, card.card): told for name, told in card.granted().items()}
         self._granted = {place: told for place, told in self._granted.items() if place in due}
@@ -139,8 +141,9 @@ def _told(members: Sequence[CardMember]) -> tuple[WatchedTenant, ...]:
 
 
 def _members(grants: Mapping[Key, Grant], sample: Sample) -> Sequence[CardMember]:
-    """The containers with a page, on cards where any is not a normal one; none where all are. A container
-    counts from its grant on, before its page is first read: its first launches find the card's gate watched.
+    """The containers with a page, on cards with a protected or best-effort container; empty if all are
+    normal. A container counts from its grant on, before its page is first read, so its first launches find
+    the card's gate watched.
     """
     if all(grant.allocation.priority is Priority.NORMAL for grant in grants.values()):
         return ()

@@ -1,7 +1,7 @@
-"""Compares what a container has mounted with what it was granted, once after each start.
+"""Compares a container's mounts with its grant, once after each start.
 
-Nothing else notices a container runtime that does not act on an injection: where CDI was taken to be
-on and is off, pods start without a card, without their limits and without an error.
+No other check notices a container runtime that ignores an injection: if CDI is assumed to be on and is off,
+pods start without a card, without their limits and without an error.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from gpu_manager.services.enforcement.container_grants import ContainerGrants
 log = structlog.get_logger(__name__)
 
 PERIOD_SECONDS = 2.0
-LOOKS = 2  # a container that is being made shows its node's mounts for a moment
-PATIENCE_SECONDS = 60.0  # for which a container without a visible process is looked for at each round
-RARELY_SECONDS = 60.0  # and then so often
+LOOKS = 2  # a container that is being created shows its node's mounts for a moment
+PATIENCE_SECONDS = 60.0  # for which a container without a visible process is checked in each round
+RARELY_SECONDS = 60.0  # interval between checks after that
 
 Container = tuple[PodUid, str]
 """Pod UID, container id."""
@@ -34,7 +34,7 @@ Container = tuple[PodUid, str]
 
 @dataclass(frozen=True, slots=True)
 class NotInjected:
-    """A running container whose mounts are not those of its grant, and what they lack."""
+    """A running container whose mounts differ from its grant, and what is missing."""
 
     namespace: str
     pod: str
@@ -44,7 +44,7 @@ class NotInjected:
 
 @dataclass(slots=True)
 class _Open:
-    """A container that is not judged yet: since when, its next look, and how often its mounts were wrong."""
+    """A container not judged yet: since when, its next check, and how often its mounts were wrong."""
 
     since: float
     due: float
@@ -52,7 +52,7 @@ class _Open:
 
 
 class InjectionCheck:
-    """``look`` is called by one thread; ``found`` may be read by any."""
+    """Runs the check. One thread calls ``look``; any may read ``found``."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class InjectionCheck:
         *,
         driver: bool,
     ) -> None:
-        """``strategy`` is how containers are injected, for messages; ``driver``: as of real cards."""
+        """``strategy`` is how containers are injected, for messages; ``driver``: the cards are real ones."""
         self._state = state
         self._pods = pods
         self._processes = processes
@@ -77,11 +77,11 @@ class InjectionCheck:
 
     @property
     def found(self) -> tuple[NotInjected, ...]:
-        """The containers that run without what they were granted."""
+        """The running containers that lack something of their grant."""
         return tuple(one for one in tuple(self._judged.values()) if one is not None)
 
     def look(self) -> None:
-        """Judge the containers that have started since the last look."""
+        """Judge the containers that have started since the last call."""
         running = self._running()
         self._judged = {one: fault for one, fault in self._judged.items() if one in running}
         now = self._clock.monotonic()
@@ -115,7 +115,7 @@ class InjectionCheck:
                 self._judged[one] = self._tell(pod, name, "; ".join(fewest))
 
     def _running(self) -> Mapping[Container, tuple[Pod, str, Grant]]:
-        """The containers that run by a grant of this agent, their own or a claim's, and their names."""
+        """The containers that run by a grant of this agent (their own or a claim's), with their names."""
         grants, local = self._state.view.grants, self._pods.local()
         keys = self._grants.of(local, grants)
         return {

@@ -41,7 +41,7 @@ EVENT_SECONDS = 60.0
 
 @dataclass(slots=True)
 class _Heard:
-    """State of one container's page: its last forwarded message, and recent ones."""
+    """One container's page: its last forwarded message, and recent ones."""
 
     number: int
     at: float
@@ -52,7 +52,7 @@ class _Heard:
 
 
 class LibraryMessages:
-    """``look`` is called by one thread."""
+    """Forwards the messages. One thread calls ``look``."""
 
     def __init__(
         self, state: NodeState, pods: Pods, witness: PageEvidence, clock: Clock, metrics: ServiceMetrics

@@ -1,7 +1,7 @@
-"""What the driver counts of each container's memory against its account, from one sample to the next.
+"""Memory that the driver counts for each container beyond its account, from one sample to the next.
 
-What is uncharged, what is charged and gone, and what the driver counts for several processes at once:
-:mod:`gpu_manager.domain.enforcement.driver_overhead` says what they mean.
+That is memory that is not charged, memory that is charged but gone, and memory that the driver counts for
+several processes at once; :mod:`gpu_manager.domain.enforcement.driver_overhead` does the arithmetic.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpu_manager.services.enforcement.usage_sample import DriverSample, Place, S
 
 @dataclass(frozen=True, slots=True)
 class _Twice:
-    """Bytes of one container that the driver counts more than once: for some samples now, and in this one."""
+    """Bytes of one container that the driver counts more than once: confirmed by several samples, and now."""
 
     lasting: int = 0
     now: int = 0
@@ -34,10 +34,10 @@ _NONE = _Twice()
 
 
 class MemoryPastAccount:
-    """One sample: :meth:`begin`, then :meth:`added` for each container whose page was read."""
+    """Processes one sample: :meth:`begin`, then :meth:`added` for each container whose page was read."""
 
     def __init__(self, last_read: Callable[[Place], TenantUse | None]) -> None:
-        """``last_read``: what the container's page said of the card when it was last read."""
+        """``last_read``: the container's usage of the card when its page was last read."""
         self._last_read = last_read
         self._driver = DriverSample()
         self._looked_ns = 0
@@ -46,15 +46,13 @@ class MemoryPastAccount:
         self._twice: Mapping[Place, _Twice] = {}
 
     def begin(self, driver: DriverSample, looked_ns: int) -> None:
-        """Take in what the driver says. ``looked_ns`` (CLOCK_MONOTONIC) lies before it was read."""
+        """Begin a sample of the driver. ``looked_ns`` (CLOCK_MONOTONIC) is a time before it was read."""
         self._driver, self._looked_ns = driver, looked_ns
         self._counted_twice = self._counted_twice_by_card()
         self._twice = self._counted_twice_by_place()
 
     def added(self, use: ShareUse) -> ShareUse:
-        """The usage with the memory that its account does not know; the last figure where the driver gives
-        none.
-        """
+        """The usage with the memory that its account lacks; with the last figure if the driver has none."""
         if use.enforcement != "active" or use.memory is None:
             return use
         processes = self._driver.of(use.place)
@@ -77,7 +75,7 @@ class MemoryPastAccount:
         return replace(use, beyond=found.bytes, excess=excess, twice=twice.now)
 
     def follows(self, place: Place) -> bool:
-        """True while the container's figure there may change although it does nothing."""
+        """True while the container's figure may change although the container does nothing."""
         return place in self._unaccounted
 
     def forget_all_but(self, grants: Collection[Key]) -> None:
@@ -91,7 +89,9 @@ class MemoryPastAccount:
         return Excess.seen(self._looked_ns, counted, account, read.movable)
 
     def _counted_twice_by_card(self) -> dict[CardUuid, CountedTwice]:
-        """Of each card that says what is used of it, and what all its processes have."""
+        """By card, what the driver counts twice, for cards that report their used memory and all their
+        processes.
+        """
         held: dict[CardUuid, list[int | None]] = {}
         for process in self._driver.processes:
             held.setdefault(process.uuid, []).append(process.memory)

@@ -1,11 +1,11 @@
 """Gives running fractions the size that the scheduler has reserved for them.
 
-More is booked before it is in force. Fewer cores are in force before they are given back. Less memory comes
-step by step: the limit goes down to what the program holds, and what lies above it is given back once the
-program has been seen below it, by its page and by the driver, after that limit was published. So the books
-never promise to others what a program may still take, and no program loses memory that it has.
+An increase is booked before it is in force. A decrease of cores is in force before the cores are given back.
+Memory decreases step by step: the limit falls to what the program holds, and the memory above it is given
+back once page and driver have shown the program below the limit, after the limit was published. So the ledger
+never promises memory that a program may still take, and no program loses memory that it holds.
 
-On a node without an extender the agent alone judges requests for another size, on its own books.
+On a node without an extender the agent alone judges resize requests, by its own ledger.
 """
 
 from __future__ import annotations
@@ -34,19 +34,21 @@ from gpu_manager.services.enforcement.usage_sample import Sample
 
 log = structlog.get_logger(__name__)
 
-PATIENCE_SECONDS: Final = 3.0  # a step that nothing stands in the way of takes a second or two
+PATIENCE_SECONDS: Final = 3.0  # an unobstructed step takes a second or two
 
 
 @dataclass(slots=True)
 class _Wait:
-    """Since when a container's next step waits (monotonic), and what its pod was told of that."""
+    """Since when a container's next step waits (monotonic), and the last message to its pod about it."""
 
     since: float
     told: str = ""
 
 
 class Resizer:
-    """Thread-safe. ``follow`` is called when a pod changes, ``look`` after each sample of usage."""
+    """Resizes containers. Thread-safe. ``follow`` is called when a pod changes, ``look`` after each
+    sample.
+    """
 
     def __init__(
         self,
@@ -62,8 +64,8 @@ class Resizer:
         minimum_cores: int = 1,
     ) -> None:
         """``last``: the newest sample of usage. ``tell`` writes what a pod holds into its annotation.
-        ``alone``: there is no extender, so that the agent judges requests itself; ``minimum_cores`` is then
-        the smallest part of a card that it gives.
+        ``alone``: there is no extender, so the agent judges requests itself; ``minimum_cores`` is then the
+        smallest part of a card that it gives.
         """
         self._state = state
         self._pods = pods
@@ -76,17 +78,17 @@ class Resizer:
         self._minimum_cores = minimum_cores
         self._key = RESIZE if alone else RESIZED
         self._pending: set[PodUid] = set()
-        self._capped: dict[Key, float] = {}  # when the memory cap in the books was published (monotonic)
-        self._unwritten: set[Key] = set()  # whose page does not say yet what the books say
+        self._capped: dict[Key, float] = {}  # when the memory cap in the ledger was published (monotonic)
+        self._unwritten: set[Key] = set()  # whose page lags behind the ledger
         self._waits: dict[Key, _Wait] = {}
 
     def follow(self, pod: Pod) -> None:
-        """Bring each fraction of the pod nearer to its size; what has to wait is tried again by ``look``."""
+        """Bring each fraction of the pod nearer to its size; ``look`` retries steps that have to wait."""
         with self._limits.changing:
             self._follow(pod)
 
     def look(self) -> None:
-        """Try again what waits, and what was annotated before its container was admitted."""
+        """Retry waiting steps, and sizes that were annotated before their container was admitted."""
         with self._limits.changing:
             local = {
                 f.pod.uid: f.pod for named in self._pods.local().values() for f in named if not f.tombstone
@@ -113,7 +115,7 @@ class Resizer:
                     self._done(pod, grant)
                     changed = True
                 continue
-            changed = True  # a step that fails may have booked something
+            changed = True  # a failed step may have booked something
             try:
                 now = self._step(grant, size)
             except (DoesNotFit, NodeUnready) as error:
@@ -127,7 +129,7 @@ class Resizer:
             self._tell(pod)
 
     def _sizes(self, pod: Pod) -> Sizes:
-        """What the pod's containers shall have, as the scheduler answered, or as the agent judges alone."""
+        """The sizes for the pod's containers, as the scheduler answered, or as the agent judges alone."""
         if not self._alone:
             answer = answer_of(pod)
             return answer.sizes if answer else {}
@@ -142,14 +144,14 @@ class Resizer:
         return whole and grant.key not in self._unwritten
 
     def _step(self, grant: Grant, size: Amount) -> Grant:
-        """One step towards the size; returns the grant as it is then.
+        """One step towards the size; returns the resulting grant.
 
         Raises:
             DoesNotFit: the card has no room yet.
-            NodeUnready: the books or a page cannot be written.
+            NodeUnready: the ledger or a page cannot be written.
         """
         held = grant.allocation.shares[0].amount
-        if not size.fits_in(held):  # book first: nobody else may be promised it
+        if not size.fits_in(held):  # book first: no other pod may be promised it
             held, cap = held.peak(size), grant.memory_cap if size.memory < held.memory else 0
             grant = self._state.resize(grant, held, cap)
             self._publish(grant)
@@ -159,7 +161,7 @@ class Resizer:
             grant = self._state.resize(grant, held, grant.memory_cap)
         if size.memory < held.memory:
             return self._free_memory(grant, held, size.memory)
-        if grant.memory_cap:  # a shrink that was taken back
+        if grant.memory_cap:  # a shrink that was withdrawn
             grant = self._state.resize(grant, held)
             self._publish(grant)
         if grant.key in self._unwritten:
@@ -167,7 +169,7 @@ class Resizer:
         return grant
 
     def _free_memory(self, grant: Grant, held: Amount, wanted: int) -> Grant:
-        """Give back what the program is seen not to hold, and lower its limit to what it holds."""
+        """Give back memory that the program does not hold, and lower its limit to what it holds."""
         published = self._capped.get(grant.key)
         if published is not None and grant.memory_cap:
             self._publish(grant)  # a start of the container may have written an older limit
@@ -195,7 +197,7 @@ class Resizer:
 
     def _used(self, grant: Grant, after: float | None = None) -> int | None:
         """Bytes that the container holds, by its page now and by the driver in the last sample; None if
-        either is unknown, or if that sample was not taken later than ``after``.
+        either is unknown, or if that sample was taken before ``after``.
         """
         sample = self._last()
         shares = [use for use in sample.shares if use.key == grant.key]
@@ -211,8 +213,8 @@ class Resizer:
         self._pods.event(pod, EVENT_RESIZED, f"container {quoted(grant.key[1])} has {text} now")
 
     def _wait(self, pod: Pod, key: Key, text: str, *, warning: bool = False) -> None:
-        """It is tried again at the next look. An Event and a line in the log say why, once for each text: of
-        a fault at once, of a step that is on its way where it takes longer than such a step does.
+        """Let the step wait until the next call of ``look``. An Event and a log line give the reason, once
+        per text: a fault at once, a step in progress only if it takes longer than usual.
         """
         self._pending.add(pod.uid)
         now = self._clock.monotonic()
@@ -229,7 +231,7 @@ class Resizer:
 
 
 def _progress(grant: Grant, size: Amount, used: int | None) -> str:
-    """``used``: bytes that the container is seen to hold, None if that is unknown."""
+    """A text about a step in progress. ``used``: bytes that the container holds, None if unknown."""
     over = max(0 if used is None else used, grant.memory_cap) - size.memory
     waits = f"{format_bytes(over)} of its memory are freed" if over > 0 else "its use of memory is seen"
     return f"is not at {size} yet: it waits until {waits}"
@@ -244,10 +246,10 @@ class LoneSizes:
 
 
 def lone_sizes(state: NodeState, pod: Pod, minimum_cores: int) -> LoneSizes:
-    """The sizes that the pod's own request gives it; its spec's where it asks for nothing any more.
+    """The sizes that the pod's own request gives its containers; those of its spec if it requests none.
 
-    A container that has what its device ids count is left alone if nothing is asked: its size may be of
-    another time. There is no quota without an extender. ``minimum_cores`` is the smallest part of a card.
+    A container whose size equals its device ids' is left alone if nothing is requested: the size may be
+    older. There is no quota without an extender. ``minimum_cores`` is the smallest part of a card.
     """
     view = state.view
     held = {a.container: g for a in view.ledger.of_pod(pod.uid).values() if (g := view.grants.get(a.key))}

@@ -1,7 +1,7 @@
-"""Collects what neighbours waited for one another's turns: evidence for longer time slices.
+"""Collects how long neighbours waited for one another's time slices: evidence for illegally long slices.
 
-A second counts for two containers that had the card to themselves, then and in the second before: by the
-driver's figures of processes, so that cards without those are not judged.
+A second counts if two containers had the card to themselves in it and in the second before. The driver's
+figures per process decide that, so cards without such figures are not judged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpu_manager.services.enforcement.usage_sample import (
 
 
 class SliceCheck:
-    """``verdicts`` is called by one thread, once a sample."""
+    """Collects the evidence. One thread calls ``verdicts``, once per sample."""
 
     def __init__(self) -> None:
         self._slices = LongSlices()
@@ -30,7 +30,7 @@ class SliceCheck:
         self._pairs: dict[CardUuid, frozenset[Place]] = {}
 
     def verdicts(self, sample: Sample) -> dict[tuple[Place, EvasionReason], str]:
-        """The evidence against each container that was judged, empty for none, also for one that rests."""
+        """The evidence against each judged container; empty for none, also for an idle container."""
         seconds, self._at = sample.at - self._at, sample.at
         working: dict[CardUuid, list[ShareUse]] = {}
         for use in sample.shares:

@@ -1,13 +1,12 @@
-"""Publishes to each container's page what only the host can see: the factor by which a shared card's time is
-divided, memory that the driver counts beyond the account, and a heartbeat.
+"""Publishes to each container's page what only the host can observe: the factor by which a shared card's time
+is divided, memory that the driver counts beyond the account, and a heartbeat.
 
-Costs next to nothing while nobody works: who is at work comes from the usage sampler's last reading, and as
-that is up to a second old, one word of a few containers' pages is looked at four times a second; where there
-are many, twice a second and in turns.
-A container at work gets a heartbeat a second. Where one of several containers of a card is at work the others
-are looked at twenty times a second; where two are, forty times, and the factor is published every 100 ms.
-Whoever is seen for the first time is told everything once: a page may still say what an agent before us had
-written.
+Costs next to nothing while no container works. The usage sampler's last reading shows which containers work.
+As it is up to a second old, one word in the pages of a few idle containers is read four times a second; on a
+node with many, twice a second and in rotation. A working container gets a heartbeat every second. If one of
+several containers of a card works, the others are checked twenty times a second; if two work, forty times,
+and the factor is published every 100 ms. A container seen for the first time gets all values once: its page
+may still have values written by an earlier agent.
 """
 
 from __future__ import annotations
@@ -90,8 +89,9 @@ _Company = tuple[CardUuid, Priority | None]
 
 
 def _company_of(tenants: Iterable[CardTenant]) -> Callable[[CardTenant], _Company]:
-    """Return who shares a card with whom. Best-effort containers make way for protected ones, so that the two
-    classes do not divide its time; where there is a normal container too, which does not, all divide it.
+    """A function from a container to those that divide the card's time with it. Best-effort containers make
+    way for protected ones, so the two classes do not divide it; if there is a normal container too, which
+    does not make way, all divide it.
     """
     classes: dict[CardUuid, set[Priority]] = {}
     for tenant in tenants:
@@ -107,8 +107,8 @@ def _seen(activity: Activity, now_ns: int) -> CardActivity:
 
 
 class TimeSharing:
-    """The loop. ``seats`` is called once a second from its thread, and must be quick; what it returns
-    again, the same object, while nobody works and all was told, is not gone through again.
+    """The loop. ``seats`` is called once a second from its thread and must be quick. If it returns the same
+    object as before, while no container works and everything is published, the object is not processed again.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class TimeSharing:
         self._rhythm = 0.0
 
     def run(self, stop: threading.Event) -> None:
-        """Run until stopped, whatever the pages hold."""
+        """Run until stopped, whatever the pages contain."""
         pause = 0.0
         while not stop.wait(pause):
             try:
@@ -146,7 +146,7 @@ class TimeSharing:
                 threads.failed("time_sharing_round_failed")
 
     def step(self) -> float:
-        """Do what is due; returns the seconds until something is due again."""
+        """Do what is due; returns the seconds until the next action."""
         now = self._clock.monotonic()
         surveys = now >= self._survey_at
         if surveys or now >= self._glance_at:
@@ -168,7 +168,7 @@ class TimeSharing:
         return GLANCE_SECONDS if len(self._resting) <= GLANCES else TURN_SECONDS
 
     def _someone_began(self, now: float) -> bool:
-        """Look at the next few containers on idle cards: has one begun to work since it was looked at?"""
+        """Check the next few containers on idle cards: True if one has begun to work since its last check."""
         if not self._resting:
             return False
         self._glance_at = now + self._glance_pause
@@ -220,7 +220,7 @@ class TimeSharing:
         self._forget({(tenant.name, card) for (card, _), tenants in together.items() for tenant in tenants})
 
     def _rest(self, places: set[tuple[str, CardUuid]]) -> None:
-        """Glance at these from now on; whose turn it is stays as it was, newcomers come last."""
+        """Check these containers from now on; the rotation continues, newcomers come last."""
         stay = [place for place in self._resting if place in places]
         self._resting = deque(stay + sorted(places.difference(stay)))
 
@@ -247,7 +247,7 @@ class TimeSharing:
             self._adjusted[place] = figures
 
     def _part(self, card: CardUuid, tenants: Iterable[CardTenant]) -> None:
-        """Reset the factor of a container that shares with no other."""
+        """Reset the factor of a container that shares its card with no other."""
         for tenant in tenants:
             self._publish(tenant.name, card, _ALONE, self._clock.monotonic())
 
@@ -257,7 +257,7 @@ class TimeSharing:
         present = frozenset(name for name, one in seen.items() if one.present)
         watched.shared.sample(now, seen, watched.driver_share)
         watched.contended = len(present) > 1
-        if present != watched.present:  # a container that comes or goes changes the time of all at once
+        if present != watched.present:  # a container that comes or goes changes the others' time
             watched.present = present
             watched.publish_at = now
         self._rhythm = (self._rhythm + _JITTER) % 1.0

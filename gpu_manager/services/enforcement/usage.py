@@ -1,4 +1,5 @@
-"""Usage of cards by container, sampled once a second: from pages for fractions, from NVML and cgroups else.
+"""Usage of cards by container, sampled once a second: from pages for fractions, otherwise from NVML and
+cgroups.
 
 A scrape renders the last sample without I/O. What cannot be read is left out, and counted.
 """
@@ -48,7 +49,7 @@ _SILENT = CardUse(CardUuid(""), lists_processes=False, samples_processes=False)
 
 @dataclass(slots=True)
 class _Resting:
-    """A container that did nothing: its grant, what was last read of its page and when, and its result."""
+    """An idle container: its grant, the last reading of its page with its time, and its result."""
 
     grant: Grant
     read: Sequence[TenantUse]
@@ -58,7 +59,7 @@ class _Resting:
 
 @dataclass(slots=True)
 class _Before:
-    """The last reading of one page, from which busy time becomes a ratio, and its result."""
+    """The last reading of one page, from which the next busy ratio is computed, and its result."""
 
     at: float
     use: TenantUse
@@ -80,8 +81,8 @@ class UsageSampler:
         slots: PageSlots | None = None,
         gains: Callable[[], Mapping[Place, float]] = dict,
     ) -> None:
-        """``slots`` finds processes that the page does not account for; without it, all count as
-        accounted. ``gains``: by what factor containers are to be charged more than their library measures.
+        """``slots`` finds processes that the page does not account for; without it, all count as accounted.
+        ``gains``: factors by which containers must be charged more than their library measures.
         """
         self._state = state
         self._slots = slots
@@ -139,7 +140,7 @@ class UsageSampler:
     def tenants(self) -> tuple[CardTenant, ...]:
         """Containers with a page by card, and whether they worked in the last second.
 
-        The same tuple while nothing of it has changed.
+        Returns the same tuple while nothing in it has changed.
         """
         sample, (before, tenants) = self.last, self._tenants_now
         idle, gains = not sample.processes and not before.processes, self._gains()
@@ -271,7 +272,7 @@ class UsageSampler:
         return shown
 
     def _past_the_page(self, grant: Grant, processes: Sequence[ProcessUse]) -> float:
-        """The share of the card's time that the driver saw used by processes without a slot in the page."""
+        """The share of the card's time that the driver attributes to processes without a slot in the page."""
         busy = [p for p in processes if p.utilisation]
         if self._slots is None or not busy:
             return 0.0
@@ -281,8 +282,8 @@ class UsageSampler:
     def _whole(self, grant: Grant, driver: DriverSample, *, started: bool) -> Iterable[ShareUse]:
         """Usage of whole cards, which have no page, from NVML's processes.
 
-        No process on the card counts as no use, where the card lists its processes, all processes of the node
-        are visible, and the container's are known.
+        No process on the card counts as no use if the card lists its processes, all processes of the node are
+        visible, and the container's are known.
         """
         known = started and self._slots is not None and self._slots.sees_host()
         for share in grant.allocation.shares:
@@ -301,5 +302,5 @@ class UsageSampler:
 
 
 def _is_idle(shown: ShareUse, share: Share, pids: tuple[int, ...]) -> bool:
-    """True if an equal next reading gives equal figures."""
+    """True if an equal next reading would give equal figures."""
     return shown.core == 0.0 and shown.share is share and shown.pids == pids

@@ -1,8 +1,8 @@
-"""One sample of the cards' usage, by container and card, and whose processes it counts. Values alone.
+"""One sample of the cards' usage, by container and card, and the owners of its processes. Values only.
 
-A living process belongs to the container of its cgroup, a dead one to the container that it was last seen in:
-the driver keeps what a killed process held while a forked child has its descriptors, and goes on listing the
-dead process's pid. That memory is its container's as before, which neither limit nor detector may miss.
+A living process belongs to the container of its cgroup, a dead one to its last known container: the driver
+keeps a killed process's memory while a forked child has its descriptors, and goes on listing the dead PID.
+That memory remains its container's, and neither limit nor detector may miss it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Place = tuple[Key, CardUuid]
 class ShareUse:
     """Usage of one container on one card. Bytes, ratios of one card, seconds; ``None``: unknown.
 
-    ``memory`` is the account's, ``beyond`` what the driver counts on top of it (contexts, code),
-    ``excess`` what it does not count of it, ``twice`` what it counts for several processes that share it.
-    ``longest`` is its longest kernel or graph so far. ``account`` is what the page itself claims of ``core``,
-    ``error`` by how much of the card it may be wrong, and ``launches`` how many a second; None where that is
-    not of one second. ``stalls`` are the sample's own.
-    ``held_idle`` is the part of ``throttled`` in which nothing of the container was in flight on the card,
-    ``in_flight`` the time in which something was.
-    ``enforcement`` is ``active`` (its page is read), ``exclusive`` (a whole card, nothing to enforce),
-    ``tampered`` (its page cannot be trusted) or ``unknown`` (it cannot be read); ``reason`` says why.
+    ``memory`` is the account's; ``beyond`` what the driver counts in addition (contexts, code); ``excess``
+    the part of the account that the driver does not count; ``twice`` what the driver counts for several
+    processes that share it. ``longest`` is the longest kernel or graph so far. ``account`` is the page's own
+    figure for ``core``, ``error`` by how much of the card it may be wrong, and ``launches`` the launches per
+    second; None if the reading does not cover one second. ``stalls`` are of this sample only. ``held_idle``
+    is the part of ``throttled`` in which nothing of the container was in flight on the card, ``in_flight``
+    the time in which something was. ``enforcement`` is ``active`` (its page is read), ``exclusive`` (a whole
+    card, nothing to enforce), ``tampered`` (its page cannot be trusted) or ``unknown`` (it cannot be read);
+    ``reason`` gives the cause.
     """
 
     key: Key
@@ -62,21 +62,21 @@ class ShareUse:
 
     @property
     def held(self) -> int | None:
-        """Bytes of the card's memory that it holds in all, which its limit is compared with."""
+        """Bytes of the card's memory held in total, which are compared with the limit."""
         return None if self.memory is None else self.memory + self.beyond
 
     @property
     def place(self) -> Place:
-        """Whose usage it is, and on which card."""
+        """The container and the card."""
         return self.key, self.share.card
 
 
 @dataclass(frozen=True, slots=True)
 class DriverSample:
-    """What the driver says of the cards and of the processes on them, read once for a sample.
+    """The driver's figures for the cards and their processes, read once per sample.
 
-    ``by_place`` are its processes by the container whose cgroup they are in, granted that card or not. A card
-    that is not in ``cards`` told nothing of its processes either.
+    ``by_place`` has the processes by the container whose cgroup they are in, whether granted that card or
+    not. A card that is not in ``cards`` did not list its processes either.
     """
 
     cards: Mapping[CardUuid, CardUse] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class DriverSample:
         return self.by_place.get(place, ())
 
     def has_others(self, own: Sequence[ProcessUse], card: CardUuid) -> bool:
-        """True if others than these processes used the card."""
+        """True if other processes than these used the card."""
         busy = sum(p.utilisation or 0.0 for p in self.processes if p.uuid == card)
         return is_beside_others(own, busy)
 
@@ -105,10 +105,9 @@ class Sample:
     """One sample (``at``: monotonic seconds).
 
     ``cards`` and ``processes`` are the driver's (:class:`DriverSample`), ``listed`` all processes that it
-    lists. ``ended`` are granted containers that run no more, although the books still hold their share.
-    ``busy`` is the percent of each card's time that the driver saw its processes use, whoever's they are.
-    ``shares`` is the last sample's own tuple
-    where no figure has changed.
+    lists. ``ended`` are granted containers that have ended although the ledger still holds their shares.
+    ``busy`` is the percentage of each card's time that the driver saw in use, by any process. ``shares`` is
+    the previous sample's own tuple if no figure has changed.
     """
 
     at: float
@@ -127,7 +126,7 @@ def has_page(grant: Grant) -> bool:
 
 
 def unread(grant: Grant, share: Share) -> ShareUse:
-    """Usage of a container that was not sampled yet: a fraction's page begins empty."""
+    """Usage of a container that was not sampled yet: a fraction's page starts empty."""
     if not has_page(grant):
         return ShareUse(grant.key, share, "exclusive" if share.whole else "unknown")
     return ShareUse(grant.key, share, "active", memory=0, core=0.0, throttled=0.0, refusals=0)
@@ -143,8 +142,8 @@ OTHERS_PERCENT: Final = 1.0
 
 
 def is_beside_others(processes: Sequence[ProcessUse], busy: float) -> bool:
-    """True if others than these processes used their card, whose processes together were ``busy`` (percent):
-    the driver then gives each of its few samples to one of them as a whole.
+    """True if other processes than these used their card; ``busy`` (percent) is the use by all of them. The
+    driver then attributes each of its few samples to one process as a whole.
     """
     return busy - sum(p.utilisation or 0.0 for p in processes) > OTHERS_PERCENT
 
@@ -153,10 +152,10 @@ _Container = tuple[PodUid, str]
 
 
 class ProcessOwners:
-    """Remembers each listed process's container for as long as its card lists it.
+    """Remembers each listed process's container for as long as the card lists the process.
 
-    A pid that was found gone stays the dead process's until then, even if the kernel gives the number to
-    another process. Processes that were dead before the agent's first sample belong to nobody.
+    A PID that was found gone remains the dead process's until then, even if the kernel reuses the number.
+    Processes that were dead before the agent's first sample have no owner.
     """
 
     def __init__(self, processes: Processes) -> None:
@@ -168,7 +167,7 @@ class ProcessOwners:
     ) -> Iterator[tuple[ProcessUse, _Container]]:
         """The processes of containers, each with its container: (pod UID, container id).
 
-        ``told``: the cards that listed their processes; of the others what was known stays known.
+        ``told``: the cards that listed their processes; for the others previous owners are kept.
         """
         before = self._known
         self._known = {place: owner for place, owner in before.items() if place[0] not in told}
