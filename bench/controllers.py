@@ -1,14 +1,14 @@
-"""What is promised beside other controllers: gangs."""
+"""What is promised beside other controllers: gangs, and what autoscalers ask."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from bench import gangs
+from bench import dry_run, gangs
 from bench.rows import Measure, Row, rows_of
 
-PARTS: Final[Mapping[str, Measure]] = {"gangs": gangs.rows}
+PARTS: Final[Mapping[str, Measure]] = {"gangs": gangs.rows, "dryrun": dry_run.rows}
 
 
 def rows(*, full: bool, only: str = "") -> Iterator[Row]:

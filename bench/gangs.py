@@ -4,6 +4,7 @@ deletions, preemption, slow Bindings and changes of leader, with each kind of sc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
@@ -21,7 +22,7 @@ _SEED: Final = 40
 def rows(*, full: bool) -> Iterator[Row]:
     """One row each over all kinds of schedulers, the worst of them."""
     load = _FULL if full else _QUICK
-    partial, alone, left, speed, notes = 0, 0, 0, 100.0, []
+    partial, alone, left, speed, notes = 0, 0, 0, math.inf, []
     for name, scheduler in SCHEDULERS.items():
         model, before = Model(scheduler, load, _SEED), Model(scheduler, replace(load, judged=False), _SEED)
         single = Model(scheduler, replace(load, together=False), _SEED)

@@ -145,6 +145,7 @@ class Extender:
         return (
             Route("/scheduler/filter", "filter", self.filter, others=filter_),
             Route("/scheduler/predicates", "filter", self.filter, others=filter_),
+            Route("/scheduler/filter-dryrun", "filter-dryrun", self.dry_run),
             Route("/scheduler/prioritize", "prioritize", self.prioritize, others=prioritize),
             Route("/scheduler/priorities", "prioritize", self.prioritize, others=prioritize),
             Route("/scheduler/bind", "bind", self.bind, guarded=True),
@@ -211,6 +212,33 @@ class Extender:
             self._refused(occupant.uid, snapshot.turn)
         log.debug("filtered", pod=occupant.pod.key, fitting=len(fitting), failed=len(failed) + len(lasting))
         return Reply(filter_answer(args, fitting, failed, lasting), after=after)
+
+    def dry_run(self, body: bytes) -> Reply:
+        """ExtenderArgs → ExtenderFilterResult, as filter would answer for this pod alone; nothing is kept,
+        counted or told. For an autoscaler: the pod and the nodes may not exist yet.
+        """
+        try:
+            args = read_args(body)
+            occupant = pod_view(parse_pod(args.pod), args.pod)
+        except RequestInvalid as error:
+            return Reply(filter_error(str(error)))
+        if not occupant.pod.asks:
+            return Reply(filter_answer(args, args.names, {}, {}))
+        if reason := self._unready():
+            return Reply(filter_error(reason))
+        try:
+            request = judged_request(occupant.pod, self._cluster.unit, self._minimum_cores)
+        except RequestInvalid as error:
+            return self._never(args, str(error))
+        snapshot = self._cluster.snapshot()
+        question = self._question(occupant, request, snapshot)
+        verdicts = self._judged(args, question, snapshot)
+        fitting = args.names.among(verdicts.fitting())
+        if not fitting and Unfit.LATE in verdicts.said:
+            return Reply(filter_error(LATE))
+        view_at = partial(self._view, args, snapshot)
+        failed, lasting = reasons(question, args.names, view_at, verdicts, full=1 if fitting else FULL_LINES)
+        return Reply(filter_answer(args, fitting, failed, lasting))
 
     def prioritize(self, body: bytes, *, binds: bool = True) -> Reply:
         """ExtenderArgs → HostPriorityList: one 10, the others 0 to 8; all 0 for a pod that requests no cards.
@@ -342,9 +370,13 @@ class Extender:
         request = self._request(occupant)
         if self._clock is not None:
             self._cluster.expire(self._clock.monotonic())
-        snapshot, quota = self._cluster.snapshot(), self._quota.current
+        snapshot = self._cluster.snapshot()
+        return self._question(occupant, request, snapshot), snapshot
+
+    def _question(self, occupant: PodView, request: PodRequest, snapshot: Snapshot) -> FeasibilityCheck:
+        quota = self._quota.current
         namespace = quota.of(occupant.pod.namespace, request.priority) if quota else None
-        return self._judge.ask(occupant, request, snapshot, namespace), snapshot
+        return self._judge.ask(occupant, request, snapshot, namespace)
 
     def _expect(
         self, question: FeasibilityCheck, occupant: PodView, view: NodeView, fit: Fit | Unfit, *, binds: bool
@@ -390,6 +422,10 @@ class Extender:
         it.
         """
         self._refused(occupant.uid, self._cluster.snapshot().turn)
+        return self._never(args, reason)
+
+    @staticmethod
+    def _never(args: ExtenderArgs, reason: str) -> Reply:
         return Reply(filter_answer(args, NodeNames(), {}, dict.fromkeys(args.names, reason[:LINE_LIMIT])))
 
     def _filter_error(self, error: str) -> Reply:
