@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/placement.md, from the kept runs: ``python -m bench.placement.page``."""
+"""Tables and picture of the placement study, from the kept runs: ``python -m bench.placement.page``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.placement import waits
 from bench.placement.plot import PICTURE, draw
 from bench.placement.study import ABLATION, BASELINES, KIN, ROOT, SECOND, SEEDS, THREE, Result, load
 
-PAGE: Final = ROOT / "docs" / "placement.md"
+PAGE: Final = ROOT / "docs" / "internals" / "placement-study.md"
 _PUBLISHED: Final = {
     "FGD": "95.23 / 95.39",
     "BestFit": "92.86 / 93.08",

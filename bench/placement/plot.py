@@ -1,4 +1,4 @@
-"""The picture of docs/placement.md; :mod:`bench.placement.page` draws it."""
+"""The picture of docs/internals/placement-study.md; :mod:`bench.placement.page` draws it."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ def pending(jobs: Iterable[Job], runs: Sequence[Result]) -> Iterator[Job]:
 
 
 def full_plan() -> list[Job]:
-    """Every run that docs/placement.md quotes, what matters most first: a part of it is fair too."""
+    """Every run that the placement study quotes, what matters most first: a part of it is fair too."""
     jobs = [Job(name, policy, SEEDS[0]) for name in ("default", *KIN) for policy in THREE]
     jobs += [Job("default", policy, seed) for seed in SEEDS for policy in THREE]
     jobs += [Job(name, policy, seed) for seed in SEEDS for name in KIN for policy in THREE]

@@ -77,7 +77,7 @@ class Wait:
 
 
 def plan() -> list[Wait]:
-    """Every run that docs/placement.md quotes, seed by seed: a part of it is fair too."""
+    """Every run that the placement study quotes, seed by seed: a part of it is fair too."""
     return [Wait(LOADS[0], seed, policy) for seed in SEEDS for policy in THREE]
 
 

@@ -1,4 +1,4 @@
-"""The table of docs/dra.md: what claims do not go with is said in these words."""
+"""The table of docs/internals/dra-cases.md: what claims do not go with is said in these words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.test_cluster_claims import CLASS, claim, part
 from tests.unit.test_explained_claims import explained, held, waiting, world
 
 ROOT: Final = Path(__file__).parents[2]
-PAGE: Final = (ROOT / "docs/dra.md").read_text(encoding="utf-8")
+PAGE: Final = (ROOT / "docs/internals/dra-cases.md").read_text(encoding="utf-8")
 
 
 def waits_behind_another() -> str:

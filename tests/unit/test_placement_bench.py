@@ -401,7 +401,7 @@ def test_the_kept_runs_all_come_from_one_state_of_the_code_or_from_what_it_repea
 
 
 def test_the_page_s_worked_examples_are_what_the_domain_does():
-    page = (ROOT / "docs" / "placement.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "internals" / "node-choice.md").read_text(encoding="utf-8")
     for busy in ((), (0,), (0, 2), (0, 2, 4)):
         assert worked(SIX, busy, (2, 3, 4)) in page
     for busy in ((), (0,), (0, 3), (0, 3, 5)):
