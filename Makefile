@@ -75,6 +75,9 @@ format: $(CHECK) ##daily let the formatters decide
 
 test: unit component ##daily tests of the Python code, without card or cluster; STEADY_SEED=<number> draws other examples, in another order
 
+test-one: $(TEST) ##daily one test: T=tests/unit/test_quota.py, or ::name behind it
+	$(if $(T),,$(error T is not set: make test-one T=tests/unit/test_quota.py))python -m pytest $(T)
+
 unit: $(TEST) ##daily unit tests alone, and the lines of domain, services and admission that they run
 	rm -rf build/coverage && mkdir -p build/coverage
 	python -m pytest -p tests.lines_run -n auto tests/unit
