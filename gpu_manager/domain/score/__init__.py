@@ -7,6 +7,6 @@
 ``closing``          the one of them that smaller requests are refused on, and for how long at most
 ``scorer``           the cost of putting a pod on a node, from all of these
 
-Used by admission, the simulator and the bench; the agent never loads it. docs/internals/node-choice.md has the formula
-and the measured effect of each term.
+Used by admission, the simulator and the bench; the agent never loads it. docs/internals has the formula
+(node-choice.md) and the measured effect of each term (placement-study.md).
 """
