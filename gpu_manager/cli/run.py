@@ -44,6 +44,7 @@ OLD_FLAGS = {
     "virtual-manager-path": True,
     "device-plugin-path": True,
     "share-mode": False,
+    "container-runtime": True,
     "container-runtime-endpoint": True,
     "cgroup-driver": True,
     "runtime-request-timeout": True,
