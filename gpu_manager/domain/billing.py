@@ -1,8 +1,8 @@
-"""What pods held of cards over time, and what of it they used: the sums that bills are made of.
+"""Sums of what pods held of cards over time, and of what they used, as a base for bills.
 
-A gauge that is read every 30 seconds cannot bill a job of ten. So the node itself adds up, by pod and by
-namespace, and its sums outlive the pod. A pod is billed at the peak over its phases, as it is booked: from
-its first grant until it has ended.
+A gauge that is read every 30 seconds cannot bill a job of ten seconds. So the node itself adds up, by pod and
+by namespace, and its sums outlive the pod. A pod is billed at its booked peak over its phases, from its first
+grant until it has ended.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Allocation, peak
 from gpu_manager.domain.resources import ZERO, Amount
 
-KEPT_SECONDS: Final = 300.0  # how long the sums of a pod that has ended are told: ten usual scrapes
-KEPT_PODS: Final = 2000  # ended ones; the oldest go first
-KEPT_DAYS: Final = 90  # how long the sums of a namespace are told after its last pod here
+KEPT_SECONDS: Final = 300.0  # how long the sums of an ended pod are published: ten usual scrapes
+KEPT_PODS: Final = 2000  # ended ones; the oldest are dropped first
+KEPT_DAYS: Final = 90  # how long the sums of a namespace are published after its last pod on this node
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one pod holds at one moment, over all its cards, and uses.
+    """What one pod holds and uses at one moment, over all its cards.
 
-    Cores are hundredths of a card, memory is bytes. What is not measured is neither used nor wasted.
+    Cores are hundredths of a card, memory is bytes. Unmeasured use counts as neither used nor wasted.
     """
 
     namespace: str
@@ -55,7 +55,7 @@ class Sums:
     memory_wasted_byte_seconds: float = 0.0
 
     def plus(self, held: Holding, seconds: float, now: float) -> Sums:
-        """So long it was held, until now."""
+        """The sums after ``seconds`` more of this holding, up to ``now``."""
         return Sums(
             self.since,
             now,
@@ -73,7 +73,7 @@ FIGURES: Final = tuple(f.name for f in fields(Sums) if f.name not in ("since", "
 
 @dataclass(frozen=True)
 class PodSums:
-    """A pod's UID and name, its sums, and when it ended (seconds since 1970; None: it has not)."""
+    """A pod's UID and name, its sums, and when it ended (seconds since 1970; None: not yet)."""
 
     uid: PodUid
     namespace: str
@@ -90,17 +90,17 @@ class PodSums:
 
 @dataclass(slots=True)
 class Bills:
-    """The sums of one node. Not thread-safe; what is in it does not change, so that a copy is cheap."""
+    """The sums of one node. Not thread-safe; its values are immutable, so a copy is cheap."""
 
     namespaces: dict[str, Sums] = field(default_factory=dict)
     pods: dict[PodUid, PodSums] = field(default_factory=dict)
 
     def copy(self) -> Bills:
-        """As they are now."""
+        """A copy of the present sums."""
         return Bills(dict(self.namespaces), dict(self.pods))
 
     def add(self, held: Mapping[PodUid, Holding], seconds: float, now: float) -> None:
-        """These pods held so much for the last ``seconds``; ``now`` is seconds since 1970."""
+        """Add what these pods held for the last ``seconds``; ``now`` is seconds since 1970."""
         began = now - seconds
         for uid, one in held.items():
             pod, whole = self.pods.get(uid), self.namespaces.get(one.namespace)
@@ -109,7 +109,9 @@ class Bills:
             self.namespaces[one.namespace] = (whole or Sums(began, now)).plus(one, seconds, now)
 
     def close(self, there: Collection[PodUid], now: float) -> bool:
-        """Whoever is not ``there`` has ended; True if that is news. The sums of who ended long ago go."""
+        """Mark pods that are not in ``there`` as ended; True if there are new ones. Drops pods that ended
+        long ago.
+        """
         gone = [uid for uid, pod in self.pods.items() if pod.ended is None and uid not in there]
         for uid in gone:
             self.pods[uid] = replace(self.pods[uid], ended=now)
@@ -125,19 +127,19 @@ class Bills:
 
 
 def booked_peak(allocations: Iterable[Allocation]) -> Amount:
-    """What one pod is booked with on all its cards together: on each card the peak over its phases."""
+    """The amount booked for one pod on all its cards together: on each card the peak over its phases."""
     held = tuple(allocations)
     cards = {card for allocation in held for card in allocation.cards}
     return sum((peak(held, card) for card in cards), ZERO)
 
 
 def encode_bills(bills: Bills, boot: str, at: float) -> bytes:
-    """The file of a node's bills: a line of JSON about the node and its namespaces, then one for each pod.
+    """Encode a node's bills: a line of JSON about the node and its namespaces, then one for each pod.
 
     Args:
         bills: the sums.
         boot: ID of the node's boot.
-        at: seconds since that boot at which the sums were last added to.
+        at: seconds since that boot of the last addition.
     """
     namespaces = {name: _row(sums) for name, sums in bills.namespaces.items()}
     head = json.dumps({"boot": boot, "at": at, "namespaces": namespaces})
@@ -145,7 +147,7 @@ def encode_bills(bills: Bills, boot: str, at: float) -> bytes:
 
 
 def decode_bills(data: bytes) -> tuple[Bills, str, float]:
-    """The sums, boot and time that :func:`encode_bills` wrote. Raises ValueError for any other file."""
+    """Decode what :func:`encode_bills` wrote: sums, boot and time. Raises ValueError for any other file."""
     try:
         head, *rows = (json.loads(line) for line in data.splitlines())
         namespaces = {str(name): _sums(row) for name, row in head["namespaces"].items()}

@@ -38,7 +38,7 @@ PRIORITY: Final = "tencent.com/vcuda-priority"
 RESIZE: Final = "tencent.com/vcuda-resize"
 ADVICE: Final = "tencent.com/vcuda-advice"
 ADVISED: Final = "tencent.com/vcuda-advised"  # when a container was last given the advised size
-TEMPLATE_SIZE: Final = "tencent.com/vcuda-template-size"  # written by /mutate where an owner asks for another
+TEMPLATE_SIZE: Final = "tencent.com/vcuda-template-size"  # by /mutate if an owner requests another size
 # Pod annotations, written (guarded: only the two service accounts may set or change them).
 ALLOCATION: Final = "tencent.com/vcuda-allocation"
 PREDICATE_NODE: Final = "tencent.com/predicate-node"
@@ -50,7 +50,7 @@ EVICT: Final = "tencent.com/vcuda-evict"  # by the agent of the pod's node, for 
 GUARDED: Final = (ALLOCATION, PREDICATE_NODE, PREDICATE_TIME, ASSIGNED, RESIZED, EVICT)
 # Written into a pending pod when its namespace's quota changes, so that schedulers requeue it.
 QUOTA_SEEN: Final = "tencent.com/vcuda-quota-seen"
-# Written into a pod whose claims are not prepared yet, so that the kubelet tries at once.
+# Written into a pod whose claims are not prepared yet, so that the kubelet retries at once.
 PREPARE_AGAIN: Final = "tencent.com/vcuda-prepare-again"
 POD_ANNOTATIONS: Final = (
     CORE_LIMIT,
@@ -73,7 +73,7 @@ POD_ANNOTATIONS: Final = (
 )
 OUR_PREFIX: Final = "tencent.com/"
 LONGEST_NAME: Final = 317  # characters of a qualified name of Kubernetes: prefix, slash, name
-# Resources by which other systems share cards; here nobody counts them.
+# Resources by which other systems share cards; this project does not count them.
 FOREIGN_RESOURCES: Final = (
     "nvidia.com/gpumem",
     "nvidia.com/gpumem-percentage",
@@ -102,7 +102,7 @@ POOL_LABEL: Final = "gaia.tencent.com/gpu-pool"
 LEADER_LABEL: Final = "tencent.com/admission-leader"
 # Annotation of the pod of a replica that begins to lead, so that its watch of pods shows how far it has come.
 LEADER_SINCE: Final = "tencent.com/admission-leader-since"
-# Lease of the admission service, and its annotation with the claims that were let pass and are not shown yet.
+# Lease of the admission service, and its annotation with admitted claims that the watch has not shown yet.
 CLAIM_RECORD: Final = "gpu-quota-admission-claims"
 ADMITTED_CLAIMS: Final = "tencent.com/admitted-claims"
 
@@ -114,10 +114,10 @@ LIBRARY_DIR: Final = "/usr/local/vcuda"
 PRELOAD_PATH: Final = "/etc/ld.so.preload"
 CARDS_ENV: Final = "VCUDA_CARDS"
 VISIBLE_ENV: Final = "NVIDIA_VISIBLE_DEVICES"
-NO_VISIBLE_DEVICES: Final = ("", "void", "none")  # its values that show no card
+NO_VISIBLE_DEVICES: Final = ("", "void", "none")  # its values that give no card
 # Read from the pod: the driver capabilities that a container requests, as NVIDIA's runtime defines them.
 CAPABILITIES_ENV: Final = "NVIDIA_DRIVER_CAPABILITIES"
-# Where Triton, and torch.compile through it, looks for the driver before it asks ldconfig.
+# Where Triton, and torch.compile through it, searches for the driver before it calls ldconfig.
 TRITON_ENV: Final = "TRITON_LIBCUDA_PATH"
 CDI_KIND: Final = "tencent.com/vcuda"
 WHOLE_CARD: Final = "tencent.com/vcuda-card"  # of DeviceClass vcuda-card, by DRA: whole cards without a claim
@@ -126,10 +126,10 @@ DRA_DRIVER: Final = "vcuda.tencent.com"  # of ResourceSlices, and the domain of 
 DRA_UNHEALTHY: Final = "vcuda.tencent.com/unhealthy"
 DRA_CORDONED: Final = "vcuda.tencent.com/cordoned"
 DRA_HELD: Final = "vcuda.tencent.com/held"
-# Below the kubelet's directory: by what it finds the driver, and where that serves.
+# Below the kubelet's directory: where it discovers the driver, and the driver's own socket.
 DRA_REGISTRY_SOCKET: Final = f"plugins_registry/{DRA_DRIVER}-reg.sock"
 DRA_SOCKET: Final = f"plugins/{DRA_DRIVER}/dra.sock"
-# Of a node that gives cards by claims: dra, or split. Of a namespace whose pods are turned into claims: dra.
+# Of a node that gives cards by claims: dra, or split. Of a namespace whose pods are converted: dra.
 FRONT_LABEL: Final = f"{OUR_PREFIX}vcuda-front"
 # Of the ResourceClaimTemplates of such pods: a label, and when a pod last needed it, in seconds since 1970.
 TURNED_LABEL: Final = f"{OUR_PREFIX}vcuda-turned"
@@ -178,9 +178,9 @@ HTTP_PORT: Final = 5678
 TOKEN_HEADER: Final = "X-Vcuda-Authorization"  # noqa: S105  # a header's name
 
 VERSION: Final = 1
-_LONGEST_REASON = 160  # characters of why a card is closed
+_LONGEST_REASON = 160  # characters of the reason why a card is closed
 _LONGEST_WHY: Final = 400  # characters of a reason that stands once in an inventory or on a pod
-_LONGEST_MARK = 8192  # characters of a mark, which is read once a second
+_LONGEST_MARK = 8192  # characters of a mark, which is read every second
 _LONGEST_JSON = 1 << 20  # characters; Kubernetes holds all annotations of an object under 256 KiB
 
 
@@ -248,7 +248,7 @@ def _pair(counts: object) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class EvictionMark:
-    """The request of a node's agent to evict a pod: its UID, why, and when that was last true (seconds since
+    """A node agent's request to evict a pod: its UID, the reason, and when that was last true (seconds since
     1970).
     """
 
@@ -280,7 +280,7 @@ def decode_eviction_mark(text: str | None) -> EvictionMark | None:
 class TerminatingShare:
     """The share of one card held by a pod that the API has deleted but whose processes still run.
 
-    ``pod`` is its UID, so that a reader that still sees the pod counts it once; empty for several pods.
+    ``pod`` is its UID, so that a reader that still has the pod counts it once; empty for several pods.
     """
 
     pod: str
@@ -293,15 +293,15 @@ class Inventory:
     """The inventory of a node: cards with their state, the links between them, the memory unit in bytes.
 
     ``refused`` lists amounts (cores, memory bytes) that the node refused in the last 30 s, ``lingering`` the
-    shares of pods that the API no longer has or that cannot be read. ``released`` lists the UIDs of pods that
-    were deleted before they ended and that hold nothing any more, for 120 s; None if the agent does not tell.
-    ``serving`` is False while the node's agent starts or leaves or its kubelet is away, and after it has
-    left: the kubelet may refuse a pod that is bound there then. ``resizes``: the agent follows answers to
-    requests for another size, which agents of earlier releases pass over. ``gates``: it makes best-effort
-    tenants wait for protected ones, which agents of earlier releases do not. ``stranded``: UIDs of pods with
-    containers that cannot be started again, because the kubelet has no devices for them. ``no_injection``:
-    why no container can be given a card now, empty if one can; ``injects_by``: the strategy by which they
-    are, empty if the agent, of an earlier release, does not tell.
+    shares of pods that the API no longer has or that cannot be read. ``released`` lists, for 120 s, the UIDs
+    of pods that were deleted before they ended and that no longer hold anything; None if the agent does not
+    publish it. ``serving`` is False while the node's agent starts or stops or its kubelet is away, and after
+    the agent has left: the kubelet may then refuse a pod bound there. ``resizes``: the agent follows answers
+    to resize requests, which agents of earlier releases ignore. ``gates``: it makes best-effort tenants wait
+    for protected ones, which agents of earlier releases do not. ``stranded``: UIDs of pods with containers
+    that cannot be started again, because the kubelet has no devices for them. ``no_injection``: why no
+    container can be given a card now, empty if one can; ``injects_by``: the injection strategy, empty from
+    agents of earlier releases.
     """
 
     unit: int
@@ -399,7 +399,7 @@ def decode_inventory(text: str | None) -> Inventory | None:
 
 
 def _paths(topology: Topology) -> dict[str, Any]:
-    """The PCIe paths beside NVLinks, empty where there is none; nothing if none is known."""
+    """The PCIe paths beside NVLinks, empty if there are none; nothing if none is known."""
     paths = [[link.path.value if link.path else "" for link in row] for row in topology.links]
     return {"paths": paths} if any(map(any, paths)) else {}
 
@@ -417,7 +417,7 @@ def _links(rows: list[Any], paths: list[Any]) -> tuple[tuple[Link, ...], ...]:
 
 
 def _numa_policy(value: object) -> NumaPolicy:
-    """The kubelet's policy; one that is not known here, of a newer agent, asks for nothing."""
+    """The kubelet's policy; an unknown one, of a newer agent, counts as none."""
     return next((policy for policy in NumaPolicy if policy.value == value), NumaPolicy.NONE)
 
 
@@ -431,7 +431,7 @@ def _lingering(one: dict[str, Any]) -> TerminatingShare:
 
 
 def _outside(card: Card, unit: int) -> dict[str, int]:
-    """What processes of no pod take of ``memory``, where they do; readers that do not know it need not."""
+    """Memory held by processes of no pod, if any; readers of earlier releases ignore it."""
     taken = card.size(unit).memory - card.capacity(unit).memory
     return {"outside": taken} if taken else {}
 
@@ -458,8 +458,8 @@ def _card_state(card: dict[str, Any]) -> CardState:
 
 
 def model_labels(cards: Sequence[CardState]) -> dict[str, str | None]:
-    """The model as a label, under both names, where all cards are of one model; where they are not, None: a
-    pod that selects a model must not land on another. No labels while no card was ever listed.
+    """The model as a label, under both names, if all cards are of one model; otherwise None, because a pod
+    that selects a model must not land on another. No labels while no card was ever listed.
     """
     models = {s.card.model for s in cards}
     if not models:
@@ -469,7 +469,7 @@ def model_labels(cards: Sequence[CardState]) -> dict[str, str | None]:
 
 
 def decode_uuids(text: str | None) -> frozenset[CardUuid]:
-    """A comma-separated list of card UUIDs (:data:`CORDON`, :data:`FORGET`, :data:`GPU_UUID`)."""
+    """Decode a comma-separated list of card UUIDs (:data:`CORDON`, :data:`FORGET`, :data:`GPU_UUID`)."""
     parts = (part.strip() for part in (text or "").split(","))
     return frozenset(CardUuid(part) for part in parts if part and part.isprintable())
 
@@ -480,7 +480,7 @@ def encode_uuids(uuids: Sequence[CardUuid] | frozenset[CardUuid]) -> str:
 
 
 def versioned_json(text: str | None, longest: int = _LONGEST_JSON) -> dict[str, Any] | None:
-    """The JSON object of an annotation, of at most ``longest`` characters; None unless it is one of
+    """The JSON object of an annotation of at most ``longest`` characters; None unless its version is
     :data:`VERSION`.
     """
     if not text or len(text) > longest:

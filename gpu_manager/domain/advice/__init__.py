@@ -1,1 +1,1 @@
-"""What size a running container should have, from what it was seen to need."""
+"""Advice on a running container's size, from its observed demand."""

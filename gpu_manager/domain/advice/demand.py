@@ -1,14 +1,14 @@
-"""What the containers of one template were seen to need of a card: a sketch of fixed size.
+"""The observed demand of a template's containers for a card: a sketch of fixed size.
 
-Core time: their *demand*, which is what one would use without a limit. A program that works for B seconds
-of an interval of W, and is held back by its limit for T of it while nothing of it runs, leaves the card
-alone for the rest, W - F - T, where F is how long its work took beside that of others: so alone and without a
-limit it would work for B of every B + W - F - T seconds. Only time in which it works counts: a job that runs
-at night needs its cores then.
+Core time: the *demand* is what a container would use without a limit. Let a program work for B seconds of an
+interval of W, be held back by its limit for T with nothing of it on the card, and have work in flight for F.
+Then it leaves the card alone for W - F - T seconds by its own choice; alone on a card and without a limit it
+would work for B of every B + W - F - T seconds. Only time in which it works counts: a job that runs at night
+needs its cores then.
 
-Memory: the greatest amount held in each hour of the last day, and on each day of the last week. It is what
+Memory: the greatest amount held in each hour of the last day, and on each day of the last week. That is what
 the program *took*, which for a caching allocator is not what it needs; :mod:`gpu_manager.domain.advice.size`
-tells the two apart where it can.
+distinguishes the two where it can.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ HOUR: Final = 3600.0
 DAY: Final = 24 * HOUR
 HOURS: Final = 25  # a day, wherever in an hour it is now
 DAYS: Final = 8  # a week, wherever in a day it is now
-STRETCH_SECONDS: Final = 10.0  # demand is averaged over so long: who bursts for less only waits a moment
-HALF_LIFE_SECONDS: Final = DAY  # after a day, what was seen weighs half: a program changes with its data
-_REBASE: Final = 64.0  # half-lives after which weights are divided, so that they stay numbers
-_AGES: Final = 1000.0  # half-lives; what is older weighs nothing: the clock may jump by decades
+STRETCH_SECONDS: Final = 10.0  # demand is averaged over this time: shorter bursts wait only a moment
+HALF_LIFE_SECONDS: Final = DAY  # an observation weighs half after a day: programs change
+_REBASE: Final = 64.0  # half-lives after which weights are divided, so that they stay finite
+_AGES: Final = 1000.0  # half-lives; older observations weigh nothing, since the clock may jump by decades
 _MOST_MIB: Final = (1 << 32) - 1
-_LATEST: Final = 1e11  # seconds since 1970: later times are no times
+_LATEST: Final = 1e11  # seconds since 1970; later times are invalid
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a sketch amounts to; bytes, hundredths of a card, seconds.
+    """The figures of a sketch; bytes, hundredths of a card, seconds.
 
     Attributes:
-        seconds: how long it was watched.
-        starts: how often it was seen to start.
-        worked: seconds in which it used the card, older ones weighing less.
-        cores: the demand that the given part of that time stayed below; None if it never worked.
-        hours: the greatest amount of memory in each hour of the last day that was watched, oldest first.
-        days: the same of each day of the last week.
-        refused: what it would have held with the allocation that was last refused; 0: none in the last day.
+        seconds: how long the containers were observed.
+        starts: how many starts were observed.
+        worked: seconds in which they used the card, older ones weighing less.
+        cores: the demand that the requested part of that time stayed below; None if they never worked.
+        hours: the greatest amount of memory in each observed hour of the last day, oldest first.
+        days: the greatest amount of memory on each observed day of the last week, oldest first.
+        refused: memory that would have been held with the last refused allocation; 0: none in the last day.
     """
 
     seconds: float
@@ -60,7 +60,7 @@ class Need:
 
 @dataclass(slots=True)
 class Maxima:
-    """The greatest of what was seen in each of the last ``count`` windows of ``seconds``: a ring of MiB."""
+    """The maximum in each of the last ``count`` windows of ``seconds``: a ring, in MiB."""
 
     seconds: float
     count: int
@@ -71,7 +71,7 @@ class Maxima:
         self._ring = array("I", bytes(4 * self.count))
 
     def see(self, size: int, now: float) -> None:
-        """So many bytes are held ``now``."""
+        """Record that ``size`` bytes are held ``now``."""
         self._turn(now)
         place = self._window % self.count
         self._ring[place] = max(self._ring[place], min(-(-max(size, 0) // MIB), _MOST_MIB))
@@ -85,11 +85,13 @@ class Maxima:
         )
 
     def encode(self) -> list[Any]:
-        """As JSON holds it."""
+        """The form for JSON."""
         return [self._window, self._ring.tolist()]
 
     def decode(self, row: Any) -> None:
-        """Take what :meth:`encode` gave. Raises ValueError, TypeError or OverflowError for anything else."""
+        """Restore what :meth:`encode` returned. Raises ValueError, TypeError or OverflowError for anything
+        else.
+        """
         window, sizes = row
         ring = array("I", sizes)
         if len(ring) != self.count:
@@ -97,7 +99,7 @@ class Maxima:
         self._window, self._ring = int(window), ring
 
     def _turn(self, now: float) -> None:
-        """Empty the windows in which nothing was seen."""
+        """Empty the windows since the last record."""
         window = int(now // self.seconds)
         for passed in range(max(self._window, window - self.count) + 1, window + 1):
             self._ring[passed % self.count] = 0
@@ -106,7 +108,7 @@ class Maxima:
 
 @dataclass(slots=True)
 class Demand:
-    """The sketch. ``now`` is seconds since 1970; readings come in the order of time."""
+    """The sketch. ``now`` is seconds since 1970; readings must come in the order of time."""
 
     first: float
     starts: int = 1
@@ -122,20 +124,20 @@ class Demand:
         self._base = self._base or self.first
 
     def held(self, size: int, now: float) -> None:
-        """One of the containers holds so many bytes ``now``."""
+        """Record that a container holds ``size`` bytes ``now``."""
         self._hours.see(size, now)
         self._days.see(size, now)
 
     def refused(self, size: int, now: float) -> None:
-        """One was refused an allocation: with it, it would have held so many bytes."""
+        """Record a refused allocation: with it, the container would have held ``size`` bytes."""
         self._refused, self._refused_at = size, now
 
     def worked(
         self, seconds: float, busy: float, held_back: float, now: float, in_flight: float | None = None
     ) -> None:
-        """One was at work for ``seconds`` until ``now``: ``busy`` of them on the card, and ``held_back`` with
-        nothing on it because of its limit. ``in_flight``: for how long something was on it, which neighbours
-        stretch; ``busy`` where that is not known.
+        """Record ``seconds`` of a working container up to ``now``: ``busy`` of them on the card,
+        ``held_back`` with nothing on it because of its limit. ``in_flight``: seconds with something on the
+        card, which neighbours stretch; equals ``busy`` if unknown.
         """
         idle = seconds - min(held_back, seconds) - (busy if in_flight is None else max(busy, in_flight))
         share = min(1.0, busy / (busy + idle)) if idle > 0 and busy > 0 else 1.0
@@ -144,7 +146,7 @@ class Demand:
             self._weights[math.ceil(share * CORES_PER_CARD)] += seconds * self._weight(now)
 
     def need(self, now: float, percentile: float) -> Need:
-        """What it amounts to ``now``; ``percentile``: of the time it worked, 0 to 100."""
+        """The figures ``now``; ``percentile``: of the working time, 0 to 100."""
         self._rebase(now)
         total = sum(self._weights)
         return Need(
@@ -158,14 +160,14 @@ class Demand:
         )
 
     def encode(self) -> list[Any]:
-        """The sketch as JSON holds it."""
+        """The sketch in the form for JSON."""
         weights = [[at, round(weight, 3)] for at, weight in enumerate(self._weights) if weight > 0]
         scalars = [self.first, self.starts, self._base, self._refused, self._refused_at]
         return [*scalars, weights, self._hours.encode(), self._days.encode()]
 
     @classmethod
     def decode(cls, row: Any, half_life: float = HALF_LIFE_SECONDS) -> Demand:
-        """What :meth:`encode` gave. Raises ValueError for anything else."""
+        """Restore what :meth:`encode` returned. Raises ValueError for anything else."""
         try:
             first, starts, base, refused, refused_at, weights, hours, days = row
             made = cls(_time(first), int(starts), half_life, _base=_time(base))
@@ -179,7 +181,7 @@ class Demand:
         return made
 
     def _weight(self, now: float) -> float:
-        """At least 1: a clock that goes back makes nothing older."""
+        """Weight of a second ``now``; at least 1, so that a clock set back makes nothing older."""
         return float(2 ** (max(0.0, now - self._base) / self.half_life))
 
     def _rebase(self, now: float) -> None:
@@ -214,7 +216,7 @@ def _weight(value: Any) -> float:
 
 
 def pooled(needs: Sequence[Need]) -> Need:
-    """The need of a template from that of its replicas, one at least: the greatest of each, hour by hour."""
+    """The need of a template from those of its replicas (at least one): the greatest of each figure."""
     cores = [need.cores for need in needs if need.cores is not None]
     return Need(
         seconds=max(need.seconds for need in needs),

@@ -1,10 +1,10 @@
-"""Whether advice may be followed without being asked each time, and within which bounds.
+"""Whether advice may be applied automatically, and within which bounds.
 
-``tencent.com/vcuda-advice`` on a workload's own metadata, else on its template's, or on a pod that has no
-workload, written by users:
-``{"v":1,"apply":"in-place","containers":{"train":{"cores":[10,60],"memory":["1Gi","8Gi"]}}}``. Without it,
-and with ``"apply":"off"``, nothing is followed. ``tencent.com/vcuda-advised`` beside it, written by who
-follows advice, says when each container was last changed.
+Users write ``tencent.com/vcuda-advice`` on a workload's own metadata, else on its template's, or on a pod
+without a workload:
+``{"v":1,"apply":"in-place","containers":{"train":{"cores":[10,60],"memory":["1Gi","8Gi"]}}}``. Without it, or
+with ``"apply":"off"``, no advice is applied. The program that applies advice writes
+``tencent.com/vcuda-advised`` beside it, with the time of each container's last change.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class SizeBounds:
-    """What a container's size stays within: cores, bytes; None for no bound."""
+    """Bounds for a container's size: cores, bytes; None for no bound."""
 
     cores: Range | None = None
     memory: Range | None = None
@@ -44,14 +44,14 @@ class SizeBounds:
 
 @dataclass(frozen=True, slots=True)
 class AdviceTerms:
-    """What the owner of a workload allows. ``applies``: advice may be followed in place."""
+    """What the owner of a workload allows. ``applies``: advice may be applied in place."""
 
     applies: bool = False
     bounds: Mapping[str, SizeBounds] = field(default_factory=dict)
 
 
 def read_advice_terms(written: str | None) -> AdviceTerms:
-    """Read the annotation; none allows nothing.
+    """Read the annotation; without one nothing is allowed.
 
     Raises:
         RequestInvalid: it cannot be read.
@@ -73,7 +73,7 @@ def read_advice_terms(written: str | None) -> AdviceTerms:
 def check_advice_terms(
     annotations: Mapping[str, Any], unit: int, minimum_cores: int = 1
 ) -> Iterator[Violation]:
-    """Yield what is illegal in the annotation. ``unit``: bytes of a unit of memory."""
+    """Yield the violations in the annotation. ``unit``: bytes of a unit of memory."""
     written = annotations.get(contract.ADVICE)
     if not isinstance(written, str):
         return
@@ -93,8 +93,8 @@ def check_advice_terms(
 
 
 def advised_size(advice: Advice, given: Amount, bounds: SizeBounds) -> Amount:
-    """The size to give: what is advised within the bounds, what is given where nothing is advised. Unless
-    the owner's bounds ask for more, memory grows to twice of what is given at most: more is for a person.
+    """The size to apply: the advice within the bounds, or the present size where there is no advice. Memory
+    grows to at most twice the present size unless the owner's bounds require more.
     """
     cores, memory = advice.cores.value, advice.memory.value
     return Amount(
@@ -104,8 +104,8 @@ def advised_size(advice: Advice, given: Amount, bounds: SizeBounds) -> Amount:
 
 
 def next_change(written: str | None, container: str, need: Need, given: Amount, now: datetime) -> datetime:
-    """When the container may be changed again, ``now`` or before for at once: a day after the last change,
-    and at once where its memory is too small.
+    """When the container may be changed next: a day after the last change, and at once (``now`` or earlier)
+    if its memory is too small.
     """
     if need.refused > given.memory:
         return now
@@ -119,7 +119,7 @@ def next_change(written: str | None, container: str, need: Need, given: Amount, 
 
 
 def note_change(written: str | None, container: str, now: datetime) -> str:
-    """The annotation that says when containers were changed, with this one ``now``."""
+    """The annotation with the times of changes, with this container's set to ``now``."""
     data = contract.versioned_json(written, _LONGEST) or {}
     before = {str(name): text(at) for name, at in mapping(data.get("containers")).items()}
     times = {**before, container: now.astimezone(UTC).isoformat(timespec="seconds")}

@@ -1,8 +1,9 @@
-"""What size a container should have, by what it was seen to need; the reason in one sentence; ``/advice``.
+"""The advised size of a container from its observed need; the reason in one sentence; the form of
+``/advice``.
 
-A larger size is advised at once, a smaller one only after the program was seen for long enough. Where its
-memory cannot be judged, no figure is given, and the reason says why. :class:`Sized` is a workload's container
-with the size advised for it, in the form of the agent's ``/advice``.
+A larger size is advised at once, a smaller one only after long enough observation. If the memory cannot be
+judged, no figure is given, and the reason explains why. :class:`Sized` is a workload's container with its
+advised size, as in the agent's ``/advice``.
 """
 
 from __future__ import annotations
@@ -19,30 +20,30 @@ from gpu_manager.domain.names import NameScope, container_digest, container_name
 from gpu_manager.domain.resources import Amount, format_bytes
 
 WATCHED_SECONDS: Final = DAY  # before a smaller size is advised: programs differ by the hour of the day
-STARTS: Final = 3  # of the container or its replicas: the data of one run are not those of all
-LONG_SECONDS: Final = 7 * DAY  # whoever runs for so long need not start again to be known
+STARTS: Final = 3  # of the container or its replicas: one run's data do not represent all
+LONG_SECONDS: Final = 7 * DAY  # after so long a run no further starts are needed
 GROWTH_SECONDS: Final = 3 * DAY  # before less memory is advised: growth shows over days
 WORKED_SECONDS: Final = 600.0  # of work before cores are judged
-SELDOM_SECONDS: Final = 60.0  # the same of who was watched for long: a short job works for minutes a day
-FULL: Final = 0.85  # of the limit: programs that size themselves by what they see take nine tenths of it
+SELDOM_SECONDS: Final = 60.0  # as WORKED_SECONDS, after long observation: a short job works for minutes a day
+FULL: Final = 0.85  # of the limit: programs that size themselves by the visible memory take nine tenths of it
 _CALM_HOURS: Final = 6  # without a new greatest amount: what still grows within the day has grown since then
-_SOME_DAYS: Final = 3  # from so many on, days are judged, not hours
-_FALL: Final = 0.999  # of a day's greatest amount: what stays above it has not fallen
-_ALIKE: Final = 0.99  # of the greatest amount: three of them so near say that it has a bound
-_TAIL: Final = 5  # of the greatest hours, of which the rest of a tail is judged
+_SOME_DAYS: Final = 3  # from this number on, days are judged instead of hours
+_FALL: Final = 0.999  # of a day's maximum: an amount above this has not fallen
+_ALIKE: Final = 0.99  # of the maximum: three amounts this close indicate a bound
+_TAIL: Final = 5  # of the greatest hours, from which a tail is estimated
 _AHEAD: Final = 3 * DAY  # for which a size is advised
-_BEYOND: Final = 0.01  # chance that a greater amount comes within that time
-_MANY: Final = 20  # starts, of which one alone takes more than all before
+_BEYOND: Final = 0.01  # for which a size is advised
+_MANY: Final = 20  # probability of a greater amount within that time
 
 
 @dataclass(frozen=True, slots=True)
 class AdvicePolicy:
-    """How advice is made; the agent's flags set it.
+    """Parameters of advice; the agent's flags set them.
 
     Attributes:
-        percentile: of the time in which it works, its demand stays below the advised cores for so much.
-        margin: memory beside the greatest amount, as a part of it; below 0 for less than that amount.
-        largest: bytes of the largest card there is; None where that is not known.
+        percentile: the advised cores exceed the demand for this part of the working time.
+        margin: memory above the greatest amount, as a part of it; below 0 for less than that amount.
+        largest: bytes of the largest card; None if unknown.
     """
 
     percentile: float = 95.0
@@ -52,7 +53,7 @@ class AdvicePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """An advised amount, or None where none can be given, and the reason."""
+    """An advised amount, or None if none can be given, and the reason."""
 
     value: int | None
     reason: str
@@ -67,7 +68,7 @@ class Advice:
 
 
 def advise(need: Need, given: Amount, unit: int, policy: AdvicePolicy | None = None) -> Advice:
-    """The size for a container that was ``given`` a part of one card; ``unit``: bytes of a unit of memory."""
+    """Advise on a container that was ``given`` a part of one card; ``unit``: bytes of a unit of memory."""
     return Advice(_cores(need, given.cores), _memory(need, given.memory, unit, policy or AdvicePolicy()))
 
 
@@ -89,7 +90,7 @@ def _cores(need: Need, given: int) -> Figure:
 def _memory(need: Need, given: int, unit: int, policy: AdvicePolicy) -> Figure:
     peak = max((*need.days, *need.hours), default=0)
     held = format_bytes(peak)
-    if need.refused > given:  # else it has been given more since
+    if need.refused > given:  # else its size was raised since
         wanted = _rounded(max(need.refused, peak), unit)
         if policy.largest is not None and wanted > policy.largest:
             most = format_bytes(policy.largest)
@@ -123,26 +124,26 @@ def _memory(need: Need, given: int, unit: int, policy: AdvicePolicy) -> Figure:
 
 def grows(need: Need, unit: int) -> bool:
     """True if memory has grown lately: by more than a unit in the last hours, or from day to day with a new
-    greatest amount in the later half of the days, and no day below the one before it.
+    maximum in the later half of the days, and no day below the previous one.
     """
     if len(need.hours) > _CALM_HOURS:
         records = list(accumulate(need.hours, max))
         rises = sum(late > early for early, late in pairwise(records))
         if records[-1] > records[-1 - _CALM_HOURS] + unit and rises * 2 >= len(records) - 1:
             return True
-    days = need.days[:-1]  # the last is not over
+    days = need.days[:-1]  # the last day is not over
     if len(days) < _SOME_DAYS or any(late < early * _FALL for early, late in pairwise(days)):
         return False
     return max(days[len(days) // 2 :]) > max(days[: len(days) // 2]) + unit // 8
 
 
 def _gap(need: Need) -> int:
-    """How far the next greatest amount may lie above the last, in bytes.
+    """How far the next maximum may exceed the last one, in bytes.
 
-    Where the three greatest are alike, hours follow one another smoothly, or many starts were seen, the
-    distance of the two greatest, which half of the time is enough for all of them whatever the distribution
-    (Robson and Whitlock, 1964). Else the amounts have a tail: what lies so far out that three days pass it
-    once in a hundred times, if the tail goes on as the greatest seen (an exponential excess, Pickands, 1975).
+    If the three greatest amounts are alike, hours follow one another smoothly, or many starts were observed:
+    the distance of the two greatest, which suffices with a probability of one half whatever the distribution
+    (Robson and Whitlock, 1964). Otherwise the amounts have a tail: the excess that three days exceed with a
+    probability of one in a hundred if the tail continues exponentially (Pickands, 1975).
     """
     days, hours = _closed(need.days), _closed(need.hours)
     found = [0]
@@ -161,19 +162,19 @@ def _gap(need: Need) -> int:
 
 
 def _closed(windows: Sequence[int]) -> Sequence[int]:
-    """The windows that are over, and the open one where it has the greatest amount already."""
+    """The closed windows, and the open one if it already has the maximum."""
     return windows if windows[-1] >= max(windows) else windows[:-1]
 
 
 def _is_smooth(seen: Sequence[int]) -> bool:
-    """True if each amount is near the one before it, as over a day, and not drawn anew."""
+    """True if each amount is near the previous one, as over a day, and not independent of it."""
     mean = sum(seen) / len(seen)
     steps = sum((late - early) ** 2 for early, late in pairwise(seen))
     return steps < sum((one - mean) ** 2 for one in seen)
 
 
 def _beside(margin: float) -> str:
-    """What is given beside the greatest amount because somebody asked for it."""
+    """A phrase about the margin above the greatest amount, if one was requested."""
     return f"; {100 * abs(margin):.3g} % {'more' if margin > 0 else 'less'} is advised" if margin else ""
 
 
@@ -211,10 +212,10 @@ _LARGEST_MARGIN: Final = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """The pods of a workload, what their container was given and seen to need, and the advice.
+    """The pods of a workload, their container's size and observed need, and the advice.
 
-    ``unit`` is bytes of a unit of memory; ``uids`` are of the same pods as ``pods``; ``margin`` is what its
-    agent advises beside the greatest amount of memory, as a part of it.
+    ``unit`` is bytes of a unit of memory; ``uids`` are of the same pods as ``pods``; ``margin`` is the
+    agent's margin above the greatest amount of memory, as a part of it.
     """
 
     workload: Workload
@@ -228,15 +229,15 @@ class Sized:
 
 
 def largest(given: Iterable[Amount]) -> Amount:
-    """What counts as given where replicas differ, as while a template is rolled out."""
+    """The size that counts as given if replicas differ, as during a rollout."""
     return max(given, key=lambda amount: (amount.memory, amount.cores))
 
 
 def pool(
     found: Iterable[Sized], policy: AdvicePolicy | None = None, largest_card: int | None = None
 ) -> Sequence[Sized]:
-    """Return one for each workload, from those of all nodes: one template has one size. Without a ``policy``
-    it has the largest margin of its agents. ``largest_card``: bytes of the largest, if that is known.
+    """One result per workload, from the results of all nodes: a template has one size. Without a ``policy``
+    the largest margin of the agents applies. ``largest_card``: bytes of the largest card, if known.
     """
     members: dict[Workload, list[Sized]] = {}
     for one in found:
@@ -273,7 +274,7 @@ def sized_json(one: Sized) -> dict[str, Any]:
 
 
 def pod_advice_json(found: Iterable[Sized]) -> dict[str, Any]:
-    """The advice for one pod's containers, as the console shows it: hundredths of a card, bytes."""
+    """The advice for one pod's containers, in the console's form: hundredths of a card, bytes."""
     return {
         "containers": [
             {"container": one.workload[2], "given": asdict(one.given), **asdict(one.advice)} for one in found
@@ -282,10 +283,10 @@ def pod_advice_json(found: Iterable[Sized]) -> dict[str, Any]:
 
 
 def read_sized(row: Mapping[str, Any]) -> Sized:
-    """Read what :func:`sized_json` gave; the advice is made anew.
+    """Read what :func:`sized_json` returned; the advice is computed again.
 
     Raises:
-        KeyError, TypeError, ValueError, OverflowError: it is something else.
+        KeyError, TypeError, ValueError, OverflowError: malformed.
     """
     need = Need(
         seconds=float(row["need"]["seconds"]),
@@ -300,7 +301,7 @@ def read_sized(row: Mapping[str, Any]) -> Sized:
     workload = str(row["namespace"]), str(row["workload"]), str(row["container"])
     pods = tuple(str(pod) for pod in row["pods"])
     uids = tuple(str(uid) for uid in row.get("uids", ()))
-    margin = max(-1.0, min(float(row.get("margin", 0.0)), _LARGEST_MARGIN))  # an older agent tells none
+    margin = max(-1.0, min(float(row.get("margin", 0.0)), _LARGEST_MARGIN))  # an older agent sends none
     return Sized(
         workload,
         pods,
@@ -314,7 +315,7 @@ def read_sized(row: Mapping[str, Any]) -> Sized:
 
 
 def within_scope(one: Sized, scope: NameScope) -> Sized:
-    """The advice as it may be told: with its workload's names, or with the UIDs of its pods alone."""
+    """The advice as the caller may see it: with its workload's names, or with the UIDs of its pods only."""
     namespace, _, container = one.workload
     if scope.covers(namespace):
         return one
@@ -323,7 +324,7 @@ def within_scope(one: Sized, scope: NameScope) -> Sized:
 
 
 def named_advice(one: Sized, pods: Mapping[str, Pod]) -> Sized | None:
-    """The advice with its workload's names, by its pods' UIDs; None if the first of them is not known."""
+    """The advice with its workload's names, found by its pods' UIDs; None if the first is unknown."""
     if one.workload[0]:
         return one
     first = pods.get(one.uids[0]) if one.uids else None

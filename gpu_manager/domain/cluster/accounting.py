@@ -1,11 +1,11 @@
-"""Accounting: who holds what of a node's cards, derived from the node's report and its pods. Pure.
+"""Accounting: which pods and claims hold a node's cards, derived from the node's report and its pods. Pure.
 
-The scheduler extender, quota, the cluster's page and ``kubectl vcuda`` all use this one accounting. The
-agent shows its own :class:`~gpu_manager.domain.placement.ledger.Ledger`, and tests hold the two equal.
-A pod is charged on the cards that its annotation names. A pod without a valid annotation (bound by hand,
-annotation lost or forged) is charged where the node's own policy would put it or, if it does not fit, on the
-cards with the most left: no amount is ever left out. So is a pod that is on its way to a card that has filled
-up since.
+The scheduler extender, quota, the cluster's page and ``kubectl vcuda`` all use this one accounting. The agent
+publishes its own :class:`~gpu_manager.domain.placement.ledger.Ledger`; tests check that both agree. A pod is
+charged on the cards that its annotation names. A pod without a valid annotation (bound by hand, annotation
+lost or forged) is charged where the node's own policy would place it or, if it does not fit, on the cards
+with the most left: no amount is ever left out. A pod on its way to a card that has filled up since is charged
+in that way too.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _MOST_MISFITS: Final = 8  # of a node, before its other pods without known cards
 def cluster_books(
     nodes: Sequence[NodeReport], pods: Iterable[Pod], claims: Sequence[KnownClaim] = ()
 ) -> tuple[NodeBooks, ...]:
-    """The books of all nodes, by name. A node that pods or claims name but that does not exist has no cards.
+    """The accounting of all nodes, by name. A node that only pods or claims name has no cards.
 
-    ``pods``: all pods of the cluster; those on a node that offers ``nvidia.com/gpu`` with their lent cards
-    (:meth:`~gpu_manager.domain.kube.pod.Pod.with_lent_cards`).
+    ``pods``: all pods of the cluster; those on a node that offers ``nvidia.com/gpu`` with their whole-card
+    alias (:meth:`~gpu_manager.domain.kube.pod.Pod.with_lent_cards`).
     """
     unit = usual_unit(nodes)
     known = {node.name: node if node.published else replace(node, unit=unit) for node in nodes}
@@ -72,7 +72,7 @@ def charge_node(
 ) -> tuple[Mapping[PodUid, Charge], Ledger]:
     """The charge of each pod on the node, and the node's ledger with claims.
 
-    ``before`` is an earlier state of the node's books, to start from where little has changed.
+    ``before`` is an earlier state of the node's accounting, as a start if little has changed.
     """
     charges, unknown = _charges_as_named(node, pods, before)
     if unknown:
@@ -116,7 +116,7 @@ def _guessed(
     claims: Mapping[PodUid, ClaimCharge],
     unknown: Sequence[CardsUnknown],
 ) -> dict[PodUid, Charge]:
-    """The charges of pods without known cards, beside what is known."""
+    """The charges of pods without known cards, added to what is known."""
     seen = {*charges, *(one.placed.uid for one in unknown)}
     held = _in_ledger(node, _allocations(charges, claims), seen)
     return {
@@ -134,12 +134,12 @@ def _guessed(
 def _without_room(
     node: NodeReport, charges: Mapping[PodUid, Charge], ledger: Ledger
 ) -> Iterator[CardsUnknown]:
-    """Pods on their way to a card that is full by now, so that the agent will find them another one.
+    """Pods on their way to a card that is full by now, so that the agent will choose another card.
 
-    Where pods would have more of a card than it has, the agent has given a part of it to another pod than the
-    one that was chosen, and that one's annotation is yet to be corrected. So of the pods there of which the
-    agent has said nothing yet, those that do not fit are charged where the node's own policy would put them:
-    else the room that is left for them would be promised again.
+    If a card's pods exceed its capacity, the agent has given a part of it to another pod than the one for
+    which it was chosen, whose annotation is not corrected yet. So those pods there that the agent has not
+    reported yet and that do not fit are charged where the node's own policy would place them. Otherwise the
+    remaining room would be promised twice.
     """
     cards = [state.card.uuid for state in node.cards]
     full = {card for card in cards if not ledger.booked(card).fits_in(ledger.capacity(card))}
@@ -172,7 +172,7 @@ def _ledger(
     claims: Mapping[PodUid, ClaimCharge],
     before: NodeBooks | None = None,
 ) -> Ledger:
-    """The node's ledger, from an earlier state where that is cheaper."""
+    """The node's ledger, derived from an earlier state if that is cheaper."""
     held = _allocations(charges, claims)
     patched = _patched(before, node, held)
     if patched is not None:
@@ -183,7 +183,7 @@ def _ledger(
 def _allocations(
     charges: Mapping[PodUid, Charge], claims: Mapping[PodUid, ClaimCharge]
 ) -> Mapping[PodUid, tuple[Allocation, ...]]:
-    """What each pod and each claim holds."""
+    """The allocations of each pod and each claim."""
     held = {uid: charge.allocations for uid, charge in charges.items()}
     return held | {uid: charge.allocations for uid, charge in claims.items()}
 
@@ -191,7 +191,9 @@ def _allocations(
 def _in_ledger(
     node: NodeReport, held: Mapping[PodUid, tuple[Allocation, ...]], pods: Collection[PodUid]
 ) -> list[Allocation]:
-    """All that is held, also by deleted pods whose processes still run; ``pods`` are those that are there."""
+    """All allocations, including those of deleted pods whose processes still run; ``pods`` are the present
+    ones.
+    """
     left = terminating_allocations(node.lingering, pods)
     return [*(allocation for allocations in held.values() for allocation in allocations), *left]
 
@@ -199,7 +201,9 @@ def _in_ledger(
 def _patched(
     before: NodeBooks | None, node: NodeReport, held: Mapping[PodUid, tuple[Allocation, ...]]
 ) -> Ledger | None:
-    """The old ledger, changed where it differs; None where that is not cheaper or a fact contradicts it."""
+    """The old ledger with the differences applied; None if that is not cheaper or an existing grant
+    contradicts it.
+    """
     if before is None or before.node is not node or node.lingering:
         return None  # a pod that comes or goes decides whether its terminating share counts
     old = _allocations(before.charges, before.held_claims)
@@ -222,8 +226,8 @@ def guess(
     node: NodeReport, held: Iterable[Allocation], unknown: Sequence[CardsUnknown]
 ) -> Iterator[tuple[CardsUnknown, tuple[Allocation, ...], bool]]:
     """Place pods without known cards beside what is held, the oldest first, each where the node's own policy
-    puts it: its allocations, and whether they fit. Once some have found no room, no more is looked for: any
-    number of pods may be bound by their own specification.
+    would: yields its allocations, and whether they fit. After some have found no room the search stops, since
+    any number of pods may be bound by their own specification.
     """
     certainly = [a for one in unknown for a in one.certain]
     ledger = Ledger((s.card for s in node.cards), node.unit, [*held, *certainly])
@@ -240,7 +244,7 @@ def guess(
 
 
 def _where_most_is_left(request: PodRequest, node: NodeReport, ledger: Ledger) -> Placement:
-    """Cards with the most left, for a pod that is on the node though it does not fit."""
+    """Cards with the most left, for a pod that is on the node although it does not fit."""
     placement: dict[str, tuple[Share, ...]] = {}
     free = {s.card.uuid: ledger.free(s.card.uuid) for s in node.cards}
     for container in request.containers:

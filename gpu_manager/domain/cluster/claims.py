@@ -1,7 +1,7 @@
-"""ResourceClaims as the cluster's books see them: what an allocated one holds of which card.
+"""ResourceClaims in the cluster's accounting: how much of which card an allocated claim holds.
 
-What the scheduler allocated is held, however odd it is: an amount that cannot be read counts as the whole
-card, and one of a card that is not known here counts for the namespace all the same.
+What the scheduler allocated counts, however odd: an amount that cannot be read counts as the whole card, and
+a share of an unknown card still counts for the namespace.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _POD = "Pod"
 
 @dataclass(frozen=True, slots=True)
 class HeldDevice:
-    """A device of ours that a claim was allocated for a request. ``pool`` is the node's name.
+    """A device of this driver that was allocated for a claim's request. ``pool`` is the node's name.
 
-    ``cores`` and ``memory`` are None where the allocation does not say them: then all of the card.
+    ``cores`` and ``memory`` are None if the allocation does not state them: then all of the card.
     ``priority`` is that of the share inside its card.
     """
 
@@ -46,11 +46,11 @@ class HeldDevice:
 
 @dataclass(frozen=True, slots=True)
 class KnownClaim:
-    """A ResourceClaim. ``spec`` is None if it cannot be read; ``devices`` are those of ours that it holds,
-    ``admin_devices`` pool and name of those that it looks at by admin access, which holds nothing.
+    """A ResourceClaim. ``spec`` is None if it cannot be read; ``devices`` are this driver's devices that it
+    holds, ``admin_devices`` pool and name of devices under admin access, which holds nothing.
 
-    ``pods``: UID and name of those it is reserved for; ``owner`` is the pod that it was made for, ``began``
-    when it was created, in seconds since 1970.
+    ``pods``: UID and name of the pods for which it is reserved; ``owner`` is the pod for which it was
+    created, ``began`` its creation time, in seconds since 1970.
     """
 
     uid: PodUid
@@ -72,8 +72,8 @@ class KnownClaim:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClaimCharge:
-    """What one claim holds of a node; ``usage`` is its sum by card model (empty: not known), ``protected``
-    the part of it in protected shares.
+    """What one claim holds of a node; ``usage`` is the sum by card model (empty: unknown), ``protected`` the
+    part of that in protected shares.
     """
 
     claim: KnownClaim
@@ -135,8 +135,8 @@ def _device(result: Mapping[str, Any]) -> HeldDevice:
 
 
 def _with_priorities(devices: Sequence[HeldDevice], config: object) -> tuple[HeldDevice, ...]:
-    """The devices by request, with what parameters say of each; of those that no agent prepares nothing."""
-    cores: dict[str, int] = {}  # by the name of the alternative that was chosen
+    """The devices with the priorities in their requests' parameters."""
+    cores: dict[str, int] = {}  # by the name of the chosen alternative
     for one in devices:
         cores[one.request] = max(cores.get(one.request, 0), one.cores or CORES_PER_CARD)
     try:
@@ -155,7 +155,7 @@ def _with_priorities(devices: Sequence[HeldDevice], config: object) -> tuple[Hel
 
 
 def _consumed(value: object) -> int | None:
-    """None for what is absent, unreadable or not positive: kube-scheduler 1.36 can overflow."""
+    """The consumed capacity; None if absent, unreadable or not positive: kube-scheduler 1.36 can overflow."""
     try:
         number = Fraction(0) if value is None else parse_quantity(value)
     except RequestInvalid:
@@ -175,7 +175,7 @@ def charge_claims(
 
 
 def _charge(claim: KnownClaim, node: NodeReport) -> ClaimCharge:
-    """Return what the claim holds of this node; its devices elsewhere are left out."""
+    """What the claim holds of this node; its devices elsewhere are left out."""
     cards = {name: uuid for uuid, name in device_names([state.card for state in node.cards]).items()}
     rooms = {state.card.uuid: state.card.capacity(node.unit) for state in node.cards}
     requests: dict[str, list[tuple[HeldDevice, Share]]] = {}
@@ -204,7 +204,7 @@ def _amount(device: HeldDevice, room: Amount | None) -> Amount:
 
 
 def _allocation(claim: KnownClaim, request: str, held: Sequence[tuple[HeldDevice, Share]]) -> Allocation:
-    """The allocation as the agent books it."""
+    """The allocation in the form in which the agent books it."""
     return Allocation(
         claim.uid,
         f"{claim.name}/{request}",

@@ -1,14 +1,14 @@
 """The kubelet's count of device ids, where it differs from the room on the cards.
 
-**Pods that shrank.** A container keeps the ids that it was admitted with. What a shrink below its spec gives
-back serves growth on the node; a new pod needs ids, and is refused without them, however much room the cards
-have.
+**Pods that shrank.** A container keeps the ids with which it was admitted. The amount returned by a shrink
+below the spec can serve growth on the node; a new pod needs ids, and is refused without them, however much
+room the cards have.
 
-**NUMA nodes**, where containers hold ids of other NUMA nodes than their cards'. Under a strict NUMA policy
-the kubelet fails a pod for good if no choice of NUMA nodes that its policy admits has the ids for it, however
-many cards are idle. Where all containers hold ids of their cards' own NUMA nodes, room on the cards means
-ids; the agent annotates the others. The kubelet puts an init container on the first NUMA node that has the
-ids for it, whether or not that leaves room for the container that runs after it.
+**NUMA nodes**, if containers hold ids of other NUMA nodes than their cards'. Under a strict NUMA policy the
+kubelet fails a pod for good if no choice of NUMA nodes that its policy admits has the ids for it, however
+many cards are idle. If all containers hold ids of their cards' own NUMA nodes, room on the cards implies ids;
+the agent annotates the others. The kubelet puts an init container on the first NUMA node that has the ids for
+it, whether or not that leaves room for the container that runs after it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _ANY_CARD = CardUuid("")
 
 @dataclass(frozen=True, slots=True)
 class KubeletIds:
-    """Ids as what they stand for: cores, and bytes of memory. ``total``: of all cards that hand out any;
-    ``held`` by each pod on the node, ``booked`` what these pods have on the cards.
+    """Ids, converted to cores and bytes of memory. ``total``: of all cards that offer ids; ``held`` by each
+    pod on the node, ``booked`` these pods' amounts on the cards.
     """
 
     total: Amount
@@ -44,15 +44,15 @@ class KubeletIds:
 
     @property
     def stranded(self) -> Amount:
-        """What pods gave back of the cards but not of their ids: no new pod gets it."""
+        """Amounts that pods returned on the cards but not as ids: no new pod can get them."""
         return (sum(self.held.values(), ZERO) - self.booked).peak(ZERO)
 
     def left(self, pods: Collection[PodUid]) -> Amount:
-        """What there is for others if these pods alone are on the node."""
+        """What is left for others if only these pods are on the node."""
         return self.total - sum((self.held[uid] for uid in pods if uid in self.held), ZERO)
 
     def lack(self, request: PodRequest, pods: Collection[PodUid]) -> str:
-        """Why the kubelet cannot hand out the ids of a request beside these pods; empty if it can."""
+        """Why the kubelet cannot give a pod with this request ids beside these pods; empty if it can."""
         asked, left = ids_asked(request), self.left(pods)
         if asked.fits_in(left):
             return ""
@@ -64,7 +64,7 @@ class KubeletIds:
 
 
 def ids_asked(request: PodRequest) -> Amount:
-    """The ids that the kubelet hands out for a pod, at its worst moment."""
+    """The ids that the kubelet gives to a pod, at its peak."""
     held = [
         Allocation(request.uid, c.name, c.kind, c.order, (Share(_ANY_CARD, c.request.amount),))
         for c in request.containers
@@ -73,7 +73,7 @@ def ids_asked(request: PodRequest) -> Amount:
 
 
 def kubelet_ids(node: NodeReport, charges: Mapping[PodUid, Charge]) -> KubeletIds | None:
-    """The count of a node; None unless a pod there has less than its spec, for else the cards decide."""
+    """The count of a node; None unless a pod there has less than its spec, for otherwise the cards decide."""
     if not any(RESIZED in charge.pod.annotations for charge in charges.values()):
         return None  # nearly always
     ours = [charge for charge in charges.values() if not charge.pod.lent]
@@ -98,9 +98,9 @@ ByNode = Mapping[int, Amount]
 
 @dataclass(frozen=True, slots=True)
 class NumaIds:
-    """Ids by NUMA node, as what they stand for: cores, and bytes of memory. ``total``: of all cards that hand
-    out any; ``held`` by each pod on the node. ``strayed``: somebody holds ids of another NUMA node than
-    his cards'.
+    """Ids by NUMA node, converted to cores and bytes of memory. ``total``: of all cards that offer ids;
+    ``held`` by each pod on the node. ``strayed``: some container holds ids of another NUMA node than its
+    cards'.
     """
 
     policy: NumaPolicy
@@ -109,7 +109,7 @@ class NumaIds:
     strayed: bool
 
     def left(self, pods: Collection[PodUid]) -> tuple[tuple[int, Amount], ...]:
-        """What each node has for others if these pods alone are there, by the nodes' numbers."""
+        """What each NUMA node has for others if only these pods are there, by the nodes' numbers."""
         theirs = [self.held[uid] for uid in pods if uid in self.held]
         return tuple(
             (node, total - sum((each[node] for each in theirs if node in each), ZERO))
@@ -119,11 +119,11 @@ class NumaIds:
     def lack(self, request: PodRequest, pods: Collection[PodUid]) -> str:
         """Why the kubelet would fail the pod beside these; empty if it admits it.
 
-        The kubelet aligns one container after the other, and each by itself. Ids of an ordinary init
-        container go on to those after it, which must then lie where it lies.
+        The kubelet aligns containers one by one. Ids of an ordinary init container pass to later containers,
+        which must then lie on the same NUMA nodes.
         """
         if not self.strayed and all(c.kind is not ContainerKind.INIT for c in request.containers):
-            return ""  # room on a card means ids
+            return ""  # room on a card implies ids
         left, passed = dict(self.left(pods)), dict[int, Amount]()
         for container in request.containers:
             if not container.request.cores:
@@ -162,7 +162,9 @@ class NumaIds:
         )
 
     def _width(self, cores: int) -> int:
-        """The fewest NUMA nodes that have so many ids if all are free; the policy may want a single one."""
+        """The fewest NUMA nodes that have this many ids if all are free; the policy may require a single
+        one.
+        """
         most = sorted((total.cores for total in self.total.values()), reverse=True)
         if self.policy is NumaPolicy.SINGLE:
             return 1
@@ -170,7 +172,7 @@ class NumaIds:
 
 
 def numa_ids(node: NodeReport, charges: Mapping[PodUid, Charge]) -> NumaIds | None:
-    """The count of a node; None without a strict policy, or where the kubelet aligns nothing."""
+    """The count of a node; None without a strict policy, or if the kubelet aligns nothing."""
     policy = node.topology.numa_policy
     if not policy.strict:
         return None  # nearly always
@@ -187,7 +189,7 @@ def numa_ids(node: NodeReport, charges: Mapping[PodUid, Charge]) -> NumaIds | No
 
 
 def _held(charge: Charge, at: Mapping[CardUuid, int | None], unit: int) -> ByNode:
-    """Ids of a pod by NUMA node, at its worst moment."""
+    """Ids of a pod by NUMA node, at its peak."""
     strayed = charge.placed.numa_ids
     by_node = [
         replace(a, shares=tuple(_shares(a.shares, strayed.get(a.container), at, unit)))
@@ -203,7 +205,7 @@ def _shares(
     at: Mapping[CardUuid, int | None],
     unit: int,
 ) -> Iterable[Share]:
-    """The ids of a container, with the number of the NUMA node in place of the card."""
+    """The ids of a container as shares, with the number of the NUMA node in place of the card."""
     if strayed is not None:
         for node, (cores, units) in strayed.items():
             yield Share(CardUuid(str(node)), Amount(cores, units * unit))
@@ -220,7 +222,7 @@ def _ids(request: Request) -> Amount:
 
 
 def _choices(left: ByNode, width: int) -> Iterable[tuple[int, ...]]:
-    """As the kubelet prefers them (bitmask.IsLessThan)."""
+    """Choices of NUMA nodes, in the order of the kubelet's preference (bitmask.IsLessThan)."""
     return sorted(combinations(sorted(left), width), key=lambda some: sum(1 << node for node in some))
 
 
@@ -229,7 +231,7 @@ def _sum(left: ByNode, some: Iterable[int]) -> Amount:
 
 
 def _taken(need: Amount, there: ByNode) -> ByNode:
-    """What is taken of each of these nodes, the lowest first."""
+    """What is taken of each of these NUMA nodes, the lowest number first."""
     taken: dict[int, Amount] = {}
     for node, amount in there.items():
         taken[node] = _least(need, amount.peak(ZERO))

@@ -1,7 +1,7 @@
-"""What a pod with ``nvidia.com/gpu`` waits for on nodes that offer whole cards under that name too.
+"""Why a pod with ``nvidia.com/gpu`` waits, on nodes that offer whole cards under that name too.
 
 kube-scheduler counts those cards by itself. A node offers a card under that name only while no pod holds any
-part of it, so what the pod waits for is a card that becomes empty.
+part of it, so such a pod waits for a card to become empty.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gpu_manager.domain.errors import printable
 from gpu_manager.domain.kube.pod import ContainerKind, Pod
 from gpu_manager.domain.placement.ledger import Ledger
 
-_SHOWN = 3  # nodes named
+_SHOWN = 3  # number of nodes named
 
 
 def gpus_of(pod: Pod) -> Fraction:
-    """How many ``nvidia.com/gpu`` the pod needs at a time, beside no part of a card; 0 if none."""
+    """The peak number of ``nvidia.com/gpu`` of a pod that requests no part of a card; 0 if none."""
     if pod.asks:
         return Fraction(0)
     none = Fraction(0)
@@ -28,7 +28,7 @@ def gpus_of(pod: Pod) -> Fraction:
 
 
 def explain_gpus(asked: Fraction, nodes: Iterable[tuple[NodeReport, Ledger]]) -> tuple[str, int]:
-    """What the pod waits for, in one line, and how many nodes have room for it now."""
+    """One line on why the pod waits, and the number of nodes that have room for it now."""
     who = f"asks for {float(asked):g} {NVIDIA}, which the scheduler counts by itself"
     lending = sorted(
         ((_empty(node, ledger), node) for node, ledger in nodes if node.lends and node.cards),

@@ -1,10 +1,11 @@
-"""A node's books: what its pods and claims hold of which card, and what is requested of it. Frozen; pure.
+"""A node's accounting: what its pods and claims hold of which card, and what is requested of it. Frozen;
+pure.
 
-:mod:`gpu_manager.domain.cluster.accounting` derives them. Sums by namespace and card model serve quotas.
+:mod:`gpu_manager.domain.cluster.accounting` derives it. Sums by namespace and card model serve quotas.
 
-Shares of deleted pods are held until the pods' processes have ended: a pod deleted by force is gone from the
-API at once, its processes are not. Its node lists such shares in its inventory, and the accounting books
-them, so that the extender promises nothing that the node cannot give.
+Shares of deleted pods are held until the pods' processes have ended: a pod deleted by force disappears from
+the API at once, but its processes do not. Its node lists such shares in its inventory, and the accounting
+charges them, so that the extender promises nothing that the node cannot give.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class NodeBooks:
 
     @property
     def gone(self) -> frozenset[PodUid]:
-        """Pods that are deleted from the API but whose processes still run."""
+        """Pods deleted from the API whose processes still run."""
         return frozenset(self.ledger.pods) - self.charges.keys()
 
     @property
@@ -117,7 +118,7 @@ class NodeBooks:
         return pod in self.charges and self.charges[pod].guessed
 
     def explain_priority(self, pod: Pod, placement: Placement | None = None) -> str:
-        """A sentence on what the pod's priority is worth on its cards here, or on a ``placement``'s."""
+        """A sentence on what the pod's priority means on its cards here, or on a ``placement``'s."""
         shares = (a.shares for a in self.ledger.of_pod(pod.uid).values())
         named = {share.card for part in (placement.values() if placement else shares) for share in part}
         beside = neighbours(self.ledger, pod.uid, named)
@@ -129,7 +130,7 @@ class NodeBooks:
         return charge is not None and holder.container in charge.pod.ended_inits
 
     def judge(self, request: PodRequest) -> Placement | Refusal:
-        """The placement of a pod with this request here, or why it does not fit."""
+        """The placement of a pod with this request on the node, or why it does not fit."""
         found = judge(request, self.node.cards, self.node.topology, self.ledger)
         return (
             with_terminating(found, self.node.lingering, self.charges)
@@ -138,7 +139,7 @@ class NodeBooks:
         )
 
     def without(self, pods: Iterable[PodUid]) -> Ledger:
-        """A copy of the books without these pods."""
+        """A copy of the ledger without these pods."""
         ledger = self.ledger.copy()
         for pod in pods:
             ledger.release(pod)
@@ -164,7 +165,7 @@ class NodeBooks:
 
 
 def used_by_namespace(books: Iterable[NodeBooks]) -> Used:
-    """Namespace → card model → what its pods hold; quotas are judged by it."""
+    """Namespace → card model → what its pods hold, as quotas need it."""
     return _by_namespace(held for one in books for held in one.usage())
 
 
@@ -192,17 +193,17 @@ _BETWEEN = "\n"  # no model's name has it
 
 
 def one_of(models: Iterable[str]) -> str:
-    """The key in :data:`Used` of what is of one of these models, nobody knows which."""
+    """The key in :data:`Used` for cards of one of these models, if it is unknown of which."""
     return _BETWEEN.join(sorted(models))
 
 
 def models_of(key: str) -> tuple[str, ...]:
-    """The models of a key in :data:`Used`; none where any model may be meant."""
+    """The models of a key in :data:`Used`; empty if any model may be meant."""
     return tuple(key.split(_BETWEEN)) if key else ()
 
 
 def added(used: Used, more: Used) -> Used:
-    """Both sums together."""
+    """The sum of both."""
     if not more:
         return used
     both = {namespace: dict(models) for namespace, models in used.items()}

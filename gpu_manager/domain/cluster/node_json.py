@@ -40,10 +40,10 @@ def node_json(
 ) -> dict[str, Any]:
     """A node as JSON. Cores are hundredths of a card, memory is bytes.
 
-    ``more`` gives further fields of a holder: at least ``planned``, and ``ended`` for an init container that
-    has ended. ``held`` of a card is who else gives it away: the driver of ResourceClaims, or the name under
-    which a pod holds it whole; it is left out where nobody does.
-    ``stranded`` is room on the cards for which the kubelet has no device ids left.
+    ``more`` gives further fields of a holder: at least ``planned``, and ``ended`` for an ended init
+    container. ``held`` of a card names its other owner: the driver of ResourceClaims, or the resource name
+    under which a pod holds it whole; it is omitted if there is none. ``stranded`` is room on the cards for
+    which the kubelet has no device ids left.
     """
     held: dict[CardUuid, list[tuple[Allocation, Share]]] = {}
     for allocation in ledger:
@@ -92,7 +92,7 @@ def node_json(
 
 
 def _by_claim(allocation: Allocation) -> Mapping[str, Any]:
-    """What holds it, where that is no container: a ResourceClaim, its request and the pods that share it."""
+    """The holder, if it is not a container: a ResourceClaim, its request and the pods that share it."""
     claim = allocation.claim
     if claim is None:
         return {}
@@ -101,13 +101,13 @@ def _by_claim(allocation: Allocation) -> Mapping[str, Any]:
 
 
 def hidden(allocation: Allocation) -> Mapping[str, Any]:
-    """The names of a holder, for who may not hear them."""
+    """A holder's identity without names, for callers without the right to see them."""
     names: dict[str, Any] = {"namespace": "", "pod": "", "container": "", "hidden": True}
     return names if allocation.claim is None else {**names, "claim": "", "request": "", "pods": []}
 
 
 def held_words(held: str) -> str:
-    """How a card is given away that pods get no shares of, from ``held`` of its JSON."""
+    """A phrase for a card of which pods get no shares, from ``held`` of its JSON."""
     return "given by ResourceClaims" if held == DRA_DRIVER else f"given away whole as {held}"
 
 
@@ -117,9 +117,9 @@ def _stranded(graph: Mapping[str, Any]) -> str:
 
 
 def node_text(graph: Mapping[str, Any]) -> str:
-    """The result of :func:`node_json` as text, a line for each card and holder, no control characters.
+    """The result of :func:`node_json` as text: a line for each card and holder, no control characters.
 
-    ``kept`` in it says for whom the node is closed to smaller pods, as the admission service tells.
+    ``kept`` in it tells for which pod the node is closed to smaller ones, from the admission service.
     """
     lines = [f"{printable(graph['node'])}: {len(graph['cards'])} cards{_stranded(graph)}"]
     if kept := graph.get("kept"):
@@ -175,10 +175,10 @@ class NodeReport:
     """A node with its cards; without an inventory ``cards`` is empty and ``published`` False.
 
     ``unit`` is the bytes of one unit of memory; ``refused`` lists amounts that its agent refused recently;
-    ``lingering`` is held by pods that the API no longer has, ``released`` lists those of them that hold
-    nothing any more, None if the agent does not tell; ``serving`` is False while its agent starts or stops or
-    its kubelet is away; ``resizes``: its agent changes sizes of running containers; ``gates``: its agent
-    makes best-effort tenants wait for protected ones; ``injects_by``: the strategy by which it injects cards;
+    ``lingering`` is held by pods that the API no longer has, ``released`` lists those of them that no longer
+    hold anything, None if the agent does not publish it; ``serving`` is False while its agent starts or stops
+    or its kubelet is away; ``resizes``: its agent resizes running containers; ``gates``: its agent makes
+    best-effort tenants wait for protected ones; ``injects_by``: the strategy by which it injects cards;
     ``lends``: it offers whole cards as ``nvidia.com/gpu`` too; ``pool`` and ``model`` are its labels.
     """
 
@@ -207,7 +207,7 @@ class NodeReport:
 def read_node(obj: Mapping[str, Any], unit: int = DEFAULT_UNIT) -> NodeReport:
     """Read a core/v1 Node; malformed parts count as absent.
 
-    ``unit``: bytes of one unit of memory in this cluster, for a node that does not say its own.
+    ``unit``: bytes of one unit of memory in this cluster, for a node that does not publish its own.
     """
     meta = mapping(obj.get("metadata"))
     annotations, labels = mapping(meta.get("annotations")), mapping(meta.get("labels"))

@@ -1,9 +1,9 @@
 """What one pod holds of its node, according to its annotations and its spec. Pure.
 
-A pod is charged on the cards that its annotations name, if they are about this very pod on its node, with
-the amounts of its spec: an annotation may raise them, and only the agent's record of a resized pod may lower
+A pod is charged on the cards that its annotations name, if they concern this pod on its node, with the
+amounts of its spec: an annotation may raise them, and only the agent's record of a resized pod may lower
 them. A pod with a container whose cards are not named is :class:`CardsUnknown`;
-:mod:`gpu_manager.domain.cluster.accounting` finds it cards.
+:mod:`gpu_manager.domain.cluster.accounting` finds cards for it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from gpu_manager.domain.rules.request import PodRequest
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Charge:
-    """What one pod holds of its node; ``usage`` is its sum by card model.
+    """What one pod holds of its node; ``usage`` is the sum by card model.
 
     ``guessed``: no annotation names cards with room, so they depend on the other pods of the node.
-    ``unplaceable``: no card had room for it, and it is charged where the most was left.
+    ``unplaceable``: no card had room for the pod, and it is charged where the most was left.
     """
 
     placed: PlacedPod
@@ -51,7 +51,9 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class CardsUnknown:
-    """A pod with containers whose cards no annotation names; ``certain``: the allocations of the others."""
+    """A pod with containers whose cards no annotation names; ``certain``: the allocations of its other
+    containers.
+    """
 
     placed: PlacedPod
     request: PodRequest
@@ -67,7 +69,7 @@ class CardsUnknown:
 
 
 def charge_of(placed: PlacedPod, node: NodeReport) -> Charge | CardsUnknown:
-    """The charge of a pod on its node, or what is known of it where its annotation leaves cards open."""
+    """The charge of a pod on its node, or what is known of it if its annotation leaves cards open."""
     request = booked_request(placed.pod, node.unit) if _is_ours(placed, node) else None
     if request is None:
         allocations = tuple(_granted_all_the_same(placed, node))
@@ -120,7 +122,7 @@ def usage_by_model(
 
 
 def _is_ours(placed: PlacedPod, node: NodeReport) -> bool:
-    """False for a pod whose cards come from another vendor's device plugin: our agent has named none."""
+    """False for a pod whose cards come from another vendor's device plugin: the agent has named none."""
     return not placed.pod.lent or placed.assigned is not None or (bool(node.cards) and node.lends)
 
 
@@ -140,7 +142,7 @@ def _granted_all_the_same(placed: PlacedPod, node: NodeReport) -> Iterator[Alloc
 def _named_shares(
     placed: PlacedPod, request: PodRequest, node: NodeReport
 ) -> Iterator[tuple[str, tuple[Share, ...]]]:
-    """The shares of each container whose annotation names as many cards of this node as it asks for."""
+    """The shares of each container whose annotation names as many cards of this node as it requests."""
     capacity, resized = _capacities(node), _resized(placed.pod)
     for container in request.containers:
         named = (placed.assigned or {}).get(container.name, ())
@@ -150,7 +152,7 @@ def _named_shares(
         if container.request.cards:
             yield container.name, tuple(Share(uuid, capacity[uuid]) for uuid, _ in named)
         else:
-            # An annotation that raises the charge costs its own pod's card at most.
+            # An annotation that raises the charge costs at most its own pod's card.
             asked = ZERO if container.name in resized else container.request.amount
             yield (
                 container.name,
@@ -161,9 +163,8 @@ def _named_shares(
 def _usage_without_cards(
     placed: PlacedPod, request: PodRequest, node: NodeReport
 ) -> tuple[tuple[str, Amount], ...]:
-    """What a pod holds of a node whose cards are not known, under the model that the node's label names; of a
-    node that is gone, under every model. Its annotation still says on how many cards, and of whole ones the
-    memory.
+    """What a pod holds of a node whose cards are not known, under the model in the node's label; under every
+    model if the node is gone. Its annotation still tells the number of cards, and the memory of whole ones.
     """
     resized, held = _resized(placed.pod), []
     for c in request.containers:
@@ -176,15 +177,15 @@ def _usage_without_cards(
 
 
 def _resized(pod: Pod) -> Container[str]:
-    """The containers of which the agent has booked another size than the spec's."""
+    """The containers for which the agent has booked another size than the spec's."""
     answer = answer_of(pod) if _resize_answer(pod) else None
     return answer.sizes if answer else ()
 
 
 def _resize_answer(pod: Pod) -> str | None:
-    """The answer to a request for another size, if the agent has said what it booked since the start.
+    """The answer to a resize request, if the agent has published what it booked since the start.
 
-    Both annotations are guarded: then the figure of the agent counts, also below the spec.
+    Both annotations are guarded: then the agent's figure counts, even below the spec.
     """
     answer = pod.annotations.get(contract.RESIZED)
     return answer if answer and pod.annotations.get(contract.ASSIGNED) == "true" else None
@@ -204,9 +205,9 @@ Assigned = Mapping[str, tuple[tuple[CardUuid, Amount], ...]]
 
 @dataclass(frozen=True, slots=True)
 class PlacedPod:
-    """A pod and the cards that its annotation names; None if it has none about this pod on this node.
+    """A pod and the cards that its annotation names; None if it has none for this pod on this node.
 
-    ``numa_ids``: container → NUMA node → ids of cores and of memory, of containers that hold ids of other
+    ``numa_ids``: container → NUMA node → ids of cores and of memory, for containers that hold ids of other
     nodes than those of their cards.
     """
 
@@ -216,7 +217,7 @@ class PlacedPod:
 
     @property
     def uid(self) -> PodUid:
-        """The key of the pod in the books."""
+        """The pod's key in the accounting."""
         return self.pod.uid
 
 
@@ -226,7 +227,7 @@ def placed_pod(pod: Pod) -> PlacedPod:
 
 
 def ids_elsewhere(pod: Pod) -> Mapping[str, Mapping[int, tuple[int, int]]]:
-    """:attr:`PlacedPod.numa_ids`, as the pod's annotation has them."""
+    """:attr:`PlacedPod.numa_ids`, from the pod's annotation."""
     text = pod.annotations.get(contract.ALLOCATION, "")
     said = contract.decode_assignment(text) if '"numa"' in text else None
     if said is None or said.pod != pod.uid or not pod.node or said.node != pod.node:
@@ -237,7 +238,7 @@ def ids_elsewhere(pod: Pod) -> Mapping[str, Mapping[int, tuple[int, int]]]:
 def _as_asked(
     pod: Pod, told: Mapping[str, Mapping[int, tuple[int, int]]]
 ) -> Iterator[tuple[str, Mapping[int, tuple[int, int]]]]:
-    """Of containers for which as many ids are told as they ask for; others are nobody's word."""
+    """The entries with as many ids as the container requests; others are not the agent's."""
     for name, nodes in told.items():
         container = pod.container(name)
         if container is not None:
@@ -247,11 +248,10 @@ def _as_asked(
 
 
 def assigned_cards(pod: Pod) -> Assigned | None:
-    """The cards that the pod's annotations name; None if they are not about this very pod on its node.
+    """The cards that the pod's annotations name; None if they do not concern this pod on its node.
 
-    A size that the scheduler has reserved counts before the agent has booked it.
-    The predecessor's scheduler writes indices. They name cards only on a node that publishes no inventory
-    (:func:`card_by_index`).
+    A size that the scheduler has reserved counts before the agent has booked it. The predecessor's scheduler
+    writes indices. They name cards only on a node without an inventory (:func:`card_by_index`).
     """
     said = contract.decode_assignment(pod.annotations.get(contract.ALLOCATION))
     if said is None and pod.node and pod.annotations.get(contract.PREDICATE_NODE) == pod.node:
@@ -267,7 +267,7 @@ def assigned_cards(pod: Pod) -> Assigned | None:
 
 
 def card_by_index(index: int) -> CardUuid:
-    """Name for a card of a node that publishes no inventory, from the predecessor's index."""
+    """The name for a card of a node without an inventory, from the predecessor's index."""
     return CardUuid(f"capacity-{index}")
 
 

@@ -1,4 +1,6 @@
-"""The Kubernetes Events of one pod, as they are shown beside it: whoever may create Events wrote them."""
+"""The Kubernetes Events of one pod, for display beside it. Untrusted: anyone who may create Events wrote
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ _MOST_TIMES: Final = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class PodEvent:
-    """``kind`` is Normal or Warning; ``first`` and ``last`` are seconds since 1970, None where not told."""
+    """``kind`` is Normal or Warning; ``first`` and ``last`` are seconds since 1970, None if absent."""
 
     kind: str
     reason: str
@@ -28,7 +30,7 @@ class PodEvent:
 
 
 def read_pod_event(obj: Mapping[str, Any]) -> PodEvent:
-    """An Event of core/v1, written the old way (count, lastTimestamp) or the new (series, eventTime)."""
+    """Read a core/v1 Event in the old form (count, lastTimestamp) or the new (series, eventTime)."""
     series = mapping(obj.get("series"))
     times = [
         timestamp(value)
@@ -54,7 +56,7 @@ def read_pod_event(obj: Mapping[str, Any]) -> PodEvent:
 
 
 def pod_events_json(events: Iterable[PodEvent], *, more: bool = False) -> dict[str, Any]:
-    """What ``/ui/events`` answers, the newest first. ``more``: there are others that were not read."""
+    """The answer of ``/ui/events``, the newest first. ``more``: there are others that were not read."""
     newest = _newest_first(events)
     return {
         "events": [asdict(one) for one in newest[:SHOWN]],

@@ -1,7 +1,7 @@
-"""Who keeps a pod from being placed, where it is not the cards: asked before any arithmetic of cards. Pure.
+"""What keeps a pod from being placed, apart from the cards: judged before any arithmetic of cards. Pure.
 
-A pod that a gate, a volume or another scheduler holds does not wait for room, whatever is free; one whose own
-workload's older pods hold the cards, or whose quota has nothing left, waits for ever until somebody acts.
+A pod held by a gate, a volume or another scheduler does not wait for room, whatever is free. A pod whose own
+workload's older pods hold the cards, or whose quota is used up, waits until somebody acts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gpu_manager.domain.untrusted import mapping, mappings, text
 
 _KUEUE: Final = "kueue.x-k8s.io/"
 _SHOWN: Final = 3
-_LONGEST: Final = 200  # characters of what a scheduler said
-# What kube-scheduler 1.36 says of volumes: of the pod as a whole, and of some of its nodes.
+_LONGEST: Final = 200  # characters of a scheduler's message
+# kube-scheduler 1.36's messages about volumes: for the pod as a whole, and for some nodes.
 _NO_VOLUME: Final = re.compile(
     r"unbound immediate PersistentVolumeClaims|persistentvolumeclaim \"|ephemeral volume controller"
     r"|plugin \"Volume(Binding|Zone|Restrictions)\""
@@ -33,7 +33,7 @@ _NO_VOLUME_HERE: Final = re.compile(
 
 
 class HeldBy(Enum):
-    """Who holds the pod; the value is its word in metrics and JSON."""
+    """What holds the pod; the value is its label in metrics and JSON."""
 
     GATE = "gate"
     OWNER = "owner"
@@ -44,13 +44,13 @@ class HeldBy(Enum):
 
     @property
     def is_told(self) -> bool:
-        """True where an Event of ours helps: the others say themselves why the pod waits."""
+        """True if an Event from this service helps; the other holders report why the pod waits themselves."""
         return self in (HeldBy.OWNER, HeldBy.QUOTA, HeldBy.GANG)
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Who holds a pod, one line that says so, and what would end it."""
+    """What holds a pod, as one line, and what would end it."""
 
     by: HeldBy
     line: str
@@ -59,12 +59,12 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class HoldFacts:
-    """What is known of a pod that waits. ``gates``: its scheduling gates; ``verdict``: what its scheduler
-    said last of why it has no node; ``schedulers``: names of those that ask this service, empty for any.
+    """Facts about a waiting pod. ``gates``: its scheduling gates; ``verdict``: its scheduler's last message
+    on why it has no node; ``schedulers``: names of the schedulers that call this service, empty for any.
 
     ``fits``: a node has room for it. ``older``: pods of its own workload's older templates without which a
-    node would have room. ``spent``: the sums of its namespace's quota, where not even the smallest part of a
-    card passes it; else empty. ``gang``: why its gang has no places, where that is so; else empty.
+    node would have room. ``spent``: the sums of its namespace's quota, if that admits not even the smallest
+    part of a card; else empty. ``gang``: why its gang has no places, if so; else empty.
     """
 
     gates: Sequence[str] = ()
@@ -83,7 +83,7 @@ def gates_of(spec: object) -> tuple[str, ...]:
 
 
 _END: Final = "delete the older one: its controller ends it only once this one is ready"
-# Labels that controllers write to the pods of a rollout: of what, of which template; and the cure.
+# Labels that controllers write to the pods of a rollout: its name, the template, and the cure.
 _ROLLOUTS: Final = (
     ("Knative Service", "serving.knative.dev/service", "serving.knative.dev/revision", _END),
     (
@@ -120,7 +120,7 @@ def is_older(other: Pod, pod: Pod) -> bool:
 
 
 def find_holder(pod: Pod, facts: HoldFacts) -> Hold | None:
-    """Return who holds the pod that waits; None if the cards decide."""
+    """What holds the waiting pod; None if the cards decide."""
     if facts.gates:
         return _by_gates(facts.gates)
     if pod.phase and facts.schedulers and pod.scheduler not in facts.schedulers:

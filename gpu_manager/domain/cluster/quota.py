@@ -55,9 +55,9 @@ NOBODY: Final[Used] = MappingProxyType({})
 class NamespaceQuota:
     """What one namespace may hold: ``cores`` (hundredths of a card) and ``memory`` (bytes) by model key.
 
-    None where the part is not written. ``pools`` is empty for any. ``protected``: the right to protected
-    shares, in cores by model key, where one is asked for; else None. ``limited`` is False where that right is
-    all there is to judge.
+    None for a part that is not written. ``pools`` is empty for any. ``protected``: the right to protected
+    shares, in cores by model key, for a protected request; else None. ``limited`` is False if that right is
+    the only thing to judge.
     """
 
     cores: Mapping[str, int] | None = None
@@ -74,7 +74,7 @@ class NamespaceQuota:
         return any(_matches(key, model) for key in keys or ())
 
     def allows_pool(self, pool: str) -> bool:
-        """True if it may use nodes of that pool (empty: of none)."""
+        """True if the namespace may use nodes of this pool (empty: nodes without a pool)."""
         return not self.pools or pool in self.pools
 
     def passed(
@@ -83,9 +83,9 @@ class NamespaceQuota:
         asked: Mapping[str, Amount],
         protected: Mapping[str, Amount] = NOTHING,
     ) -> dict[str, str]:
-        """Models of ``asked`` that it cannot have beside what it uses, and why. Empty if it can.
+        """The models of ``asked`` that the namespace cannot have beside what it uses, each with the reason.
 
-        ``protected`` is what it uses in protected shares, of which ``asked`` is then more.
+        ``protected`` is what it uses in protected shares; ``asked`` is then a request for more of them.
         """
         found: dict[str, str] = {}
         for model in asked:
@@ -115,7 +115,7 @@ class NamespaceQuota:
         return found
 
     def _without_right(self, model: str, asked: Mapping[str, Amount], protected: Mapping[str, Amount]) -> str:
-        """Why it may not have so much more of the model in protected shares; empty if it may."""
+        """Why the namespace may not have this much more of the model in protected shares; empty if it may."""
         if self.protected is None:
             return ""
         named = models_of(model)
@@ -134,13 +134,13 @@ class NamespaceQuota:
         return ""
 
     def protected_lines(self, protected: Mapping[str, Amount], model: str) -> Iterator[QuotaLine]:
-        """One line for each key of its right to protected shares that matches the model."""
+        """One line for each key of the namespace's right to protected shares that matches the model."""
         for key, granted in (self.protected or {}).items():
             if _counts(key, model):
                 yield QuotaLine(key, None, None, ZERO, granted, _sum(protected, key).cores)
 
     def lines(self, used: Mapping[str, Amount], only: str | None = None) -> Iterator[QuotaLine]:
-        """One line for each key, or for each that counts what is of ``only``, a key of ``used``."""
+        """One line for each key, or only for keys that count cards of ``only``, a key of ``used``."""
         keys = dict.fromkeys((*(self.cores or ()), *(self.memory or ())))
         for key in keys:
             if only is None or _counts(key, only):
@@ -154,13 +154,15 @@ class NamespaceQuota:
 
 @dataclass(frozen=True, slots=True)
 class ContainerMax:
-    """What one container may have: ``cores`` (hundredths of a card) and ``memory`` (bytes); None for any."""
+    """Bounds for one container: ``cores`` (hundredths of a card) and ``memory`` (bytes); None for any."""
 
     cores: int | None = None
     memory: int | None = None
 
     def passed(self, who: str, asked: Amount) -> Iterator[str]:
-        """Yield how it passes this; of whole cards the memory is not known before the cards are."""
+        """Yield how the request exceeds the bounds; the memory of whole cards is unknown before the cards
+        are.
+        """
         if self.cores is not None and asked.cores > self.cores:
             yield f"{who} asks for {asked.cores} cores, and one container may have {self.cores}"
         if self.memory is not None and asked.memory > self.memory:
@@ -175,7 +177,7 @@ ANY_SIZE: Final = ContainerMax()
 class QuotaLine:
     """One key of a namespace: its limits (None: not limited) and what the namespace holds of it.
 
-    ``protected`` is the right to protected shares in cores (None: none), ``protected_used`` what they hold.
+    ``protected`` is the right to protected shares in cores (None: none), ``protected_used`` what those hold.
     """
 
     key: str
@@ -187,12 +189,12 @@ class QuotaLine:
 
     @property
     def protected_room(self) -> int:
-        """Cores that it may still have in protected shares; negative where it holds more than it may."""
+        """Cores that remain for protected shares; negative if they hold more than the right."""
         return (self.protected or 0) - self.protected_used
 
     @property
     def room(self) -> Amount:
-        """What it may still have; negative where it holds more than it may."""
+        """What remains of the limits; negative if the namespace holds more."""
         return Amount(
             _LARGEST if self.cores is None else self.cores - self.used.cores,
             _LARGEST * MIB if self.memory is None else self.memory - self.used.memory,
@@ -246,7 +248,7 @@ def _matches(key: str, model: str) -> bool:
 
 
 def _counts(key: str, of: str) -> bool:
-    """True if the key of a quota counts what is of ``of``, a key of :data:`Used`."""
+    """True if the key of a quota counts cards of ``of``, a key of :data:`Used`."""
     models = models_of(of)
     return not models or any(_matches(key, model) for model in models)
 
@@ -282,7 +284,7 @@ class Quota:
         return frozenset((*self.namespaces, *self.protected, *self.largest, *self.best_effort))
 
     def entry(self, namespace: str) -> object:
-        """What is written for the namespace itself, to compare two states of the ConfigMap."""
+        """The entry of the namespace itself, for comparing two states of the ConfigMap."""
         mine = (each.get(namespace) for each in (self.namespaces, self.protected, self.largest))
         return (*mine, namespace in self.best_effort)
 
@@ -303,15 +305,15 @@ class Quota:
         return (namespace if namespace in self.named else ANY) in self.best_effort
 
     def too_large(self, namespace: str, asked: Iterable[tuple[str, Amount]]) -> list[str]:
-        """Return which of the containers, or requests of a claim, ask for more than one may have, and why.
+        """The containers, or requests of a claim, that exceed the bounds for one container, with the reasons.
 
-        ``asked``: each as words, and what it asks for.
+        ``asked``: a phrase for each, and its request.
         """
         most = self.largest_of(namespace)
         return [reason for who, amount in asked for reason in most.passed(who, amount)]
 
     def largest_of(self, namespace: str) -> ContainerMax:
-        """Return what one container of the namespace may have."""
+        """The bounds for one container of the namespace."""
         own = namespace in self.namespaces or namespace in self.largest
         return self.largest.get(namespace if own else ANY, ANY_SIZE)
 
@@ -325,9 +327,9 @@ class Quota:
                 yield namespace, line
 
     def lines(self, namespace: str, used: Used, protected: Used = NOBODY) -> Iterator[QuotaLine]:
-        """One line for each key of the namespace, those of its right to protected shares included.
+        """One line for each key of the namespace, including those of its right to protected shares.
 
-        Where it has such shares and no right, as after that was taken back, one of 0 for all models.
+        If it has such shares but no right, as after the right was withdrawn, one line with 0 for all models.
         """
         mine, right = self.of(namespace), dict(self.right(namespace))
         held, within = used.get(namespace, {}), protected.get(namespace, {})
@@ -340,7 +342,7 @@ class Quota:
             yield QuotaLine(key, None, None, _sum(held, key), granted, _sum(within, key).cores)
 
     def only(self, namespace: str) -> Quota:
-        """The quotas with one namespace alone, whose entry may be that of ``"*"``."""
+        """The quotas with one namespace only, whose entry may be that of ``"*"``."""
         mine, right = self.of(namespace), self.right(namespace)
         return Quota(
             {namespace: mine} if mine else {}, {namespace: right} if right else {}, namespace, self.largest
@@ -349,8 +351,8 @@ class Quota:
     def rows(self, used: Used, protected: Used = NOBODY) -> list[dict[str, Any]]:
         """The lines of :meth:`usage` as JSON, for ``/quota`` and ``kubectl vcuda quota``.
 
-        Cores are hundredths of a card, memory is bytes; None where a part is not limited, and for the right
-        to protected shares where there is none.
+        Cores are hundredths of a card, memory is bytes; None if a part is not limited, or if there is no
+        right to protected shares.
         """
         return [
             {
@@ -384,7 +386,7 @@ def read_quota(obj: Mapping[str, Any] | None, place: tuple[str, str] = QUOTA_PLA
     ``place``: its namespace and name, for messages.
 
     Raises:
-        NodeUnready: it has another shape than this module's docstring shows; the text says where.
+        NodeUnready: it has another form than in this module's docstring; the text names the place.
     """
     written = mapping((obj or {}).get("data")).get(QUOTA_KEY)
     try:
@@ -395,7 +397,7 @@ def read_quota(obj: Mapping[str, Any] | None, place: tuple[str, str] = QUOTA_PLA
 
 
 def parse_quota(text: str) -> Quota:
-    """Read the value of the key. Raises RequestInvalid: it has another shape."""
+    """Read the value of the key. Raises RequestInvalid: it has another form."""
     try:
         read = json.JSONDecoder(parse_float=_fraction, object_pairs_hook=_once).decode
         data = read(text) if len(text) <= _LONGEST else None
@@ -430,7 +432,7 @@ def _is_best_effort(namespace: str, entry: Mapping[str, Any]) -> bool:
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A map of the text. Of a key that is written twice JSON's readers keep the last, and drop a limit."""
+    """A JSON object without repeated keys. JSON parsers keep the last of them, which would drop a limit."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -448,7 +450,7 @@ def _namespace(namespace: str, entry: object) -> NamespaceQuota:
     where = f"namespace {quoted(namespace)}"
     if not isinstance(entry, dict):
         raise RequestInvalid(f"{where} is {quoted(entry)}, not a map of quota, memory, pool and protected")
-    for key in sorted(entry.keys() - set(_KEYS)):  # others are passed over, as by the predecessor
+    for key in sorted(entry.keys() - set(_KEYS)):  # unknown keys are ignored, as by the predecessor
         if meant := get_close_matches(key.lower(), _KEYS, n=1, cutoff=_ALIKE):
             raise RequestInvalid(f"{where}: {quoted(key)} means nothing: did you mean {meant[0]}?")
     pools = entry.get("pool")

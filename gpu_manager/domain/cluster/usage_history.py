@@ -17,14 +17,14 @@ from typing import Any, Final, NamedTuple
 from gpu_manager.domain.cluster.usage_json import NodeUsage, UsedShare
 from gpu_manager.domain.errors import RequestInvalid, quoted
 
-SECONDS: Final = 600.0  # how far back it reaches
-MINUTES: Final = "10m"  # the same as the name of a range
+SECONDS: Final = 600.0  # covered by the history
+MINUTES: Final = "10m"  # SECONDS as the name of a range
 HOUR_SECONDS: Final = 3600.0
 HOUR: Final = "1h"
 MINUTE: Final = 60.0  # between two figures of an hour
 TRENDS: Final = 20  # figures of a card's trend over the last minutes
 MOST_TRENDS: Final = 1_000  # cards
-MOST_SHARES: Final = 12_000  # of all nodes; those that come later are counted as left out
+MOST_SHARES: Final = 12_000  # of all nodes; later shares are counted as left out
 MOST_SERIES: Final = 12  # of one answer, the most used first
 _ANSWERS: Final = 120  # of one node
 _LONGEST_NAME: Final = 512
@@ -36,7 +36,7 @@ ShareKey = tuple[str, str, str]
 
 
 class HistorySubject(Enum):
-    """What a history is about."""
+    """The kind of object that a history is about."""
 
     CLUSTER = "cluster"  # one series: all containers together
     NODE = "node"  # a series for each of its cards
@@ -46,7 +46,7 @@ class HistorySubject(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HistoryQuery:
-    """Whose history is wanted. ``name``: of the node, UUID of the card, ``namespace/name`` of the pod.
+    """The object of a history. ``name``: of the node, UUID of the card, ``namespace/name`` of the pod.
 
     ``namespace``: the only one whose containers count, empty for all.
     """
@@ -70,7 +70,7 @@ class HistoryQuery:
         return cls(found, name, namespace)
 
     def covers(self, node: str, namespace: str, pod: str, card: str) -> bool:
-        """Whether a container's share of a card belongs to it."""
+        """True if a container's share of a card belongs to the history."""
         if self.namespace not in ("", namespace):
             return False
         mine = {
@@ -84,10 +84,10 @@ class HistoryQuery:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Figures over time of what ``labels`` name; None where they are not known.
+    """Figures over time for the object in ``labels``; None where unknown.
 
-    ``cores``: ratio of one card; ``memory``: bytes; ``waited``: seconds in a second that processes waited for
-    their share.
+    ``cores``: ratio of one card; ``memory``: bytes; ``waited``: seconds per second for which processes waited
+    because of their limit.
     """
 
     labels: Mapping[str, str]
@@ -97,12 +97,12 @@ class Series:
 
     @property
     def weight(self) -> float:
-        """What it used in all, to find the greatest."""
+        """Its total use, for finding the greatest."""
         return sum(value for value in self.cores if value is not None)
 
 
 class ShareSum(NamedTuple):
-    """Cores (100 a card) times seconds that a share used, and for how many seconds that is known."""
+    """Cores (100 a card) times seconds that a share used, and the seconds for which that is known."""
 
     core_seconds: float
     seconds: float
@@ -121,8 +121,8 @@ class ShareFrames(NamedTuple):
 class _Share:
     namespace: str
     pod: str
-    seen: int  # number of the node's answer that had it last
-    before: tuple[float, float | None]  # when, and seconds waited until then
+    seen: int  # number of the node's last answer that contained it
+    before: tuple[float, float | None]  # time, and seconds waited until then
     cores: array[float]
     memory: array[float]
     waited: array[float]
@@ -144,10 +144,10 @@ class UsageHistory:
         self._most = most
         self._nodes: dict[str, _Node] = {}
         self._shares = 0
-        self.left_out = 0  # shares of the latest answers for which there was no room
+        self.left_out = 0  # shares of the latest answers without room in the ring
 
     def record(self, node: str, at: float, usage: NodeUsage) -> None:
-        """Take in one answer, ``at`` this monotonic second, later than the node's last."""
+        """Add one answer, received ``at`` this monotonic second, later than the node's last."""
         kept = self._node(node)
         slot = kept.answers % self._answers
         kept.times[slot] = at
@@ -257,8 +257,8 @@ class UsageHistory:
     def read(self, query: HistoryQuery, ends: float, step: float) -> list[Series]:
         """Figures at ``ends`` (a monotonic second) and every ``step`` seconds before, oldest first.
 
-        A figure is the newest of one and a half steps. What is summed is blank where a node that answered
-        before and after did not answer.
+        Each figure is the newest of one and a half steps. A sum is blank if a node that answered before and
+        after did not answer.
         """
         count = int(self._span / step)
         moments = [ends - (count - 1 - at) * step for at in range(count)]
@@ -317,12 +317,12 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def largest(series: Sequence[Series]) -> list[Series]:
-    """At most :data:`MOST_SERIES` of them, the most used first."""
+    """At most :data:`MOST_SERIES` series, the most used first."""
     return sorted(series, key=lambda one: (-one.weight, sorted(one.labels.items())))[:MOST_SERIES]
 
 
 def history_json(series: Sequence[Series], start: float, step: float, source: str, left_out: int = 0) -> Any:
-    """What ``/ui/history`` answers. ``start``: seconds since the epoch of the first figure."""
+    """The answer of ``/ui/history``. ``start``: time of the first figure, seconds since the epoch."""
     shown = largest(series)
     return {
         "start": round(start, 3),
@@ -353,7 +353,7 @@ def _write(share: _Share, slot: int, at: float, used: UsedShare) -> None:
 
 
 def _slots(times: Sequence[float], moments: Iterable[float], age: float) -> list[int | None]:
-    """For each moment the slot of the newest answer until then that is younger than ``age``."""
+    """For each moment the slot of the newest answer before it that is younger than ``age``."""
     order = sorted(range(len(times)), key=times.__getitem__)
     found: list[int | None] = []
     at = -1
@@ -388,7 +388,7 @@ class _Sums:
                     sums[at] = value if before is None else before + value
 
     def series(self, labels: Mapping[str, str], silent: set[int]) -> Series:
-        """As they are told, blank at the ``silent`` moments."""
+        """The sums as series, blank at the ``silent`` moments."""
         for sums in self.columns:
             for at in silent:
                 sums[at] = None

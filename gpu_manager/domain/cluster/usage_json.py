@@ -1,4 +1,4 @@
-"""The agent's ``/usage``, as it is read elsewhere: what each container uses of each of its cards."""
+"""Reads the agent's ``/usage``: what each container uses of each of its cards."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gpu_manager.domain.untrusted import mapping, mappings, text
 
 
 class UsedShare(NamedTuple):
-    """``cores`` in hundredths of the card, ``memory`` in bytes; None where the agent does not know it.
+    """``cores`` in hundredths of the card, ``memory`` in bytes; None if the agent does not know it.
 
-    ``waited``: seconds that its processes have waited for their share; ``namespace`` and ``pod`` are empty
-    where the agent does not name them; ``refusals``: requests for memory that its limit refused; ``longest``:
-    seconds of its longest kernel or graph so far; ``priority``: the one that the agent has it booked with,
-    which is normal for containers made before the agent knew priorities; ``difference``: the driver's figure
-    less the account, in hundredths of the card, where the agent reports that they differ.
+    ``waited``: seconds that its processes have waited because of their limit; ``namespace`` and ``pod`` are
+    empty if the agent does not name them; ``refusals``: memory requests refused by its limit; ``longest``:
+    seconds of its longest kernel or graph so far; ``priority``: the booked one, which is normal for
+    containers created before the agent supported priorities; ``difference``: the driver's figure minus the
+    account, in hundredths of the card, if the agent reports a difference.
     """
 
     cores: float | None
@@ -40,10 +40,10 @@ NodeUsage = Mapping[tuple[str, str, str], UsedShare]
 
 
 def read_usage(answer: Any) -> NodeUsage:
-    """Read the JSON of ``/usage``; malformed figures count as not known.
+    """Read the JSON of ``/usage``; malformed figures count as unknown.
 
     Raises:
-        NodeUnready: it is something else.
+        NodeUnready: the answer has another form.
     """
     try:
         pods = answer["usage"]
@@ -71,7 +71,7 @@ NOT_USED: Final = UsedShare(None, None)
 
 
 def used_share(usage: NodeUsage, uid: str, container: str, card: str) -> UsedShare:
-    """What a container uses of a card, in an answer that may have digests for names."""
+    """What a container uses of a card; the answer may have digests in place of names."""
     found = usage.get((uid, container, card))
     if found is None and usage:
         found = usage.get((uid, container_digest(uid, container), card))
@@ -79,16 +79,16 @@ def used_share(usage: NodeUsage, uid: str, container: str, card: str) -> UsedSha
 
 
 def longest_beside(usage: NodeUsage, ledger: Ledger, pod: PodUid) -> float | None:
-    """Return the seconds of the longest kernel or graph that a best-effort tenant of the pod's cards has run;
-    None where it is not known of any.
+    """Seconds of the longest kernel or graph that a best-effort tenant of the pod's cards has run; None if
+    none is known.
     """
     told = (used.longest for _, used in _best_effort_beside(usage, ledger, pod))
     return max((seconds for seconds in told if seconds is not None), default=None)
 
 
 def ungated_beside(usage: NodeUsage, ledger: Ledger, pod: PodUid) -> int:
-    """Return the number of pods of priority best-effort on the pod's cards whose containers were made before
-    their agent knew priorities, so that they wait for nobody.
+    """Number of best-effort pods on the pod's cards whose containers were created before their agent
+    supported priorities, so that they never wait at a gate.
     """
     return len(
         {uid for uid, used in _best_effort_beside(usage, ledger, pod) if used.priority is Priority.NORMAL}
@@ -107,7 +107,7 @@ def _best_effort_beside(usage: NodeUsage, ledger: Ledger, pod: PodUid) -> Iterat
 
 
 def named_usage(usage: NodeUsage, pods: Mapping[str, Pod]) -> NodeUsage:
-    """What an agent told of a node's containers, with the names of the pods that are known by their UIDs."""
+    """An agent's answer with the names of the pods that are known by their UIDs."""
     found = {}
     for (uid, container, card), used in usage.items():
         pod = pods.get(uid)

@@ -1,4 +1,4 @@
-"""Who booked cores and did not use them: sums by pod, and the console's list of them."""
+"""Booked but unused cores: sums by pod, and the console's list of them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, Final, NamedTuple
 
 from gpu_manager.domain.cluster.usage_history import ShareKey, ShareSum
 
-SHOWN: Final = 20  # pods, the one that wasted most first
+SHOWN: Final = 20  # pods, the most wasteful first
 
 
 class PodWaste(NamedTuple):
-    """Cores (100 a card) times seconds of one pod; None where it is not known."""
+    """Cores (100 a card) times seconds of one pod; None if unknown."""
 
     namespace: str
     pod: str
@@ -48,7 +48,7 @@ def waste_of_shares(held: Iterable[HeldShare], used: Mapping[ShareKey, ShareSum]
 
 
 def waste_json(pods: Iterable[PodWaste], seconds: int, source: str) -> dict[str, Any]:
-    """What ``/ui/waste`` answers, the pod that wasted most first; who wasted nothing is not in it."""
+    """The answer of ``/ui/waste``, the most wasteful pod first; pods without waste are omitted."""
     rows = sorted((one for one in pods if one.wasted >= 1), key=lambda one: (-one.wasted, *one[:2]))
     return {
         "source": source,
