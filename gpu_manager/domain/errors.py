@@ -16,7 +16,7 @@ Texts say what happened, to which pod, card or value, and what to do about it.
 import re
 from typing import Final
 
-# ruff: noqa: N818  (an error is named by who must act; the word Error in each would say nothing)
+# ruff: noqa: N818  (an error is named by who must act; the word Error in each would add nothing)
 
 _SHOWN_CHARACTERS = 64
 
@@ -46,8 +46,8 @@ class Bug(VcudaError):
 
 
 def printable(text: str) -> str:
-    """Escape what could move a terminal's cursor or break a log line, and what nobody sees: with it two names
-    that differ would be read as one.
+    """Escape characters that could move a terminal's cursor or break a log line, and invisible ones, with
+    which two different names would read as one.
     """
     if text.isprintable() and (text.isascii() or not _UNSEEN.search(text)):
         return text

@@ -57,10 +57,10 @@ class MountPoint:
 def injection_faults(
     mounts: Iterable[MountPoint], directory: str, *, fraction: bool, driver: bool
 ) -> tuple[str, ...]:
-    """What a container's mounts lack of its grant, as phrases; none if they are as granted.
+    """What a container's mounts lack of its grant, as phrases; none if they match the grant.
 
     ``directory`` is that of the grant's control pages, which a ``fraction`` mounts; ``driver``: the node has
-    a driver, of which each container mounts the libraries.
+    a driver, whose libraries each container mounts.
     """
     sources = {mount.path: mount.root for mount in mounts}  # the last mount at a path is the visible one
     faults = []

@@ -1,8 +1,8 @@
-"""Whose names an agent's pages tell a caller, and how those who know the names find them again.
+"""Which pods' names an agent's pages give a caller, and how a reader who knows the names finds them again.
 
-An agent answers whoever reaches its port, and names pods only to callers whose rights the API server has
-confirmed. To others a container is the UID of its pod and a digest of its name: who may read pods can tell
-which container that is, and nobody else.
+An agent answers every caller that reaches its port, and names pods only to callers whose rights the API
+server has confirmed. For others a container is the UID of its pod and a digest of its name: only readers of
+pods can tell which container that is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 from gpu_manager.domain.kube.pod import Pod
 
-_MARK: Final = "~"  # no name of a container has it
+_MARK: Final = "~"  # no container's name contains it
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ ALL_NAMES: Final = NameScope("")
 
 
 def container_digest(uid: str, container: str) -> str:
-    """What stands for a container's name where it may not be told."""
+    """The digest in place of a container's name, for callers that may not see the name."""
     return _MARK + hashlib.sha256(f"{uid}/{container}".encode()).hexdigest()[:16]
 
 
 def container_name(uid: str, told: str, pod: Pod) -> str:
-    """The name of the pod's container that an agent told, plainly or as a digest; unchanged if it has none.
+    """The name of the pod's container from an agent's answer, plain or as a digest; unchanged if unknown.
 
-    ``uid``: the pod's, in the agent's words.
+    ``uid``: the pod's, in the agent's answer.
     """
     if not told.startswith(_MARK):
         return told

@@ -1,8 +1,8 @@
-"""Which of the node's cards another device plugin offers to pods too, by the ids that it gave the kubelet;
-which pods another system has given a part of a card.
+"""Which cards of the node another device plugin offers to pods too, by the ids that it registered; and which
+pods another system has given a part of a card.
 
 Sources of the forms of ids: NVIDIA's plugin names a card by UUID or, with ``deviceIDStrategy: index``, by
-index, and a time-sliced replica by ``<id>::<n>``; HAMi, Volcano and gpushare put a suffix behind the UUID;
+index, and a time-sliced replica by ``<id>::<n>``; HAMi, Volcano and gpushare append a suffix to the UUID;
 KubeVirt's plugin names cards by PCI bus id; GKE's names them by their device node, and a time-shared or MIG
 part of a card by ``<node>/<part>``.
 """
@@ -27,8 +27,8 @@ _UUID: Final = re.compile(r"GPU-[0-9a-f]{8}-", re.IGNORECASE)
 _INDEX: Final = re.compile(r"[0-9]{1,3}(?:::[0-9]+)?$", re.ASCII)
 _BUS_ID: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$", re.IGNORECASE)
 _SEPARATORS: Final = "-:_"
-_SHARING: Final = "sharing"  # the part of the plugin's configuration that says how often a card is given
-# What another system writes to a pod that it has given a part of a card; a key that begins so counts.
+_SHARING: Final = "sharing"  # the part of the plugin's configuration that sets how often a card is given
+# What another system writes to a pod that it has given a part of a card; a key with such a prefix counts.
 _GIVEN: Final = {
     "runai-gpu-group": "KAI or Run:ai",
     "hami.io/vgpu-devices-allocated": "HAMi",
@@ -61,7 +61,9 @@ def may_name_cards(resource: str, ids: Collection[str]) -> bool:
 
 
 def given_by(labels: Mapping[str, object], annotations: Mapping[str, object]) -> str:
-    """The system that has given a pod a part of a card, by what it wrote to it; empty if there is none."""
+    """The system that has given a pod a part of a card, by its labels or annotations; empty if there is
+    none.
+    """
     keys = [*labels, *annotations]
     if any(map(_GPU_FRACTIONING.fullmatch, keys)):
         return "gpu-fractioning"
@@ -70,7 +72,9 @@ def given_by(labels: Mapping[str, object], annotations: Mapping[str, object]) ->
 
 @dataclass(frozen=True, slots=True)
 class SlicedCard:
-    """A resource that NVIDIA's plugin offers ``replicas`` times a card: in turns, or as clients of MPS."""
+    """A resource that NVIDIA's plugin offers ``replicas`` times per card, by time slicing or as clients of
+    MPS.
+    """
 
     name: str
     replicas: int
@@ -78,7 +82,9 @@ class SlicedCard:
 
 
 def shared_cards(tree: object, read: Callable[[str], list[object]]) -> Iterator[SlicedCard]:
-    """What the configurations of NVIDIA's plugin in a document share; ``read`` parses texts that it holds."""
+    """The shared resources in the configurations of NVIDIA's plugin in a document; ``read`` parses nested
+    texts.
+    """
     if isinstance(tree, str):
         tree = read(tree) if _SHARING in tree else []
     elif isinstance(tree, dict):

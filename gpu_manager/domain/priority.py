@@ -1,7 +1,7 @@
-"""Priority inside a card: which tenants' work waits for whose.
+"""Priority inside a card: which tenants' work waits for which others'.
 
 Best-effort work waits while a protected tenant of the same card has work pending. Normal work neither waits
-for anybody nor is waited for, so that protection holds beside best-effort tenants alone.
+nor makes others wait, so protection holds only beside best-effort tenants.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ class Priority(Enum):
 
 
 def unprotected_beside(priority: Priority, others: Collection[Priority]) -> int:
-    """Return how little a card suits a share of this priority beside ``others``, which other pods have there.
+    """Return how little a card suits a share of this priority beside other pods' shares of priorities
+    ``others``.
 
-    0 is neutral, more is worse. A protected share avoids normal ones (2), then protected ones (1), a normal
-    share avoids protected ones (2), a best-effort share seeks them (-1): it takes what they leave.
+    0 is neutral, more is worse. A protected share avoids normal ones (2), then protected ones (1). A normal
+    share avoids protected ones (2). A best-effort share seeks protected ones (-1), to use the time that they
+    leave.
     """
     if priority is Priority.PROTECTED:
         return 2 * (Priority.NORMAL in others) + (Priority.PROTECTED in others)
@@ -33,7 +35,7 @@ def unprotected_beside(priority: Priority, others: Collection[Priority]) -> int:
 
 
 def meant_priorities(written: str) -> tuple[str, ...]:
-    """Return the one name that differs from what is written in case, blanks and dashes alone, else all."""
+    """Return the one name that differs from ``written`` only in case, blanks and dashes, else all names."""
     plain = re.sub(r"[\s_-]+", "-", written.strip()).lower()
     names = tuple(priority.value for priority in Priority)
     return (plain,) if plain in names else names

@@ -60,8 +60,8 @@ _NVLINK = re.compile(r"NV([1-9][0-9]?)")
 class Link:
     """The connection of two cards; ``lanes`` is the number of bonded NVLinks, 0 for any other kind.
 
-    ``path`` is the PCIe path beside the NVLinks where it is known, None where it is not; any other link is
-    its own path and has None. The text forms do not show it.
+    ``path`` is the PCIe path beside the NVLinks, None if unknown; any other link is its own path and has
+    None. The text forms do not include it.
     """
 
     kind: LinkKind
@@ -98,7 +98,7 @@ class Link:
 
     @property
     def nearness(self) -> int:
-        """The weight of the pair's PCIe path, which tells pairs of equal weight apart; SYS if unknown."""
+        """The weight of the pair's PCIe path, which orders pairs of equal weight; SYS if unknown."""
         if self.kind is LinkKind.NVLINK:
             return _WEIGHTS[self.path or LinkKind.SYS]
         return _WEIGHTS[self.kind]
@@ -115,10 +115,10 @@ class Topology:
     """The links of every pair of cards, by position in the node's list of cards.
 
     Square and symmetric, ``X`` on the diagonal and nowhere else; ValueError otherwise. ``numa_policy`` is the
-    one of the node's kubelet: which sets of cards it lets a container have. ``ranks`` are weights by which
-    sets are compared: of sets with the same sum of ``weights`` the one whose PCIe paths are the shortest has
-    the larger sum of ``ranks``, otherwise both sums have the same order. They are the weights themselves
-    where no PCIe path beside NVLinks is known.
+    node's kubelet's and decides which sets of cards a container may have. ``ranks`` are the weights by which
+    sets are compared: of sets with equal sums of ``weights`` the one with the shortest PCIe paths has the
+    larger sum of ``ranks``, otherwise both sums have the same order. They equal the weights if no PCIe path
+    beside NVLinks is known.
     """
 
     links: tuple[tuple[Link, ...], ...]
@@ -162,7 +162,7 @@ class Topology:
         return sum(self.weights[i][j] for i, j in combinations(indices, 2))
 
     def rank(self, indices: Iterable[int]) -> int:
-        """Return what sets of as many cards are compared by: the sum of the ranks of its pairs."""
+        """Return the value by which sets of equal size are compared: the sum of the ranks of the pairs."""
         return sum(self.ranks[i][j] for i, j in combinations(indices, 2))
 
 
@@ -178,8 +178,8 @@ class Affinity:
     def node(self) -> int | None:
         """The NUMA node of the GPU's CPUs; None if unknown or several.
 
-        Of a list as ``0,3-9,11-17`` it is the first: the others are memory of GPUs, without CPUs, which such
-        machines (GB200, GB300) count as nodes too. Neighbours with CPUs are written as a range.
+        In a list such as ``0,3-9,11-17`` it is the first: the others are memory of GPUs, without CPUs, which
+        such machines (GB200, GB300) count as nodes too. Neighbours with CPUs are written as a range.
         """
         found = re.match("([0-9]{1,5})(?:,|$)", self.numa or "")
         return int(found[1]) if found else None
@@ -194,14 +194,14 @@ class ParsedTopology:
 
     @property
     def nodes(self) -> tuple[int | None, ...]:
-        """The NUMA node of each GPU. Where no row has one, as of old drivers, the CPUs tell the GPUs of one
-        socket from those of another: these are numbered in the order of the rows.
+        """The NUMA node of each GPU. If no row has one, as with old drivers, the CPUs distinguish the GPUs of
+        one socket from those of another; sockets are numbered in the order of the rows.
         """
         written = tuple(place.node for place in self.affinities)
         if any(place.numa for place in self.affinities):
             return written
         sockets = list(dict.fromkeys(place.cpus for place in self.affinities if _is_cpus(place.cpus)))
-        if len(sockets) < 2:  # one says nothing: it may be every CPU of the machine
+        if len(sockets) < 2:  # a single one proves nothing: it may list every CPU of the machine
             return written
         return tuple(
             sockets.index(place.cpus) if place.cpus in sockets else None for place in self.affinities
@@ -336,7 +336,7 @@ def _read_row(name: str, line: str, header: _Header) -> tuple[dict[str, Link], A
     for column in header.gpus:
         if column not in links:
             raise RequestInvalid(f"row {name}, column {column}: nothing there, the row is too short")
-    # Cells may be glued where columns are: an affinity, of which none is a link, stands behind the last link.
+    # Cells may be glued where columns are: an affinity, none of which is a link, follows the last link.
     end = max(word.end() for word in words if _LINKS.fullmatch(word[0]))
     return links, _read_affinity(line, end, header)
 

@@ -1,1 +1,1 @@
-"""Dynamic Resource Allocation: what a node publishes of its cards, and what Kubernetes allocates of it."""
+"""Dynamic Resource Allocation: the devices that a node publishes, and what Kubernetes allocates of them."""

@@ -1,7 +1,7 @@
 """An allocated ResourceClaim (``status.allocation`` of resource.k8s.io/v1), parsed and judged once.
 
-The scheduler decides what a claim gets, and it is not to be trusted blindly: claims may be allocated by an
-older slice, and kube-scheduler 1.36 overflows: a claim of 8Ei of memory consumes -8Ei of its card.
+The scheduler decides what a claim gets, but its decision is checked: claims may be allocated from an older
+slice, and kube-scheduler 1.36 overflows: a claim of 8Ei of memory consumes -8Ei of its card.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from gpu_manager.domain.untrusted import mapping, mappings, text
 
 @dataclass(frozen=True, slots=True)
 class ClaimedShare:
-    """What a claim was allocated of one device for one request.
+    """The amount of one device that was allocated to a claim for one request.
 
     ``request`` is the name that containers refer to, without the chosen alternative. ``amount`` is zero for
-    admin access, which looks at the card and books nothing of it.
+    admin access, which grants a view of the card and books nothing.
     """
 
     request: str
@@ -38,8 +38,8 @@ class ClaimedShare:
 
 @dataclass(frozen=True, slots=True)
 class AllocatedClaim:
-    """A claim with its shares of our devices, in the order of the allocation, and the pods for which it is
-    reserved, by UID and name. ``terms``: request → what its parameters say, where that is anything.
+    """A claim with its shares of this driver's devices, in the order of the allocation, and the pods for
+    which it is reserved, by UID and name. ``terms``: request → its parameters, if it has any.
     """
 
     uid: str
@@ -50,7 +50,7 @@ class AllocatedClaim:
     terms: Mapping[str, ShareTerms] = field(default_factory=dict)
 
     def terms_of(self, request: str) -> ShareTerms:
-        """Return what holds for the shares of a request."""
+        """The terms for the shares of a request."""
         return self.terms.get(request, PLAIN)
 
 
@@ -58,7 +58,7 @@ def parse_allocated_claim(claim: object, unit: int) -> AllocatedClaim:
     """Read a ResourceClaim as the API server stores it. Results of other drivers are left out.
 
     Raises:
-        RequestInvalid: it is not allocated, none of it is ours, or an amount cannot be given.
+        RequestInvalid: it is not allocated, has no device of this driver, or an amount cannot be given.
     """
     stored, metadata = mapping(claim), mapping(mapping(claim).get("metadata"))
     name = f"{text(metadata.get('namespace'))}/{text(metadata.get('name'))}"
@@ -75,14 +75,14 @@ def parse_allocated_claim(claim: object, unit: int) -> AllocatedClaim:
         for one in mappings(status.get("reservedFor"))
         if one.get("resource") == "pods"
     )
-    cores: dict[str, int] = {}  # by the name of the alternative that was chosen
+    cores: dict[str, int] = {}  # by the name of the chosen alternative
     for result, share in zip(results, shares, strict=True):
         chosen = text(result.get("request"))
         cores[chosen] = max(cores.get(chosen, 0), share.amount.cores)
     try:
         config = read_config(devices.get("config"))
         said = {chosen.partition("/")[0]: terms_of(config, chosen, most) for chosen, most in cores.items()}
-        # Whoever looks at cards computes nothing there, so that neither ceiling nor priority mean anything.
+        # Admin access computes nothing on the cards, so neither ceiling nor priority has a meaning.
         said |= {one.request: ShareTerms(preload=said[one.request].preload) for one in shares if one.is_admin}
     except RequestInvalid as error:
         raise RequestInvalid(f"claim {quoted(name)}: {error}") from error

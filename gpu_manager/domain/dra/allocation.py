@@ -1,7 +1,7 @@
-"""What Kubernetes' scheduler allocates to claims on one node: the first fit, in the order that is published.
+"""A model of what Kubernetes' scheduler allocates to claims on one node: first fit, in published order.
 
 The scheduler has no score for devices. It tries claims, requests and devices in order, each request from the
-first device on, and goes back where a later request finds nothing. Source: the allocator of kube-scheduler
+first device on, and backtracks when a later request finds nothing. Source: the allocator of kube-scheduler
 1.36.3 and 1.37.2, with which ``bench/dra.py`` compares.
 """
 
@@ -15,7 +15,7 @@ from gpu_manager.domain.dra.claim import ClaimSpec, Constraint, DeviceRequest
 from gpu_manager.domain.dra.device import FIRST_FRACTIONAL_MINOR, Attribute, SharedDevice
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, quoted
 
-MOST_RESULTS = 32  # of one claim
+MOST_RESULTS = 32  # per claim
 MOST_STEPS = 20_000  # about half a second; the search is exponential where unlike requests do not fit
 
 Consumed = Mapping[str, int]
@@ -39,14 +39,14 @@ def allocate(
     is_eligible: Callable[[DeviceRequest, SharedDevice], bool] = lambda _request, _device: True,
     most_steps: int = MOST_STEPS,
 ) -> tuple[tuple[AllocatedShare, ...], ...] | None:
-    """Return what each claim of a pod is allocated on a node; None if they cannot be allocated together.
+    """What each claim of a pod is allocated on a node; None if they cannot be allocated together.
 
     Args:
         devices: the node's devices, in published order.
-        used: what allocated claims consume: device → capacity → amount. Admin access counts for nothing.
+        used: consumption of allocated claims: device → capacity → amount. Admin access counts nothing.
         claims: the claims of the pod that are not allocated yet.
         minor: 36 for Kubernetes 1.36; answers differ between versions.
-        is_eligible: whether the selectors of the request and its class take the device.
+        is_eligible: whether the selectors of the request and its class accept the device.
         most_steps: where to end the search, which is exponential if requests are unlike and do not fit.
 
     Raises:
@@ -71,7 +71,7 @@ class _Search:
         self._is_eligible = is_eligible
         self._steps, self._most_steps = 0, most_steps
         self._asked: dict[tuple[int, int], Mapping[str, int | None] | None] = {}
-        self._dead_ends: set[Hashable] = set()  # the scheduler tries them again: same answer, later
+        self._dead_ends: set[Hashable] = set()  # the scheduler retries them with the same result
         self._shares: list[list[AllocatedShare]] = [[] for _ in claims]
         self._constraints = [[_tracked(one, minor) for one in claim.constraints] for claim in claims]
         # Chosen before anything is allocated, as the scheduler does: the devices of a request for all.
@@ -95,7 +95,9 @@ class _Search:
         return len(self._all[id(request)]) if request.count is None else request.count
 
     def _eligible_for_all(self, request: DeviceRequest) -> list[SharedDevice]:
-        """1.36 leaves out devices without room now, 1.37 those that could never give it."""
+        """Devices for a request for all: 1.36 omits devices without room now, 1.37 those that could never
+        have it.
+        """
         is_static = self._minor >= FIRST_FRACTIONAL_MINOR
         return [
             device
@@ -149,7 +151,7 @@ class _Search:
     def _with(
         self, claim: int, request: DeviceRequest, device: SharedDevice, rest: Callable[[], bool]
     ) -> bool:
-        """Allocate the device and then the rest; take it back if the rest finds nothing."""
+        """Allocate the device and then the rest; undo it if the rest finds nothing."""
         if _is_kept_away(request, device):
             return False
         added: list[_Matching | _Distinct] = []
@@ -181,9 +183,7 @@ class _Search:
         return False
 
     def _consumption(self, request: DeviceRequest, device: SharedDevice, used: Consumed) -> Consumed | None:
-        """Return what the request takes of the device; None if there is no room. Admin access needs room,
-        too.
-        """
+        """What the request takes of the device; None if there is no room. Admin access needs room, too."""
         key = id(request), id(device.capacities)  # cards of a kind share them
         if key not in self._asked:
             self._asked[key] = self._asked_of(request, device)
@@ -198,7 +198,7 @@ class _Search:
         return fitting if len(fitting) == len(consumed) else None
 
     def _asked_of(self, request: DeviceRequest, device: SharedDevice) -> Mapping[str, int | None] | None:
-        """Return what the request takes of each capacity, None for more than there is; None if it names one
+        """What the request takes of each capacity, None for more than exists; None if it names a capacity
         that the device lacks.
         """
         if not request.capacities.keys() <= device.capacities.keys():
@@ -224,7 +224,7 @@ def _is_kept_away(request: DeviceRequest, device: SharedDevice) -> bool:
 
 
 class _Matching:
-    """All devices have one value of the attribute."""
+    """A constraint: all devices have the same value of the attribute."""
 
     def __init__(self, constraint: Constraint) -> None:
         self._constraint = constraint
@@ -251,7 +251,7 @@ class _Matching:
 
 
 class _Distinct:
-    """No two devices have the same value of the attribute."""
+    """A constraint: no two devices have the same value of the attribute."""
 
     def __init__(self, constraint: Constraint) -> None:
         self._constraint = constraint
@@ -283,8 +283,8 @@ class _Distinct:
 
 
 class _DistinctByRequest(_Distinct):
-    """As 1.36 does: of each request it remembers the last device alone, so a request for three devices may
-    get the first and the third alike.
+    """Distinct attributes as 1.36 checks them: it remembers only the last device of each request, so the
+    first and third devices of a request may be alike.
     """
 
     def _keep(self, request: str, value: Attribute) -> None:

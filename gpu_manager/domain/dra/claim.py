@@ -14,7 +14,7 @@ from gpu_manager.domain.untrusted import mapping, mappings, text
 
 CLAIM_KIND: Final = "ResourceClaim"
 CLAIM_TEMPLATE_KIND: Final = "ResourceClaimTemplate"
-_MOST_REQUESTS = 32  # of one claim, and alternatives times requests are bounded by the API server, too
+_MOST_REQUESTS = 32  # per claim; the API server also bounds alternatives times requests
 _EFFECTS_THAT_PREVENT = ("NoSchedule", "NoExecute")
 
 
@@ -50,11 +50,11 @@ class Toleration:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """One way to satisfy a request: so many devices of a class, each with the same capacities.
+    """One way to satisfy a request: a number of devices of a class, each with the same capacities.
 
-    ``count`` is None for every device that is eligible (allocation mode All). ``capacities`` are the
-    quantities that the claim names; a capacity that it leaves out is taken whole. ``name`` is
-    ``request/subrequest`` for an alternative of ``firstAvailable``.
+    ``count`` is None for every eligible device (allocation mode All). ``capacities`` are the quantities that
+    the claim names; a capacity that it omits is taken whole. ``name`` is ``request/subrequest`` for an
+    alternative of ``firstAvailable``.
     """
 
     name: str
@@ -68,7 +68,7 @@ class DeviceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """All devices of the named requests (of all, if none is named) have equal, or distinct, attributes."""
+    """Devices of the named requests (of all, if none is named) must have equal, or distinct, attributes."""
 
     attribute: str
     is_distinct: bool
@@ -81,7 +81,7 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class ClaimSpec:
-    """What a claim asks for: its requests in order, each with its alternatives in order of preference.
+    """The content of a claim: its requests in order, each with its alternatives in order of preference.
 
     ``config`` are its parameters for this driver; ``odd_config`` is why they cannot be read, empty if they
     can.
@@ -112,7 +112,7 @@ def parse_claim_spec(spec: object) -> ClaimSpec:
     odd = ""
     try:
         config = read_config(devices.get("config"))
-    except RequestInvalid as error:  # what it asks for counts all the same
+    except RequestInvalid as error:  # its requests count all the same
         odd = str(error)
     return ClaimSpec(
         tuple(_alternatives(request) for request in requests),

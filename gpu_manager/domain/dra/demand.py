@@ -1,11 +1,11 @@
 """The most that a ResourceClaim may take before it is allocated, for quotas; and which container uses it.
 
 No hook is called when Kubernetes allocates a claim. So a claim counts with the most that it could be given:
-each of its requests, of alternatives the largest, with its count or all cards of the largest node, and whole
-cards where it names no amount.
+each of its requests (the largest alternative) with its count or all cards of the largest node, and whole
+cards if it names no amount.
 
-What a container gets of a claim is mounted at fixed paths. So a container may use one of our requests at
-most: a second one would hide the limits of the first.
+A container's share of a claim is mounted at fixed paths. So a container may use at most one request of this
+driver: a second one would hide the limits of the first.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ ClassConfig = Mapping[str, tuple[Configured, ...]]
 
 NO_CONFIG: Final[ClassConfig] = MappingProxyType({})
 
-_LARGEST: Final = 1 << 60  # bytes: as much as no card has
+_LARGEST: Final = 1 << 60  # bytes; no card has as many
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedCard:
-    """A card that claims may be allocated, its node and the pool of that node. ``room`` is all of it."""
+    """A card that claims may be allocated, with its node and the node's pool. ``room`` is all of the card."""
 
     node: str
     pool: str
@@ -52,7 +52,7 @@ class OfferedCard:
 
 @dataclass(frozen=True, slots=True)
 class ClaimDemand:
-    """What a claim may take of cards of one of ``models`` (none: of any), in nodes of ``pools``.
+    """What a claim may take of cards of one of ``models`` (empty: of any), on nodes of ``pools``.
 
     ``protected``: the shares may be protected ones.
     """
@@ -64,10 +64,10 @@ class ClaimDemand:
 
 
 class OfferedCards:
-    """All cards that claims may be allocated: those which are given by claims. Immutable."""
+    """All cards that claims may be allocated: those whose owner is the DRA driver. Immutable."""
 
     def __init__(self, nodes: Iterable[tuple[str, str, int, Sequence[CardState]]]) -> None:
-        """``nodes``: name, pool, bytes of a unit of memory, and cards of each."""
+        """``nodes``: for each node its name, pool, bytes of a unit of memory, and cards."""
         self._models: dict[str, list[OfferedCard]] = {}
         for node, pool, unit, states in nodes:
             for state in states:
@@ -76,7 +76,7 @@ class OfferedCards:
                     self._models.setdefault(state.card.model, []).append(card)
 
     def open_to(self, selectors: Sequence[str]) -> list[OfferedCard]:
-        """Return the cards that the selectors take, or may take."""
+        """The cards that the selectors accept, or may accept."""
         found: list[OfferedCard] = []
         for model, cards in self._models.items():
             verdict = takes(selectors, card_of_model(model))
@@ -88,7 +88,7 @@ class OfferedCards:
 
 
 def is_ours(request: DeviceRequest, classes: Classes) -> bool:
-    """Return whether the request may be given a card of ours: by what its class selects, not by its name.
+    """True if the request may be given a card of this driver, judged by its class's selectors, not its name.
 
     A class that is not known yet may select anything.
     """
@@ -98,7 +98,7 @@ def is_ours(request: DeviceRequest, classes: Classes) -> bool:
 def demands(
     spec: ClaimSpec, classes: Classes, cards: OfferedCards, unit: int, told: ClassConfig = NO_CONFIG
 ) -> tuple[ClaimDemand, ...]:
-    """Return the most that the claim may take of our cards, for each of its requests that may be given any.
+    """The most that the claim may take of this driver's cards, for each request that may be given any.
 
     Admin access books nothing. ``unit``: bytes of a unit of memory; ``told``: the parameters of classes.
     """
@@ -118,7 +118,7 @@ def demands(
 
 
 def asked_priority(request: DeviceRequest, spec: ClaimSpec, told: ClassConfig = NO_CONFIG) -> Priority:
-    """Return the priority that shares for the request, of a claim with this spec, would have."""
+    """The priority that shares for this request, of a claim with this spec, would have."""
     try:
         return judged_terms(request, spec, told).priority
     except RequestInvalid:
@@ -126,10 +126,10 @@ def asked_priority(request: DeviceRequest, spec: ClaimSpec, told: ClassConfig = 
 
 
 def judged_terms(request: DeviceRequest, spec: ClaimSpec, told: ClassConfig = NO_CONFIG) -> ShareTerms:
-    """Return what the parameters of a claim, and of the class, say of a request or an alternative.
+    """The terms for a request or an alternative, from the parameters of the claim and the class.
 
     Raises:
-        RequestInvalid: they cannot hold for it.
+        RequestInvalid: the parameters are illegal for it.
     """
     asked = request.capacities.get(CORES)
     cores = CORES_PER_CARD if asked is None else _rounded(asked, 1, CORES_PER_CARD)
@@ -140,7 +140,7 @@ def check_parameters(spec: ClaimSpec, classes: Classes, told: ClassConfig) -> No
     """Judge the parameters of a claim for each request, and each alternative, that may be given a card here.
 
     Raises:
-        RequestInvalid: they cannot be read, or cannot hold.
+        RequestInvalid: the parameters cannot be read, or are illegal.
     """
     if spec.odd_config:
         raise RequestInvalid(spec.odd_config)
@@ -163,7 +163,7 @@ def _demand(request: DeviceRequest, classes: Classes, cards: OfferedCards, unit:
 
 
 def _of_one_card(request: DeviceRequest, largest: int, unit: int) -> Amount:
-    """What Kubernetes takes of a card: a capacity that is left out whole, any other rounded up."""
+    """What Kubernetes takes of a card: an omitted capacity whole, any other rounded up."""
     cores, memory = request.capacities.get(CORES), request.capacities.get(MEMORY)
     return Amount(
         CORES_PER_CARD if cores is None else _rounded(cores, 1, CORES_PER_CARD),
@@ -206,10 +206,10 @@ UsedRequest = tuple[str, str]
 def requests_of_containers(
     pod: Mapping[str, Any], spec_of: Callable[[Mapping[str, Any]], ClaimSpec | None], classes: Classes
 ) -> Mapping[str, tuple[UsedRequest, ...]]:
-    """Return the requests of ours that each container uses, by container, init containers first.
+    """This driver's requests that each container uses, by container, init containers first.
 
     ``spec_of``: the spec of the claim or template that an entry of ``spec.resourceClaims`` names; None if it
-    is not known. A container that names a claim and no request uses all of them.
+    is not known. A container that names a claim without a request uses all of them.
     """
     spec = mapping(pod.get("spec"))
     known = {
@@ -224,7 +224,9 @@ def requests_of_containers(
 
 
 def _ours(spec: ClaimSpec, classes: Classes) -> tuple[str, ...]:
-    """Names of requests that are given a card of ours, or a look at one, by one of their alternatives."""
+    """Names of requests that get a card of this driver, or admin access to one, by one of their
+    alternatives.
+    """
     return tuple(
         alternatives[0].name.partition("/")[0]
         for alternatives in spec.requests
@@ -233,7 +235,7 @@ def _ours(spec: ClaimSpec, classes: Classes) -> tuple[str, ...]:
 
 
 def _names_us(request: DeviceRequest, classes: Classes) -> bool:
-    """True if the request, or its class, asks for our driver; of one that might, nothing is said."""
+    """True if the request, or its class, names this driver; False if it only might."""
     selectors = (*classes.get(request.device_class, ()), *request.selectors)
     return any(DRA_DRIVER in one for one in selectors) and is_ours(request, classes)
 
@@ -245,12 +247,12 @@ def _used(container: Mapping[str, Any], known: Mapping[str, tuple[str, ...]]) ->
 
 
 def double_uses(used: Mapping[str, tuple[UsedRequest, ...]]) -> list[tuple[str, str]]:
-    """Return each container that uses several requests of ours, and a text that names them."""
+    """Each container that uses several requests of this driver, and a text that names them."""
     return [(container, _named(requests)) for container, requests in used.items() if len(requests) > 1]
 
 
 def shared_uses(used: Mapping[str, tuple[UsedRequest, ...]]) -> list[str]:
-    """Return a text for each request of ours that several containers use."""
+    """A text for each request of this driver that several containers use."""
     users: dict[UsedRequest, list[str]] = {}
     for container, requests in used.items():
         for one in requests:

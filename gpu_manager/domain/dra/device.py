@@ -1,5 +1,5 @@
-"""A card as the agent publishes it to DRA: a device of a ResourceSlice that several claims may share,
-in the order in which the scheduler is to take them.
+"""A card as the agent publishes it to DRA: a device of a ResourceSlice that several claims may share, and the
+order in which the scheduler must take the devices.
 
 A claim consumes of each capacity what Kubernetes' allocator rounds its request to. Source:
 k8s.io/dynamic-resource-allocation/structured, v0.36.3 and v0.37.2; ``bench/dra.py`` compares with both.
@@ -41,7 +41,7 @@ Attribute = str | int | Version
 
 @dataclass(frozen=True, slots=True)
 class SharedDevice:
-    """A device that several claims may share. ``attributes`` have their names as published: ``uuid`` is short
+    """A device that several claims may share. ``attributes`` have their published names: ``uuid`` is short
     for ``vcuda.tencent.com/uuid``.
     """
 
@@ -51,7 +51,7 @@ class SharedDevice:
     taints: tuple[Taint, ...] = ()
 
     def attribute(self, name: str) -> Attribute | None:
-        """Return the attribute of a full name, such as ``vcuda.tencent.com/uuid``; None if there is none."""
+        """The attribute of a full name, such as ``vcuda.tencent.com/uuid``; None if there is none."""
         if name in self.attributes:
             return self.attributes[name]
         domain, _, short = name.partition("/")
@@ -74,7 +74,7 @@ class SharedDevice:
 
 
 def capacities_of(card: Card, unit: int, minimum_cores: int) -> Mapping[str, CapacityRange]:
-    """Return what claims may take of a card: cores from the cluster's smallest fraction, and units of memory.
+    """What claims may take of a card: cores from the cluster's smallest fraction up, and units of memory.
 
     A card without memory of its own is given whole: it has no capacity of memory, and one claim takes all its
     cores. A capacity of 0 is never published: a claim that names none would be allocated nothing.
@@ -108,7 +108,7 @@ FIRST_FRACTIONAL_MINOR: Final = 37
 class CapacityRange:
     """One capacity of a card in a ResourceSlice: whole numbers from ``minimum`` to ``value`` in steps.
 
-    ``value`` is also the largest that one claim may take, and what a claim takes that does not name the
+    ``value`` is also the most that one claim may take, and the amount for a claim that does not name the
     capacity: the whole card. Cores are hundredths of a card, memory is bytes.
     """
 
@@ -117,7 +117,7 @@ class CapacityRange:
     value: int
 
     def consumed(self, asked: Fraction | None, minor: int) -> int | None:
-        """Return what a request consumes on Kubernetes 1.``minor``; None if no card of this size can give it.
+        """What a request consumes on Kubernetes 1.``minor``; None if no card of this size can give it.
 
         Kubernetes never refuses an odd value: it raises it to the minimum, or rounds it up to the next step.
 
@@ -127,7 +127,7 @@ class CapacityRange:
         return self.value if asked is None else _rounded(self, asked, minor)
 
 
-@lru_cache(maxsize=4096)  # the same few requests are asked of every card of a cluster
+@lru_cache(maxsize=4096)  # the same few requests are computed for every card of a cluster
 def _rounded(span: CapacityRange, asked: Fraction, minor: int) -> int | None:
     if asked < span.minimum:
         return span.minimum
@@ -141,7 +141,7 @@ def _check_countable(asked: Fraction, step: int, minor: int) -> None:
 
     The allocator of 1.36 counts in int64 and lets an overflow pass: a request of 8Ei of memory consumes -8Ei
     of the card, and one of 1e20 consumes nothing. The allocator of 1.37 counts in thousandths, and ends the
-    attempt where an amount exceeds them.
+    scheduling attempt if an amount exceeds that range.
     """
     if minor < FIRST_FRACTIONAL_MINOR:
         if asked > LARGEST_COUNT - step:
@@ -177,11 +177,11 @@ def published_devices(
     versions: Mapping[str, str] = MappingProxyType({}),
     sides: Sides | None = None,
 ) -> tuple[SharedDevice, ...]:
-    """Return the node's devices in published order; cards in MIG mode are left out.
+    """The node's devices in published order; cards in MIG mode are left out.
 
     The scheduler takes the first device that fits, so the order is the placement policy: the fullest card in
-    use first and idle ones last, or with ``spread`` the emptiest first. Cards that are closed come last, with
-    a taint that says why.
+    use first and idle ones last, or with ``spread`` the emptiest first. Closed cards come last, with a taint
+    that names the reason.
 
     Args:
         states: all cards of the node.
@@ -190,7 +190,7 @@ def published_devices(
         unit: bytes of one unit of memory.
         minimum_cores: the smallest part of a card that the cluster gives, in hundredths.
         versions: attribute → version of a driver, such as ``driverVersion`` → ``615.10.02``.
-        sides: of a split node, the side of each card: those that are not given by claims are left out.
+        sides: on a node of mode ``split``, the owner of each card: only cards given by claims are published.
     """
     names = device_names([state.card for state in states])
     states = [state for state in map(partial(for_claims, sides), states) if state is not None]
@@ -209,8 +209,8 @@ def published_devices(
 
 
 def for_claims(sides: Sides | None, state: CardState) -> CardState | None:
-    """Return the card as claims see it: what the node's split closes to pods is open to them. None for a card
-    that is not on their side; a node without ``sides`` has one front for all its cards.
+    """The card as claims see it: a card closed to pods only because its owner is the DRA driver is open to
+    claims. None for a card of the other owner; a node without ``sides`` has one owner for all its cards.
     """
     if sides is None:
         return state
@@ -238,7 +238,7 @@ def _taints(state: CardState) -> tuple[Taint, ...]:
 
 
 def attributes_of(card: Card) -> dict[str, Attribute]:
-    """Return what is published of the card itself; versions of drivers are the node's."""
+    """The published attributes of the card itself; driver versions are the node's."""
     known: dict[str, Attribute | None] = {
         "uuid": card.uuid[:LONGEST_STRING],
         "productName": card.model[:LONGEST_STRING],
@@ -250,7 +250,7 @@ def attributes_of(card: Card) -> dict[str, Attribute]:
 
 
 def _version(text: str) -> Version | None:
-    """Return a driver's version as the three numbers that the API server takes; None if it has none."""
+    """A driver's version as the three numbers that the API server accepts; None if it has none."""
     found = _NUMBERS.match(text)
     if found is None:
         return None

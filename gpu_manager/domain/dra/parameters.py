@@ -1,16 +1,16 @@
-"""What a claim says to this driver beside its capacity: opaque parameters of the claim, or of its class.
+"""A claim's further settings for this driver: opaque parameters of the claim, or of its class.
 
 ::
 
     {"apiVersion": "vcuda.tencent.com/v1", "kind": "ShareParameters",
      "coreLimit": 80, "priority": "best-effort", "preload": false}
 
-Each means what the pod annotation of its name means for extended resources: ``coreLimit`` is the elastic
-ceiling in percent (``tencent.com/vcuda-core-limit``), ``priority`` whose work waits on the card
+Each has the meaning of the pod annotation for extended resources: ``coreLimit`` is the elastic ceiling in
+percent (``tencent.com/vcuda-core-limit``), ``priority`` decides whose work waits on the card
 (``tencent.com/vcuda-priority``), ``preload`` whether the library is preloaded
 (``tencent.com/vcuda-preload``).
 
-An allocation carries the class's parameters before the claim's, and field by field the last word counts.
+An allocation carries the class's parameters before the claim's; for each field the last value counts.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _WHERE: Final = f"parameters of driver {DRA_DRIVER}"
 
 @dataclass(frozen=True, slots=True)
 class ShareTerms:
-    """What holds for the shares of a request: the elastic ``ceiling`` in percent (0: none), the ``priority``
-    inside their cards, and whether the library is preloaded.
+    """The settings for the shares of a request: the elastic ``ceiling`` in percent (0: none), the
+    ``priority`` inside their cards, and whether the library is preloaded.
     """
 
     ceiling: int = 0
@@ -49,14 +49,14 @@ PLAIN: Final = ShareTerms()
 
 @dataclass(frozen=True, slots=True)
 class ShareParameters:
-    """Parameters as they are written; None for what they leave out."""
+    """Parameters as they are written; None for omitted ones."""
 
     ceiling: int | None = None
     priority: Priority | None = None
     preload: bool | None = None
 
     def over(self, terms: ShareTerms) -> ShareTerms:
-        """Return the terms with what is written here."""
+        """The terms, overridden by the parameters written here."""
         return ShareTerms(
             terms.ceiling if self.ceiling is None else self.ceiling,
             terms.priority if self.priority is None else self.priority,
@@ -66,8 +66,8 @@ class ShareParameters:
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """Parameters for this driver and the requests that they are about, ``request/alternative`` for one of
-    ``firstAvailable``; none for all.
+    """Parameters for this driver and the requests that they apply to: ``request/alternative`` for one of
+    ``firstAvailable``; empty for all.
     """
 
     requests: frozenset[str]
@@ -75,12 +75,12 @@ class Configured:
     of_class: bool = False
 
     def concerns(self, request: str) -> bool:
-        """Return whether they are about the request or alternative of that name."""
+        """True if the parameters apply to the request or alternative of that name."""
         return not self.requests or request in self.requests or request.partition("/")[0] in self.requests
 
 
 def written_parameters(terms: ShareTerms) -> Mapping[str, Any]:
-    """Return the parameters that give a share these terms; empty if it has them anyway."""
+    """The parameters that give a share these terms; empty if they are the default."""
     said: dict[str, Any] = {}
     if terms.ceiling:
         said["coreLimit"] = terms.ceiling
@@ -92,7 +92,7 @@ def written_parameters(terms: ShareTerms) -> Mapping[str, Any]:
 
 
 def read_config(config: object) -> tuple[Configured, ...]:
-    """Read ``config`` of a claim's devices, of its allocation or of a class: what is for this driver.
+    """Read ``config`` of a claim's devices, of its allocation or of a class: the entries for this driver.
 
     Raises:
         RequestInvalid: parameters for this driver cannot be read.
@@ -110,13 +110,13 @@ def _configured(config: object) -> Iterator[Configured]:
 
 
 def terms_of(config: Sequence[Configured], request: str, cores: int) -> ShareTerms:
-    """Return what holds for a request, or for its alternative, that is given parts of so many cores.
+    """The terms for a request, or its alternative, that is given parts of ``cores`` cores.
 
-    What a class says and what cannot hold for the request does not count: whoever wrote the class did not
-    know it. ``config`` is in the order of an allocation: of classes first.
+    A class's parameter that is illegal for the request does not count: its author did not know the request.
+    ``config`` is in the order of an allocation: those of classes first.
 
     Raises:
-        RequestInvalid: what the claim says cannot hold for the request.
+        RequestInvalid: a parameter of the claim is illegal for the request.
     """
     terms = PLAIN
     for one in config:

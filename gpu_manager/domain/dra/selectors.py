@@ -1,10 +1,10 @@
-"""Selectors of requests and DeviceClasses (CEL): how they are written here, and which of our cards they take.
+"""Selectors of requests and DeviceClasses (CEL): how this project writes them, and which cards they accept.
 
-Read are the forms that the chart, :func:`uuid_selector` and :func:`model_selector` write: the driver or an
-attribute of a device that is equal to a text or number, in a list of texts, or of a model, joined by ``&&``
-and ``||``. Every other expression is left open, and a card that may be taken counts as one that is. An
-attribute of another driver ends Kubernetes' evaluation with an error, so what compares one takes none of our
-cards.
+Understood are the forms that the chart, :func:`uuid_selector` and :func:`model_selector` write: the driver or
+an attribute of a device that is equal to a text or number, in a list of texts, or of a model, joined by
+``&&`` and ``||``. Every other expression is undecided, and a card that may be accepted counts as accepted. An
+attribute of another driver ends Kubernetes' evaluation with an error, so an expression that compares one
+accepts none of this driver's cards.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _MARK: Final = re.compile(r"[^0-9a-z]")
 
 
 def uuid_selector(uuids: Iterable[CardUuid]) -> str:
-    """Return the expression that takes the cards of these UUIDs, which are legal ones, alone."""
+    """The expression that accepts only the cards with these (legal) UUIDs."""
     listed = ", ".join(f"'{uuid}'" for uuid in sorted(uuids))
     return f"{_OURS}.uuid in [{listed}]"
 
 
 def model_selector(wanted: Sequence[str]) -> str:
-    """Return the expression that takes the cards which
-    :func:`~gpu_manager.domain.rules.request.matches_model` matches.
+    """The expression that accepts the cards which :func:`~gpu_manager.domain.rules.request.matches_model`
+    matches.
 
     Raises:
-        RequestInvalid: an entry has a character that no expression of ours is written with.
+        RequestInvalid: an entry has a character that these expressions cannot contain.
     """
     return " || ".join(f"{_OURS}.productName.lowerAscii().matches('{_pattern(one)}')" for one in wanted)
 
 
 def _pattern(wanted: str) -> str:
-    """A pattern of RE2 without a backslash, so that it stands in a CEL text as it is."""
+    """A pattern of RE2 without a backslash, so that it needs no escape in a CEL text."""
     tokens = model_tokens(wanted)
     for token in tokens:
         if not _TOKEN_OF_MODEL.fullmatch(token):
@@ -56,7 +56,7 @@ def _pattern(wanted: str) -> str:
 
 
 def _matches(text: str, pattern: str) -> bool | None:
-    """Return whether the text matches; None for a pattern that is not one of ours: it may take very long."""
+    """True if the text matches; None for a pattern not written by this project, which may take very long."""
     if not (pattern.startswith(_START) and pattern.endswith(_END)):
         return None
     wanted = pattern[len(_START) : -len(_END)].split(_BETWEEN)
@@ -68,7 +68,7 @@ def _matches(text: str, pattern: str) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class SelectedDevice:
-    """What selectors can see of a device of ours: published name → value, None where it is not known here."""
+    """A device of this driver as selectors see it: published name → value, None if the value is unknown."""
 
     attributes: Mapping[str, str | int | None]
 
@@ -79,7 +79,7 @@ SOME_CARD: Final = SelectedDevice(dict.fromkeys((*_UNNAMED, "productName")))
 
 
 def card_of_model(model: str) -> SelectedDevice:
-    """Return a card of which the model alone is known."""
+    """A card of which only the model is known."""
     return SelectedDevice({**SOME_CARD.attributes, "productName": model})
 
 
@@ -91,7 +91,7 @@ def selected_card(card: Card) -> SelectedDevice:
 
 
 def takes(selectors: Sequence[str], device: SelectedDevice) -> bool | None:
-    """Return whether all the expressions take the device; None if that cannot be said."""
+    """True if all the expressions accept the device; None if that cannot be decided."""
     return _all(
         _any(_all(_holds(one, device) for one in parts) for parts in _read(text)) for text in selectors
     )
@@ -118,12 +118,14 @@ _PART: Final = re.compile(
 
 @lru_cache(maxsize=1024)
 def _read(expression: str) -> Sequence[Sequence[re.Match[str] | None]]:
-    """The alternatives of the expression, each a list of what must hold together; None is not read."""
+    """The alternatives of the expression, each a list of terms that must all hold; None for an unreadable
+    term.
+    """
     alternatives, depth = [[""]], 0
     for piece in _PIECE.findall(expression):
         depth += (piece in "([{") - (piece in ")]}")
         if piece in {"?", "//", "'", '"', "\\"} or depth < 0 or (depth and piece in {"&&", "||"}):
-            return ((None,),)  # how the rest belongs together is not said by && and || alone
+            return ((None,),)  # && and || alone do not tell how the rest is grouped
         if piece == "||":
             alternatives.append([""])
         elif piece == "&&":
@@ -141,7 +143,7 @@ def _holds(part: re.Match[str] | None, device: SelectedDevice) -> bool | None:
     if part["domain"] is None:
         value: str | int | None = DRA_DRIVER
     elif full in device.attributes or domain in {DRA_DRIVER, _STANDARD, ""}:
-        value = device.attributes.get(full)  # None of versions, too, and of what a later agent publishes
+        value = device.attributes.get(full)  # None for versions and unknown attributes
     else:
         return False
     if value is None:

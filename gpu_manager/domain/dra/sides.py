@@ -1,7 +1,7 @@
-"""By which of Kubernetes' two ways a node gives its cards away: the device plugin API, DRA, or both (split).
+"""Which of Kubernetes' two ways gives a node's cards away: the device plugin API, DRA, or both (split).
 
-Neither way sees the other's books, and both act on copies that are seconds old. So one of them gives a card.
-Which one is decided when the agent starts, and changes only at a start that finds nothing held on the node.
+Neither way knows the other's allocations, and both act on copies that are seconds old. So each card has one
+owner, which is decided when the agent starts and changes only at a start that finds nothing held on the node.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _MOST_CARDS: Final = 4096
 
 
 class Front(Enum):
-    """``plugin``: extended resources of a device plugin. ``dra``: claims, by a DRA driver. ``split``: some
-    cards by the one, the others by the other.
+    """The allocation mode of a node. ``plugin``: extended resources of a device plugin. ``dra``: claims, by a
+    DRA driver. ``split``: each for some of the cards.
     """
 
     PLUGIN = "plugin"
@@ -30,7 +30,7 @@ class Front(Enum):
 
 
 class Side(Enum):
-    """Which of the two gives a card."""
+    """The owner of a card."""
 
     PLUGIN = "plugin"
     DRA = "dra"
@@ -42,7 +42,7 @@ _NONE: Final[Sides] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class ClaimCards:
-    """The cards of a node that are to be given by claims: so many, or these, or all if neither is named."""
+    """The cards of a node given by claims: a number, a list of UUIDs, or all if neither is set."""
 
     number: int | None = None
     uuids: frozenset[CardUuid] = frozenset()
@@ -53,10 +53,10 @@ NO_CARDS = ClaimCards(0)
 
 
 def parse_claim_cards(text: str) -> ClaimCards:
-    """Read a number of cards, ``all``, or UUIDs with commas between.
+    """Read a number of cards, ``all``, or comma-separated UUIDs.
 
     Raises:
-        RequestInvalid: it is none of them.
+        RequestInvalid: any other text.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     if names == ["all"]:

@@ -1,7 +1,8 @@
-"""A pod's extended resources as the requests of one ResourceClaim, for nodes that give cards by claims alone.
+"""Converts a pod's extended resources to the requests of one ResourceClaim, for nodes that give cards by
+claims only.
 
-Each container that asks has a request of its own, named after it, with the same amount: what the claim is
-allocated are the limits that the container would have had. The largest come first, because the scheduler's
+Each container that requests cards gets a request named after it, with the same amount, so the claim's
+allocation has the limits that the container would have had. The largest come first, because the scheduler's
 search goes back over every request before the one that finds no card (``allocator_worst_ms``).
 """
 
@@ -32,14 +33,14 @@ DEVICE_CLASS: Final = DRA_DRIVER
 MOST_UNLIKE: Final = 4
 """Unlike shares of one pod that the scheduler places, or does not, within 0.1 s a node."""
 
-_MOST_BYTES: Final = 1 << 62  # of one card, by the policies of claims
+_MOST_BYTES: Final = 1 << 62  # per card, by the policies for claims
 
 
 _TEMPLATE: Final = re.compile(r"vcuda-[0-9a-f]{20}")
 
 
 def is_turned_template(name: str) -> bool:
-    """Return whether a ResourceClaimTemplate of that name was made for pods that are turned into claims."""
+    """True if a ResourceClaimTemplate of that name was made for converted pods."""
     return _TEMPLATE.fullmatch(name) is not None
 
 
@@ -54,34 +55,34 @@ class TurnedRequest:
 
 @dataclass(frozen=True, slots=True)
 class TurnedPod:
-    """What a pod's extended resources are as a claim. ``spec`` is that of the ResourceClaim."""
+    """A pod's extended resources as a claim. ``spec`` is that of the ResourceClaim."""
 
     requests: tuple[TurnedRequest, ...]
     spec: Mapping[str, Any]
 
     @property
     def template(self) -> str:
-        """Name of the ResourceClaimTemplate: equal for equal specs, whoever makes it."""
+        """Name of the ResourceClaimTemplate: equal for equal specs, whichever replica creates it."""
         written = json.dumps(self.spec, sort_keys=True, separators=(",", ":"))
         return f"vcuda-{hashlib.sha256(written.encode()).hexdigest()[:20]}"
 
     @property
     def unlike(self) -> int:
-        """The number of unlike shares, which decides how long a scheduler may search."""
+        """The number of unlike shares, on which the duration of a scheduler's search depends."""
         return len({one.asks for one in self.requests})
 
     def request_of(self, container: str) -> str:
-        """Return the name of the request that a container uses; empty for none."""
+        """The name of the request that a container uses; empty for none."""
         return next((one.name for one in self.requests if container in one.containers), "")
 
 
 def turned_into_claim(pod: Pod, request: PodRequest) -> TurnedPod:
-    """Return the claim that gives the containers of a pod what their extended resources ask for.
+    """The claim that gives the containers of a pod the amounts of their extended resources.
 
     ``request`` is the pod's, as judged.
 
     Raises:
-        RequestInvalid: a claim cannot say it; the text completes "is not turned into a ResourceClaim".
+        RequestInvalid: a claim cannot express it; the text completes "is not turned into a ResourceClaim".
     """
     _check_sayable(pod, request)
     requests = tuple(sorted(_requests(request.containers), key=_size, reverse=True))
@@ -104,9 +105,7 @@ def turned_into_claim(pod: Pod, request: PodRequest) -> TurnedPod:
 
 
 def turned_warnings(request: PodRequest, turned: TurnedPod) -> tuple[Violation, ...]:
-    """Return what the author of a turned pod is told: what it asks for now, what is passed over, what may be
-    slow.
-    """
+    """Warnings for the author of a converted pod: what it requests now, what is ignored, what may be slow."""
     policy, unlike = request.placement, turned.unlike
     shares = [f"request {one.name}: {one.asks}" for one in turned.requests]
     told = "; ".join([*shares, *_parameters(turned)])
@@ -119,7 +118,7 @@ def turned_warnings(request: PodRequest, turned: TurnedPod) -> tuple[Violation, 
 
 
 def _parameters(turned: TurnedPod) -> Iterator[str]:
-    """What the claim says beside its shares, in words."""
+    """The claim's parameters beside its shares, as text."""
     for entry in turned.spec["devices"].get("config", ()):
         said = entry["opaque"]["parameters"]
         words = (f"{name} {json.dumps(said[name])}".replace('"', "") for name in FIELDS if name in said)
@@ -142,8 +141,7 @@ def _check_sayable(pod: Pod, request: PodRequest) -> None:
 def _requests(containers: Sequence[ContainerRequest]) -> Iterator[TurnedRequest]:
     """A request for each container that runs beside others; ordinary init containers use an equal one.
 
-    A claim is held as long as the pod lives, so one more request would add to what the pod takes at its
-    peak.
+    A claim is held as long as the pod lives, so a further request would raise the pod's peak.
     """
     users: dict[str, list[str]] = {c.name: [c.name] for c in containers if c.kind is not ContainerKind.INIT}
     apps = [c for c in containers if c.kind is ContainerKind.APP]
@@ -175,7 +173,7 @@ def _selectors(request: PodRequest) -> Iterator[str]:
 
 
 def _config(pod: Pod, request: PodRequest, requests: Sequence[TurnedRequest]) -> Iterator[Mapping[str, Any]]:
-    """What the pod's annotations say of its parts of cards; whole ones have nothing of it."""
+    """Parameters from the pod's annotations, for its parts of cards; whole cards have none."""
     parts = [one.name for one in requests if not one.asks.cards]
     parameters = written_parameters(ShareTerms(request.ceiling or 0, request.priority, preload_of(pod)))
     if parameters and parts:

@@ -1,9 +1,9 @@
 """How wrong a container's account of a card's time may be: half the width of an interval around it.
 
 The library measures some launches by themselves and charges the others the mean of their kind (ADR 14), so
-the account has a variance, which its page publishes. What no sampling shows comes on top, by what was seen on
-the modelled card with an H100's costs (bench/limits_core.py). The truth is to lie in the interval in 95 of
-100 cases. Pure.
+the account has a variance, which its page publishes. Errors that sampling does not show are added, as
+observed on the modelled card with an H100's costs (bench/limits_core.py). In 95 of 100 cases the true use
+must lie in the interval. Pure.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ BESIDE: Final = 0.02
 def account_error(
     account: float, variance: float, launches: float, *, processes: int = 1, shared: bool = False
 ) -> float:
-    """Return half the width of the interval, as a share of the card.
+    """Half the width of the interval, as a share of the card.
 
     ``account`` is the account over some time as a share of the card, ``variance`` its variance over that time
-    (a share, squared), ``launches`` how many there were a second. ``processes`` of the container were there;
-    ``shared``: others used the card too.
+    (a share, squared), ``launches`` the launches per second. ``processes``: the number of the container's
+    processes; ``shared``: other containers used the card too.
     """
     if account <= 0:
         return 0.0

@@ -1,18 +1,18 @@
-"""What the driver counts of a container's memory against its account.
+"""The driver's count of a container's memory, compared with its account.
 
-Beyond the account are contexts, code loaded late, other driver libraries.
-
-The library charges what programs request; the driver takes more. The agent reports to the library what the
-driver counts for the container's processes beyond the account, and the library adds it to the usage.
+The library charges what programs request; the driver takes more, for contexts, code loaded late and other
+driver libraries. The agent reports the driver's count beyond the account to the library, which adds it to the
+usage.
 
 A tenant can write the account, but not the driver's count. So the correction is never negative: an account
 that is too high only reduces the container's own room, and one that is too low is corrected upwards.
 
-The account can also be too high by itself: memory that was exported stays charged where the library
-cannot tell whether others hold it. How much of that is gone, the driver's count shows: the excess.
+The account can also be too high by itself: exported memory stays charged if the library cannot tell whether
+another process holds it. The driver's count shows how much of it is gone: the excess.
 
-Memory that one process exported and another imported, the driver counts for both (seen on an H100, driver
-580), and once for the card: by how much its processes exceed it is counted more than once.
+Memory that one process exported and another imported is counted by the driver for both (observed on an H100,
+driver 580) and once for the card. So the amount by which the processes' sum exceeds the card's figure is
+counted more than once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Unaccounted:
 
 @dataclass(frozen=True, slots=True)
 class CountedTwice:
-    """By how much a card's processes exceed what the card says is used, over the last samples, in bytes.
+    """By how much the sum of a card's processes exceeds the card's own figure, over the last samples, in
+    bytes.
 
     A tenant can write neither figure.
     """
@@ -55,26 +56,26 @@ class CountedTwice:
     last: tuple[int, ...] = ()
 
     def seen(self, processes: int, used: int) -> CountedTwice:
-        """Add a sample: the bytes of all the card's processes, and those used of the card."""
+        """Add a sample: bytes of all the card's processes, and bytes used on the card."""
         return CountedTwice((*self.last, max(0, processes - used))[-SAMPLES:])
 
     @property
     def now(self) -> int:
-        """The last sample, in bytes: enough to accuse nobody."""
+        """The last sample, in bytes: sufficient for not accusing a container."""
         return self.last[-1] if self.last else 0
 
     @property
     def bytes(self) -> int:
-        """The minimum of the last samples: the two are not read at the same instant."""
+        """The minimum of the last samples, since the two figures are not read at the same instant."""
         return min(self.last) if len(self.last) == SAMPLES else 0
 
 
 def divide_twice(twice: int, beyond: Mapping[Place, int]) -> dict[Place, int]:
-    """Whose it is that so many bytes are counted more than once: in proportion to what each has beyond its
-    account, and never more than that.
+    """Divide bytes that are counted more than once among containers: in proportion to each one's memory
+    beyond its account, and never more than that.
 
-    The driver does not say whose they are. A container that takes memory past its account gets a part of it
-    only where others really share some, and no more than they share.
+    The driver does not tell which containers share them. A container that takes memory past its account is
+    credited only if some memory is really shared, and with no more than that.
     """
     parts = {key: max(0, bytes_) for key, bytes_ in beyond.items()}
     whole = sum(parts.values())
@@ -85,10 +86,10 @@ def divide_twice(twice: int, beyond: Mapping[Place, int]) -> dict[Place, int]:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """What a container's account holds beyond the driver's count (``counted``), in bytes, of one sample.
+    """By how much a container's account exceeds the driver's count (``counted``), in bytes, in one sample.
 
-    ``looked_ns`` (CLOCK_MONOTONIC) lies before both were read: what is let go of later is not judged by it.
-    As a correction it falls, so one sample is enough, and if it was too much the next ones correct upwards.
+    ``looked_ns`` (CLOCK_MONOTONIC) is before both were read: memory released later is not judged by it. This
+    correction reduces the charge, so one sample is enough; if it was too large, later samples correct it.
     """
 
     bytes: int = 0
@@ -97,7 +98,9 @@ class Excess:
 
     @classmethod
     def seen(cls, looked_ns: int, driver: int, account: int, movable: int) -> Excess:
-        """Of a sample. ``movable`` bytes of the account need not be on the card: managed memory."""
+        """Compute it from a sample. ``movable`` bytes of the account need not be on the card: managed
+        memory.
+        """
         beyond = account - movable - driver
         return cls(beyond, looked_ns, driver) if beyond > 0 else NO_EXCESS
 

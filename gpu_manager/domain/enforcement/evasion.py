@@ -45,7 +45,7 @@ NEEDED: Final[Mapping[EvasionReason, int]] = {
     EvasionReason.TIME: 3,
     EvasionReason.ADMIN: 2,
     EvasionReason.UNREADABLE: 3,
-    EvasionReason.SLICE: 1,  # it is weighed over a minute before
+    EvasionReason.SLICE: 1,  # it was weighed over a minute before
 }
 """Consecutive samples before an evasion is reported: at 1 Hz within 5 s; time beside others takes more."""
 
@@ -88,13 +88,13 @@ class ContainerProcess:
 class ContainerEvidence:
     """The figures of one container on one card; None means unknown.
 
-    ``held`` says whether the card is assigned to the container, ``limited`` whether a page limits it there:
-    only then ``memory_limit`` (bytes), ``ceiling`` (ratio of the card's time) and the page's claims count.
-    ``admin``: it was given a look at the card, and nothing of it.
-    ``tampering`` says what is wrong with the page, empty if nothing is; ``unreadable`` why it cannot be read.
-    ``twice``: bytes that the driver counts for several of the processes at once. ``claimed_busy``: the share
-    of the card's time that the page claims. ``seen_busy``: that which the driver saw, if it is not the sum of
-    the processes' but the mean of :data:`SHARED_SAMPLES`, as is then the claim.
+    ``held``: the card is assigned to the container; ``limited``: a page limits it there, and only then
+    ``memory_limit`` (bytes), ``ceiling`` (ratio of the card's time) and the page's claims count. ``admin``:
+    the container has admin access to the card, and no share of it. ``tampering`` describes what is wrong with
+    the page, empty if nothing is; ``unreadable`` why it cannot be read. ``twice``: bytes that the driver
+    counts for several of the processes at once. ``claimed_busy``: the share of the card's time that the page
+    claims. ``seen_busy``: the share that the driver saw, if it is not the sum over the processes but the mean
+    of :data:`SHARED_SAMPLES`, as the claim then is too.
     """
 
     processes: tuple[ContainerProcess, ...] | None
@@ -112,7 +112,7 @@ class ContainerEvidence:
 
 
 def judge(facts: ContainerEvidence) -> Mapping[EvasionReason, str]:
-    """Return the evidence for each reason, an empty text for none, without those that cannot be judged."""
+    """The evidence for each reason, an empty text for none, omitting reasons that cannot be judged."""
     found: dict[EvasionReason, str] = {}
     if facts.tampering is not None:
         found[EvasionReason.TAMPERED] = facts.tampering
@@ -212,7 +212,9 @@ def _unreadable(facts: ContainerEvidence, processes: tuple[ContainerProcess, ...
 
 
 class SharedTime:
-    """What the driver saw of containers' time and what their pages claimed, over the last samples."""
+    """Shares of time that the driver saw containers use, and those that their pages claimed, over some
+    samples.
+    """
 
     def __init__(self) -> None:
         self._samples: dict[Hashable, deque[tuple[float, float]]] = {}
@@ -220,7 +222,7 @@ class SharedTime:
     def seen(
         self, place: Hashable, seen: float | None, claimed: float | None, *, shared: bool
     ) -> tuple[float | None, float | None]:
-        """Add a sample of shares of the card's time; returns both as they are judged, None: not yet."""
+        """Add a sample of shares of the card's time; returns the two shares to judge by, None: not yet."""
         if not shared or seen is None or claimed is None:
             self._samples.pop(place, None)
             return seen, claimed
@@ -231,13 +233,13 @@ class SharedTime:
         return fmean(one for one, _ in samples), fmean(one for _, one in samples)
 
     def forget(self, known: Collection[Hashable]) -> None:
-        """Keep these places alone."""
+        """Forget all places but these."""
         for gone in self._samples.keys() - set(known):
             del self._samples[gone]
 
 
 def busy_of(processes: tuple[ContainerProcess, ...]) -> float | None:
-    """Return the share of its time that the driver saw these keep the card busy; None if it tells of none."""
+    """The share of the card's time for which the driver saw these processes busy; None if it lists none."""
     known = [p.utilisation for p in processes if p.utilisation is not None]
     return None if processes and not known else min(1.0, sum(known) / 100)
 

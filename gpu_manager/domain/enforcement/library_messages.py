@@ -1,7 +1,7 @@
 """Messages of libvcuda from inside a container, and the sentences in which the agent reports them.
 
-A message is a code with numbers and one word, which a tenant may forge: the agent writes the sentence
-itself, and only reports it.
+A message is a code with numbers and one word. A tenant may forge it, so the agent composes the sentence
+itself, and does nothing else with the message.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ TROUBLE: Final = frozenset(LibraryMessageKind) - {LibraryMessageKind.MEMORY_REFU
 class LibraryMessage:
     """A library message: ``at`` in monotonic seconds, ``pid`` inside the container; sizes in bytes.
 
-    ``pooled`` is what memory pools of the process have reserved of ``used``, which is the whole container's.
+    ``pooled`` is the part of ``used`` that memory pools of the process have reserved; ``used`` is the whole
+    container's.
     """
 
     number: int
@@ -78,8 +79,8 @@ class LibraryMessage:
 
 
 def _refused(note: LibraryMessage, who: str, card: str, capacity: int, unit: int) -> str:
-    """Return what was asked, held and reserved by pools, and what would help."""
-    if not note.limit:  # no share is of nothing
+    """A sentence part: what was requested, held and reserved by pools, and what would help."""
+    if not note.limit:  # no share is empty
         return (
             f"{who} was refused a context or memory on {card}: its claim has admin access, which looks at "
             "cards and computes nothing; ask for a part of a card, by a request without adminAccess"
@@ -101,8 +102,8 @@ def _refused(note: LibraryMessage, who: str, card: str, capacity: int, unit: int
 def sentence(note: LibraryMessage, card: str, capacity: int, unit: int) -> str:
     """Format the message as a sentence.
 
-    ``card`` is the card's name for the reader, ``capacity`` the most of its memory that a container can
-    have and ``unit`` what one of ``tencent.com/vcuda-memory`` is, in bytes.
+    ``card`` is the card's name for the reader, ``capacity`` the most of its memory that a container can have,
+    and ``unit`` the bytes of one ``tencent.com/vcuda-memory``.
     """
     who = f"process {note.pid}" + (f" ({note.framework.value})" if note.framework else "")
     match note.kind:

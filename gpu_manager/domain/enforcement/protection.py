@@ -1,4 +1,4 @@
-"""Protected containers beside best-effort ones on a card: which cards have a gate to watch, what share each
+"""Protected containers beside best-effort ones on a card: which cards need a watched gate, what share each
 container may have meanwhile, and how long a protected launch may wait. Pure.
 """
 
@@ -18,8 +18,8 @@ IN_FLIGHT_SECONDS: Final = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class CardMember:
-    """A container on a card: its pages' directory, the card's place in them, its guaranteed ``cores``, their
-    ``ceiling`` and what it ``used`` lately (percent), and its ``longest`` kernel or graph so far (seconds).
+    """A container on a card: its pages' directory, the card's index in them, its guaranteed ``cores``, their
+    ``ceiling`` and its recent use ``used`` (percent), and its ``longest`` kernel or graph so far (seconds).
     """
 
     name: str
@@ -39,9 +39,9 @@ class CardMember:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """What a container is told while both classes are on its card, in percent: its ``share``, and if it is a
-    protected one, what the best-effort ones are sure of, as far as they use it (``beside``): for no more of
-    the time do they run beside protected work.
+    """The published terms of a container while both classes are on its card, in percent: its ``share``, and
+    for a protected one the share guaranteed to the best-effort ones as far as they use it (``beside``): the
+    most time for which their work may run beside protected work.
     """
 
     share: float
@@ -59,18 +59,19 @@ class GatedCard:
 
     @property
     def wait_seconds(self) -> float:
-        """How long a protected launch may wait for best-effort work that is in flight: for the longest kernel
-        of any such container, since they take turns, and what one launches ahead, or two while a turn passes.
+        """How long a protected launch may wait for best-effort work in flight: for the longest kernel of any
+        such container, since they take turns, plus the work that one launches ahead, or two while a time
+        slice passes.
         """
         ahead = IN_FLIGHT_SECONDS * min(2, len(self.best_effort))
         return ahead + max(member.longest for member in self.best_effort)
 
     def granted(self) -> Mapping[str, Granted]:
-        """Return what each container may use now, by its pages' directory.
+        """What each container may use now, by its pages' directory.
 
-        Best-effort containers divide what is left in proportion to their cores, as far as their ceilings
-        allow. A protected one has its ceiling while no other protected one works. Where a normal container is
-        on the card too, everybody has the guaranteed cores alone.
+        Best-effort containers divide the rest in proportion to their cores, as far as their ceilings allow. A
+        protected one has its ceiling while no other protected one works. If a normal container is on the card
+        too, every container has only its guaranteed cores.
         """
         beside = sum(min(member.used, member.cores) for member in self.best_effort)
         alone = not self.normal and sum(member.works for member in self.protected) <= 1

@@ -1,13 +1,13 @@
-"""The driver's figure of a container's processes as a second witness of what its page accounts for.
+"""The driver's figure of a container's processes, as a second witness for the account in its page.
 
-The library measures what a container uses of a card, and its limit holds by that account. The driver counts
-the same use by samples, which no tenant can write. Where the two differ for good, one of them is wrong: the
-difference is reported, and a container whose account is too low is held by the driver's figure.
+The library measures what a container uses of a card, and its limit relies on that account. The driver counts
+the same use by samples, which no tenant can write. If the two differ for long, one of them is wrong: the
+difference is reported, and a container whose account is too low is limited by the driver's figure.
 
-The driver errs, too, and is not believed beyond what an H100 (driver 580) was seen to do
-(tests/data/cards): it counts a kernel for longer than it runs, it rounds down, and of some five samples a
-second it gives each to one process as a whole. A difference that these errors explain is none. What does not
-agree with the card's own figure is not believed at all.
+The driver errs, too, and is trusted only as far as observed on an H100 (driver 580, tests/data/cards): it
+counts a kernel for longer than it runs, it rounds down, and it attributes each of some five samples a second
+to one process as a whole. A difference that these errors explain is ignored. Figures of processes that do not
+agree with the card's own figure are not used at all.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ CERTAIN: Final = 5.0
 NAMED: Final = 0.8
 """Part of the gap from which a mean is named, so that each true difference of the gap is, in a minute."""
 MOST_GAIN: Final = 16.0
-_STEPS: Final = 256  # of a factor: the limits page has no finer ones
+_STEPS: Final = 256  # of a factor, which is as fine as the limits page allows
 _LONGEST_KERNEL: Final = 5.0
-_SCALES: Final = (1, 2, 4, 10)  # periods of which the mean is judged
+_SCALES: Final = (1, 2, 4, 10)  # periods over which the mean is judged
 
 
 class Verdict(Enum):
-    """What the two figures say of an account."""
+    """The verdict on an account, from both figures."""
 
     AGREES = "agrees"
     BELOW = "below"  # it is below the driver's figure
@@ -55,12 +55,12 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A container's figures of so many ``seconds``, as shares of the card.
+    """A container's figures over ``seconds``, as shares of the card.
 
-    ``account`` is the library's own, ``driver`` the driver's of all its processes, ``launches`` a second.
-    ``processes``: how many of them there are. ``shared``: others used the card. ``longest``: seconds of its
-    longest kernel, which is accounted for when it ends. ``card`` is the driver's figure of the whole card,
-    ``everyone`` its sum over processes; ``card`` is None if the driver does not tell.
+    ``account`` is the library's figure, ``driver`` the driver's for all its processes, ``launches`` per
+    second. ``processes``: their number. ``shared``: other containers used the card. ``longest``: seconds of
+    its longest kernel, which enters the account when it ends. ``card`` is the driver's figure of the whole
+    card, None if it has none, ``everyone`` the driver's sum over all processes.
     """
 
     seconds: float
@@ -83,7 +83,7 @@ class _Block:
     processes: float = 0.0
     shared: float = 0.0
     longest: float = 0.0
-    excess: float = 0.0  # what the processes' sum exceeds the card's figure by
+    excess: float = 0.0  # by how much the processes' sum exceeds the card's figure
 
     def add(self, one: Reading) -> None:
         self.seconds += one.seconds
@@ -99,8 +99,8 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Means of a period, as shares of the card. The driver's figure proves ``least`` at least, ``most`` at
-    most.
+    """Means of a period, as shares of the card. The driver's figure proves that the use was between ``least``
+    and ``most``.
     """
 
     account: float
@@ -133,7 +133,8 @@ def _means(blocks: list[_Block]) -> Means:
         sum(getattr(block, name) for block in blocks) / seconds
         for name in ("account", "driver", "launches", "processes", "shared", "excess")
     )
-    # Of a sample that is one process's as a whole, the chance is taken that makes the mean least sure.
+    # For a sample attributed to one process as a whole, assume the probability that makes the mean least
+    # sure.
     part = min(max(0.5, min(account, driver)), max(account, driver))
     looks = shared * part * (1 - part) / (LOOKS * seconds)
     return Means(
@@ -148,7 +149,7 @@ def _means(blocks: list[_Block]) -> Means:
 
 
 def _scatter(blocks: list[_Block]) -> float:
-    """The variance of the mean difference, by what the blocks differ from one part of the work in each."""
+    """The variance of the mean difference, from the variation between blocks within each part of the work."""
     worked = [(block.driver + block.account) / block.seconds for block in blocks]
     gaps = [(block.driver - block.account) / block.seconds for block in blocks]
     work = sum(one * one for one in worked)
@@ -173,7 +174,7 @@ class AccountWitness:
         """Of the last :data:`PERIOD_SECONDS`; None before so much was read."""
 
     def add(self, reading: Reading) -> None:
-        """Add a reading; ``account`` is what the library measured, without the factor :attr:`gain`."""
+        """Add a reading; ``account`` is the library's measurement, without the factor :attr:`gain`."""
         self._silent = 0.0
         self._block.add(reading)
         if self._block.seconds >= BLOCK_SECONDS:
@@ -182,7 +183,7 @@ class AccountWitness:
             self._judge()
 
     def miss(self, seconds: float) -> None:
-        """Call it where a figure is missing: after :data:`SILENCE_SECONDS` nothing is known any more."""
+        """Record a missing figure: after :data:`SILENCE_SECONDS` of them everything known is dropped."""
         self._silent += seconds
         if self._silent >= SILENCE_SECONDS:
             self._restart()
@@ -214,19 +215,19 @@ class AccountWitness:
             self.verdict = Verdict.ABOVE
 
     def _look_again(self, means: Means) -> None:
-        """Do the two agree by now? What is held would differ by more if it were not."""
+        """Check whether the two agree now; without the correction they might differ by more."""
         left = means.below if self.verdict is Verdict.BELOW else means.above
         if self.gain * left < self._gap / 2 and self.gain * (left + 2 * means.spread) < self._gap:
             self.verdict = Verdict.AGREES
         self._hold(means)
 
     def _hold(self, means: Means) -> None:
-        """The factor by which the account comes to what the driver's figure proves."""
+        """Set the factor that raises the account to what the driver's figure proves."""
         wanted = 1.0
         if self.verdict is Verdict.BELOW:
             wanted = min(MOST_GAIN, max(1.0, means.least / max(means.account, 1e-3)))
             wanted = round(wanted * _STEPS) / _STEPS
         if wanted == 1.0 or abs(wanted - self.gain) > 0.05 * self.gain:
             if wanted != self.gain:
-                self._restart()  # what was read under another factor says little about this one
+                self._restart()  # readings under another factor do not apply to this one
             self.gain = wanted

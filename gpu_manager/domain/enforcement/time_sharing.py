@@ -2,13 +2,13 @@
 
 A card runs one process at a time and switches among those that have work. A container measures by events how
 long its work took; while n processes take turns, an n-th of that is its own. Only the host can know n: each
-library enters in its usage page in which milliseconds its processes had work in flight, and here these
-timelines are laid over one another. Turns are equally long, whatever a process runs (2.2 ms on an H100).
-Work that has not ended is in no timeline yet, nor is any work of a library older than minor 3 of the page:
-for that time the processes seen with work in flight count.
+library enters in its usage page in which milliseconds its processes had work in flight, and this module
+overlays these timelines. Time slices are equally long, whatever a process runs (2.2 ms on an H100). Work that
+has not ended is in no timeline yet, nor is any work of a library older than minor 3 of the page: for that
+time the processes observed with work in flight count.
 
 Tenants could lie about work in flight. So their claims count only as far as charged time supports them: a
-container that claims work without using time is believed for :data:`TRUST_SECONDS` at most.
+container that claims work without using time is believed for at most :data:`TRUST_SECONDS`.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class CardActivity:
 
 @dataclass(frozen=True, slots=True)
 class _Period:
-    """What a container did in a part of the time, all in milliseconds.
+    """A container's activity in a period, all in milliseconds.
 
-    ``in_flight``: it had work in flight; ``own``: of that, its part when time is divided evenly; ``others``:
-    the others had work in flight.
+    ``in_flight``: time with work in flight; ``own``: its own part of that when time is divided evenly;
+    ``others``: time for which other containers had work in flight.
     """
 
     in_flight: float = 0.0
@@ -68,14 +68,14 @@ class _Tenant:
     busy_ns: int | None = None
     since_first_work: float = 0.0
     looks: list[tuple[int, int, int]] = field(default_factory=list)  # from, to (ms), processes at work
-    period: _Period | None = None  # the last one that was judged since a container came or went
+    period: _Period | None = None  # the last one judged since a container came or went
     factor: float = 1.0
     left_alone: bool = True  # as of the last sample
     observed: float | None = None  # the share that the driver saw it use, over OBSERVED_SECONDS
 
 
 class SharedCard:
-    """The time sharing of one card: fed with samples, asked for factors once a period."""
+    """The time sharing of one card: gets samples, and returns factors once per period."""
 
     def __init__(self) -> None:
         self._tenants: dict[str, _Tenant] = {}
@@ -95,7 +95,7 @@ class SharedCard:
             del self._tenants[gone]
         before, self._sampled_ms = self._sampled_ms or int(now * 1e3), int(now * 1e3)
         present = frozenset(name for name, one in seen.items() if one.present)
-        if present != self._present:  # what was judged before says nothing about the time from now on
+        if present != self._present:  # earlier periods do not apply from now on
             self._present = present
             self.judged_ms = before
             for tenant in self._tenants.values():
@@ -127,7 +127,7 @@ class SharedCard:
         return {name: tenant.factor for name, tenant in self._tenants.items()}
 
     def _judge(self, begin: int, end: int, timelines: Mapping[str, Mapping[int, float]]) -> None:
-        """Lay the timelines from ``begin`` to ``end`` over one another."""
+        """Overlay the timelines from ``begin`` to ``end``."""
         claims = {
             name: _believed(tenant, _claimed(tenant, begin, end, timelines.get(name, {})))
             for name, tenant in self._tenants.items()
@@ -148,7 +148,7 @@ class SharedCard:
 
 
 def _earn(tenant: _Tenant, seen: CardActivity, seconds: float, driver_share: float | None) -> None:
-    """Charged time earns trust: its claims are believed for as long."""
+    """Add trust for charged time: the container's claims are believed for as long."""
     before, tenant.busy_ns = tenant.busy_ns, seen.busy_ns
     charged = max(0, seen.busy_ns - before) * 1e-9 if before is not None else 0.0
     supported = charged * tenant.factor * LAG
@@ -162,7 +162,7 @@ def _earn(tenant: _Tenant, seen: CardActivity, seconds: float, driver_share: flo
 
 
 def _claimed(tenant: _Tenant, begin: int, end: int, timeline: Mapping[int, float]) -> list[float]:
-    """Return how many contexts the container says had work in flight, in each millisecond."""
+    """How many contexts had work in flight according to the container, in each millisecond."""
     entered = max(timeline, default=begin - 1)
     claims = [timeline.get(ms, 0.0) for ms in range(begin, end)]
     for since, until, at_work in tenant.looks:
@@ -173,7 +173,7 @@ def _claimed(tenant: _Tenant, begin: int, end: int, timeline: Mapping[int, float
 
 
 def _believed(tenant: _Tenant, claims: Sequence[float]) -> Sequence[float]:
-    """Return the claims as far as the container is trusted, and take what they amount to off its trust."""
+    """The claims as far as the container is trusted; reduces its trust by their sum."""
     claimed = sum(claims) * 1e-3
     spent = min(claimed, tenant.trust)
     tenant.trust -= spent
@@ -181,9 +181,9 @@ def _believed(tenant: _Tenant, claims: Sequence[float]) -> Sequence[float]:
 
 
 def _mean_inverse(others: Sequence[float]) -> float:
-    """Return the mean of 1 / (1 + n), where n of the others are in flight.
+    """The mean of 1 / (1 + n), where n of the others are in flight.
 
-    Of a part of a millisecond nothing is known but its length: it is taken to lie anywhere.
+    Within a millisecond only the length of activity is known: it is assumed to lie anywhere.
     """
     always, chances = 0, [1.0]
     for amount in others:
@@ -198,9 +198,9 @@ def _mean_inverse(others: Sequence[float]) -> float:
 
 
 def _factor(period: _Period | None, others_now: int) -> float:
-    """Return the divisor from the last period; without one, as if those at work now stayed so.
+    """The divisor from the last period; without one, as if the containers at work now remained so.
 
-    One period alone: shares of a card change within tenths of a second, and a mean over more is late.
+    One period only: shares of a card change within tenths of a second, and a longer mean would lag.
     """
     if period is None:
         return 1.0 + others_now

@@ -1,12 +1,13 @@
-"""Finds containers that gave themselves longer time slices than others have, by how long neighbours waited.
+"""Finds containers that gave themselves longer time slices than others have, from their neighbours' waits.
 
-A card gives each process with work a turn of 2 to 2.5 ms. A process may ask the driver for longer turns of
-its own; nobody outside sees that, but a neighbour's launch that fits into one turn is then interrupted for
-as long. Libraries count such launches in their usage pages. One sample counts where one other container alone
-used the card, and the wait is compared with three turns of each other process and the longest kernel.
+A card gives each process with work a time slice of 2 to 2.5 ms. A process may ask the driver for a longer
+one; no other program can observe that, but a neighbour's launch that fits into one time slice is then
+interrupted for as long. Libraries count such launches in their usage pages. A sample counts if exactly one
+other container used the card; the wait is compared with three time slices of each other process and the
+longest kernel.
 
-What a neighbour writes is no proof: so the driver must have seen the accused use the card for half of the
-time that the neighbour says it waited, and nobody is evicted for it.
+A neighbour's figures are no proof. So the driver must have seen the accused use the card for half of the time
+that the neighbour claims to have waited, and nobody is evicted for it.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ CONFIRMED: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Stalls:
-    """Launches of known length that a library measured beside others' work, how many of them took far longer,
-    and by how many ``seconds`` in all.
+    """Launches of known duration that a library measured beside other containers' work, how many of them took
+    far longer, and by how many ``seconds`` in total.
     """
 
     known: int = 0
@@ -35,7 +36,7 @@ class Stalls:
     seconds: float = 0.0
 
     def since(self, before: Stalls) -> Stalls:
-        """What was added since; nothing where the page was reset."""
+        """What was added since ``before``; nothing if the page was reset."""
         if self.known < before.known or self.stalled < before.stalled or self.seconds < before.seconds:
             return NO_STALLS
         return Stalls(self.known - before.known, self.stalled - before.stalled, self.seconds - before.seconds)
@@ -46,10 +47,11 @@ NO_STALLS: Final = Stalls()
 
 @dataclass(frozen=True, slots=True)
 class SliceReading:
-    """A second of a container that one other one alone shared the card with.
+    """One second of a container that shared the card with exactly one other container.
 
     ``stalls`` are its own; ``processes`` those of both on the card; ``longest``: seconds of the longest
-    kernel that it may have waited for; ``busy``: the seconds that the driver saw the other one use the card.
+    kernel that it may have waited for; ``busy``: seconds for which the driver saw the other container use the
+    card.
     """
 
     stalls: Stalls
@@ -59,7 +61,7 @@ class SliceReading:
 
     @property
     def wait(self) -> float:
-        """How long a stalled launch waited, in the mean, if that is longer than turns and kernels last."""
+        """The mean wait of a stalled launch, if that is longer than time slices and kernels last; else 0."""
         if not self.stalls.stalled:
             return 0.0
         wait = self.stalls.seconds / self.stalls.stalled
@@ -73,12 +75,12 @@ class LongSlices:
         self._readings: dict[tuple[Hashable, Hashable], deque[SliceReading]] = {}
 
     def add(self, pair: tuple[Hashable, Hashable], reading: SliceReading) -> None:
-        """Add a reading; one without a launch of known length says nothing."""
+        """Add a reading; one without a launch of known duration has no effect."""
         if reading.stalls.known:
             self._readings.setdefault(pair, deque(maxlen=SAMPLES)).append(reading)
 
     def evidence(self, pair: tuple[Hashable, Hashable]) -> str:
-        """Return what speaks against the accused, empty if that does not suffice."""
+        """The evidence against the accused, empty if it does not suffice."""
         readings = self._readings.get(pair, ())
         stalled = [reading for reading in readings if reading.wait]
         waited = sum(reading.stalls.seconds for reading in stalled)
@@ -92,5 +94,5 @@ class LongSlices:
         )
 
     def forget(self, known: Collection[Hashable]) -> None:
-        """Keep pairs of these alone."""
+        """Forget all pairs but those of these containers."""
         self._readings = {pair: kept for pair, kept in self._readings.items() if set(pair) <= set(known)}

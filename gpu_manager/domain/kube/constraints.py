@@ -1,6 +1,6 @@
 """Cordons, taints and node affinity: which nodes kube-scheduler would consider for a pod. Pure.
 
-For answers to people and for what-if alone: in a cluster kube-scheduler judges them itself before it asks an
+Only for answers to people and for what-if: in a cluster kube-scheduler judges them itself before it calls an
 extender.
 """
 
@@ -23,7 +23,7 @@ _LIFECYCLE: Final = (
 )
 _HOSTNAME: Final = "kubernetes.io/hostname"
 _NAME: Final = "metadata.name"
-_REASONS: Final = 3  # told of nodes that keep a pod off
+_REASONS: Final = 3  # of nodes that keep a pod off, that are shown
 _MOST: Final = 64  # taints, tolerations or terms read of one object, which users may have written
 
 Taint = tuple[str, str, str]
@@ -60,7 +60,7 @@ class PodConstraints:
 
 
 ANYWHERE: Final = PodConstraints()
-DAEMONS: Final = tuple(  # what a DaemonSet's controller adds to its pods' tolerations
+DAEMONS: Final = tuple(  # tolerations that the DaemonSet controller adds to its pods
     (f"{_LIFECYCLE}{state}", "Exists", "", effect)
     for state, effect in (
         ("not-ready", "NoExecute"),
@@ -84,7 +84,7 @@ class NodeConstraints:
     closed: str = ""
 
     def bars(self, constraints: PodConstraints) -> str:
-        """What keeps the pod off, as words behind the node's name; empty if nothing does."""
+        """What keeps the pod off, as a phrase after the node's name; empty if nothing does."""
         if self.closed:
             return self.closed
         if self.cordoned and not constraints.tolerates(_CORDON):
@@ -117,7 +117,7 @@ OPEN: Final = NodeConstraints()
 
 
 def shown_bars(barred: Mapping[str, str]) -> str:
-    """The most frequent of the reasons why nodes keep a pod off, each with an example; by name of node."""
+    """The most frequent reasons why nodes keep a pod off, each with an example; by name of node."""
     counts = Counter(barred.values())
     first: dict[str, str] = {}
     for name, reason in barred.items():
@@ -139,7 +139,7 @@ def _shown(taint: Taint) -> str:
 def node_constraints(obj: Mapping[str, Any]) -> NodeConstraints:
     """Read a core/v1 Node; malformed parts count as absent."""
     meta, spec = mapping(obj.get("metadata")), mapping(obj.get("spec"))
-    labels = {  # most are the same on every node, and held once
+    labels = {  # most are the same on every node, and stored once
         sys.intern(k): sys.intern(v)
         for k, v in mapping(meta.get("labels")).items()
         if isinstance(k, str) and isinstance(v, str)

@@ -1,6 +1,6 @@
 """Which evictions would violate a PodDisruptionBudget, and which marks of agents the evictor obeys. Pure.
 
-No mark is believed more than its agent may do.
+A mark is obeyed only within its agent's rights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from gpu_manager.domain.untrusted import mapping
 
 @dataclass(frozen=True, slots=True)
 class DisruptionBudget:
-    """A PodDisruptionBudget: ``allowed`` more pods may go now; ``disrupted`` names pods already counted.
+    """A PodDisruptionBudget: ``allowed`` more pods may be disrupted now; ``disrupted`` names pods already
+    counted.
 
     ``terms`` is its label selector: an empty one selects all pods of the namespace, None selects none.
     """
@@ -76,7 +77,7 @@ _SKEW_SECONDS: Final = 120.0  # between the clocks of two nodes
 
 
 def why_not_evicted(pod: Pod, mark: EvictionMark | None, now: float) -> str:
-    """Return why the evictor leaves the pod alone; empty if it may evict it. ``now``: seconds since 1970."""
+    """Why the evictor leaves the pod alone; empty if it may evict it. ``now``: seconds since 1970."""
     if mark is None:
         return "the mark cannot be read"
     if mark.uid != pod.uid:

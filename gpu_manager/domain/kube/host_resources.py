@@ -1,6 +1,6 @@
 """What a pod requests of a node beside its cards, and what the node has: CPU, memory, pod slots, ids. Pure.
 
-Kube-scheduler decides by them. The extender only weighs them, and what-if reports them.
+Kube-scheduler decides by them. The extender only uses them in its scores, and what-if reports them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpu_manager.domain.resources import format_bytes, parse_quantity
 from gpu_manager.domain.untrusted import mapping, mappings
 
 THOUSANDTHS: Final = 1000
-_OF_WHOLE_PODS: Final = ("cpu", "memory")  # what Kubernetes lets a pod ask for as a whole
+_OF_WHOLE_PODS: Final = ("cpu", "memory")  # which Kubernetes lets a pod request as a whole
 _UNSAID: Final = 1 << 62  # a resource that a node does not report is taken as plentiful
 
 
@@ -53,7 +53,7 @@ class HostResources:
         )
 
     def lacks(self, asked: HostResources) -> str:
-        """Which resources are too small for the pod, as words behind a node's name; empty if none is."""
+        """Resources that are too small for the pod, as a phrase after a node's name; empty if none is."""
         if asked.cpu and self.cpu < asked.cpu:
             return f"has less host CPU free than the {asked.cpu / THOUSANDTHS:g} that the pod asks for"
         if asked.memory and self.memory < asked.memory:
@@ -61,7 +61,7 @@ class HostResources:
         return "holds as many pods as it may" if self.pods < asked.pods else ""
 
     def lacks_ids(self, asked: HostResources) -> str:
-        """Which device ids are too few for the pod, in the same words."""
+        """Device ids that are too few for the pod, as a phrase after a node's name; empty if none are."""
         ids = ((CORE, self.core_ids, asked.core_ids), (MEMORY, self.memory_ids, asked.memory_ids))
         for resource, left, wanted in ids:
             if wanted and left < wanted:
@@ -89,9 +89,9 @@ def host_of_node(node: Mapping[str, Any]) -> HostResources:
 def asked(pod: Mapping[str, Any], resource: str, parts: int = 1) -> int:
     """The pod's effective request as kube-scheduler counts it, in ``1 / parts`` of the resource's unit.
 
-    That is the peak over init and app containers, with sidecars and overhead; of CPU and memory what the pod
-    says for all of them, where it does. A limit stands for a missing request, as the API server's defaulting
-    does.
+    That is the peak over init and app containers, with sidecars and overhead; for CPU and memory the
+    pod-level request, if there is one. A limit stands for a missing request, as in the API server's
+    defaulting.
     """
     spec = mapping(pod.get("spec"))
     together, worst = 0, 0
@@ -124,7 +124,7 @@ def _of_container(container: Mapping[str, Any], resource: str, parts: int) -> in
 
 
 def _amount(value: object, parts: int) -> int:
-    """A quantity as a number; a malformed one, which the API server lets nobody write, counts as 0."""
+    """A quantity as a number; a malformed one, which the API server would refuse, counts as 0."""
     try:
         return max(0, ceil(parse_quantity(value or 0) * parts))
     except RequestInvalid:

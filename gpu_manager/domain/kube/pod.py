@@ -38,7 +38,7 @@ _SHOWN = 8  # complaints about one pod in one text
 # makes a copy of it in the API, its mirror, which has a UID of its own and names the digest twice.
 MIRROR = "kubernetes.io/config.mirror"
 _DIGEST = "kubernetes.io/config.hash"
-# The condition by which a scheduler says that it has found no node.
+# The condition by which a scheduler reports that it has found no node.
 POD_SCHEDULED = "PodScheduled"
 UNSCHEDULABLE = "Unschedulable"
 _STATIC_UID = re.compile(r"[0-9a-f]{32}")
@@ -66,15 +66,15 @@ class Container:
     core_request: Fraction | None = None
     memory_units_request: Fraction | None = None
     privileged: bool = False
-    visible_devices: str = ""  # NVIDIA_VISIBLE_DEVICES, as written in the pod, where it shows a card
-    env_from: bool = False  # that variable may come from envFrom: env, which counts before it, has none
-    graphics: bool = False  # NVIDIA_DRIVER_CAPABILITIES, as written in the pod, asks for graphics
+    visible_devices: str = ""  # NVIDIA_VISIBLE_DEVICES, as written in the pod, if it shows a card
+    env_from: bool = False  # that variable may come from envFrom, since env, which has precedence, lacks it
+    graphics: bool = False  # NVIDIA_DRIVER_CAPABILITIES, as written in the pod, requests graphics
     running: bool = False
     over: bool = False  # an ordinary init container that has done its work
     gpus: Fraction | None = None  # whole cards under NVIDIA's name, as written in limits
-    lent: bool = False  # ``core`` stands for ``gpus``: this node gives cards under that name too
-    strange: tuple[str, ...] = ()  # resources that share cards, but not by a name that is known here
-    claims: tuple[tuple[str, str], ...] = ()  # ResourceClaims: name, and which request of it; empty for all
+    lent: bool = False  # ``core`` stands for ``gpus``: this node offers whole cards under that name too
+    strange: tuple[str, ...] = ()  # resources that share cards under a name unknown here
+    claims: tuple[tuple[str, str], ...] = ()  # ResourceClaims: name, and the request in it; empty for all
     stuck: str = ""  # why the kubelet does not run it, such as CrashLoopBackOff
     runtime_id: str = ""  # the container id without its "containerd://", once the runtime made it
 
@@ -94,7 +94,7 @@ class Container:
 class Pod:
     """A pod. ``containers`` are in the kubelet's order: init containers, then app containers.
 
-    ``twin`` is the second UID of a static pod, if it is known: ``uid`` is one of them, ``twin`` the other.
+    ``twin`` is the second UID of a static pod, if it is known: one of the two is ``uid``.
     """
 
     uid: PodUid
@@ -107,7 +107,7 @@ class Pod:
     labels: Mapping[str, str] = field(default_factory=dict)
     deleting: bool = False
     started: bool = False  # status.startTime is set: the kubelet has admitted it once
-    controlled: bool = False  # a controller will replace the pod when it is gone
+    controlled: bool = False  # a controller will replace the pod
     owner: str = ""  # that controller, as kind/name
     priority: int = 0
     scheduler: str = ""
@@ -116,7 +116,7 @@ class Pod:
     twin: PodUid = PodUid("")
     restarts_never: bool = False  # restartPolicy Never: no container that has started is started again
     refused: str = ""  # status.message of a pod that the kubelet's managers refused at its admission
-    affinity_bytes: int = field(default=0, compare=False)  # of nodeAffinity as JSON; the kubelet tells none
+    affinity_bytes: int = field(default=0, compare=False)  # nodeAffinity as JSON; not from the kubelet
 
     @property
     def key(self) -> str:
@@ -125,7 +125,7 @@ class Pod:
 
     @property
     def asks(self) -> bool:
-        """True if any container asks for a part of a card."""
+        """True if any container requests a part of a card."""
         return any(c.asks for c in self.containers)
 
     @property
@@ -135,7 +135,7 @@ class Pod:
 
     @property
     def workload(self) -> str:
-        """``kind/name`` of what the pod is one of: its Deployment, its other controller, else itself."""
+        """``kind/name`` of the pod's workload: its Deployment, its other controller, else the pod itself."""
         kind, _, name = self.owner.partition("/")
         template = self.labels.get("pod-template-hash", "")
         if kind == "ReplicaSet" and template and name.endswith(f"-{template}"):
@@ -144,7 +144,7 @@ class Pod:
 
     @property
     def graphics(self) -> bool:
-        """True if any container asks for the driver's graphics libraries."""
+        """True if any container requests the driver's graphics libraries."""
         return any(c.graphics for c in self.containers)
 
     @property
@@ -164,7 +164,9 @@ class Pod:
 
     @property
     def lent(self) -> bool:
-        """True if the pod requests cards only as ``nvidia.com/gpu``, and this node offers whole cards so."""
+        """True if the pod requests cards only as ``nvidia.com/gpu``, and this node offers whole cards under
+        that name.
+        """
         return any(c.lent for c in self.containers) and all(c.lent or not c.asks for c in self.containers)
 
     def with_lent_cards(self) -> Pod:
@@ -188,7 +190,9 @@ class Pod:
 
     @property
     def ended_inits(self) -> frozenset[str]:
-        """The ordinary init containers that have ended: they hold their share no more, the pod its peak."""
+        """The ordinary init containers that have ended: they no longer hold a share; the pod still holds its
+        peak.
+        """
         return frozenset(c.name for c in self.containers if c.over)
 
     def container(self, name: str) -> Container | None:
@@ -296,7 +300,8 @@ def _container(
     def quantity(values: Mapping[str, object], key: str, kind: str) -> Fraction | None:
         value = values.get(key)
         try:
-            # The API server, too, takes blanks around a quantity (Quantity.UnmarshalJSON), and null for none.
+            # Like the API server, accept blanks around a quantity (Quantity.UnmarshalJSON), and null for
+            # none.
             return (
                 None
                 if value is None
@@ -350,8 +355,8 @@ def stuck_reason(state: Mapping[str, object]) -> str:
 
 
 def _claim_names(spec: Mapping[str, object], status: Mapping[str, object]) -> dict[str, str]:
-    """Entry of ``spec.resourceClaims`` → the name of its ResourceClaim, which the status has where Kubernetes
-    makes it of a template.
+    """Entry of ``spec.resourceClaims`` → the name of its ResourceClaim; the status has it if Kubernetes
+    creates the claim from a template.
     """
     entries = [*mappings(spec.get("resourceClaims")), *mappings(status.get("resourceClaimStatuses"))]
     named = {text(one.get("name")): text(one.get("resourceClaimName")) for one in entries}
@@ -375,7 +380,7 @@ def _strange(names: Iterable[object]) -> tuple[str, ...]:
 
 
 def _succeeded(terminated: object, where: str) -> bool:
-    """True for the end of a container that will not be started again: its exit code is 0."""
+    """True for the end of a container that will not be restarted: its exit code is 0."""
     return terminated is not None and _mapping(terminated, where).get("exitCode") == 0
 
 
@@ -388,8 +393,8 @@ def _gpus(value: object) -> Fraction | None:
 
 
 def _visible_devices(env: object) -> str:
-    """The first value of NVIDIA_VISIBLE_DEVICES that shows a card; empty if there is none, ``valueFrom``
-    where it comes from elsewhere.
+    """The first value of NVIDIA_VISIBLE_DEVICES that shows a card; empty if there is none, ``valueFrom`` if
+    the value comes from another object.
     """
     for variable in env if isinstance(env, list | tuple) else ():
         if isinstance(variable, Mapping) and variable.get("name") == VISIBLE_ENV:

@@ -20,7 +20,7 @@ def allocation_annotations(
     assigned: bool,
     numa_ids: Mapping[str, Mapping[int, tuple[int, int]]] | None = None,
 ) -> dict[str, str]:
-    """Return the annotations for this placement, in our format and in the predecessor's.
+    """The annotations for this placement, in this project's format and in the predecessor's.
 
     ``now`` is seconds since the epoch; the predecessor's format has nanoseconds, and its index keys count
     only ``spec.containers``. ``numa_ids`` as in :class:`~gpu_manager.domain.contract.Assignment`.

@@ -20,22 +20,23 @@ from gpu_manager.domain.topology import Link, LinkKind, Topology
 
 PREPARED = 16  # cards; time and memory double with each: 16 take 0.1 s and 1 MiB
 NVLINK = Link(LinkKind.NVLINK, 1).weight
-TIED = 80  # equal sets that are compared by what they leave free; the lowest of them if there are more
+TIED = 80  # equal sets that are compared by the cards they leave free; if there are more, the lowest ones
 GROWN = 32  # on larger nodes sets of k are grown from 2 + GROWN // k cards each
-ROUNDS = 8  # of exchanges after that; both bound the work that a hostile inventory can cause
+ROUNDS = 8  # of exchanges after that; both bounds limit the work that a hostile inventory can cause
 
 Weights = tuple[tuple[int, ...], ...]
 Numa = tuple[int | None, ...]
 
 
 def best_set(topology: Topology, free: frozenset[int], k: int, numa: Numa = ()) -> tuple[int, ...] | None:
-    """Return the ``k`` free cards with the largest sum over pairs; ties go to the set on the fewest NUMA
-    nodes, then, on machines with NVLinks, to the one that leaves the best-linked cards free, then to the one
-    least linked to the whole machine (busy cards come back), then to the lexicographically lowest. ``numa``:
-    each card's node, if it is known.
+    """Return the ``k`` free cards with the largest sum of links over pairs.
 
-    None if fewer than ``k`` are free. Exact up to :data:`PREPARED` cards; beyond, a set to which no exchange
-    of one card for another adds, and of equal ones the lowest.
+    Ties go to the set on the fewest NUMA nodes; then, on machines with NVLinks, to the one that leaves the
+    best-linked cards free, then to the one least linked to the whole machine (busy cards come back); then to
+    the lexicographically lowest. ``numa``: each card's NUMA node, if it is known.
+
+    None if fewer than ``k`` are free. Exact up to :data:`PREPARED` cards; beyond, a set that no exchange of
+    one card improves, and of equal ones the lowest.
     """
     if not 0 < k <= len(free):
         return None
@@ -48,11 +49,11 @@ def best_set(topology: Topology, free: frozenset[int], k: int, numa: Numa = ()) 
 
 
 def _least_linked(ranks: _Ranks, weights: Weights, free: frozenset[int], sets: int) -> int:
-    """Return the rank of the set with the least links to the other free cards, then to all cards, of those as
-    good as the best.
+    """Return the rank of the set that is least linked to the other free cards, then to all cards, among the
+    sets that are as good as the best.
 
-    All that are as good have the same sum inside: the less their cards are linked to all free ones, the more
-    the others are linked to each other. Cards that are busy now are free again later.
+    These sets have the same sum inside: the less their cards are linked to all free ones, the more the
+    remaining cards are linked to each other. Busy cards become free again later.
     """
     size, first = len(weights), ranks.first(sets)
     equal = sets & ((1 << ranks.ends[first]) - 1)
@@ -87,8 +88,8 @@ def fragment(topology: Topology, free: frozenset[int], numa: Numa = ()) -> int |
 
     So cards of broken groups go first, and full groups stay whole. Ties go, on machines with NVLinks, to the
     card least linked to the whole machine, since busy cards come back, then to the lowest. None if no card is
-    free. Beyond :data:`PREPARED` cards it is the one with the least links to the others. ``numa``
-    as for :func:`best_set`, whose table it shares; it changes nothing here.
+    free. Beyond :data:`PREPARED` cards it is the one with the least links to the others. ``numa`` as for
+    :func:`best_set`, whose table it shares, has no effect here.
     """
     if not free:
         return None
@@ -121,7 +122,7 @@ class _Ranks:
     sets: array[int]
     scores: array[int]
     holding: tuple[int, ...]  # for each card: bit r is set if the set of rank r holds it
-    ends: array[int]  # for each rank the first that is not compared with it by what they leave free
+    ends: array[int]  # for each rank the first that is not compared with it by the cards they leave free
 
     def without(self, size: int, free: frozenset[int]) -> int:
         """Return a bit for every set without a busy card."""
@@ -203,7 +204,7 @@ def _column(sets: array[int], bit: int) -> int:
 
 @lru_cache(maxsize=16)
 def _joins(weights: Weights) -> tuple[tuple[int, int, int], ...]:
-    """The links that join the machine's groups to larger ones, best first: weight, card, card."""
+    """The links that join groups of cards to larger ones, best first: weight, card, card."""
     size = len(weights)
     group = list(range(size))
     links = sorted((-weights[i][j], i, j) for i in range(size) for j in range(i + 1, size))
@@ -216,7 +217,9 @@ def _joins(weights: Weights) -> tuple[tuple[int, int, int], ...]:
 
 
 def _grouped_set(weights: Weights, free: frozenset[int], k: int) -> tuple[int, ...]:
-    """The best set if two groups are linked everywhere as by their best link: exact on regular machines."""
+    """The best set, assuming that any two groups are linked everywhere by their best link: exact on regular
+    machines.
+    """
     size = len(weights)
     # For each group and number of cards one integer: the sum above the set's mask, card i at ``size - 1 -
     # i``.
@@ -235,18 +238,18 @@ def _grouped_set(weights: Weights, free: frozenset[int], k: int) -> tuple[int, .
 
 
 class _Exchange:
-    """A good set of ``k`` free cards: grown, then cards are exchanged as long as that gains.
+    """A good set of ``k`` free cards: grown, then improved by exchanging cards while that helps.
 
-    Begun from the best set of a regular machine, and from each of the best-linked cards, of more where the
-    set is small; the best of what is found, the lowest of equals. The work is bounded, whatever the links
-    are.
+    The search starts from the best set of a regular machine and from each of the best-linked cards (from more
+    of them if the set is small); the best result counts, the lowest of equals. The work is bounded, whatever
+    the links are.
     """
 
     def __init__(self, weights: Weights, free: frozenset[int], k: int) -> None:
         self._rows = weights
         self._k = k
         self._free = free
-        # What bars a card from being chosen outweighs all that it could gain.
+        # The penalty for an excluded card outweighs every possible gain.
         self._bar = 1 + 2 * sum(map(max, weights)) * len(weights)
 
     def best(self, numa: Numa = ()) -> tuple[int, ...]:
@@ -261,9 +264,9 @@ class _Exchange:
         ]
 
     def _from(self, start: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """What is grown from these cards and then improved, and its sum."""
+        """The set grown from these cards and then improved, and its sum."""
         chosen, bar = list(start), self._bar
-        # What each card would add, less the bar where it is taken.
+        # The gain of each card, less the penalty if it is taken.
         worth = [sum(row[card] for card in start) for row in self._rows]
         for card in range(len(self._rows)):
             if card not in self._free or card in start:
@@ -280,7 +283,7 @@ class _Exchange:
         return sum(worth[card] + bar for card in chosen) // 2, tuple(sorted(chosen))
 
     def _exchanged(self, at: int, chosen: list[int], worth: list[int]) -> bool:
-        """Put a better card in the place of one, or an equal one of a lower index; False if there is none."""
+        """Exchange a card for a better one, or for an equal one of a lower index; False if there is none."""
         leaves = chosen[at]
         without = list(map(sub, worth, self._rows[leaves]))
         most = max(without)

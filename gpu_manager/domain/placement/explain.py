@@ -1,7 +1,7 @@
 """Messages about placement: why a pod does not fit, card by card, and what would fit.
 
-:mod:`gpu_manager.domain.placement.place` finds the facts. Every text has a limited length, because it goes
-into Events, scheduler responses and annotations.
+:mod:`gpu_manager.domain.placement.place` determines the facts. Every text has a limited length, because it is
+used in Events, scheduler responses and annotations.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _WORD_LIMIT = 120  # characters kept of an untrusted text (a card's reason, a mo
 
 @dataclass(frozen=True, slots=True)
 class CardView:
-    """A card as seen by one request. ``closed`` says why the pod may not use it, empty if it may;
-    ``outside`` is what processes of no pod hold of its memory.
+    """A card as seen by one request. ``closed`` is why the pod may not use it, empty if it may; ``outside``
+    is memory held by processes of no pod.
     """
 
     index: int
@@ -123,8 +123,9 @@ def refuse(
     policy: str = "",
     together: int = 0,
 ) -> Refusal:
-    """Build a refusal. ``who`` names the container, or those that must share cards; ``policy`` the kubelet's
-    NUMA policy where it is strict, which lets one container have ``together`` whole cards at most.
+    """Build a refusal. ``who`` names the container, or the containers that must share cards; ``policy`` is
+    the kubelet's NUMA policy if it is strict, under which a container can have at most ``together`` whole
+    cards.
     """
     if whole:
         idle = sum(view.idle and not view.closed for view in views)
@@ -212,7 +213,7 @@ def explain_bound(node: str, where: str, *, guessed: bool) -> str:
 
 
 def with_priority(sentence: str) -> str:
-    """Format a sentence on a pod's priority to follow where it lies; empty for none."""
+    """Format a sentence on a pod's priority to follow its location; empty for none."""
     return f". {sentence}" if sentence else ""
 
 

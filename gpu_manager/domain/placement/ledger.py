@@ -35,8 +35,8 @@ class HoldingClaim:
     """The ResourceClaim (DRA) that holds an allocation, for one of its requests.
 
     ``results`` are, for each share, the name of the published device and Kubernetes' id of the share;
-    ``pods`` are the UIDs and names of the pods that the claim was reserved for when it was last looked at.
-    ``preload`` is False if it opts out of the preloaded library.
+    ``pods`` are the UIDs and names of the pods for which the claim was last seen reserved. ``preload`` is
+    False if it opts out of the preloaded library.
     """
 
     name: str
@@ -50,10 +50,10 @@ class HoldingClaim:
 class Allocation:
     """The shares of one container. ``order`` is its position in the kubelet's container order.
 
-    ``granted`` is False while the pod is only planned here (bound, or one of its containers admitted).
-    Where a ``claim`` holds them, ``pod`` is its UID, ``container`` is ``claim/request``, and ``pod_name`` its
-    only pod, or the claim's own name if several pods share it. ``priority`` is that of the shares inside
-    their cards.
+    ``granted`` is False while the pod is only planned here (bound, or one of its containers admitted). If a
+    ``claim`` holds them, ``pod`` is its UID, ``container`` is ``claim/request``, and ``pod_name`` its only
+    pod, or the claim's own name if several pods share it. ``priority`` is that of the shares inside their
+    cards.
     """
 
     pod: PodUid
@@ -86,12 +86,12 @@ class Allocation:
 
     @property
     def is_admin(self) -> bool:
-        """True for admin access by a claim: it looks at its cards, and holds nothing of them."""
+        """True for a claim's admin access, which grants a view of its cards and holds none of them."""
         return self.claim is not None and all(s.amount == ZERO for s in self.shares)
 
 
 class CardRoom(NamedTuple):
-    """A card in the books: what it has, what pods hold of it, and ``left``, cores and bytes, negative where
+    """A card in the ledger: its capacity, what pods hold of it, and ``left``, cores and bytes, negative if
     existing grants over-commit it. ``idle`` is set while no container holds any of it. ``priorities`` are
     those of the shares on it.
     """
@@ -146,7 +146,7 @@ class Ledger:
         self._cards: dict[CardUuid, Amount] = {c.uuid: c.capacity(unit) for c in cards}
         self._pods: dict[PodUid, dict[str, Allocation]] = {}
         self._booked: dict[CardUuid, Amount] = {}
-        self._rooms: dict[CardUuid, CardRoom] = {}  # of cards that were asked about since they changed
+        self._rooms: dict[CardUuid, CardRoom] = {}  # of cards read since they last changed
         self._prioritised = 0  # allocations with another priority than normal
         self.record(facts)
 
@@ -220,12 +220,12 @@ class Ledger:
 
     @property
     def pods(self) -> tuple[PodUid, ...]:
-        """Return every pod with an allocation, granted or planned; claims are no pods."""
+        """Return every pod with an allocation, granted or planned, without claims."""
         return tuple(uid for uid, held in self._pods.items() if next(iter(held.values())).claim is None)
 
     @property
     def claims(self) -> tuple[Allocation, ...]:
-        """Return what ResourceClaims hold: an allocation for each request."""
+        """Return the allocations of ResourceClaims, one for each request."""
         return tuple(allocation for allocation in self if allocation.claim is not None)
 
     def capacity(self, card: CardUuid) -> Amount:
@@ -237,8 +237,8 @@ class Ledger:
         return self._booked.get(card, ZERO)
 
     def room(self, card: CardUuid) -> CardRoom:
-        """Return :meth:`capacity`, :meth:`booked`, :meth:`free` and :meth:`idle` in one; kept until it
-        changes.
+        """Return :meth:`capacity`, :meth:`booked`, :meth:`free` and :meth:`idle` together; cached until they
+        change.
         """
         known = self._rooms.get(card)
         if known is None:
@@ -266,8 +266,8 @@ class Ledger:
         return self.capacity(card) - self.booked(card)
 
     def holders(self, card: CardUuid) -> tuple[Allocation, ...]:
-        """Return the allocations that hold a part of the card, in the order of booking; admin access holds
-        none.
+        """Return the allocations that hold a part of the card, in the order of booking; without admin access,
+        which holds nothing.
         """
         return tuple(a for a in self if card in a.cards and not a.is_admin)
 
@@ -276,7 +276,7 @@ class Ledger:
         return self.booked(card) == ZERO
 
     def _rebook(self, pod: PodUid, changes: Mapping[str, Allocation | None]) -> None:
-        """Change what containers of a pod hold; None for nothing."""
+        """Replace allocations of a pod's containers; None removes one."""
         held = self._pods.setdefault(pod, {})
         before = peaks(held.values())
         for container, allocation in changes.items():

@@ -1,4 +1,5 @@
-"""The kubelet's NUMA policy: on which NUMA nodes a container's device ids lie, which sets of cards it admits.
+"""The kubelet's NUMA policy: on which NUMA nodes a container's device ids lie, and which sets of cards it
+admits.
 
 The kubelet lets a container have devices of the fewest NUMA nodes that could serve the request if nothing
 were taken (``restricted``), or of a single one (``single-numa-node``), and fails the pod for good otherwise.
@@ -17,15 +18,16 @@ from gpu_manager.domain.placement.card_sets import best_set
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.topology import NumaPolicy, Topology
 
-MOST_NODES: Final = 8  # NUMA nodes: on a machine with more the kubelet aligns nothing unless told otherwise
+MOST_NODES: Final = 8  # NUMA nodes: on machines with more the kubelet by default aligns nothing
 
 
 def admitted_set(
     topology: Topology, cards: Sequence[CardState], free: frozenset[int], k: int
 ) -> tuple[int, ...] | None:
-    """Return :func:`~gpu_manager.domain.placement.card_sets.best_set` of the sets that the kubelet admits.
+    """Return the :func:`~gpu_manager.domain.placement.card_sets.best_set` among the sets that the kubelet
+    admits.
 
-    None if there is none. Of equal sums the fewest NUMA nodes count, then the lowest positions.
+    None if there is none. Of equal sums the set on the fewest NUMA nodes wins, then the lowest positions.
     """
     numa = tuple(state.card.numa for state in cards)
     if not topology.numa_policy.strict:
@@ -39,14 +41,14 @@ def admitted_set(
 
 
 def numbered(cards: Iterable[Card]) -> Sequence[int] | None:
-    """Return the numbers of the NUMA nodes of these cards; None where the kubelet aligns nothing by them."""
+    """Return the numbers of the NUMA nodes of these cards; None if the kubelet aligns nothing by them."""
     nodes = {card.numa for card in cards}
     known = sorted(node for node in nodes if node is not None)
     return known if len(known) == len(nodes) and 1 < len(known) <= MOST_NODES else None
 
 
 def most_together(topology: Topology, cards: Sequence[CardState]) -> int:
-    """Return how many whole cards one container could have at most, were all open ones idle."""
+    """Return how many whole cards one container could have at most if all open cards were idle."""
     one = topology.numa_policy is NumaPolicy.SINGLE
     groups = _groups(NumaPolicy.SINGLE, cards, 1) if one else [range(len(cards))]
     return max((sum(cards[at].open for at in group) for group in groups), default=0)
@@ -59,11 +61,11 @@ def aligned(
     cores: int,
     units: int,
 ) -> frozenset[int] | None:
-    """Return the positions of the cards whose ids the kubelet gives to a container that asks for so many ids
-    of ``cores`` and ``units`` of memory; None if it has no preference, or none that it could follow.
+    """Return the positions of the cards whose ids the kubelet prefers for a container that requests this many
+    ids of ``cores`` and ``units`` of memory; None if it has no preference, or none that can be followed.
 
-    ``free`` has the free ids of both, by position. The kubelet counts the ids of a NUMA node and does not
-    know that a share lies on one card: perhaps none of these cards has the room.
+    ``free`` has the free ids of both, by position. The kubelet counts the ids of a NUMA node, not knowing
+    that a share lies on one card: possibly none of these cards has room.
     """
     ours = [at for at, state in enumerate(cards) if not state.card.mig]
     numbers = numbered([cards[at].card for at in ours])
@@ -81,7 +83,7 @@ def aligned(
 
 
 def _groups(policy: NumaPolicy, cards: Sequence[CardState], k: int) -> Iterator[frozenset[int]]:
-    """Positions of the cards of each choice of NUMA nodes; all cards where the kubelet knows no nodes."""
+    """Positions of the cards of each choice of NUMA nodes; all cards if the kubelet knows no NUMA nodes."""
     ours = [at for at, state in enumerate(cards) if not state.card.mig]
     nodes = {cards[at].card.numa for at in ours}
     if None in nodes or len(nodes) > MOST_NODES:

@@ -1,14 +1,14 @@
 """Placement of a pod on the cards of a node; agent, extender and command line share it.
 
-Whether a card has room, in cores and in memory, is :meth:`TrialPlacement.room`; why it has none is put into
-words by :mod:`gpu_manager.domain.placement.explain`.
+:meth:`TrialPlacement.room` decides whether a card has room, in cores and in memory;
+:mod:`gpu_manager.domain.placement.explain` writes the reason if it has none.
 
 A pod is placed as a whole, its containers in the kubelet's order. A fraction lies on one card; whole cards
 are idle cards, charged with all their memory. Several whole cards are the best-linked set that the kubelet
-admits (:func:`numa.admitted_set`); for the rest the pod's annotation ``tencent.com/placement`` picks one of
-:data:`gpu_manager.domain.placement.policies.POLICIES`.
+admits (:func:`numa.admitted_set`); for everything else the pod's annotation ``tencent.com/placement`` picks
+one of :data:`gpu_manager.domain.placement.policies.POLICIES`.
 
-Of the cards with room for a fraction those are preferred on which protection holds
+Among the cards with room for a fraction, those on which protection holds are preferred
 (:mod:`gpu_manager.domain.priority`): never at the price of room, nor under ``topology`` of links.
 
 If these choices, one after the other, leave no room for a later container, an exact search decides: a pod of
@@ -85,7 +85,9 @@ def find(
 
 
 class PodPlacer:
-    """:func:`find` for one pod and thousands of nodes: computes what depends on the pod alone once."""
+    """:func:`find` for one pod and thousands of nodes: values that depend on the pod alone are computed
+    once.
+    """
 
     def __init__(self, request: PodRequest) -> None:
         self._request = request
@@ -97,7 +99,7 @@ class PodPlacer:
         if self._groups is None:
             return None
         trial = TrialPlacement(self._request, cards, ledger)
-        if len(self._groups) > 1 and trial.lacks(self._least):  # of one the cards are looked at just once
+        if len(self._groups) > 1 and trial.lacks(self._least):  # one group needs only one pass
             return None
         found = _solve(self._request, self._groups, trial, topology, ledger)
         return found if isinstance(found, TrialPlacement) else None
@@ -110,7 +112,7 @@ def _solve(
     topology: Topology,
     ledger: Ledger,
 ) -> TrialPlacement | ContainerGroup:
-    """``trial``, or another one, with all groups laid out; else the first group that found no room."""
+    """``trial``, or a changed one, with all groups placed; else the first group that found no room."""
     if topology.size != len(trial.cards):
         raise Bug(f"a topology of {topology.size} cards was given for {len(trial.cards)} cards")
     failed = _lay_out(trial, groups, request.placement, topology)
@@ -125,7 +127,7 @@ def _solve(
     for group, at in seats:
         second.put(group, (at,))
     if _lay_out(second, [group for group in groups if group.cards], request.placement, topology) is not None:
-        return failed  # idle cards are enough in number, but not on NUMA nodes that go together
+        return failed  # enough idle cards, but not on NUMA nodes that the policy admits together
     second.positions = {c.name: second.positions[c.name] for group in groups for c in group.members}
     return second
 
@@ -171,7 +173,7 @@ def _fits_nowhere(request: PodRequest) -> str:
 
 
 def _who(group: ContainerGroup) -> str:
-    if not any(c.name for c in group.members):  # Allocate says which ids, and not for whom
+    if not any(c.name for c in group.members):  # Allocate reports ids, not the container
         return "a container whose name the kubelet has not told yet"
     names = ", ".join(quoted(c.name) for c in group.members)
     return f"container {names}" if len(group.members) == 1 else f"containers {names} together"
@@ -210,7 +212,7 @@ def _check(trial: TrialPlacement, group: ContainerGroup, at: int) -> None:
 def _lay_out(
     trial: TrialPlacement, groups: Sequence[ContainerGroup], policy: PlacementPolicy, topology: Topology
 ) -> ContainerGroup | None:
-    """Lay the groups out one after the other; the first that finds no cards is returned."""
+    """Place the groups one after the other; returns the first group for which no cards were found."""
     for parts, run in groupby(groups, key=lambda group: group.need is not None):
         if (
             parts
@@ -219,7 +221,7 @@ def _lay_out(
             and trial.summed
             and trial.unprotected is None
         ):
-            if (failed := trial.put_best_fit(list(run))) is not None:  # as binpack puts each, but at once
+            if (failed := trial.put_best_fit(list(run))) is not None:  # as binpack, at once
                 return failed
             continue
         for group in run:
@@ -237,9 +239,9 @@ def _aligns(topology: Topology) -> bool:
 def _choose(
     trial: TrialPlacement, group: ContainerGroup, policy: PlacementPolicy, topology: Topology
 ) -> tuple[int, ...] | None:
-    """Return cards where the kubelet's ids will be, if one has room there; else any."""
+    """Return cards on which the kubelet's preferred ids lie, if one has room there; else any."""
     if _aligns(topology):
-        first = group.members[0].request  # the ids of an init container go on to the others
+        first = group.members[0].request  # the ids of an init container pass to the others
         near = aligned(topology, trial.cards, trial.free_ids, first.cores, -(-first.memory // trial.unit))
         if near is not None:
             everywhere = trial.open
@@ -273,7 +275,7 @@ def _search(
     idle = sum(trial.idle(at) for at in trial.open)
     spare = idle - sum(group.cards for group in groups)
     if not 0 < len(parts) <= SEARCHED or spare < 0:
-        return None  # it is impossible, or too large
+        return None  # impossible, or too large
     if not all(any(trial.fits(at, group.members) for at in trial.open) for group in parts):
         return None
     everyone = (1 << len(parts)) - 1
@@ -285,7 +287,7 @@ def _search(
     for at in trial.open:
         sets: list[int] = []
         for taken in range(1, everyone + 1):
-            # What holds a set holds each set that lacks one of it.
+            # What holds a set holds each subset with one group less.
             less = taken & (taken - 1)
             if (not less or less in sets) and trial.fits(at, members[taken]):
                 sets.append(taken)

@@ -1,8 +1,8 @@
 """Placement policies: one function each, and the table that names them.
 
-A policy chooses the card of a container that requests part of one card or one whole card. Of the cards with
-room for a fraction, ``binpack`` and ``spread`` look only at those that suit its priority best. Under every
-policy :func:`gpu_manager.domain.placement.card_sets.best_set` chooses several whole cards.
+A policy chooses the card of a container that requests part of one card or one whole card. Among the cards
+with room for a fraction, ``binpack`` and ``spread`` consider only those that suit its priority best. Under
+every policy :func:`gpu_manager.domain.placement.card_sets.best_set` chooses several whole cards.
 """
 
 from __future__ import annotations

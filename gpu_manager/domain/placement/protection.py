@@ -1,4 +1,4 @@
-"""What a pod's priority is worth where it lies: who waits for it, and from whom nothing protects it."""
+"""The effect of a pod's priority on its cards: which work waits for it, and which neighbours do not."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def neighbours(ledger: Ledger, pod: PodUid, cards: Collection[CardUuid]) -> Coun
 
 
 def is_protected(beside: Counter[Priority]) -> bool:
-    """True if protection holds for a protected pod beside these: best-effort ones alone wait."""
+    """True if protection holds for a protected pod beside these: only best-effort neighbours wait."""
     return not (beside[Priority.NORMAL] or beside[Priority.PROTECTED])
 
 
 def explain_unprotected(priority: Priority, beside: Counter[Priority]) -> str:
-    """Return a sentence where nothing protects a pod from neighbours, or these from it; else empty."""
+    """Return a sentence if nothing protects a pod from neighbours, or these from it; else empty."""
     protected, normal = (_tenants(beside, each) for each in (Priority.PROTECTED, Priority.NORMAL))
     if priority is Priority.NORMAL and protected:
         have = "has" if beside[Priority.PROTECTED] == 1 else "have"
@@ -42,7 +42,7 @@ def explain_unprotected(priority: Priority, beside: Counter[Priority]) -> str:
 
 
 def explain_priority(priority: Priority, beside: Counter[Priority], *, gates: bool) -> str:
-    """Return a sentence on a pod's priority beside these neighbours; empty where it changes nothing.
+    """Return a sentence on a pod's priority beside these neighbours; empty if it has no effect.
 
     ``gates``: the agent of its node makes best-effort tenants wait.
     """
@@ -66,8 +66,8 @@ def explain_priority(priority: Priority, beside: Counter[Priority], *, gates: bo
 def explain_wait(longest: float | None, ungated: int = 0) -> str:
     """Return what breaks protection beside best-effort neighbours; empty for nothing.
 
-    ``longest``: seconds of their longest kernel, None if not known; ``ungated``: how many were made before
-    the node's agent knew priorities.
+    ``longest``: seconds of their longest kernel, None if unknown; ``ungated``: number of them created before
+    the node's agent supported priorities.
     """
     said = []
     if ungated:

@@ -1,4 +1,4 @@
-"""Trial placement of one pod: what each card has left while its containers are placed one by one.
+"""Trial placement of one pod: what remains on each card while its containers are placed one by one.
 
 The ledger is read, never written.
 """
@@ -23,7 +23,8 @@ from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 class ContainerGroup:
     """Containers that must lie on the same cards; nearly always one. ``cards`` is 0 for part of one card.
 
-    ``need`` is cores and memory of the part of a card that one container asks for, where that is all of it.
+    ``need`` is cores and memory of the part of a card that the group's only container requests; None
+    otherwise.
     """
 
     members: tuple[ContainerRequest, ...]
@@ -68,8 +69,8 @@ def _handed_on(bound: Sequence[ContainerRequest]) -> list[ContainerGroup]:
 
 
 class LeastNeed(NamedTuple):
-    """What a pod takes of a node at least, however it is laid out: whole cards, cores of all of it, memory of
-    the parts of cards.
+    """The least that a pod takes of a node, however it is placed: whole cards, total cores, and memory of the
+    parts of cards.
     """
 
     cards: int
@@ -78,7 +79,9 @@ class LeastNeed(NamedTuple):
 
     @classmethod
     def of(cls, groups: Sequence[ContainerGroup]) -> LeastNeed:
-        """The sums. Of containers that must lie together, which may run one after the other, the largest."""
+        """The sums. Of containers that must lie together, which may run one after the other, only the largest
+        counts.
+        """
         parts = [group.members for group in groups if not group.cards]
         cards = sum(group.cards for group in groups)
         return cls(
@@ -89,11 +92,10 @@ class LeastNeed(NamedTuple):
 
 
 class TrialPlacement:
-    """Cards by position in the node's list, as one pod meets them.
+    """Cards by position in the node's list, as one pod finds them.
 
-    ``positions`` says where each container lies that was laid out, by name. ``unprotected`` says for each
-    card how little it suits the pod's priority (:func:`unprotected_beside`); None while no priority is in
-    play.
+    ``positions`` has the cards of each placed container, by name. ``unprotected`` has for each card how
+    little it suits the pod's priority (:func:`unprotected_beside`); None while no priority matters.
     """
 
     def __init__(self, request: PodRequest, cards: Sequence[CardState], ledger: Ledger) -> None:
@@ -105,8 +107,8 @@ class TrialPlacement:
         # Allocations of containers that are being placed again do not count; the pod's other ones do.
         self._before: Mapping[int, Sequence[Allocation]] = _kept(own, request, cards) if own else {}
         self._laid: dict[int, list[ContainerRequest]] = {}
-        # What other pods hold; and cores and memory left, kept up as a sum, for without ordinary init
-        # containers that is the peak; None where there are such.
+        # Other pods' allocations; and cores and memory left, maintained as a sum, which without ordinary init
+        # containers equals the peak; None otherwise.
         self._others = [room.booked for room in self._rooms]
         self._sums: list[tuple[int, int] | None] = [room.left for room in self._rooms]
         if own:
@@ -132,7 +134,7 @@ class TrialPlacement:
 
     @property
     def shares(self) -> dict[str, tuple[Share, ...]]:
-        """What each container that was laid out holds, by name."""
+        """The shares of each placed container, by name."""
         by_name = {c.name: c for c in self._request.containers}
         return {
             name: tuple(self.share(by_name[name], at) for at in positions)
@@ -149,7 +151,7 @@ class TrialPlacement:
         return Share(self.cards[at].card.uuid, self._amount(container, at))
 
     def room(self, at: int, members: Sequence[ContainerRequest] = ()) -> tuple[int, int]:
-        """Cores and memory that the card has left once the members lie there too; negative if they do not
+        """Cores and memory left on the card with the members placed there too; negative if they do not
         fit.
         """
         sums = self._sums[at]
@@ -173,7 +175,7 @@ class TrialPlacement:
             sums = self._sums[at]
             if need is None or sums is None:
                 cores, memory = self.room(at, group.members)
-            else:  # thousands of times a question
+            else:  # executed thousands of times per question
                 cores, memory = sums[0] - need[0], sums[1] - need[1]
             if cores >= 0 and memory >= 0:
                 found.append((cores, memory, at))
@@ -197,8 +199,8 @@ class TrialPlacement:
         return cores >= 0 and memory >= 0
 
     def free_ids(self, at: int) -> tuple[int, int]:
-        """The card's device ids of cores and of memory that the kubelet has left, by what is booked: whole
-        cards take all memory, and no ids of it.
+        """The card's free device ids of cores and of memory according to the ledger; a whole card takes all
+        memory, but no ids of it.
         """
         cores, memory = self.room(at)
         capacity = self._rooms[at].capacity
@@ -255,7 +257,7 @@ class TrialPlacement:
         return None not in map(self._sums.__getitem__, self.open)
 
     def taken(self) -> dict[int, Amount]:
-        """What the containers that were laid out need of each card at their worst moment, by position."""
+        """What the placed containers need of each card at their peak, by position."""
         found: dict[int, Amount] = {}
         for at, laid in sorted(self._laid.items()):
             before, now = self._before_sums[at], self._sums[at]
@@ -266,7 +268,7 @@ class TrialPlacement:
         return found
 
     def lacks(self, least: LeastNeed) -> bool:
-        """True if the open cards have less in all than that; False where only laying the pod out can tell."""
+        """True if the open cards have less in total than that; if False, only placing the pod can tell."""
         idle, cores, memory = 0, 0, 0
         for at in self.open:
             left = self._sums[at]
@@ -313,7 +315,9 @@ class TrialPlacement:
 def _kept(
     own: Iterable[Allocation], request: PodRequest, cards: Sequence[CardState]
 ) -> dict[int, list[Allocation]]:
-    """What the pod holds and keeps, by position: all but the containers that are being placed again."""
+    """The pod's allocations that stay, by position: all but those of containers that are being placed
+    again.
+    """
     asked = {c.name for c in request.containers}
     stays = [a for a in own if a.container not in asked]
     return {at: [a for a in stays if state.card.uuid in a.cards] for at, state in enumerate(cards)}

@@ -1,1 +1,1 @@
-"""Resizing a running fraction: what is asked, what is legal, what fits, and the device ids that it costs."""
+"""Resizing a running fraction: the requested size, its legality, its room, and its cost in device ids."""

@@ -1,9 +1,9 @@
-"""What is legal as a resize, whether it fits the container's card, how far it is, and what it costs in ids.
+"""Whether a resize is legal and fits the container's card, its progress, and its cost in device ids.
 
-The kubelet counts device ids, and a container keeps the number that it was admitted with. What is booked
-beside the ids would be handed out again. So as many free ids are reported unhealthy as are free beyond the
-room in the ledger and the plans: ``free - (room + planned)``. With ``total`` ids, ``free`` is
-``total - held``, and room and plans together are ``total - booked``; so that number is ``booked - held``.
+The kubelet counts device ids, and a container keeps the number with which it was admitted. Amounts booked
+beyond those ids would be handed out again. So as many free ids are reported unhealthy as exceed the room in
+the ledger and the plans: ``free - (room + planned)``. With ``total`` ids, ``free`` is ``total - held``, and
+room and plans together are ``total - booked``; so that number is ``booked - held``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOST_NAMED = 8  # containers of one pod in one refusal
 
 
 def check_resize(pod: Pod, unit: int, minimum_cores: int = 1) -> tuple[Violation, ...]:
-    """What is illegal in the size that the pod's annotation asks for; empty if it is legal or absent."""
+    """The violations in the size that the pod's annotation requests; empty if it is legal or absent."""
     written = pod.annotations.get(RESIZE)
     if written is None:
         return ()
@@ -63,8 +63,8 @@ def check_resize(pod: Pod, unit: int, minimum_cores: int = 1) -> tuple[Violation
 
 
 def legal_sizes(pod: Pod, unit: int, minimum_cores: int = 1) -> Sizes | None:
-    """The size of each resizable container as the annotation asks for it, else as the spec has it; None if
-    the annotation is not legal.
+    """The size of each resizable container by the annotation, else by the spec; None if the annotation is
+    illegal.
     """
     if check_resize(pod, unit, minimum_cores):
         return None
@@ -73,7 +73,7 @@ def legal_sizes(pod: Pod, unit: int, minimum_cores: int = 1) -> Sizes | None:
 
 
 def _fractions(spec: Sizes) -> str:
-    """What may be resized, for a refusal: an annotation can name hundreds of containers that may not."""
+    """A phrase naming the resizable containers, bounded, since an annotation can name hundreds of others."""
     if not spec:
         return "; the pod has no fraction of a card"
     more = f" and {len(spec) - _MOST_NAMED} more" if len(spec) > _MOST_NAMED else ""
@@ -96,7 +96,7 @@ def _check(
         wanted = str(size.over(spec).cores)
         yield violation(Rule.RESIZE_ABOVE_CEILING, "", RESIZE, shown, wanted=wanted, ceiling=str(ceiling))
     if memory is not None and (memory % unit or not unit <= memory <= LARGEST_COUNT):
-        fits = abs(memory) < LARGEST_COUNT  # a quantity beyond it was read as the largest
+        fits = abs(memory) < LARGEST_COUNT  # a larger quantity was read as the largest
         sides = dict.fromkeys(max(1, n) for n in (memory // unit, -(-memory // unit))) if fits else {}
         near = tuple(format_bytes(n * unit) for n in sides) or (f"units of {format_bytes(unit)}",)
         wanted = format_bytes(memory) if fits else quoted(memory)
@@ -116,7 +116,7 @@ def _why_not(container: Container | None) -> str:
 
 
 def resized(allocation: Allocation, size: Amount) -> Allocation:
-    """The allocation of a fraction at another size, on the card that it is on."""
+    """The allocation of a fraction with another size, on the same card."""
     return replace(allocation, shares=(Share(allocation.shares[0].card, size),))
 
 
@@ -147,7 +147,7 @@ def judge_room(
     ledger: Ledger, allocation: Allocation, wanted: Amount, state: CardState
 ) -> ResizeRefusal | None:
     """Why the container cannot have this size on its card; None if it can. ``allocation`` is booked in the
-    ledger, as a fraction. A size that grows in nothing always fits.
+    ledger, as a fraction. A size that increases nothing always fits.
     """
     held = allocation.shares[0].amount
     if wanted.fits_in(held):
@@ -172,8 +172,8 @@ def _fits(ledger: Ledger, allocation: Allocation, size: Amount) -> bool:
 
 
 def _largest(ledger: Ledger, allocation: Allocation, state: CardState) -> Amount:
-    """The most cores, and the most memory, that the container may have. More than it holds and what is free,
-    where another phase of its pod takes more than its own: a pod is booked at its peak.
+    """The most cores, and the most memory, that the container may have. That is more than its own amount plus
+    what is free if another phase of its pod takes more: a pod is booked at its peak.
     """
     held, unit = allocation.shares[0].amount, ledger.unit
     most_units = state.card.capacity(unit).memory // unit
@@ -185,15 +185,15 @@ def _largest(ledger: Ledger, allocation: Allocation, state: CardState) -> Amount
 
 
 def _most(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest number that fits, of those between; ``low`` does."""
+    """The largest number between ``low`` and ``high`` that fits; ``low`` must fit."""
     return low + bisect_left(range(low + 1, high + 1), True, key=lambda n: not fits(n))  # noqa: FBT003  # a value
 
 
 def ids_to_withdraw(excess: int, free: int) -> int:
-    """How many free ids of a resource not to hand out.
+    """How many free ids of a resource to withdraw.
 
-    ``excess``: units that are booked for admitted containers beyond the ids they hold, less those that are
-    held beyond what is booked. ``free``: ids that nobody holds.
+    ``excess``: units booked for admitted containers beyond their ids, less the ids that they hold beyond what
+    is booked. ``free``: ids that no container holds.
     """
     return max(0, min(excess, free))
 
@@ -204,8 +204,8 @@ def choose_ids(
     first: Sequence[CardUuid],
     before: Collection[str] = frozenset(),
 ) -> frozenset[str]:
-    """The ids to withdraw, fewer only if fewer are free: those of ``before`` that are still free, then of
-    the cards named ``first``, then of any; on each the last ones, since the first are handed out first.
+    """The ids to withdraw, fewer only if fewer are free: those of ``before`` that are still free, then of the
+    cards ``first``, then of any; on each card the last ones, since the first are handed out first.
     """
     order = (*(card for card in first if card in free), *(card for card in free if card not in first))
     candidates = [device for card in order for device in reversed(free[card])]
@@ -216,7 +216,7 @@ def choose_ids(
 
 
 class ResizeStage(Enum):
-    """What became of a request for another size."""
+    """The state of a resize request."""
 
     ASKED = "asked"  # the scheduler has not answered
     REFUSED = "refused"
@@ -226,7 +226,9 @@ class ResizeStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResizeProgress:
-    """One container. ``held`` is None before the agent has told what it booked; ``why`` a refusal's words."""
+    """The progress of one container. ``held`` is None before the agent has published it; ``why`` is a
+    refusal.
+    """
 
     spec: Amount
     wanted: Amount
@@ -236,14 +238,14 @@ class ResizeProgress:
 
 
 def held_size(pod: Pod, container: str) -> Amount | None:
-    """What the agent has booked for a container with a part of one card; None before it has told."""
+    """The booked amount of a container with a part of one card; None before the agent has published it."""
     said = decode_assignment(pod.annotations.get(ALLOCATION))
     shares = said.containers.get(container, ()) if said and pod.annotations.get(ASSIGNED) == "true" else ()
     return shares[0][1] if len(shares) == 1 else None
 
 
 def resize_progress(pod: Pod, container: str, unit: int) -> ResizeProgress | None:
-    """How far the container's resize is; None if it has the size of its spec, and nobody asks for another.
+    """The progress of the container's resize; None if it has the size of its spec and no resize is requested.
 
     ``unit``: bytes of one unit of memory on its node.
     """
@@ -252,7 +254,7 @@ def resize_progress(pod: Pod, container: str, unit: int) -> ResizeProgress | Non
         return None
     answer, held, own = answer_of(pod), held_size(pod, container), digest(pod)
     wanted = _asked_of(pod, container, spec)
-    if not own and answer is not None:  # its owner's request, which the answer names
+    if not own and answer is not None:  # the request of its owner, which the answer names
         wanted = answer.sizes.get(container, spec)
     if own and (answer is None or answer.asked != own):
         stage, why = ResizeStage.ASKED, ""
@@ -266,7 +268,7 @@ def resize_progress(pod: Pod, container: str, unit: int) -> ResizeProgress | Non
 
 
 def _asked_of(pod: Pod, container: str, spec: Amount) -> Amount:
-    """The size that the pod itself asks for; its spec's where that cannot be read."""
+    """The size that the pod itself requests; its spec's if the request cannot be read."""
     written = pod.annotations.get(RESIZE)
     try:
         return read_wanted(written).get(container, WantedSize()).over(spec) if written is not None else spec

@@ -1,5 +1,5 @@
-"""Kubernetes' own limits that a resize goes past: ResourceQuotas and LimitRanges count what specs ask for,
-and a resize changes no spec. Pure.
+"""Kubernetes' own limits that a resize exceeds: ResourceQuotas and LimitRanges count what specs request, and
+a resize changes no spec. Pure.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _COUNTED: Final = {f"requests.{CORE}": CORE, f"requests.{MEMORY}": MEMORY}
 
 @dataclass(frozen=True, slots=True)
 class NamespaceLimits:
-    """The ResourceQuotas and LimitRanges of one namespace, as the API server has them."""
+    """The ResourceQuotas and LimitRanges of one namespace, as stored by the API server."""
 
     quotas: Sequence[Mapping[str, Any]] = ()
     ranges: Sequence[Mapping[str, Any]] = ()
 
 
 def resized_to(pod: Pod, unit: int) -> Sizes:
-    """The size that each resizable container of the pod asks for, else was reserved, else holds or has in its
-    spec.
+    """The size of each resizable container of the pod: as requested, else as reserved, else as held, else as
+    in its spec.
     """
     spec, answer = spec_sizes(pod, unit), answer_of(pod)
     is_open = RESIZE in pod.annotations and (answer is None or answer.asked != digest(pod))
@@ -41,7 +41,7 @@ def resized_to(pod: Pod, unit: int) -> Sizes:
 
 
 def past_limits(limits: NamespaceLimits, pods: Iterable[Pod], unit: int) -> Iterator[str]:
-    """Yield each limit that resized pods of the namespace go past, in one sentence.
+    """Yield each limit that resized pods of the namespace exceed, as a sentence.
 
     ``unit``: bytes of one unit of memory.
     """

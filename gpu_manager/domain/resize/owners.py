@@ -1,8 +1,8 @@
-"""A size that a workload asks for in its own metadata: for its pods that run, and for those to come.
+"""A size that a workload requests in its own metadata, for its running pods and for new ones.
 
 ``tencent.com/vcuda-resize`` on a Deployment, StatefulSet or DaemonSet, never in its template: a change of the
 template would replace every pod. ``tencent.com/vcuda-template-size`` is written into a pod that was created
-at its owner's size: what its template says, so that it can go back there.
+at its owner's size; it holds the template's size, so that the pod can return to it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS: Mapping[str, str] = {
 
 
 def workload_key(namespace: str, workload: str) -> str:
-    """``namespace/kind/name``; ``workload`` as :attr:`~gpu_manager.domain.kube.pod.Pod.workload` has it."""
+    """``namespace/kind/name``; ``workload`` as in :attr:`~gpu_manager.domain.kube.pod.Pod.workload`."""
     return f"{namespace}/{workload}"
 
 
@@ -39,15 +39,15 @@ def note_template(sizes: Sizes, owners: str) -> str:
 
 
 def was_made_for_another(pod: Pod, owners: str) -> bool:
-    """True if the pod was created at a size that its owner asks for no more; ``owners`` as below."""
+    """True if the pod was created at a size that its owner no longer requests; ``owners`` as below."""
     return contract.TEMPLATE_SIZE in pod.annotations and _made_at(pod) != _digest(owners)
 
 
 def effective_request(pod: Pod, owners: str) -> str | None:
-    """The request for another size that counts for this pod: its own, else its owner's, else none.
+    """The resize request that counts for this pod: its own, else its owner's, else none.
 
-    ``owners``: its owner's annotation, empty for none. A pod that was created at its owner's size goes back
-    to its template's where its owner asks for nothing any more.
+    ``owners``: its owner's annotation, empty for none. A pod that was created at its owner's size returns to
+    its template's once its owner requests nothing any more.
     """
     own = pod.annotations.get(contract.RESIZE)
     if own is not None:
@@ -58,11 +58,11 @@ def effective_request(pod: Pod, owners: str) -> str | None:
     if not owners:
         return _written(template)
     if contract.RESIZED not in pod.annotations and _made_at(pod) == _digest(owners):
-        return None  # it was created so
+        return None  # it was created at that size
     try:
         wanted = read_wanted(owners)
     except RequestInvalid:
-        return owners  # nobody follows it
+        return owners  # no pod follows it
     return _written({**template, **{n: _over(size, template.get(n)) for n, size in wanted.items()}})
 
 

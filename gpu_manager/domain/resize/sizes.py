@@ -1,10 +1,10 @@
-"""The two annotations of a resize: the size that a user asks for, and the scheduler's answer.
+"""The two annotations of a resize: the size that a user requests, and the scheduler's answer.
 
 ``tencent.com/vcuda-resize``, written by users:
-``{"v":1,"containers":{"train":{"cores":50,"memory":"8Gi"}}}``. ``memory`` is bytes or a Kubernetes
-quantity; what is left out is as in the pod's spec. ``tencent.com/vcuda-resized``, written by the scheduler:
-the sizes that it has reserved for this very pod, in bytes. The agent gives these, and the spec's to any
-container that the answer does not name.
+``{"v":1,"containers":{"train":{"cores":50,"memory":"8Gi"}}}``. ``memory`` is bytes or a Kubernetes quantity;
+omitted amounts are as in the pod's spec. ``tencent.com/vcuda-resized``, written by the scheduler: the sizes
+that it has reserved for this pod, in bytes. The agent applies these, and the spec's to any container that the
+answer does not name.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _FIELDS: Final = frozenset({"cores", "memory"})
 
 @dataclass(frozen=True, slots=True)
 class WantedSize:
-    """What is asked for one container: cores, bytes; None as in its spec."""
+    """The requested size of one container: cores, bytes; None for the spec's amount."""
 
     cores: int | None = None
     memory: int | None = None
 
     def over(self, spec: Amount) -> Amount:
-        """The whole size."""
+        """The complete size, with missing amounts from ``spec``."""
         return Amount(
             spec.cores if self.cores is None else self.cores,
             spec.memory if self.memory is None else self.memory,
@@ -48,7 +48,7 @@ class WantedSize:
 class ResizeAnswer:
     """The scheduler's answer: ``sizes`` that the pod with this UID may have now.
 
-    ``asked`` is the digest of the request that it answers; ``refused`` says why that is not ``sizes``.
+    ``asked`` is the digest of the answered request; ``refused`` is why the request is not ``sizes``.
     """
 
     pod: str
@@ -58,10 +58,10 @@ class ResizeAnswer:
 
 
 def read_wanted(written: str) -> Mapping[str, WantedSize]:
-    """The sizes asked for, by container.
+    """The requested sizes, by container.
 
     Raises:
-        RequestInvalid: it cannot be read; the text says what of it.
+        RequestInvalid: the annotation cannot be read; the text names the place.
     """
     data = contract.versioned_json(written, _LONGEST)
     if data is None:
@@ -73,7 +73,7 @@ def read_wanted(written: str) -> Mapping[str, WantedSize]:
 
 
 def digest(pod: Pod) -> str:
-    """Name of the request that stands on the pod now; empty if none does."""
+    """A digest of the pod's present request; empty if it has none."""
     written = pod.annotations.get(contract.RESIZE)
     return "" if written is None else hashlib.sha256(written.encode("utf-8", "replace")).hexdigest()[:16]
 
@@ -94,8 +94,8 @@ def spec_sizes(pod: Pod, unit: int) -> Sizes:
 
 def with_size(written: str | None, container: str, size: Mapping[str, object]) -> str | None:
     """The value of :data:`~gpu_manager.domain.contract.RESIZE` with ``size`` (``cores``, ``memory``, both or
-    none) for the container, others as they were; None if it then asks for nothing. An annotation that cannot
-    be read asks for nothing.
+    none) for the container and the others unchanged; None if nothing is requested then. An unreadable
+    annotation counts as empty.
     """
     try:
         before = {} if written is None else read_wanted(written)
@@ -125,7 +125,7 @@ def encode_answer(answer: ResizeAnswer) -> str:
 
 
 def answer_of(pod: Pod) -> ResizeAnswer | None:
-    """The scheduler's answer on the pod; None if there is none that is legible and about this pod."""
+    """The scheduler's answer on the pod; None if there is none that is readable and for this pod."""
     data = contract.versioned_json(pod.annotations.get(contract.RESIZED), _LONGEST)
     if data is None or data.get("pod") != pod.api_uid:
         return None

@@ -64,10 +64,10 @@ __all__ = [
     "warn_pod",
 ]
 
-MOST_ASKING = 64  # containers of one pod that ask for cores
+MOST_ASKING = 64  # containers of one pod that request cores
 MOST_AFFINITY_BYTES = 64 << 10  # of a pod's node affinity, as JSON
 _LARGEST_CORES = LARGEST_COUNT // CORES_PER_CARD * CORES_PER_CARD
-_LARGEST_CARD = 1024 * GIB  # several times the largest card; anything above was meant in another unit
+_LARGEST_CARD = 1024 * GIB  # several times the largest card; a larger value was meant in another unit
 
 
 def is_legal_core(value: Fraction, minimum_cores: int = 1) -> bool:
@@ -108,7 +108,7 @@ def check_pod(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tup
     """Return everything that makes the pod illegal, in container order; empty if it is legal.
 
     Args:
-        pod: as :func:`~gpu_manager.domain.kube.pod.parse_pod` read it.
+        pod: as parsed by :func:`~gpu_manager.domain.kube.pod.parse_pod`.
         unit: bytes of one unit of memory.
         minimum_cores: the smallest part of a card that the cluster gives, in hundredths.
     """
@@ -119,7 +119,7 @@ def check_pod(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tup
 
 
 def check_amounts(pod: Pod, unit: int = DEFAULT_UNIT, minimum_cores: int = 1) -> tuple[Violation, ...]:
-    """Return what is illegal in the containers that request cards and in their amounts: both are
+    """Return what is illegal in the pod's choice of containers with cards and in their amounts, which are
     immutable.
     """
     found = tuple(v for c in pod.containers for v in check_container(c, unit, minimum_cores))
@@ -248,7 +248,9 @@ def _check_requests(container: Container, unit: int, minimum_cores: int) -> Iter
 
 
 def _check_names(pod: Pod) -> Iterator[Violation]:
-    """Yield a violation for each container that mixes ``nvidia.com/gpu`` into a pod with our resources."""
+    """Yield a violation for each container that mixes ``nvidia.com/gpu`` into a pod with this project's
+    resources.
+    """
     if any(c.asks and not c.lent for c in pod.containers):
         for container in pod.containers:
             if container.gpus:
@@ -293,7 +295,7 @@ def _check_init_containers(pod: Pod) -> Iterator[Violation]:
 
 
 def _warn_init_containers(pod: Pod) -> Iterator[Violation]:
-    """Yield a warning for the first ordinary init container that asks for a share, where that is legal."""
+    """Yield a warning for the first ordinary init container that requests a share, if that is legal."""
     first = next((c for c in pod.containers if c.kind is ContainerKind.INIT and c.core), None)
     if first is not None and not any(_check_init_containers(pod)):
         yield violation(Rule.INIT_CONTAINER_ASKS, first.name, CORE, format_number(first.core or Fraction(0)))

@@ -1,4 +1,4 @@
-"""LimitRanges that make containers ask for cards although their authors did not."""
+"""LimitRanges that give containers a request for cards that their authors did not write."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 from gpu_manager.domain.untrusted import mapping, mappings
 
-_NOTE: Final = "kubernetes.io/limit-ranger"  # by which the API server says what it filled in
+_NOTE: Final = "kubernetes.io/limit-ranger"  # annotation in which the API server lists what it filled in
 _FILLED: Final = re.compile(r"(.+) (?:limit|request) for (?:init )?container (\S+)")
 
 
 def warn_limit_range(obj: Mapping[str, Any]) -> Iterator[Violation]:
-    """Yield a warning for each resource of ours that a LimitRange gives to containers which ask for none."""
+    """Yield a warning for each card resource that a LimitRange gives to containers which request none."""
     for limit in mappings(mapping(obj.get("spec")).get("limits")):
         for field in (CORE, MEMORY) if limit.get("type") == "Container" else ():
             for kind in ("default", "defaultRequest", "max"):
@@ -30,7 +30,7 @@ def warn_limit_range(obj: Mapping[str, Any]) -> Iterator[Violation]:
 
 
 def warn_limited(pod: Pod) -> Iterator[Violation]:
-    """Yield a warning for each container for which a LimitRange has filled in a resource of ours."""
+    """Yield a warning for each container for which a LimitRange has filled in a card resource."""
     told: set[tuple[str, str]] = set()
     for part in pod.annotations.get(_NOTE, "").partition(": ")[2].split("; "):
         found = _FILLED.fullmatch(part)

@@ -25,7 +25,7 @@ _LEADING_INTEGER = re.compile(r"\s*([+-]?[0-9]{1,18})")
 _MODEL = ("[ -+.-~-]{1,96}", ".*[A-Za-z0-9].*")  # printable ASCII without the comma
 _UUID = "GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
-# What the agent, the webhook and the policies hold annotations to, in the order in which they are judged.
+# The checks that agent, webhook and policies apply to annotations, in order.
 ONE_OF: Final = {
     contract.PLACEMENT: (Rule.PLACEMENT_UNKNOWN, tuple(policy.value for policy in PlacementPolicy)),
     contract.PRELOAD: (Rule.PRELOAD_NOT_BOOLEAN, ("true", "false")),
@@ -78,7 +78,7 @@ def preload_of(pod: Pod) -> bool:
 
 
 def priority_of(pod: Pod) -> Priority:
-    """Return the priority of the pod's shares inside their cards: ``normal`` unless it is legally another."""
+    """Return the priority of the pod's shares inside their cards: ``normal`` unless a legal one is set."""
     text = pod.annotations.get(contract.PRIORITY)
     if text is None or any(_check_priority(pod, text)):
         return Priority.NORMAL
@@ -124,7 +124,7 @@ def _check_ceiling(pod: Pod, text: str) -> Iterator[Violation]:
 def _check_one_of(key: str, text: str) -> Iterator[Violation]:
     rule, names = ONE_OF[key]
     if text not in names:
-        plain = text.strip().lower()  # one name may differ in case and blanks alone
+        plain = text.strip().lower()  # names that differ only in case and blanks
         nearest = (
             meant_priorities(text) if key == contract.PRIORITY else (plain,) if plain in names else names
         )

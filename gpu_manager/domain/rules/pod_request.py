@@ -1,9 +1,9 @@
 """The request of a pod: strict before it is bound (:func:`judged_request`), lenient afterwards.
 
-A pod that looks for a node must satisfy every rule. A pod that is bound to a node asks for the amounts of its
-spec, which is immutable; its annotations may be changed at any time, so that they count only while all of
-them are legal. The agent grants a bound pod :func:`bound_request`; whoever counts it from outside takes
-:func:`booked_request`, which is the same, and None where the agent grants nothing.
+A pod without a node must satisfy every rule. A bound pod requests the amounts of its spec, which is
+immutable; its annotations may be changed at any time, so they count only while all of them are legal. The
+agent grants a bound pod :func:`bound_request`; programs that count it from outside use
+:func:`booked_request`, which is equal, or None if the agent grants nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def bound_request(pod: Pod, unit: int = DEFAULT_UNIT) -> PodRequest:
     """
     _raise_if_any(check_amounts(pod, unit))
     if any(check_annotations(pod)):
-        # The priority, which nobody may change, stays.
+        # The priority, which cannot be changed, stays.
         return replace(_request(replace(pod, annotations={}), unit), priority=priority_of(pod))
     return _request(pod, unit)
 

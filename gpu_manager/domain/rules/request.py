@@ -90,7 +90,7 @@ class PodRequest:
 
 
 def matches_model(wanted: str, model: str) -> bool:
-    """True if ``wanted`` is the model, or a run of whole tokens of it.
+    """True if ``wanted`` is the model, or a sequence of whole tokens of it.
 
     ``V100``, ``V100-SXM2`` and ``Tesla V100-SXM2-32GB`` match ``Tesla-V100-SXM2-32GB``; ``V10`` does not.
     Case and separators (space, ``-``, ``_``, ``/``) make no difference: NVML writes spaces, labels cannot.
@@ -101,5 +101,5 @@ def matches_model(wanted: str, model: str) -> bool:
 
 
 def model_tokens(text: str) -> list[str]:
-    """Return the words of a model's name, without case: what :func:`matches_model` compares."""
+    """Return the lower-case words of a model's name, which :func:`matches_model` compares."""
     return [token for token in re.split(r"[\s_/-]+", text.casefold()) if token]

@@ -1,4 +1,4 @@
-"""How a container of a pod could be shown more cards than its own: by a variable, by envFrom, by privilege.
+"""How a container could be shown more cards than its own: by a variable, by envFrom, or by privilege.
 
 NVIDIA's container runtime shows a container every card that ``NVIDIA_VISIBLE_DEVICES`` names.
 """
@@ -18,8 +18,8 @@ EPHEMERAL_SHOWN: Final = "nodes with that runtime"  # where envFrom shows an eph
 
 
 def check_visible_devices(pod: Pod) -> Iterator[Violation]:
-    """Yield a violation for each container that chooses cards past the agent; not part of the amounts, so
-    that a pod which runs already goes on.
+    """Yield a violation for each container that chooses cards past the agent; separate from the amounts, so
+    that a pod which already runs continues.
     """
     yield from _chosen(pod.containers)
 
@@ -31,9 +31,9 @@ def _chosen(containers: Iterable[Container]) -> Iterator[Violation]:
 
 
 def check_env_from(pod: Pod, shown: str) -> Iterator[Violation]:
-    """Yield a violation for each container that ``envFrom`` may show cards, in a pod that asks for some.
+    """Yield a violation for each container that ``envFrom`` may show cards, in a pod that requests some.
 
-    ``shown``: where it does, such as a node whose runtime shows cards by that variable.
+    ``shown``: where that happens, such as a node whose runtime shows cards by that variable.
     """
     if any(c.asks and not c.lent for c in pod.containers):
         yield from _brought(pod.containers, shown)
@@ -46,14 +46,14 @@ def _brought(containers: Iterable[Container], shown: str) -> Iterator[Violation]
 
 
 def check_ephemeral(pod: Pod, added: Iterable[Container]) -> Iterator[Violation]:
-    """Yield how ephemeral containers could be shown cards, in a pod that asks for some; they get none."""
+    """Yield how ephemeral containers could be shown cards, in a pod that requests some; they get none."""
     if any(c.core is not None or c.memory_units is not None for c in pod.containers):
         yield from _chosen(added)
         yield from _brought(added, EPHEMERAL_SHOWN)
 
 
 def warn_privileged(pod: Pod) -> Iterator[Violation]:
-    """Yield a warning for each privileged neighbour, in the same pod, of a part of a card."""
+    """Yield a warning for each privileged container in the pod of a part of a card."""
     share = next((c.name for c in pod.containers if c.core and c.core < CORES_PER_CARD), None)
     for container in pod.containers if share is not None else ():
         if container.privileged and not container.core:

@@ -1,6 +1,4 @@
-"""Names that mean nothing where they stand: misspelt, another system's, or not in the pod. They are legal,
-and a mistake.
-"""
+"""Names without effect: misspelt, another system's, or in the wrong place. They are legal, and a mistake."""
 
 from __future__ import annotations
 
@@ -32,11 +30,11 @@ _FOR_PEOPLE = (CORE_LIMIT, GPU_MODEL, GPU_UUID, PLACEMENT, PRELOAD, PRIORITY)
 _NODE_MAKERS = ("NodePool", "Provisioner")  # Karpenter's
 OF_VPA = "a VerticalPodAutoscaler sizes CPU and memory alone: take it out, and see docs/sizing.md"
 _ALIKE = 0.7  # of difflib's ratio, without the prefix
-_MOST = 8  # annotations of one pod that are complained of
+_MOST = 8  # reported annotations of one pod
 
 
 def unknown_names(pod: Pod) -> Iterator[Violation]:
-    """Yield a warning for each, with the name that was probably meant."""
+    """Yield a warning for each such name in the pod, with the name that was probably meant."""
     for container in pod.containers:
         for name in container.strange:
             others = f", but another's: ask for {CORE} and {MEMORY}"
@@ -49,7 +47,7 @@ def unknown_names(pod: Pod) -> Iterator[Violation]:
 
 
 def asks_strangely(pod: Pod) -> str:
-    """Why a pod that asks for nothing of ours runs on no node of ours: it asks by a name that none offers."""
+    """Why a pod without a known card resource gets no node: it requests a name that no node here offers."""
     strange = next((name for container in pod.containers for name in container.strange), "")
     return (
         f"asks for {printable(strange)}, which none of our nodes offers: ask for {CORE} and {MEMORY}"
@@ -58,7 +56,7 @@ def asks_strangely(pod: Pod) -> str:
 
 
 def uncounted(obj: Mapping[str, Any]) -> Iterator[Violation]:
-    """Yield a warning for each resource of ours in bounds of a system that does not know it."""
+    """Yield a warning for each card resource in bounds of a system that does not know it."""
     kind, spec = obj.get("kind"), mapping(obj.get("spec"))
     bounds = {"spec.limits": spec.get("limits")} if kind in _NODE_MAKERS else {}
     if kind == "VerticalPodAutoscaler":
@@ -74,7 +72,7 @@ def uncounted(obj: Mapping[str, Any]) -> Iterator[Violation]:
 def misplaced(
     own: Mapping[str, Any], template: Mapping[str, Any], kind: str, place: Sequence[str]
 ) -> Iterator[Violation]:
-    """Yield a warning for each annotation for pods that stands on a workload and not in its template.
+    """Yield a warning for each pod annotation that is on a workload instead of its template.
 
     ``own`` and ``template``: annotations of the workload, of this ``kind``, and of the template at ``place``.
     """

@@ -1,28 +1,26 @@
-"""A node that is closed to smaller requests, so that it drains for one that has waited for long.
+"""Closes a node to smaller requests, so that it drains for a large request that has waited long.
 
-A node that is left to drain (:mod:`gpu_manager.domain.score.multi_gpu_slots`) is a preference: where the
-queue grows, smaller requests still take each card that gets free there. So once a request has waited for a
-quarter more departures than pods run, those of its own tenant counted neither among the ones nor among the
-others, the node with the least to end is closed: smaller requests are refused there.
+Draining (:mod:`gpu_manager.domain.score.multi_gpu_slots`) is a preference: as the queue grows, smaller
+requests still take each card that gets free there. So once a request has waited for 1.25 departures per
+running pod, counting neither departures nor pods of its own tenant, the node with the least to end is closed:
+smaller requests are refused there.
 
-Nobody may close nodes for good. One node is closed at a time, for :data:`CLOSED_FOR` departures a running
-pod at most, and for a day at most; where the request fits already the clock decides
-(:mod:`gpu_manager.domain.score.closing`; for who gives no time, an eighth of a departure a running pod).
-If it has not come by then, no node is closed for as many departures as this one was, and none for its tenant
-for twice as many after a second time in a row, and so on; after a day also for a day, two, and so on. Whose
-tenant had nodes closed in vain less often, and after that who had so itself, has its turn first. A tenant's
-failures are forgotten once one of its pods for which a node was closed has come, those of others are not.
+Nobody may close nodes for good. One node is closed at a time, for at most :data:`CLOSED_FOR` departures per
+running pod and at most a day. Once the request fits, the clock decides (:class:`NodeClock`; for a caller
+without a clock, an eighth of a departure per running pod). If the pod has not come by then, no node is closed
+for as many departures as this one was; for its tenant the pause is twice as long after a second failure in a
+row, and so on; after a whole day, the pause is also a day, two days, and so on. The tenant, then the pod,
+with the fewest nodes closed in vain is served first. A tenant's failures are forgotten once one of its pods
+for which a node was closed has come; other tenants' pods do not count.
 
-For how long a node may stay closed by the clock: by node and tenant (:class:`NodeClock`).
+A pod that has room and does not come is kept off by something not visible here: a volume, or a constraint of
+its scheduler. A scheduler retries every pod within five minutes, so waiting longer helps nobody, and costs
+everybody else an idle node. Whether the pod came in the end makes no difference: it could come late each time
+and leave at once.
 
-A pod that has room and does not come is kept off by something that is not seen here: a volume, a constraint
-of its scheduler's own. A scheduler looks at every pod again within five minutes, so more helps nobody, and
-costs everybody else an idle node. Whether the pod came in the end makes no difference: it could come late
-each time, and leave at once.
-
-While a node drains, what it costs others is its idle part: an hour of a node of which a half is idle counts
-as half an hour. A pod may stand in the way on purpose, of another tenant that works with the one that waits.
-So these hours have a bound, too; a tenant has them back as its pods run for which nodes were closed.
+The cost of a draining node is its idle part: an hour of a node of which half is idle counts as half an hour.
+A pod of another tenant that cooperates with the waiting one may block the node on purpose. So these hours are
+bounded, too; a tenant gets them back as pods run for which nodes were closed.
 """
 
 from __future__ import annotations
@@ -35,10 +33,10 @@ from typing import Final, Generic, TypeVar
 
 from gpu_manager.domain.resources import CORES_PER_CARD
 
-WAITED: Final = 1.25  # departures, a running pod, before a node is closed
-CLOSED_FOR: Final = 3  # departures, a running pod
-COMES_WITHIN: Final = 8  # a running pod's departure has so many parts: one of them, where there is room
-MOST_DOUBLED: Final = 6  # times that the pause is doubled
+WAITED: Final = 1.25  # departures per running pod before a node is closed
+CLOSED_FOR: Final = 3  # departures per running pod
+COMES_WITHIN: Final = 8  # one part in so many of a departure per running pod, if there is room
+MOST_DOUBLED: Final = 6  # how often the pause is doubled at most
 LONGEST: Final = 86_400.0  # seconds
 
 _Pod = TypeVar("_Pod", bound=Hashable)
@@ -47,9 +45,9 @@ _Node = TypeVar("_Node", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class ClosedNode(Generic[_Pod, _Node]):
-    """The node, the pod that waits, its cards, and how many departures it stays closed at most.
+    """The closed node, the waiting pod, its cards, and for how many departures it stays closed at most.
 
-    ``seconds``: the same by the clock, from when the request fitted there on; None while it does not.
+    ``seconds``: the limit by the clock, from when the request fitted there; None while it does not fit.
     """
 
     node: _Node
@@ -61,8 +59,8 @@ class ClosedNode(Generic[_Pod, _Node]):
 
 @dataclass(frozen=True, slots=True)
 class Tenants(Generic[_Pod]):
-    """Whose each pod is, how many pods of a tenant run, and whether a pod does. By default all pods are of
-    one that is nobody's: every departure counts for them.
+    """The tenant of each pod, the number of a tenant's running pods, and whether a pod runs. By default all
+    pods belong to one unnamed tenant, and every departure counts for them.
     """
 
     of: Callable[[_Pod], str] = lambda _pod: ""
@@ -72,10 +70,10 @@ class Tenants(Generic[_Pod]):
 
 @dataclass(slots=True)
 class _Tenant:
-    departures: int = 0  # of its own pods
+    departures: int = 0  # of the tenant's own pods
     failures: int = 0  # in a row
-    opens: int = 0  # departures from which on a node may be closed for it
-    opens_at: float = 0.0  # the same by the clock, after a node that was closed for too long by it
+    opens: int = 0  # number of departures from which on a node may be closed for the tenant
+    opens_at: float = 0.0  # the clock time of that, after a node that was closed for too long
 
 
 @dataclass(slots=True)
@@ -84,37 +82,37 @@ class _Closing(Generic[_Pod, _Node]):
     tenant: str
     cards: int
     node: _Node
-    began: int  # in departures so far, as all that follows
+    began: int  # in departures so far, as all fields below
     ends: int
-    comes: int  # departures within which it comes where there is room and nobody knows the time
+    comes: int  # departures within which the pod must come if there is room and no clock
     at: float  # seconds
     room: int | None = None  # since when the request fits
-    seconds: float | None = None  # for how long it may, since then
-    idle: float = 0.0  # the part of the cards it asks for that is free there
-    looked: float = 0.0  # seconds, the last time
+    seconds: float | None = None  # for how long it may stay closed since then
+    idle: float = 0.0  # the free part of the requested cards there
+    looked: float = 0.0  # seconds, at the last call
 
 
 class NodeClosing(Generic[_Pod, _Node]):
-    """Not thread-safe."""
+    """Decides which node is closed. Not thread-safe."""
 
     def __init__(self) -> None:
         self._departures = 0
         self._tenants = defaultdict[str, _Tenant](_Tenant)
         self._since: dict[_Pod, tuple[int, int]] = {}  # departures when it began to wait: all, its tenant's
-        self._in_vain: dict[_Pod, int] = {}  # nodes that were closed for it
+        self._in_vain: dict[_Pod, int] = {}  # number of nodes closed for it in vain
         self._closing: _Closing[_Pod, _Node] | None = None
-        self._opens = 0  # departures from which on a node may be closed
-        self._opens_at = 0.0  # the same by the clock
+        self._opens = 0  # number of departures from which on a node may be closed
+        self._opens_at = 0.0  # the clock time of that
         self._with_room = NodeClock[_Node](ROOM_NODE_SECONDS, ROOM_TENANT_SECONDS)
         self._draining = NodeClock[_Node](IDLE_SECONDS, IDLE_SECONDS)
-        self._uncounted: Callable[[float], None] | None = None  # counts the time until then
+        self._uncounted: Callable[[float], None] | None = None  # charges the time up to then
         self._came: dict[
             _Pod, tuple[str, float]
-        ] = {}  # pods for which a node was closed: tenant, counted until
+        ] = {}  # pods for which a node was closed: tenant, charged until
 
     @property
     def closed(self) -> ClosedNode[_Pod, _Node] | None:
-        """The node that is closed now."""
+        """The node that is closed now; None if none is."""
         now = self._closing
         if now is None:
             return None
@@ -122,13 +120,15 @@ class NodeClosing(Generic[_Pod, _Node]):
         return ClosedNode(now.node, now.pod, now.cards, left, now.seconds)
 
     def left(self, count: int = 1, tenant: str = "") -> None:
-        """So many pods of one tenant have left their nodes; of nobody's without a name."""
+        """Record that ``count`` pods of a tenant have left their nodes; without a name, of the unnamed
+        tenant.
+        """
         self._departures += count
         if tenant:
             self._tenants[tenant].departures += count
 
     def started(self, pod: _Pod, cards: int, node: _Node) -> None:
-        """A pod that asks for so many whole cards of one node has come to the node."""
+        """Record that a pod with a request for ``cards`` whole cards has come to the node."""
         self._since.pop(pod, None)
         self._in_vain.pop(pod, None)
         now = self._closing
@@ -140,7 +140,7 @@ class NodeClosing(Generic[_Pod, _Node]):
             self._closing, self._opens, self._opens_at = None, self._departures, 0.0
 
     def hold(self, now: float) -> None:
-        """No node is closed from now on until the next look: nobody waits, or the pod has its place."""
+        """Close no node until the next :meth:`look`: no pod waits, or the pod has its place."""
         self._count(now)
 
     def look(
@@ -151,10 +151,11 @@ class NodeClosing(Generic[_Pod, _Node]):
         now: float | None = None,
         tenants: Tenants[_Pod] = Tenants(),
     ) -> ClosedNode[_Pod, _Node] | None:
-        """Return the node that is closed from now on, ``now`` in seconds, None for who has no clock.
+        """Decide which node is closed from now on. ``now`` in seconds, None without a clock.
 
-        ``waiting``: the cards of each request for several that waits, the first come first. ``running``: pods
-        that run. ``nearest``: the node on which the least must end before a request fits, and how many cores.
+        ``waiting``: the cards of each waiting request for several cards, the oldest first. ``running``:
+        number of running pods. ``nearest``: the node on which the least must end before a request fits, and
+        how many cores.
         """
         if now is not None:
             self._count(now)
@@ -181,7 +182,7 @@ class NodeClosing(Generic[_Pod, _Node]):
         self._uncounted = None
 
     def _give_back(self, now: float, runs: Callable[[_Pod], bool]) -> None:
-        """What the pods that came, and run still, have run for since the last look."""
+        """Return time to tenants for which nodes were closed and whose pods have run since the last call."""
         self._came = {pod: each for pod, each in self._came.items() if runs(pod)}
         for pod, (tenant, since) in self._came.items():
             self._draining.give_back(tenant, now - since)
@@ -204,7 +205,7 @@ class NodeClosing(Generic[_Pod, _Node]):
             self._fail(closing)
 
     def _stays(self, closing: _Closing[_Pod, _Node], node: _Node, to_end: int, now: float | None) -> bool:
-        """True if this node may be closed now, on which so many cores must end."""
+        """True if this node, on which ``to_end`` cores must end, may be closed now."""
         moved, closing.node = node != closing.node, node
         closing.idle = max(0.0, 1 - to_end / (CORES_PER_CARD * closing.cards))
         if to_end:
@@ -254,7 +255,7 @@ class NodeClosing(Generic[_Pod, _Node]):
     def _has_waited(
         self, pod: _Pod, tenant: str, running: int, now: float | None, runs: Callable[[str], int]
     ) -> bool:
-        """True if so many have left since it began to wait that a node may be closed for it."""
+        """True if enough pods have left since the pod began to wait that a node may be closed for it."""
         known = self._tenants[tenant]
         all_, own = self._since[pod]
         left = self._departures - all_
@@ -265,12 +266,12 @@ class NodeClosing(Generic[_Pod, _Node]):
         return left - (known.departures - own) >= WAITED * (running - runs(tenant))
 
 
-DAY: Final = 86_400.0  # seconds, as all that follows
-ROOM_NODE_SECONDS: Final = 600.0  # of one node, within a day, for whomever, while the pod fits there
+DAY: Final = 86_400.0  # seconds, as all constants below
+ROOM_NODE_SECONDS: Final = 600.0  # of one node, within a day, for any tenant, while the pod fits there
 ROOM_TENANT_SECONDS: Final = 360.0  # of all nodes, within a week, for the pods of one tenant
 IDLE_SECONDS: Final = 14_400.0  # of a whole idle node, for each of the two, while the pod does not fit
 _TENANT_WINDOW: Final = 7 * DAY
-_ONE_STRETCH: Final = 60.0  # what follows within that is added to what was there
+_ONE_STRETCH: Final = 60.0  # a stretch that begins within this time extends the previous one
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -281,12 +282,12 @@ class _Stretch(Generic[_Key]):
     tenant: str
     seconds: float
     at: float  # its end
-    back: float = 0.0  # of its seconds, what the tenant has had back
+    back: float = 0.0  # the part of its seconds that was returned to the tenant
 
 
 class NodeClock(Generic[_Key]):
-    """How long nodes were closed: ``node_seconds`` are there for one node within a day, ``tenant_seconds``
-    for the pods of one tenant within a week. Not thread-safe.
+    """Accounts of the time for which nodes were closed: at most ``node_seconds`` for one node within a day,
+    and ``tenant_seconds`` for the pods of one tenant within a week. Not thread-safe.
     """
 
     def __init__(self, node_seconds: float, tenant_seconds: float) -> None:
@@ -294,7 +295,9 @@ class NodeClock(Generic[_Key]):
         self._stretches = deque[_Stretch[_Key]]()
 
     def spend(self, node: _Key, tenant: str, part: float, since: float, now: float) -> None:
-        """The node was closed for a pod of this tenant until now, and such a part of it was idle."""
+        """Record that the node was closed for a pod of this tenant from ``since`` to ``now``; ``part`` of it
+        idle.
+        """
         last, seconds = self._stretches[-1] if self._stretches else None, part * (now - since)
         if last is not None and (last.node, last.tenant) == (node, tenant) and now - last.at <= _ONE_STRETCH:
             last.seconds, last.at = last.seconds + seconds, now
@@ -302,14 +305,14 @@ class NodeClock(Generic[_Key]):
             self._stretches.append(_Stretch(node, tenant, seconds, now))
 
     def give_back(self, tenant: str, seconds: float) -> None:
-        """A pod of this tenant has run for so long on the node that was closed for it."""
+        """Return time to the tenant: its pod has run for so long on the node that was closed for it."""
         for each in self._stretches:
             if each.tenant == tenant:
                 back = min(seconds, each.seconds - each.back)
                 each.back, seconds = each.back + back, seconds - back
 
     def left(self, node: _Key, tenant: str, now: float) -> float:
-        """For how long it may be closed so from now on, were all of it idle."""
+        """For how long the node may still be closed for the tenant if all of it is idle."""
         while self._stretches and now - self._stretches[0].at >= _TENANT_WINDOW:
             self._stretches.popleft()
         here = sum(s.seconds for s in self._stretches if s.node == node and now - s.at < DAY)

@@ -8,9 +8,9 @@ It is the weighted sum of two estimates:
             fits; the idle rest, averaged over bags. All nodes get the same bags, so that nodes differ only
             by what they hold.
 
-Where more than half of the demand is for fractions and the cluster fills up, bags are shorter and the fill-up
-counts less, down to less than half and to nothing: bags say then what the next few requests leave behind on a
-card, and longer ones would fill it whatever it is like.
+If more than half of the demand is for fractions and the cluster fills up, bags become shorter (down to less
+than half) and the weight of the fill-up falls to nothing. Short bags show what the next few requests leave on
+a card; longer ones would fill any card.
 
 All sums are of integers: a value never depends on the other nodes in the same call.
 """
@@ -29,9 +29,13 @@ from gpu_manager.domain.score.request_mix import FreeShape, Mix, RequestShape, S
 BAGS: Final = 128
 BAG: Final = 48  # requests in the middle bag
 SPREAD: Final = 1.5  # the longest bag is this many times longer than the middle one, the shortest shorter
-ALONE: Final = (20, 2.0, 0.0)  # both where fractions alone are asked for, and what the fill-up counts there
-# Up to the one as usual, from the other on as where fractions alone are asked for: their part of the demand,
-# and the part of the cluster's cards that pods which have not left asked for.
+ALONE: Final = (
+    20,
+    2.0,
+    0.0,
+)  # bag, spread, factor on the fill-up if only fractions are requested
+# From the first bound on bags adapt, at the second they are as for fractions only: part of the demand, and
+# part of the cluster's cards that present pods requested.
 MOSTLY: Final = (0.5, 0.9)
 FILLING: Final = (0.5, 0.9)
 _SEED: Final = 20_241
@@ -58,8 +62,8 @@ _Cards = npt.NDArray[np.unsignedinteger]  # card, room, bag
 
 
 class Fragmentation:
-    """Fragmentation of rooms under one mix. ``parts``: the weights of fill-up, where fractions are half of
-    the demand or less, and of roll-out.
+    """Fragmentation of rooms under one mix. ``parts``: the weights of the fill-up (while fractions are at
+    most half of the demand) and of the roll-out.
     """
 
     def __init__(
@@ -70,8 +74,8 @@ class Fragmentation:
         bags: int = BAGS,
         alone: tuple[float, float, float] = ALONE,
     ) -> None:
-        """``alone``: where fractions alone are asked for, the requests in the middle bag, how many times
-        longer the longest is, and by how much the weight of the fill-up is multiplied.
+        """``alone``: for a demand for fractions only, the requests in the middle bag, how many times longer
+        the longest is, and the factor on the weight of the fill-up.
         """
         near = fractions_alone(mix, sum(each.cards for each in stock.values()))
         (fill, roll), (bag, spread, kept) = parts, alone
@@ -185,7 +189,7 @@ class _RollOut:
         self._least = min((s.cores for s in shapes), default=CORES_PER_CARD) << self._cores_at
         self._most_cpu = int(self._cpu.sum(0, np.int64).max())
         self._limit = np.uint32(1 << 31) if with_memory else np.uint16(1 << 15)  # more than any card has
-        # Cores and units of memory of the shape that asks for the most memory beside its cores.
+        # Cores and memory units of the shape with the most memory per core.
         self._steepest = max(
             ((shape.cores, min(shape.memory, _MOST_MEMORY)) for shape in shapes),
             key=lambda asks: asks[1] / asks[0],
@@ -240,8 +244,8 @@ class _RollOut:
         return cores_left.sum((0, 2), np.int64), units_left
 
     def _memory_decides(self, cores: _Ints, memory: _Ints) -> bool:
-        """False if on no card a request can lack memory where it has the cores: beside its free cores each
-        card has as much free memory as the shape that asks for the most, and so it stays whatever is placed.
+        """False if no request can lack memory on a card that has the cores: beside its free cores each card
+        has at least the memory of the shape with the most memory per core, and keeps it whatever is placed.
         """
         a_core, units = self._steepest
         return bool((np.minimum(memory, _MOST_MEMORY) * a_core < cores * units).any())
@@ -281,8 +285,8 @@ class _RollOut:
 
 
 class _Scratch(NamedTuple):
-    """Arrays for one step: what is left of each card, with and without one more that has just the limit, as
-    no card has; the same for the judgement, where memory decides anything; the least; where it is taken.
+    """Arrays for one step: what is left of each card; the same with one more card that has exactly the limit,
+    which no card has; the variant for the judgement if memory matters; the minimum; where it is taken.
     """
 
     rest: _Cards
@@ -301,7 +305,7 @@ class _Scratch(NamedTuple):
         return cls(rest[:-1], rest, None if spare is None else spare[:-1], spare, best, taken)
 
     def some(self, bags: slice) -> _Scratch:
-        """The same of some bags."""
+        """The arrays for some of the bags."""
         spare = None if self.spare is None else self.spare[..., bags]
         spare_and_none = None if self.spare_and_none is None else self.spare_and_none[..., bags]
         rests = self.rest[..., bags], self.rest_and_none[..., bags]
@@ -309,10 +313,10 @@ class _Scratch(NamedTuple):
 
 
 def fractions_alone(mix: Mix, cards: int) -> float:
-    """Return how far bags follow fractions: 1 where nine tenths of the demand are for fractions and nine of
-    what ``cards``, those of the cluster, have been asked for; 0 up to half of the demand, or of the cards.
+    """How far bags adapt to fractions: 1 if nine tenths of the demand are for fractions and nine tenths of
+    the cluster's ``cards`` have been requested; 0 up to half of the demand, or of the cards.
 
-    While much is idle longer bags keep pods on the nodes in use. Pods that have left ask for nothing.
+    While much is idle, longer bags keep pods on the nodes in use. Pods that have left count as no request.
     """
     parts = sum(n * shape.cores for shape, n in mix.counts if shape.cores < CORES_PER_CARD)
     if not parts or not cards:

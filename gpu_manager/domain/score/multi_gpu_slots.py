@@ -1,21 +1,20 @@
 """Slots: how many requests for several cards the nodes can still hold, and the cost of losing a slot.
 
 A request of eight cards needs eight idle cards of one node. Any small pod on such a node takes that slot, and
-the cluster may be half empty when the last slot goes. So a slot has a price: the cores of the request, times
-the probability that the slot will be missed, which is that as many such requests arrive as there are slots
-left before all free cards are requested. With plenty of slots that is 0; a small price by the request's part
-of the demand then keeps slots together.
+the cluster may be half empty when the last slot is taken. So a slot has a price: the cores of the request,
+times the probability that the slot will be missed, which is that at least as many such requests arrive as
+there are slots left before all free cards are requested. With plenty of slots that is 0; a small price in
+proportion to the request's part of the demand then keeps slots together.
 
-The mix says nothing about requests that nobody has sent yet, so an idle node has a price of its own: all of
-its cores, as long as nodes in use have idle cards to spare. It is then broken only where no node in use takes
-the request. Once they have no more than a hundredth of their model's cards to spare it costs nothing: a
-few open cards to choose from leave less waste behind.
+The mix contains no requests that have not come yet, so an idle node has a price of its own: all of its cores,
+as long as nodes in use have idle cards to spare. It is then broken only if no node in use takes the request.
+Once they have no more than a hundredth of their model's cards to spare that price is 0: a few open cards to
+choose from leave less waste.
 
 **Nodes left to drain.** A request for eight cards of one node may wait for ever: whenever a card of a nearly
-idle node is free again, a fraction that came later takes it. So while such requests wait, a node is kept for
-each of the first two, the one with the least to end on it. Smaller requests cost more there, so that they go
-elsewhere if they can, and the node runs empty. It is a preference: where nothing else takes them, they still
-go there.
+idle node is free again, a later fraction takes it. So while such requests wait, a node is drained for each of
+the first two, the one with the least to end on it. Smaller requests cost more there, so they go elsewhere if
+they can, and the node runs empty. It is a preference: if nothing else takes them, they still go there.
 """
 
 from __future__ import annotations
@@ -29,13 +28,11 @@ from gpu_manager.domain.score.request_mix import FreeShape, Mix, RequestShape, S
 
 ALWAYS: Final = 0.15  # times the request's cores and its part of the demand for cards; applies always
 MISSED: Final = 1.0  # times the request's cores and the probability that its slot will be missed
-STAY: Final = (
-    3  # times what is free is asked for besides, before room taken is free again, where all pods leave
-)
-IDLE: Final = 100.0  # cores for each card of an idle node that is broken, while there are cards to spare
-SPARE: Final = 0.01  # of the cards of a model: so many idle ones of nodes in use are some to spare
+STAY: Final = 3  # times that free room is requested besides, before taken room is returned, if all pods leave
+IDLE: Final = 100.0  # cores for each card of a broken idle node, while there are cards to spare
+SPARE: Final = 0.01  # of the cards of a model: with more idle cards on nodes in use there are some to spare
 _COUNTED: Final = 30  # requests expected; above, the normal curve is near enough
-_SIGMAS: Final = 8  # beyond so many the chance is 0 or 1
+_SIGMAS: Final = 8  # beyond that many the probability is 0 or 1
 
 Rooms = tuple[FreeShape, ...]  # a node: its cards by model, in the order of the models' names
 Loss = tuple[tuple[int, int], ...]  # (place among the counts, how many less)
@@ -56,7 +53,7 @@ class MultiGpuSlots:
         weights: tuple[float, float, float] = (ALWAYS, MISSED, IDLE),
     ) -> None:
         """``stock``: the cluster's cards by model. ``weights``: of the constant price of a slot, of its price
-        by the probability to be missed, and the price of a card of an idle node.
+        by the probability that it is missed, and of the price of a card of an idle node.
         """
         always, missed, self._idle = weights
         several = [(shape, n) for shape, n in mix.counts if shape.cards > 1]
@@ -111,7 +108,7 @@ class MultiGpuSlots:
         return tuple((at, old - new) for at, (old, new) in pairs if old > new)
 
     def prices(self, free: int, places: Sequence[int]) -> list[float]:
-        """Return the cost of one less, in cores, by slot, then by card of an idle node of each model.
+        """Return the cost of losing one, in cores, by slot, then by card of an idle node of each model.
         ``free`` and ``places`` are the cluster's.
         """
         parts = zip(self._rate, self._missed, self._always, places, strict=False)
@@ -134,8 +131,8 @@ def _more_than(expected: float, places: int) -> float:
     return max(0.0, 1 - fewer)
 
 
-KEPT: Final = 10_000  # cores that a smaller request costs more on a node that is kept: above all other prices
-MOST: Final = 2  # nodes that are kept: more of them drain one another's room away
+KEPT: Final = 10_000  # cores that a smaller request costs more on a drained node: above all other prices
+MOST: Final = 2  # drained nodes: more of them would drain one another's room
 
 _Node = TypeVar("_Node", bound=Hashable)
 
@@ -155,10 +152,10 @@ def left_to_end(shape: RequestShape, node: Rooms, cpu: int | None) -> int | None
 
 
 def drained(waiting: Iterable[tuple[int, Iterable[_Node]]]) -> dict[_Node, int]:
-    """Return the nodes that are kept, and for how many cards each.
+    """Return the nodes to drain, and for how many cards each.
 
-    ``waiting``: of each request the number of cards, and the nodes that are large enough for it, those with
-    the least to end first; the request that came first goes first.
+    ``waiting``: for each request the number of cards, and the nodes that are large enough for it, those with
+    the least to end first; the oldest request first.
     """
     kept: dict[_Node, int] = {}
     for cards, nearest in waiting:
@@ -171,5 +168,7 @@ def drained(waiting: Iterable[tuple[int, Iterable[_Node]]]) -> dict[_Node, int]:
 
 
 def with_kept(cost: tuple[Any, ...], cards: int, kept: int) -> tuple[Any, ...]:
-    """Return the cost of a request for ``cards`` whole cards on a node that is kept for ``kept`` of them."""
+    """Return the cost of a request for ``cards`` whole cards on a node that is drained for ``kept`` of
+    them.
+    """
     return (cost[0] + KEPT, *cost[1:]) if cards < kept else cost

@@ -11,7 +11,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.request import matches_model
 
 GROWTH: Final = 1.15  # the mix is refreshed once this many times as many pods have arrived
-MOST_LEFT: Final = 0.95  # of the arrivals before the count began; an estimate says no more
+MOST_LEFT: Final = 0.95  # of the arrivals before the count began; the highest estimate
 REMEMBERED: Final = 1 << 15  # arrivals after which every count is halved, so that old requests fade
 
 
@@ -102,7 +102,7 @@ class Mix:
 
 
 class Arrivals:
-    """Counts what arrives. Not thread-safe."""
+    """Counts arrivals and departures. Not thread-safe."""
 
     def __init__(self) -> None:
         self._counts: dict[RequestShape, int] = {}
@@ -116,7 +116,7 @@ class Arrivals:
         return self._total
 
     def copy(self) -> Arrivals:
-        """Return the same counts, which are continued apart from these."""
+        """Return an independent copy."""
         other = Arrivals()
         other._counts, other._number = self._counts.copy(), self._number
         other._total, other._gone, other._last = self._total, self._gone, self._last
@@ -137,11 +137,11 @@ class Arrivals:
         self._gone += shapes
 
     def began(self, created: Sequence[float], since: float) -> None:
-        """Estimate how many left before the count began, from when each pod that is there was created.
+        """Estimate how many pods left before the count began, from the creation times of the present pods.
 
         ``created``: seconds, in any order. ``since``: when the oldest node was created; pods could come from
-        then on. At a steady rate of arrivals the younger half came in the time since the middle one. Had
-        nobody left, the older half took as long; the rest of the time is the part of them that has left.
+        then on. At a steady rate of arrivals the younger half came in the time since the median one. Had no
+        pod left, the older half took as long; the rest of the time is the part of them that has left.
         """
         if not created:
             return

@@ -28,10 +28,10 @@ from gpu_manager.domain.score.request_mix import Mix, Stock
 FILL_UP: Final = 0.03
 ROLL_OUT: Final = 1.0
 PRICE: Final = 0.5
-PACK: Final = 8.0  # cores for each card's worth left free, where all that came has left again
-OPEN: Final = 4.0  # cores for each host CPU of an idle node that is broken, where all has left again
-ASSUMED: Final = 0.2  # departures, and arrivals that stay, by which OPEN counts before any pod has left
-CPU_LEFT: Final = 20 / 128_000  # cores a thousandth of host CPU, for a pod that asks for no card
+PACK: Final = 8.0  # cores for each card's worth left free, once all arrivals have left again
+OPEN: Final = 4.0  # cores for each host CPU of a broken idle node, once all have left again
+ASSUMED: Final = 0.2  # departures, and staying arrivals, assumed for OPEN before any pod has left
+CPU_LEFT: Final = 20 / 128_000  # cores per thousandth of host CPU, for a pod that requests no card
 _DIGITS: Final = 2  # finer differences are noise of the draw; ties are broken by the node's content
 
 Cost = tuple[float, int, tuple[tuple[tuple[int, int], ...], ...], Rooms, Rooms]
@@ -62,7 +62,7 @@ def prices(mix: Mix, stock: Mapping[str, Stock]) -> dict[str, float]:
 
 
 class Scorer:
-    """Computes and caches costs under one mix. They depend on a node's content, never on its name."""
+    """Computes and caches costs under one mix. Costs depend on a node's content, never on its name."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class Scorer:
         assumed: float = ASSUMED,
         alone: tuple[float, float, float] = ALONE,
     ) -> None:
-        """``stock``: the cluster's cards by model; rooms of other models cannot be scored. ``leaving``: the
-        weights of what counts where pods leave; ``assumed``: departures by which the second counts before.
-        ``alone``: as for :class:`~gpu_manager.domain.score.fragmentation.Fragmentation`.
+        """``stock``: the cluster's cards by model; rooms of other models cannot be scored. ``leaving``:
+        weights of the terms for departures; ``assumed``: departures assumed for the second of them before any
+        pod has left. ``alone``: as for :class:`~gpu_manager.domain.score.fragmentation.Fragmentation`.
         """
         self.mix = mix
         self.stock = dict(stock)
@@ -138,5 +138,5 @@ BESIDE: Final = 10.0  # cores for each step by which a card suits less
 
 
 def with_neighbours(cost: tuple[Any, ...], unsuited: int) -> tuple[Any, ...]:
-    """Return the cost of a pod on cards that suit it less by so many steps in all."""
+    """Return the cost of a pod on cards that suit it less by ``unsuited`` steps in total."""
     return (cost[0] + BESIDE * unsuited, *cost[1:]) if unsuited else cost

@@ -1,1 +1,1 @@
-"""What would happen if: simulation, defragmentation, and what the scheduler would allow there."""
+"""What-if questions: simulation, defragmentation, and what the scheduler would allow."""

@@ -55,7 +55,7 @@ class PodMove:
 class DefragPlan:
     """The moves that make room, and the ``placement`` that the pod then has.
 
-    ``placement`` is None where no moves help; ``reason`` then says why. ``proven``: no plan with fewer moves
+    ``placement`` is None if no moves help; ``reason`` is then why. ``proven``: no plan with fewer moves
     exists, on one node or on several. ``before`` and ``after`` are the nodes without and with the plan.
     """
 
@@ -181,7 +181,7 @@ class _View:
     def _places(
         self, pods: Sequence[SimPod], changed: Mapping[str, SimNode]
     ) -> tuple[Mapping[str, SimNode], tuple[PodPlacement, ...]] | None:
-        """Places for all pods: the best of each, or the next best where that leaves another pod without."""
+        """Places for all pods: the best of each, or the next best if that leaves another pod without one."""
         if not pods:
             return changed, ()
         for at, offer in enumerate(sorted(self._offers(pods[0], changed), key=lambda offer: offer.rank)):
@@ -208,9 +208,9 @@ class _View:
 
 
 def _closing(node: SimNode, cards: frozenset[int]) -> SimNode:
-    """The node with these cards closed, as they are while the moved pods look for new places.
+    """The node with these cards closed while the moved pods search for new places.
 
-    Nothing is lost by that: a pod that could come back to such a card need not have moved.
+    That excludes no plan: a pod that could return to such a card need not have moved.
     """
     closed = (replace(s, cordoned=True) if s.card.index in cards else s for s in node.cards)
     return replace(node, cards=tuple(closed))
@@ -221,7 +221,7 @@ def _gave_up(tried: int) -> str:
 
 
 def _never(nodes: Sequence[SimNode], pod: SimPod) -> str:
-    """Why no set of moves can help; empty where one might."""
+    """Why no set of moves can help; empty if one might."""
     if not nodes:
         return "no node publishes cards"
     able = [node for node in nodes if not node.constraints.bars(pod.constraints)]

@@ -2,8 +2,8 @@
 
 A set that makes room contains a *core*: for a fraction, pods of one card that free what is missing there; for
 whole cards, all pods on as many cards. All cores of a size are listed first, then smaller cores with further
-pods, whose eviction may free CPU or memory of the host, or a place for a moved pod. Interchangeable pods are
-one choice: the first by name stands for them.
+pods, whose eviction may free CPU or memory of the host, or a place for a moved pod. Of interchangeable pods
+only the first by name is tried.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class EvictionSet:
 
 @dataclass(slots=True)
 class SearchBudget:
-    """How many more sets may be examined, over all nodes: a hundred pods on a card have too many."""
+    """How many more sets may be examined, over all nodes, since a hundred pods on a card have too many."""
 
     left: int
 
 
 class NodeEvictions:
-    """A node on which room is to be made, and its movable pods. ``alike``: the budgets of each pod."""
+    """A node on which to make room, and its movable pods. ``alike``: the budgets of each pod."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class NodeEvictions:
     def cores(self, size: int) -> Iterator[EvictionSet]:
         """Sets of ``size`` pods that make room on the cards by themselves.
 
-        All sets of that size for a pod of several containers, and where only the host is short of something.
+        All sets of that size for a pod of several containers, or if only the host lacks something.
         """
         if self._any:
             found = self._choices(self._may, size)

@@ -1,9 +1,9 @@
 """Simulation: would these pods fit, how many nodes would they need, what if a node is drained. Pure.
 
-Every answer comes from placing pods on copies of the nodes' books with :func:`placement.find`, which the
-scheduler extender and the node use too, on nodes that
-:class:`~gpu_manager.domain.kube.constraints.NodeConstraints` allows and whose host has the CPU
-and memory. Topology spread and resource quotas are not considered; commands that show an answer say so.
+Every answer comes from placing pods on copies of the nodes' ledgers with :func:`placement.find`, which the
+scheduler extender and the agent use too, on nodes that
+:class:`~gpu_manager.domain.kube.constraints.NodeConstraints` allows and whose host has the CPU and memory.
+Topology spread and resource quotas are not considered; commands that show an answer mention that.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.topology import Topology
 
-MOST_ASKED: Final = 1000  # pods in one question to the admission service, which takes milliseconds for each
+MOST_ASKED: Final = 1000  # pods in one request to the admission service, which takes milliseconds for each
 _NOBODY: Final = PodUid(
     "(what if)"
-)  # a UID that is in no books, so that nothing counts as held by the pod itself
+)  # a UID that no ledger has, so that nothing counts as held by the pod itself
 Shape = tuple[PodRequest, PodConstraints, HostResources]
 """What tells pods apart for whoever places them: all but who they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimPod:
-    """A pod that runs on a node, or that is to be placed.
+    """A pod that runs on a node, or that must be placed.
 
-    ``name`` is ``namespace/name``; higher ``priority`` is more important, as in Kubernetes. ``stays`` says
-    why it cannot be moved, empty if it can. ``tied``: it ends with its node, and needs no other place.
+    ``name`` is ``namespace/name``; higher ``priority`` is more important, as in Kubernetes. ``stays`` is why
+    it cannot be moved, empty if it can. ``tied``: it ends with its node, and needs no other place.
     """
 
     uid: PodUid
@@ -56,13 +56,13 @@ class SimPod:
 
     @property
     def shape(self) -> Shape:
-        """What decides its placement; pods of equal shape are placed alike."""
+        """The properties that decide its placement; pods of equal shape are placed alike."""
         return replace(self.request, uid=_NOBODY), self.constraints, self.host
 
 
 @dataclass(frozen=True, slots=True)
 class SimNode:
-    """A node with its books and its pods; the books are copied, never changed.
+    """A node with its ledger and its pods; the ledger is copied, never changed.
 
     ``host`` is what all requests leave of its CPU and memory.
     """
@@ -76,16 +76,16 @@ class SimNode:
     host: HostResources = ANY
 
     def find(self, request: PodRequest) -> Placement | None:
-        """The pod's placement on the cards here; None if it does not fit."""
+        """The pod's placement on the node's cards; None if it does not fit."""
         return find(request, self.cards, self.topology, self.ledger)
 
     def takes(self, pod: SimPod) -> Placement | None:
-        """The pod's placement here; None if it does not fit or is not allowed here."""
+        """The pod's placement on the node; None if it does not fit or is not allowed."""
         barred = self.bars(pod) or self.host.lacks_ids(pod.host)
         return None if barred else self.find(pod.request)
 
     def bars(self, pod: SimPod) -> str:
-        """What besides cards keeps the pod off, as words behind the node's name; empty if nothing does."""
+        """What besides cards keeps the pod off, as a phrase after the node's name; empty if nothing does."""
         return self.constraints.bars(pod.constraints) or self.host.lacks(pod.host)
 
     def with_pod(self, pod: SimPod, placement: Placement) -> SimNode:
@@ -118,7 +118,7 @@ class SimNode:
 
     @property
     def free(self) -> Amount:
-        """What is free on cards that are open."""
+        """The free amount on open cards."""
         return sum((self.ledger.free(s.card.uuid) for s in self.cards if s.open), ZERO)
 
 
@@ -159,7 +159,7 @@ class NodeOption:
 
     @classmethod
     def of(cls, node: SimNode, pod: SimPod) -> NodeOption | None:
-        """The node's option; None where the pod is not allowed or does not fit."""
+        """The node's option; None if the pod is not allowed or does not fit."""
         placement = node.takes(replace(pod, request=pod.shape[0]))
         return None if placement is None else cls(_left(node, placement), node, placement)
 
@@ -206,7 +206,7 @@ class SimCluster:
         return found
 
     def settle(self, pod: SimPod) -> PodPlacement | None:
-        """Place the pod on the node of the lowest rank; None if it fits nowhere."""
+        """Place the pod on the node of the lowest rank; None if it fits on no node."""
         offers = self.offers(pod).values()
         if not offers:
             return None
@@ -215,14 +215,16 @@ class SimCluster:
         return placed
 
     def put(self, node: SimNode) -> None:
-        """Add a node, or replace the one of that name."""
+        """Add a node, or replace the node of that name."""
         self.now[node.name] = node
         self._reasons.clear()
         for stale in self._stale.values():
             stale.add(node.name)
 
     def why_not(self, pod: SimPod) -> str:
-        """Why the pod fits nowhere: the reason of the node that has most free, and what the others say."""
+        """Why the pod fits on no node: the reason of the node with the most free, and the other nodes'
+        reasons.
+        """
         shape = pod.shape
         if shape not in self._reasons:
             self._reasons[shape] = why_not(tuple(self.now.values()), pod)
@@ -296,7 +298,7 @@ def _never(kind: SimNode, pod: SimPod) -> str:
 
 
 def why_not(nodes: Sequence[SimNode], pod: SimPod) -> str:
-    """Why the pod fits nowhere: the reason of the node that has most free, and how many there are."""
+    """Why the pod fits on no node: the reason of the node with the most free, and the number of nodes."""
     if not nodes:
         return "no node publishes cards"
     barred = {node.name: reason for node in nodes if (reason := node.bars(pod))}
@@ -319,7 +321,7 @@ def refusal(node: SimNode, request: PodRequest) -> str:
 
 
 def _free_for(node: SimNode, request: PodRequest) -> tuple[int, int, int, str]:
-    """Free cores of the node on cards of the model that the pod asks for."""
+    """Free cores of the node on cards of the pod's model."""
     cards = [s.card for s in node.cards if s.open and request.allows(s.card)]
     free = sum((node.ledger.free(card.uuid) for card in cards), ZERO)
     return free.cores, free.memory, len(cards), node.name
