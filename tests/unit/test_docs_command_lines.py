@@ -1,4 +1,4 @@
-"""Every command line of ours in the docs names a command, options and targets that exist."""
+"""Every command line of ours in the docs names a command, options and targets that exist, every path a file."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in OTHER
 PROGRAMS = {"gpu-manager": main.COMMANDS, "kubectl vcuda": kubectl.COMMANDS}
 TARGETS = set(re.findall(r"(?m)^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
 OF_THE_CLUSTER = re.compile(r'make cluster CMD="?([a-z-]+)')
+_PATH = re.compile(
+    r"`((?:admission|bench|deploy|docs|gpu_manager|locks|proto|sandbox|tests|tools|vcuda)/[\w./-]+)`"
+)
 _LINE = re.compile(r"(?:^|.* -- |\| |\$ |\.venv/bin/)(gpu-manager|kubectl vcuda|make) (.*)")
 
 
@@ -77,6 +80,12 @@ def test_targets_of_make_exist() -> None:
             if re.fullmatch("[a-z0-9-]+", word) and word not in TARGETS
         ]
     assert wrong == []
+
+
+def test_each_path_that_a_page_names_exists() -> None:
+    named = {(page, path) for page in PAGES for path in _PATH.findall(page.read_text(encoding="utf-8"))}
+    assert len(named) > 100
+    assert [f"{page}: {path}" for page, path in named if not (ROOT / path).exists()] == []
 
 
 def test_make_help_shows_each_target_in_one_of_four_groups() -> None:
