@@ -13,7 +13,7 @@ from gpu_manager.adapters.manifests import Manifest, manifest_of, objects_of, re
 from gpu_manager.cli.files import Filenames, Files, chosen_files, load, shown
 from gpu_manager.cli.kubectl.migrate.left_over import foreign_names
 from gpu_manager.cli.output import TABLE, Printing, coloured
-from gpu_manager.cli.pod_templates import pod_templates
+from gpu_manager.cli.pod_templates import pod_templates, pods_of
 from gpu_manager.domain.contract import NVIDIA
 from gpu_manager.domain.dra.translation import turned_into_claim, turned_warnings
 from gpu_manager.domain.errors import RequestInvalid, printable
@@ -116,7 +116,7 @@ def _judge_file(name: str, judge: _Judge) -> list[PodVerdict]:
 
 
 def _judge_object(file: str, manifest: Manifest, entry: Mapping[str, Any], judge: _Judge) -> PodVerdict:
-    pods = [manifest.pod] if manifest.runs_pods else [found.as_pod() for found in pod_templates(entry)]
+    pods = pods_of(manifest, entry)
     verdicts = [judge(file, replace(manifest, pod=pod)) for pod in pods]
     limited = warn_limit_range(manifest.limit_range) if manifest.limit_range is not None else uncounted(entry)
     skipped = PodVerdict(file, manifest, CheckState.SKIPPED, warnings=tuple(limited))

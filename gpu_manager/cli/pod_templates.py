@@ -12,6 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from gpu_manager.adapters.manifests import Manifest
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.untrusted import mapping
 
@@ -95,6 +96,13 @@ def pod_templates(tree: Any, where: str = "object", kind: str = "") -> Iterator[
             yield from (replace(one, tolerates=False) for one in _below(tree, where, kind))
             return
     yield from _below(tree, where, kind)
+
+
+def pods_of(manifest: Manifest, entry: Mapping[str, Any]) -> Sequence[Mapping[str, object] | None]:
+    """Return the pods of an object: of each template, where Kubernetes itself does not know its kind; None
+    for the template that an object of a known kind lacks.
+    """
+    return [manifest.pod] if manifest.runs_pods else [found.as_pod() for found in pod_templates(entry)]
 
 
 def _below(tree: Tree, where: str, kind: str) -> Iterator[FoundTemplate]:

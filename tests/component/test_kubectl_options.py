@@ -196,6 +196,23 @@ def test_explain_takes_a_workload(api: StandInApi, capsys: pytest.CaptureFixture
     assert 'no deployment "none" in namespace "default"' in said(capsys)[1]
 
 
+def test_explain_takes_the_workload_of_an_operator_from_a_file(
+    api: StandInApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    a_node(api)
+    groups = [
+        {"groupName": name, "template": {"spec": {"containers": [container("worker", 30, units)]}}}
+        for name, units in (("small", 8), ("large", 5000))
+    ]
+    ray = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "ray"}}
+    (tmp_path / "ray.yaml").write_text(json.dumps({**ray, "spec": {"workerGroupSpecs": groups}}))
+    assert run(["explain", "-f", str(tmp_path / "ray.yaml"), "--admission", "-"]) == 1
+    out, _ = said(capsys)
+    assert out.count("pod default/ray\n") == 2
+    assert "there is room now" in out
+    assert "1250 GiB asked, 16 GiB free" in out
+
+
 RESIZE = ["resize", "one", "--wait", "0s"]
 
 

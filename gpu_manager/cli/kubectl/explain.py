@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from gpu_manager.adapters.manifests import Manifest, manifest_of, read_manifests
+from gpu_manager.adapters.manifests import Manifest, manifest_of, read_objects
 from gpu_manager.cli.files import Filenames, chosen_files, load, shown
 from gpu_manager.cli.kubectl import agents, broken_protection, service
 from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, Namespace, log_in
 from gpu_manager.cli.kubectl.names import WORKLOADS, Target, is_file, read_target
 from gpu_manager.cli.output import TABLE, Printing
+from gpu_manager.cli.pod_templates import pods_of
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.node_books import NodeBooks
 from gpu_manager.domain.cluster.pod_holder import Hold, HoldFacts, find_holder, gates_of, is_older
@@ -117,12 +118,13 @@ def command(
 
 def _drafts(files: Sequence[str]) -> list[_Asked]:
     """The pod of every object in the files that runs pods."""
-    manifests = [(name, one) for name in files for one in load(name, read_manifests)]
-    claims = [one.claim for _, one in manifests if one.claim is not None]
+    objects = [(name, *one) for name in files for one in load(name, read_objects)]
+    manifests = [(name, manifest_of(number, entry), entry) for name, number, entry in objects]
+    claims = [one.claim for _, one, _ in manifests if one.claim is not None]
     found = []
-    for name, one in manifests:
+    for name, one, entry in manifests:
         try:
-            found += [_drafted(one, one.pod, claims)] if one.pod is not None else []
+            found += [_drafted(one, pod, claims) for pod in pods_of(one, entry) if pod is not None]
         except RequestInvalid as error:
             who = printable(f"{shown(name)}: {one.kind} {one.name}")
             raise RequestInvalid(f"{who}: {error}") from error
