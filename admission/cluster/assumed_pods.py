@@ -30,7 +30,7 @@ class _Expected:
     occupant: PodView
     began: float
     until: float
-    asked: PodView  # as its scheduler showed it when it asked
+    asked: PodView | None  # as its scheduler showed it when it asked; None: it has not asked yet
 
 
 class AssumedPods:
@@ -71,7 +71,7 @@ class AssumedPods:
     def is_given_up(self, occupant: PodView) -> bool:
         """True if its scheduler has said since that the pod found no node, or goes to another one."""
         each = self._expected.get(occupant.uid)
-        if each is None:
+        if each is None or each.asked is None:
             return False
         refused = occupant.verdict not in (0, each.asked.verdict)
         return refused or occupant.nominated not in ("", each.asked.nominated, each.occupant.pod.node)
@@ -89,8 +89,10 @@ class AssumedPods:
         self._expected.pop(occupant.uid, None)
         self._reserved[occupant.uid] = occupant
 
-    def expect(self, occupant: PodView, asked: PodView, now: float, most: float = math.inf) -> None:
-        """Its scheduler has chosen, for ``most`` seconds; ``asked`` is the pod as that has shown it."""
+    def expect(self, occupant: PodView, asked: PodView | None, now: float, most: float = math.inf) -> None:
+        """Its scheduler has chosen, for ``most`` seconds; ``asked`` is the pod as that has shown it, None
+        where it is still to choose: what it said of the pod before ends nothing then.
+        """
         self._now = now
         since, spent = self._spent.get(occupant.uid, (now, 0.0))
         if now - since >= _FORGOTTEN_SECONDS:

@@ -115,6 +115,8 @@ class PodBooks:
         placement: Mapping[str, tuple[Share, ...]],
         now: float,
         most: float = math.inf,
+        *,
+        chosen: bool = True,
     ) -> None:
         """See :meth:`ClusterState.expect`."""
         uid = asked.uid
@@ -124,7 +126,7 @@ class PodBooks:
         before = self._assumed.expected(uid)
         self.lapsed += before is not None and before.pod.node != node
         self.unexpect(uid)
-        self._assumed.expect(known.on(node, placement), asked, now, most)
+        self._assumed.expect(known.on(node, placement), asked if chosen else None, now, most)
         self._go(known, node)
 
     def unexpect(self, uid: PodUid) -> None:

@@ -224,15 +224,18 @@ class ClusterState:
         placement: Mapping[str, tuple[Share, ...]],
         now: float,
         most: float = math.inf,
+        *,
+        chosen: bool = True,
     ) -> None:
         """Count a waiting pod as lying there, as one that its scheduler will bind; ``asked`` is the pod as
-        that has shown it; for ``most`` seconds.
+        that has shown it; for ``most`` seconds. Without ``chosen`` its scheduler is still to ask about it:
+        what it says of the pod until then ends nothing.
 
         Ends with :meth:`reserve`, when the watch shows the pod bound, gone, or given up by its scheduler,
         with :meth:`give_up`, or by :meth:`expire` once its place was kept for long enough.
         """
         with self._lock:
-            self._pods.expect(asked, node, placement, now, most)
+            self._pods.expect(asked, node, placement, now, most, chosen=chosen)
 
     def expected_on(self, uid: PodUid) -> str:
         """The node on which the pod's place is kept though its Binding has not begun, empty if on none."""

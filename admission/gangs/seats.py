@@ -84,7 +84,8 @@ class Seats:
         costs = self._policy.costs(request, places)
         view, fit = places[costs.index(min(costs))]
         placement = question.placement(view, fit)
-        self._books.expect(member.pod, view.name, placement, now, self._seconds)
+        chosen = member.nodes is not None
+        self._books.expect(member.pod, view.name, placement, now, self._seconds, chosen=chosen)
         return True
 
     def _views(self, member: Missing, snapshot: Snapshot) -> list[NodeView]:

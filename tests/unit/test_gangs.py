@@ -257,6 +257,24 @@ def test_a_gang_whose_members_were_all_placed_keeps_its_places_longer():
     assert [cluster.bind(one, "n1") for one in (first, second)] == ["", ""]
 
 
+def test_what_a_scheduler_said_of_a_member_before_it_asks_ends_no_place():
+    """It refused the second a moment ago; the watch shows that late, when the first was placed already."""
+    cluster = world()
+    first, second = gang_of(2)
+    cluster.create(first, second)
+    fits(cluster, first)
+    assert cluster.bind(first, "n1") == ""
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    late = {**second, "status": {**second["status"], "conditions": [condition]}}
+    cluster.show(late)
+    cluster.gangs.settle()
+    assert set(places(cluster)) == {"uid-default-g-1"}
+    assert fits(cluster, late) == ["n1"]
+    again = {**late["status"], "conditions": [{**condition, "message": "volume"}]}
+    cluster.show({**late, "status": again})
+    assert places(cluster) == {}, "once it was asked about, its scheduler's word counts"
+
+
 def test_once_a_member_is_deleted_the_places_of_the_others_go_within_a_second():
     cluster = world()
     first, second = gang_of(2)
