@@ -16,9 +16,10 @@ from admission.webhook.admission_review import ALLOWED, Review, ReviewVerdict
 from admission.webhook.draft import Draft, draft_pod, ephemeral_faults, is_mirror, read_pod
 from admission.webhook.owner_size import at_asked_size, owner_faults
 from gpu_manager.domain.advice.opt_in import check_advice_terms
+from gpu_manager.domain.cluster.quota import QUOTA_PLACE, read_quota
 from gpu_manager.domain.contract import ADVICE, PRIORITY, RESIZE
 from gpu_manager.domain.dra.translation import is_turned_template
-from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resize.judgement import check_resize
@@ -207,6 +208,18 @@ def validate(review: Review, terms: ClusterTerms, checks: CreateTimeChecks = SIL
         return _judge_claim(review, checks)
     if act in _CHANGES:
         return _judge_change(review, terms)
+    if (review.group, review.resource, (review.namespace, review.name)) == ("", "configmaps", QUOTA_PLACE):
+        return _judge_quota(review)
+    return ALLOWED
+
+
+def _judge_quota(review: Review) -> ReviewVerdict:
+    """Refuse a quota that could not be used, before it is stored; what is written anew stays as it was."""
+    now, before = (mapping(each).get("data") for each in (review.obj, review.old))
+    try:
+        read_quota(None if now == before else review.obj)
+    except NodeUnready as error:
+        return ReviewVerdict(allowed=False, message=str(error), code=422, reason="Invalid")
     return ALLOWED
 
 

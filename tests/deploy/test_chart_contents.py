@@ -314,7 +314,7 @@ def test_a_certificate_of_ones_own_is_served_and_vouched_for_and_takes_rights_aw
         for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
         for hook in next(of_kind("own-certificate", kind))["webhooks"]
     ]
-    assert len(hooks) == 5
+    assert len(hooks) == 6
     for hook in hooks:
         authority = base64.b64decode(hook["clientConfig"]["caBundle"]).decode()
         assert authority == "-----BEGIN CERTIFICATE-----\nours"

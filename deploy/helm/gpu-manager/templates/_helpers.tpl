@@ -214,7 +214,7 @@ seccompProfile: {type: RuntimeDefault}
 {{/* A webhook's common part: (list $ name path failurePolicy), and "counts" or "writes" for one that counts what it lets pass, or makes what it needs. */}}
 {{- define "vcuda.webhook" }}
 {{- $root := index . 0 }}
-{{- $counts := gt (len .) 4 }}
+{{- $counts := and (gt (len .) 4) (ne (index (append . "") 4) "") }}
 - name: {{ index . 1 }}
   admissionReviewVersions: [v1]
   clientConfig:
@@ -229,12 +229,17 @@ seccompProfile: {type: RuntimeDefault}
   failurePolicy: {{ index . 3 }}
   sideEffects: {{ ternary "NoneOnDryRun" "None" $counts }}
   timeoutSeconds: {{ $root.Values.webhook.timeoutSeconds }}
+  {{- if gt (len .) 5 }}
+  namespaceSelector:
+    matchLabels: {kubernetes.io/metadata.name: {{ index . 5 }}}
+  {{- else }}
   # Our own pods, and what the cluster needs to run at all, never wait for us.
   namespaceSelector:
     matchExpressions:
     - key: kubernetes.io/metadata.name
       operator: NotIn
       values: {{ concat (list "kube-system" $root.Release.Namespace) $root.Values.webhook.excludedNamespaces | uniq | toJson }}
+  {{- end }}
 {{- end }}
 {{- define "vcuda.webhookMeta" }}
 metadata:
