@@ -1,5 +1,5 @@
-"""Admission: nothing illegal gets in, nothing lands where it does not fit, and whoever is refused learns why.
+"""Admission: keeps illegal pods out and pods off nodes where they do not fit, and reports the reasons.
 
-One program, two doors: the webhooks that the API server calls, and the extender that the scheduler calls.
-Every judgement is :mod:`gpu_manager.domain`'s; :mod:`admission.app` composes, the rest meets no client.
+One program with two interfaces: the webhooks that the API server calls, and the extender that the scheduler
+calls. Every judgement is :mod:`gpu_manager.domain`'s; :mod:`admission.app` is the composition root.
 """

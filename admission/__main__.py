@@ -334,7 +334,9 @@ def _pod_groups(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The program as a function; its exit code: 1 for what the operator mends, 2 for a wrong command line."""
+    """Run the program; returns its exit code: 1 for faults that the operator must fix, 2 for a wrong command
+    line.
+    """
     try:
         Command(ADMISSION_NAME, command).call(arguments)
     except VcudaError as error:

@@ -1,4 +1,4 @@
-"""Everything the admission service can be told, in frozen values; the command line fills them."""
+"""All settings of the admission service, in frozen values; the command line fills them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TRUSTED_USERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ClusterTerms:
-    """What this cluster grants, and what it writes into pods.
+    """What this cluster grants, and what the webhooks write into pods.
 
     ``unit`` is bytes of a memory unit; ``default_memory`` units for a part of a card without memory, 0 for
-    none; an empty ``scheduler_name`` or ``runtime_class`` leaves the pod's own. ``allow_env_from``: envFrom,
-    which may show a container every card where a variable shows cards, is taken all the same.
+    none; an empty ``scheduler_name`` or ``runtime_class`` leaves the pod's own. ``allow_env_from``: envFrom
+    is accepted although a variable from it may show a container every card.
     """
 
     unit: int = DEFAULT_UNIT
@@ -44,9 +44,9 @@ class ClusterTerms:
 
 @dataclass(frozen=True, slots=True)
 class InflightBounds:
-    """What one caller may cost: bytes of a body, seconds to send it, requests at work and waiting.
+    """Bounds for one caller: bytes of a body, seconds to send it, requests in progress and waiting.
 
-    An API server asks about all pods of a large Deployment or Job at once: they wait, each for its turn.
+    An API server sends reviews of all pods of a large Deployment or Job at once; they wait in a queue.
     """
 
     body: int = 3 << 20
@@ -68,10 +68,10 @@ class ConnectionBounds:
 
 @dataclass(frozen=True, slots=True)
 class OwnCertificates:
-    """Certificates made by the service itself: where they are kept, who is told to trust them.
+    """Certificates made by the service itself: where they are stored, and which configurations trust them.
 
     ``names`` are those of the webhook configurations; ``life_days`` is a certificate's life, renewed after
-    two thirds; ``settle_seconds`` is how long a new authority is known to API servers before it is used.
+    two thirds; ``settle_seconds`` is how long API servers know a new authority before it is used.
     """
 
     secret: str = ADMISSION_SECRET
@@ -81,7 +81,7 @@ class OwnCertificates:
 
 
 class LeaderMode(Enum):
-    """How it is known which replica binds."""
+    """How replicas decide which of them binds."""
 
     SCHEDULER = "scheduler"  # the one whose pod holds the Lease of the kube-scheduler that runs beside it
     LEASE = "lease"  # the one that holds a Lease of our own; it labels its pod
@@ -90,10 +90,11 @@ class LeaderMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """Who leads. ``namespace``/``lease``: the Lease that is held or watched.
+    """The leader election. ``namespace``/``lease``: the Lease that is held or watched.
 
-    ``pod`` is this pod's name; ``seconds`` how long a Lease of our own holds without a renewal: renewed every
-    two to three, it has always the seven left that a Binding needs, and another leads within fifteen.
+    ``pod`` is this pod's name; ``seconds`` how long the service's own Lease lasts without renewal: renewed
+    every two to three seconds, it always has the seven left that a Binding needs, and another replica leads
+    within fifteen.
     """
 
     mode: LeaderMode = LeaderMode.SCHEDULER
@@ -105,11 +106,11 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True)
 class ExtenderEndpoint:
-    """Where schedulers ask.
+    """The endpoint for schedulers.
 
     With ``certificate``, ``key`` and ``client_ca`` it speaks TLS, and bind and preempt are open to clients
-    whose certificate that authority signed for one of ``client_names``, from loopback too; without, to
-    loopback alone.
+    whose certificate that authority signed for one of ``client_names``, from loopback too; without them, only
+    to loopback.
     """
 
     address: str = "127.0.0.1"

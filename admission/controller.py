@@ -1,6 +1,6 @@
-"""The scheduler's side of the service as one part: watches, books, extender, leader, events; begun and ended.
+"""The scheduler's part of the service: watches, cluster state, extender, leader, events; started and stopped.
 
-The cluster's API comes in as :class:`~admission.ports.ClusterAccess`; nothing here knows an API
+Access to the cluster's API is passed in as :class:`~admission.ports.ClusterAccess`; this module knows no API
 server.
 """
 
@@ -207,9 +207,9 @@ class SchedulingController:
             thread.start()
 
     def elsewhere(self) -> bool:
-        """True if a scheduler should ask another replica: connections end with their answer.
+        """True if a scheduler should call another replica: connections then end with their answer.
 
-        The Service selects by the leader's label, for new connections alone.
+        The Service selects by the leader's label, which affects only new connections.
         """
         return self._settings.leadership.mode is LeaderMode.LEASE and not self.leader.leads()
 
@@ -218,7 +218,7 @@ class SchedulingController:
         return {"snapshot": self.cluster.synced}
 
     def why(self) -> str:
-        """What cannot be read at present, for /readyz, which names nobody; empty if all can."""
+        """What cannot be read at present, for /readyz, without names; empty if everything can."""
         counts = {name: len(watch.spoiled) for name, watch in self._watches.items() if watch.spoiled}
         found = ", ".join(f"{count} of the {name}" for name, count in sorted(counts.items()))
         return f"cannot read {found}: see object_unreadable in the log" if found else ""
@@ -387,7 +387,7 @@ class SchedulingController:
         )
 
     def wake(self) -> None:
-        """Touch the pods whose scheduler would not look at them in time. Done each second."""
+        """Touch the pods that their scheduler would not retry in time. Called each second."""
         self._waker.tick(self.cluster.lapsed + self.binder.lapsed)
 
     def _wake(self, pod: Pod, value: str) -> None:
@@ -416,9 +416,7 @@ class SchedulingController:
         )
 
     def stale_seconds(self) -> float:
-        """Return for how long the oldest of the watches that are down has told nothing; 0 while all are
-        up.
-        """
+        """Seconds since the last event of the longest-down watch; 0 while all are up."""
         now = self._clock.monotonic()
         down = (now - w.heard for w in self._watches.values() if w.error and w.heard is not None)
         return max(down, default=0.0)

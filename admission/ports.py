@@ -26,13 +26,13 @@ class ClusterWatch(Protocol):
 
     @property
     def spoiled(self) -> Mapping[str, object]:
-        """What cannot be read at present, by name."""
+        """The resources that cannot be read at present, by name."""
 
     def start(self) -> None:
         """Begin."""
 
     def relist(self) -> None:
-        """Take in a full list that is asked for from now on."""
+        """Request a full list now and apply it."""
 
     def catch_up(self, version: str, since: float) -> None:
         """Count as listed at ``since`` (monotonic) once the change of this version has been shown, which was
@@ -77,9 +77,9 @@ def _unheard(_object: Involved, _text: str) -> None: ...
 
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
-    """What a watch calls: ``replaced`` with each full list and what takes in one object of it by ``changed``,
-    ``changed`` with an object and whether it is gone, ``unreadable`` with one that cannot be read and a text
-    about it.
+    """The callbacks of a watch: ``replaced`` with each full list and the function that applies one object of
+    it, ``changed`` with an object and whether it is gone, ``unreadable`` with an object that cannot be read
+    and a text about it.
     """
 
     resource: str

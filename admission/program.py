@@ -1,4 +1,4 @@
-"""One replica as a program: what it serves, when it is ready, how it begins and how it ends.
+"""One replica as a program: what it serves, when it is ready, how it starts and how it stops.
 
 :mod:`admission.app` builds the parts.
 """
@@ -39,7 +39,7 @@ class ProgramPart(Protocol):
         """Begin; must not wait for the API server."""
 
     def ready(self) -> Mapping[str, bool]:
-        """What must hold before this replica is asked; names go to ``/readyz``."""
+        """The conditions for readiness; their names are shown in ``/readyz``."""
 
     def stop(self) -> None:
         """End everything it began."""
@@ -105,7 +105,7 @@ class AdmissionProgram:
         return self._listener.port
 
     def ready(self) -> dict[str, bool]:
-        """What must hold before this replica is asked."""
+        """The conditions for readiness."""
         pair = self._switch.pair
         checks = {"serving": not self._draining.is_set()}
         checks |= {"certificate": pair is not None and pair.not_after > time.time()}
@@ -114,7 +114,7 @@ class AdmissionProgram:
         return checks
 
     def why(self) -> str:
-        """What is wrong beside that; empty if nothing is."""
+        """Faults beside those conditions; empty if there are none."""
         return "; ".join(part.why() for part in self._parts if isinstance(part, SchedulingController))
 
     def start(self) -> None:
@@ -128,7 +128,7 @@ class AdmissionProgram:
         self._keeper.start()
 
     def stop(self, drain_seconds: float = 0.0) -> None:
-        """Say so for ``drain_seconds``, so that callers go elsewhere; then end everything."""
+        """Report not ready for ``drain_seconds``, so that callers go elsewhere; then end everything."""
         self._draining.set()
         self._ended.wait(drain_seconds)
         self._ended.set()

@@ -1,4 +1,6 @@
-"""The quota's ConfigMap as it changes: taken or complained of, and whoever waits for it looked at again."""
+"""Applies the quota's ConfigMap as it changes, reports faults in it, and requeues the pods that wait for
+it.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ class QuotaController:
         self._changed: frozenset[str] = frozenset()  # namespaces whose quota changed while this ran
 
     def take(self, obj: Obj | None) -> None:
-        """The ConfigMap as it is now, None if there is none."""
+        """Apply the present ConfigMap, None if there is none."""
         before = self.book.complaint
         news = self.book.update(obj)
         self._uid = str(((obj or {}).get("metadata") or {}).get("uid") or "")
@@ -62,12 +64,12 @@ class QuotaController:
                 self.wake()
 
     def wake(self) -> None:
-        """Touch the pods that wait and whose quota changed.
+        """Touch the waiting pods whose quota changed.
 
-        A scheduler looks again at a pod that an extender refused when anything about it changes, else only
-        every five minutes; so does whoever makes claims of templates, of which one may have been refused,
-        else only after up to a quarter of an hour. The value is a digest of the quota, so that nothing is
-        written twice.
+        A scheduler retries a pod that an extender refused when the pod changes, otherwise only every five
+        minutes; the controller that creates claims from templates, one of which may have been refused, only
+        after up to a quarter of an hour. The value is a digest of the quota, so that nothing is written
+        twice.
         """
         quota, changed = self.book.current, self._changed
         if quota is None or not changed:

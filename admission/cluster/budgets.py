@@ -15,13 +15,13 @@ class KnownBudgets:
         self._known: dict[tuple[str, str], DisruptionBudget] = {}
 
     def copy(self) -> KnownBudgets:
-        """The same, changed apart from this."""
+        """An independent copy."""
         other = KnownBudgets()
         other._known = self._known.copy()
         return other
 
     def apply(self, obj: Mapping[str, Any], *, gone: bool) -> None:
-        """One as it is now, or as it was when it was deleted."""
+        """Apply one budget as it is now, or as it was when it was deleted."""
         budget = read_budget(obj)
         if budget is None:
             return
@@ -32,7 +32,7 @@ class KnownBudgets:
             self._known[key] = budget
 
     def keep(self, listed: Collection[tuple[str, str]]) -> None:
-        """Forget all but those of these namespaces and names."""
+        """Forget all budgets but those with these namespaces and names."""
         self._known = {key: budget for key, budget in self._known.items() if key in listed}
 
     def all(self) -> tuple[DisruptionBudget, ...]:

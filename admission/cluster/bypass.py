@@ -1,7 +1,8 @@
-"""Who got past the rules or the scheduler: pods that hold, or may hold, cards that nobody gave them.
+"""Pods that bypassed the rules or the scheduler: they hold, or may hold, cards that were not given to them.
 
-A pod gets there by an excluded namespace, by a time when the webhook was not installed, by ``spec.nodeName``,
-or by a scheduler that does not ask the extender. The agent still holds it to its own books; here it is named.
+A pod bypasses them through an excluded namespace, while the webhook was not installed, by ``spec.nodeName``,
+or with a scheduler that does not call the extender. The agent still enforces its own ledger; this module
+reports such pods.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ REASONS: Final = (ILLEGAL, UNBOUND, FOREIGN)
 
 @dataclass(frozen=True, slots=True)
 class BypassFinding:
-    """One pod, why it is named, and the sentence."""
+    """One pod, the reason why it is reported, and a sentence."""
 
     occupant: PodView
     reason: str
@@ -38,10 +39,10 @@ class BypassFinding:
 
 
 class Bypasses:
-    """Keeps what was found of each pod until it is gone. Thread-safe.
+    """Keeps the findings about each pod until it is gone. Thread-safe.
 
-    ``found`` is told once of each pod; it must not wait. ``unseen``: namespaces whose pods the webhooks do
-    not see, so that breaking a rule there is no bypass.
+    ``found`` is called once per pod; it must not wait. ``unseen``: namespaces whose pods the webhooks do not
+    get, so that breaking a rule there is no bypass.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Bypasses:
         self._known: dict[PodUid, BypassFinding | None] = {}  # once it is on a node; None: nothing is wrong
 
     def look(self, occupant: PodView) -> None:
-        """A pod as the watch shows it. The agent may write the annotation later: the first look counts."""
+        """Judge a pod as the watch shows it, once: the agent may write the annotation later."""
         if not occupant.pod.node or occupant.pod.terminal:
             return
         with self._lock:
@@ -68,18 +69,18 @@ class Bypasses:
             self._found(finding)
 
     def forget(self, uid: PodUid) -> None:
-        """It is gone."""
+        """The pod is gone."""
         with self._lock:
             self._known.pop(uid, None)
 
     def retain(self, uids: Collection[PodUid]) -> None:
-        """All others are gone."""
+        """All pods but these are gone."""
         with self._lock:
             for uid in self._known.keys() - set(uids):
                 del self._known[uid]
 
     def findings(self) -> Sequence[BypassFinding]:
-        """Those who are there now."""
+        """The findings about present pods."""
         with self._lock:
             return [finding for finding in self._known.values() if finding is not None]
 

@@ -1,9 +1,9 @@
-"""The ResourceClaimTemplates of pods that were turned into claims: made before their pod, collected later.
+"""The ResourceClaimTemplates of converted pods: created before their pod, collected later.
 
-A template is named by its content, so that every replica makes the same one. Before a pod is let pass its
-template exists, and says when it was last needed. One that no pod has needed for an hour and that no living
-pod names is deleted, if nobody has said otherwise since it was read: a pod that is just being created says
-so first, and finds the template gone, or keeps it.
+A template is named by a digest of its content, so that every replica creates the same one. Before a pod is
+admitted its template exists, with the time when it was last needed. A template that no pod has needed for an
+hour and that no living pod names is deleted, unless it changed since it was read: for a pod that is just
+being created that time is updated first, which either finds the template gone or keeps it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TemplateApi(Protocol):
         """Merge annotations into the template; False if there is none of that name."""
 
     def delete(self, namespace: str, name: str, uid: str, version: str) -> bool:
-        """Delete just this one as it was; False if it is gone or has changed."""
+        """Delete this template in this version; False if it is gone or has changed."""
 
     def named_by_pods(self, namespace: str) -> Collection[str]:
         """Return the names of templates that pods of the namespace which have not ended name, read now."""
@@ -62,8 +62,8 @@ class TurnedTemplate:
 
 
 def read_turned_template(obj: Mapping[str, Any]) -> TurnedTemplate | None:
-    """Read a ResourceClaimTemplate; None for one that somebody else made. One that does not say when it was
-    needed was needed long ago.
+    """Read a ResourceClaimTemplate; None if this service did not create it. Without a time of last need it
+    counts as needed long ago.
     """
     meta = mapping(obj.get("metadata"))
     if mapping(meta.get("labels")).get(TURNED_LABEL) != "true":
@@ -90,8 +90,8 @@ class ClaimTemplates:
         self._looked: dict[tuple[str, str], float] = {}
 
     def ensure(self, namespace: str, name: str, spec: Mapping[str, Any]) -> str:
-        """Make sure that the template exists while a pod which names it is stored; return why it may not,
-        empty if it does. ``spec`` is that of its claims.
+        """Keep the template in existence while a pod which names it is being stored; returns why that failed,
+        empty if it did not. ``spec`` is that of its claims.
         """
         key, now = (namespace, name), self._clock.monotonic()
         with self._lock:
@@ -134,8 +134,8 @@ class ClaimTemplates:
             self._fresh.pop((namespace, name), None)
 
     def sweep(self, templates: Iterable[TurnedTemplate]) -> int:
-        """Delete those that nobody needs; return how many were. One that pods name is looked at again after
-        another hour.
+        """Delete templates that no pod needs; returns their number. A template that pods name is checked
+        again after another hour.
 
         Raises:
             NodeUnready: the API server does not answer; the rest stays.

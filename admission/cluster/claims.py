@@ -36,8 +36,8 @@ _META: Final = ("name", "namespace", "uid", "resourceVersion", "creationTimestam
 
 @dataclass(frozen=True, slots=True)
 class AdmittedSums:
-    """Namespace of a claim, and what it may take by card model; ``protected`` is the part of it that may be
-    protected shares.
+    """Namespace of a claim, and the most that it may take by card model; ``protected`` is the part that may
+    be in protected shares.
     """
 
     namespace: str
@@ -59,8 +59,8 @@ class _Admitted:
 
 
 class ClusterClaims:
-    """``unit``: bytes of one unit of memory; ``cards``: all cards that claims may be allocated, the same
-    object until they change.
+    """Accounts for the cluster's claims. ``unit``: bytes of one unit of memory; ``cards``: all cards that
+    claims may be allocated, the same object until they change.
     """
 
     def __init__(self, unit: int, cards: Callable[[], OfferedCards]) -> None:
@@ -79,7 +79,7 @@ class ClusterClaims:
         self._used: tuple[OfferedCards, tuple[Used, Used]] | None = None
 
     def copy(self, cards: Callable[[], OfferedCards]) -> ClusterClaims:
-        """The same, changed apart from these."""
+        """An independent copy."""
         other = ClusterClaims(self._unit, cards)
         other._claims, other._waiting = self._claims.copy(), self._waiting.copy()
         other._admitted, other._names = self._admitted.copy(), self._names.copy()
@@ -92,7 +92,7 @@ class ClusterClaims:
     # What the watch shows. Each returns the nodes on which something changed.
 
     def take(self, obj: Mapping[str, Any]) -> set[str]:
-        """The claim as it is now."""
+        """Apply the claim's present object."""
         claim = read_claim(obj)
         if claim is None:
             return set()
@@ -143,7 +143,7 @@ class ClusterClaims:
         return set()
 
     def class_of(self, obj: Mapping[str, Any], *, gone: bool) -> None:
-        """A DeviceClass as it is now."""
+        """Apply a DeviceClass's present object."""
         name = text(mapping(obj.get("metadata")).get("name"))
         selectors = mappings(mapping(obj.get("spec")).get("selectors"))
         self._told.pop(name, None)
@@ -159,7 +159,7 @@ class ClusterClaims:
         self._changed()
 
     def template(self, obj: Mapping[str, Any], *, gone: bool) -> None:
-        """A ResourceClaimTemplate as it is now."""
+        """Apply a ResourceClaimTemplate's present object."""
         meta, spec = mapping(obj.get("metadata")), mapping(obj.get("spec"))
         key = text(meta.get("namespace")), text(meta.get("name"))
         self._templates.pop(key, None)
@@ -174,13 +174,13 @@ class ClusterClaims:
     # What is about to be created.
 
     def admit(self, claim: KnownClaim, until: float) -> None:
-        """Count the claim, whose creation is let pass, until the watch shows it."""
+        """Count the claim, whose creation is admitted, until the watch shows it."""
         if claim.uid not in self._claims:
             self._admitted[claim.uid] = _Admitted(claim.namespace, claim, until)
             self._used = None
 
     def inherit(self, named: Iterable[tuple[PodUid, AdmittedSums]], until: float) -> None:
-        """Count claims that another replica let pass, as it said, until the watch shows them."""
+        """Count claims that another replica admitted according to its record, until the watch shows them."""
         for uid, said in named:
             if uid not in self._claims and uid not in self._admitted:
                 self._admitted[uid] = _Admitted(said.namespace, None, until, said)
@@ -193,7 +193,7 @@ class ClusterClaims:
             self._used = None
 
     def admitted_sums(self) -> dict[PodUid, AdmittedSums]:
-        """What each claim may take that was let pass and which the watch has not shown."""
+        """The most that each admitted claim may take which the watch has not shown."""
         return {uid: self._sums(one) for uid, one in self._admitted.items()}
 
     def _sums(self, one: _Admitted) -> AdmittedSums:
@@ -208,7 +208,7 @@ class ClusterClaims:
         )
 
     def expire(self, now: float) -> bool:
-        """End the wait for those that were not created after all; True if there were any."""
+        """Drop admitted claims that were not created in time; True if there were any."""
         gone = [uid for uid, one in self._admitted.items() if one.until <= now]
         for uid in gone:
             self._forget(uid)
@@ -217,7 +217,7 @@ class ClusterClaims:
 
     @property
     def admitted(self) -> int:
-        """Number of claims whose creation was let pass and which the watch has not shown."""
+        """Number of admitted claims that the watch has not shown."""
         return len(self._admitted)
 
     # What is known.
@@ -227,12 +227,12 @@ class ClusterClaims:
         return tuple(self._at.get(node, {}).values())
 
     def named(self, namespace: str, name: str) -> KnownClaim | None:
-        """The claim of that name; None if nothing of it is, or may be, ours."""
+        """The claim of that name; None if no device of it is, or may be, this driver's."""
         uid = self._names.get((namespace, name))
         return None if uid is None else self._claims.get(uid)
 
     def spec_of(self, namespace: str, entry: Mapping[str, Any]) -> ClaimSpec | None:
-        """The spec of what an entry of a pod's ``spec.resourceClaims`` names; None if it is not known."""
+        """The spec for an entry of a pod's ``spec.resourceClaims``; None if it is not known."""
         claim = self.named(namespace, text(entry.get("resourceClaimName")))
         return (
             claim.spec
@@ -264,19 +264,19 @@ class ClusterClaims:
         return known[1]
 
     def demand_of(self, spec: ClaimSpec | None) -> tuple[ClaimDemand, ...]:
-        """The same of a claim that is not there yet."""
+        """The most that a claim may take which does not exist yet."""
         return demands(spec, self._classes, self._cards(), self._unit, self._told) if spec else ()
 
     def check_parameters(self, spec: ClaimSpec) -> None:
-        """Judge what a claim says in parameters, with its classes. Raises RequestInvalid: it cannot hold."""
+        """Judge a claim's parameters together with its classes. Raises RequestInvalid: they are illegal."""
         check_parameters(spec, self._classes, self._told)
 
     def used(self) -> Used:
-        """What claims that are not allocated may take, by namespace and model."""
+        """The most that unallocated claims may take, by namespace and model."""
         return self._both()[0]
 
     def protected(self) -> Used:
-        """What of it may be protected shares."""
+        """The part of :meth:`used` that may be in protected shares."""
         return self._both()[1]
 
     def _both(self) -> tuple[Used, Used]:
@@ -324,12 +324,12 @@ def _filled(used: Mapping[str, Mapping[str, Amount]]) -> Used:
 
 
 def protected_demands(demanded: Iterable[ClaimDemand]) -> Iterator[ClaimDemand]:
-    """Yield those which may be protected shares."""
+    """Yield the demands that may be for protected shares."""
     return (one for one in demanded if one.protected)
 
 
 def add_demands(models: dict[str, Amount], demanded: Iterable[ClaimDemand]) -> dict[str, Amount]:
-    """Add what claims may take to sums by model, in place; return them."""
+    """Add claims' demands to sums by model, in place; returns the sums."""
     for one in demanded:
         key = one_of(one.models)
         models[key] = models.get(key, ZERO) + one.amount
@@ -337,7 +337,7 @@ def add_demands(models: dict[str, Amount], demanded: Iterable[ClaimDemand]) -> d
 
 
 def slim_claim(obj: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A ResourceClaim with what is read here."""
+    """A ResourceClaim reduced to the fields that are read here."""
     meta, status = mapping(obj.get("metadata")), mapping(obj.get("status"))
     given = mapping(mapping(status.get("allocation")).get("devices"))
     results: Sequence[Mapping[str, Any]] = mappings(given.get("results"))
@@ -361,7 +361,7 @@ def _config(holder: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def slim_template(obj: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A ResourceClaimTemplate with what is read here."""
+    """A ResourceClaimTemplate reduced to the fields that are read here."""
     devices = mapping(mapping(obj.get("spec")).get("spec")).get("devices")
     meta = mapping(obj.get("metadata"))
     kept = ["name", "namespace", "resourceVersion"]
@@ -371,7 +371,7 @@ def slim_template(obj: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def slim_class(obj: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A DeviceClass with what is read here."""
+    """A DeviceClass reduced to the fields that are read here."""
     meta = mapping(obj.get("metadata"))
     return {
         "metadata": {key: meta[key] for key in ("name", "resourceVersion") if key in meta},

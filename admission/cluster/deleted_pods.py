@@ -1,7 +1,7 @@
-"""Pods that were deleted by force: they count on their node until it says what became of their processes.
+"""Pods deleted by force: they count on their node until it reports that their processes have ended.
 
-The API forgets such a pod at once, the kubelet ends its processes after that, and the node's inventory comes
-later still. Nothing that they hold is to be promised meanwhile.
+The API forgets such a pod at once, the kubelet ends its processes after that, and the node's inventory is
+updated later still. Meanwhile their shares must not be promised to other pods.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ class DeletedPods:
     def add(self, uid: PodUid, report: NodeReport, held: tuple[TerminatingShare, ...]) -> None:
         """The API has forgotten the pod before it ended on that node.
 
-        Nodes whose agents do not tell of such pods, and pods of which it has told already, are left out.
+        Pods are ignored if the node's agent does not report such pods, or has reported this one already.
         """
         if held and report.released is not None and uid not in _told(report):
             self._held.setdefault(report.name, {})[uid] = held
             self._new[uid] = report.name
 
     def copy(self) -> DeletedPods:
-        """The same, changed apart from these."""
+        """An independent copy."""
         other = DeletedPods()
         other._held = {node: held.copy() for node, held in self._held.items()}
         other._until, other._new = self._until.copy(), self._new.copy()
         return other
 
     def on(self, node: str) -> tuple[TerminatingShare, ...]:
-        """What they hold on the node."""
+        """The shares of such pods on the node."""
         return tuple(share for held in self._held.get(node, {}).values() for share in held)
 
     def hear(self, report: NodeReport) -> bool:
-        """The node's inventory is another one. True if it tells of some, which then count as it says."""
+        """Apply the node's new inventory. True if it reports such pods, which then count as reported."""
         told = _told(report) & self._held.get(report.name, {}).keys()
         for uid in told:
             self._drop(uid, report.name)
@@ -57,7 +57,7 @@ class DeletedPods:
             self._drop(uid, node)
 
     def expire(self, now: float) -> set[str]:
-        """End what has waited for :data:`SILENCE_SECONDS`; returns the nodes on which something changes."""
+        """Drop pods that waited for :data:`SILENCE_SECONDS`; returns the changed nodes."""
         self._until |= {uid: (now + SILENCE_SECONDS, node) for uid, node in self._new.items()}
         self._new.clear()
         silent = [(uid, node) for uid, (until, node) in self._until.items() if until <= now]

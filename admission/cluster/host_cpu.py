@@ -1,7 +1,7 @@
-"""Host CPU as Kubernetes counts it, in thousandths: what a pod asks for, what a node can give.
+"""Host CPU as Kubernetes counts it, in thousandths: a pod's request, and a node's allocatable amount.
 
-A card on a node without CPU is a card that nobody can use, so the choice among nodes looks at it too. It
-never decides whether a pod fits: that is kube-scheduler's own part.
+A card on a node without free CPU cannot be used, so the choice among nodes considers it too. It never decides
+whether a pod fits: that is kube-scheduler's part.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from gpu_manager.domain.kube import host_resources
 
 
 def asked(pod: Mapping[str, Any]) -> int:
-    """What the scheduler counts for a core/v1 Pod: its worst moment, with its sidecars and its overhead."""
+    """A core/v1 Pod's request as the scheduler counts it: its peak, with sidecars and overhead."""
     return host_resources.asked(pod, "cpu", host_resources.THOUSANDTHS)
 
 
 def allocatable(node: Mapping[str, Any]) -> int | None:
-    """What a core/v1 Node gives to pods; None if it does not say."""
+    """A core/v1 Node's allocatable CPU; None if it does not report it."""
     return host_resources.allocatable(node, "cpu", host_resources.THOUSANDTHS)

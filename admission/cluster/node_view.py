@@ -1,6 +1,6 @@
-"""One node as the extender sees it: its books, what keeps our pods off it, its host CPU. Frozen; pure.
+"""One node as the extender sees it: its accounting, what keeps pods off it, its host CPU. Frozen; pure.
 
-:class:`KeptNode` is a node that is closed to smaller pods, so that it drains for one that waits.
+:class:`KeptNode` is a node that is closed to smaller pods, so that it drains for a waiting pod.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from gpu_manager.domain.untrusted import mapping
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeView(NodeBooks):
-    """A node's books, and what else the choice among nodes looks at.
+    """A node's accounting, and the other inputs of the choice among nodes.
 
-    ``problem`` is why no pod of ours may go there, empty if it may. ``bound`` are the pods on it, also those
-    whose Binding is under way; ``nominated`` those for which preemption is making room. Equal ``hardware``
-    means equal cards, equal ``state`` equal to placement, both but for the UUIDs of the cards. ``cpu`` is the
-    host CPU that no pod has asked for, in thousandths; None if the node does not say what it has. Equal
-    ``kind`` means equal to every pod that is not on the node and may use every pool; 0 marks a node with
-    something of its own: a problem, a refusal, a pod nominated to it, one that it is kept for.
-    ``constraints``, which kube-scheduler judges before it asks an extender, are no part of it. ``ids``: the
-    kubelet's count, where pods shrank; ``numa_ids``: the same by NUMA node, where they lie elsewhere than
-    their ids. ``kept``: for whom it is closed to smaller pods.
+    ``problem`` is why no pod with cards may go there, empty if one may. ``bound`` are the pods on it,
+    including those whose Binding is in progress; ``nominated`` those for which preemption is making room.
+    Equal ``hardware`` means equal cards, equal ``state`` equal to placement, both except for the UUIDs of the
+    cards. ``cpu`` is the host CPU that no pod has requested, in thousandths; None if the node does not report
+    its CPU. Equal ``kind`` means equal to every pod that is not on the node and may use every pool; 0 marks a
+    node with something of its own: a problem, a refusal, a pod nominated to it, or a pod for which it is
+    closed. ``constraints``, which kube-scheduler judges before it calls an extender, do not count for these
+    numbers. ``ids``: the kubelet's count, if pods shrank; ``numa_ids``: the count by NUMA node, if containers
+    hold ids of other nodes than their cards'. ``kept``: the pod for which the node is closed to smaller pods.
     """
 
     problem: str
@@ -60,10 +60,10 @@ class NodeView(NodeBooks):
         return tuple(o for o in self.nominated if o.uid != pod and o.pod.priority >= priority)
 
     def with_awaited(self, awaited: Sequence[PodView], ledger: Ledger | None = None) -> Ledger:
-        """The books as if these pods lay here already, each where it would go.
+        """The accounting as if these pods were here already, each at the place that it would get.
 
-        One that fits only once the deleted pods are gone is charged where they lie, so that nobody takes
-        what they leave; one that does not fit even then takes nothing: its nomination is out of date.
+        A pod that fits only once the deleted pods are gone is charged on their cards, so that no other pod
+        takes that room. A pod that does not fit even then takes nothing: its nomination is out of date.
         """
         node, books = self.node, (self.ledger if ledger is None else ledger).copy()
         for occupant in awaited:
@@ -138,10 +138,10 @@ _SYS = Link.parse("SYS")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeFacts:
-    """A node's report, and ``problem``: why no pod of ours may go there, empty if it may.
+    """A node's report, and ``problem``: why no pod with cards may go there, empty if one may.
 
-    Equal ``hardware`` means equal cards but for their UUIDs. ``cpu`` is what the node gives to pods in
-    thousandths, None if it does not say. ``constraints`` are its cordon, taints and labels, which
+    Equal ``hardware`` means equal cards except for their UUIDs. ``cpu`` is the allocatable CPU in
+    thousandths, None if the node does not report it. ``constraints`` are its cordon, taints and labels, which
     kube-scheduler judges.
     """
 
@@ -186,7 +186,7 @@ def facts_by_capacity(obj: Mapping[str, Any], unit: int, intern: Intern) -> Node
 
 
 def node_fingerprint(obj: Mapping[str, Any]) -> Hashable:
-    """Equal for objects of a node from which the same facts are read, as after a heartbeat."""
+    """Equal for objects of a node from which equal facts are read, as after a heartbeat."""
     status = mapping(obj.get("status"))
     cpu, capacity = mapping(status.get("allocatable")).get("cpu"), mapping(status.get("capacity"))
     said = cpu, capacity.get(CORE), capacity.get(MEMORY)
@@ -211,11 +211,10 @@ def _by_capacity(obj: Mapping[str, Any], model: str, unit: int) -> tuple[CardSta
 
 @dataclass(frozen=True, slots=True)
 class KeptFor:
-    """The pod that waits, the whole cards of one node that it asks for, and how many pods of the cluster may
-    leave their nodes before this one is open again.
+    """The waiting pod, the whole cards of one node that it requests, and how many pods of the cluster may
+    leave their nodes before this one opens again.
 
-    ``seconds``: the node has room for the pod, and is open again so long after that was first so; None while
-    it has none.
+    ``seconds``: the node opens this long after it first had room for the pod; None while it has none.
     """
 
     pod: Pod
@@ -224,12 +223,12 @@ class KeptFor:
     seconds: int | None = None
 
     def refuses(self, pod: Pod, cards: int) -> bool:
-        """True if a pod whose largest part asks for so many whole cards may not come."""
+        """True if a pod whose largest part requests ``cards`` whole cards is kept out."""
         return cards < self.cards and pod.priority <= self.pod.priority and pod.uid != self.pod.uid
 
     def as_json(self, namespace: str = "") -> Mapping[str, Any]:
-        """Who waits since when, for how many cards, and how many pods may leave, or after how many seconds it
-        is open again. ``namespace``: the only one whose pods are named, empty for all; else ``pod`` is empty.
+        """The waiting pod, since when it waits, its cards, and after how many departures or seconds the node
+        opens. ``namespace``: the only one whose pods are named, empty for all; for others ``pod`` is empty.
         """
         name = self.pod.key if namespace in ("", self.pod.namespace) else ""
         found = {"pod": name, "since": self.pod.created, "cards": self.cards, "left": self.left}
@@ -238,17 +237,17 @@ class KeptFor:
 
 @dataclass(slots=True)
 class KeptNode:
-    """Which node is closed now, and for whom. Not thread-safe."""
+    """The node that is closed now, and for which pod. Not thread-safe."""
 
     node: str = ""
     kept: KeptFor | None = None
 
     def on(self, node: str) -> KeptFor | None:
-        """For whom that node is closed."""
+        """The pod for which that node is closed; None if it is not."""
         return self.kept if node == self.node else None
 
     def change(self, node: str, kept: KeptFor | None) -> frozenset[str]:
-        """Close that node instead, none without ``kept``; return the nodes of which something changed."""
+        """Close that node instead, or none without ``kept``; returns the changed nodes."""
         if (node, kept) == (self.node, self.kept):
             return frozenset()
         changed = frozenset(name for name in (self.node, node) if name)

@@ -40,9 +40,9 @@ def name_of(obj: Mapping[str, Any]) -> str:
 
 
 class OnNode(NamedTuple):
-    """Pods of ours that are bound, awaited or nominated on a node, the host CPU of all others, in
-    thousandths, what pods hold there that were deleted by force, claims that hold something there, for
-    whom the node is closed to smaller pods, and whether its agent's pod is not ready.
+    """Pods with cards that are bound, awaited or nominated on a node, the host CPU of all other pods in
+    thousandths, shares of pods deleted by force, claims that hold a device there, the pod for which the node
+    is closed to smaller pods, and whether its agent's pod is not ready.
     """
 
     pods: Sequence[PodView]
@@ -72,8 +72,8 @@ class Nodes:
         self._offered: OfferedCards | None = None  # until a node's cards change
 
     def copy(self) -> Nodes:
-        """The same, changed apart from these. New states get the same numbers in both: what is remembered by
-        the state of a node must not be shared.
+        """An independent copy. New states get equal numbers in both, so caches by node state must not be
+        shared between the two.
         """
         other = Nodes(self._unit)
         other.turn, other._next_state, other._read = self.turn, self._next_state, self._read
@@ -86,7 +86,7 @@ class Nodes:
         return other
 
     def take(self, obj: Mapping[str, Any]) -> bool:
-        """The node's object as it is now; False if nothing changed that matters here, as with a heartbeat."""
+        """Apply the node's object; False if nothing relevant changed, as with a heartbeat."""
         name, said = name_of(obj), node_fingerprint(obj)
         if self._said.get(name) == said:
             facts, constraints = self._facts[name], node_constraints(obj)
@@ -107,7 +107,7 @@ class Nodes:
         return self._facts.pop(name, None) is not None
 
     def known(self) -> tuple[str, ...]:
-        """The names of those whose object is known."""
+        """The names of the nodes whose object is known."""
         return tuple(self._facts)
 
     def offered(self) -> OfferedCards:
@@ -135,7 +135,7 @@ class Nodes:
 
     @property
     def live(self) -> Mapping[str, NodeView]:
-        """The same, not copied: it changes with the next :meth:`build`."""
+        """All nodes, not copied: the mapping changes with the next :meth:`build`."""
         return self._views
 
     @property
@@ -149,7 +149,7 @@ class Nodes:
         return {namespace: models.copy() for namespace, models in self._protected.items()}
 
     def since(self, turn: int) -> Iterable[str]:
-        """The names of those that were built after that turn, the newest first."""
+        """The names of the nodes rebuilt after that generation, the newest first."""
         return takewhile(lambda name: self._built[name] > turn, reversed(self._built))
 
     def imagined(self, obj: Mapping[str, Any]) -> NodeView:
@@ -158,7 +158,7 @@ class Nodes:
         return build_view(facts, (), (), self._intern, cpu=facts.cpu)
 
     def report(self, name: str) -> NodeReport | None:
-        """What the node says of itself; None if its object is not known."""
+        """The node's report; None if its object is not known."""
         facts = self._facts.get(name)
         return None if facts is None else facts.report
 

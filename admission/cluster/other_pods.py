@@ -1,7 +1,7 @@
-"""Pods that ask for no card: the host CPU that they take from a node, and where the agent's is not ready.
+"""Pods without cards: their host CPU on each node, and nodes whose agent's pod is not ready.
 
-A kubelet tells of an agent whose container was killed within a second or two, and of the devices that it
-withdrew only with its next status: what is bound in between fails for good.
+A kubelet reports an agent whose container was killed within a second or two, and the devices that it withdrew
+only with its next status: a pod bound in between fails for good.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _ENDED = ("Succeeded", "Failed")
 
 
 class OtherPods:
-    """Who takes how much of which node. Every change says which nodes it touched. Not thread-safe.
+    """Host CPU of each such pod on its node. Every change returns the nodes it affects. Not thread-safe.
 
-    The agents' pods are those of ``namespace``, where no tenant can make one.
+    The agents' pods are those of ``namespace``, where no tenant can create one.
     """
 
     def __init__(self, namespace: str) -> None:
@@ -34,12 +34,12 @@ class OtherPods:
         return self._used.get(node, 0)
 
     def agent_away(self, node: str) -> bool:
-        """True if the kubelet says of each agent's pod there that it is not ready; False without one."""
+        """True if the kubelet reports every agent's pod there as not ready; False if there is none."""
         agents = self._agents.get(node)
         return agents is not None and not any(agents.values())
 
     def take(self, uid: PodUid, obj: Mapping[str, Any]) -> set[str]:
-        """The pod as it is now; nothing changes with a status that changes nothing here."""
+        """Apply the pod's object; a status without relevant changes has no effect."""
         spec, status = obj.get("spec"), obj.get("status")
         node = spec.get("nodeName") if isinstance(spec, Mapping) else None
         phase = status.get("phase") if isinstance(status, Mapping) else None
@@ -70,7 +70,7 @@ class OtherPods:
         return all(one.get("ready") is True for one in statuses)
 
     def drop(self, uid: PodUid) -> set[str]:
-        """It is gone."""
+        """The pod is gone."""
         node, cpu, ready = self._pods.pop(uid, ("", 0, None))
         if not node:
             return set()
@@ -84,13 +84,13 @@ class OtherPods:
         return {node}
 
     def copy(self) -> OtherPods:
-        """The same, changed apart from these."""
+        """An independent copy."""
         other = OtherPods(self._namespace)
         other._pods, other._used = self._pods.copy(), self._used.copy()
         other._agents = {node: agents.copy() for node, agents in self._agents.items()}
         return other
 
     def keep(self, uids: Collection[PodUid]) -> set[str]:
-        """Whoever is not among them is gone."""
+        """All pods but these are gone."""
         gone = [uid for uid in self._pods if uid not in uids]
         return set().union(*map(self.drop, gone))

@@ -1,7 +1,7 @@
-"""The pods that ask for cards: what the watch shows of each, and the node on which it counts.
+"""The pods that request cards: the state of each in the watch, and the node on which it counts.
 
-A pod counts on its node also before the watch shows it there, and an answer to a resize from the moment it
-is written. Not thread-safe: :class:`~admission.cluster.snapshot.ClusterState` holds the lock.
+A pod counts on its node even before the watch shows it there, and an answer to a resize from the moment it is
+written. Not thread-safe: :class:`~admission.cluster.snapshot.ClusterState` holds the lock.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gpu_manager.domain.placement.ledger import Share
 
 
 class PodBooks:
-    """``changed`` are the nodes on which something changed; who builds them anew takes them out.
+    """Accounts for the pods. ``changed`` are the nodes with changes, removed by the code that rebuilds them.
 
-    ``lapsed`` counts expectations that ended though nobody was bound.
+    ``lapsed`` counts expectations that ended without a bind.
     """
 
     def __init__(self, keep_seconds: float = KEEP_SECONDS) -> None:
@@ -42,7 +42,9 @@ class PodBooks:
         self._at: dict[str, set[PodUid]] = {}  # node → pods bound, reserved or nominated there
 
     def copy(self) -> PodBooks:
-        """The same pods on the same nodes, changed apart from these; no answer to a resize is awaited."""
+        """A copy with the same pods on the same nodes, independent of this one; no resize answer is pending
+        in it.
+        """
         other = PodBooks()
         other._pods, other._names = self._pods.copy(), self._names.copy()
         other._assumed, other._turnover = self._assumed.copy(), self._turnover.copy()
@@ -52,7 +54,7 @@ class PodBooks:
     # What the watch shows.
 
     def take(self, occupant: PodView) -> None:
-        """The pod as it is now."""
+        """Apply the pod's object."""
         uid, before = occupant.uid, self._pods.get(occupant.uid)
         if before is not None and before.pod.node and not occupant.pod.node:
             return  # a UID is bound once for all: this is an older picture of it
@@ -136,12 +138,14 @@ class PodBooks:
             self._leave(occupant)
 
     def give_up(self, uid: PodUid) -> None:
-        """The pod does not come where it is expected: that is free, and nothing in the API says so."""
+        """The pod does not come to where it is expected; its place is free, of which the API gives no
+        notice.
+        """
         self.lapsed += self._assumed.expected(uid) is not None
         self.unexpect(uid)
 
     def give_up_all(self) -> None:
-        """The same of every pod that is expected."""
+        """Give up the places of all expected pods."""
         for uid in self._assumed.all_expected():
             self.give_up(uid)
 
@@ -170,7 +174,9 @@ class PodBooks:
         return False
 
     def answer(self, uid: PodUid, text: str | None) -> None:
-        """Count the pod as if this answer were written, until the watch shows it; None: it was not."""
+        """Count the pod as if this answer were written, until the watch shows it; None: it was not
+        written.
+        """
         shown = self._answers.give(uid, text, self._pods.get(uid))
         if shown is not None:
             self.take(shown)
@@ -182,7 +188,7 @@ class PodBooks:
         return self._pods.get(uid)
 
     def named(self, namespace: str, name: str) -> PodView | None:
-        """The same by name."""
+        """The pod of that name."""
         uid = self._names.get(f"{namespace}/{name}")
         return None if uid is None else self._pods.get(uid)
 
@@ -196,12 +202,12 @@ class PodBooks:
         return occupant.pod.node if occupant else ""
 
     def reserved_on(self, uid: PodUid) -> str:
-        """The node that the pod is reserved on, empty if on none."""
+        """The node on which the pod is reserved, empty if on none."""
         occupant = self._assumed.reserved(uid)
         return occupant.pod.node if occupant else ""
 
     def reserved(self) -> Mapping[PodUid, str]:
-        """Each pod whose Binding is under way or expected, and its node."""
+        """Each pod whose Binding is in progress or expected, and its node."""
         return self._assumed.nodes()
 
     def resizing(self) -> tuple[PodView, ...]:
@@ -214,7 +220,7 @@ class PodBooks:
         return [self._assumed.of(uid) or self._pods[uid] for uid in self._at.get(node, ())]
 
     def came(self) -> list[PodView]:
-        """The pods that came up since this was last asked, each once."""
+        """The pods that came since the last call, each once."""
         return self._turnover.take_came()
 
     def left(self) -> list[PodView]:
@@ -222,7 +228,7 @@ class PodBooks:
         return self._turnover.take_left()
 
     def _with_shared_constraints(self, occupant: PodView) -> PodView:
-        """The pod, with constraints that equal another's held once."""
+        """The pods that left a node, or ended there, since the last call, each once."""
         constraints = occupant.constraints
         if constraints == ANYWHERE:
             return occupant
@@ -279,9 +285,9 @@ class UnshownAnswers:
         return answered(occupant, text)
 
     def give(self, uid: PodUid, text: str | None, known: PodView | None) -> PodView | None:
-        """Count with this answer from now on, with none for None: the pod is written so, or was not.
+        """Count with this answer from now on, or with none for None: the answer was written, or was not.
 
-        Returns the pod as the watch has shown it last, ``known`` if no answer was given before.
+        Returns the pod as the watch last showed it, ``known`` if no answer was pending.
         """
         _, before = self._answers.pop(uid, ("", known))
         if before is not None and text is not None:

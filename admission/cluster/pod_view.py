@@ -1,9 +1,8 @@
-"""A pod as the books of the cluster see it, read from an untrusted Kubernetes object once.
+"""A pod as the cluster's accounting sees it, parsed once from an untrusted Kubernetes object.
 
-Whatever a tenant can write into its own pod changes nothing of what it is charged: the amounts are those of
-its spec, which Kubernetes does not let it change; its annotation only says *which card*, and only if it
-names this very pod and the node that the pod is on. More than its spec is charged by what the scheduler and
-the agent alone may write.
+What a tenant can write into its own pod does not lower its charge: the amounts are those of its spec, which
+Kubernetes makes immutable; its annotation only tells *which card*, and only if it names this pod and its
+node. A charge above the spec comes from what only the scheduler and the agent may write.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ _SAID: Final = 512  # characters of a scheduler's words
 
 @dataclass(frozen=True, slots=True)
 class PodView(PlacedPod):
-    """A pod that asks for cards.
+    """A pod that requests cards.
 
-    ``nominated`` is the node where preemption is making room for it, ``reserved`` marks one whose Binding is
-    under way. ``cpu`` is the host CPU it asks for, in thousandths. ``constraints`` are what it requires of
-    nodes while it has none; ``unschedulable``: its scheduler has found no node. ``verdict`` numbers what its
-    scheduler said last of why it has no node, 0 if it said nothing: another number is another verdict;
-    ``said`` is how that begins. ``gates``: its scheduling gates.
+    ``nominated`` is the node where preemption is making room for it, ``reserved`` marks a pod whose Binding
+    is in progress. ``cpu`` is the requested host CPU in thousandths. ``constraints`` are its requirements on
+    nodes while it has none; ``unschedulable``: its scheduler has found no node. ``verdict`` numbers its
+    scheduler's last message about that, 0 if there is none: another number is another message; ``said`` is
+    its beginning. ``gates``: its scheduling gates.
     """
 
     nominated: str = ""
@@ -50,7 +49,9 @@ class PodView(PlacedPod):
 
     @property
     def lent(self) -> bool:
-        """True if it asks for whole cards under NVIDIA's name: ours only where the node lends them."""
+        """True if it requests whole cards under NVIDIA's name, which counts only on nodes that offer them
+        so.
+        """
         return self.pod.lent
 
     @property
@@ -60,7 +61,7 @@ class PodView(PlacedPod):
 
     @property
     def waits(self) -> bool:
-        """True if it still looks for a node."""
+        """True if it still waits for a node."""
         return not self.pod.node and not self.pod.terminal and not self.pod.deleting
 
     @property
@@ -76,7 +77,7 @@ class PodView(PlacedPod):
         return not self.pod.annotations.keys().isdisjoint((RESIZE, RESIZED, TEMPLATE_SIZE))
 
     def request(self, unit: int) -> PodRequest | None:
-        """What it asks for, or, once it is on a node, what it is booked with; None if that is illegal."""
+        """The pod's request, or on a node the booked one; None if that is illegal."""
         if self.pod.node:
             return booked_request(self.pod, unit)
         try:
@@ -85,19 +86,19 @@ class PodView(PlacedPod):
             return None
 
     def on(self, node: str, placement: Mapping[str, tuple[Share, ...]]) -> PodView:
-        """The same pod as it will be once bound there."""
+        """The pod as it will be once bound there."""
         assigned = {name: tuple((s.card, s.amount) for s in shares) for name, shares in placement.items()}
         return replace(self, pod=replace(self.pod, node=node), assigned=assigned, nominated="", reserved=True)
 
 
 def answered(occupant: PodView, text: str) -> PodView:
-    """The same pod once this answer to its request for another size is written."""
+    """The pod as it will be once this answer to its resize request is written."""
     pod = replace(occupant.pod, annotations={**occupant.pod.annotations, RESIZED: text})
     return replace(occupant, pod=pod, assigned=assigned_cards(pod))
 
 
 def pod_view(pod: Pod, obj: Mapping[str, Any] | None = None) -> PodView:
-    """The pod with what the books need beside :class:`Pod`; ``obj`` is the object it was read from."""
+    """The pod with the further fields for the accounting; ``obj`` is the object from which it was parsed."""
     status = (obj or {}).get("status")
     status = status if isinstance(status, Mapping) else {}
     unplaced = [] if pod.node else [c for c in mappings(status.get("conditions")) if _is_unplaced(c)]
@@ -124,9 +125,9 @@ def _is_unplaced(condition: Mapping[str, Any]) -> bool:
 
 
 def read_pod_view(obj: Mapping[str, Any]) -> PodView | None:
-    """Read a core/v1 Pod; None if it asks for nothing of ours, or cannot be read.
+    """Read a core/v1 Pod; None if it requests no card resource, or cannot be read.
 
-    One that asks for ``nvidia.com/gpu`` counts once it is on a node: that may lend its cards under the name.
+    A pod with ``nvidia.com/gpu`` counts once it is on a node, which may offer its cards under that name.
     """
     try:
         pod = parse_pod(obj)
@@ -137,7 +138,9 @@ def read_pod_view(obj: Mapping[str, Any]) -> PodView | None:
 
 
 def named(pods: Iterable[Pod], namespace: str | None) -> tuple[str, ...]:
-    """Pods for whoever may read those of ``namespace``, None for all: others are counted."""
+    """Names of pods for readers of ``namespace`` (None: of all); pods of other namespaces are only
+    counted.
+    """
     known = tuple(pods)
     mine = [printable(pod.key) for pod in known if namespace in (None, pod.namespace)]
     others = len(known) - len(mine)

@@ -1,4 +1,6 @@
-"""What of a pod or a node the snapshot needs: so that a list of a large cluster costs no more than that."""
+"""Reduces pods and nodes to the fields that the snapshot needs, so that a large cluster's list stays
+small.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,11 @@ Obj = Mapping[str, Any]
 
 
 def slim_pod(obj: Obj) -> Obj | None:
-    """A core/v1 Pod with what is read here; None if it is on no node and names no resource of ours, nor a
-    ResourceClaim.
+    """A core/v1 Pod reduced to the fields read here; None if it is on no node and names neither a card
+    resource nor a ResourceClaim.
 
-    Of a pod on a node that asks for no card, what it takes of the node's CPU is kept, and of an agent's
-    whether its containers are ready; one that asks for ``nvidia.com/gpu`` may have a card of ours there.
+    Of a pod on a node that requests no card, its CPU request is kept, and of an agent's pod whether its
+    containers are ready; a pod that requests ``nvidia.com/gpu`` may have a card there.
     """
     meta, spec = mapping(obj.get("metadata")), mapping(obj.get("spec"))
     groups = {group: mappings(spec.get(group)) for group in _GROUPS}
@@ -91,7 +93,7 @@ def _claiming(meta: Obj, spec: Obj, status: Obj) -> Obj:
 
 
 def slim_node(obj: Obj) -> Obj:
-    """A core/v1 Node with what is read here."""
+    """A core/v1 Node reduced to the fields read here."""
     meta = mapping(obj.get("metadata"))
     return {
         "metadata": {

@@ -1,4 +1,4 @@
-"""Pods that came up and pods that left, each told once: for the one who counts them."""
+"""Pods that came and pods that left, each reported once, for one consumer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST: Final = 1 << 16  # that nobody has counted yet; the oldest go
 
 
 class Turnover:
-    """What came and left since it was last asked about. Not thread-safe."""
+    """The pods that came and left since the last call. Not thread-safe."""
 
     def __init__(self) -> None:
         self._came: deque[PodView] = deque(maxlen=_MOST)
@@ -26,15 +26,15 @@ class Turnover:
         self._left.append(occupant)
 
     def take_came(self) -> list[PodView]:
-        """Those that came up since this was last asked."""
+        """The pods that came since the last call."""
         return _taken(self._came)
 
     def take_left(self) -> list[PodView]:
-        """Those that have left since this was last asked."""
+        """The pods that left since the last call."""
         return _taken(self._left)
 
     def copy(self) -> Turnover:
-        """The same, told apart from these."""
+        """An independent copy."""
         other = Turnover()
         other._came, other._left = self._came.copy(), self._left.copy()
         return other

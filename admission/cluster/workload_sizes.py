@@ -1,4 +1,4 @@
-"""The sizes that workloads ask for in their own metadata, and the pods that they are for."""
+"""The sizes that workloads request in their own metadata, and the pods to which they apply."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class WorkloadSizes:
                 del self._asked[key]
 
     def change(self, kind: str, obj: Obj, *, gone: bool) -> bool:
-        """One workload as it is now; its pods outlive the size of one that is ``gone``.
+        """Apply one workload's object; its pods keep existing if it is ``gone``.
 
-        True: it asks for another size than before.
+        True: it requests another size than before.
         """
         key, asked = _key(kind, obj), "" if gone else _asked(obj)
         with self._lock:
@@ -62,12 +62,12 @@ class WorkloadSizes:
                 self._pods.pop(key, None)
 
     def asked_of(self, pod: Pod) -> str:
-        """What the pod's owner asks for; empty for nothing."""
+        """The size that the pod's owner requests; empty for none."""
         with self._lock:
             return self._asked.get(workload_key(pod.namespace, pod.workload), "")
 
     def pods(self) -> set[PodUid]:
-        """The pods of workloads that ask for a size."""
+        """The pods of workloads that request a size."""
         with self._lock:
             return {uid for key in self._asked for uid in self._pods.get(key, ())}
 

@@ -1,1 +1,1 @@
-"""The cluster's console: what it shows, and who may see it."""
+"""The cluster's console: the data that it shows, and the rights needed for it."""

@@ -53,7 +53,7 @@ class Agents(Protocol):
     """The agents of the cluster."""
 
     def addresses(self) -> Mapping[str, str]:
-        """Node → URL of its agent. Raises NodeUnready: the API server does not say."""
+        """Node → URL of its agent. Raises NodeUnready: the API server does not answer."""
 
     def page(self, url: str, path: str) -> bytes:
         """The agent's answer to a GET. Raises NodeUnready: no answer."""
@@ -61,7 +61,7 @@ class Agents(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgentAnswer:
-    """What one agent said, at which monotonic second."""
+    """An agent's answer, and the monotonic second of its arrival."""
 
     at: float
     usage: NodeUsage

@@ -193,7 +193,7 @@ MOST_WORKLOADS: Final = 20  # of one file
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """An object that runs pods, ``copies`` at once. ``template`` is None if it has none where one belongs."""
+    """An object that runs pods, ``copies`` at once. ``template`` is None if its template is missing."""
 
     kind: str
     namespace: str
@@ -204,7 +204,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ManifestFile:
-    """What a file holds: objects that run pods, and ResourceClaims and ResourceClaimTemplates."""
+    """The content of a file: objects that run pods, and ResourceClaims and ResourceClaimTemplates."""
 
     workloads: Sequence[Workload]
     claims: Sequence[Mapping[str, Any]] = ()

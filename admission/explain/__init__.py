@@ -1,1 +1,1 @@
-"""Why a pod waits, the smallest change that helps, and what people are shown of it."""
+"""Explains why a pod waits, and the smallest change that helps."""

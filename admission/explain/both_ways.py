@@ -1,5 +1,5 @@
-"""A pod that asks for extended resources and uses ResourceClaims as well: kube-scheduler needs one node with
-room for both, and the two are explained apart.
+"""Pods that request extended resources and use ResourceClaims as well: kube-scheduler needs one node with
+room for both, while the two are explained separately.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _BOUND: Final = "bound"
 
 
 def explain_both(own: Explanation, claims: Explanation) -> Explanation:
-    """Return the one explanation of a pod from those of its extended resources and of its claims.
+    """One explanation of a pod from those of its extended resources and of its claims.
 
-    ``own`` that asks for nothing counts for nothing. Where a cluster has more nodes than either shows,
-    whether one has room for both is not said.
+    ``own`` without a request is ignored. In clusters with more nodes than either explanation lists, it is
+    left open whether one node has room for both.
     """
     if not own.asks:
         return claims

@@ -1,6 +1,7 @@
-"""Who may ask on :9443 about pods and quotas: callers who may get pods there, and not too many at once.
+"""Rights for requests on :9443 about pods and quotas: callers must be able to get pods there; their number is
+bounded.
 
-Behind TokenReview and SubjectAccessReview (:mod:`gpu_manager.runtime.access`).
+Uses TokenReview and SubjectAccessReview (:mod:`gpu_manager.runtime.access`).
 """
 
 from __future__ import annotations
@@ -48,9 +49,11 @@ class CallerGate:
         heavy: bool = True,
         rights: Sequence[Right] = (GET_PODS,),
     ) -> Response:
-        """``work()``, if the caller has the rights in the namespace (empty: in all), and not too many ask.
+        """``work()``, if the caller has the rights in the namespace (empty: in all), and there are not too
+        many calls.
 
-        ``heavy`` work costs a core; what only waits for another program is not, and takes no turn from it.
+        ``heavy`` work costs a core; work that only waits for another program is not heavy and takes no slot
+        from it.
         """
         if not self._inside.acquire(blocking=False):
             return said(HTTPStatus.SERVICE_UNAVAILABLE, "too many questions at once: try again")
@@ -76,13 +79,13 @@ class CallerGate:
 
 
 def said(status: HTTPStatus, text: str) -> Response:
-    """An answer that is not the one asked for, with its reason."""
+    """An error answer with its reason."""
     headers = {"www-authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else None
     return JSONResponse({"error": text}, status_code=int(status), headers=headers)
 
 
 def documented(summary: str) -> dict[str, Any]:
-    """What the OpenAPI document says of a route behind the gate."""
+    """The OpenAPI description of a route behind the gate."""
     texts = {400: "Malformed", 401: "No token", 403: "Not allowed", 404: "No such pod", 503: "Not now"}
     media = {"application/json": {"schema": {"type": "object"}}, "text/plain": {"schema": {"type": "string"}}}
     return {

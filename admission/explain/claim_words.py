@@ -1,4 +1,4 @@
-"""What requests of ResourceClaims ask for, in words."""
+"""The requests of ResourceClaims as text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def nodes_words(count: int) -> str:
 
 
 def asked_words(request: DeviceRequest, priority: Priority = Priority.NORMAL) -> str:
-    """Return what a request asks for, and its priority where that is not the normal one."""
+    """A phrase for a request's amounts, and its priority unless that is normal."""
     return _amounts(request) + ("" if priority is Priority.NORMAL else f", {priority.value}")
 
 
@@ -53,7 +53,7 @@ def _part(request: DeviceRequest) -> str:
 
 
 def rounding_words(request: DeviceRequest, unit: int) -> str:
-    """Return what Kubernetes makes of an odd amount; empty if it keeps it."""
+    """A phrase for what Kubernetes rounds an odd amount to; empty if it does not round."""
     steps = {CORES: CapacityRange(1, 1, 100), MEMORY: CapacityRange(unit, unit, unit << 40)}
     words = []
     for name, span in steps.items():

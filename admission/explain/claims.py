@@ -1,8 +1,8 @@
 """Why a pod waits for its ResourceClaims, or what they hold: Kubernetes reports only that it waits.
 
-:mod:`admission.explain.waiting_claims` works out where the claims would go, card by card. kube-scheduler asks
-no extender about such a pod, so a pod counts as waiting by what kube-scheduler writes into its status; within
-a second an Event then names the reason.
+:mod:`admission.explain.waiting_claims` works out where the claims would go, card by card. kube-scheduler
+calls no extender for such a pod, so a pod counts as waiting by what kube-scheduler writes into its status;
+within a second an Event then gives the reason.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _SHOWN: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class ClaimingPod:
-    """A pod that uses claims, by the pod's own name for each: ``claims`` has their names, empty where one is
-    not created yet, and ``templates`` those of the templates of which they are made.
+    """A pod that uses claims, by the pod's own name for each: ``claims`` has their names, empty for a claim
+    that is not created yet, and ``templates`` the names of their templates.
     """
 
     key: str
@@ -70,7 +70,7 @@ def claiming_pod(obj: Mapping[str, Any]) -> ClaimingPod | None:
 
 
 def may_be_ours(pod: ClaimingPod, cluster: ClusterState) -> bool:
-    """Return whether a claim of the pod is ours, or will be by the template that it is made of."""
+    """True if a claim of the pod is for this driver, or will be by its template."""
     with cluster.lock:
         classes = cluster.claims.classes
         named = (cluster.claims.named(pod.namespace, name) for name in pod.claims.values() if name)
@@ -94,10 +94,10 @@ def explain_claims(
     everywhere: bool = False,
     drafts: Mapping[str, KnownClaim] | None = None,
 ) -> Explanation | None:
-    """Why the pod waits, or what its claims hold; None if none of them is, or may be, ours.
+    """Why the pod waits, or what its claims hold; None if none of them is, or may be, for this driver.
 
-    ``everywhere``: who reads it may get pods in all namespaces; else holders in others are not named.
-    ``drafts``: claims that would be created with the pod, by the pod's own names.
+    ``everywhere``: the reader may get pods in all namespaces; otherwise holders in other namespaces are not
+    named. ``drafts``: claims that would be created with the pod, by the pod's own names.
     """
     drafts = drafts or {}
     with cluster.lock:
@@ -212,7 +212,7 @@ class ClaimingPods:
         self._events = PendingEvents(self._find, self._explain, voice, clock, _SETTLE_SECONDS)
 
     def look(self, obj: Mapping[str, Any], *, gone: bool, tells: bool) -> None:
-        """The pod as the watch shows it; one that waits and found no node is told why where ``tells``."""
+        """Handle a pod as the watch shows it; one that found no node gets an Event if ``tells``."""
         uid = PodUid(text(mapping(obj.get("metadata")).get("uid")))
         with self._lock:
             known = self._pods.pop(uid, None)
@@ -233,7 +233,7 @@ class ClaimingPods:
             self._events.refused(uid)
 
     def waiting(self, namespace: str | None = None) -> tuple[PodView, ...]:
-        """Pods that look for a node and use claims of ours, of one namespace or of all."""
+        """Pods that wait for a node and use claims of this driver, of one namespace or of all."""
         with self._lock:
             known = list(self._pods.values())
         return tuple(
@@ -243,7 +243,7 @@ class ClaimingPods:
         )
 
     def explain(self, pod: PodView, *, everywhere: bool = False) -> Explanation | None:
-        """Why the pod waits for its claims; None if it does not, or for none of ours.
+        """Why the pod waits for its claims; None if it does not wait, or for no claim of this driver.
 
         ``everywhere`` as in :func:`~admission.explain.claims.explain_claims`.
         """
@@ -254,11 +254,11 @@ class ClaimingPods:
         return explain_claims(known[1], self._cluster, self._minimum_cores, everywhere=everywhere)
 
     def run(self, ended: threading.Event) -> None:
-        """Tell what is due until ``ended``."""
+        """Publish due Events until ``ended``."""
         self._events.run(ended)
 
     def tell(self) -> bool:
-        """Tell of one pod that is due; False if there is none."""
+        """Publish the Event of one pod that is due; False if there is none."""
         return self._events.tell()
 
     def _find(self, uid: PodUid) -> PodView | None:

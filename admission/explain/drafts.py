@@ -29,9 +29,9 @@ Obj = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class DraftedPod:
-    """A pod to come, what it says of claims (None: it uses none), and the claims that come with it.
+    """A pod that does not exist yet, its use of claims (None: none), and the claims that come with it.
 
-    ``refused``: why it would not be created whatever the cluster has, beside the rules for its amounts.
+    ``refused``: why it would not be created whatever the cluster has, apart from the rules for its amounts.
     """
 
     view: PodView
@@ -43,7 +43,7 @@ class DraftedPod:
 def read_draft(body: bytes, terms: ClusterTerms) -> DraftedPod:
     """Read a manifest as JSON: a Pod, a workload, or a List of one of them with claims and templates.
 
-    Raises RequestInvalid: it is none.
+    Raises RequestInvalid: it is something else.
     """
     try:
         obj = json.loads(body)
@@ -85,10 +85,10 @@ def _template(obj: Obj) -> Obj:
 def drafted(
     template: Obj, terms: ClusterTerms, namespace: str, name: str, claims: Sequence[Obj] = ()
 ) -> DraftedPod:
-    """The pod of a template as ``/mutate`` would leave it. Raises RequestInvalid: it is none.
+    """The pod of a template as ``/mutate`` would return it. Raises RequestInvalid: it has no pod template.
 
-    ``namespace`` and ``name`` are those of the workload; the template's own where they are empty or, for the
-    name, where it has one. ``claims``: those that are created with it, and templates.
+    ``namespace`` and ``name`` are those of the workload; the template's own if they are empty or, for the
+    name, if it has one. ``claims``: claims and templates created together with it.
     """
     pod = draft_pod(template, terms, trusted=False).pod
     # Not created yet: whatever it says of a node or of an end is not so.
@@ -113,9 +113,9 @@ def drafted(
 
 
 def claims_to_come(draft: DraftedPod, cluster: ClusterState) -> tuple[dict[str, KnownClaim], list[str]]:
-    """Return the claims that would be created for the pod, by the pod's own names, and what nobody knows.
+    """The claims that would be created for the pod, by the pod's own names, and the unknown ones.
 
-    A claim that exists counts as it is. Raises RequestInvalid: a claim's spec that no API server would store.
+    An existing claim counts as it is. Raises RequestInvalid: a claim's spec that no API server would store.
     """
     pod = draft.claiming
     if pod is None:

@@ -1,7 +1,7 @@
-"""What people and their programs may ask on :9443: why a pod waits, what of a quota is left.
+"""The API on :9443 for people and programs: why a pod waits, and what is left of a quota.
 
-Who may get pods in a namespace may hear about them here (:mod:`admission.explain.caller_gate`). Text for
-people, JSON for programs: ``?o=text``, ``?o=json``, else by Accept.
+Open to callers that may get pods in the namespace (:mod:`admission.explain.caller_gate`). Text for people,
+JSON for programs: ``?o=text``, ``?o=json``, else by Accept.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from gpu_manager.domain.placement.explain import LINE_LIMIT
 
 @dataclass(frozen=True, slots=True)
 class ExplainSources:
-    """What is known here. ``fetch`` asks the API server for a pod's object, for one that holds and wants
-    nothing; ``claiming`` knows the pods that wait for ResourceClaims; ``schedulers`` are those that ask this
-    service, empty for any; ``gang_of`` tells of a pod's gang.
+    """The sources of answers. ``fetch`` reads the object of a pod without a card request from the API server;
+    ``claiming`` knows the pods that wait for ResourceClaims; ``schedulers`` are those that call this service,
+    empty for any; ``gang_of`` returns the gang of a pod.
     """
 
     cluster: ClusterState
@@ -56,15 +56,15 @@ class ExplainSources:
     gang_of: Callable[[PodUid], GangState | None] = lambda _uid: None
 
     def snapshot(self) -> Snapshot:
-        """As it is. Raises NodeUnready: before the first lists."""
+        """The present snapshot. Raises NodeUnready: before the first lists."""
         if not self.cluster.synced:
             raise NodeUnready("nodes and pods have not been listed yet: ask again in a few seconds")
         return self.cluster.snapshot()
 
     def explain(self, occupant: PodView, *, everywhere: bool = False) -> Explanation:
-        """Why it waits, or where it is: by its claims, if nothing else is asked for or lacking.
+        """Why the pod waits, or where it is: by its claims, if it requests or lacks nothing else.
 
-        ``everywhere``: for who may get pods in all namespaces.
+        ``everywhere``: the reader may get pods in all namespaces.
         """
         own = explain(
             occupant,
@@ -82,12 +82,12 @@ class ExplainSources:
         return explain_both(own, found) if found else own
 
     def waiting(self, namespace: str | None = None) -> tuple[PodView, ...]:
-        """Pods that look for a node, of one namespace or of all."""
+        """Pods that wait for a node, of one namespace or of all."""
         by_claims = self.claiming.waiting(namespace) if self.claiming else ()
         return tuple({o.uid: o for o in (*self.cluster.waiting(namespace), *by_claims)}.values())
 
     def explain_draft(self, draft: DraftedPod, *, everywhere: bool = False) -> Explanation:
-        """Where a pod would go that is not created yet. Raises RequestInvalid: a claim beside it is illegal.
+        """Where a pod would go that is not created yet. Raises RequestInvalid: a claim with it is illegal.
 
         ``everywhere`` as in :meth:`explain`.
         """
@@ -134,7 +134,7 @@ class ExplainSources:
         """The pod of that name.
 
         Raises:
-            NodeUnready: it is not known here and nobody can be asked.
+            NodeUnready: it is not known here and the API server cannot be asked.
             RequestInvalid: its object cannot be read.
         """
         known = self.cluster.named(namespace, name)
@@ -144,7 +144,7 @@ class ExplainSources:
         return None if obj is None else pod_view(parse_pod(obj), obj)
 
     def explain_named(self, namespace: str, name: str) -> Explanation | None:
-        """Why the pod of that name waits or where it is, by its claims if it asks for nothing else; None if
+        """Why the pod of that name waits or where it is, by its claims if it requests nothing else; None if
         there is no such pod. Raises as :meth:`find`.
         """
         known = self.cluster.named(namespace, name)

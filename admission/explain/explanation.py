@@ -1,7 +1,7 @@
 """Why a pod waits, or where it would go. Pure, over a snapshot.
 
-An explanation asks the same judge as the extender, node by node and card by card, so that it cannot say
-anything else; its counts add up to the number of nodes. Every text is bounded.
+An explanation uses the extender's own judge, node by node and card by card, so that it cannot contradict it;
+its counts add up to the number of nodes. Every text is bounded.
 """
 
 from __future__ import annotations
@@ -68,10 +68,11 @@ class CardLine:
 
 @dataclass(frozen=True, slots=True)
 class NodeLine:
-    """One node. ``outcome`` is ``fits``, ``barred`` or the word of :class:`Unfit`; ``line`` says it in full.
+    """One node. ``outcome`` is ``fits``, ``barred`` or the value of :class:`Unfit`; ``line`` is the full
+    reason.
 
     ``barred`` is why kube-scheduler would not consider the node (a cordon, a taint, a label), empty if it
-    would. ``victims`` are the pods whose eviction would make room, empty if there are none such.
+    would. ``victims`` are the pods whose eviction would make room, empty if there are none.
     """
 
     node: str
@@ -84,11 +85,12 @@ class NodeLine:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Everything about one pod: ``line`` is the one sentence, ``change`` the smallest that would let it run.
+    """Everything about one pod: ``line`` is one sentence, ``change`` the smallest change that would let it
+    run.
 
-    ``counts`` add up to ``total`` nodes, of which ``nodes`` shows the first. ``nearest`` is the pod as that
-    change would make it, where the change is one of its own amounts. ``held``: who holds it, where it is not
-    the cards, a word of :class:`~gpu_manager.domain.cluster.pod_holder.HeldBy`.
+    ``counts`` add up to ``total`` nodes, of which ``nodes`` has the first. ``nearest`` is the pod with that
+    change, if it changes one of the pod's amounts. ``held``: what holds the pod apart from the cards, a value
+    of :class:`~gpu_manager.domain.cluster.pod_holder.HeldBy`.
     """
 
     pod: str
@@ -116,8 +118,8 @@ def explain(
 ) -> Explanation:
     """Why the pod waits or where it would go; the pod may not exist yet.
 
-    ``everywhere``: who reads it may get pods in all namespaces; else those of others are counted, not named.
-    ``schedulers``: names of those that ask this service, empty for any. ``gang``: the gang that it is of.
+    ``everywhere``: the reader may get pods in all namespaces; otherwise pods of others are counted, not
+    named. ``schedulers``: names of those that call this service, empty for any. ``gang``: the pod's gang.
     """
     facts = HoldFacts(occupant.gates, occupant.said, schedulers, gang=gang.lacks if gang else "")
     own = _explain(occupant, snapshot, quota, judge, minimum_cores, facts, everywhere=everywhere)

@@ -1,8 +1,8 @@
-"""Events for pods that no node takes: the one line of explain, told once, and again when it has changed.
+"""Events for pods that no node takes: the one-line explanation, published once, and again when it changes.
 
-kube-scheduler tells what each node said; this tells the sum of it and the smallest change that would help. A
-pod is looked at a little after its refusal, for the next try may place it. Explaining costs time, so
-it is one thread's, with a bounded queue, and a pod is told of at most once in five minutes.
+kube-scheduler reports each node's reason; this Event has their sum and the smallest change that would help. A
+pod is explained a little after its refusal, since the next attempt may place it. Explaining costs time, so
+one thread does it, with a bounded queue, and a pod gets at most one Event in five minutes.
 """
 
 from __future__ import annotations
@@ -84,10 +84,11 @@ class PendingEvents:
                 told.due = max(now + self._settle_seconds, told.last + AGAIN_SECONDS)
 
     def waiting(self, uids: Iterable[PodUid]) -> None:
-        """Everyone who looks for a node now; called every few seconds.
+        """The pods that wait for a node now; called every few seconds.
 
-        Where a node's sum is too small already a scheduler asks no extender, and its own words say no more
-        than that. Who is here twice and was never told of is looked at too, and others again after a while.
+        If a node's totals are too small already, a scheduler calls no extender, and its own message is as
+        short. A pod that is listed twice without an Event is explained too, and other pods again after a
+        while.
         """
         now, here = self._clock.monotonic(), frozenset(uids)
         with self._lock:
@@ -102,7 +103,7 @@ class PendingEvents:
             self._waited = here
 
     def held(self) -> Mapping[str, int]:
-        """How many of those that wait are held by whom else than the cards."""
+        """Number of waiting pods by what holds them apart from the cards."""
         with self._lock:
             return Counter(told.held for told in self._told.values() if told.held)
 
@@ -112,7 +113,7 @@ class PendingEvents:
         self._told[uid] = _Told(due)
 
     def run(self, ended: threading.Event) -> None:
-        """Tell what is due until ``ended``."""
+        """Publish due Events until ``ended``."""
         while not ended.wait(_PAUSE_SECONDS):
             try:
                 self.tell()
@@ -122,7 +123,7 @@ class PendingEvents:
                 threads.failed("explanation_failed")
 
     def tell(self) -> bool:
-        """Tell of one pod that is due; False if there is none."""
+        """Publish the Event of one pod that is due; False if there is none."""
         now = self._clock.monotonic()
         with self._lock:
             due = ((uid, t) for uid, t in self._told.items() if t.due is not None and t.due <= now)

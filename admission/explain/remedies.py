@@ -1,7 +1,7 @@
 """The smallest change that would let a waiting pod run. Pure, over a snapshot.
 
-Every change of the pod itself is judged before it is said. Where none helps, whoever would have to go, or
-what to wait for, is said instead.
+Every change of the pod itself is judged before it is proposed. If none helps, the pods to evict, or what to
+wait for, are named instead.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _MOST_KINDS: Final = 500  # unlike nodes for which a change is sought
 
 
 class JudgedNode(NamedTuple):
-    """One node: where the pod would lie there, or why it cannot; what else keeps it off, empty if nothing;
-    and the word for both.
+    """One node: where the pod would be placed, or why it cannot; what else keeps it off, empty if nothing;
+    and the label for both.
     """
 
     view: NodeView
@@ -60,9 +60,9 @@ Found = Sequence[tuple[NodeView, Fit | Unfit]]
 
 @dataclass(frozen=True, slots=True)
 class WaitingPod:
-    """One pod that waits: what it asks of which cluster, under which quota of its namespace (None: no limit).
+    """A waiting pod: its request, the cluster, and its namespace's quota (None: no limit).
 
-    ``reader``: the namespace whose pods may be named, None for all. ``largest``: what one container may have.
+    ``reader``: the namespace whose pods may be named, None for all. ``largest``: bounds for one container.
     """
 
     occupant: PodView
@@ -74,7 +74,7 @@ class WaitingPod:
     largest: ContainerMax = ANY_SIZE
 
     def capped(self, request: PodRequest) -> PodRequest:
-        """The request with each container cut to what one may have."""
+        """The request with each container reduced to the bounds for one."""
         return replace(request, containers=tuple(map(self._cut, request.containers)))
 
     def _cut(self, one: ContainerRequest) -> ContainerRequest:
@@ -88,11 +88,11 @@ class WaitingPod:
         return replace(one, request=Request(cores, memory // unit * unit))
 
     def ask(self, request: PodRequest) -> FeasibilityCheck:
-        """The judgement of the pod if it asked that."""
+        """The judgement of the pod with that request."""
         return self.judge.ask(self.occupant, request, self.snapshot, self.quota)
 
     def leaving(self, question: FeasibilityCheck, view: NodeView) -> tuple[PodUid, ...]:
-        """Whose eviction would make room for it on that node; empty if none helps."""
+        """The pods whose eviction would make room for it on that node; empty if none helps."""
         chosen = choose(question, self.occupant.pod, view, Victims((), 0), self.snapshot.budgets)
         return chosen.pods if chosen else ()
 
@@ -103,9 +103,9 @@ class WaitingPod:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One way to let the pod run. ``cost``: the part of what it asks that it would give up.
+    """One way to let the pod run. ``cost``: the part of its request that it would give up.
 
-    ``nearest`` is the pod as it would be, where the change is one of its own.
+    ``nearest`` is the changed pod, if the change is one of its own amounts.
     """
 
     cost: Fraction
@@ -116,7 +116,7 @@ class Remedy:
 def cheapest_remedy(
     case: WaitingPod, question: FeasibilityCheck, judged: Sequence[JudgedNode]
 ) -> Remedy | None:
-    """The cheapest change of the pod that lets it run now, proved by judging it; else who must go."""
+    """The cheapest change of the pod that lets it run now, verified by judging it; else the pods to evict."""
     found = _unlike([(one.view, one.fit) for one in judged if not one.bars])
     own = [
         *_allow_more(case, found),

@@ -1,8 +1,7 @@
-"""``POST /simulate``: a list of pods to come, and where the extender would send each of them. Data only, no
-HTTP.
+"""``POST /simulate``: where the extender would place each of a list of future pods. Data only, no HTTP.
 
-Whoever asks says which nodes the cluster's scheduler leaves to the extender: it judges no taints, and of a
-node's host only the CPU.
+The caller lists the nodes that the cluster's scheduler leaves to the extender, which judges no taints, and of
+a node's host only the CPU.
 """
 
 from __future__ import annotations
@@ -128,8 +127,8 @@ def _why(
 
 
 def refused_at_create(pod: PodView, snapshot: Snapshot, quota: Quota | None, terms: ClusterTerms) -> str:
-    """That and why a pod that is not there yet would be refused by its namespace's quota when it is created,
-    in place of waiting; empty if it would not, or is illegal anyway.
+    """Why its namespace's quota would refuse the creation of a pod; empty if the pod would be created, or is
+    illegal anyway.
     """
     if quota is None:
         return ""

@@ -1,7 +1,7 @@
 """Where the ResourceClaims of a waiting pod would go: node by node, and card by card why not.
 
-Each node is judged by the domain's model of kube-scheduler's allocator, over what this service has booked of
-each card; selectors that cannot be read here count as taking a card.
+Each node is judged by the domain's model of kube-scheduler's allocator, over this service's accounting;
+selectors that cannot be read here count as accepting a card.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class _Device:
 
     @property
     def consumed(self) -> Mapping[str, int]:
-        """What is booked, as Kubernetes counts it."""
+        """The booked amounts, as Kubernetes counts them."""
         return {CORES: self.booked.cores, MEMORY: self.booked.memory}
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFinding:
-    """What Kubernetes would find on a node; ``text`` is empty where its cards say why not."""
+    """What Kubernetes would find on a node; ``text`` is empty if its cards have the reasons."""
 
     view: NodeView
     outcome: str
@@ -67,15 +67,15 @@ class NodeFinding:
 
     @property
     def rank(self) -> tuple[int, str]:
-        """Where it comes in the list."""
+        """Its position in the list."""
         return _ORDER[self.outcome], self.view.name
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingClaims:
-    """The claims of one pod in ``namespace`` that wait; with ``everywhere``, holders in others are named too.
+    """The waiting claims of one pod in ``namespace``; with ``everywhere``, holders in others are named too.
 
-    What is worked out of a node or a card is kept for all that is asked.
+    Results for nodes and cards are cached in the object.
     """
 
     namespace: str
@@ -100,7 +100,7 @@ class WaitingClaims:
                 yield from ((claim.name, one) for one in alternatives)
 
     def asks(self) -> str:
-        """What each request asks for."""
+        """A phrase for each request."""
         return "; ".join(
             f"claim {printable(claim)}, request {printable(one.name)}: {asked_words(one, priority)}"
             for claim, one, priority in list(self._ranked())[:_SHOWN]

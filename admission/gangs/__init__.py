@@ -1,1 +1,1 @@
-"""Pods that are of use only together: judged together, their places kept for all or none (ADR 21)."""
+"""Pods that are useful only together: judged together, with places for all or none (ADR 21)."""

@@ -1,8 +1,8 @@
-"""Judges the members of a gang together: places for all that are missing are kept, or for none (ADR 21).
+"""Judges the members of a gang together: places are kept for all missing members, or for none (ADR 21).
 
-The scheduler asks about one member after the other, and may bind them minutes later. From the first question
-on the places of all are kept in the books of the cluster. Once one of them is lost, all go whose pods are not
-bound: so no gang holds room that is of no use to it, and two of them never wait for each other.
+The scheduler filters one member after the other, and may bind them minutes later. From the first call on the
+places of all are kept in the cluster's accounting. Once one of them is lost, the places of all unbound
+members are released: so no gang holds room that it cannot use, and two gangs never wait for each other.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class _Refusal:
 
 
 class GangKeeper:
-    """Thread-safe, by the lock of the cluster's books, which ``members`` has, too.
+    """Keeps places for gangs. Thread-safe, by the lock of the cluster's state, which ``members`` shares.
 
-    ``binds``: whether this process binds such a pod.
-    ``seconds``: how long places of members that were not asked about are kept; 0: pods are judged alone.
-    ``unread``: True for API groups whose PodGroups are to be read and were not yet.
+    ``binds``: whether this process binds such a pod. ``seconds``: how long places of members are kept that
+    were not filtered; 0: pods are judged alone. ``unread``: True for API groups whose PodGroups must be read
+    and were not yet.
     """
 
     def __init__(
@@ -91,10 +91,11 @@ class GangKeeper:
     # What a scheduler asks.
 
     def before_filter(self, pod: PodView, shown: Mapping[str, Any], names: Sequence[str]) -> str:
-        """See that all missing members of the pod's gang have a place, it on one of these nodes.
+        """Ensure that all missing members of the pod's gang have a place, the pod itself on one of these
+        nodes.
 
-        Returns why the pod, ``shown`` so by its scheduler, is refused; empty if it is to be judged as any
-        other. Raises NodeUnready: the watch has not shown it yet, or no PodGroup was read yet.
+        Returns why the pod is refused; empty if it is judged like any other. ``shown`` is the object that the
+        scheduler sent. Raises NodeUnready: the watch has not shown it yet, or no PodGroup was read yet.
         """
         with self._cluster.lock:
             if self._seconds and self._cluster.pod(pod.uid) is None and mark_of(shown) is not None:
@@ -158,16 +159,16 @@ class GangKeeper:
     # What happens beside.
 
     def begin(self) -> None:
-        """This process leads from now on. What was kept before is not known here."""
+        """Begin to lead. Places kept by the previous leader are not known here."""
         with self._cluster.lock:
             self._kept.clear()
             self._resumes = {gang for gang in self.members.all() if self._bound(gang)}
         self.settle()
 
     def settle(self) -> None:
-        """End the places of gangs that lost one, and of those that were kept for long enough. Each second.
+        """Release the places of gangs that lost one, and of those kept long enough. Called each second.
 
-        Gangs of which the last leader had bound some members get the places of the others first.
+        Gangs of which the previous leader bound some members get places for the others first.
         """
         with self._cluster.lock:
             for gang in [gang for gang in self._resumes if not self._unread(gang.api)]:
@@ -190,7 +191,7 @@ class GangKeeper:
             self._refusals = {gang: one for gang, one in self._refusals.items() if gang in here}
 
     def state(self, uid: PodUid) -> GangState | None:
-        """The gang of a pod; None if it is of none, or gangs are not judged."""
+        """The gang of a pod; None if it is in none, or if gangs are not judged."""
         with self._cluster.lock:
             gang = self.members.gang_of(uid)
             if gang is None or not self._seconds:

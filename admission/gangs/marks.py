@@ -1,7 +1,7 @@
-"""What marks a pod as a member of a gang, and where the gang's size stands.
+"""How a pod is marked as a member of a gang, and where the gang's size is stated.
 
-Each system writes its own mark; the first of :func:`mark_of` counts. Three write the size into a PodGroup of
-their own API group, Kueue into each pod.
+Each system has its own mark; the first in :func:`mark_of` counts. Three systems write the size into a
+PodGroup of their own API group, Kueue into each pod.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GangMark:
 
 
 def mark_of(pod: Mapping[str, Any]) -> GangMark | None:
-    """Read a core/v1 Pod in its JSON form; None for a pod that is of no gang."""
+    """Read a core/v1 Pod in its JSON form; None for a pod that is in no gang."""
     meta = mapping(pod.get("metadata"))
     namespace = text(meta.get("namespace")) or "default"
     labels, annotations = mapping(meta.get("labels")), mapping(meta.get("annotations"))
@@ -55,7 +55,7 @@ def mark_of(pod: Mapping[str, Any]) -> GangMark | None:
 
 
 def minimum_of(api: str, group: Mapping[str, Any]) -> int | None:
-    """Return how many members a PodGroup of that API group wants at least; None if it wants no gang."""
+    """The least number of members in a PodGroup of that API group; None if it defines no gang."""
     spec = mapping(group.get("spec"))
     if api == KUBERNETES:
         return _whole(mapping(mapping(spec.get("schedulingPolicy")).get("gang")).get("minCount"))

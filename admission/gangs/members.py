@@ -25,7 +25,7 @@ class Member:
 
 
 class GangMembers:
-    """All gangs. Thread-safe by ``lock``, that of the cluster's books."""
+    """All gangs. Thread-safe by ``lock``, that of the cluster's state."""
 
     def __init__(self, lock: AbstractContextManager[object]) -> None:
         self._lock = lock
@@ -85,11 +85,11 @@ class GangMembers:
         return found.mark.gang if found else None
 
     def of(self, gang: GangKey) -> Mapping[PodUid, Member]:
-        """Its members, those that came first before the others."""
+        """The members, the oldest first."""
         return {uid: self._members[uid] for uid in self._gangs.get(gang, ())}
 
     def minimum(self, gang: GangKey) -> int | None:
-        """How many members it wants at least; None if that is not known."""
+        """The least number of members of the gang; None if unknown."""
         found = self._minimums.get(gang)
         if found is None:
             totals = (self._members[uid].mark.total for uid in self._gangs.get(gang, ()))

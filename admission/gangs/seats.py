@@ -1,8 +1,8 @@
-"""Places for the members of a gang that are missing: for all of them, or for none.
+"""Places for the missing members of a gang: for all of them, or for none.
 
-The largest member chooses first, and of the nodes that would take it that on which least is left in pieces.
-Each place is kept in the books of the cluster, as that of a pod which its scheduler has placed, so that the
-next member is judged beside it.
+The largest member chooses first, and among the nodes that would take it the one with the least fragments
+left. Each place is kept in the cluster's accounting like that of a pod which its scheduler has placed, so
+that the next member is judged beside it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from gpu_manager.domain.rules.request import PodRequest
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A member without a place. ``nodes``: the only ones that it may go to; None for all that its own
-    constraints allow.
+    """A member without a place. ``nodes``: the only ones allowed; None for all that its own constraints
+    allow.
     """
 
     pod: PodView
@@ -35,12 +35,14 @@ class Missing:
 
     @property
     def is_fixed(self) -> bool:
-        """True for one whose scheduler has chosen its node already."""
+        """True if its scheduler has chosen its node already."""
         return self.nodes is not None and len(self.nodes) == 1
 
 
 class Seats:
-    """Seeks places in one set of books, whose lock the caller holds. ``seconds``: how long they are kept."""
+    """Finds places in the cluster's state, whose lock the caller holds. ``seconds``: how long they are
+    kept.
+    """
 
     def __init__(
         self, books: ClusterState, judge: FeasibilityJudge, quota: Quota | None, cores: int, seconds: float
@@ -54,7 +56,7 @@ class Seats:
         self._open: dict[PodConstraints, Sequence[str]] = {}
 
     def take(self, missing: Iterable[Missing], now: float) -> PodView | None:
-        """Keep a place for each; if one has none, keep no more than before, and return that member."""
+        """Keep a place for each member; if one has none, keep no more than before, and return that member."""
         requests: dict[PodUid, PodRequest] = {}
         members = list(missing)
         for each in members:

@@ -1,4 +1,4 @@
-"""What is told of a gang."""
+"""The published state of a gang."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SHOWN: Final = 3  # names in one text
 
 @dataclass(frozen=True, slots=True)
 class GangState:
-    """A gang at one moment. ``minimum``: members that it wants at least, None if that is not known;
-    ``members`` that there are, ``bound`` those on a node, ``placed`` those with a place that is kept,
-    ``missing`` those that lack a node. ``lacks``: why it has no places, by the last question; else empty.
+    """A gang at one moment. ``minimum``: the least number of members, None if unknown; ``members``: existing
+    ones, ``bound`` those on a node, ``placed`` those with a kept place, ``missing`` those without a node.
+    ``lacks``: why it had no places at the last question; else empty.
     """
 
     gang: GangKey

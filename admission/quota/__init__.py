@@ -1,1 +1,1 @@
-"""How much of which model a namespace may hold, and what it holds."""
+"""Quotas of namespaces by card model, and their use."""

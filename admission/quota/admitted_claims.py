@@ -1,8 +1,8 @@
-"""What was let pass and may not be stored yet, kept at the API server: so a new leader knows it at once.
+"""Admitted but possibly unstored ResourceClaims, recorded at the API server so that a new leader knows them.
 
-An API server ends a request within :data:`REQUEST_SECONDS`; until then a ResourceClaim that was let pass may
-still be stored. Each is recorded before its creation is let pass, in one object that is written on condition
-of the version that was read: once another replica has taken the record over, this one lets nothing pass.
+An API server ends a request within :data:`REQUEST_SECONDS`; until then an admitted ResourceClaim may still be
+stored. Each is recorded before its creation is admitted, in one object that is written only if its version is
+unchanged: once another replica has taken the record over, this one admits nothing.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ class SharedText(Protocol):
     """A text that all replicas share."""
 
     def read(self) -> str | None:
-        """The text as it is now, None if there is none. Raises NodeUnready: no answer."""
+        """The present text, None if there is none. Raises NodeUnready: no answer."""
 
     def write(self, text: str) -> bool:
-        """Replace what was read or written last; False if another has changed it since.
+        """Replace the text last read or written; False if another replica has changed it since.
 
         Raises NodeUnready: no answer, so it may have been replaced.
         """
 
 
 class AdmittedClaims:
-    """Thread-safe. ``taken``: when this replica took the record over (monotonic), None while it has not.
-    ``shown``: the version up to which claims must have been shown here, so that with the record nothing is
-    unknown; None where the record does not name one.
+    """The record. Thread-safe. ``taken``: when this replica took it over (monotonic), None while it has not.
+    ``shown``: the version that the watch of claims must reach for all claims to be known; None if the record
+    does not name one.
     """
 
     def __init__(self, record: SharedText, cluster: ClusterState, clock: Clock) -> None:
@@ -75,9 +75,9 @@ class AdmittedClaims:
         self.shown: int | None = None
 
     def take(self) -> bool:
-        """Take the record over, and count what it names. False if another was quicker.
+        """Take the record over, and count the claims in it. False if another replica was quicker.
 
-        Without a record nobody says what was let pass before: then it counts as taken when all of that is
+        Without a record the earlier admissions are unknown: it then counts as taken once all of them are
         stored. Raises NodeUnready: no answer.
         """
         with self._turn:
@@ -118,7 +118,7 @@ class AdmittedClaims:
             return True
 
     def tidy(self) -> None:
-        """Take out of the record what the watch has shown since."""
+        """Remove from the record the claims that the watch has shown since."""
         with self._turn:
             text = self._encoded()
             if self.taken is not None and text != self._text:

@@ -1,9 +1,9 @@
-"""The quota of ResourceClaims: judged when one is created, for nobody is asked when it is allocated.
+"""The quota of ResourceClaims: judged at creation, because no hook is called at allocation.
 
-One replica judges, the leader, over books that have every claim which anybody let pass: the judgement and
-the count are one step under the cluster's lock, where Bindings are judged, too, and the count is recorded for
-the next leader before the answer. A claim that was let pass counts until the watch shows it, or until no API
-server can store it any more.
+One replica judges, the leader, whose state has every claim that any replica admitted. The judgement and the
+count are one step under the cluster's lock, as for Bindings, and the count is recorded for the next leader
+before the answer. An admitted claim counts until the watch shows it, or until no API server can store it any
+more.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _SHOWN: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class NoClaim:
-    """Why a claim is not created. ``again``: not for good; whoever asks again may be let pass."""
+    """Why a claim is not created. ``again``: temporarily; a retry may succeed."""
 
     text: str
     again: bool = False
 
 
 class ClaimCreations:
-    """Thread-safe. ``leads``: True while this replica alone answers, and knows all that others let pass.
-    ``keep`` records what counts by now; False if it could not.
+    """Judges creations. Thread-safe. ``leads``: True while only this replica answers, and knows all
+    admissions. ``keep`` records the counted claims; False if it could not.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class ClaimCreations:
         self._keep = keep
 
     def refuse(self, obj: Mapping[str, Any], namespace: str, *, dry_run: bool) -> NoClaim | None:
-        """Say why the ResourceClaim cannot be created; None if it can, and then it counts from now on.
+        """Why the ResourceClaim cannot be created; None if it can, and then it counts from now on.
 
-        At a dry run nothing is counted.
+        A dry run counts nothing.
         """
         quota = self._quota.current
         if quota is None:
@@ -114,14 +114,14 @@ def _of_one_container(amount: Amount) -> Amount:
 
 
 def says_protected(claim: KnownClaim) -> bool:
-    """Return whether the claim itself, whatever its classes say, asks for protected shares."""
+    """True if the claim itself, regardless of its classes, requests protected shares."""
     return claim.spec is not None and any(
         one.parameters.priority is Priority.PROTECTED for one in claim.spec.config
     )
 
 
 def limits_of_claims(quota: Quota, namespace: str, demanded: Iterable[ClaimDemand]) -> NamespaceQuota | None:
-    """Return the quota that applies to claims which may take so much; None if they are not limited."""
+    """The quota that applies to claims with these demands; None if they are not limited."""
     is_protected = any(one.protected for one in demanded)
     return quota.of(namespace, Priority.PROTECTED if is_protected else Priority.NORMAL)
 
@@ -129,7 +129,7 @@ def limits_of_claims(quota: Quota, namespace: str, demanded: Iterable[ClaimDeman
 def quota_reasons(
     limits: NamespaceQuota, snapshot: Snapshot, namespace: str, demanded: Sequence[ClaimDemand]
 ) -> str:
-    """Say why the namespace's quota does not let claims pass that may take so much; empty if it does."""
+    """Why the namespace's quota does not admit claims with these demands; empty if it does."""
     used, protected = (sums.get(namespace, {}) for sums in (snapshot.used, snapshot.protected))
     reasons = tuple(dict.fromkeys(_reasons(limits, used, protected, demanded)))
     return f"{refusal(namespace, reasons)}{_hint(demanded)}" if reasons else ""

@@ -1,6 +1,6 @@
 """The quota in force as its ConfigMap changes, and whether a pod may be created under it.
 
-The webhook and whoever asks beforehand get the same answer.
+The webhook and previews (explain, dry runs) get the same answer.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def refuse_at_create(
 ) -> str | None:
     """Why a pod cannot be created; None if it can.
 
-    Only if less is granted than it asks, of every model that it may use: otherwise it waits for its turn,
-    however little is left. ``models``: those that it may use in this cluster. ``protected``: what protected
-    shares hold, where the pod asks for such; else None.
+    It cannot only if the quota grants less than it requests, for every model that it may use; otherwise it
+    waits, however little is left. ``models``: those that it may use in this cluster. ``protected``: the
+    namespace's use in protected shares, for a pod that requests such; else None.
     """
     mine = quota.of(namespace, Priority.NORMAL if protected is None else Priority.PROTECTED)
     candidates = sorted(set(models))
@@ -55,9 +55,10 @@ def refuse_at_create(
 
 @dataclass(frozen=True, slots=True)
 class QuotaNews:
-    """What a change of the ConfigMap did. ``namespaces``: whose quota changed ("*": all that are not named).
+    """The effect of a change of the ConfigMap. ``namespaces``: whose quota changed ("*": all without an
+    entry).
 
-    ``complaint`` is for an Event and a metric; empty if it was taken.
+    ``complaint`` is for an Event and a metric; empty if the change was accepted.
     """
 
     namespaces: frozenset[str] = frozenset()
@@ -65,7 +66,7 @@ class QuotaNews:
 
 
 class QuotaBook:
-    """The quota in force; ``current`` is None before the first word of the API. Thread-safe.
+    """The quota in force; ``current`` is None before the API's first answer. Thread-safe.
 
     ``place``: namespace and name of the ConfigMap, for texts.
     """
@@ -78,13 +79,13 @@ class QuotaBook:
 
     @property
     def current(self) -> Quota | None:
-        """The last good one; None if there has been none yet."""
+        """The last valid quota; None if there has been none yet."""
         with self._lock:
             return self._current
 
     @property
     def complaint(self) -> str:
-        """Why the ConfigMap as it stands is not in force; empty if it is."""
+        """Why the present ConfigMap is not in force; empty if it is."""
         with self._lock:
             return self._complaint
 
@@ -96,9 +97,9 @@ class QuotaBook:
             return f"{NOT_SYNCED}: {self._complaint}" if self._complaint else NOT_SYNCED
 
     def update(self, obj: Mapping[str, Any] | None) -> QuotaNews:
-        """The ConfigMap as it is now, None if there is none: then nobody is limited.
+        """Apply the present ConfigMap, None if there is none: then no namespace is limited.
 
-        What cannot be used leaves the last good one in force.
+        An invalid one leaves the last valid quota in force.
         """
         try:
             quota = read_quota(obj, self._place)
@@ -159,9 +160,9 @@ def _may_be_divided(mine: NamespaceQuota, asked: Amount, models: Iterable[str]) 
 def refused_past_scheduler(quota: Quota, snapshot: Snapshot, pod: Pod, request: PodRequest) -> str:
     """Why a pod with ``spec.nodeName`` cannot be created; empty if its namespace has room for it now.
 
-    It does not wait: the node starts it at once, and nobody judges the quota again. The agent there chooses
-    among all cards that the pod may use, so there has to be room of each model of them. ``pod.node`` may be
-    no node with cards yet: then under every model.
+    Such a pod does not wait: the node starts it at once, and the quota is not judged again. The agent there
+    chooses among all cards that the pod may use, so there must be room for each model of them. ``pod.node``
+    may have no cards yet: then for every model.
     """
     mine = quota.of(pod.namespace, request.priority)
     if mine is None:
@@ -210,10 +211,9 @@ def protected_refusal(
 
 
 def least_charge(request: PodRequest, whole: int = 0) -> Amount:
-    """What the pod takes at least at its worst moment, were all of it of one model.
+    """The least that the pod takes at its peak, if all of it were of one model.
 
-    ``whole``: bytes of a whole card. By default the memory is not known before the card is, and counts as
-    none.
+    ``whole``: bytes of a whole card. By default the memory is unknown before the card is, and counts as none.
     """
     card = CardUuid("")
     held = [

@@ -1,9 +1,9 @@
-"""Certificates that the service signs for itself, kept in a Secret that all replicas share.
+"""Certificates that the service signs for itself, stored in a Secret that all replicas share.
 
-Every renewal has an authority of its own, whose key is thrown away. The order keeps every request whole:
-the new pair is written to the Secret (one replica wins), its authority joins the old one in the webhook
-configurations, and only when every API server has had time to see that is it served. Each replica counts
-that time on its own monotonic clock from its own look at the configurations, so clocks may disagree.
+Every renewal has an authority of its own, whose key is discarded. The order keeps every request valid: the
+new pair is written to the Secret (one replica wins), its authority joins the old one in the webhook
+configurations, and the pair is served only once every API server has had time to read those. Each replica
+counts that time on its own monotonic clock from its own read of the configurations, so clocks may differ.
 """
 
 from __future__ import annotations
@@ -35,19 +35,23 @@ Anchor = tuple[str, str, Mapping[str, bytes]]
 
 
 class Vault(Protocol):
-    """The Secret, and the webhook configurations that say whom API servers trust. All raise NodeUnready."""
+    """The Secret, and the webhook configurations with the trusted authorities. All methods raise
+    NodeUnready.
+    """
 
     def load(self) -> tuple[Mapping[str, bytes], str] | None:
         """The Secret's data and version; None if there is no Secret."""
 
     def save(self, data: Mapping[str, bytes], version: str | None) -> bool:
-        """Replace the data of ``version`` (None: create it). False if someone else was first."""
+        """Replace the data of ``version`` (None: create it). False if another replica was first."""
 
     def anchors(self) -> Sequence[Anchor]:
         """The webhook configurations that exist."""
 
     def anchor(self, name: str, version: str, bundles: Mapping[str, bytes]) -> bool:
-        """Write what each webhook of ``version`` trusts. False if someone else was first."""
+        """Write the trusted authorities into each webhook of ``version``. False if another replica was
+        first.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class _Kept:
 
 
 class SelfSigned:
-    """Keeps a serving certificate alive that nobody has to think of."""
+    """Renews the serving certificate automatically."""
 
     def __init__(
         self,
@@ -93,10 +97,10 @@ class SelfSigned:
         self._noted = noted
 
     def check(self) -> None:
-        """Renew if it is time, tell API servers, serve what they trust.
+        """Renew if due, publish the authority to API servers, and serve a pair that they trust.
 
         Raises:
-            NodeUnready: the API server does not answer, or others were first each time.
+            NodeUnready: the API server does not answer, or another replica was first each time.
         """
         kept = self._kept()
         if self._switch.pair is None:
@@ -168,10 +172,10 @@ class SelfSigned:
 
 
 def merge(bundle: bytes, ours: Sequence[bytes], now: float, name: str) -> bytes:
-    """The authorities of a caBundle once ours have joined: those of ``name`` that have not ended, sorted.
+    """The authorities of a caBundle together with this service's: unexpired ones of ``name``, sorted.
 
-    Nothing of ours is ever removed before its end, so that a replica with an old view does no harm; foreign
-    authorities go, since they could sign for this service.
+    An authority of this service is never removed before it expires, so that a replica with an old view does
+    no harm; foreign authorities are removed, since they could sign for this service.
     """
     certificates = {_fingerprint(c): c for pem in (bundle, *ours) for c in _certificates(pem)}
     moment = datetime.fromtimestamp(now, UTC) - BACKDATE

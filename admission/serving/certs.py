@@ -43,7 +43,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A pair signed by an authority of its own, whose key nobody keeps; ``made`` at that second."""
+    """A pair signed by an authority of its own, whose key is discarded; ``made`` at that second."""
 
     pair: Pair
     authority: bytes
@@ -51,16 +51,16 @@ class Issued:
 
 
 class Certificates(Protocol):
-    """Where the serving certificate comes from."""
+    """The source of the serving certificate."""
 
     def check(self) -> None:
-        """Look for a better one, now. Raises NodeUnready: none can be had; what is served stays."""
+        """Load a newer certificate if there is one. Raises NodeUnready: impossible; the served one stays."""
 
 
 class Switch:
-    """What new connections are served with; hand :attr:`context` to the server once.
+    """The certificate for new connections; pass :attr:`context` to the server once.
 
-    ``prepare`` is given every context before it is used.
+    ``prepare`` is called with every context before it is used.
     """
 
     def __init__(self, prepare: Callable[[ssl.SSLContext], None] = lambda _context: None) -> None:
@@ -73,7 +73,7 @@ class Switch:
 
     @property
     def pair(self) -> Pair | None:
-        """What is served; None before the first."""
+        """The pair in use; None before the first."""
         return self._current[0] if self._current else None
 
     def take(self, pair: Pair) -> None:
@@ -122,7 +122,7 @@ class _in_memory:  # noqa: N801  # used as a verb
 
 
 def read_pair(certificate: bytes, key: bytes) -> Pair:
-    """A pair from PEM. Raises NodeUnready: the certificate is none."""
+    """A pair from PEM. Raises NodeUnready: it is not a valid certificate and key."""
     try:
         (leaf, *_) = x509.load_pem_x509_certificates(certificate)
     except ValueError as error:
@@ -147,7 +147,7 @@ class FileCertificates:
         self._seen: tuple[bytes, bytes] | None = None
 
     def check(self) -> None:
-        """Take what the files hold if it is new. Raises NodeUnready as long as it cannot be used."""
+        """Load the files if they changed. Raises NodeUnready as long as they cannot be used."""
         certificate, key = map(_read, self._paths)
         served = self._switch.pair
         if served is not None and (served.certificate, served.key) == (certificate, key):
@@ -165,10 +165,10 @@ class FileCertificates:
 
 
 class ClientGuard:
-    """Serves a certificate of files, and verifies those that clients show against an authority of a file.
+    """Serves a certificate from files, and verifies client certificates against an authority from a file.
 
-    A client may come without one; whoever serves decides what for. Every connection shows its certificate
-    anew: OpenSSL would believe a resumed session although its authority has been withdrawn meanwhile.
+    A client may come without one; the application decides what it may do. Every connection verifies anew:
+    OpenSSL would accept a resumed session although its authority has been withdrawn meanwhile.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class ClientGuard:
         return self._switch.context
 
     def check(self) -> None:
-        """Take what the files hold if it is new. Raises NodeUnready: it cannot be used; the old one stays."""
+        """Load the files if they changed. Raises NodeUnready: they cannot be used; the old ones stay."""
         trusted, before = _read(self._authority), self._trusted
         if trusted != before:
             authorities = _certificates(trusted)
@@ -205,7 +205,7 @@ class ClientGuard:
         self._files.check()
 
     def look(self) -> None:
-        """The same, for a run loop."""
+        """:meth:`check` for a run loop."""
         try:
             self.check()
         except NodeUnready as error:
@@ -281,9 +281,9 @@ def issue(
 
 
 def write_pod_certificate(directory: Path, now: float) -> None:
-    """Write ``ca.crt``, ``tls.crt`` and ``tls.key``, by which the containers of one pod know one another.
+    """Write ``ca.crt``, ``tls.crt`` and ``tls.key``, by which the containers of one pod identify one another.
 
-    The authority's key is kept by nobody. The pair lives as long as the directory, which is the pod's.
+    The authority's key is discarded. The pair lives as long as the directory, which is the pod's.
 
     Raises:
         NodeUnready: the directory cannot be written.

@@ -29,7 +29,7 @@ _RETRY_SECONDS: Final = 0.05
 
 
 class ServerProtocol(asyncio.Protocol):
-    """What is served on a connection."""
+    """The protocol object of one connection."""
 
     transport: asyncio.Transport
 
@@ -96,7 +96,7 @@ class Connections:
             await asyncio.sleep(0)  # a burst of new connections does not delay the requests of open ones
 
     def used(self, protocol: ServerProtocol) -> None:
-        """Note that the connection has just answered: all others were idle longer."""
+        """Record that the connection has just answered: all others have been idle longer."""
         known = self._open.pop(protocol, None)
         if known is not None:
             self._open[protocol] = known

@@ -1,8 +1,8 @@
-"""Where schedulers ask, :3456: the extender's table as an ASGI application, bind and preempt guarded.
+"""The endpoint for schedulers, :3456: the extender's routes as an ASGI application, bind and preempt guarded.
 
-Filter and prioritize say nothing that a caller could not see in the cluster, and change nothing but where a
-pod is expected: for minutes if the caller may bind, else for a moment. Bind writes and preempt chooses who is
-evicted: only for who runs in this pod, or shows a certificate.
+Filter and prioritize reveal nothing that a caller could not read in the cluster, and change nothing but where
+a pod is expected: for minutes if the caller may bind, else briefly. Bind writes and preempt chooses victims:
+only for callers in this pod, or with a client certificate.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def scheduler_questions(
     metrics: ClusterMetrics,
     draining: Callable[[], bool],
 ) -> Questions:
-    """What any scheduler may ask, answered in the event loop: it waits for nothing but the interpreter, so
-    that a thread for it only adds two changes of threads.
+    """Routes open to any scheduler, answered in the event loop: they wait for nothing but the interpreter, so
+    a thread would only add two context switches.
     """
 
     def answers(route: Route) -> Callable[[bytes, Client], WholeAnswer]:

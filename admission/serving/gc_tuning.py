@@ -1,4 +1,4 @@
-"""No pauses: what the service keeps for long is taken out of the garbage collector's sight."""
+"""Avoids pauses: long-lived objects are hidden from the garbage collector."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _NEVER: Final = 1 << 30  # collections of the middle generation before the oldes
 
 
 def spare_pauses() -> None:
-    """Call once the first lists are in, and every 10 seconds or so after.
+    """Freeze long-lived objects. Call once the first lists are read, and every 10 seconds or so after.
 
-    A million objects of 5,000 nodes cost a full collection 0.35 s, in which no call is answered; what came
-    in since the last call alone costs 25 ms. They hold no cycles: reference counting frees them when their
-    time comes, seen by the collector or not. So the collector looks at the young objects alone.
+    A million objects of 5,000 nodes cost a full collection 0.35 s, in which no call is answered; objects
+    created since the last call cost 25 ms. They hold no cycles, so reference counting frees them whether the
+    collector knows them or not. So the collector examines only young objects.
     """
     gc.set_threshold(_YOUNG, gc.get_threshold()[1], _NEVER)
     gc.collect(1)

@@ -59,7 +59,7 @@ class Peers:
         self._peers.pop(client, None)
 
     def end(self) -> None:
-        """Close all of these connections, so that who comes again shows its certificate anew. Thread-safe."""
+        """Close all of these connections, so that clients present their certificates anew. Thread-safe."""
         for peer in tuple(self._peers.values()):
             peer.end()
 
@@ -80,7 +80,7 @@ class _OneAnswer:
             self._head = self._head and b""
 
     def flush(self) -> None:
-        """Send a head whose answer has no body."""
+        """Send the head of an answer without body."""
         if self._head:
             self._transport.write(self._head)
             self._head = b""
@@ -120,7 +120,7 @@ class BoundedHttp(HttpToolsProtocol, ServerProtocol):
 
     @property
     def busy(self) -> bool:
-        """See :class:`ServerProtocol`. A request that is still being sent is none: its sender may stop."""
+        """See :class:`ServerProtocol`. A request still being received does not count: its sender may stop."""
         if self.cycle is None or self.cycle.response_complete:
             return False
         return not self.cycle.more_body or bool(self.pipeline)
@@ -207,7 +207,7 @@ class BoundedHttp(HttpToolsProtocol, ServerProtocol):
             super().send_400_response(self._refusal)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what was received last and close; requests that came whole before it are answered first."""
+        """Refuse what was received last and close; complete earlier requests are answered first."""
         if len(self.pipeline) >= _MOST_AHEAD:  # then nobody waits for the answers
             self._asked = None
         if self._asked is not None:

@@ -128,7 +128,7 @@ class HttpsServer:
 
     @property
     def stalled(self) -> bool:
-        """True if its event loop has not come round for half a minute: nobody is answered here."""
+        """True if its event loop has not run for half a minute: no request is answered."""
         return self._thread.is_alive() and time.monotonic() - self._server.came_round > _STALLED_SECONDS
 
     def start(self) -> None:
@@ -153,8 +153,8 @@ _BOUNDS = ConnectionBounds(total=64, per_source=48)
 class ProbeServer:
     """``/healthz`` and ``/readyz`` over HTTP, from :meth:`start` to :meth:`stop`.
 
-    ``stalled`` is True while the program serves nobody and only a restart would help; ``checks`` are the
-    conditions for being asked, by name, ``why`` is what is wrong beside them.
+    ``stalled`` is True while the program serves no request and only a restart would help; ``checks`` are the
+    conditions for readiness, by name, ``why`` are other faults.
     """
 
     def __init__(
@@ -184,6 +184,6 @@ class ProbeServer:
 
 
 def readiness(checks: Mapping[str, bool], why: str) -> JSONResponse:
-    """Every check and whether it holds, and ``why`` where there is something to say; 503 unless all do."""
+    """Every check and whether it holds, and ``why`` if it is not empty; 503 unless all hold."""
     status = HTTPStatus.OK if all(checks.values()) else HTTPStatus.SERVICE_UNAVAILABLE
     return JSONResponse({**checks, **({"why": why} if why else {})}, status_code=int(status))

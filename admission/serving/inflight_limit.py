@@ -1,7 +1,7 @@
-"""What one caller may cost: a bounded body in bounded time, a bounded number at work and waiting.
+"""Bounds for one caller: body size, time to send it, and requests in progress and waiting.
 
-An ASGI wrapper around the whole service. It reads a body before the service is called, so that no slow
-sender holds one of its threads; answers to GET (health, metrics) never queue behind reviews.
+An ASGI wrapper around the whole service. It reads a body before the service is called, so that no slow sender
+holds one of its threads; answers to GET (health, metrics) never queue behind reviews.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class _Refused(Exception):  # noqa: N818  # it is an answer, not a fault
 
 
 class InflightLimit:
-    """Lets requests through to ``app`` within ``bounds``.
+    """Forwards requests to ``app`` within ``bounds``.
 
-    ``answered`` is told path and code of every answer; while ``draining`` says so, connections are closed
-    after their answer, so that callers go to another replica.
+    ``answered`` is called with path and code of every answer; while ``draining`` returns True, connections
+    are closed after their answer, so that callers go to another replica.
     """
 
     def __init__(

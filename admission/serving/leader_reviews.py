@@ -1,7 +1,7 @@
-"""Reviews that the leader alone can answer, passed on to it by a replica that does not lead.
+"""Reviews that only the leader can answer, forwarded to it by a replica that does not lead.
 
-API servers ask any replica, so that what needs no leader never waits for one. The leader is reached by its
-Service, and proves that it is a replica: it serves the certificate that is served here.
+API servers call any replica, so that reviews which need no leader never wait for one. The leader is reached
+through its Service, and proves that it is a replica by the certificate that this replica serves too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ReviewClient = Callable[[bytes], bytes | None]
 
 
 class LeaderReviews:
-    """Thread-safe. ``connect`` makes a client that trusts what the context does."""
+    """Forwards reviews. Thread-safe. ``connect`` makes a client with the trust of the given context."""
 
     def __init__(self, switch: Switch, connect: Callable[[ssl.SSLContext], ReviewClient]) -> None:
         self._switch = switch
@@ -35,7 +35,7 @@ class LeaderReviews:
         self._client: tuple[Pair, ReviewClient] | None = None
 
     def ask(self, body: bytes) -> bytes | None:
-        """Return the leader's answer to a review; None if it gives none, or too many wait for theirs."""
+        """The leader's answer to a review; None without an answer, or if too many reviews wait already."""
         pair = self._switch.pair
         if pair is None or not self._turns.acquire(blocking=False):
             return None

@@ -1,4 +1,4 @@
-"""What the admission service counts, as it is scraped."""
+"""Metrics of the admission service."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class AdmissionMetrics:
         self._seconds.labels(verb).observe(seconds)
 
     def answered(self, path: str, code: int) -> None:
-        """One HTTP answer began; ``path`` is one of ours."""
+        """Count an HTTP answer; ``path`` is one of the service's routes."""
         self._responses.labels(path, str(code)).inc()
 
     def reloaded(self, *, taken: bool) -> None:
@@ -80,7 +80,7 @@ class AdmissionMetrics:
         self._evicted.inc()
 
     def watch_expiry(self, expiry: Callable[[], float | None]) -> None:
-        """Show when the serving certificate ends; nothing while there is none."""
+        """Export when the serving certificate ends; nothing while there is none."""
         self.registry.register(_Expiry(expiry))
 
     def page(self, accept: str) -> tuple[bytes, str]:

@@ -1,8 +1,8 @@
-"""Requests that are answered in the step in which their last byte is read: no task, no thread, no ASGI.
+"""Requests answered as soon as their last byte is read: without task, thread or ASGI.
 
-A scheduler asks about one pod after the other and waits for each answer, so what HTTP itself takes of a
-question delays every pod. :class:`~admission.serving.http_protocol.BoundedHttp` reads and answers those that
-:meth:`Questions.begin` takes up; all others go the ordinary way, through the ASGI application.
+A scheduler filters one pod after the other and waits for each answer, so the overhead of HTTP delays every
+pod. :class:`~admission.serving.http_protocol.BoundedHttp` reads and answers the requests accepted by
+:meth:`Questions.begin`; all others go through the ASGI application.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Client = tuple[str, int] | None
 
 
 class WholeAnswer(NamedTuple):
-    """What goes back, and what is done once it is on its way."""
+    """An answer, and work to do once it has been sent."""
 
     status: int
     kind: bytes  # the content type
@@ -51,9 +51,9 @@ class Question:
 
 
 class Questions:
-    """Which paths are answered at once, and how. Used in one event loop.
+    """The paths answered at once, and their handlers. Used in one event loop.
 
-    While ``ending`` says so, connections are closed after their answer, so that callers go elsewhere.
+    While ``ending`` returns True, connections are closed after their answer, so that callers go elsewhere.
     """
 
     def __init__(
@@ -66,7 +66,9 @@ class Questions:
         self._held = 0
 
     def begin(self, path: bytes, headers: Sequence[Header]) -> Question | None:
-        """Take up a POST with these headers, names in lower case; None if it goes the ordinary way."""
+        """Accept a POST with these headers (lower-case names); None if it must go through the ASGI
+        application.
+        """
         answer = self._answers.get(path)
         if answer is None:
             return None

@@ -44,7 +44,7 @@ def _nobody(_body: bytes) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class WebhookParts:
-    """What the HTTPS service is made of beside the webhooks themselves.
+    """The parts of the HTTPS service beside the webhooks themselves.
 
     ``ask_leader`` returns the leader's answer to a review that this replica cannot answer; None without one.
     """

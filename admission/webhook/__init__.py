@@ -1,1 +1,1 @@
-"""What the webhooks answer: reviews, drafts, rules as policies, checks against the cluster at create time."""
+"""The webhooks: reviews, drafts, rules as policies, checks against the cluster at create time."""

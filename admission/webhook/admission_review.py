@@ -1,7 +1,7 @@
-"""AdmissionReview v1, read into values and written from values; no JSON travels further in.
+"""AdmissionReview v1, parsed into values and written from values; no JSON travels further in.
 
-https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers has the format.
-What cannot be read is refused with a sentence; what is read may still be anything a tenant can write.
+https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers has the format. A
+malformed review is refused with a sentence; a parsed one may still contain anything a tenant can write.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _LONGEST_MESSAGE: Final = 8192
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """What is to be judged. ``obj`` and ``old`` are the objects as JSON, None where the operation has none.
+    """A review to judge. ``obj`` and ``old`` are the objects as JSON, None if the operation has none.
 
-    ``resource`` is as RBAC spells it (``pods``, ``pods/status``); ``group`` is empty for the core group.
+    ``resource`` is in RBAC's form (``pods``, ``pods/status``); ``group`` is empty for the core group.
     """
 
     uid: str
@@ -54,7 +54,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class ReviewVerdict:
-    """The answer. ``code`` and ``reason`` say what kind of no it is; ``rules`` are the ids behind it."""
+    """The answer. ``code`` and ``reason`` classify a refusal; ``rules`` are the ids behind it."""
 
     allowed: bool = True
     message: str = ""
@@ -81,7 +81,7 @@ def parse_review(body: bytes) -> Review:
     """Read an AdmissionReview with a request.
 
     Raises:
-        RequestInvalid: it is none, or of a version we do not speak.
+        RequestInvalid: it is malformed, or of an unsupported version.
     """
     data = _json(body)
     if not isinstance(data, dict):

@@ -1,8 +1,9 @@
-"""What the webhooks answer: ``/mutate`` mends a pod, ``/validate`` judges it, workload templates are warned.
+"""The webhooks' answers: ``/mutate`` completes a pod, ``/validate`` judges it, workload templates get
+warnings.
 
-Plain functions of the review and the cluster's terms; the rules themselves are the domain's. The API
-server's own check of whole and equal quantities runs between the two and hides the better text, so
-``/mutate`` says already what that check would refuse.
+Plain functions of the review and the cluster's terms; the rules themselves are the domain's. The API server's
+own check of whole and equal quantities runs between the two and hides the better text, so ``/mutate`` already
+reports what that check would refuse.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _SAID_BY_CLAIM: Final = (Rule.PRIORITY_WITHOUT_SHARE,)
 
 @dataclass(frozen=True, slots=True)
 class InjectionWays:
-    """How the nodes inject cards that a pod may go to: ``by_variable`` is the name of one where a variable
-    shows containers their cards (``nvidia``), empty for none; ``known``: there are nodes, and all tell.
+    """How the nodes that a pod may go to inject cards: ``by_variable`` is the name of a node where a variable
+    shows containers their cards (``nvidia``), empty for none; ``known``: there are nodes, and all report it.
     """
 
     by_variable: str = ""
@@ -83,14 +84,14 @@ def _as_annotated(_namespace: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CreateTimeChecks:
-    """What the cluster's state says about a legal pod that is being created; must answer from memory.
+    """Checks of a legal pod at creation against the cluster's state; must answer from memory.
 
-    Sentences: of ``refuse`` why its namespace's quota forbids it, of ``warn`` why no card could ever hold it.
-    ``size``: what the pod's workload asks for in its own metadata, empty for nothing. ``claim``: why a
+    Sentences: ``refuse`` gives why its namespace's quota forbids it, ``warn`` why no card could ever hold it.
+    ``size``: the size that the pod's workload requests in its own metadata, empty for none. ``claim``: why a
     ResourceClaim (its object, its namespace, whether it is a dry run) cannot be created, empty if it can, and
-    whether whoever creates it should ask again. ``pod_claims``: what is wrong with, or to be said of, the
-    claims that a pod's containers use. ``injection``: how the nodes inject cards that a pod may go to.
-    ``best_effort``: whether the quota of a namespace makes its fractions best-effort.
+    whether a retry may succeed. ``pod_claims``: faults of, or remarks on, the claims that a pod's containers
+    use. ``injection``: how the nodes that a pod may go to inject cards. ``best_effort``: whether the quota of
+    a namespace makes its fractions best-effort.
     """
 
     refuse: Says = _silent
@@ -102,7 +103,7 @@ class CreateTimeChecks:
     best_effort: Callable[[str], bool] = _as_annotated
 
     def refusals(self, pod: Pod, request: PodRequest) -> tuple[Violation, ...]:
-        """What forbids it, as violations."""
+        """The reasons that forbid the pod, as violations."""
         lead = f"{Rule.QUOTA_EXCEEDED.value.words}: "
         return tuple(
             violation(Rule.QUOTA_EXCEEDED, "", "", "", reason=text.removeprefix(lead))
@@ -110,7 +111,7 @@ class CreateTimeChecks:
         )
 
     def warnings(self, pod: Pod, request: PodRequest) -> tuple[Violation, ...]:
-        """What will keep it waiting, as violations."""
+        """The reasons for which the pod will wait, as violations."""
         return tuple(
             violation(Rule.NO_CARD_FITS, "", "", "", reason=text) for text in self.warn(pod, request)
         )
@@ -162,7 +163,7 @@ TEMPLATES: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
 
 
 def mutate(review: Review, terms: ClusterTerms, checks: CreateTimeChecks = SILENT) -> ReviewVerdict:
-    """Mend a pod that is being created; anything else passes as it is. Idempotent."""
+    """Complete a pod that is being created; any other object is left unchanged. Idempotent."""
     if (review.group, review.resource, review.operation) != ("", "pods", "CREATE") or review.obj is None:
         return ALLOWED
     obj = review.obj
@@ -420,7 +421,9 @@ def _detours(pod: Pod, terms: ClusterTerms) -> Iterator[Violation]:
 
 
 def protected_past_scheduler(pod: Pod, terms: ClusterTerms) -> Iterator[Violation]:
-    """Yield the ways past the scheduler of a protected pod: nobody else counts the right to be one."""
+    """Yield how a protected pod bypasses the scheduler, since only the scheduler counts the right to be
+    one.
+    """
     if pod.asks and pod.annotations.get(PRIORITY) == Priority.PROTECTED.value:
         for each in _detours(pod, terms):
             yield violation(Rule.PRIORITY_PAST_SCHEDULER, "", each.field, each.value)
@@ -481,7 +484,7 @@ def _unreadable(error: RequestInvalid) -> Violation:
 
 
 def denied(faults: Sequence[Violation], warnings: Sequence[Violation] = ()) -> ReviewVerdict:
-    """Return the refusal with every fault at once; the warnings alone if there is none."""
+    """The refusal with every fault at once; only the warnings if there is no fault."""
     if not faults:
         return _warned(warnings)
     more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""

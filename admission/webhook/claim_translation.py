@@ -1,8 +1,9 @@
-"""``/mutate/claims``: pods of labelled namespaces ask for their vcuda resources by a ResourceClaim.
+"""``/mutate/claims``: converts pods of labelled namespaces to request their vcuda resources by a
+ResourceClaim.
 
-The API server calls it for pods of namespaces with the label ``tencent.com/vcuda-front: dra`` alone, after
-``/mutate`` has mended them. A pod that is illegal, or that a claim cannot describe, stays as it is: the one
-is refused by ``/validate`` in its own words, the other is warned.
+The API server calls it only for pods of namespaces with the label ``tencent.com/vcuda-front: dra``, after
+``/mutate`` has completed them. A pod that is illegal, or that a claim cannot describe, is left unchanged: the
+former is refused by ``/validate`` with its own text, the latter gets a warning.
 """
 
 from __future__ import annotations

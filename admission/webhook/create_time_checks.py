@@ -1,4 +1,4 @@
-"""What the cluster's state says to a legal pod that is being created: from memory, in bounded time."""
+"""Checks of a legal pod at creation against the cluster's state: from memory, in bounded time."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def create_time_checks(
     *,
     any_scheduler: bool = False,
 ) -> CreateTimeChecks:
-    """For the webhook. Of pods silent until nodes and pods have been listed.
+    """The checks for the webhook. They have no effect until nodes and pods have been listed.
 
-    ``claims``: None where claims are held to no quota. ``any_scheduler``: none is named whose pods are bound
-    here, so that protected pods are counted when they are created.
+    ``claims``: None if claims have no quota. ``any_scheduler``: no scheduler is named whose pods are bound
+    here, so protected pods are counted at creation.
     """
     kinds = _Recent(cluster, clock)
 

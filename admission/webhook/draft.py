@@ -1,4 +1,4 @@
-"""A pod as the webhook would have it: what ``/mutate`` changes in it, as values and as a JSON patch."""
+"""A pod as the webhook would change it: the changes of ``/mutate``, as values and as a JSON patch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOST_REMOVALS: Final = 64  # one by one; more are removed by writing the rest
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """``pod`` as it will be once ``patch`` is applied; ``changes`` are the warnings that say so."""
+    """``pod`` as it will be once ``patch`` is applied; ``changes`` are the warnings about it."""
 
     pod: Pod
     patch: tuple[Operation, ...]
@@ -44,10 +44,10 @@ class Draft:
 
 
 def read_pod(obj: Mapping[str, Any]) -> Pod:
-    """A pod of a size that can be judged at once; a body has room for tens of thousands of containers.
+    """Parse a pod of a size that can be judged at once; a body has room for tens of thousands of containers.
 
     Raises:
-        RequestInvalid: it is none, or larger than any node could run.
+        RequestInvalid: it is malformed, or larger than any node could run.
     """
     groups = (_spec(obj).get(group) for group in ("initContainers", "containers", "ephemeralContainers"))
     count = sum(len(group) for group in groups if isinstance(group, list))
@@ -65,18 +65,18 @@ def draft_pod(
     hidden: Callable[[], bool] = lambda: False,
     best_effort: bool = False,
 ) -> Draft:
-    """What ``/mutate`` makes of a pod or of a template's pod; a pod that is as it should be has no patch.
+    """The result of ``/mutate`` for a pod or a template's pod; a complete pod has an empty patch.
 
     Args:
         obj: the object, as JSON.
         terms: what to write.
-        trusted: whoever sends it may write guarded annotations.
-        owners: the size that a pod's workload asks for, as its annotation; empty for none.
+        trusted: the sender may write guarded annotations.
+        owners: the size that a pod's workload requests, as its annotation; empty for none.
         hidden: no node that the pod may go to shows a container its cards by a variable.
-        best_effort: the fractions of its namespace are, by its quota.
+        best_effort: the quota makes the fractions of its namespace best-effort.
 
     Raises:
-        RequestInvalid: it is no pod.
+        RequestInvalid: it is not a pod.
     """
     pod = read_pod(obj)
     wanted = owners(pod)
@@ -227,10 +227,10 @@ def _with_default(
 
 
 def ephemeral_faults(obj: Mapping[str, Any]) -> tuple[Violation, ...]:
-    """Ephemeral containers that ask for cards, or could be shown some.
+    """The faults of ephemeral containers that request cards, or could be shown some.
 
     Raises:
-        RequestInvalid: they have not the shape of containers.
+        RequestInvalid: they have not the form of containers.
     """
     added = ephemeral_containers(obj)
     asking = (

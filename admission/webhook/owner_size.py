@@ -1,4 +1,6 @@
-"""A new pod at the size that its workload asks for in its own metadata: limits, so quota and ids too."""
+"""Creates a pod at the size that its workload requests in its own metadata: in its limits, hence in quota and
+ids too.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,10 @@ Steps = tuple[str | int, ...]
 def at_owners_size(
     pod: Pod, places: Iterable[Steps], owners: str, terms: ClusterTerms, *, annotated: bool
 ) -> tuple[Pod, list[Operation], tuple[Violation, ...]]:
-    """The pod at the size of ``owners``, its workload's annotation; what that changes, and warnings.
+    """The pod at the size of ``owners``, its workload's annotation; the changes, and warnings.
 
-    A pod that has been given its size, or whose workload's does not suit it, stays as it is. ``places``:
-    where each container's resources stand in the object; ``annotated``: it has a map of annotations.
+    A pod that already has its size, or that the workload's size does not suit, is left unchanged. ``places``:
+    where each container's resources are in the object; ``annotated``: it has a map of annotations.
     """
     if not owners or TEMPLATE_SIZE in pod.annotations:
         return pod, [], ()
@@ -54,7 +56,7 @@ def at_owners_size(
 
 
 def owner_faults(template: Pod, annotations: Mapping[str, Any], terms: ClusterTerms) -> tuple[Violation, ...]:
-    """What is illegal in the size that a workload's own annotation asks for its pods."""
+    """The violations in the size that a workload's own annotation requests for its pods."""
     written = annotations.get(RESIZE)
     if not isinstance(written, str):
         return ()
@@ -63,8 +65,8 @@ def owner_faults(template: Pod, annotations: Mapping[str, Any], terms: ClusterTe
 
 
 def at_asked_size(template: Pod, annotations: Mapping[str, Any], terms: ClusterTerms) -> Pod | None:
-    """The template's pod at the size that its workload's own annotation asks for; None if that asks for none,
-    or is illegal.
+    """The template's pod at the size that its workload's own annotation requests; None if there is none, or
+    if it is illegal.
     """
     written = annotations.get(RESIZE)
     if not isinstance(written, str):

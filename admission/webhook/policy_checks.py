@@ -1,7 +1,7 @@
-"""The rulebook's rules as CEL, each with its text: what :mod:`admission.webhook.static_policies` puts into
-policies.
+"""The rulebook's rules as CEL, each with its text, for the policies of
+:mod:`admission.webhook.static_policies`.
 
-The CEL is that of Kubernetes 1.30 on: quantity, list and string extensions, no optionals.
+The CEL is that of Kubernetes 1.30 and later: quantity, list and string extensions, no optionals.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LARGEST_CORES: Final = LARGEST_COUNT // CORES_PER_CARD * CORES_PER_CARD
 
 @dataclass(frozen=True, slots=True)
 class PolicyCheck:
-    """One rule: what must hold, and what to say if it does not (both CEL)."""
+    """One rule: a condition that must hold, and the message if it does not (both CEL)."""
 
     rule: Rule
     holds: str
@@ -86,7 +86,7 @@ _RESOURCES: Final = {"core": contract.CORE, "memory": contract.MEMORY}
 
 
 def request_checks(terms: ClusterTerms) -> Iterator[PolicyCheck]:
-    """The rules for what containers ask for."""
+    """The rules for containers' requests."""
     unit, minimum = _text(format_bytes(terms.unit)), _text(str(terms.minimum_cores))
     for having, largest in (("core", _LARGEST_CORES), ("memory", LARGEST_COUNT // terms.unit)):
         yield from _numbers(_RESOURCES[having], having, largest, unit)
@@ -205,7 +205,7 @@ EPHEMERAL_VARIABLES: Final = {
 
 
 def ephemeral_checks() -> Iterator[PolicyCheck]:
-    """The rules for ephemeral containers of a pod that asks for cards; they themselves get none."""
+    """The rules for ephemeral containers of a pod that requests cards; they themselves get none."""
     yield _visible_devices("ephemeral")
     named = f"has(c.env) && c.env.exists(e, e.name == '{contract.VISIBLE_ENV}')"
     broken = f"has(c.envFrom) && c.envFrom.size() > 0 && !({named})"
@@ -213,7 +213,7 @@ def ephemeral_checks() -> Iterator[PolicyCheck]:
 
 
 def privileged_checks() -> Iterator[PolicyCheck]:
-    """What is said of ephemeral containers that reach every card, beside a part of one."""
+    """The rules for ephemeral containers that reach every card, beside a part of one."""
     privileged = "has(c.securityContext) && has(c.securityContext.privileged) && c.securityContext.privileged"
     broken = f"variables.parts.size() > 0 && {privileged}"
     figures = {"value": _quoted("variables.parts[0].name")}
@@ -317,12 +317,12 @@ GUARDED_VARIABLES: Final = {
 
 
 def strangers(terms: ClusterTerms) -> Mapping[str, str]:
-    """Holds for everybody but who may write those annotations."""
+    """A condition that holds for every user but those allowed to write those annotations."""
     return {"not-ours": f"!(request.userInfo.username in {sorted(terms.trusted_users)})"}
 
 
 def guarded_checks() -> Iterator[PolicyCheck]:
-    """Who may write the annotations that say which cards a pod holds."""
+    """The rules for users that write annotations with a pod's cards."""
     none = "variables.changed.size() == 0"
     key = "variables.changed[0]"
     yield PolicyCheck(

@@ -1,8 +1,9 @@
-"""The static rules as ValidatingAdmissionPolicies: judged inside the API server, with none of us running.
+"""The static rules as ValidatingAdmissionPolicies: judged inside the API server, without this service
+running.
 
-Written from the rulebook's own texts and the cluster's terms. What needs the cluster's state (quota, cards
-that exist) stays with the webhook, and nothing is mended here. A rule is skipped where it would keep an
-object that exists already from changing, or hide a static pod that runs already.
+Generated from the rulebook's own texts and the cluster's terms. Rules that need the cluster's state (quota,
+existing cards) stay with the webhook, and nothing is completed here. A rule is skipped if it would keep an
+existing object from changing, or hide a static pod that runs already.
 """
 
 from __future__ import annotations

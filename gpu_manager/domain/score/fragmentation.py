@@ -29,11 +29,7 @@ from gpu_manager.domain.score.request_mix import FreeShape, Mix, RequestShape, S
 BAGS: Final = 128
 BAG: Final = 48  # requests in the middle bag
 SPREAD: Final = 1.5  # the longest bag is this many times longer than the middle one, the shortest shorter
-ALONE: Final = (
-    20,
-    2.0,
-    0.0,
-)  # bag, spread, factor on the fill-up if only fractions are requested
+ALONE: Final = (20, 2.0, 0.0)  # the two above, and a factor on the fill-up, for fractions only
 # From the first bound on bags adapt, at the second they are as for fractions only: part of the demand, and
 # part of the cluster's cards that present pods requested.
 MOSTLY: Final = (0.5, 0.9)
