@@ -1,12 +1,12 @@
-"""Pods that count as lying on a node before the watch shows them there.
+"""Pods that count as placed on a node before the watch shows them there.
 
-A pod is *expected* from its scheduler's choice on: a bind may come minutes later, for volumes that are
+A pod is *expected* from its scheduler's choice on: the bind may come minutes later, for volumes that are
 provisioned for the chosen node and for gangs that wait until they are complete. It is *reserved* while its
-Binding is under way.
+Binding is in progress.
 
-The place of an expected pod is kept for half of what is left of :data:`ROUNDS` times ``keep_seconds`` at
-most, which a pod may spend in a day: a pod that never comes has its place for 15 minutes, then for half of
-that, and so on, and one that is asked about again at once loses nothing.
+The place of an expected pod is kept for at most half of its remaining allowance, which is :data:`ROUNDS`
+times ``keep_seconds`` a day: a pod that never comes has its place for 15 minutes, then for half of that, and
+so on; one that is filtered again at once loses nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AssumedPods:
         self._spent: dict[PodUid, tuple[float, float]] = {}  # since when, and how many seconds in vain
 
     def of(self, uid: PodUid) -> PodView | None:
-        """The pod as it will be; None if nothing is assumed of it."""
+        """The pod as it will be once placed; None if no place is assumed for it."""
         return self._reserved.get(uid) or self.expected(uid)
 
     def nodes(self) -> Mapping[PodUid, str]:
@@ -56,11 +56,11 @@ class AssumedPods:
         }
 
     def reserved(self, uid: PodUid) -> PodView | None:
-        """The pod as it will be, if it is reserved."""
+        """The pod as it will be once placed, if it is reserved."""
         return self._reserved.get(uid)
 
     def expected(self, uid: PodUid) -> PodView | None:
-        """The pod as it will be, if it is expected."""
+        """The pod as it will be once placed, if it is expected."""
         each = self._expected.get(uid)
         return None if each is None else each.occupant
 
@@ -69,7 +69,9 @@ class AssumedPods:
         return list(self._expected)
 
     def is_given_up(self, occupant: PodView) -> bool:
-        """True if its scheduler has said since that the pod found no node, or goes to another one."""
+        """True if its scheduler has since reported that it found no node for the pod, or chose another
+        one.
+        """
         each = self._expected.get(occupant.uid)
         if each is None or each.asked is None:
             return False
@@ -77,7 +79,7 @@ class AssumedPods:
         return refused or occupant.nominated not in ("", each.asked.nominated, each.occupant.pod.node)
 
     def expired(self, now: float) -> list[PodUid]:
-        """Whose place was kept until now, or before. ``now`` is the time of all that follows."""
+        """The pods whose place was kept until ``now`` or earlier. Later calls use this ``now``."""
         self._now = now
         if now < self._first_end:
             return []
@@ -85,7 +87,7 @@ class AssumedPods:
         return [uid for uid, each in self._expected.items() if each.until <= now]
 
     def reserve(self, occupant: PodView) -> None:
-        """Its Binding begins; it is expected no more."""
+        """Reserve the pod, whose Binding begins; it is no longer expected."""
         self._expected.pop(occupant.uid, None)
         self._reserved[occupant.uid] = occupant
 
@@ -103,11 +105,11 @@ class AssumedPods:
         self._first_end = min(self._first_end, until)
 
     def release(self, uid: PodUid) -> PodView | None:
-        """End its reservation, and return what it was."""
+        """End the pod's reservation, and return it."""
         return self._reserved.pop(uid, None)
 
     def unexpect(self, uid: PodUid) -> PodView | None:
-        """End its expectation, and return what it was."""
+        """End the pod's expectation, and return it."""
         each = self._expected.pop(uid, None)
         if each is None:
             return None
@@ -118,11 +120,11 @@ class AssumedPods:
         return each.occupant
 
     def forget(self, uid: PodUid) -> None:
-        """The pod is gone, or bound: what its places took counts no more."""
+        """The pod is gone, or bound: its earlier places no longer count against its allowance."""
         self._spent.pop(uid, None)
 
     def copy(self) -> AssumedPods:
-        """The same, changed apart from these."""
+        """An independent copy."""
         other = AssumedPods(self._keep)
         other._reserved, other._expected = self._reserved.copy(), self._expected.copy()
         other._spent, other._now, other._first_end = self._spent.copy(), self._now, self._first_end

@@ -1,7 +1,7 @@
-"""The cluster as the extender sees it: kept by one watch, read as values that nobody changes.
+"""The cluster as the extender sees it: maintained from one watch, read as immutable values.
 
-:class:`Cluster` takes in what the watch shows and what this process is about to bind;
-:meth:`Cluster.snapshot` is all of it at one moment. Only nodes on which something changed are built anew.
+:class:`Cluster` applies what the watch shows and what this process is about to bind; :meth:`Cluster.snapshot`
+is its state at one moment. Only nodes with changes are rebuilt.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ Obj = Mapping[str, Any]
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
     """The cluster at one moment. ``used`` counts claims, and pods that are bound or being bound, by model of
-    card, ``protected`` the part of it in protected shares.
+    card, ``protected`` the part in protected shares.
 
-    ``reserved``: each pod whose Binding is under way or expected, and its node. ``unit``: bytes of one unit.
-    ``turn`` rises whenever nodes are built anew; ``names_turn`` is the last at which a node came or went.
+    ``reserved``: each pod whose Binding is in progress or expected, and its node. ``unit``: bytes of one
+    unit. ``turn`` is the generation, which rises whenever nodes are rebuilt; ``names_turn`` is the generation
+    at which a node last came or went.
     """
 
     nodes: Mapping[str, NodeView]
@@ -56,10 +57,10 @@ class Snapshot:
 
 
 class ClusterState:
-    """Thread-safe. Nobody waits for the outside while the lock is held.
+    """The state of the cluster. Thread-safe; no I/O happens while the lock is held.
 
-    ``unit``: bytes of one unit of memory. ``by_capacity``: nodes that publish no inventory are judged by
-    their capacity. ``keep_seconds``: for how long the place of a pod is kept at most until it is bound.
+    ``unit``: bytes of one unit of memory. ``by_capacity``: nodes without an inventory are judged by their
+    capacity. ``keep_seconds``: for how long the place of a pod is kept at most until it is bound.
     ``namespace`` is that of the agents' pods.
     """
 
@@ -96,7 +97,7 @@ class ClusterState:
 
     @property
     def lapsed(self) -> int:
-        """How often room came free of which the watch tells nothing: pods that were not bound after all."""
+        """How often room became free without a watch event: pods that were not bound after all."""
         return self._pods.lapsed + self._silent
 
     @property
@@ -110,14 +111,14 @@ class ClusterState:
         return {CLAIMS, CLASSES} <= self._synced
 
     def shown(self, kind: str) -> int:
-        """The highest resourceVersion of an object of that kind that was taken in: the watch has shown all
-        that came before. 0 if there is none.
+        """The highest resourceVersion applied for that kind, so that all earlier changes are known; 0 if
+        none.
         """
         with self._lock:
             return self._latest.get(kind, 0)
 
     def copy(self) -> ClusterState:
-        """The same books, changed apart from these: for a question of what would be if."""
+        """An independent copy of the state, for what-if questions."""
         with self._lock:
             self.snapshot()  # then no node waits to be built
             other = ClusterState(self.unit)
@@ -131,19 +132,19 @@ class ClusterState:
             return other
 
     def copy_without(self, pods: Iterable[PodUid]) -> ClusterState:
-        """The same books as if these pods had gone, changed apart from these."""
+        """An independent copy as if these pods had gone."""
         other = self.copy()
         other.evacuate(pods)
         return other
 
     def evacuate(self, pods: Iterable[PodUid]) -> None:
-        """Forget these pods, as if their nodes had told that all of their processes are gone."""
+        """Forget these pods, as if their nodes had reported that all of their processes have ended."""
         with self._lock:
             for uid in pods:
                 self._pods.forget(uid)
 
     def arrive(self, pod: PodView) -> None:
-        """Take in a new pod, as if the watch had shown it."""
+        """Add a new pod, as if the watch had shown it."""
         with self._lock:
             self._pods.take(pod)
 
@@ -168,11 +169,11 @@ class ClusterState:
     def replace(
         self, kind: str, objects: Iterable[Obj], take: Callable[[Obj], None] | None = None
     ) -> frozenset[Any]:
-        """A full list, begun after every change that was applied: whatever is not in it is gone.
+        """Apply a full list, requested after every change applied so far: objects not in it are gone.
 
-        ``objects`` is read and taken in one by one, the lock free in between, by ``take``, which applies it
-        (default: as it is). What is known in that version already is passed over. If ``objects`` raises, the
-        rest is as it was. Returns the identities of all that is there: of a pod its UID.
+        ``objects`` is iterated and each object applied by ``take`` (default: as it is), with the lock
+        released in between. Objects already known in that version are skipped. If ``objects`` raises, the
+        rest is unchanged. Returns the identities of all listed objects: of a pod its UID.
         """
         listed: set[Hashable] = set()
         known = self._versions.setdefault(kind, {})
@@ -238,7 +239,7 @@ class ClusterState:
             self._pods.expect(asked, node, placement, now, most, chosen=chosen)
 
     def expected_on(self, uid: PodUid) -> str:
-        """The node on which the pod's place is kept though its Binding has not begun, empty if on none."""
+        """The node on which the pod's place is kept before its Binding has begun, empty if on none."""
         with self._lock:
             return self._pods.expected_on(uid)
 
@@ -248,18 +249,22 @@ class ClusterState:
             self._pods.give_up(uid)
 
     def withdraw(self, uids: Iterable[PodUid]) -> None:
-        """The same of places that were kept a moment ago: nobody was refused for them, and nobody is told."""
+        """Give up places that were assumed a moment ago: no pod was refused for them, so nothing is
+        requeued.
+        """
         with self._lock:
             for uid in uids:
                 self._pods.unexpect(uid)
 
     def give_up_all(self) -> None:
-        """No pod is expected any more: their schedulers are others now."""
+        """Give up all expected pods, since other replicas now answer their schedulers."""
         with self._lock:
             self._pods.give_up_all()
 
     def expire(self, now: float) -> None:
-        """End the expectations whose time is over, and what deleted pods hold on nodes that say nothing."""
+        """End the expectations whose time is over, and shares of deleted pods on nodes that do not report
+        them.
+        """
         with self._lock:
             silent = self._deleted.expire(now)
             self._dirty |= silent
@@ -267,7 +272,7 @@ class ClusterState:
             self._pods.expire(now)
 
     def change_claims(self, change: Callable[[ClusterClaims], None]) -> None:
-        """Change what counts of claims that are about to be created."""
+        """Change the accounting of claims that are about to be created."""
         with self._lock:
             change(self.claims)
             self._snapshot = None
@@ -278,7 +283,9 @@ class ClusterState:
             self._snapshot = None if self.claims.expire(now) else self._snapshot
 
     def keep(self, node: str, kept: KeptFor | None) -> None:
-        """Close the node to smaller pods, and open the one that was; without ``kept`` none is closed."""
+        """Close the node to smaller pods, and open the one that was closed; without ``kept`` none is
+        closed.
+        """
         with self._lock:
             self._dirty |= self._kept.change(node, kept)
 
@@ -295,20 +302,22 @@ class ClusterState:
             return self._pods.resizing()
 
     def answer(self, uid: PodUid, text: str | None) -> None:
-        """Count the pod as if this answer were written, until the watch shows it; None: it was not."""
+        """Count the pod as if this answer were written, until the watch shows it; None: it was not
+        written.
+        """
         with self._lock:
             self._pods.answer(uid, text)
 
     def reserved_on(self, uid: PodUid) -> str:
-        """The node that the pod is reserved on, empty if on none."""
+        """The node on which the pod is reserved, empty if on none."""
         with self._lock:
             return self._pods.reserved_on(uid)
 
     def learn(self, pod: Pod) -> bool:
-        """The API server itself said that it is bound, before the watch did.
+        """The API server itself reported the pod as bound, before the watch did.
 
-        False for a pod that the watch has never shown: it counts as reserved there until the watch does or
-        :meth:`release`, for a list that was asked for before the pod came may lack it.
+        False for a pod that the watch has never shown: it counts as reserved there until the watch shows it
+        or :meth:`release`, because a list requested before the pod came may lack it.
         """
         with self._lock:
             return self._pods.learn(pod)
@@ -321,40 +330,42 @@ class ClusterState:
             return self._pods.get(uid)
 
     def named(self, namespace: str, name: str) -> PodView | None:
-        """The same by name."""
+        """The pod of that name."""
         with self._lock:
             return self._pods.named(namespace, name)
 
     @property
     def since(self) -> float:
-        """When the oldest node was created, in seconds since 1970; infinite if none says."""
+        """When the oldest node was created, in seconds since 1970; infinite if no node has a time."""
         return self._since
 
     def fresh(self) -> list[PodView]:
-        """The pods that came up since this was last asked, each once: for the one who counts them."""
+        """The pods that came since the last call, each once; for the only consumer."""
         with self._lock:
             return self._pods.came()
 
     def gone(self) -> list[PodView]:
-        """The same of pods that have left a node, or have ended there."""
+        """The pods that left a node, or ended there, since the last call, each once."""
         with self._lock:
             return self._pods.left()
 
     def waiting(self, namespace: str | None = None) -> tuple[PodView, ...]:
-        """Pods that look for a node, of one namespace or of all."""
+        """Pods that wait for a node, of one namespace or of all."""
         with self._lock:
             pods = [o for o in self._pods.all() if o.waits]
         return tuple(o for o in pods if namespace is None or o.pod.namespace == namespace)
 
     def snapshot(self) -> Snapshot:
-        """Everything, now. The same object until something changes."""
+        """The present state; the same object until something changes."""
         with self._lock:
             if self._snapshot is None or self._dirty:
                 self._snapshot = replace(self.glance(), nodes=self._nodes.views)
             return self._snapshot
 
     def glance(self) -> Snapshot:
-        """The same for who holds :attr:`lock` and keeps nothing of it: thousands of nodes are not copied."""
+        """The present state without copying thousands of nodes, for callers that hold :attr:`lock` and keep
+        no reference.
+        """
         self._build()
         return self._snapshot or Snapshot(
             nodes=self._nodes.live,
@@ -373,15 +384,15 @@ class ClusterState:
             self._build()
 
     def news(self, turn: int) -> tuple[Snapshot, list[NodeView]]:
-        """The snapshot, and those of its nodes that were built anew after that turn."""
+        """The snapshot, and its nodes that were rebuilt after that generation."""
         with self._lock:
             snapshot = self.snapshot()
             return snapshot, [snapshot.nodes[name] for name in self._nodes.since(turn)]
 
     def view_of(self, obj: Mapping[str, Any]) -> NodeView:
-        """A node that is offered with its object: as it is known here, else from that object alone.
+        """The view of a node offered with its object: the known one, else one from that object alone.
 
-        The second is a cluster autoscaler asking about nodes that do not exist yet.
+        The second case is a cluster autoscaler's question about nodes that do not exist yet.
         """
         with self._lock:
             known = self.snapshot().nodes.get(name_of(obj))
@@ -469,7 +480,7 @@ class ClusterState:
 
 
 def identity_of(kind: str, obj: Obj) -> Hashable:
-    """Under what an object of that kind is known here: its UID, its name, or namespace and name."""
+    """The key for an object of that kind: its UID, its name, or namespace and name."""
     if kind in (PODS, CLAIMS):
         return _uid(obj)
     if kind in (NODES, CLASSES):

@@ -66,7 +66,7 @@ class CgroupMemoryLimit:
         """Set the limit in bytes, and return what enforces it; None if neither driver nor kernel can.
 
         Raises:
-            NodeUnready: the container's cgroup is not there (yet), or the kernel refused.
+            NodeUnready: the container's cgroup does not exist (yet), or the kernel refused.
         """
         if not (self._cgroups / "cgroup.controllers").exists():
             return None  # cgroup v1, or not visible
@@ -82,7 +82,7 @@ class CgroupMemoryLimit:
         return DMEM
 
     def let_go(self, container_id: str, card: CardUuid) -> None:
-        """Remove the limit; with a deleted cgroup it is gone already."""
+        """Remove the limit; if the cgroup is deleted the limit is gone already."""
         with self._lock:
             cgroup = self._found.pop(container_id, None)
         if cgroup is None or not cgroup.exists():

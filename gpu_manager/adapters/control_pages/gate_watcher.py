@@ -36,10 +36,10 @@ class NativeGateWatcher:
         self._told = b""
 
     def watch(self, cards: Sequence[GateWatch]) -> None:
-        """Watch these cards and no others; without any the program ends. A dead one is started again.
+        """Watch exactly these cards; without any the watcher ends. A dead one is restarted.
 
         Raises:
-            NodeUnready: it cannot be started, or does not listen.
+            NodeUnready: it cannot be started, or does not respond.
         """
         if not cards:
             self.close()

@@ -62,12 +62,12 @@ class FileGates:
         self._leased: dict[CardUuid, tuple[float, tuple[int, ...]]] = {}
 
     def path(self, card: CardUuid) -> Path:
-        """Return where the card's gate lies. Raises NodeUnready for a name that is no UUID."""
+        """The path of the card's gate. Raises NodeUnready: the name is not a UUID."""
         with _errors(self._root / card):
             return self._root / uuid_bytes(card).hex()
 
     def ensure(self, card: CardUuid) -> None:
-        """Create the card's gate, open, if it is absent or no gate. Idempotent.
+        """Create the card's gate, open, if it is absent or not a gate. Idempotent.
 
         Raises:
             NodeUnready: it cannot be written.
@@ -168,16 +168,16 @@ _LARGEST = 512 << 10
 
 
 class LeaseBreaker:
-    """Opens files for writing in threads of its own, one for each file on which somebody holds a lease."""
+    """Opens files for writing in threads of its own, one for each file on which a process holds a lease."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._opened: dict[tuple[int, int], int | None] = {}  # device and inode → descriptor; None: waits
 
     def open(self, here: int, name: str) -> int | None:
-        """Return a descriptor of the regular file, for writing; None while the lease is not given up yet.
+        """A descriptor of the regular file, for writing; None while the lease is not given up yet.
 
-        Ask again then: what was opened meanwhile is kept. Raises OSError.
+        Call again then: a file opened meanwhile is kept. Raises OSError.
         """
         file = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
         status = os.fstat(file)
@@ -195,7 +195,7 @@ class LeaseBreaker:
         return None
 
     def close(self) -> None:
-        """Close what nobody asked for again."""
+        """Close files that no caller asked for again."""
         with self._lock:
             for page in self._opened.values():
                 if page is not None:
@@ -224,9 +224,9 @@ class LeaseBreaker:
 
 
 def holders(locks: Path, status: os.stat_result) -> tuple[int, ...]:
-    """Return the pids that hold a lease on the file with this status, by ``/proc/locks``.
+    """PIDs that hold a lease on the file with this status, from ``/proc/locks``.
 
-    The pid is that of the process that took the lease, which may have ended while a child keeps it. Behind
+    The PID is that of the process that took the lease, which may have ended while a child keeps it. Behind
     some 8,000 other locks none is found.
     """
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"

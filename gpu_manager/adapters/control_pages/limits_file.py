@@ -1,7 +1,7 @@
-"""The limits page of a container on disk: what the agent writes, and the library reads.
+"""The limits page of a container on disk, which the agent writes and the library reads.
 
-The container sees it read-only, so its content is the agent's own; a page that is damaged all the same is
-written anew. The fields of pages are translated here from and to the values of the ports.
+The container sees it read-only, so its content is the agent's own; a damaged page is nevertheless rewritten.
+The fields of pages are translated here from and to the values of the ports.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ DEFAULT_POLICY: Final = PagePolicy()
 def limits_as_set(
     now: limits_page.Limits | None, name: str, limits: Sequence[Limit], policy: PagePolicy
 ) -> limits_page.Limits:
-    """What the page of the directory ``name`` shall say with these limits; the host's corrections stay."""
+    """The page of the directory ``name`` with these limits; the host's corrections stay."""
     known = {card.uuid: card for card in now.cards} if now else {}
     cards = []
     for limit in limits:
@@ -94,7 +94,7 @@ def create_limits(here: int, change: Change, label: bytes | None) -> int:
 
 
 def write_limits(page: int, where: str, change: Change) -> None:
-    """Change the page. What says the same already is not written. ``where`` is its directory, for people.
+    """Change the page; an equal page is not written. ``where`` is its directory, for messages.
 
     Raises OSError and PageError.
     """
@@ -127,7 +127,7 @@ _FRAMEWORKS: Final = {code.value: Framework[code.name] for code in usage_page.Fr
 
 
 def messages_in(notes: Iterable[usage_page.Note], cards: Sequence[CardUuid]) -> tuple[LibraryMessage, ...]:
-    """The library's messages about these cards, without those of a kind that only a newer agent knows."""
+    """The library's messages about these cards, without kinds that only a newer agent knows."""
     return tuple(_message(note, cards) for note in notes if note.code in _KINDS)
 
 
@@ -150,7 +150,7 @@ def _message(note: usage_page.Note, cards: Sequence[CardUuid]) -> LibraryMessage
 def uses_in(
     found: usage_page.Usage, cards: Sequence[CardUuid], alive: Collection[usage_page.Slot]
 ) -> tuple[TenantUse, ...]:
-    """What a usage page says of these cards; memory is that of the slots whose process lives."""
+    """The figures of a usage page for these cards; memory is that of slots whose process lives."""
     movable = min(sum(slot.movable for slot in alive), usage_page.MAX_BYTES)
     untold = min(sum(slot.untold for slot in alive), usage_page.MAX_BYTES)
     return tuple(
@@ -178,7 +178,7 @@ def uses_in(
 def activities_in(
     found: usage_page.Usage, cards: Sequence[CardUuid], alive: Collection[usage_page.Slot]
 ) -> list[Activity]:
-    """What the living processes of a usage page do on these cards now."""
+    """The present activity of a usage page's living processes on these cards."""
     return [
         Activity(
             card,
@@ -203,7 +203,7 @@ def limits_in(image: bytes) -> limits_page.Limits | None:
 def corrected_card(
     card: limits_page.CardLimits, corrections: Mapping[CardUuid, Correction]
 ) -> limits_page.CardLimits:
-    """The card's limits with its correction; what a correction leaves out stays as it is."""
+    """The card's limits with its correction; fields that a correction omits are unchanged."""
     told = corrections.get(CardUuid(uuid_text(card.uuid)))
     if told is None:
         return card

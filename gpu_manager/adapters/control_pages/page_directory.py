@@ -1,8 +1,8 @@
-"""One container's directory of control pages: its open files, what was last read of them, and what was found.
+"""One container's directory of control pages: its open files, their last readings, and the findings.
 
 Both pages stay open for writing as long as the directory is served: a sample of an idle container is then a
-handful of system calls, and the kernel grants no lease on them (:mod:`.leases`). Whoever calls a method here
-holds :attr:`PageDirectory.lock`, which is this container's alone.
+handful of system calls, and the kernel grants no lease on them (:mod:`.leases`). Callers of the methods hold
+:attr:`PageDirectory.lock`, which belongs to this container only.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class PageDirectory:
 
     @property
     def is_empty(self) -> bool:
-        """True if no file of it is open, and nothing was found."""
+        """True if no file of it is open, and there is no finding."""
         return self._usage is None and self._limits is None and not self.attacks
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class PageDirectory:
         self._usage = self._limits = self.told = self.image = None
 
     def write_limits(self, change: Change, *, create: bool = False) -> None:
-        """Change the limits page; ``create`` makes the directory and the page if there is none."""
+        """Change the limits page; ``create`` makes the directory and the page if they are missing."""
         if self._limits is None or not os.fstat(self._limits).st_nlink:
             self._limits = self._closed(self._limits)
             if create:
@@ -112,7 +112,7 @@ class PageDirectory:
         write_limits(self._limits, self._where, change)
 
     def open_usage(self, *, create: bool = False) -> int:
-        """Open the usage page anew. ``create`` makes what is missing, and puts back what was changed."""
+        """Reopen the usage page. ``create`` makes missing parts, and restores changed ones."""
         with files.directory(self._root, self._name, create=create) as here:
             page = self._opened(here, USAGE)
             if page is None:
@@ -156,8 +156,8 @@ class PageDirectory:
     def observe(self) -> Observed:
         """Read the usage page. Raises Tampered, NodeUnready, OSError.
 
-        What one container writes into its page costs the agent a bounded part of a second: a look that took
-        long is followed by a rest, in which it is what the next looks return.
+        The content of one container's page costs the agent a bounded part of a second: after a reading that
+        took long, the next calls return that reading for a while.
         """
         if self._last is None or self._monotonic_ns() >= self._rests_until:
             began = time.thread_time_ns()

@@ -1,4 +1,4 @@
-"""What is remembered of a usage page, so that one that has not changed is not decoded again."""
+"""Cached readings of a usage page, so that an unchanged page is not decoded again."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class PageImage:
 
 @dataclass(frozen=True, slots=True)
 class ToldUsage:
-    """The usage last returned for a page, and its source: descriptor, image, the slots in use and those of
-    them whose process lived.
+    """The usage last returned for a page, and its source: descriptor, image, the slots in use and those whose
+    process lived.
     """
 
     page: int

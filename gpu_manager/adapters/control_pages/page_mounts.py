@@ -1,8 +1,8 @@
-"""A small file system for each container's pages, so that what it does to its own page fills nothing else.
+"""A small file system for each container's pages, so that a container can fill only its own.
 
-A tenant may reserve all space of the file system that its usage page lies on (``fallocate``), and take all
-inodes with extended attributes. On ``/run`` that stops the node. The node's runtime must see the mount, or
-containers would start with an empty directory's files: nothing is mounted where mounts do not propagate from
+A tenant may reserve all space of the file system that has its usage page (``fallocate``), and take all inodes
+with extended attributes. On ``/run`` that stops the node. The node's runtime must see the mount, or
+containers would start with an empty directory's files: nothing is mounted if mounts do not propagate from
 here.
 """
 
@@ -27,7 +27,7 @@ _ESCAPES: Final = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
 
 @dataclass(frozen=True, slots=True)
 class PageMounts:
-    """How large each container's file system is; ``size`` (bytes) 0: none is made."""
+    """Mounts them. ``size`` (bytes) of each container's file system; 0: none is made."""
 
     size: int = 0
     inodes: int = DEFAULT_INODES
@@ -49,7 +49,7 @@ class PageMounts:
 
     @staticmethod
     def unmount(path: Path) -> None:
-        """Detach what is mounted there, if anything: the container's own mounts of its files stay."""
+        """Detach the mount at this place, if any: the container's own mounts of its files stay."""
         try:
             if path.stat().st_dev == path.parent.stat().st_dev:
                 return

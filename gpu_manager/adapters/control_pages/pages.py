@@ -110,7 +110,7 @@ class FileControlPages:
             pages.reset()
 
     def usage(self, name: str) -> Sequence[TenantUse]:
-        """Return what the usage page says; memory is that of living processes.
+        """The content of the usage page; memory is that of living processes.
 
         Raises:
             Tampered: the container changed the page illegally; it is repaired if possible.
@@ -155,7 +155,7 @@ class FileControlPages:
         return [_last_busy_ns(pages, card) if pages is not None else 0 for pages, card in known]
 
     def timeline(self, name: str, card: CardUuid, begin_ms: int, end_ms: int) -> Mapping[int, float]:
-        """Return in which milliseconds the tenant had work in flight. Raises as :meth:`usage`."""
+        """The milliseconds in which the tenant had work in flight. Raises as :meth:`usage`."""
         with self._of(name) as pages:
             cards, page = pages.limited_cards(), pages.usage
             if page is None or card not in cards:
@@ -187,7 +187,7 @@ class FileControlPages:
             pages.remove()
 
     def shared(self, device: int) -> int:
-        """Return how many containers' pages lie on this file system (``st_dev``)."""
+        """The number of containers whose pages are on this file system (``st_dev``)."""
         with self._lock:
             return sum(pages.device == device for pages in self._known.values())
 

@@ -136,7 +136,7 @@ def _clear(here: int, name: str) -> None:
 
 def put_back(page: int, status: os.stat_result, size: int, mode: int) -> str:
     """Restore owner, size and mode of a page with this ``status``, and remove extended attributes and access
-    lists. Returns what had changed; empty if nothing.
+    lists. Returns a text about the changes; empty if there were none.
     """
     changed = []
     if status.st_uid != os.geteuid():  # its owner may take leases on it, and change its mode
@@ -225,16 +225,16 @@ def remove(root: Path, name: str, unmount: Callable[[Path], None]) -> None:
 
 
 class TooManyLocks(Tampered):
-    """A file has so many locks that asking about its bytes takes longer than :data:`ASK_MOST_NS`, and
-    :data:`_EACH_NS` for each that is locked: a page has a thousand processes at most.
+    """A file has so many locks that querying its bytes takes longer than :data:`ASK_MOST_NS`, plus
+    :data:`_EACH_NS` for each locked byte: a page has at most a thousand processes.
     """
 
 
 def held(page: int, places: Sequence[int]) -> list[int]:
-    """Return those of these bytes, in ascending order, on which another open file description holds a lock.
+    """Those of these bytes, in ascending order, on which another open file description holds a lock.
 
-    The kernel goes through all locks of a file for each question, and a tenant may set thousands on its own:
-    all bytes are asked about at once first, then each for a bounded time. Raises TooManyLocks.
+    The kernel walks all locks of a file for each query, and a tenant may set thousands on its own file: all
+    bytes are queried together first, then each for a bounded time. Raises TooManyLocks.
     """
     if not places or (len(places) > 1 and not _is_locked(page, places[0], places[-1] - places[0] + 1)):
         return []

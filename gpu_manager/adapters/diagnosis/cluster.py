@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 def gather_cluster(connection: Connection) -> ClusterFacts:
-    """Everything that the caller may see; what is refused is said in ``refused``.
+    """Everything that the caller may see; ``refused`` lists what was refused.
 
     Raises:
         NodeUnready: the API server does not answer at all.
@@ -300,10 +300,10 @@ def first_expiry(bundle: object) -> float | None:
     """When the first of these PEM certificates expires, in seconds since 1970.
 
     Args:
-        bundle: base64, as ``caBundle`` and Secrets hold it.
+        bundle: base64, as in ``caBundle`` and Secrets.
 
     Returns:
-        None without a certificate, or where one cannot be read.
+        None without a certificate, or if one cannot be read.
     """
     try:
         pem = base64.b64decode(str(bundle or ""), validate=True)

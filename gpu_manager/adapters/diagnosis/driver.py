@@ -1,4 +1,4 @@
-"""The NVIDIA driver of the machine: kernel module, libraries, nodes in /dev, who has which libcuda open."""
+"""The NVIDIA driver of the machine: kernel module, libraries, nodes in /dev, and open copies of libcuda."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def gather_driver(
     sysfs: Path = Path("/sys"),
     proc: Path = Path("/proc"),
 ) -> DriverFacts:
-    """``cards`` asks NVML, None not to ask it; ``sysfs`` and ``proc`` are the kernel's on any node."""
+    """Facts about the driver. ``cards`` queries NVML, None to skip it; ``sysfs`` and ``proc`` are the
+    kernel's.
+    """
     library, problem = _library(host, driver_root)
     count, nvml = _ask(cards)
     return DriverFacts(

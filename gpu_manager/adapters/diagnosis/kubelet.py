@@ -44,8 +44,8 @@ def gather_kubelet(
     sysfs: Path = Path("/sys"),
     proc: Path = Path("/proc"),
 ) -> KubeletFacts | None:
-    """The kubelet whose directory that is on the node; None if there is none. ``policy`` is the NUMA policy
-    that the agent is told, or auto.
+    """The kubelet with this directory on the node; None if there is none. ``policy`` is the NUMA policy in
+    the agent's settings, or auto.
     """
     if not host.exists(directory):
         return None
@@ -124,7 +124,9 @@ def gather_runtime(
     sysfs: Path = Path("/sys"),
     proc: Path = Path("/proc"),
 ) -> RuntimeFacts:
-    """``cri`` is the socket that the kubelet is told to use; ``injection`` what the agent is told."""
+    """The container runtime. ``cri`` is the kubelet's configured socket; ``injection`` the agent's
+    setting.
+    """
     found, none = in_use(host, cri, proc=proc)
     strategy, why = choose(host, found, none)
     if injection != "auto":
@@ -155,7 +157,7 @@ def gather_runtime(
 
 
 def cgroup_version(sysfs: Path) -> int | None:
-    """1 (also where v2 is mounted beside it) or 2; None if nothing is mounted."""
+    """1 (also if v2 is mounted beside it) or 2; None if no cgroup file system is mounted."""
     root = sysfs / "fs/cgroup"
     if (root / "cgroup.controllers").exists():
         return 2

@@ -1,9 +1,9 @@
-"""The node's driver in a container: found, mounted beside our library, or named in a CDI spec.
+"""The node's driver in a container: found, mounted beside libvcuda, or named in a CDI spec.
 
-``injector`` answers :class:`gpu_manager.ports.containers.Injector`; ``driver`` finds the driver's libraries
-(``elf`` reads them, ``host`` follows links on the node), ``device_nodes`` its device nodes; ``content`` says
-what goes where; ``delivery`` installs our library; ``cdi`` and ``records`` keep what outlives a call;
-``detect`` chooses a strategy by the runtime (``runtimes``, ``containerd``) that the kubelet uses
+``injector`` implements :class:`gpu_manager.ports.containers.Injector`; ``driver`` finds the driver's
+libraries (``elf`` reads them, ``host`` follows links on the node), ``device_nodes`` its device nodes;
+``content`` decides the mounts; ``delivery`` installs libvcuda; ``cdi`` and ``records`` keep what outlives a
+call; ``detect`` chooses a strategy by the runtime (``runtimes``, ``containerd``) that the kubelet uses
 (``kubelet_config``); ``extra`` reads the predecessor's extra-config.json.
 """
 

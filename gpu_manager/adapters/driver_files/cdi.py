@@ -32,9 +32,9 @@ def device_name(name: str) -> str:
 
 
 def claim_device_names(name: str, injection: Injection, shares: int) -> tuple[str, ...]:
-    """The fully qualified devices of what a claim holds, one for each of its ``shares`` of cards.
+    """The fully qualified devices of a claim, one for each of its ``shares`` of cards.
 
-    Simulated cards have no device nodes, and a device without edits is none: the first stands for all.
+    Simulated cards have no device nodes, and a device without edits is invalid: the first stands for all.
     """
     further = range(1, shares if injection.devices else 1)
     return device_name(name), *(f"{device_name(name)}-{n}" for n in further)
@@ -55,7 +55,7 @@ def encode_claim(name: str, injection: Injection, shares: int) -> str:
 
 
 def encode(name: str, injection: Injection) -> str:
-    """The spec: mounts, device nodes and hooks of ``injection``. Its environment goes by the kubelet."""
+    """The spec: mounts, device nodes and hooks of ``injection``. The kubelet passes its environment."""
     return _spec([{"name": f"a-{name}", "containerEdits": _edits(injection)}])
 
 
@@ -89,7 +89,7 @@ def _node(node: DeviceNode) -> dict[str, str]:
 
 
 class Specs:
-    """The spec files in the runtime's directory; others' files there are never touched."""
+    """The agent's spec files in the runtime's directory; other programs' files there are never touched."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -112,7 +112,9 @@ class Specs:
             ) from error
 
     def detached(self) -> bool:
-        """True if the directory was removed while it is mounted here: nothing can be made in it any more."""
+        """True if the directory was removed while it is mounted here: no file can be created in it any
+        more.
+        """
         try:
             return self.directory.stat().st_nlink == 0
         except OSError:
@@ -127,7 +129,7 @@ class Specs:
         return frozenset(match["name"] for match in found if match)
 
     def keep(self, names: Collection[str]) -> None:
-        """Remove the specs of all others."""
+        """Remove all specs but these."""
         for name in self.names() - frozenset(names):
             with contextlib.suppress(OSError):
                 (self.directory / f"{_PREFIX}{name}.json").unlink(missing_ok=True)

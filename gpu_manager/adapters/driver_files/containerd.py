@@ -32,9 +32,9 @@ _WILDCARDS: Final = frozenset("*?[")
 
 @dataclass(frozen=True, slots=True)
 class ContainerdConfig:
-    """``cri`` are the CRI plugin's settings on which containerd 1 and 2 agree, ``readings`` those of each
-    where the two may differ; ``disabled`` says that the plugin is off, ``address`` is the socket, empty if
-    the files do not name it. ``broken``: why containerd does not start with these files, empty if it does.
+    """``cri`` are the CRI plugin's settings on which containerd 1 and 2 agree, ``readings`` the settings of
+    each where they may differ; ``disabled``: the plugin is off; ``address`` is the socket, empty if the files
+    do not name it. ``broken``: why containerd does not start with these files, empty if it does.
     """
 
     path: str
@@ -79,7 +79,7 @@ def read_containerd(host: HostFiles, path: str) -> ContainerdConfig | None:
 
 
 def parse_toml(host: HostFiles, path: str) -> dict[str, Any]:
-    """The file's content; empty if it is missing or no TOML."""
+    """The file's content; empty if it is missing or not TOML."""
     content = host.read(path)
     if content is None:
         return {}
@@ -96,7 +96,7 @@ def table(value: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Both tables, key by key; where both have a plain value, that of ``above``."""
+    """Both tables, merged key by key; if both have a plain value, that of ``above`` wins."""
     both = dict(below)
     for key, value in above.items():
         old = both.get(key)

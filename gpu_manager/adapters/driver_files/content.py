@@ -25,7 +25,7 @@ _CUDA_DEVELOPER: Final = "libcuda.so"  # some programs open it by this name, whi
 
 
 def trusted_directories() -> tuple[str, str]:
-    """Where a container's loader looks without being told."""
+    """Directories that a container's loader searches by default."""
     return f"/usr/lib/{multiarch()}", "/usr/lib64"
 
 
@@ -63,7 +63,7 @@ def fronts(library: Delivered) -> Mapping[str, str]:
 def enforcement_mounts(
     pages: Path, library: Delivered | None, driver: Driver | None, *, preload: bool
 ) -> tuple[Mount, ...]:
-    """A fraction's pages and library, and the real driver where only the library looks for it."""
+    """A fraction's pages and library, and the real driver at a path where only the library finds it."""
     mounts = [
         Mount(LIMITS_PATH, str(pages / "limits")),
         Mount(USAGE_PATH, str(pages / "usage"), read_only=False),

@@ -1,11 +1,11 @@
-"""Installs our libraries where containers can mount them, and records which allocation was given which.
+"""Installs the libraries where containers can mount them, and records which allocation uses which.
 
-A running container maps the very file it was given. So nothing here is ever written in place: a new library
-is a new directory, named by content hash, and an old one goes only when no allocation was given it.
+A running container maps the very file that was mounted. So nothing here is written in place: a new library is
+a new directory, named by content hash, and an old one is removed once no allocation uses it.
 
 Each allocation's injection has one small record, ``<state>/tenants/<name>/injection.json``. It is not synced
-to disk, which would cost every admission a second fsync: what is lost with the power makes
-:meth:`Records.libraries` answer "unknown", and then nothing is removed; a CDI spec is made again from the
+to disk, which would cost every admission a second fsync. If it is lost in a power failure,
+:meth:`Records.libraries` returns "unknown", and nothing is removed; a CDI spec is created again from the
 grant. A newer agent's record is treated alike.
 """
 
@@ -61,7 +61,7 @@ class Delivered:
 
 
 class Delivery:
-    """Installs from ``source`` (what the package ships) into ``store``; the caller serialises the calls."""
+    """Installs from ``source`` (the package's libraries) into ``store``; the caller serialises the calls."""
 
     def __init__(self, source: Path | None, store: Path, label: bytes | None = None) -> None:
         self._source = source
@@ -71,7 +71,7 @@ class Delivery:
         self._current: Delivered | None = None
 
     def install(self) -> Delivered:
-        """The libraries of the package as it is now, installed.
+        """Install the package's present libraries; returns them.
 
         Raises:
             NodeUnready: the package has none, or the disk refuses.
@@ -143,7 +143,7 @@ class Delivery:
 
 
 def is_hash(text: str) -> bool:
-    """True for what names an installed set."""
+    """True for the name of an installed set."""
     return _HASH.fullmatch(text) is not None
 
 
@@ -191,7 +191,7 @@ class InjectionRecord:
 
 
 def is_name(name: str) -> bool:
-    """True for what an allocation's directory is called: it becomes part of paths."""
+    """True for a valid name of an allocation's directory: it becomes part of paths."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -241,9 +241,9 @@ class Records:
             return frozenset()
 
     def libraries(self, names: Collection[str]) -> frozenset[str] | None:
-        """The libraries these allocations were given; None if one of them cannot be told.
+        """The libraries used by these allocations; None if one of them is unknown.
 
-        Each record is read once: nobody else writes them.
+        Each record is read once, since only the agent writes them.
         """
         for name in names:
             if name not in self._known:

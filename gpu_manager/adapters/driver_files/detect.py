@@ -1,7 +1,7 @@
 """Chooses a node's injection strategy from the configuration of the container runtime that its kubelet uses.
 
-CDI where it is known to be on; the NVIDIA runtime where it runs every container anyway; else ``direct``,
-which needs nothing of either and does no harm beside them. What cannot be read proves nothing.
+CDI if it is known to be on; the NVIDIA runtime if it runs every container anyway; else ``direct``, which
+needs neither and does no harm beside them. Unreadable configuration proves nothing.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _judge(host: HostFiles, runtime: ContainerRuntime) -> tuple[Strategy, str]:
 
 
 def shows_by_variable(host: HostFiles, runtime: ContainerRuntime) -> bool:
-    """True if any container, of a pod that asks for none too, gets the cards that a variable of it names."""
+    """True if any container, even of a pod without cards, gets the cards that a variable of it names."""
     return _is_nvidias(runtime, *_CDI_MODE) and not _ignores_variable(_toolkit(host, runtime)[1])
 
 

@@ -60,11 +60,11 @@ class DeviceNodes:
         self._refused: frozenset[str] = frozenset()
 
     def of(self, minors: Sequence[int], *, now: bool = True) -> Iterator[DeviceNode]:
-        """Nodes of the cards of these numbers, and what every container needs beside them.
+        """Nodes of the cards of these numbers, and the nodes that every container needs beside them.
 
         Raises:
-            NodeUnready: one is missing and cannot be made; the text says the cure. Without ``now`` one that
-                was there before may be missing.
+            NodeUnready: one is missing and cannot be created; the text has the cure. Without ``now`` a
+                node that existed before may be missing.
         """
         root = self._root()
         for name in (*(f"nvidia{minor}" for minor in minors), *CONTROL):
@@ -160,7 +160,7 @@ def extra_devices(path: Path) -> tuple[str, ...]:
     """The nodes under ``default.devices``, in order; none if there is no file. Other keys are ignored.
 
     Raises:
-        NodeUnready: the file is not of that form. A node that is left out in silence is missed for days.
+        NodeUnready: the file has another form. A node that is omitted silently is missed for days.
     """
     try:
         text = path.read_text()

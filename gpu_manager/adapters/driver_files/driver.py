@@ -51,7 +51,7 @@ _KNOWN_IN_WORDS: Final = (
 class DriverPlace:
     """A directory of the node that may hold the driver's ``libraries``; ``programs`` may hold nvidia-smi.
 
-    Links of the driver's own installation are absolute within ``root``. ``usual``: every loader looks there.
+    Links of the driver's own installation are absolute within ``root``. ``usual``: every loader searches it.
     """
 
     root: str
@@ -131,7 +131,7 @@ class Driver:
 
 
 class DriverFinder:
-    """Thread-safe. Looks again only when a directory it read has changed."""
+    """Finds the driver. Thread-safe. Searches again only when a directory that it read has changed."""
 
     def __init__(
         self, host: HostFiles, driver_root: str, links: Path, directories: Sequence[str] | None = None
@@ -151,7 +151,7 @@ class DriverFinder:
         self._signature: tuple[object, ...] = ()
 
     def find(self) -> Driver:
-        """The driver as it is now. Raises NodeUnready if there is none, with where it was looked for."""
+        """The driver's present files. Raises NodeUnready if there are none, with the searched places."""
         with self._lock:
             signature = tuple(self._signs())
             if self._found is None or signature != self._signature:
@@ -162,7 +162,9 @@ class DriverFinder:
             return self._found
 
     def find_last(self) -> Driver:
-        """The driver as it is now, or as it was last while it is away. Raises NodeUnready if it never was."""
+        """The driver's present files, or the last known ones while they are away. Raises NodeUnready if there
+        never were any.
+        """
         try:
             return self.find()
         except NodeUnready:
@@ -270,9 +272,9 @@ _OWN_ROOT: Final = Path("/")
 
 
 def find_nvml(host: HostFiles, driver_root: str = "/") -> Path | None:
-    """The library as the agent sees it; None if the node has none, or the loader finds it by itself.
+    """NVML's library as the agent sees it; None if the node has none, or the loader finds it by itself.
 
-    A library of another machine is passed over.
+    A library for another machine type is ignored.
     """
     if host.root == _OWN_ROOT and driver_root == "/" and _in_loader_reach(host):
         return None

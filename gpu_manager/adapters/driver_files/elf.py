@@ -45,7 +45,7 @@ def multiarch() -> str:
 
 
 def read_elf(path: Path) -> Elf | None:
-    """What the file says of itself; None if it is no 64-bit shared object or cannot be read."""
+    """The file's ELF facts; None if it is not a 64-bit shared object or cannot be read."""
     try:
         with path.open("rb") as file:
             return _read(file)

@@ -25,7 +25,9 @@ class HostFiles:
         return self.root / path.lstrip("/")
 
     def resolve(self, path: str, within: str = "/") -> str | None:
-        """``path`` without links, as a process rooted at ``within`` finds it; None if it is missing."""
+        """``path`` with all links resolved, as a process rooted at ``within`` finds it; None if it is
+        missing.
+        """
         todo = [part for part in reversed(path.split("/")) if part not in ("", ".")]
         base = "/" + within.strip("/") if within.strip("/") else ""
         root = str(self.root).rstrip("/")  # plain text: this runs dozens of times for each container
@@ -56,7 +58,7 @@ class HostFiles:
         return self.resolve(path) is not None
 
     def read(self, path: str, limit: int = 1 << 20) -> bytes | None:
-        """A small file's content; None if it is missing, no file, too large or not readable."""
+        """A small file's content; None if it is missing, not a file, too large or not readable."""
         found = self.resolve(path)
         if found is None:
             return None
@@ -88,7 +90,7 @@ class HostFiles:
 
 @dataclass(frozen=True, slots=True)
 class NotedFiles(HostFiles):
-    """Notes what is read and listed, so that a look at :meth:`times` shows whether any of it has changed."""
+    """Records the files read and listed, so that :meth:`times` shows whether any of them has changed."""
 
     noted: set[str] = field(default_factory=set, compare=False)
 
@@ -103,5 +105,5 @@ class NotedFiles(HostFiles):
         return HostFiles.listing(self, path)
 
     def times(self) -> dict[str, float]:
-        """When each was last written; 0 for what is not there."""
+        """When each was last written; 0 if it does not exist."""
         return {path: self.modified(path) for path in self.noted}

@@ -119,14 +119,14 @@ class DriverFiles:
         return DriverFinder(self._host, self._driver_root, links)
 
     def inject(self, name: str, shares: Sequence[Share], pod: Pod | None, annotation: str) -> Injection:
-        """Everything the container needs to use its cards. What is the driver's may be away for a moment: the
-        container's start waits for it (:meth:`probe`); everything else exists when this returns.
+        """Everything the container needs to use its cards. The driver's files may be away for a moment: the
+        container's start waits for them (:meth:`probe`); everything else exists when this returns.
 
         Raises:
-            NodeUnready: the driver or its device nodes were never there, library or pages are missing; the
-                text says the cure.
-            RequestInvalid: the pod opts out of the only thing that would hold its limit here, or its envFrom
-                may show it other cards.
+            NodeUnready: the driver or its device nodes never existed, library or pages are missing; the
+                text has the cure.
+            RequestInvalid: the pod opts out of the only mechanism that would enforce its limit here, or its
+                envFrom may show it other cards.
         """
         if not is_name(name):
             raise Bug(f"{name[:64]!r} is not the name of an allocation's directory")
@@ -256,8 +256,8 @@ class DriverFiles:
         return (RuntimeHook("startContainer", HOOK_PATH),), (Mount(HOOK_PATH, installed.path(LDCACHE)),)
 
     def restore(self, held: Mapping[str, HeldInjection]) -> None:
-        """Make again the specs that a reboot or a hand took: as recorded, or from the grant where the record
-        is lost or a newer agent's. Call it before the kubelet can start a container, and any time.
+        """Create again the specs that a reboot or a person removed: as recorded, or from the grant if the
+        record is lost or a newer agent's. Call it before the kubelet can start a container, and any time.
 
         Raises:
             NodeUnready: a spec cannot be made or written; all others are.
@@ -313,9 +313,9 @@ class DriverFiles:
         return self._specs is not None and self._specs.detached()
 
     def prune(self, alive: Collection[str]) -> None:
-        """Remove specs, records and libraries of names that were not alive in two calls running.
+        """Remove specs, records and libraries of names that were not alive in two consecutive calls.
 
-        Two, because a name may have been given between the caller's look at its books and this call.
+        Two, because a name may have been granted between the caller's read of its ledger and this call.
         """
         if "" in alive:
             return  # a container whose directory nobody knows any more: any of them may be its own

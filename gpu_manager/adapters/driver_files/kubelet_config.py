@@ -28,7 +28,7 @@ _COMMAND_BYTES: Final = 1 << 16
 
 
 def kubelet_config(host: HostFiles, directory: str, proc: Path = Path("/proc")) -> Mapping[str, Any]:
-    """The kubelet's configuration as it runs, drop-ins on top; else as it lies in its directory."""
+    """The running kubelet's configuration, with drop-ins; else the configuration in its directory."""
     command = _command(proc, "kubelet")
     told = flag(command or "", "config")
     paths = [told] if told else [f"{directory}/config.yaml", *_FILES]
@@ -51,7 +51,7 @@ def kubelet_root(host: HostFiles, directory: str, proc: Path = Path("/proc")) ->
 
 
 def topology_policy(host: HostFiles, directory: str, proc: Path = Path("/proc")) -> str | None:
-    """The kubelet's policy for NUMA nodes, by flag or file; None if neither can be seen."""
+    """The kubelet's policy for NUMA nodes, by flag or file; None if neither can be read."""
     words = _words(host, directory, proc)
     config = kubelet_config(host, directory, proc)
     said = _told(words, "topology-manager-policy") or config.get("topologyManagerPolicy") or ""
@@ -59,8 +59,8 @@ def topology_policy(host: HostFiles, directory: str, proc: Path = Path("/proc"))
 
 
 def runtime_socket(host: HostFiles, directory: str, proc: Path = Path("/proc")) -> str | None:
-    """The socket of the container runtime that the kubelet is told to use: as it runs, else as configured;
-    None if nothing says it, or it is no file.
+    """The socket of the container runtime that the kubelet uses: by its flags, else by its configuration;
+    None if neither names it, or if it is not a file.
     """
     kubelet = _command(proc, "kubelet")
     embedded = None if kubelet is not None else _command(proc, *_K3S)
@@ -105,7 +105,7 @@ def _told(words: list[str], name: str) -> str:
 
 
 def flag(text: str, name: str, short: str = "") -> str:
-    """The value of a flag in a command line or a file of flags; empty if it is not there."""
+    """The value of a flag in a command line or a file of flags; empty if absent."""
     forms = [rf"(?<![\w-])--{name}(?:=|\s+)", rf"--kubelet-arg(?:=|\s+){name}="]
     forms += [rf"(?<![\w-])-{short}(?:=|\s+)"] if short else []
     found = [value for form in forms for value in re.findall(rf"{form}\"?([^\s\"]+)", text)]

@@ -30,7 +30,7 @@ class NativeLibraries:
 
 
 def find_native_libraries() -> NativeLibraries:
-    """Look into the installed package."""
+    """Find the libraries in the installed package."""
     spec = find_spec("vcuda")
     places = [Path(p) / "native" for p in (spec.submodule_search_locations or ())] if spec else []
     for place in places:
@@ -40,7 +40,7 @@ def find_native_libraries() -> NativeLibraries:
 
 
 def native_in(place: Path) -> NativeLibraries:
-    """What a directory laid out as ``vcuda/native`` holds."""
+    """The libraries in a directory with the layout of ``vcuda/native``."""
     fronts, standin = place / "sandbox", place / "standin"
     versions = sorted((d for d in standin.iterdir() if d.is_dir()), key=_version) if standin.is_dir() else []
     drivers = [d for d in (standin, *versions) if _whole(d)]

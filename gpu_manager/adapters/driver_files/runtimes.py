@@ -89,8 +89,8 @@ def in_use(
     answering: Callable[[Path], bool] = answers,
     proc: Path = Path("/proc"),
 ) -> tuple[tuple[ContainerRuntime, ...], str]:
-    """The runtime at the kubelet's ``endpoint`` (a socket's path); without that, those whose socket
-    answers, or all of which there are files if none does. And why there is none, in words.
+    """The runtime at the kubelet's ``endpoint`` (a socket's path); without that, the runtimes whose socket
+    answers, or all that have files if none does. With a reason if there is none.
     """
     found = tuple(runtimes(host, proc))
     if endpoint is not None:

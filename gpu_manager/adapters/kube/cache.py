@@ -51,7 +51,7 @@ class PodCache:
         self._answer: Mapping[str, Sequence[KnownPod]] = {}  # handed out: replaced, never changed
 
     def listed(self, pod: Pod) -> KnownPod | None:
-        """Take in a pod of a full list; None if nothing is new, or another pod is shown under its UID."""
+        """Apply a pod of a full list; None if nothing is new, or another pod is cached under its UID."""
         with self._lock:
             known = self._known.get(place_of(pod))
             same = known is not None and known == _Known(pod, known.order, None)
@@ -72,7 +72,7 @@ class PodCache:
             return KnownPod(shown, unread=True)
 
     def put(self, pod: Pod) -> KnownPod | None:
-        """Take in a pod from the watch; None if another pod is shown under its UID."""
+        """Apply a pod from the watch; None if another pod is cached under its UID."""
         with self._lock:
             return self._show(pod)
 

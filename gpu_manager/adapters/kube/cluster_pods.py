@@ -114,7 +114,9 @@ class ClusterPods:
         return ""
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
-        """The pod as the API server has it now; None if there is none. Raises NodeUnready: no answer."""
+        """The pod's present object at the API server; None if it does not exist. Raises NodeUnready: no
+        answer.
+        """
         obj = self.fetch_object(namespace, name)
         try:
             return None if obj is None else parse_pod(obj)
@@ -122,7 +124,7 @@ class ClusterPods:
             raise Unreachable(f"cannot read the pod {namespace}/{name}: {error}") from error
 
     def fetch_object(self, namespace: str, name: str) -> Mapping[str, Any] | None:
-        """The same as the object that was read."""
+        """As :meth:`fetch`, but the object itself."""
         return self._connection.read(f"read the pod {namespace}/{name}", named_path(namespace, name))
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
@@ -184,7 +186,7 @@ _MOST: Final = 200  # of one pod: Kubernetes keeps an hour's, and counts equal o
 
 
 class KubePodEvents:
-    """Asks the API server each time."""
+    """Reads Events from the API server at each call."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -57,7 +57,7 @@ class Unreachable(NodeUnready):
 class Refused(NodeUnready):
     """An answer with an error status ``code``; ``retry_after`` is in seconds, 0 if absent.
 
-    ``more``: by which token a list that has expired goes on, with objects newer than those before.
+    ``more``: the token with which an expired list continues, with objects newer than the earlier ones.
     """
 
     more = ""
@@ -89,7 +89,7 @@ _CURES_OF_A_PERSON = {
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds: to connect, to wait for an answer, and for which a watch is asked for."""
+    """Seconds: to connect, to wait for an answer, and the requested duration of a watch."""
 
     connect: float = 2.0
     answer: float = 5.0
@@ -100,7 +100,9 @@ _PATIENT = Timeouts(connect=5.0, answer=30.0)  # of people's commands
 
 
 class Connection:
-    """Requests to one API server, from any thread. ``told`` hears of objects that a command cannot read."""
+    """Requests to one API server, from any thread. ``told`` is called for objects that a command cannot
+    read.
+    """
 
     def __init__(
         self,
@@ -138,7 +140,7 @@ class Connection:
         content_type: str = JSON_BODY,
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Ask once. ``what`` completes "refused to …" in the error text.
+        """Send one request. ``what`` completes "refused to …" in the error text.
 
         Raises:
             Refused: the server answers with an error.
@@ -170,8 +172,8 @@ class Connection:
         content_type: str = "",
         missed: Collection[int] = (ABSENT, CONFLICT),
     ) -> dict[str, Any] | None:
-        """Ask once; a PATCH merges if no other type is named. None where the answer is ``missed``: the object
-        is gone, or has changed since the version that the body names. Raises as :meth:`request`.
+        """Send one request; a PATCH merges unless another type is named. None if the answer is ``missed``:
+        the object is gone, or has changed since the version in the body. Raises as :meth:`request`.
         """
         kind = content_type or (MERGE_PATCH if method == "PATCH" else JSON_BODY)
         try:
@@ -202,7 +204,7 @@ class Connection:
             raise self.unreachable(what, error) from error
 
     def renew(self) -> bool:
-        """Say that the login was refused; true if there is a new one to try."""
+        """Report that the login was refused; True if there is a new one to try."""
         return self._access.credentials.refused()
 
     @property
@@ -212,7 +214,7 @@ class Connection:
 
     @property
     def acting_as(self) -> str:
-        """The user that the API server is told to take the caller for; empty for the caller's own."""
+        """The user that the API server impersonates; empty for the caller's own."""
         return str(self._access.headers.get("Impersonate-User", ""))
 
     @property
@@ -280,7 +282,7 @@ class Connection:
         }
 
     def unreachable(self, what: str, error: Exception) -> Unreachable:
-        """The error of this connection for what ended without a usable answer."""
+        """The connection's error for a request that ended without a usable answer."""
         return Unreachable(
             f"cannot {what}: no answer from the API server at {self.host}: {reason(error)[:300]}"
         )
@@ -345,12 +347,12 @@ def connect_person(
 ) -> Connection:
     """A connection with a person's own rights.
 
-    ``kubeconfig`` is a path, or several as KUBECONFIG has them, empty for none; ``context`` is empty for the
-    current one. What ``over`` names stands over both. A request may take ``seconds``; 0: for ever.
+    ``kubeconfig`` is a path, or several as in KUBECONFIG, empty for none; ``context`` is empty for the
+    current one. The values in ``over`` override both. A request may take ``seconds``; 0: no limit.
 
     Raises:
         RequestInvalid: the kubeconfig cannot be read, or has no such context.
-        NodeUnready: a credential plugin of it failed.
+        NodeUnready: one of its credential plugins failed.
     """
     timeouts = replace(_PATIENT, answer=seconds or threading.TIMEOUT_MAX)
     if 0 < seconds < timeouts.connect:

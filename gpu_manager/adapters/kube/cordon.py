@@ -35,11 +35,11 @@ def cordon(
 
 
 def forget(connection: Connection, node: str, uuids: Collection[CardUuid]) -> frozenset[CardUuid]:
-    """Tell the node's agent that these vanished cards will not come back; returns all that wait for it then.
+    """Mark vanished cards as gone for good, for the node's agent; returns all such marks of the node.
 
     Raises:
-        RequestInvalid: a card that the node's inventory does not show as vanished.
-        NodeUnready: the API server refuses, or is away.
+        RequestInvalid: a card that the node's inventory does not list as vanished.
+        NodeUnready: the API server refuses, or does not answer.
     """
 
     def change(waiting: frozenset[CardUuid], shown: contract.Inventory | None) -> frozenset[CardUuid]:
@@ -84,7 +84,7 @@ def _change(
 
 
 class CardPlace(NamedTuple):
-    """Where a card is; ``at`` is its index, None for one that its node only lists as closed."""
+    """The place of a card; ``at`` is its index, None if its node only lists it as closed."""
 
     uuid: CardUuid
     node: str

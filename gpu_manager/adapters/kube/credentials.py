@@ -48,7 +48,7 @@ class Fixed:
 
 
 class TokenFile:
-    """A token from a file that is rotated by others."""
+    """A token from a file that another program rotates."""
 
     def __init__(self, path: Path, now: Callable[[], float] = time.monotonic) -> None:
         self._path = path

@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 class KubeEvictions(WatchedObjects):
-    """Watches every pod of the cluster, and keeps those that have a mark."""
+    """Watches every pod of the cluster, and keeps the marked ones."""
 
     def __init__(self, connection: Connection, clock: Clock, host: str, pause: Pause | None = None) -> None:
         """``host`` is the source of its Events, beside the evictor's name."""

@@ -98,7 +98,7 @@ class Kube:
 
     @property
     def trouble(self) -> str:
-        """What cannot be read at present, for /readyz, which names nobody; empty if all can."""
+        """The resources that cannot be read at present, for /readyz, without names; empty if all can."""
         count = self.node.spoiled + self.pods.spoiled
         return (
             f"{count} of the node's objects cannot be read: see object_unreadable in the log" if count else ""

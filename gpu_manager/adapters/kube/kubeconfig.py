@@ -39,7 +39,9 @@ _EXEC_CLUSTER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ApiAccess:
-    """Everything that a connection needs. ``headers`` go with every request; ``proxy`` is empty for none."""
+    """Everything that a connection needs. ``headers`` are sent with every request; ``proxy`` is empty for
+    none.
+    """
 
     url: str
     tls: ssl.SSLContext | None = None
@@ -52,7 +54,7 @@ class ApiAccess:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What a command line says in place of the kubeconfig; empty where it says nothing."""
+    """Values of the command line that override the kubeconfig; empty for no override."""
 
     cluster: str = ""
     user: str = ""
@@ -90,11 +92,11 @@ def access_of_pod(directory: Path = SERVICE_ACCOUNT) -> ApiAccess:
 
 
 def access_of(paths: str, context: str = "", over: Overrides | None = None) -> ApiAccess:
-    """A context of the files ``paths`` (as in ``$KUBECONFIG``), the current one if none is named;
-    what ``over`` names stands over it.
+    """A context of the files ``paths`` (as in ``$KUBECONFIG``), the current one if none is named; ``over``
+    overrides it.
 
     Raises:
-        RequestInvalid: a file cannot be read, names nothing that can be used, or has no such context.
+        RequestInvalid: a file cannot be read, has nothing usable, or has no such context.
     """
     over = over or Overrides()
     merged = _Merged.of([Path(part) for part in paths.split(os.pathsep) if part])

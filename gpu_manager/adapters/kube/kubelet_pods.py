@@ -57,7 +57,7 @@ class KubeletPods:
         """True after the kubelet's certificate could not be verified, until one was."""
 
     def pods(self) -> Sequence[Pod] | None:
-        """Every pod the kubelet knows; None when it cannot be asked now (``error`` says why)."""
+        """Every pod that the kubelet knows; None if it cannot be asked now (``error`` has the reason)."""
         with self._lock:
             if self._clock.monotonic() < self._rests_until:
                 return None

@@ -1,4 +1,4 @@
-"""The agent's own Node object: what it publishes there, and what operators say of cards."""
+"""The agent's own Node object: the values published there, and operators' cordons of cards."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _AGAIN_SECONDS = 30.0  # shortest time between two repairs of keys that others c
 class KubeNode(WatchedObjects):
     """Watches the Node and patches it. Published keys are restored if they are removed.
 
-    Cordons outlive the Node object: one that is made anew, with another UID and none on it, gets them back.
+    Cordons outlive the Node object: a recreated one, with another UID and no cordons, gets them back.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class KubeNode(WatchedObjects):
         super().__init__(reflector)
 
     def publish(self, annotations: Mapping[str, str], labels: Mapping[str, str | None]) -> None:
-        """See :meth:`gpu_manager.ports.api_server.InventoryPublisher.publish`; what is there already is not
+        """See :meth:`gpu_manager.ports.api_server.InventoryPublisher.publish`; unchanged values are not
         written again.
         """
         with self._lock:
@@ -93,7 +93,7 @@ class KubeNode(WatchedObjects):
             return self._there is not None and _has(self._there[0], self._wanted[0])
 
     def cordoned(self) -> frozenset[CardUuid]:
-        """Cards that the operator has closed, as last seen; an absent API server opens none."""
+        """Cards that the operator has closed, as last read; they stay closed while the API server is away."""
         with self._lock:
             return self._cordoned
 
@@ -103,13 +103,13 @@ class KubeNode(WatchedObjects):
             return self._to_forget
 
     def forgot(self, uuids: Collection[CardUuid]) -> None:
-        """Remove cards from what the operator wrote; the annotation goes with the last of them."""
+        """Remove cards from the operator's annotation; the annotation is deleted with the last of them."""
         with self._lock:
             self._to_forget = left = self._to_forget.difference(uuids)
         self._outbox.put(PublishNode(self._connection, self._node, {FORGET: encode_uuids(left) or None}, {}))
 
     def elsewhere(self, uuids: Collection[CardUuid]) -> frozenset[CardUuid]:
-        """Those of the cards that another node shows in working order. Raises NodeUnready."""
+        """Those of the cards that another node lists in working order. Raises NodeUnready."""
         found: set[CardUuid] = set()
         for node in list_all(self._connection, "list nodes", "/api/v1/nodes"):
             meta = mapping(node.get("metadata"))

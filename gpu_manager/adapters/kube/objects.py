@@ -1,11 +1,12 @@
-"""Objects as the API server sends them, each decoded by itself: of a list as it arrives, of a watch by lines.
+"""Objects as the API server sends them, each decoded separately: of a list as it arrives, of a watch by
+lines.
 
-The API server keeps some parts of an object as its author wrote them: ``managedFields``, parameters of
-claims. They may nest 10,000 deep, hold bytes that are no UTF-8 and numbers of any length, all of which
+The API server stores some parts of an object as its author wrote them: ``managedFields``, parameters of
+claims. They may nest 10,000 deep, hold bytes that are not UTF-8 and numbers of any length, all of which
 Python's decoder refuses. Here bytes and halves of surrogate pairs are replaced, such a number becomes
-infinite, and where an object nests too deep for the decoder, all that lies below its 64th level is left out
-undecoded: what is read of an object lies far above that. ``managedFields`` are decoded, which is cheaper than
-to find their end, and dropped (docs/adr/0015-managed-fields.md).
+infinite, and if an object nests too deep for the decoder, everything below its 64th level is omitted
+undecoded: the fields that are read are far above that. ``managedFields`` are decoded, which is cheaper than
+finding their end, and dropped (docs/adr/0015-managed-fields.md).
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ _FIELD: Final = re.compile(r'"(namespace|name|uid|resourceVersion)"\s*:\s*"([^"\
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """An object that cannot be read: what is known of it, empty for what is not, and why.
+    """An object that cannot be read: the known parts, empty if unknown, and the reason.
 
-    ``deleted``: a watch shows its end.
+    ``deleted``: the watch reported its end.
     """
 
     namespace: str
@@ -51,7 +52,7 @@ class Unreadable:
 
     @property
     def key(self) -> str:
-        """``namespace/name``, or what there is of it."""
+        """``namespace/name``, or the known part of it."""
         return "/".join(filter(None, (self.namespace, self.name))) or "an object without a name"
 
     @property
@@ -69,11 +70,11 @@ Told = Callable[[Unreadable], None]
 
 
 def unheard(_: Unreadable) -> None:
-    """Pass over what cannot be read, without a word."""
+    """Ignore objects that cannot be read."""
 
 
 def unreadable(text: bytes, reason: str) -> Unreadable:
-    """What is known of an object by the beginning of its text: the API server writes its name first."""
+    """The known parts of an object, from the beginning of its text: the API server writes its name first."""
     found: dict[str, str] = {}
     for key, value in _FIELD.findall(text[:_HEAD].decode("utf-8", "replace")):
         found.setdefault(key, value)
@@ -87,7 +88,7 @@ def named(metadata: Mapping[str, Any], reason: str, *, deleted: bool = False) ->
 
 
 def trimmed(obj: dict[str, Any]) -> Obj:
-    """The object without its ``managedFields``, which nobody reads."""
+    """The object without its ``managedFields``, which are never used."""
     metadata = obj.get("metadata")
     if isinstance(metadata, dict):
         metadata.pop("managedFields", None)
@@ -95,7 +96,7 @@ def trimmed(obj: dict[str, Any]) -> Obj:
 
 
 def decode(data: bytes) -> Any:
-    """The one value that ``data`` holds. Raises ValueError: it is no JSON."""
+    """Decode the one value in ``data``. Raises ValueError: it is not JSON."""
     text = data.decode("utf-8", "replace")
     value, end = _decoded(text, _after_space(text, 0))
     if _after_space(text, end) != len(text):
@@ -104,7 +105,7 @@ def decode(data: bytes) -> Any:
 
 
 def lines(pieces: Iterable[bytes], told: Told) -> Iterator[bytes]:
-    """Yield the lines that are whole and not empty; ``told`` hears of each that is too long, and left out."""
+    """Yield the complete, non-empty lines; ``told`` is called for each omitted line that is too long."""
     waiting: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -127,8 +128,8 @@ def lines(pieces: Iterable[bytes], told: Told) -> Iterator[bytes]:
 class ListReader:
     """Reads one list from the pieces of its text; iterate once.
 
-    ``told`` hears of each item that cannot be read and is left out. ``head`` is all else of the list that has
-    been read.
+    ``told`` is called for each omitted item that cannot be read. ``head`` is the part of the list read so far
+    apart from its items.
     """
 
     def __init__(self, pieces: Iterator[bytes], told: Told) -> None:
@@ -294,7 +295,7 @@ def _mended(text: str) -> str:
 
 
 def shallow(text: str, at: int) -> tuple[str, int]:
-    """The text of the value that begins there without what nests too deep, and where the value ends."""
+    """The text of the value that begins there without parts that nest too deep, and where the value ends."""
     kept: list[str] = []
     since = last = at
     depth = 0

@@ -34,7 +34,7 @@ class Task(Protocol):
 
     @property
     def patient(self) -> bool:
-        """True if it goes after all that others wait for."""
+        """True if it is sent after every task that another component waits for."""
 
     def over(self, older: Task) -> Task:
         """This task merged over ``older``."""

@@ -88,7 +88,8 @@ class KubePods(WatchedObjects):
         return self._cache.by_name()
 
     def fetch(self, namespace: str, name: str) -> Pod | None:
-        """Ask the kubelet where it answers (its Pods API, else ``/pods``), else the API server.
+        """Read the pods from the kubelet if it answers (its Pods API, else ``/pods``), else from the API
+        server.
 
         The answer is in :meth:`local` from then on: after a call that the kubelet answered, every pod that it
         is about to admit is there.
@@ -238,17 +239,17 @@ class KubePods(WatchedObjects):
 
 
 class KubeletSource(Protocol):
-    """One way to ask a kubelet for its pods."""
+    """One way to read a kubelet's pods."""
 
     def pods(self) -> Sequence[Pod] | None:
-        """Return every pod that the kubelet knows; None when it cannot be asked now."""
+        """Every pod that the kubelet knows; None if it cannot be asked now."""
 
     def close(self) -> None:
         """Close the connection."""
 
 
 class FirstSource:
-    """The first of several sources that answers; the others are asked only while it does not."""
+    """The first of several sources that answers; later ones are used only while it does not."""
 
     def __init__(self, *sources: KubeletSource) -> None:
         self._sources = sources

@@ -26,7 +26,7 @@ _CLAIMS: Final = "/apis/resource.k8s.io/v1/resourceclaims"
 def list_all(
     connection: Connection, what: str, path: str, query: Mapping[str, str] | None = None
 ) -> Iterator[Mapping[str, Any]]:
-    """Every object of a list; ``connection.told`` hears of those that cannot be read.
+    """Every object of a list; ``connection.told`` is called for objects that cannot be read.
 
     ``what`` completes "refused to …". Raises NodeUnready.
     """
@@ -35,9 +35,11 @@ def list_all(
 
 @dataclass(frozen=True, slots=True)
 class ClusterReader:
-    """A snapshot: nodes with their books, pods that ask for a share, node → its agent's (namespace, pod).
+    """A snapshot: nodes with their accounting, pods that request a share, node → its agent's (namespace,
+    pod).
 
-    ``silent``: why ResourceClaims are left out though nodes give their cards by them; empty if they are not.
+    ``silent``: why ResourceClaims are left out although nodes give their cards by them; empty if they are
+    not.
     """
 
     nodes: tuple[NodeBooks, ...]
@@ -57,7 +59,7 @@ class ClusterReader:
 
     @property
     def used(self) -> Used:
-        """What quotas count, by namespace and card model."""
+        """The amounts that quotas count, by namespace and card model."""
         return used_by_namespace(self.nodes)
 
     @property
@@ -67,7 +69,7 @@ class ClusterReader:
 
 
 def read_cluster(connection: Connection, node: str = "") -> ClusterReader:
-    """Read nodes and pods, and claims where a node gives cards by them; of ``node`` alone where it is named.
+    """Read nodes and pods, and claims if a node gives cards by them; only for ``node`` if it is set.
 
     Raises NodeUnready: the API server refuses or does not answer.
     """
@@ -79,7 +81,7 @@ def read_cluster(connection: Connection, node: str = "") -> ClusterReader:
 def read_claims(connection: Connection, nodes: Iterable[Mapping[str, Any]]) -> tuple[list[KnownClaim], str]:
     """Every claim that is allocated a card, and why they cannot be read; empty if they can.
 
-    Nobody is asked where no node gives cards by claims. Raises NodeUnready: no answer.
+    No request is made if no node gives cards by claims. Raises NodeUnready: no answer.
     """
     if not give_by_claims(nodes):
         return [], ""
@@ -156,7 +158,7 @@ def cluster_of(
     silent: str = "",
     told: Told = unheard,
 ) -> ClusterReader:
-    """The snapshot from objects; ``silent`` as :attr:`ClusterReader.silent`, ``told`` hears of pods that
+    """The snapshot from objects; ``silent`` as :attr:`ClusterReader.silent`, ``told`` is called for pods that
     cannot be read.
     """
     nodes = tuple(map(read_node, node_objects))

@@ -33,7 +33,7 @@ class Pause:
     most: float = 10.0
 
     def seconds(self, failures: int) -> float:
-        """The pause after so many failures in a row (1 or more)."""
+        """The pause after this many failures in a row (1 or more)."""
         whole = min(self.most, self.first * float(2 ** min(failures - 1, 20)))
         return whole * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
 
@@ -115,10 +115,10 @@ class Reflector:
                 self._watch.close()
 
     def catch_up(self, version: str, since: float) -> None:
-        """Set ``listed`` to ``since`` once the watch has shown what has this version, or a later one.
+        """Set ``listed`` to ``since`` once the watch has shown this version, or a later one.
 
-        A change made after ``since`` has it: a watch shows the changes of its resource in their order.
-        Kubernetes promises that its versions are numbers. Raises NodeUnready: this one is none.
+        A change made after ``since`` has the version: a watch shows the changes of its resource in order.
+        Kubernetes promises that versions are numbers. Raises NodeUnready: this one is not.
         """
         if not version.isdecimal():
             raise NodeUnready(f"the resourceVersion {version!r} of {self._name} is no number")
@@ -269,7 +269,7 @@ class Reflector:
                 self._mend(_key(obj))
 
     def spoil(self, found: Unreadable) -> None:
-        """Count and name an object that could not be read; for this thread and those who read for it."""
+        """Count and name an object that could not be read; for this thread and threads that read for it."""
         self.unreadable += 1
         known = self.spoiled.get(found.key)
         if found.deleted and found.name:

@@ -1,4 +1,4 @@
-"""Requests for another size of running fractions, as annotations of pods and of what makes them."""
+"""Resize requests of running fractions, as annotations of pods and of their workloads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Overtaken(NodeUnready):
 
 
 def running_pod(connection: Connection, namespace: str, name: str) -> Pod:
-    """The pod as the API server has it.
+    """The pod's present object at the API server.
 
     Raises:
         NodeUnready: there is none, the caller may not read it, or the API server is away.
@@ -39,8 +39,7 @@ def running_pod(connection: Connection, namespace: str, name: str) -> Pod:
 
 
 def workload(connection: Connection, kind: str, namespace: str, name: str) -> Mapping[str, Any]:
-    """A Deployment, StatefulSet or DaemonSet as the API server has it (``kind`` as in :data:`KINDS`), or a
-    Pod.
+    """The present object of a Deployment, StatefulSet or DaemonSet (``kind`` as in :data:`KINDS`), or a Pod.
 
     Raises:
         RequestInvalid: there is none.

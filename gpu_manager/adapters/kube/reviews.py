@@ -12,13 +12,15 @@ _ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 class KubeReviews:
-    """Asks the API server for every review; nothing is cached."""
+    """Sends every review to the API server; nothing is cached."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def who(self, token: str) -> Mapping[str, Any] | None:
-        """The user's info (username, uid, groups, extra); None if it is nobody's. Raises NodeUnready."""
+        """The user's info (username, uid, groups, extra); None if the token is invalid. Raises
+        NodeUnready.
+        """
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
         status = self._ask("review a token", _TOKENS, body)
         user = status.get("user")

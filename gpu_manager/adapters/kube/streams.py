@@ -156,7 +156,7 @@ def watch(connection: Connection, what: str, path: str, query: Mapping[str, str]
 class WatchStream:
     """The events of one watch as (type, object) pairs; iterate once, :meth:`close` from any thread.
 
-    ``told`` hears of each event that cannot be read; the stream goes on after it.
+    ``told`` is called for each event that cannot be read; the stream continues after it.
     """
 
     def __init__(self, connection: Connection, what: str, response: BaseHTTPResponse, told: Told) -> None:
@@ -166,7 +166,7 @@ class WatchStream:
         self._told = told
 
     def close(self) -> None:
-        """End the stream: a thread that waits for its next event goes on at once."""
+        """End the stream: a thread that waits for its next event returns at once."""
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             self._response.shutdown()
 
@@ -231,13 +231,13 @@ class Meanwhile:
         self.version = ""
 
     def begin(self, version: str) -> None:
-        """Hear what has changed since, in a thread."""
+        """Begin to receive changes since the list's version, in a thread."""
         from gpu_manager.runtime import threads  # noqa: PLC0415  # brings the log, which no command needs
 
         threads.once(f"meanwhile-{self._name}", lambda: self._hear(version)).start()
 
     def events(self) -> Iterator[tuple[str, Obj]]:
-        """Yield those that have come, decoded in the caller's thread; does not wait for more."""
+        """Yield the events received so far, decoded in the caller's thread; does not wait for more."""
         while not self._came.empty():
             came = self._came.get()
             if isinstance(came, Unreadable):

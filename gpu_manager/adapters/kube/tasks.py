@@ -104,7 +104,7 @@ class EvictPod:
 
 @dataclass(frozen=True, slots=True)
 class MarkPod(EvictPod):
-    """Mark the pod for the evictor, again and again until it is gone: an old mark counts for nothing."""
+    """Mark the pod for the evictor, repeatedly until it is gone: an old mark does not count."""
 
     reason: str
     clock: Clock
@@ -194,12 +194,12 @@ class PostEvent:
 
     @property
     def patient(self) -> bool:
-        """False for what is promised within seconds, however much else there is to write."""
+        """False for tasks that are promised within seconds, however many others wait."""
         return self.reason not in _PROMISED
 
     @property
     def key(self) -> Hashable:
-        """What makes two Events the same."""
+        """Equal for Events that are repetitions of one another."""
         return ("event", self.pod.key, self.pod.uid, self.reason, self.message)
 
     def over(self, older: Task) -> Task:

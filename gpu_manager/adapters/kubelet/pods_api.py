@@ -33,7 +33,9 @@ log = structlog.get_logger(__name__)
 
 
 class PodsApi:
-    """Asks ``socket``; any thread. A kubelet before 1.37 has no such socket: then it is asked nothing."""
+    """Reads pods over ``socket``; any thread. A kubelet before 1.37 has no such socket: no call is made
+    then.
+    """
 
     def __init__(self, socket: Path, clock: Clock) -> None:
         self._socket = socket
@@ -44,7 +46,7 @@ class PodsApi:
         self.error: str | None = None
 
     def pods(self) -> Sequence[Pod] | None:
-        """Every pod the kubelet knows; None when it cannot be asked now (``error`` says why)."""
+        """Every pod that the kubelet knows; None if it cannot be asked now (``error`` has the reason)."""
         with self._lock:
             if self._clock.monotonic() < self._rests_until or not self._socket.exists():
                 return None
