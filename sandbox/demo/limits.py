@@ -13,7 +13,7 @@ from sandbox.demo.scenes import mebibytes
 from sandbox.demo.stage import Stage, manifest
 
 _BUSY: Final = 2.0  # work waiting, in processors' worth; what this demo itself brings is less
-# In the first seconds of both, of which docs/isolation.md tells, on a laptop that does other things;
+# In the first seconds of both, of which docs/internals/limits.md tells, on a laptop that does other things;
 # make bench measures exactly.
 TOLERANCE_POINTS: Final = 10.0
 _FILLED: Final = re.compile(r"allocated (\d+) then (\w+); the card says (\d+) free of (\d+)")

@@ -159,7 +159,7 @@ def test_a_program_that_ends_does_not_wait_for_its_launches_at_the_gate() -> Non
     with world() as made, closed(made):
         begin = time.monotonic()
         ran = at_gate(made, job(made, cores=1), "calls", 20_000)["ran"]
-        # About a second for those that wait at the gate (docs/isolation.md); one kernel alone has to wait for two.
+        # About a second for those that wait at the gate (docs/internals/limits.md); one kernel alone waits for two.
         assert time.monotonic() - begin - ran <= 1.9
 
 

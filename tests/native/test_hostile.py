@@ -2,8 +2,8 @@
 
 The container is as a pod has it: the interposer under the driver's name in the system's directory, the same file in
 ``/etc/ld.so.preload``, the real driver (here the stand-in, which counts what it gives away) beside it, the limits
-mounted read-only, and a user without rights. The ways are those of docs/isolation.md; what no library can answer is
-listed in docs/security.md, and a test holds the list complete.
+mounted read-only, and a user without rights. The ways are those of docs/internals/evasions.md; what no
+library can answer is listed in docs/security.md, and a test holds the list complete.
 """
 
 from __future__ import annotations
