@@ -15,7 +15,9 @@ SECONDS = 2.2
 SHAPES = {shape.name: shape for shape in TABLE}
 
 
-@pytest.mark.parametrize(("name", "limit"), [("diffusion", 20), ("prefill", 50), ("compiled", 99)])
+@pytest.mark.parametrize(
+    ("name", "limit"), [("diffusion", 20), ("prefill", 50), ("compiled", 99), ("numba", 99)]
+)
 def test_a_shape_has_its_limit_or_its_need_and_is_charged_that(name: str, limit: int) -> None:
     alone = bare(SHAPES[name], 1, SECONDS, "h100")
     cell = Cell(name, limit, alone.work, alone.had, held(SHAPES[name], limit, 1, SECONDS, "h100"))

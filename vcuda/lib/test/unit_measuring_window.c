@@ -44,6 +44,34 @@ static void measuring_takes_its_part_of_a_threads_time(void) {
         }
 }
 
+/* It works for `percent` of the time and would launch more. */
+static double part_of_work_spent(unsigned percent, bool held) {
+    struct measuring_window window = {0};
+    uint64_t spent = 0, worked = 0, launched = 0, pace = 40 * US * 100 / percent;
+    for (uint64_t now = MS; now < SECONDS; now += LOOK) {
+        window.unsure = true;
+        window.held = held;
+        window.worked_ns += LOOK * percent / 100;
+        worked += LOOK * percent / 100;
+        measuring_window_turn(&window, now);
+        for (; launched < now / pace; launched++)
+            if (measuring_window_is_open(&window)) {
+                measuring_window_spent(&window, MEASURING_US * US);
+                spent += MEASURING_US * US;
+            }
+    }
+    return (double)spent * 1000 / (double)worked;
+}
+
+static void measuring_takes_its_part_of_the_share_of_a_program_that_is_held_back(void) {
+    for (unsigned percent = 5; percent <= 40; percent *= 2) {
+        double part = part_of_work_spent(percent, true), free = part_of_work_spent(percent, false);
+        CHECK(part > 0.6 * MEASURING_HELD_PERMILLE && part < 1.2 * MEASURING_HELD_PERMILLE, "%u %%: %.1f", percent,
+              part);
+        CHECK(free > 0.6 * MEASURING_HELD_PERMILLE, "%u %%: %.1f", percent, free);
+    }
+}
+
 static void a_program_that_launches_seldom_is_always_measured(void) {
     struct measuring_window window = {0};
     unsigned opened = 0;
@@ -135,6 +163,7 @@ static void a_mean_is_not_moved_by_where_its_tail_lies(void) {
 
 int main(void) {
     measuring_takes_its_part_of_a_threads_time();
+    measuring_takes_its_part_of_the_share_of_a_program_that_is_held_back();
     a_program_that_launches_seldom_is_always_measured();
     a_window_closes_by_itself_once_it_has_cost_enough();
     nobody_can_foretell_a_window();

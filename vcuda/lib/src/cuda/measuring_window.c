@@ -13,6 +13,20 @@ static uint32_t roll(struct measuring_window *window, uint64_t now) {
     return window->dice;
 }
 
+/* The part of the thread's time that measuring may take until the next window. */
+static double part_of(struct measuring_window *window, uint64_t now) {
+    double part = (window->unsure ? MEASURING_UNSURE_PERMILLE : MEASURING_SURE_PERMILLE) / 1000.0;
+    if (window->held && window->worked_since && now > window->worked_since) {
+        double held =
+            MEASURING_HELD_PERMILLE / 1000.0 * (double)window->worked_ns / (double)(now - window->worked_since);
+        part = held < part ? held : part;
+    }
+    window->worked_since = now;
+    window->worked_ns = 0;
+    window->unsure = window->held = false;
+    return part;
+}
+
 void measuring_window_turn(struct measuring_window *window, uint64_t now) {
     bool is_spent = __atomic_load_n(&window->spent_ns, __ATOMIC_RELAXED) >= WINDOW_SPENT_MOST_NS;
     if (now < window->until && !is_spent)
@@ -24,12 +38,11 @@ void measuring_window_turn(struct measuring_window *window, uint64_t now) {
         window->since = now;
         return;
     }
-    uint64_t permille = window->unsure ? MEASURING_UNSURE_PERMILLE : MEASURING_SURE_PERMILLE;
     uint64_t spent = __atomic_exchange_n(&window->spent_ns, 0, __ATOMIC_RELAXED);
-    uint64_t earned = now - window->since, due = spent * 1000 / permille;
+    double least = (double)spent / ((double)PAUSE_MOST_NS * 2), part = part_of(window, now);
+    uint64_t earned = now - window->since, due = spent ? (uint64_t)((double)spent / (part > least ? part : least)) : 0;
     uint64_t pause = due > earned && window->since ? due - earned : 0;
     window->since = now;
-    window->unsure = false;
     if (pause < PAUSE_LEAST_NS) {
         window->until = now + WINDOW_NS;
         return;

@@ -16,6 +16,9 @@
  * Recording an event takes about as much card time as thread time. */
 #define MEASURING_UNSURE_PERMILLE 12
 #define MEASURING_SURE_PERMILLE 4
+/* The same as a part of the card time of a process that its limit holds back: its thread has time to measure each
+ * launch, but what records take of the card is taken from its share. */
+#define MEASURING_HELD_PERMILLE 30
 #define WINDOW_NS 1000000u
 #define WINDOW_SPENT_MOST_NS                                                                                           \
     500000u /* at this much the window closes at once, however late the settling thread checks */
@@ -29,6 +32,10 @@ struct measuring_window {
     uint64_t until;     /* ... and judged here */
     uint32_t dice;
     bool unsure; /* the means predict recent measurements poorly; settling thread only */
+    /* Only the thread that settles, since the last window closed: card time that the process used, and whether it
+     * waited for its limit. */
+    uint64_t worked_ns, worked_since;
+    bool held;
 };
 
 /* Open or close the window if it is due; called by the settling thread at each pass. A window that cost little stays

@@ -31,6 +31,15 @@ void settle_suspend(struct context_end *end, uint64_t id) {
     __atomic_fetch_add(&meter_epoch, 1, __ATOMIC_SEQ_CST);
 }
 
+/* Has a process of the container waited for credit since the last call? */
+static bool was_held(const struct vcuda_card_usage *usage, int card) {
+    static uint64_t seen[VCUDA_MAX_CARDS];
+    uint64_t held_ns = __atomic_load_n(&usage->throttle_ns, __ATOMIC_RELAXED);
+    bool held = held_ns != seen[card];
+    seen[card] = held_ns;
+    return held;
+}
+
 static void settle(struct timing_span *span, bool ended, uint64_t now) {
     const struct vcuda_limits_view *view = vcuda_limits();
     struct vcuda_usage *usage = vcuda_usage();
@@ -45,6 +54,8 @@ static void settle(struct timing_span *span, bool ended, uint64_t now) {
     if (counts) {
         bucket_settle(&usage->card[card], &view->card[card], used, span->paid_ns);
         bucket_note_window(&usage->card[card], used, now);
+        meter_window.worked_ns += used;
+        meter_window.held |= was_held(&usage->card[card], card);
         __atomic_fetch_add(&usage->card[card].launches, span->launches, __ATOMIC_RELAXED);
     }
     timing_span_free(span);

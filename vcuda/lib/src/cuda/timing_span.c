@@ -325,7 +325,8 @@ void timing_span_close(struct timing_span *span) {
 
 void timing_span_flush(struct timing_span *span) {
     uint64_t now = vcuda_now_ns();
-    if (meter_is_classed(span->meter->card) || now < __atomic_load_n(&span->meter->clock.idle_at, __ATOMIC_RELAXED))
+    bool works = now < __atomic_load_n(&span->meter->clock.idle_at, __ATOMIC_RELAXED);
+    if (meter_is_classed(span->meter->card) || (works && !timing_span_is_beside(span->meter)))
         timing_span_close(span);
     else
         push(span, now);

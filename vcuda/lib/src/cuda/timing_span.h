@@ -205,7 +205,8 @@ bool timing_span_is_over(const struct timing_span *span);
 void timing_span_close(struct timing_span *span);
 
 /* Close the span when no launch is about to follow. A stream that should be idle gets no record: beside other processes
- * the card would switch to this process just for that. */
+ * the card would switch to this process just for that. Nor does one beside other streams' work, which may be ahead of
+ * the record on the card: the program that waits for this stream would wait for theirs. */
 void timing_span_flush(struct timing_span *span);
 
 /* Close the span right after its last launch, whose call shows how long calls take. */
