@@ -189,7 +189,10 @@ def kill_held_agent(cluster: Cluster) -> None:
     processes.end(killed)
 
     def answers() -> bool:
-        return agent_processes(pod)[1] not in (0, killed) and bool(ask(cluster, "/readyz"))
+        now = agent_pod(cluster)  # its container may have been replaced
+        return (
+            now is not None and agent_processes(now)[1] not in (0, killed) and bool(ask(cluster, "/readyz"))
+        )
 
     cluster.wait(answers, 60, "the agent does not come back under its parent")
 
