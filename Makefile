@@ -159,10 +159,12 @@ release-packages: ##ship what a release needs of Debian (as root)
 
 # What a command of the cluster needs before.
 NEEDS := $(if $(filter packages down status,$(CMD)),,$(if $(filter build record,$(CMD)),$(STAMP),$(if $(CMD),cluster-built tools image)))
+CONTROLLERS := tests/cluster/controllers
 CLUSTER_PACKAGES := runc etcd-server busybox-static containernetworking-plugins iproute2 util-linux nftables mmdebstrap
-cluster: $(NEEDS) ##measure real Kubernetes on this machine (root), CMD= packages, build, up, status, down, soak, starts, claim-starts, claim-waves, rollouts, agent-kills, other-cards, lost-checkpoint, double-offers, cdi-off, numa, resizes, record
+cluster: $(NEEDS) ##measure real Kubernetes on this machine (root), CMD= packages, build, up, status, down, soak, starts, claim-starts, claim-waves, rollouts, agent-kills, other-cards, lost-checkpoint, double-offers, cdi-off, numa, resizes, controllers, record
 	$(if $(CMD),,$(error make cluster CMD=up: docs/cluster.md lists the words))
 	$(if $(filter packages,$(CMD)),apt-get install --yes --no-install-recommends $(CLUSTER_PACKAGES),test ! -x $(BIN)/python || $(BIN)/python -m tests.cluster $(CMD))
+	$(if $(filter controllers,$(CMD)),$(BIN)/python -m pytest -v --timeout 600 $(CONTROLLERS))
 
 .PHONY: cluster-built
 cluster-built: $(STAMP)
@@ -170,7 +172,7 @@ cluster-built: $(STAMP)
 
 e2e: cluster-built tools image ##measure the promises on real Kubernetes, on a cluster made anew; it stays for a look around
 	$(BIN)/python -m tests.cluster down
-	$(BIN)/python -m pytest -v --timeout 400 tests/cluster
+	$(BIN)/python -m pytest -v --timeout 400 --ignore $(CONTROLLERS) tests/cluster
 
 release-trial: cluster-built tools ##ship the newest of build/release tried as a user would, on a cluster made anew (root)
 	$(BIN)/python -m tests.cluster release $$(ls -td $(CURDIR)/build/release/*/ | head -1)

@@ -1,6 +1,6 @@
 """The cluster by hand.
 
-``python -m tests.cluster build|up|down|status|soak [MINUTES]|starts|claim-starts|claim-waves [EACH [WAVE]]|rollouts [COUNT [BACKLOG]]|agent-kills [COUNT]|other-cards [STARTS]|lost-checkpoint [TIMES]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|release DIRECTORY|foreign ARCHIVE|record``
+``python -m tests.cluster build|up|down|status|soak [MINUTES]|starts|claim-starts|claim-waves [EACH [WAVE]]|rollouts [COUNT [BACKLOG]]|agent-kills [COUNT]|other-cards [STARTS]|lost-checkpoint [TIMES]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|controllers|release DIRECTORY|foreign ARCHIVE|record``
 """
 
 # ruff: noqa: T201 - a program that prints, not a library
@@ -8,8 +8,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 from tests.cluster import (
     agent_kills,
@@ -31,8 +32,10 @@ from tests.cluster import (
     starts,
 )
 from tests.cluster.cluster import Cluster, NotRunningError
+from tests.cluster.controllers import programs
 from tests.cluster.parts import ROOT, MissingError
 
+BUILDS: Final[Mapping[str, Callable[[], None]]] = {"build": build.main, "controllers": programs.main}
 SOAK_MINUTES = 10.0
 BACKLOG = 200  # pods that wait for room while the agent is replaced, in the second half of ``rollouts``
 
@@ -101,8 +104,8 @@ def main() -> int:
     words = sys.argv[1:]
     cluster = Cluster()
     try:
-        if words == ["build"]:
-            build.main()
+        if words in (["build"], ["controllers"]):
+            BUILDS[words[0]]()
         elif words == ["up"]:
             _with_product(cluster)
             print(f"export KUBECONFIG={cluster.kubeconfig}")

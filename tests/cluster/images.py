@@ -82,8 +82,9 @@ def make(parts: Parts, native: NativeLibraries, cards: Sequence[Card], directory
             ["/bin/sh", "-c", "trap 'exit 0' TERM; sleep 1000000 & wait"],
         ),
         _write(_pause(parts, directory / "pause"), PAUSE, directory, ["/bin/sleep"], ["1000000"]),
-        _write(
-            _scheduler(parts, directory / "scheduler"),
+        of_program(
+            parts.paths["kube-scheduler"],
+            "usr/local/bin/kube-scheduler",
             f"registry.k8s.io/kube-scheduler:{parts.kubernetes}",
             directory,
         ),
@@ -96,7 +97,12 @@ def make(parts: Parts, native: NativeLibraries, cards: Sequence[Card], directory
 
 
 def _write(
-    root: Path, tag: str, directory: Path, entry: Sequence[str] = (), command: Sequence[str] = ()
+    root: Path,
+    tag: str,
+    directory: Path,
+    entry: Sequence[str] = (),
+    command: Sequence[str] = (),
+    user: str = "",
 ) -> Path:
     image = Image(
         tag=tag,
@@ -105,6 +111,7 @@ def _write(
         config={
             "Entrypoint": list(entry),
             "Cmd": list(command),
+            **({"User": user} if user else {}),
             "Env": ["PATH=/bin:/usr/bin:/usr/local/bin", f"VCUDA_STANDIN_CONFIG={CONFIG}"],
         },
         layers=[pack(root, 0)],
@@ -157,13 +164,17 @@ def _busybox(parts: Parts, root: Path) -> None:
     (root / "etc/passwd").write_text("root:x:0:0::/:/bin/sh\n", "utf-8")
 
 
-def _scheduler(parts: Parts, root: Path) -> Path:
+def of_program(program: Path, place: str, tag: str, directory: Path) -> Path:
+    """The archive of an image with one program, which needs no other file, at ``place``, and a user for it."""
+    root = directory / program.name
     shutil.rmtree(root, ignore_errors=True)
-    (root / "usr/local/bin").mkdir(parents=True)
-    (root / "etc").mkdir()
+    (root / place).parent.mkdir(parents=True, exist_ok=True)
+    for name in ("etc", "tmp"):
+        (root / name).mkdir()
+    (root / "tmp").chmod(0o1777)
     (root / "etc/passwd").write_text("nonroot:x:65532:65532::/:/sbin/nologin\n", "utf-8")
-    shutil.copy(parts["kube-scheduler"], root / "usr/local/bin/kube-scheduler")
-    return root
+    shutil.copy(program, root / place)
+    return _write(root, tag, directory, [f"/{place}"], user="65532:65532")
 
 
 def with_other_library(archive: Path, directory: Path, version: str) -> Path:

@@ -18,7 +18,7 @@ LABEL: Final = "cluster-test/workload"
 
 
 class Workload:
-    """One object and the pods of its label; both gone at the end of ``with``."""
+    """One object and the pods of its label; both gone at the end of ``with``. ``labels`` are the object's own."""
 
     def __init__(
         self,
@@ -27,15 +27,16 @@ class Workload:
         name: str,
         container: Mapping[str, Any],
         annotations: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
         **spec: Any,
     ) -> None:
         self.name = name
         self._cluster = cluster
         self._path = KINDS[kind]
-        labels = {LABEL: name}
+        own = {LABEL: name}
         once = {"restartPolicy": "Never"} if kind == "Job" else {}
         template = {
-            "metadata": {"labels": labels, "annotations": dict(annotations or {})},
+            "metadata": {"labels": own, "annotations": dict(annotations or {})},
             "spec": {
                 "containers": [container],
                 "terminationGracePeriodSeconds": 1,
@@ -44,12 +45,12 @@ class Workload:
                 **once,
             },
         }
-        selector = {} if kind == "Job" else {"selector": {"matchLabels": labels}}
+        selector = {} if kind == "Job" else {"selector": {"matchLabels": own}}
         group = "batch/v1" if kind == "Job" else "apps/v1"
         self._object = {
             "apiVersion": group,
             "kind": kind,
-            "metadata": {"name": name},
+            "metadata": {"name": name, "labels": dict(labels or {})},
             "spec": {"template": template, **selector, **spec},
         }
 
