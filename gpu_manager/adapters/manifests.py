@@ -47,7 +47,7 @@ class Manifest:
     limit_range: Mapping[str, Any] | None = None
 
     def within(self, usual: str) -> str:
-        """Return the namespace in which it would be created by somebody whose own is ``usual``."""
+        """The namespace in which a user with the namespace ``usual`` would create it."""
         return self.namespace if self.namespaced else usual
 
 
@@ -79,7 +79,7 @@ def read_objects(data: bytes) -> tuple[tuple[int, Mapping[str, Any]], ...]:
 
 
 def read_documents(data: bytes) -> list[object]:
-    """The documents of a file as they stand there, empty ones (None) included.
+    """The documents of a file as they are, empty ones (None) included.
 
     Raises:
         RequestInvalid: neither YAML nor JSON, or larger or deeper than any manifest.
@@ -130,7 +130,7 @@ def objects_of(number: int, document: object) -> Iterator[Mapping[str, Any]]:
 
 
 def manifest_of(number: int, entry: Mapping[str, Any]) -> Manifest:
-    """Return what is known of one object of :func:`read_objects`."""
+    """The facts about one object of :func:`read_objects`."""
     kind, meta = entry["kind"], entry.get("metadata")
     names = meta if isinstance(meta, dict) else {}
     groups, path = _KINDS.get(kind, ((), ()))

@@ -100,7 +100,7 @@ class CgroupProcesses:
         return text is not None and _owner(text) is None
 
     def alive(self, pod: PodUid) -> bool | None:
-        """True while a process of the pod lives; None when that cannot be seen (no hostPID, too many)."""
+        """True while a process of the pod lives; None if that is not visible (no hostPID, too many)."""
         if not self.host_pid():
             return None
         with self._lock:
@@ -157,9 +157,9 @@ class CgroupProcesses:
     def mounts(
         self, containers: Collection[tuple[PodUid, str]]
     ) -> Mapping[tuple[PodUid, str], Sequence[Sequence[MountPoint]]]:
-        """The mounts of these containers, by one look at all processes: proc(5), ``mountinfo``.
+        """The mounts of these containers, from one pass over all processes: proc(5), ``mountinfo``.
 
-        A container's processes share a mount namespace, but for those that made one of their own.
+        A container's processes share a mount namespace, except those that created their own.
         """
         if not self.host_pid():
             return {}

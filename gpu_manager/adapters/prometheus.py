@@ -84,7 +84,7 @@ def by_address(url: str, token: str = "") -> Way:
 
 
 class PrometheusRanges:
-    """Ranges of a Prometheus at a URL, for somebody who waits before a page. ``token``: file with its token.
+    """Ranges of a Prometheus at a URL, for interactive use. ``token``: file with its token.
 
     Raises:
         RequestInvalid: the URL is malformed.

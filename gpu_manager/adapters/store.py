@@ -91,7 +91,7 @@ class DiskFiles:
             os.close(handle)
 
     def overwrite(self, path: Path, data: bytes) -> None:
-        """Write over what is there; with no byte more to find room for, a data flush is enough."""
+        """Overwrite the existing content; if no further space is needed, a data flush is enough."""
         handle = os.open(path, os.O_WRONLY | _OPEN)
         try:
             _write(handle, data)
@@ -113,7 +113,9 @@ class DiskFiles:
 
 
 class FileStore:
-    """Keeps one state in ``directory``. ``warning`` says what :meth:`load` found wrong and got over."""
+    """Keeps one state in ``directory``. ``warning`` describes faults that :meth:`load` found and recovered
+    from.
+    """
 
     def __init__(
         self, directory: Path, files: Files | None = None, *, what: str = "ledger", without: str = REBUILDS

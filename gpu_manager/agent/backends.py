@@ -1,4 +1,4 @@
-"""Builds what stands for the node's hardware as the settings name it: cards, their limits, the injector."""
+"""Builds the node's hardware from the settings: cards, their limits, the injector."""
 
 from __future__ import annotations
 

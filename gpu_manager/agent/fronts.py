@@ -48,7 +48,7 @@ class Fronts:
 
     @property
     def trouble(self) -> str:
-        """Why cards are not offered as the settings say; empty if they are."""
+        """Why cards are not offered as configured; empty if they are."""
         return "; ".join(filter(None, (self.kept_because, self._dra.trouble)))
 
     @property
@@ -91,7 +91,7 @@ class Fronts:
         )
 
     def offering(self) -> bool:
-        """True if the node's inventory may be published: the kubelet knows what it has."""
+        """True if the node's inventory may be published: the kubelet knows its devices."""
         return not self._by_plugin or self._plugin.offering()
 
     def announce(self) -> None:
@@ -102,7 +102,7 @@ class Fronts:
             self._plugin.announce()
 
     def books_changed(self) -> None:
-        """Offer again what a booking changes: claims always, the plugin's ids where they depend on it."""
+        """Publish again what a booking changes: claims always, the plugin's ids if they depend on it."""
         if self._by_claims:
             self._dra.announce()
         if self._config.lending or self._state.withdrawing:

@@ -60,7 +60,7 @@ class AgentSide:
         threads.once("held-devices", lambda: self._follow(stream, channel)).start()
 
     def call(self, method: str, request: Any, context: grpc.ServicerContext) -> Any:
-        """Have the agent answer; one that is killed over it is asked again once it is back."""
+        """Forward the call to the agent; if it is killed meanwhile the call is repeated once it is back."""
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self.channel, self.left())
@@ -143,7 +143,7 @@ class RegistrationHolder(PluginRegistration, api_pb2_grpc.RegistrationServicer):
 
 
 def hold(kubelet: Path, state: Path, seconds: float, *, lending: bool) -> int:
-    """Run this very command as the agent, again whenever it is killed. Returns its exit code."""
+    """Run this command as the agent, again whenever it is killed. Returns its exit code."""
     ending, agents = Ending(), state / "plugin"
     agents.mkdir(mode=0o700, parents=True, exist_ok=True)
     sockets = LENDING if lending else SOCKETS

@@ -1,4 +1,4 @@
-"""What the agent takes over from the settings of its node's kubelet, where its own settings leave it open."""
+"""Settings that the agent reads from its node's kubelet if its own settings leave them open."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ class KubeletView:
         return own if own.is_dir() else self.host.seen(self.host.resolve(str(own)) or str(own))
 
     def numa_policy(self, told: str) -> NumaPolicy:
-        """The kubelet's policy, which ``told`` names; ``auto``: as it can be seen. A difference is logged.
+        """The kubelet's policy, named by ``told``; ``auto``: as read from the kubelet. A difference is
+        logged.
 
         Raises:
-            RequestInvalid: ``told`` is no policy.
+            RequestInvalid: ``told`` is not a policy.
         """
         known = {policy.value: policy for policy in NumaPolicy}
         if told != AUTO and told not in known:

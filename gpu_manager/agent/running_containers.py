@@ -1,6 +1,6 @@
-"""What the agent does about containers that run: measures, limits, corrects, warns, evicts. Composed.
+"""The agent's work on running containers: measures, limits, corrects, warns, evicts. Composed.
 
-Everything here follows the books and changes none of them, but for a container that is resized.
+Everything here follows the ledger and does not change it, except for a container that is resized.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class RunningContainers:
         )
 
     def register(self, registry: CollectorRegistry) -> None:
-        """Have what is found here scraped."""
+        """Export the results as metrics."""
         registry.register(GuardMetrics(self._state, self._evasion, self._memory_limits, self._injection))
         registry.register(AccountMetrics(self._state, lambda: self.usage.last, self.accounts))
         registry.register(GateMetrics(self._state, self._gates))
@@ -137,7 +137,7 @@ class RunningContainers:
         self.sizes.restore()
 
     def follow(self, pod: Pod) -> None:
-        """Heed what a pod's annotations ask for its limits."""
+        """Apply a pod's annotations to its limits."""
         self._elastic_limit.follow(pod)
         self._resizer.follow(pod)
 
@@ -170,7 +170,7 @@ class RunningContainers:
         ]
 
     def wake(self) -> None:
-        """Call it when the books have changed, and to end the threads: the gates are looked at now."""
+        """Call it when the ledger has changed, and to end the threads: the gates are updated now."""
         self._gates.due.set()
 
     def close(self) -> None:
@@ -186,5 +186,5 @@ class RunningContainers:
 
 
 def store_of(config: Config, what: str, without: str) -> FileStore:
-    """A file of the agent's state directory; ``without`` says what follows if it is lost."""
+    """A file of the agent's state directory; ``without`` describes the effect of losing it."""
     return FileStore(config.state / what, what=what, without=without)

@@ -1,4 +1,4 @@
-"""What the API server keeps: pods, Leases, inventory, marked pods, ResourceClaims and ResourceSlices."""
+"""Access to the API server: pods, Leases, inventory, marked pods, ResourceClaims and ResourceSlices."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gpu_manager.domain.kube.pod import Pod
 class KnownPod:
     """A pod of the API, and whether it is a tombstone (deleted in the last 120 s).
 
-    ``unread``: it is there, and its present state cannot be read. ``pod`` is what was read last of it, or its
-    name alone.
+    ``unread``: it exists, but its present state cannot be read. ``pod`` is then its last state, or only its
+    name.
     """
 
     pod: Pod
@@ -46,7 +46,7 @@ class Pods(Protocol):
         """Emit an Event on the pod, in the background, rate-limited."""
 
     def evict(self, pod: Pod, reason: str | None) -> None:
-        """Evict the pod (Eviction API), in the background; None: no more, if that has not happened yet."""
+        """Evict the pod (Eviction API), in the background; None: cancel, if that has not happened yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class LeaseRecord:
 
 
 class InventoryPublisher(Protocol):
-    """Publishes the node's inventory and labels, and reads what operators write at the Node object."""
+    """Publishes the node's inventory and labels, and reads operators' annotations of the Node object."""
 
     def publish(self, annotations: Mapping[str, str], labels: Mapping[str, str | None]) -> None:
         """Patch the Node object, in the background, with retries. A label of None is removed."""
@@ -82,7 +82,7 @@ class InventoryPublisher(Protocol):
         """Remove cards from that list, in the background."""
 
     def elsewhere(self, uuids: Collection[CardUuid]) -> frozenset[CardUuid]:
-        """Ask which of these cards another node shows as its own. Raises NodeUnready."""
+        """Those of these cards that another node lists as its own. Raises NodeUnready."""
 
 
 class Evictions(Protocol):
@@ -112,8 +112,8 @@ class Claims(Protocol):
         """
 
     def allocated(self, pool: str) -> Mapping[str, str]:
-        """List the devices of the pool that any claim of the cluster holds, each with the
-        ``namespace/name`` of such a claim; one that looks by admin access holds none. Raises NodeUnready.
+        """The devices of the pool that any claim of the cluster holds, each with the ``namespace/name`` of
+        such a claim; admin access holds none. Raises NodeUnready.
         """
 
 
@@ -121,8 +121,9 @@ class Slices(Protocol):
     """The node's cards as Kubernetes' scheduler sees them."""
 
     def publish(self, devices: Sequence[SharedDevice]) -> bool:
-        """Let the node's pool have exactly these devices, in this order; False if it had them already.
+        """Publish exactly these devices, in this order, for the node's pool; False if they were published
+        already.
 
-        Raises NodeUnready: the API server refuses, does not answer, or does not keep what makes a device one
-        that claims can share.
+        Raises NodeUnready: the API server refuses, does not answer, or does not store the fields that let
+        claims share a device.
         """

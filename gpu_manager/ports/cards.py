@@ -30,7 +30,7 @@ NO_SENSORS = CardSensors()
 class CardUse:
     """The usage of one card, in bytes and percent; ``None`` if the card does not report a value.
 
-    ``lists_processes``: a process that is not told of is not there; ``samples_processes``: it uses no time.
+    ``lists_processes``: a process that is not listed does not exist; ``samples_processes``: it uses no time.
     """
 
     uuid: CardUuid

@@ -1,4 +1,4 @@
-"""What a container needs to use its cards, and the host processes of containers."""
+"""Injection of cards into containers, and the host processes of containers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gpu_manager.domain.priority import Priority
 
 @dataclass(frozen=True, slots=True)
 class HeldInjection:
-    """What a granted container's injection was made from; ``pod`` is None while the API does not show it.
+    """The inputs of a granted container's injection; ``pod`` is None while the API does not show it.
 
-    ``by_claim``: a ResourceClaim holds the shares, and :meth:`Injector.inject_claim` made it with that
-    ``priority`` and ``preload``, which a pod says by its annotations.
+    ``by_claim``: a ResourceClaim holds the shares, and :meth:`Injector.inject_claim` was called with that
+    ``priority`` and ``preload``, which otherwise come from the pod's annotations.
     """
 
     shares: tuple[Share, ...]
@@ -37,10 +37,10 @@ class Injectable:
 
 
 class InjectionProbe(Protocol):
-    """Asks what :meth:`Injector.inject` would need, before any pod is admitted."""
+    """Checks what :meth:`Injector.inject` would need, before any pod is admitted."""
 
     def probe(self, cards: Sequence[CardState]) -> Injectable:
-        """Look at the node as it is now; what is missing and may be made is made."""
+        """Check the node's present state; missing parts that may be created are created."""
 
 
 class Injector(Protocol):
@@ -59,15 +59,15 @@ class Injector(Protocol):
         *,
         preload: bool = True,
     ) -> tuple[str, ...]:
-        """Make everything on the node that containers need to use what a request of a ResourceClaim holds.
+        """Create everything on the node that containers need to use the shares of a ResourceClaim's request.
 
         ``priority`` is that of the shares inside their cards, ``preload`` whether the library is preloaded.
-        Returns the CDI devices that the kubelet hands to them: the first stands for everything that the
-        shares have in common, each further one for the card of that share. Idempotent.
+        Returns the CDI devices that the kubelet passes to them: the first has everything that the shares have
+        in common, each further one the card of that share. Idempotent.
         """
 
     def restore(self, held: Mapping[str, HeldInjection]) -> None:
-        """Make again what is lost of the injections of these names. Raises NodeUnready if some cannot be."""
+        """Create again the lost parts of these names' injections. Raises NodeUnready if some cannot be."""
 
     def detached(self) -> bool:
         """True if the node has removed a directory that is mounted here: a restart alone mounts it again."""
@@ -92,7 +92,7 @@ class Processes(Protocol):
         """
 
     def look_again(self, pods: Collection[PodUid], *, answer: bool = True) -> None:
-        """Let :meth:`alive` return ``answer`` for none of these pods by an earlier look at the processes."""
+        """Discard earlier answers of :meth:`alive` for these pods."""
 
     def unstarted(self, pod: PodUid) -> bool:
         """True if the pod has processes, each waiting in a container that was made and never started.
@@ -116,14 +116,14 @@ class HostProcesses(Protocol):
 
 
 class OutsideProcesses(Protocol):
-    """Tells processes of the node from those of pods. Complements :class:`Processes`."""
+    """Distinguishes processes of the node from those of pods. Complements :class:`Processes`."""
 
     def in_no_pod(self, pid: int) -> bool | None:
         """True if the process lives and its cgroup is no pod's; None if that cannot be seen (no hostPID)."""
 
 
 class ContainerMounts(Protocol):
-    """What containers have mounted, as their processes see it. Complements :class:`Processes`."""
+    """The mounts of containers, as their processes see them. Complements :class:`Processes`."""
 
     def mounts(
         self, containers: Collection[tuple[PodUid, str]]

@@ -32,8 +32,8 @@ class Limit:
 class TenantUse:
     """The usage of one card in a container's usage page, clamped to possible values.
 
-    ``memory`` is bytes charged. Of what is charged on all cards, ``movable`` bytes are of managed memory, and
-    of ``untold`` bytes the library cannot tell whether others hold them.
+    ``memory`` is bytes charged. Of the charge on all cards, ``movable`` bytes are managed memory, and
+    ``untold`` bytes are released memory whose other holders the library cannot detect.
     """
 
     card: CardUuid
@@ -80,10 +80,10 @@ class Correction:
     """Corrections of a container's limits on one card that only the host can compute; ``None`` keeps a value.
 
     ``co_active`` is the divisor of measured time. ``host_adjust``: bytes that the driver counts beyond the
-    account. ``excess``: what the account holds beyond the driver's count. ``granted``: the share in force
-    (percent) while protected and best-effort containers are on the card together; 0 where they are not.
-    ``beside``: what best-effort ones are sure of then, as far as they use it (percent). ``gain``: the factor
-    by which the library charges more than it measures.
+    account. ``excess``: bytes of the account beyond the driver's count. ``granted``: the share in force
+    (percent) while protected and best-effort containers share the card; 0 otherwise. ``beside``: the share
+    that is then guaranteed to best-effort ones, as far as they use it (percent). ``gain``: the factor by
+    which the library charges more than it measures.
     """
 
     co_active: float | None = None
@@ -96,7 +96,7 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a container does on one card at this moment, by its own account.
+    """A container's present activity on one card, by its own account.
 
     ``in_flight`` counts streams with unsettled work, ``at_work`` the processes that have any, of the
     ``processes`` alive; ``last_busy_ns`` is CLOCK_MONOTONIC, 0 for never.
@@ -119,7 +119,7 @@ class ActivityPages(Protocol):
     def last_busy_ns(self, places: Sequence[tuple[str, CardUuid]]) -> Sequence[int]:
         """Return when each container last had work in flight on the card (CLOCK_MONOTONIC), 0 if unknown.
 
-        A cheap look: it does not find out whether a page was tampered with.
+        A cheap read: it does not detect whether a page was tampered with.
         """
 
     def timeline(self, name: str, card: CardUuid, begin_ms: int, end_ms: int) -> Mapping[int, float]:
@@ -200,7 +200,7 @@ class GateWatcher(Protocol):
     """The program that closes and opens gates. Without cards to watch it does not run."""
 
     def watch(self, cards: Sequence[GateWatch]) -> None:
-        """Watch these cards and no others, from now on. Started, or started again, if need be.
+        """Watch exactly these cards from now on. Starts, or restarts, the watcher if necessary.
 
         Raises:
             NodeUnready: it cannot be started.

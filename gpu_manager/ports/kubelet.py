@@ -22,8 +22,8 @@ class PodResourcesEntry:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEntry:
-    """An entry of the kubelet's checkpoint for our resources; ``annotation`` is our JSON in its response,
-    ``nodes`` the numbers in ``/dev/nvidia<n>`` that it contains, none if cards are named by UUID.
+    """An entry of the kubelet's checkpoint for this project's resources; ``annotation`` is the agent's JSON
+    in its response, ``nodes`` the numbers of ``/dev/nvidia<n>`` in it, none if cards are named by UUID.
     """
 
     pod: PodUid

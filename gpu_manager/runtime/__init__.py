@@ -1,1 +1,1 @@
-"""What every program of the project runs on: command lines, logs, threads, listening sockets, scrapes."""
+"""The base of every program of the project: command lines, logs, threads, listening sockets, scrapes."""

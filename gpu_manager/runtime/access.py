@@ -1,4 +1,4 @@
-"""What the owner of a bearer token may do in a namespace: asked of the API server, remembered a moment."""
+"""The rights of a bearer token's owner in a namespace: queried from the API server, cached briefly."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ LIST_EVENTS: Final = Right("list", "events")
 
 
 class Reviews(Protocol):
-    """Both raise NodeUnready where no answer comes."""
+    """The two reviews. Both raise NodeUnready if there is no answer."""
 
     def who(self, token: str) -> User | None:
-        """The token's user; None if nobody has it."""
+        """The token's user; None if the token is invalid."""
 
     def may(self, user: User, right: Right, namespace: str) -> bool:
         """True if the user has the right there (empty: everywhere)."""
 
 
 class AccessVerdict(Enum):
-    """What became of a question."""
+    """The outcome of a query."""
 
     YES = 200
     NOBODY = 401
@@ -67,7 +67,7 @@ class AccessCheck:
         self._known: OrderedDict[_Key, tuple[float, AccessVerdict]] = OrderedDict()
 
     def known(self, authorization: str, namespace: str, right: Right = GET_PODS) -> AccessVerdict | None:
-        """The verdict if it is remembered, or needs no question; else None. Raises RequestInvalid."""
+        """The verdict if it is cached, or needs no query; else None. Raises RequestInvalid."""
         if not _NAMESPACE.fullmatch(namespace):
             raise RequestInvalid(f"{quoted(namespace)} is no name of a namespace")
         token = _token(authorization)
@@ -82,7 +82,7 @@ class AccessCheck:
 
         Raises:
             RequestInvalid: no namespace can have that name.
-            NodeUnready: nobody can say now.
+            NodeUnready: the API server does not answer now.
         """
         known = self.known(authorization, namespace, right)
         if known is not None:

@@ -111,7 +111,7 @@ class Parameter:
 
     @property
     def positional(self) -> bool:
-        """True if it is no option."""
+        """True if it is not an option."""
         return not self.names
 
     @property
@@ -120,7 +120,9 @@ class Parameter:
         return self.metavar if self.required or self.metavar.startswith("[") else f"[{self.metavar}]"
 
     def fallback(self, environment: Mapping[str, str]) -> Any:
-        """The value where the command line has none. Raises RequestInvalid: the variable's is not legal."""
+        """The value if the command line has none. Raises RequestInvalid: the environment variable's is
+        illegal.
+        """
         text = environment.get(self.envvar, "") if self.envvar else ""
         if not text or self.convert is None:
             return self.default
@@ -147,7 +149,7 @@ class Command:
         )
 
     def call(self, words: Sequence[str]) -> Any:
-        """Call the function as the command line says; returns what it returns, 0 after ``--help``.
+        """Call the function with the command line's values; returns its result, 0 after ``--help``.
 
         Raises:
             RequestInvalid: the command line is wrong.
@@ -183,7 +185,7 @@ class Command:
         return values
 
     def help(self) -> str:
-        """What ``--help`` prints."""
+        """The text of ``--help``."""
         return self._parser().format_help()
 
     def _parser(self) -> argparse.ArgumentParser:
@@ -336,7 +338,7 @@ def _number(kind: Callable[[str], float], text: str, least: float, most: float) 
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint at the name that was probably meant, to be put behind the word; empty if none is like it."""
+    """A hint at the name that was probably meant, to append to the word; empty if none is similar."""
     from difflib import get_close_matches  # noqa: PLC0415  # only for who mistypes
 
     close = get_close_matches(word, list(known), n=1, cutoff=0.6)
@@ -349,8 +351,8 @@ def completions(
     begun: str,
     names: Callable[[str], Iterable[str]] = lambda _: (),
 ) -> Iterator[str]:
-    """What may stand in the place of ``begun``, after the words ``before``; ``names`` knows the names of a
-    kind of things (:class:`Option`'s ``complete``).
+    """Completions of ``begun`` after the words ``before``; ``names`` returns the names of a kind of objects
+    (:class:`Option`'s ``complete``).
     """
     last = before[-1] if before else ""
     for one in parameters:

@@ -64,7 +64,7 @@ def raise_open_files_limit() -> None:
 
 
 def tell_started() -> None:
-    """Tell systemd, if it has started this program and waits for it to serve."""
+    """Notify systemd that the program serves, if systemd has started it and waits for that."""
     if address := os.environ.get("NOTIFY_SOCKET"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, suppress(OSError):
             channel.sendto(b"READY=1", "\0" + address[1:] if address.startswith("@") else address)

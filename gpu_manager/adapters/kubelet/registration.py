@@ -88,9 +88,9 @@ class SocketWatch:
     """Calls ``changed``, from a separate thread, whenever a plugin must serve and register again.
 
     Create it after the plugin's sockets and before registering, so that a restart of the kubelet in between
-    is noticed: a plugin's socket that is already missing was deleted by it and counts as a change. A kubelet
-    that stops is no change. ``own`` are file names in ``directory``; ``interval`` (seconds) is that of the
-    looks where the kernel tells no changes. The watch continues after a change.
+    is noticed: a plugin's socket that is already missing was deleted by the kubelet and counts as a change. A
+    kubelet that stops is no change. ``own`` are file names in ``directory``; ``interval`` (seconds) is the
+    time between checks if the kernel reports no changes. The watch continues after a change.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class SocketWatch:
         self._thread = threads.forever("kubelet-watch", self._run)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to watch."""
         self._thread.start()
 
     def stop(self) -> None:

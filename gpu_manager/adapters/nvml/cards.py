@@ -109,9 +109,9 @@ class NvmlCards:
         return Topology(tuple(map(tuple, cells)))
 
     def usage(self) -> tuple[Sequence[CardUse], Sequence[ProcessUse]]:
-        """Return the usage of each card now.
+        """The present usage of each card.
 
-        A card that does not answer is left out; it becomes unhealthy if the error says that it is broken.
+        A card that does not answer is left out; it becomes unhealthy if the error means that it is broken.
         """
         cards: list[CardUse] = []
         processes: list[ProcessUse] = []

@@ -15,7 +15,7 @@ from gpu_manager.domain.errors import Bug, NodeUnready, VcudaError
 
 
 class NvmlErrorKind(Enum):
-    """What an error code says about the card of the failed call."""
+    """What an error code means for the card of the failed call."""
 
     ABSENT = "absent"  # the figure does not exist on this card, driver or permission: leave it out
     CARD = "card"  # this card is out of order
@@ -180,8 +180,8 @@ def to_domain(code: int, doing: str) -> VcudaError:
 
 
 def maybe(nvml: Any, call: Callable[..., Any], *args: Any) -> Any:
-    """Ask; None when the card, the driver or our rights do not know the answer. A broken card
-    still raises.
+    """Call it; None if the card, the driver or the program's rights do not give a value. A broken card still
+    raises.
     """
     try:
         return call(*args)

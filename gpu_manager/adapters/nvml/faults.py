@@ -19,7 +19,7 @@ from gpu_manager.ports.cards import HealthChange
 
 
 class Grade(Enum):
-    """Whose fault an XID is."""
+    """The cause of an XID: application, card or driver."""
 
     APPLICATION = "application"  # one program's; the card stays open unless the driver asks for an action
     CARD = "card"  # the card takes no new work
@@ -131,8 +131,8 @@ QUIET_SECONDS = 60.0
 class FaultPolicy:
     """What closes a card, and for how long at least.
 
-    ``application`` and ``critical`` are XIDs that the operator grades otherwise than the table.
-    ``quiet_seconds``: a card opens again when it answers and nothing critical happened for so long.
+    ``application`` and ``critical`` are XIDs that the operator grades differently from the table.
+    ``quiet_seconds``: a card opens again when it answers and had no critical fault for this long.
     ``pending_remap_closes``: a card that waits for a reset to remap a memory row takes no new work, so that
     it runs empty and can be reset; running work is not touched.
     """
@@ -143,7 +143,7 @@ class FaultPolicy:
     pending_remap_closes: bool = True
 
     def closes(self, xid: int, action: int | None) -> str:
-        """Why this XID closes the card; empty if it does not. ``action`` None: the driver cannot say."""
+        """Why this XID closes the card; empty if it does not. ``action`` None: unknown to the driver."""
         grade, text = XIDS.get(
             xid, (Grade.DRIVER, "an error that this version does not know: see NVIDIA's XID list")
         )
@@ -162,7 +162,7 @@ class FaultPolicy:
 class CardFaults:
     """Faulty cards and the times of their faults. Thread-safe; calls ``changed`` on each change.
 
-    A fault is kept until the card looks fine *and* ``quiet`` seconds passed since it last looked bad.
+    A fault is kept until the card is healthy *and* ``quiet`` seconds have passed since it was last unhealthy.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class CardFaults:
                 self._changed(HealthChange(uuid, healthy=False, reason=reason))
 
     def good(self, uuid: CardUuid) -> None:
-        """The card looks fine now."""
+        """Record that the card is healthy now."""
         with self._lock:
             known = self._since.get(uuid)
             if known is not None and self._now() - known[1] >= self._quiet:
@@ -191,6 +191,6 @@ class CardFaults:
                 self._changed(HealthChange(uuid, healthy=True, reason=text))
 
     def reason(self, uuid: CardUuid) -> str:
-        """Why it is closed; empty if it is not."""
+        """Why the card is closed; empty if it is not."""
         with self._lock:
             return self._since.get(uuid, ("", 0.0))[0]

@@ -1,8 +1,8 @@
-"""Calls of the driver that may never return, made in threads that can be left behind.
+"""Driver calls that may never return, made in threads that can be abandoned.
 
-A card that hangs blocks whoever asks the driver about it, for good or for minutes. Each call about a card
-runs in a thread of this module. One that does not return in time is left to it, and further calls about that
-card fail at once until it has returned: so one card costs the others no more than one wait.
+A card that hangs blocks every thread that queries it, for good or for minutes. Each call about a card runs in
+a thread of this module. If it does not return in time the thread is abandoned, and further calls about that
+card fail at once until it has returned: so one card delays the others by one wait at most.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Patience:
         return any(not call.done.is_set() for call in list(self._stuck.values()))
 
     def call(self, about: Hashable, work: Callable[[], T]) -> T:
-        """Call ``work`` in a thread that can be left behind; its result or error is this call's.
+        """Call ``work`` in a thread that can be abandoned; returns its result or raises its error.
 
         Raises:
             DriverHangsError: ``work``, or an earlier call about the same card, has not returned in time.

@@ -31,7 +31,7 @@ class WatchedCard:
 
 
 class ListedCards(Protocol):
-    """What the watch needs of the cards."""
+    """The cards, as the watch needs them."""
 
     def slots(self) -> tuple[int, tuple[WatchedCard, ...]]:
         """Return how often NVML was opened, which invalidates handles, and the cards as last listed."""
