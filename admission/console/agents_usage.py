@@ -68,7 +68,7 @@ class AgentAnswer:
 
 
 class AgentsUsage:
-    """Thread-safe; a part of the program, which asks in a thread of its own."""
+    """Collects the agents' usage. Thread-safe; a part of the program that polls in a thread of its own."""
 
     def __init__(
         self, agents: Agents, clock: Clock, pods: Callable[[str], Mapping[str, Pod]] = lambda _: {}

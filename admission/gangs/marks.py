@@ -21,7 +21,7 @@ _LARGEST: Final = 1 << 31  # of a size as Kubernetes writes one, an int32
 
 @dataclass(frozen=True, slots=True)
 class GangKey:
-    """Which gang: the API group of the system that marks it, its namespace and its name there."""
+    """Identity of a gang: the API group of the system that marks it, its namespace and its name there."""
 
     api: str
     namespace: str

@@ -34,9 +34,7 @@ _CLAIM: Final = "vcuda"  # entry of spec.resourceClaims; another number where so
 def turn(
     review: Review, terms: ClusterTerms, ensure: EnsureTemplate, checks: CreateTimeChecks = SILENT
 ) -> ReviewVerdict:
-    """Turn the extended resources of a pod that is being created into a claim. Nothing is made at a dry
-    run.
-    """
+    """Convert the extended resources of a pod that is being created to a claim. A dry run creates nothing."""
     if (review.group, review.resource, review.operation) != ("", "pods", "CREATE") or review.obj is None:
         return ALLOWED
     try:

@@ -27,7 +27,7 @@ class AccountMetrics(Collector):
         return describe()
 
     def collect(self) -> Iterator[Metric]:
-        """Build every family from what was found last."""
+        """Build every family from the last results."""
         index = {state.card.uuid: str(state.card.index) for state in self._state.node.cards}
         return _families(self._last_sample(), self._check.found, index)
 

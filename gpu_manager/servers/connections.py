@@ -97,7 +97,7 @@ class ConnectionLoop:
         self._thread.start()
 
     def look_again(self) -> None:
-        """Try again to answer what could not be answered. Any thread may call it."""
+        """Try again to answer waiting requests. Any thread may call it."""
         os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""What the kubelet talks to: one server per resource."""
+"""The device plugin's gRPC servers for the kubelet: one per resource."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class ResourceServer(PluginStreams):
         self._told = False
 
     def announce(self) -> None:
-        """Cards may have changed: look, and send the list if it differs."""
+        """Cards may have changed: send the device list if it differs."""
         with self._news:
             self._told = True
             self._news.notify_all()

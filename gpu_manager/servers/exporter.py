@@ -102,7 +102,7 @@ class Exporter(Collector):
         return describe(legacy=self._legacy)
 
     def collect(self) -> Iterator[Metric]:
-        """Build every family from what is known now."""
+        """Build every family from the present state."""
         sample = self._usage.last
         now = self._state.view
         booked = {s.card.uuid: now.ledger.booked(s.card.uuid) for s in now.node.cards}
@@ -223,7 +223,7 @@ def _off_card(view: View, resource: str) -> int:
 
 
 def fragmentation(ledger: Ledger, node: NodeCards) -> float | None:
-    """Free cores on partly used cards over all free cores; None when nothing is free."""
+    """Free cores on partly used cards over all free cores; None if nothing is free."""
     free = {s.card.uuid: max(0, ledger.free(s.card.uuid).cores) for s in node.cards if s.open}
     total = sum(free.values())
     return sum(n for n in free.values() if n < CORES_PER_CARD) / total if total else None
@@ -243,7 +243,7 @@ POD = ("namespace", "pod", "uid")
 
 
 def bills(told: Bills, node: str) -> Iterator[Metric]:
-    """A series each for every namespace and pod; ``_created`` beside it says since when it counts."""
+    """One series for every namespace and pod; ``_created`` has the time since which it counts."""
     for figure in FIGURES:
         by_namespace = CounterMetricFamily(
             f"vcuda_namespace_{figure}", _HELP[figure].format("a namespace"), labels=NAMESPACE
@@ -259,7 +259,7 @@ def bills(told: Bills, node: str) -> Iterator[Metric]:
 
 
 def booked_shares(view: View) -> Iterator[Metric]:
-    """What each pod is booked with now, over all its cards: the peak over its phases."""
+    """The booked amount of each pod over all its cards: the peak over its phases."""
     cores = GaugeMetricFamily(
         "vcuda_pod_core_booked_ratio", "Cards' worth of time that the pod is booked with", labels=POD
     )

@@ -15,7 +15,7 @@ _CARD = ("uuid", "card")
 
 
 class GateMetrics(Collector):
-    """Read at scrape: a card without both classes has no series."""
+    """Metrics of gates, read at each scrape; a card without both classes has no series."""
 
     def __init__(self, state: NodeState, gates: CardGates) -> None:
         self._state = state
@@ -26,13 +26,13 @@ class GateMetrics(Collector):
         return describe()
 
     def collect(self) -> Iterator[Metric]:
-        """Build every family from the last look."""
+        """Build every family from the last results."""
         index = {s.card.uuid: s.card.index for s in self._state.node.cards}
         return _families(self._gates.told, index)
 
 
 def describe() -> Iterator[Metric]:
-    """The families as they are while no card has both classes."""
+    """The metric families without series, as while no card has both classes."""
     return _families({}, {})
 
 

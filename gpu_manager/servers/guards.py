@@ -39,7 +39,7 @@ class GuardMetrics(Collector):
         return describe()
 
     def collect(self) -> Iterator[Metric]:
-        """Build every family from what was found last."""
+        """Build every family from the last results."""
         index = {s.card.uuid: s.card.index for s in self._state.node.cards}
         return _families(
             self._evasion.evaders,
@@ -51,7 +51,7 @@ class GuardMetrics(Collector):
 
 
 def describe() -> Iterator[Metric]:
-    """The families as they are while nobody is named."""
+    """The families without series, as while there are no findings."""
     return _families((), {}, frozenset(), {}, ())
 
 

@@ -222,7 +222,7 @@ class PageAccess:
         self._thread = threads.forever("page-access", self._run)
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start the query thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -232,11 +232,12 @@ class PageAccess:
             self._thread.join()
 
     def may(self, authorization: str, namespace: str) -> AccessVerdict | None:
-        """May the owner of the token get pods in the namespace (empty: all)? None: that is being asked.
+        """Whether the owner of the token may get pods in the namespace (empty: all). None: the query is in
+        progress.
 
         Raises:
             RequestInvalid: no namespace can have that name.
-            NodeUnready: nobody can say now.
+            NodeUnready: the API server does not answer now.
         """
         known = self._check.known(authorization, namespace)
         if known is not None:

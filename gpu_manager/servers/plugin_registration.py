@@ -60,7 +60,7 @@ class PluginStreams(api_pb2_grpc.DevicePluginServicer):
         self._stopped = False
 
     def options(self) -> api_pb2.DevicePluginOptions:
-        """Say what the kubelet may call."""
+        """The optional calls that the kubelet may make."""
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -82,8 +82,8 @@ class PluginStreams(api_pb2_grpc.DevicePluginServicer):
 
 
 class HeldServer(PluginStreams):
-    """One resource whose plugin may come and go, which ``agent`` tells: its ``options``, its ``devices``, and
-    ``changed`` at each news; its ``call`` answers.
+    """One resource whose plugin may come and go; ``agent`` has its ``options`` and its ``devices``, sets
+    ``changed`` at each change, and answers by ``call``.
     """
 
     def __init__(self, resource: str, agent: Any, woken: threading.Event) -> None:
@@ -115,7 +115,7 @@ class HeldServer(PluginStreams):
 
 
 class PluginRegistration:
-    """All resources of a plugin, from start to stop. Subclasses say what is served."""
+    """All resources of a plugin, from start to stop. Subclasses define what is served."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class PluginRegistration:
         """Wait until there is something to serve. Raises NodeUnready: it cannot be served."""
 
     def serve(self, resource: str) -> PluginStreams:
-        """Make what serves a resource."""
+        """Create the server of a resource."""
         raise NotImplementedError
 
     def wake(self) -> None:
@@ -149,7 +149,7 @@ class PluginRegistration:
         self._woken.set()
 
     def offering(self) -> bool:
-        """True if the kubelet has every resource's devices: a pod that comes now finds them."""
+        """True if the kubelet has every resource's devices, so that a pod admitted now gets them."""
         servers = self._servers if self.registered.is_set() else ()
         return bool(servers) and all(one.offered and not one.cut.is_set() for one in servers)
 

@@ -35,7 +35,7 @@ LEGACY = ("container_name", "namespace", "node", "pod_name")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one scrape shows: the books now, the last sample of usage."""
+    """The inputs of one scrape: the present ledger, and the last sample of usage."""
 
     node: NodeCards
     grants: Mapping[Key, Grant] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class View:
         return str(state.card.index) if state else ""
 
     def named(self) -> tuple[Grant, ...]:
-        """The grants that can be shown: one for each name, none that has ended."""
+        """The grants to export: one for each name, without ended ones."""
         by_name = {
             (g.allocation.namespace, g.allocation.pod_name, g.allocation.container): g
             for key, g in self.grants.items()
@@ -59,7 +59,7 @@ class View:
         return tuple(by_name.values())
 
     def by_pod(self) -> Iterable[Sequence[Allocation]]:
-        """What each pod with a name holds that has not ended, its ended init containers included."""
+        """The holdings of each named pod that has not ended, including its ended init containers."""
         pods: dict[PodUid, list[Allocation]] = {}
         for g in self.grants.values():
             if g.allocation.pod_name and not g.allocation.is_admin:
@@ -82,7 +82,7 @@ class Family(Generic[T]):
     kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily
 
     def of(self, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], T]]) -> Metric:
-        """The family with a series for each row: its label values, and what it is about."""
+        """The family with a series for each row: its label values, and the object it is about."""
         family = self.kind(self.name, self.help, labels=labels)
         for values, row in rows:
             if (value := self.value(row)) is not None:
@@ -286,7 +286,7 @@ def containers(view: View) -> Iterator[Metric]:
 
 
 def claims(view: View) -> Iterator[Metric]:
-    """Which pods use what a ResourceClaim holds: its series of usage are one for all of them."""
+    """The pods that use a ResourceClaim's shares, which have one common series of usage."""
     info = GaugeMetricFamily(
         "vcuda_claim_info",
         "A pod that uses a request of a ResourceClaim; container is the request's name in other series",
@@ -301,7 +301,7 @@ def claims(view: View) -> Iterator[Metric]:
 
 
 def energy(view: View, told: Mapping[tuple[CardUuid, Holder], float]) -> Iterator[Metric]:
-    """Every card's energy since the agent's start, by who used it."""
+    """Every card's energy since the agent's start, by its users."""
     family = CounterMetricFamily(
         "vcuda_container_energy_joules",
         "The card's energy by the time that the container used of the card; without pod: what nobody used",
@@ -333,7 +333,7 @@ def advised(sized: Iterable[Sized]) -> Iterator[Metric]:
 
 
 def legacy(view: View) -> Iterator[Metric]:
-    """The predecessor's: MiB and percent, and one extra label whose name differs per metric."""
+    """The predecessor's metrics: MiB and percent, and one extra label whose name differs per metric."""
     memory = GaugeMetricFamily(
         "container_gpu_memory_total",
         "Card memory that the container uses, in MiB (the predecessor's)",

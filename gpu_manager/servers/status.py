@@ -70,7 +70,7 @@ _NOT_NAMED: Final = (
 
 
 class Status:
-    """The pages behind the paths; every method answers from what is in memory."""
+    """The status pages by path; every method answers from memory."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Status:
     def answer(self, path: str, accept: str, query: str = "", scope: NameScope = ALL_NAMES) -> Answer:
         """Status, content type and body for one GET; ``accept`` is that header, ``query`` the URL's.
 
-        ``scope``: whose names may be told.
+        ``scope``: the namespace whose names the caller may see.
         """
         if path in ("/metric", "/metrics"):
             page, content_type = scrape(self._registry, accept)
@@ -216,9 +216,9 @@ class Status:
         return _json(code, checks | ({"why": why} if why else {}))
 
     def usage(self, scope: NameScope = ALL_NAMES) -> dict[str, Any]:
-        """Pod UID → its containers, their cards and what they asked for (MiB, percent, cards).
+        """Pod UID → its containers, their cards and requests (MiB, percent, cards).
 
-        A container whose name may not be told is a digest of it, and its processes are not listed.
+        A container whose name the caller may not see is given by a digest, and its processes are not listed.
         """
         sample, differing = self._usage.last, self._differing()
         node = self._state.node
@@ -265,8 +265,8 @@ class Status:
         return {"usage": pods}
 
     def graph(self, scope: NameScope = ALL_NAMES) -> dict[str, Any]:
-        """The node's cards, who holds what of them, and how they are joined; a holder is hidden if its name
-        may not be told.
+        """The node's cards, their holders and their links; a holder is hidden if the caller may not see its
+        name.
         """
         sample = self._usage.last
         used = {(u.key, u.share.card): u for u in sample.shares}

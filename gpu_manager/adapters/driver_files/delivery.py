@@ -196,7 +196,7 @@ def is_name(name: str) -> bool:
 
 
 class Records:
-    """Keeps them under ``root``; the caller serialises the calls."""
+    """Stores injection records under ``root``; the caller serialises the calls."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -261,7 +261,7 @@ class AskedSize:
         return " and ".join(filter(None, (f"{self.cores} cores" if self.cores else "", self.memory)))
 
     def container_of(self, pod: Pod) -> str:
-        """The container that is meant. Raises RequestInvalid: none is named, and there is not just one."""
+        """The container to resize. Raises RequestInvalid: none is named, and the pod has several."""
         if self.container:
             return self.container
         names = [c.name for c in pod.containers if c.core is not None and 0 < c.core < CORES_PER_CARD]

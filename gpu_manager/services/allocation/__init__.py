@@ -1,1 +1,3 @@
-"""Who gets which part of which card: the allocator, its books, and the calls of the kubelet it answers."""
+"""Assigns parts of cards to containers: the allocator, its ledger, and the kubelet's calls that it
+answers.
+"""

@@ -20,10 +20,10 @@ from gpu_manager.services.allocation.books import Books, Grant
 
 
 def adopt(books: Books, entry: CheckpointEntry, memory: frozenset[str], pod: Pod | None) -> Grant:
-    """Book what the checkpoint proves: a container, its ids, and the cards of the response it was given.
+    """Book what the checkpoint proves: a container, its ids, and the cards in its response.
 
     Raises:
-        NodeUnready: the response in the checkpoint is not ours to read.
+        NodeUnready: the response in the checkpoint is not this agent's.
         DoesNotFit: its cards have no room, or the pod may not use them.
     """
     told = decode_assignment(entry.annotation)

@@ -42,7 +42,7 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What the agent's own books say: ids of a container, pods passed over before, the last granted
+    """Hints from the agent's own ledger: ids of a container, pods skipped before, the last granted
     container.
     """
 
@@ -83,7 +83,7 @@ class _Look:
 
 
 class Association:
-    """Asks the kubelet and the API server; thread-safe, holds no lock."""
+    """Identifies containers by the kubelet and the API server; thread-safe, holds no lock."""
 
     def __init__(
         self, kubelet: Kubelet, pods: Pods, clock: Clock, metrics: ServiceMetrics, node: str
@@ -97,7 +97,9 @@ class Association:
         self._gone: dict[Name, float] = {}
 
     def identify(self, question: PreferenceCall, hints: Hints) -> Identification:
-        """Identify the container, or say why that fails. Failures of kubelet or API server raise nothing."""
+        """Identify the container, or report why that fails. Failures of kubelet or API server raise
+        nothing.
+        """
         holds, never = hints.holds, hints.never
         try:
             listing = self._kubelet.listing()
@@ -278,7 +280,7 @@ def probable(
 
 
 def pod_of(local: Mapping[str, Sequence[KnownPod]], uid: PodUid) -> Pod | None:
-    """The known pod of that UID, also if it is deleted."""
+    """The known pod of that UID, even if it is deleted."""
     return next((f.pod for found in local.values() for f in found if f.pod.uid == uid), None)
 
 

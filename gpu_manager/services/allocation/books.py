@@ -1,4 +1,4 @@
-"""The agent's books: the ledger, and each container's ids and directory.
+"""The agent's ledger with each container's ids and directory.
 
 ``Books`` is a plain value with rules, without lock or port; :class:`NodeState` owns the one instance.
 """
@@ -51,12 +51,12 @@ class Grant:
 class Books:
     """The node, its ledger and its grants: every grant has its allocation in the ledger.
 
-    ``meant``: a container that may hold a grant → that grant's key, as long as nobody is known to hold it
-    (:mod:`gpu_manager.services.allocation.unidentified_grants`). ``lending``: pods that are planned whole
-    cards under another vendor's name. ``planned``: pods as they were when they were planned. ``resized``:
-    fractions that are booked at another size than their ids count; ``withdrawn``: ids by resource that are
-    not handed out. ``sides``: how each card of a split node is given away; None for a node with one front. A
-    card without a side is nobody's.
+    ``meant``: a container that may hold a grant → that grant's key, while its true holder is unknown
+    (:mod:`gpu_manager.services.allocation.unidentified_grants`). ``lending``: pods planned with whole cards
+    under another vendor's name. ``planned``: pods as they were when they were planned. ``resized``: fractions
+    booked at another size than their ids count; ``withdrawn``: ids by resource that are not handed out.
+    ``sides``: the owner of each card on a node of mode ``split``; None in the other modes. A card without an
+    owner is not offered.
     """
 
     def __init__(self, node: NodeCards, grants: Iterable[Grant] = (), sides: Sides | None = None) -> None:
@@ -84,7 +84,7 @@ class Books:
         self.ledger.refit(self.cards.values())
 
     def set_sides(self, sides: Sides | None) -> None:
-        """Set the side of each card of a split node; None for a node with one front for all of them."""
+        """Set the owner of each card on a node of mode ``split``; None in the other modes."""
         self.sides = sides
         self.node = self._closed(self.node)
 
@@ -117,8 +117,8 @@ class Books:
         )
 
     def owners(self, ids: Iterable[str]) -> frozenset[PodUid]:
-        """Every pod that holds one of these ids. An id has several only after a start: the kubelet's
-        checkpoint still shows it at a pod that has ended, the store at the one after it.
+        """Every pod that holds one of these ids. Only after a start an id has several holders: the kubelet's
+        checkpoint still has it for an ended pod, the store for the next one.
         """
         return frozenset(uid for device in self.taken(ids) for uid in self._owners[device])
 
@@ -234,7 +234,7 @@ class Books:
         return bool(strangers)
 
     def release(self, pod: PodUid, container: str | None = None) -> tuple[Allocation, ...]:
-        """Release what a container or a whole pod holds or is planned to hold."""
+        """Release what a container or a whole pod holds, or what is planned for it."""
         gone = self.ledger.release(pod, container)
         for allocation in gone:
             grant = self.grants.pop(allocation.key, None)

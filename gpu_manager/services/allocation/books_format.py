@@ -113,10 +113,10 @@ def decode(state: bytes) -> tuple[tuple[Grant, ...], tuple[Allocation, ...]]:
 
 
 def decode_sides(state: bytes) -> dict[CardUuid, Side] | None:
-    """How each card of a stored state is given away; None if the node was not split.
+    """The owner of each card in a stored state; None if the node was not split.
 
     Raises:
-        NodeUnready: the state is not ours.
+        NodeUnready: the state has another format.
     """
     try:
         sides = json.loads(state).get("sides")

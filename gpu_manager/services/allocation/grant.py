@@ -169,8 +169,8 @@ def whose(
     answered: tuple[frozenset[str], Decision] | None,
     local: Mapping[str, Sequence[KnownPod]],
 ) -> Decision | None:
-    """The container that these ids are for: as decided; else their present owner; else that of the last
-    ``answered`` question, if the kubelet took what it could of the answer.
+    """The container that these ids are for: as decided; else their present holder; else that of the last
+    ``answered`` call, if the kubelet took as many ids as possible from that answer.
     """
     if answered is not None and answered[0] == ids:
         return answered[1]

@@ -34,7 +34,7 @@ def serve_the_last(
 ) -> bool:
     """Return once schedulers are ``told`` and no pod has been awaited for :data:`QUIET_SECONDS`.
 
-    False if that is not so after :data:`LEAVE_SECONDS`.
+    False if that does not happen within :data:`LEAVE_SECONDS`.
     """
     began = since = clock.monotonic()
     while (now := clock.monotonic()) - since < QUIET_SECONDS:
@@ -48,7 +48,7 @@ def serve_the_last(
 
 
 def awaited(state: NodeState, pods: Pods) -> list[str]:
-    """Pods that are bound to this node, ask for cards, and are not yet admitted by the kubelet."""
+    """Pods that are bound to this node, request cards, and are not yet admitted by the kubelet."""
     ledger = state.view.ledger
     known = (found for named in pods.local().values() for found in named if not found.tombstone)
     return sorted(

@@ -119,7 +119,9 @@ class NodeState:
     # --- Changes of memory alone, under the lock; the next save writes them -------------------
 
     def refit(self, cards: Sequence[CardState], topology: Topology) -> None:
-        """Take in the present cards. Under the lock; not saved, since the next start asks the driver."""
+        """Apply the present cards. Under the lock; not saved, since the next start reads them from the
+        driver.
+        """
         with self._changing() as books:
             books.refit(NodeCards.of(self.node.name, self.node.unit, cards, topology))
             for held in tuple(books.grants.values()):
@@ -165,9 +167,9 @@ class NodeState:
             self._partner = None
 
     def ask(self, resource: str) -> Hints:
-        """A GetPreferredAllocation begins: return what is known of holders. Under the lock.
+        """Begin a GetPreferredAllocation: return the known holders. Under the lock.
 
-        The kubelet asks once for each grant, so the last decision for the resource is forgotten.
+        The kubelet makes this call once per grant, so the last decision for the resource is forgotten.
         """
         with self._lock:
             self._decided.pop(resource, None)
@@ -345,7 +347,7 @@ class NodeState:
             books.set_claim_pods(claim, pods)
 
     def set_sides(self, sides: Sides | None) -> None:
-        """Set the side of each card of a split node, None for one front for all of them. Turn, lock, disk.
+        """Set the owner of each card on a node of mode ``split``, None in other modes. Turn, lock, disk.
 
         Raises:
             NodeUnready: the books cannot be written; nothing has changed.

@@ -363,7 +363,7 @@ def assignment(node: NodeCards, pod: Pod) -> Assigned | None:
 
 
 def assignment_of(node: NodeCards, pod: Pod) -> Assignment | None:
-    """Return what the annotation says of the pod; None if it is for another pod or node."""
+    """The pod's cards in the annotation; None if it is for another pod or node."""
     written = decode_assignment(pod.annotations.get(ALLOCATION))
     if written is None or written.node != node.name or written.pod != pod.api_uid:
         return None

@@ -33,7 +33,7 @@ class IdChoice:
 
 
 def pick(node: NodeCards, choice: IdChoice, cards: Iterable[CardUuid]) -> tuple[str, ...]:
-    """Return the preferred ids: the required ones, then those of these cards, then any that are offered."""
+    """Return the preferred ids: the required ones, then those of these cards, then any offered ones."""
     known, missing = node.ids.card_of[choice.resource], choice.size - len(choice.must)
     rest = set(choice.free).difference(choice.must)
     chosen: list[str] = []

@@ -245,7 +245,9 @@ def _moved(uuid: CardUuid, entry: CheckpointEntry, node: NodeCards) -> str:
 
 
 class LimitPages:
-    """Thread-safe. Who holds ``changing`` may take the locks of :class:`NodeState`, never the reverse."""
+    """Writes limits pages. Thread-safe. A thread that holds ``changing`` may take the locks of
+    :class:`NodeState`, never the reverse.
+    """
 
     def __init__(self, state: NodeState, pages: ControlPages) -> None:
         self._state = state
