@@ -26,7 +26,7 @@ from tests.fakes.extender import World, node, pod
 from tests.fakes.ports import FakeClock
 from tests.unit.test_agents_usage import Agents
 
-PATHS = 21  # of the document: a new one is called by itself, and this number says so
+PATHS = 22  # of the document: a new one is called by itself, and this number says so
 
 
 class Everyone(Reviews):
