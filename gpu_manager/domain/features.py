@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 
-class Stage(Enum):
+class FeatureStage(Enum):
     """How far a feature can be relied on."""
 
     ALPHA = "alpha"
@@ -27,7 +27,7 @@ class Feature:
     """
 
     name: str
-    stage: Stage
+    stage: FeatureStage
     what: str
     page: str
     values: tuple[str, ...] = ()
@@ -36,99 +36,99 @@ class Feature:
     @property
     def mark(self) -> str:
         """What a flag's help and a chart's value say of it: nothing of a stable one."""
-        return "" if self.stage is Stage.STABLE else f"({self.stage.value})"
+        return "" if self.stage is FeatureStage.STABLE else f"({self.stage.value})"
 
 
+_ALPHA, _BETA, _STABLE = FeatureStage
 _CARD: Final = "the programs of the card's kit within their bars on two generations of cards"
 
 MEMORY_LIMITS: Final = Feature(
     "memory-limits",
-    Stage.STABLE,
+    _STABLE,
     "A container gets no more of a card's memory than its share",
     "isolation.md",
 )
 CORE_LIMITS: Final = Feature(
-    "core-limits", Stage.BETA, "A container uses no more of a card's time than its share", "isolation.md",
+    "core-limits", _BETA, "A container uses no more of a card's time than its share", "isolation.md",
     next=_CARD,
 )  # fmt: skip
 ELASTIC: Final = Feature(
-    "elastic-ceilings", Stage.BETA, "A container goes past its share while nobody else uses the card",
+    "elastic-ceilings", _BETA, "A container goes past its share while nobody else uses the card",
     "isolation.md", next=_CARD,
 )  # fmt: skip
 DEVICE_PLUGIN: Final = Feature(
-    "device-plugin", Stage.STABLE, "Cards by extended resources, with each container's card found out",
+    "device-plugin", _STABLE, "Cards by extended resources, with each container's card found out",
     "architecture.md",
 )  # fmt: skip
 PLACEMENT: Final = Feature(
-    "extender", Stage.STABLE, "Nodes and cards are chosen beside kube-scheduler, and bound", "placement.md",
+    "extender", _STABLE, "Nodes and cards are chosen beside kube-scheduler, and bound", "placement.md",
     values=("scheduler.mode",),
 )  # fmt: skip
-QUOTA: Final = Feature(
-    "quota", Stage.STABLE, "Cores and memory by namespace and model", "quota.md", ("quota",)
-)
+QUOTA: Final = Feature("quota", _STABLE, "Cores and memory by namespace and model", "quota.md", ("quota",))
 EXPLAIN: Final = Feature(
-    "explain", Stage.STABLE, "Why a pod waits, and the smallest change that helps", "troubleshooting.md"
+    "explain",
+    _STABLE,
+    "Why a pod waits, and the smallest change that helps",
+    "troubleshooting.md",
 )
-DOCTOR: Final = Feature(
-    "doctor", Stage.STABLE, "Checks of nodes and clusters, each with its cure", "doctor.md"
-)
+DOCTOR: Final = Feature("doctor", _STABLE, "Checks of nodes and clusters, each with its cure", "doctor.md")
 PREDECESSOR: Final = Feature(
-    "predecessor", Stage.STABLE, "Names, metrics and books of the predecessor", "migration/index.md",
+    "predecessor", _STABLE, "Names, metrics and books of the predecessor", "migration/index.md",
     values=("agent.legacyMetrics",),
 )  # fmt: skip
 CONSOLE: Final = Feature(
-    "console", Stage.BETA, "The cluster's cards in a browser", "monitoring.md", ("admission.prometheus.url",),
+    "console", _BETA, "The cluster's cards in a browser", "monitoring.md", ("admission.prometheus.url",),
     next="a cluster of a hundred nodes that people looked at for a week",
 )  # fmt: skip
 WHOLE_CARDS: Final = Feature(
-    "whole-card-name", Stage.BETA, "Whole cards under nvidia.com/gpu beside fractions", "concepts.md",
+    "whole-card-name", _BETA, "Whole cards under nvidia.com/gpu beside fractions", "concepts.md",
     values=("cards.nvidiaResource",), next="a node with the GPU operator's own plugin taken off and put back",
 )  # fmt: skip
 OVERSUBSCRIBE: Final = Feature(
-    "oversubscription", Stage.ALPHA, "Allocations past the limit come from managed memory", "isolation.md",
+    "oversubscription", _ALPHA, "Allocations past the limit come from managed memory", "isolation.md",
     values=("cards.oversubscribe",), next="throughput of two frameworks that page on a card",
 )  # fmt: skip
 CLAIMS: Final = Feature(
-    "claims", Stage.BETA, "Shares of cards by ResourceClaims (DRA)", "dra.md",
+    "claims", _BETA, "Shares of cards by ResourceClaims (DRA)", "dra.md",
     values=("agent.front", "agent.claimCards"),
     next="a release of Kubernetes in which consumable capacity is on by default",
 )  # fmt: skip
 PRIORITIES: Final = Feature(
-    "priorities", Stage.BETA, "Protected containers are served before best-effort ones", "protected.md",
+    "priorities", _BETA, "Protected containers are served before best-effort ones", "protected.md",
     next="the bars of waiting times on a card whose kernels run out their turns",
 )  # fmt: skip
 RESIZE: Final = Feature(
-    "resize", Stage.BETA, "A running container gets another share", "resize.md",
+    "resize", _BETA, "A running container gets another share", "resize.md",
     values=("admission.resizeWithinQuota",), next="a month of a cluster's resizes without a refused start",
 )  # fmt: skip
 ADVICE: Final = Feature(
-    "advice", Stage.ALPHA, "Sizes are advised by what containers were seen to need", "sizing.md",
+    "advice", _ALPHA, "Sizes are advised by what containers were seen to need", "sizing.md",
     next="advice that was followed for a month on cards",
 )  # fmt: skip
 BILLS: Final = Feature(
-    "bills", Stage.ALPHA, "What namespaces held and used, as sums", "monitoring.md",
+    "bills", _ALPHA, "What namespaces held and used, as sums", "monitoring.md",
     next="a month that was billed and checked",
 )  # fmt: skip
 GANGS: Final = Feature(
-    "gangs", Stage.ALPHA, "Pods of a group get all their places or none", "placement.md",
+    "gangs", _ALPHA, "Pods of a group get all their places or none", "placement.md",
     values=("admission.gangs.seconds", "admission.gangs.podGroups"),
     next="twenty gangs beside each controller on a real cluster",
 )  # fmt: skip
 WITNESS: Final = Feature(
-    "second-witness", Stage.ALPHA, "An account that the driver contradicts is reported, and corrected",
+    "second-witness", _ALPHA, "An account that the driver contradicts is reported, and corrected",
     "isolation.md", values=("agent.accountGapPoints",),
     next="a day of honest frameworks on a card, of which none is named",
 )  # fmt: skip
 EVADERS: Final = Feature(
-    "evicting-evaders", Stage.ALPHA, "A container that bypasses its limits is evicted", "isolation.md",
+    "evicting-evaders", _ALPHA, "A container that bypasses its limits is evicted", "isolation.md",
     values=("agent.evictEvaders",), next="as second-witness",
 )  # fmt: skip
 HELD_REGISTRATION: Final = Feature(
-    "held-registration", Stage.BETA, "The kubelet keeps the node's devices while the agent is killed",
+    "held-registration", _BETA, "The kubelet keeps the node's devices while the agent is killed",
     "operations.md", values=("agent.holdRegistration",), next="a month of a fleet's rollouts",
 )  # fmt: skip
 PAGE_MOUNTS: Final = Feature(
-    "page-file-systems", Stage.BETA, "What a container does to its control pages fills nothing else",
+    "page-file-systems", _BETA, "What a container does to its control pages fills nothing else",
     "security.md", values=("agent.pageFileSystem.kib", "agent.pageFileSystem.inodes"),
     next="nodes of three distributions that mount them",
 )  # fmt: skip

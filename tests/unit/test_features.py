@@ -10,7 +10,7 @@ import yaml
 
 from admission.__main__ import command as admission
 from gpu_manager.cli.run import command as agent
-from gpu_manager.domain.features import FEATURES, Feature, Stage, stages
+from gpu_manager.domain.features import FEATURES, Feature, FeatureStage, stages
 from gpu_manager.runtime.arguments import Command
 
 ROOT = Path(__file__).parents[2]
@@ -46,11 +46,11 @@ def test_a_feature_names_a_page_and_values_that_there_are(feature: Feature) -> N
 
 @pytest.mark.parametrize("feature", BY_NAME)
 def test_what_is_not_stable_says_what_would_raise_it(feature: Feature) -> None:
-    assert bool(feature.next) == (feature.stage is not Stage.STABLE)
+    assert bool(feature.next) == (feature.stage is not FeatureStage.STABLE)
 
 
 def test_the_charts_values_say_the_stage() -> None:
-    unstable = [feature for feature in FEATURES if feature.stage is not Stage.STABLE]
+    unstable = [feature for feature in FEATURES if feature.stage is not FeatureStage.STABLE]
     assert marked_values() == {name: one.stage.value for one in unstable for name in one.values}
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 from gpu_manager.cli.kubectl import agents
 from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, AllNamespaces, Login, Namespace, log_in
-from gpu_manager.cli.kubectl.names import WORKLOADS, Target, read_target
+from gpu_manager.cli.kubectl.names import WORKLOADS, NamedObject, read_target
 from gpu_manager.cli.output import TABLE, Printing
 from gpu_manager.domain.advice.opt_in import (
     SizeBounds,
@@ -118,15 +118,15 @@ def command(
     return code
 
 
-def _target(word: str) -> Target:
+def _target(word: str) -> NamedObject:
     """A pod or a workload, of whatever kind: a controller that nobody here knows may make pods."""
     kind, slash, name = word.partition("/")
     with contextlib.suppress(RequestInvalid):
         return read_target(word, WORKLOADS, "POD")
-    return Target(kind, name) if slash else read_target(word, WORKLOADS, "POD")
+    return NamedObject(kind, name) if slash else read_target(word, WORKLOADS, "POD")
 
 
-def _is_about(one: Sized, asked: Target) -> bool:
+def _is_about(one: Sized, asked: NamedObject) -> bool:
     return any(asked.is_of(pod, one.workload[1], "") for pod in ("", *one.pods))
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 
 from gpu_manager.cli.kubectl import cluster_view, requested_pods
 from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Namespace
-from gpu_manager.cli.kubectl.names import WORKLOADS, Target, is_file, read_target
+from gpu_manager.cli.kubectl.names import WORKLOADS, NamedObject, is_file, read_target
 from gpu_manager.cli.output import TABLE, Printing
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
@@ -81,7 +81,7 @@ def _drafted(manifest: str, view: cluster_view.ClusterView) -> SimPod:
     return pods[0]
 
 
-def _waiting(target: Target, view: cluster_view.ClusterView) -> SimPod:
+def _waiting(target: NamedObject, view: cluster_view.ClusterView) -> SimPod:
     named = [p for p in view.pods if target.is_of(p.name, p.workload, "")]
     named.sort(key=lambda p: (bool(p.node), p.name))  # one that waits, of a workload's pods
     found = next((p for p in named if p.namespace == view.namespace), None)

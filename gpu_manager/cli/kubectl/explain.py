@@ -12,7 +12,7 @@ from gpu_manager.adapters.manifests import Manifest, manifest_of, read_objects
 from gpu_manager.cli.files import Filenames, chosen_files, load, shown
 from gpu_manager.cli.kubectl import agents, broken_protection, service
 from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, Namespace, log_in
-from gpu_manager.cli.kubectl.names import WORKLOADS, Target, is_file, read_target
+from gpu_manager.cli.kubectl.names import WORKLOADS, NamedObject, is_file, read_target
 from gpu_manager.cli.output import TABLE, Printing
 from gpu_manager.cli.pod_templates import pods_of
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
@@ -138,7 +138,7 @@ def _drafted(manifest: Manifest, pod: Mapping[str, Any], claims: Sequence[Mappin
     return _Asked(replace(parse_pod(obj), node="", phase=""), obj, created=False, claims=claims)
 
 
-def _named(login: Login, target: Target) -> list[_Asked]:
+def _named(login: Login, target: NamedObject) -> list[_Asked]:
     """The pod; of a workload's pods those that wait, else those that run, else the one that it would make.
 
     Raises RequestInvalid: there is no such object.

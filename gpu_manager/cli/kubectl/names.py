@@ -32,7 +32,7 @@ _PATIENCE: Final = Seconds(2)  # of somebody who has pressed the tabulator
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class NamedObject:
     """An object that was named; ``kind`` as Kubernetes writes it."""
 
     kind: str
@@ -56,12 +56,12 @@ def kind_of(word: str, kinds: Collection[str]) -> str:
     return known
 
 
-def read_target(word: str, kinds: Sequence[str], what: str = "the name") -> Target:
+def read_target(word: str, kinds: Sequence[str], what: str = "the name") -> NamedObject:
     """``NAME`` or ``KIND/NAME``; the first of ``kinds`` is meant by a name alone. Raises RequestInvalid."""
     kind, slash, name = word.partition("/")
     if not slash:
-        return Target(kinds[0], object_name(word, what))
-    return Target(kind_of(kind, kinds), object_name(name, what))
+        return NamedObject(kinds[0], object_name(word, what))
+    return NamedObject(kind_of(kind, kinds), object_name(name, what))
 
 
 def is_file(word: str) -> bool:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Annotated, Final
 
 from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, Namespace, log_in
-from gpu_manager.cli.kubectl.names import Target, read_target
+from gpu_manager.cli.kubectl.names import NamedObject, read_target
 from gpu_manager.cli.kubectl.resize_workload import (
     AskedSize,
     WorkloadOutcome,
@@ -120,7 +120,7 @@ def command(
     return 1 if told.is_refused else 0
 
 
-def _tried(login: Login, named: Target, size: AskedSize, wait: float, how: DryRun) -> str:
+def _tried(login: Login, named: NamedObject, size: AskedSize, wait: float, how: DryRun) -> str:
     """What would be asked for, judged here or by the API server. Raises as :func:`_resize_pod`."""
     from gpu_manager.adapters.kube.resize import change_size, workload  # noqa: PLC0415  # as in log_in
 

@@ -18,7 +18,7 @@ from gpu_manager.cli.kubectl.login import (
     Selector,
     log_in,
 )
-from gpu_manager.cli.kubectl.names import WORKLOADS, Target, labelled, read_target
+from gpu_manager.cli.kubectl.names import WORKLOADS, NamedObject, labelled, read_target
 from gpu_manager.cli.output import TABLE, Printing, Watch, repeat
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_books import NodeBooks
@@ -104,7 +104,7 @@ class _Question:
     """Which containers are asked about."""
 
     login: Login
-    targets: Sequence[Target]
+    targets: Sequence[NamedObject]
     selector: str
     everywhere: bool
 
