@@ -302,9 +302,16 @@ class FeasibilityCheck:
         }
 
     def ledger(self, view: NodeView) -> Ledger:
-        """The node's ledger for this pod: without the pod itself, and with the pods that it must wait for."""
+        """The node's ledger for this pod: without the pod itself, and with the pods that it must wait for.
+
+        A pod that its scheduler binds where its place is kept waits for nobody: pods were evicted for the
+        others beside that place.
+        """
+        mine = view.name == self._own_node
         awaited = view.awaits(self.request.uid, self.pod.priority) if view.nominated else ()
-        if view.name == self._own_node:
+        if mine and self._chosen:
+            awaited = ()
+        if mine:
             return view.with_awaited(awaited, view.without([self.request.uid]))
         return view.with_awaited(awaited) if awaited else view.ledger
 

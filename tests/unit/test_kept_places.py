@@ -216,3 +216,12 @@ def test_an_hour_after_it_was_bound_elsewhere_nothing_is_kept():
     world.filter(WHOLE, ["n1"])
     world.show(bound(WHOLE, "n2", {}))
     assert world.booked("n1") == [(0, 0), (0, 0)]
+
+
+def test_a_pod_is_bound_to_its_place_though_pods_leave_there_for_another_of_higher_priority():
+    """Room is made for that one beside the place; laid out before it, it would take the place itself meanwhile."""
+    world = half_taken()
+    assert world.filter(WHOLE)["NodeNames"] == ["n1"]
+    world.create(pod("urgent", 100, None, priority=9, nominated="n1"))
+    assert world.filter(pod("other", 100, None))["NodeNames"] == []
+    assert world.bind(WHOLE, "n1") == ""
