@@ -191,7 +191,7 @@ def test_behind_a_proxy_that_logs_people_in_each_sees_what_that_person_may(
         assert page.complaints == []
         page.open("about:blank", "true")
         page.open(f"{url}/gpu/ui", "document.querySelector('form.login')")
-        assert "this needs the right to get pods in all namespaces" in page.text()
+        assert "with that right in all, everything" in page.text()
 
 
 def test_a_manifest_is_explained_before_it_is_created(api: StandInApi, serve: Serve) -> None:

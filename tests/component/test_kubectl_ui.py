@@ -46,7 +46,12 @@ class Service:
             return 200, file[1]
         if self.narrow and "namespace=" not in path:
             return 403, b'{"error": "this needs the right to get pods in all namespaces"}'
-        answers = {"/ui/data": DATA, "/ui/history": past("train"), "/ui/what-if": {}}
+        answers = {
+            "/ui/data": DATA,
+            "/ui/history": past("train"),
+            "/ui/trends": {"cards": {}},
+            "/ui/what-if": {},
+        }
         return 200, json.dumps(answers[path.partition("?")[0]]).encode()
 
 

@@ -237,7 +237,7 @@ def test_the_page_shows_cards_to_a_stranger_and_asks_for_a_token_to_name_their_h
     with browsing(tmp_path) as page:
         page.open(f"http://127.0.0.1:{pages.server.port}/ui#/node/n1", "document.querySelector('.card .bar')")
         assert "name not shown" in page.text()
-        assert "is told to who may get pods" in page.text()
+        assert "Names of pods are shown to callers with the right to get pods." in page.text()
         assert "reactor" not in page.text()
         for token, found in (("nobody", "a bearer token is needed"), ("all", "team-a/reactor neutron")):
             page.look("document.querySelector('[name=token]').focus()")
