@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from gpu_manager.domain.contract import CORE, FOREIGN_RESOURCES, MEMORY, POD_ANNOTATIONS, PREDICATE_INDEX
+from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.rules.legal_values import warn_pod
 from gpu_manager.domain.rules.rulebook import Rule
+from gpu_manager.domain.rules.unknown_names import uncounted
 
 
 def warned(limits: dict[str, Any], annotations: dict[str, str] | None = None) -> dict[str, str]:
@@ -59,3 +61,26 @@ def test_thousands_of_names_do_not_make_thousands_of_warnings() -> None:
     many = {f"tencent.com/n{i}": 1 for i in range(5000)}
     assert len(warned(many, dict.fromkeys(many, "1"))) <= 16
     assert not warned({"tencent.com/" + "x" * 400: 1}, {"tencent.com/" + "x" * 400: "1"})
+
+
+def test_a_bound_of_a_system_that_does_not_know_cards_is_named() -> None:
+    pool = {"kind": "NodePool", "spec": {"limits": {"cpu": "100", CORE: 800}}}
+    (one,) = uncounted(pool)
+    assert (one.rule, one.field) == (Rule.RESOURCE_UNCOUNTED, CORE)
+    assert "Karpenter" in one.message
+    policies = [
+        {"containerName": "a", "maxAllowed": {CORE: 50}},
+        {"containerName": "b", "minAllowed": {MEMORY: 4}, "maxAllowed": {"cpu": "1"}},
+    ]
+    scaler = {"kind": "VerticalPodAutoscaler", "spec": {"resourcePolicy": {"containerPolicies": policies}}}
+    assert [one.field for one in uncounted(scaler)] == [CORE, MEMORY]
+    assert list(uncounted({**pool, "kind": "Deployment"})) == []
+
+
+def test_amounts_of_a_whole_pod_are_refused_with_the_cure() -> None:
+    obj = {
+        "metadata": {"name": "p"},
+        "spec": {"resources": {"limits": {MEMORY: 4}}, "containers": [{"name": "c"}]},
+    }
+    with pytest.raises(RequestInvalid, match="no whole pod asks for"):
+        parse_pod(obj)

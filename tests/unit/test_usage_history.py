@@ -7,7 +7,7 @@ import pytest
 
 from gpu_manager.domain.cluster.node_past import MOST_SHARES as MOST_NODE_SHARES
 from gpu_manager.domain.cluster.node_past import STEP as STEP_TOLD
-from gpu_manager.domain.cluster.node_past import NodePast, read_past
+from gpu_manager.domain.cluster.node_past import NodePast, named_frames, read_past
 from gpu_manager.domain.cluster.usage_history import (
     MOST_SERIES,
     HistoryQuery,
@@ -18,6 +18,7 @@ from gpu_manager.domain.cluster.usage_history import (
 )
 from gpu_manager.domain.cluster.usage_json import UsedShare
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.domain.kube.pod import parse_pod
 
 STEP = 100.0  # six figures, up to 0 seconds before the end
 END = 1_000.0
@@ -210,3 +211,35 @@ def test_an_agents_memory_of_many_containers_stays_below_four_mebibytes():
         tracemalloc.stop()
     assert past.left_out == 20
     assert size < 4 << 20
+
+
+def test_an_agents_memory_gets_the_names_of_the_pods_that_are_known():
+    told = past_of(20, shares=2).as_json(19.0, lambda _: False)
+    obj = {"metadata": {"name": "train-0", "namespace": "team-b"}, "spec": {"containers": [{"name": "main"}]}}
+    one, other = named_frames(read_past(told, "seconds"), {"p0": parse_pod(obj)})
+    assert (one.key, one.namespace, one.pod) == (("p0", "main", "GPU-1"), "team-b", "train-0")
+    assert (other.namespace, other.pod) == ("", "")
+    assert other.key[1] != "main"
+
+
+def test_what_an_agent_remembers_has_a_sum_for_each_share():
+    (used,) = past_of(130).sums(129.0).values()
+    assert used.core_seconds == pytest.approx(40 * used.seconds)
+    assert used.seconds == 120.0, "two whole minutes"
+    (used,) = past_of(30).sums(29.0).values()
+    assert used.core_seconds == pytest.approx(40 * used.seconds)
+
+
+def test_an_agent_with_more_shares_than_it_has_room_for_tells_of_the_first():
+    past = past_of(10, shares=3)
+    short = UsageHistory(most=2)
+    short.fill("n1", 9.0, STEP_TOLD, read_past(past.as_json(9.0, lambda _: True), "seconds"))
+    assert len(short.read(HistoryQuery(HistorySubject.NODE, "n1"), 9.0, STEP_TOLD)) <= 2
+    assert short.left_out == 1
+
+
+def test_nothing_is_known_of_a_node_that_never_answered():
+    assert UsageHistory().means("n1", 0.0) == {}
+    assert UsageHistory().frames("n1", 0.0, STEP_TOLD) == []
+    only = recorded(("n1", 990.0, use(12.5)))
+    assert only.trends(END, namespace="another") == {}

@@ -58,12 +58,12 @@ def asks_strangely(pod: Pod) -> str:
 def uncounted(obj: Mapping[str, Any]) -> Iterator[Violation]:
     """Yield a warning for each card resource in bounds of a system that does not know it."""
     kind, spec = obj.get("kind"), mapping(obj.get("spec"))
-    bounds = {"spec.limits": spec.get("limits")} if kind in _NODE_MAKERS else {}
+    bounds = [("spec.limits", spec.get("limits"))] if kind in _NODE_MAKERS else []
     if kind == "VerticalPodAutoscaler":
         policies = mappings(mapping(spec.get("resourcePolicy")).get("containerPolicies"))
-        bounds = {part: policy.get(part) for policy in policies for part in ("minAllowed", "maxAllowed")}
+        bounds = [(part, policy.get(part)) for policy in policies for part in ("minAllowed", "maxAllowed")]
     reason = "Karpenter counts what instance types offer" if kind in _NODE_MAKERS else OF_VPA
-    for where, amounts in bounds.items():
+    for where, amounts in bounds:
         for name in (CORE, MEMORY):
             if name in mapping(amounts):
                 yield violation(Rule.RESOURCE_UNCOUNTED, "", name, where, reason=reason)
