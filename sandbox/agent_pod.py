@@ -13,6 +13,7 @@ from sandbox.api import StandInApi
 from sandbox.http_client import LOOPBACK, LoopbackClient
 
 NAME: Final = f"{AGENT_DAEMONSET}-sandbox"
+LABELS: Final = {"app.kubernetes.io/component": "agent"}  # the chart's, by which agents are found
 
 
 def show_agent(api: StandInApi, node: str, port: int, pages: LoopbackClient) -> None:
@@ -33,7 +34,7 @@ def show_agent(api: StandInApi, node: str, port: int, pages: LoopbackClient) -> 
         {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": NAME, "namespace": NAMESPACE, "ownerReferences": [owner]},
+            "metadata": {"name": NAME, "namespace": NAMESPACE, "labels": LABELS, "ownerReferences": [owner]},
             "spec": {"nodeName": node, "containers": [container]},
         }
     )
