@@ -33,6 +33,12 @@ def test_a_shape_beside_a_container_that_fills_the_card_is_charged_what_it_has(n
     assert use.fullest <= 22.5, use
 
 
+def test_kernels_with_a_heavy_tail_beside_a_container_that_fills_the_card_are_not_taken_for_waits() -> None:
+    use = beside(SHAPES["persistent"], 20, 80, SECONDS, "h100")
+    assert abs(use.charged - use.had) <= 4, use
+    assert use.fullest <= 24.5, use
+
+
 def test_long_kernels_behind_many_short_ones_of_their_name_are_charged() -> None:
     words = "2000{ k:mm:6:1 } 3{ k:mm:9000:1 }"
     use = held(Shape("tail", words, "one name, two lengths"), 50, 1, SECONDS, "h100")

@@ -49,6 +49,18 @@ static void a_long_run_behind_own_work_is_its_own(void) {
     CHECK(own(cost, 1100000, true, TWO) == 1100000);
 }
 
+/* One launch in five takes long, beside a container that seldom has work for a whole turn: no turns begin so often. */
+static void long_runs_that_come_more_often_than_turns_begin_are_its_own(void) {
+    struct cost *often = kind(8, 20000), *seldom = kind(9, 20000);
+    for (int i = 0; i < 200; i++) {
+        uint64_t charged = own(often, i % 5 ? 20000 : 700000, true, SELDOM);
+        CHECK(i < 20 || i % 5 || charged == 700000, "%d: %lu", i, (unsigned long)charged);
+        uint64_t waited = own(seldom, i % 50 ? 20000 : 700000, true, SELDOM);
+        CHECK(is_near(waited, 20000), "%d: %lu", i, (unsigned long)waited);
+    }
+    CHECK(is_near(own(often, 700000, false, SELDOM), 20000), "an idle stream waits for a turn each time");
+}
+
 static void what_no_turns_explain_is_divided(void) {
     struct cost *cost = kind(3, 6000);
     CHECK(own(cost, 18000000, true, TWO) == 9000000);
@@ -89,6 +101,7 @@ int main(void) {
     a_short_kernel_within_its_turn_takes_what_it_takes();
     one_that_waited_for_others_turns_is_charged_as_known();
     a_long_run_behind_own_work_is_its_own();
+    long_runs_that_come_more_often_than_turns_begin_are_its_own();
     what_no_turns_explain_is_divided();
     work_of_a_turn_and_more_is_divided();
     the_first_launches_are_divided_and_the_shortest_is_known();

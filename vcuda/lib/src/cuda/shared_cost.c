@@ -7,6 +7,8 @@ static struct shared_cost {
     uint64_t key; /* of the cost that this is of */
     uint64_t ns;
     uint32_t seen;
+    uint32_t
+        longer_q16; /* of launches that follow own work, how many took longer than known and less than a turn more */
 } shared_costs[COST_ENTRIES];
 
 static struct shared_cost *find_or_begin(const struct cost *cost) {
@@ -25,9 +27,19 @@ static bool has_waited(const struct shared_cost *known, uint64_t took_ns, bool w
     return took_ns > known->ns + near_ns;
 }
 
+/* A turn begins within a launch by chance, the more often the longer it is, and is over early now and then. What takes
+ * longer far more often than that is of such a length itself. */
+#define OFTEN_Q16 (65536 / 32)
+#define OFTENER 4
+
+static bool is_often_longer(struct shared_cost *known, uint64_t took_ns) {
+    bool longer = has_waited(known, took_ns, false) && !has_waited(known, took_ns, true);
+    known->longer_q16 += ((longer ? 65536 : 0) - (int32_t)known->longer_q16) / 64;
+    return known->longer_q16 > OFTEN_Q16 + OFTENER * 65536 * known->ns / SHARED_COST_TURN_NS;
+}
+
 uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, uint32_t sharers_q8) {
     struct shared_cost *known = find_or_begin(cost);
-    bool whole_turns = follows && sharers_q8 >= ALWAYS_Q8;
     if (took_ns < known->ns)
         known->ns =
             known->seen < FIRST || took_ns < known->ns / 2 ? took_ns : known->ns - (known->ns - took_ns) / AVERAGE_IN;
@@ -36,7 +48,8 @@ uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool fol
     known->seen += known->seen < FIRST;
     if (known->seen < FIRST || known->ns >= SHARED_COST_TURN_NS / 2)
         return sharers_q8;
-    if (!has_waited(known, took_ns, whole_turns))
+    bool often = follows && is_often_longer(known, took_ns);
+    if (!has_waited(known, took_ns, often || (follows && sharers_q8 >= ALWAYS_Q8)))
         return 256;
     uint64_t turns_ns = (uint64_t)shared_cost_turns_ns(sharers_q8) + SHARED_COST_TURN_NS;
     if (took_ns > known->ns * sharers_q8 / 256 + turns_ns)
