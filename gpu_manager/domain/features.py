@@ -121,7 +121,7 @@ WITNESS: Final = Feature(
 )  # fmt: skip
 EVADERS: Final = Feature(
     "evicting-evaders", _ALPHA, "A container that bypasses its limits is evicted", "isolation.md",
-    values=("agent.evictEvaders",), next="as second-witness",
+    values=("agent.evictEvaders",), next="a day of honest frameworks on a card, of which none is evicted",
 )  # fmt: skip
 HELD_REGISTRATION: Final = Feature(
     "held-registration", _BETA, "The kubelet keeps the node's devices while the agent is killed",

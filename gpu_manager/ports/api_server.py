@@ -104,7 +104,7 @@ class Claims(Protocol):
     """ResourceClaims, as the API server has them."""
 
     def read(self, namespace: str, name: str) -> AllocatedClaim | None:
-        """Read the claim now; None if there is none of that name.
+        """Read the claim now. Returns None if no claim has that name.
 
         Raises:
             NodeUnready: the API server does not answer.

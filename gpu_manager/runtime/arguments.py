@@ -116,7 +116,7 @@ class Parameter:
 
     @property
     def usage(self) -> str:
-        """The argument in a line of usage: in brackets if it may be left out."""
+        """How a usage line shows the argument: in brackets if it is optional."""
         return self.metavar if self.required or self.metavar.startswith("[") else f"[{self.metavar}]"
 
     def fallback(self, environment: Mapping[str, str]) -> Any:

@@ -133,7 +133,7 @@ class UsageSampler:
             self._forget(grants)
         ended = self.ended.among(grants)
         self.last = Sample(
-            now, grants, driver.cards, told, driver.by_place, ended, driver.busy(), driver.processes
+            now, grants, driver.cards, told, driver.by_place, ended, driver.busy, driver.processes
         )
         return self.last
 
@@ -183,7 +183,11 @@ class UsageSampler:
                 held = (key for key in keys if key in grants and process.uuid in grants[key].allocation.cards)
                 key = next(held, keys[0])
                 by_place.setdefault((key, process.uuid), []).append(process)
-        return DriverSample({use.uuid: use for use in uses}, processes, by_place)
+        cards = {use.uuid: use for use in uses}
+        busy = dict.fromkeys(cards, 0.0)
+        for process in processes:
+            busy[process.uuid] = busy.get(process.uuid, 0.0) + (process.utilisation or 0.0)
+        return DriverSample(cards, processes, by_place, busy)
 
     def _fraction(
         self, grant: Grant, now: float, driver: DriverSample, *, watched: bool

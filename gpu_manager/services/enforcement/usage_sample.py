@@ -76,12 +76,14 @@ class DriverSample:
     """The driver's figures for the cards and their processes, read once per sample.
 
     ``by_place`` has the processes by the container whose cgroup they are in, whether granted that card or
-    not. A card that is not in ``cards`` did not list its processes either.
+    not. A card that is not in ``cards`` did not list its processes either. ``busy`` is the percentage of each
+    card's time that its processes use.
     """
 
     cards: Mapping[CardUuid, CardUse] = field(default_factory=dict)
     processes: Sequence[ProcessUse] = ()
     by_place: Mapping[Place, Sequence[ProcessUse]] = field(default_factory=dict)
+    busy: Mapping[CardUuid, float] = field(default_factory=dict)
 
     def of(self, place: Place) -> Sequence[ProcessUse]:
         """The container's processes on the card."""
@@ -89,15 +91,7 @@ class DriverSample:
 
     def has_others(self, own: Sequence[ProcessUse], card: CardUuid) -> bool:
         """True if other processes than these used the card."""
-        busy = sum(p.utilisation or 0.0 for p in self.processes if p.uuid == card)
-        return is_beside_others(own, busy)
-
-    def busy(self) -> dict[CardUuid, float]:
-        """The percent of each card's time that its processes use."""
-        found = dict.fromkeys(self.cards, 0.0)
-        for process in self.processes:
-            found[process.uuid] = found.get(process.uuid, 0.0) + (process.utilisation or 0.0)
-        return found
+        return is_beside_others(own, self.busy.get(card, 0.0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,8 @@ static void measuring_takes_its_part_of_a_threads_time(void) {
         }
 }
 
-/* It works for `percent` of the time and would launch more. */
+/* A program that uses the card for `percent` of the time, held back by its limit if `held`. Returns the thousandths of
+ * its card time that it spent on measuring. */
 static double part_of_work_spent(unsigned percent, bool held) {
     struct measuring_window window = {0};
     uint64_t spent = 0, worked = 0, launched = 0, pace = 40 * US * 100 / percent;

@@ -1,9 +1,9 @@
 /* Decides when every launch is measured by itself.
  *
  * An event before and after a launch costs the thread and the card a microsecond or two each, too much for kernels of
- * some microseconds. So a process measures each of its launches, on all streams, only in windows that begin at random.
- * A launch outside a window costs the mean of its kind. Windows give unbiased means whatever the program does, as long
- * as it cannot predict them.
+ * some microseconds. So a process measures short launches only in windows that begin at random: there each of them, on
+ * all of its streams. A launch outside a window costs the mean of its kind. Windows give unbiased means whatever the
+ * program does, as long as it cannot predict them.
  *
  * Arithmetic only, as in gpu_time.h. */
 #ifndef VCUDA_MEASURING_WINDOW_H
