@@ -154,7 +154,8 @@ def state_metrics(sandbox: Sandbox) -> str:
     lines = []
     for one in sandbox.api.list("pods"):
         meta = one["metadata"]
-        labels = "".join(f',label_{key}="{value}"' for key, value in meta.get("labels", {}).items())
+        named = ((re.sub(r"\W", "_", key), value) for key, value in meta.get("labels", {}).items())
+        labels = "".join(f',label_{key}="{value}"' for key, value in named)
         lines.append(f'kube_pod_labels{{namespace="{meta["namespace"]}",pod="{meta["name"]}"{labels}}} 1')
     for name, value in sandbox.api.get("nodes", NODE)["status"]["allocatable"].items():
         resource = re.sub(r"[^a-z0-9]", "_", name)
