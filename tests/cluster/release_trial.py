@@ -1,12 +1,13 @@
 """A release tried as a user would: from its directory alone, in empty environments, on a cluster made anew.
 
-``python -m tests.cluster release DIRECTORY``: the checksums hold; the wheel installs into a new virtual
+``python -m tests.cluster release DIRECTORY``: signature and checksums hold; the wheel installs into a new virtual
 environment and its command answers; ``kubectl-vcuda`` runs with nothing but Python; the chart installs from its
 archive with the image of the release, a pod gets its share, and ``kubectl vcuda top`` shows it.
 """
 
 from __future__ import annotations
 
+import base64
 import platform
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.parts import ROOT
 from tests.cluster.pods import Pods, container, pod
 
-ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 POD: Final = ROOT / "docs/examples/nginx.yaml"
 
 
@@ -29,7 +29,7 @@ def main(place: Path) -> int:
     place = place.resolve()
     with tempfile.TemporaryDirectory() as name:
         try:
-            for step in (_checksums, _wheel, _plugin, _chart):
+            for step in (_signature, _checksums, _wheel, _plugin, _chart):
                 _say(f"{step.__name__.removeprefix('_')}: {step(place, Path(name))}")
         except (RuntimeError, AssertionError, TimeoutError) as error:
             _say(f"failed: {error}")
@@ -37,11 +37,21 @@ def main(place: Path) -> int:
     return 0
 
 
+def _signature(place: Path, scratch: Path) -> str:
+    """By openssl alone; a trial's files of it are marked."""
+    [key], [signature] = place.glob("*cosign.pub"), place.glob("*SHA256SUMS.sig")
+    plain = scratch / "signature"
+    plain.write_bytes(base64.b64decode(signature.read_bytes()))
+    verify = ("openssl", "dgst", "-sha256", "-verify", str(key), "-signature", str(plain))
+    return f"{key.name}: {_run(place, *verify, 'SHA256SUMS').strip()}"
+
+
 def _checksums(place: Path, scratch: Path) -> str:
     del scratch
     said = _run(place, "sha256sum", "--check", "--strict", "SHA256SUMS")
     listed = {line.rpartition(":")[0] for line in said.splitlines()}
-    present = {path.name for path in place.iterdir()} - {"SHA256SUMS"}
+    signing = ("SHA256SUMS", "SHA256SUMS.sig", "cosign.pub")
+    present = {path.name for path in place.iterdir() if not path.name.endswith(signing)}
     assert listed == present, f"listed {sorted(listed - present)}, not listed {sorted(present - listed)}"
     return f"{len(listed)} files"
 
@@ -63,7 +73,7 @@ def _plugin(place: Path, scratch: Path) -> str:
 
 def _chart(place: Path, scratch: Path) -> str:
     [chart] = place.glob("gpu-manager-*.tgz")
-    [image] = place.glob(f"gpu-manager-*-{ARCHITECTURES[platform.machine()]}.oci.tar")
+    [image] = place.glob("gpu-manager-*.oci.tar")
     cluster = Cluster()
     cluster.down()
     cluster.up(image)

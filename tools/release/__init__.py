@@ -11,3 +11,4 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 PLACEHOLDER: Final = "0.0.0"
+NAME: Final = "gpu-manager"

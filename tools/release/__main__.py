@@ -1,10 +1,9 @@
-"""``make release``: wheels, sdist, image, chart, checksums, bill of materials and notes under
-build/release.
-"""
+"""``make release``: everything that users install and how they check it, under build/release."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import hashlib
 import importlib.util
@@ -13,14 +12,31 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Final
 
-from tools.release import ROOT
-from tools.release.notes import notes
+from tools.release import ROOT, index
+from tools.release.notes import head, notes
+from tools.release.provenance import statement
 from tools.release.sbom import bill
-from tools.release.source import RUNBOOKS, commit, commit_time, current_tag, export, version_of
+from tools.release.signature import signer
+from tools.release.source import (
+    ICON,
+    RUNBOOKS,
+    Published,
+    commit,
+    commit_time,
+    current_tag,
+    export,
+    is_trial,
+    version_of,
+)
+
+BESIDE: Final = (RUNBOOKS, ICON, Path("SECURITY.md"), Path("CHANGELOG.md"))
+"""Files of the sources that lie beside what is built."""
 
 
 def main() -> None:
@@ -30,29 +46,48 @@ def main() -> None:
     )
     parser.add_argument("--tag", default="", help="For a trial: v1.2.3rc1. Default: the tag of this commit.")
     parser.add_argument("--url", default="", help="Where the files are published: https://host/path.")
+    parser.add_argument("--image", default="", help="Where the image is published: registry/path/name.")
+    parser.add_argument("--contact", default="", help="Who is told of a vulnerability; a release needs one.")
+    parser.add_argument("--key", default="", help="Signs: an EC key, or cosign's; a release needs one.")
     options = parser.parse_args()
     version = version_of(options.tag or current_tag())
+    # What a person has to give is asked for before minutes of work.
+    signs = signer(options.key, version)
+    if not options.contact and not is_trial(version):
+        sys.exit("a release names whom to tell of a vulnerability: make release CONTACT=security@example.org")
+    head((ROOT / "CHANGELOG.md").read_text("utf-8"), version)
+    published = Published(options.url.rstrip("/"), options.image, options.contact)
     place = ROOT / "build" / "release" / version
     shutil.rmtree(place, ignore_errors=True)
     source = place.with_name(f"{version}.source")
-    export(version, source, options.url)
+    export(version, source, published)
     place.mkdir(parents=True)
     environment = {**os.environ, "SOURCE_DATE_EPOCH": commit_time(), "REVISION": commit()}
     build = image_module(source)
     _python_packages(source, place, environment)
-    for machine, name in build.ARCHITECTURES.items():
+    for machine in build.ARCHITECTURES:
         _wheel(source, place, {**build.compiling(machine), **environment})
-        _image(source, place / f"gpu-manager-{version}-{name}.oci.tar", machine, environment)
+    digest = _image(source, place / f"gpu-manager-{version}.oci.tar", build.ARCHITECTURES, environment)
     _chart(source, place)
-    _plugin(source, place, version, options.url)
+    _plugin(source, place, version, published.url)
+    _documentation(source, place, version, environment)
     created = dt.datetime.fromtimestamp(int(commit_time()), dt.UTC).isoformat()
     lock = (source / "locks/image.lock").read_text("utf-8")
     (place / f"gpu-manager-{version}.cdx.json").write_text(
         bill(version, lock, build.PACKAGES, build.SUITE, created), "utf-8"
     )
-    (place / "NOTES.md").write_text(notes((source / "CHANGELOG.md").read_text("utf-8"), version), "utf-8")
-    shutil.copy(source / RUNBOOKS, place)
-    _checksums(place)
+    for name in BESIDE:
+        shutil.copy(source / name, place)
+    changelog = (source / "CHANGELOG.md").read_text("utf-8")
+    (place / "NOTES.md").write_text(notes(changelog, version, digest, signs.mark), "utf-8")
+    locks = _sums(*sorted((source / "locks").iterdir()))
+    built = {**_sums(*place.iterdir()), "image index": digest.removeprefix("sha256:")}
+    (place / f"gpu-manager-{version}.provenance.json").write_text(
+        statement(built, version=version, commit=commit(), locks=locks, url=published.url), "utf-8"
+    )
+    rows = (f"{value}  {name}\n" for name, value in sorted(_sums(*place.iterdir()).items()))
+    (place / "SHA256SUMS").write_text("".join(rows), "utf-8")
+    signs.sign(place)
     shutil.rmtree(source)
     for path in sorted(place.iterdir()):
         print(f"{path.relative_to(ROOT)}  {path.stat().st_size >> 10:,} KiB")
@@ -70,10 +105,20 @@ def _wheel(source: Path, place: Path, environment: Mapping[str, str]) -> None:
     _run(*pip, f"--wheel-dir={place}", str(source), at=source, environment=environment)
 
 
-def _image(source: Path, output: Path, machine: str, environment: Mapping[str, str]) -> None:
-    # The stages that do not depend on the version are kept between builds.
-    options = (f"--machine={machine}", f"--output={output}", f"--work={ROOT / 'build/image'}")
-    _run(sys.executable, "deploy/image/build.py", *options, at=source, environment=environment)
+def _image(
+    source: Path, output: Path, architectures: Mapping[str, str], environment: Mapping[str, str]
+) -> str:
+    """One archive of the image for all architectures; returns the digest of its index."""
+    parts = []
+    for machine, name in architectures.items():
+        parts.append(output.with_name(f"{name}.oci.tar"))
+        # The stages that do not depend on the version are kept between builds.
+        options = (f"--machine={machine}", f"--output={parts[-1]}", f"--work={ROOT / 'build/image'}")
+        _run(sys.executable, "deploy/image/build.py", *options, at=source, environment=environment)
+    digest = index.join(parts, output, int(environment["SOURCE_DATE_EPOCH"]))
+    for part in parts:
+        part.unlink()
+    return digest
 
 
 def image_module(source: Path) -> ModuleType:
@@ -98,11 +143,25 @@ def _plugin(source: Path, place: Path, version: str, url: str) -> None:
     _run(*made, at=source, environment={**os.environ, "PYTHONPATH": path})
 
 
-def _checksums(place: Path) -> None:
-    rows = [
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(place.iterdir())
-    ]
-    (place / "SHA256SUMS").write_text("".join(rows), "utf-8")
+def _documentation(source: Path, place: Path, version: str, environment: Mapping[str, str]) -> None:
+    """The site, which names its version, as one archive that opens without a server's help."""
+    site = source / "build/site"
+    named = {**environment, "DOCS_NAME": f"gpu-manager {version}", "NO_MKDOCS_2_WARNING": "1"}
+    _run(sys.executable, "-m", "mkdocs", "build", "--quiet", at=source, environment=named)
+    with tarfile.open(place / f"gpu-manager-docs-{version}.tar.xz", "w:xz") as archive:
+        for path in (site, *sorted(site.rglob("*"))):
+            name = Path(f"gpu-manager-docs-{version}", path.relative_to(site))
+            entry = archive.gettarinfo(path, arcname=str(name))
+            entry.uid = entry.gid = 0
+            entry.uname = entry.gname = ""
+            entry.mtime = int(environment["SOURCE_DATE_EPOCH"])
+            with path.open("rb") if entry.isreg() else contextlib.nullcontext() as data:
+                archive.addfile(entry, data)
+
+
+def _sums(*paths: Path) -> dict[str, str]:
+    """SHA-256 of files by their names."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def _run(*command: str, at: Path, environment: Mapping[str, str] | None = None) -> None:

@@ -25,6 +25,7 @@ import grimp
 
 from gpu_manager.cli.kubectl.main import COMMANDS
 from tools.release import ROOT
+from tools.release.source import chart_version
 
 NAME: Final = "kubectl-vcuda"
 LIBRARIES: Final = ("urllib3", "PyYAML")
@@ -57,8 +58,8 @@ kind: Plugin
 metadata:
   name: vcuda
 spec:
-  version: v{version}
-{homepage}  shortDescription: Show who holds which fraction of a GPU, and why pods wait
+  version: v{semver}
+{homepage}  shortDescription: Show who holds which part of a GPU and why
   description: |
     Shows the fractions of NVIDIA cards that gpu-manager has given to containers, what they use of them,
     why a pod waits or fails, what it would take to place it, quotas and costs.
@@ -135,7 +136,7 @@ def krew(program: bytes, licence: bytes, version: str, url: str, dated: int) -> 
     name = f"{NAME}-{version}.tar.gz"
     data = gzip.compress(packed.getvalue(), mtime=dated)
     manifest = _KREW.format(
-        version=version,
+        semver=chart_version(version),
         homepage=f"  homepage: {url}\n" if url else "",
         uri=f"{url}/{name}" if url else name,
         sha256=hashlib.sha256(data).hexdigest(),

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ from tools.release import PLACEHOLDER, ROOT
 
 _VERSION: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(rc[0-9]+)?")
 CHART: Final = "deploy/helm/gpu-manager/Chart.yaml"
+ICON: Final = Path("docs/assets/icon.svg")  # published beside the chart, which names it
 RUNBOOKS: Final = Path("docs/runbooks.md")  # published beside the chart, whose alerts name it
 _STAMPED: Final = (
     # file, how often the placeholder stands in it
@@ -22,6 +24,26 @@ _STAMPED: Final = (
     (CHART, 2),
     ("deploy/image/Dockerfile", 2),
 )
+NO_CONTACT: Final = "the contact that your release names in its `SECURITY.md`"
+"""What stands in the tree where a release has an address: anybody may publish the sources."""
+_CONTACTED: Final = ("SECURITY.md", "CODE_OF_CONDUCT.md")
+_SHOWN: Final = re.compile(r"(?<=image\.tag=)0\.1\.0\b|(?<=REGISTRY/gpu-manager:)0\.1\.0\b")
+"""The tag in commands of the pages, which a release's pages give as their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Where a release can be had; what is empty is named nowhere.
+
+    Attributes:
+        url: of its files, ``https://host/path``.
+        image: of the image, ``registry/path/gpu-manager``.
+        contact: who is told of a vulnerability: an address of mail or a URL.
+    """
+
+    url: str = ""
+    image: str = ""
+    contact: str = ""
 
 
 def version_of(tag: str) -> str:
@@ -36,8 +58,13 @@ def version_of(tag: str) -> str:
     return version
 
 
+def is_trial(version: str) -> bool:
+    """Whether the version is a release candidate, ``1.2.3rc1``."""
+    return "rc" in version
+
+
 def chart_version(version: str) -> str:
-    """The version as Helm wants it: ``1.2.3rc1`` is ``1.2.3-rc1``."""
+    """The version as Helm and krew want it, SemVer's: ``1.2.3rc1`` is ``1.2.3-rc1``."""
     return version.replace("rc", "-rc")
 
 
@@ -53,14 +80,13 @@ def current_tag() -> str:
     return done.stdout.decode().strip()
 
 
-def export(version: str, target: Path, url: str = "") -> None:
+def export(version: str, target: Path, published: Published) -> None:
     """Lay the commit out in ``target``, with ``version`` wherever the placeholder stands.
 
     Args:
         version: as :func:`version_of` gives it.
         target: a directory that is made anew.
-        url: where the release is published, for the packages' metadata and the alerts' runbooks; empty: they
-            name no address.
+        published: addresses for packages, chart, alerts' runbooks, and pages that name whom to write to.
 
     Raises:
         SystemExit: a file does not carry the placeholder as often as it should.
@@ -76,13 +102,45 @@ def export(version: str, target: Path, url: str = "") -> None:
             sys.exit(f"{name} holds {PLACEHOLDER} {text.count(PLACEHOLDER)} times, {times} expected")
         if name == CHART:  # whose own version is SemVer's; appVersion is the image's tag
             text = text.replace(f"\nversion: {PLACEHOLDER}", f"\nversion: {chart_version(version)}")
-        if url and name == CHART:
-            values = path.with_name("values.yaml")
-            filled = f"  runbookUrl: {json.dumps(f'{url}/{RUNBOOKS.name}')}\n"
-            values.write_text(values.read_text("utf-8").replace('  runbookUrl: ""\n', filled), "utf-8")
-        if url and path.suffix == ".toml":
-            text += f"\n[project.urls]\nHomepage = {json.dumps(url)}\n"
+            text += _of_the_chart(version, published)
+        if published.url and path.suffix == ".toml":
+            text += f"\n[project.urls]\nHomepage = {json.dumps(published.url)}\n"
         path.write_text(text.replace(PLACEHOLDER, version), "utf-8")
+    _fill_values(target / CHART, published)
+    for name in _CONTACTED:
+        if published.contact:
+            _replace(target / name, NO_CONTACT, published.contact)
+    for page in (*(target / "docs").rglob("*.md"), target / "README.md", target / "README.zh.md"):
+        page.write_text(_SHOWN.sub(version, page.read_text("utf-8")), "utf-8")
+
+
+def _of_the_chart(version: str, published: Published) -> str:
+    """Lines behind the tree's ``Chart.yaml``, which ends with its annotations."""
+    added = f'  artifacthub.io/prerelease: "{str(is_trial(version)).lower()}"\n'
+    if published.image:
+        image = f"{published.image}:{version}"
+        added += "  artifacthub.io/images: |\n    - name: gpu-manager\n"
+        added += f"      image: {image}\n      platforms: [linux/amd64, linux/arm64]\n"
+    if url := published.url:
+        added += f"  artifacthub.io/links: |\n    - name: runbooks\n      url: {url}/{RUNBOOKS.name}\n"
+        added += f"home: {url}\nicon: {url}/{ICON.name}\nsources:\n- {url}/gpu_manager-{version}.tar.gz\n"
+    return added
+
+
+def _fill_values(chart: Path, published: Published) -> None:
+    """Write the addresses into the chart's default values."""
+    values = chart.with_name("values.yaml")
+    if url := published.url:
+        _replace(values, '  runbookUrl: ""\n', f"  runbookUrl: {json.dumps(f'{url}/{RUNBOOKS.name}')}\n")
+    if published.image:
+        _replace(values, "  repository: gpu-manager\n", f"  repository: {published.image}\n")
+
+
+def _replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text("utf-8")
+    if old not in text:
+        sys.exit(f"{path.name} does not hold {old.strip()!r}, which a release replaces")
+    path.write_text(text.replace(old, new), "utf-8")
 
 
 def commit() -> str:
