@@ -220,7 +220,7 @@ def of_node(cluster: Cluster) -> tuple[set[str], set[str]]:
     return labels, annotations
 
 
-# Made by admission at work, so that helm knows nothing of it; docs/operations.md says how to remove it.
+# Made by admission at work, so that helm knows nothing of it; docs/upgrade.md says how to remove it.
 MADE_BY_ITSELF = ["Secret gpu-quota-admission-certs", "Lease gpu-quota-admission"]
 MADE_FOR_CLAIMS = "Lease gpu-quota-admission-claims"  # where a node has ever given cards by them
 LEFT = (

@@ -12,7 +12,7 @@ from gpu_manager.cli.run import OLD_FLAGS
 from gpu_manager.domain import contract
 
 ROOT = Path(__file__).parents[2]
-OPERATIONS = ROOT / "docs" / "operations.md"
+UPGRADE = ROOT / "docs" / "upgrade.md"
 CHART = ROOT / "deploy" / "helm" / "gpu-manager"
 LEFT_OVER = {
     contract.INVENTORY,
@@ -35,7 +35,7 @@ def uninstall(page: Path) -> str:
     return page.read_text().partition("`helm uninstall")[2].partition("\n## ")[0].partition("\n### ")[0]
 
 
-@pytest.mark.parametrize("page", [OPERATIONS, CHART / "README.md"], ids=lambda page: page.parent.name)
+@pytest.mark.parametrize("page", [UPGRADE, CHART / "README.md"], ids=lambda page: page.parent.name)
 def test_every_list_of_what_an_uninstall_leaves_is_whole(page: Path) -> None:
     text = uninstall(page)
     assert [name for name in sorted(LEFT_OVER) if not re.search(rf"{re.escape(name)}(?![a-z])", text)] == []

@@ -140,7 +140,7 @@ def test_addresses_are_put_in_where_they_are_given_and_the_tree_names_none(tmp_p
 
 def test_the_pages_of_a_release_show_its_own_tag(tmp_path: Path) -> None:
     source.export("7.8.9", tmp_path / "copy", source.Published())
-    for page in ("docs/quickstart.md", "docs/zh/quickstart.md", "docs/operations.md"):
+    for page in ("docs/quickstart.md", "docs/zh/quickstart.md", "docs/install.md"):
         text = (tmp_path / "copy" / page).read_text()
         assert "image.tag=7.8.9" in text
         assert "0.1.0" not in text
