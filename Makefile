@@ -38,7 +38,7 @@ $(TEST) $(CHECK) $(DOCS): $(VENV)/.%: locks/%.lock $(BUILT)
 # What the product itself needs, and the project built: enough to run it. Locks are complete, so nothing is resolved.
 PROGRESS := tools/progress.sh
 INSTALL := $(PROGRESS) $(BIN)/python -m pip install --progress-bar off --require-hashes --no-deps --no-compile
-LIBVCUDA := $(wildcard vcuda/lib/CMakeLists.txt vcuda/lib/src/* vcuda/lib/src/*/* vcuda/lib/hook/* vcuda/lib/include/* vcuda/lib/gen/* vcuda/lib/test/CMakeLists.txt vcuda/lib/test/client* vcuda/lib/test/standin/*)
+LIBVCUDA := $(wildcard vcuda/lib/CMakeLists.txt vcuda/lib/src/* vcuda/lib/src/*/* vcuda/lib/hook/* vcuda/lib/score/* vcuda/lib/include/* vcuda/lib/gen/* vcuda/lib/test/CMakeLists.txt vcuda/lib/test/client* vcuda/lib/test/standin/*)
 # An editable installation knows the modules by a list of its own: it is made again when one comes, moves or goes.
 MODULES := build/modules.txt
 .PHONY: always

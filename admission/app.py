@@ -51,6 +51,7 @@ from gpu_manager.adapters.kube.resize import limits_of
 from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.adapters.prometheus import PrometheusRanges
+from gpu_manager.adapters.score_routine import roll_out_routine
 from gpu_manager.domain.contract import ADMISSION_NAME, ADMITTED_CLAIMS, CLAIM_RECORD
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import Pod
@@ -220,9 +221,8 @@ def _cluster_access(
         templates = KubeClaimTemplates(_quick_connection(settings, Timeouts(1.0, 1.5)))
     mark = PodMark(_quick_connection(settings), clock, settings.namespace, settings.leadership.pod).set
     limits = partial(limits_of, _quick_connection(settings)) if settings.resize_within_quota else None
-    return ClusterAccess(
-        _Bindings(pods), pods, _lease_source(settings, clock), record, watch, mark, templates, limits
-    )
+    lease, routine = _lease_source(settings, clock), roll_out_routine()
+    return ClusterAccess(_Bindings(pods), pods, lease, record, watch, mark, templates, routine, limits)
 
 
 def _quick_connection(settings: AdmissionSettings, timeouts: Timeouts = Timeouts(1.0, 2.0)) -> Connection:  # noqa: B008  # frozen

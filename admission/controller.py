@@ -134,7 +134,7 @@ class SchedulingController:
             self.gangs.why_not_bind,
         )
         self._pending_events = PendingEvents(self.cluster.pod, self._explain, access.writer, clock)
-        self.policy = LeastFragmentation(self.cluster, quota=self.quota)
+        self.policy = LeastFragmentation(self.cluster, quota=self.quota, routine=access.roll_out)
         self.extender = Extender(
             self.cluster,
             self.quota,

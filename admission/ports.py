@@ -12,6 +12,7 @@ from admission.extender.leader_election import LeaseSource
 from admission.extender.resizing import NamespaceQuestion, ResizeApi
 from admission.quota.admitted_claims import SharedText
 from gpu_manager.domain.kube.pod import Pod
+from gpu_manager.domain.score.fragmentation import RollOutRoutine
 
 Obj = Mapping[str, Any]
 
@@ -99,4 +100,5 @@ class ClusterAccess:
     watch: Callable[[WatchRequest], ClusterWatch]
     mark: Callable[[], str]  # changes this replica's own pod; its version then. Raises NodeUnready
     templates: TemplateApi | None = None  # None where no pod is turned into a claim
+    roll_out: RollOutRoutine | None = None  # None where the package was built without it
     limits: NamespaceQuestion | None = None  # None where no resize is held to Kubernetes' own quotas

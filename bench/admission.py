@@ -10,6 +10,7 @@ pods, where every twentieth pod asks for amounts that none asked for before.
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import random
@@ -26,10 +27,11 @@ from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.verbs import Extender
 from admission.quota.quota_book import QuotaBook
 from admission.serving.gc_tuning import spare_pauses
-from bench import admission_program, admission_rate, books, defrag, simulated_pods
+from bench import admission_program, admission_rate, books, defrag, roll_outs, simulated_pods
 from bench.api_process import CARDS, MODELS, node
 from bench.rows import Row, percentile
 from gpu_manager.adapters.clock import SystemClock
+from gpu_manager.adapters.score_routine import roll_out_routine
 from gpu_manager.domain.cluster.pod_charges import allocations_of
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.kube.pod import Pod, parse_pod
@@ -83,7 +85,7 @@ class Scheduler:
             self.cluster,
             quota,
             judge,
-            LeastFragmentation(self.cluster),
+            LeastFragmentation(self.cluster, routine=roll_out_routine()),
             binder,
             clock=clock if hurried else None,
         )
@@ -168,13 +170,18 @@ class Scheduler:
         return self.bind(pod, self.best(self.question(pod, fitting))) if fitting else ""
 
 
-PARTS = ("filter", "pair", "books", "containers", "defrag", "simulate", "program", "rate")
+PARTS = ("spread", "filter", "pair", "books", "containers", "defrag", "simulate", "program", "rate")
 
 
 def rows(*, full: bool, only: str = "") -> Iterator[Row]:
     """The group's table, or one part of it."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     parts = (only,) if only else PARTS
+    if "spread" in parts:
+        yield from importlib.import_module("bench.admission_spread").rows(
+            full=full
+        )  # it stands on this module
+        yield from roll_outs.rows(full=full)
     if "filter" in parts:
         for names, bar in ((500, "≤ 25"), (5000, "≤ 60")):
             yield _latency(names, bar, full=full)

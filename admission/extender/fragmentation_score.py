@@ -26,6 +26,7 @@ from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak
 from gpu_manager.domain.placement.trial_placement import groups_of
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
+from gpu_manager.domain.score.fragmentation import RollOutRoutine
 from gpu_manager.domain.score.multi_gpu_slots import Loss, with_kept
 from gpu_manager.domain.score.request_mix import Arrivals, Mix, RequestShape, Stock
 from gpu_manager.domain.score.scorer import Scorer, in_all, with_neighbours
@@ -72,7 +73,9 @@ class _NextEpoch:
         known: Mapping[_Key, tuple[Cost, NodeChange, Loss]],
         recent: Sequence[Sequence[_Key]],
         at: int,
+        routine: RollOutRoutine | None,
     ) -> None:
+        self._routine = routine
         self._mix, self._nodes, self._known, self._recent, self.at = mix, nodes, known, recent, at
         self.epoch: _Epoch | None = None
         self._lock = threading.Lock()
@@ -85,13 +88,13 @@ class _NextEpoch:
                 moves = {
                     key: self._known[key][1] for keys in self._recent for key in keys if key in self._known
                 }
-                epoch = _Epoch(Scorer(self._mix, stock), rooms)
+                epoch = _Epoch(Scorer(self._mix, stock, routine=self._routine), rooms)
                 epoch.add({key: move for key, move in moves.items() if epoch.knows(move)})
                 self.epoch = epoch
 
     def copy(self) -> _NextEpoch:
         """An unprepared copy."""
-        return _NextEpoch(self._mix, self._nodes, self._known, self._recent, self.at)
+        return _NextEpoch(self._mix, self._nodes, self._known, self._recent, self.at, self._routine)
 
 
 class LeastFragmentation:
@@ -100,6 +103,7 @@ class LeastFragmentation:
     Among equal costs the better-joined cards win; under ``topology`` they win before the cost. Under
     ``spread`` :class:`BestFit` chooses. ``aside`` runs a job beside the caller. No node is drained for a
     waiting pod that is over the ``quota`` of its namespace; without ``quota`` no namespace is limited.
+    ``routine`` computes roll-outs; the costs are the same without it.
     """
 
     def __init__(
@@ -107,7 +111,9 @@ class LeastFragmentation:
         cluster: ClusterState,
         aside: Callable[[Callable[[], None]], None] | None = None,
         quota: QuotaBook | None = None,
+        routine: RollOutRoutine | None = None,
     ) -> None:
+        self._routine = routine
         self._cluster = cluster
         self._quota = quota
         self._aside = aside or _in_a_thread
@@ -126,7 +132,7 @@ class LeastFragmentation:
         thread.
         """
         with self._lock:  # so that every arrival is counted once
-            other = LeastFragmentation(self._cluster.copy(), lambda job: job(), self._quota)
+            other = LeastFragmentation(self._cluster.copy(), lambda job: job(), self._quota, self._routine)
             other._arrivals = self._arrivals.copy()
             other._drained = self._drained.copy(other._rooms)
             epoch, coming = self._epoch, self._next
@@ -134,7 +140,8 @@ class LeastFragmentation:
         if coming is not None:
             other._next = coming.copy()
         if epoch is not None:
-            other._epoch = _Epoch(Scorer(epoch.scorer.mix, epoch.scorer.stock), other._rooms)
+            scorer = Scorer(epoch.scorer.mix, epoch.scorer.stock, routine=self._routine)
+            other._epoch = _Epoch(scorer, other._rooms)
             other._epoch.known = epoch.known.copy()
         return other
 
@@ -277,13 +284,14 @@ class LeastFragmentation:
         """The next epoch, from what is known now: later changes do not affect it."""
         nodes, recent = self._cluster.snapshot().nodes.values(), list(self._recent.values())
         at = self._asked + max(1, round(_LEAD * len(self._arrivals)))
-        return _NextEpoch(self._arrivals.mix(), nodes, epoch.known, recent, at)
+        return _NextEpoch(self._arrivals.mix(), nodes, epoch.known, recent, at, self._routine)
 
     def _start(self) -> _Epoch:
         """A scorer for the cluster's present state, at once."""
         stock = stock_of(self._cluster.snapshot().nodes.values())
         with self._lock:
-            self._epoch, self._next = _Epoch(Scorer(self._arrivals.mix(), stock), self._rooms), None
+            scorer = Scorer(self._arrivals.mix(), stock, routine=self._routine)
+            self._epoch, self._next = _Epoch(scorer, self._rooms), None
             return self._epoch
 
     def _remember(self, request: PodRequest, keys: list[_Key]) -> None:

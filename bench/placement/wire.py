@@ -115,7 +115,7 @@ class Wire:
         ranking = self._ranking = LeastFragmentation(self._cluster, aside)
         self._extender = Extender(self._cluster, quota, judge, ranking, binder, clock=clock)
         self._hosts = {node.name: _Host(node.name, node.cpu, node.cpu, node.memory) for node in nodes}
-        self._cluster.replace(NODES, [_object(node) for node in nodes])
+        self._cluster.replace(NODES, [node_object(node, node.name) for node in nodes])
         self._cluster.replace(PODS, [])
         self._rooms = NodeRooms()
         self.uneven = 0  # answers in which not exactly one node got the 10
@@ -123,7 +123,7 @@ class Wire:
     def place(self, pod: Pod, number: int) -> str:
         """The node, empty if none takes it."""
         able = [host.name for host in self._hosts.values() if host.takes(pod)] if pod.cores else []
-        obj = _pod(pod, number)
+        obj = pod_object(pod, number)
         if self._priority and 0 < pod.cores < CORES_PER_CARD:
             obj["metadata"]["annotations"][PRIORITY] = self._priority(pod, number).value
         name = obj["metadata"]["name"]
@@ -219,15 +219,16 @@ def _args(pod: Obj, names: Sequence[str]) -> bytes:
     return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": list(names)}).encode()
 
 
-def _object(node: Node) -> Obj:
+def node_object(node: Node, name: str) -> Obj:
+    """The node under this name, as its agent describes it."""
     cards = tuple(
-        CardState(Card(i, CardUuid(f"GPU-{node.name}-{i}"), node.model, _UNITS * DEFAULT_UNIT))
+        CardState(Card(i, CardUuid(f"GPU-{name}-{i}"), node.model, _UNITS * DEFAULT_UNIT))
         for i in range(node.cards)
     )
     inventory = Inventory(DEFAULT_UNIT, cards, Topology.uniform(node.cards, Link.parse("SYS")))
     return {
         "metadata": {
-            "name": node.name,
+            "name": name,
             "annotations": {INVENTORY: encode_inventory(inventory)},
             "labels": {},
         },
@@ -235,7 +236,8 @@ def _object(node: Node) -> Obj:
     }
 
 
-def _pod(pod: Pod, number: int) -> Obj:
+def pod_object(pod: Pod, number: int) -> Obj:
+    """The pod, of one container, before it has a node."""
     limits = {CORE: str(pod.cores)} if pod.cores else {}
     if 0 < pod.cores < CORES_PER_CARD:
         limits[MEMORY] = str(pod.cores)

@@ -18,7 +18,7 @@ All sums are of integers: a value never depends on the other nodes in the same c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,26 @@ _Ints = npt.NDArray[np.int64]
 _Cards = npt.NDArray[np.unsignedinteger]  # card, room, bag
 
 
+class RollOutRoutine(Protocol):
+    """The roll-out computed elsewhere, with the same results: :mod:`gpu_manager.adapters.score_routine`."""
+
+    def __call__(
+        self,
+        free: npt.NDArray[np.uint32],
+        cpu: npt.NDArray[np.int32],
+        model: _Ints,
+        asked: npt.NDArray[np.uint32],
+        asked_cpu: npt.NDArray[np.int32],
+        least: int,
+    ) -> tuple[_Ints, _Ints]:
+        """Return the cores and units of memory left in each room, summed over bags.
+
+        ``free``: packed cards by room and card; ``cpu`` and ``model`` by room; ``asked``: packed requests by
+        step, model and bag, ``asked_cpu`` by step and bag. A room is done once all its cards are below
+        ``least``.
+        """
+
+
 class Fragmentation:
     """Fragmentation of rooms under one mix. ``parts``: the weights of the fill-up (while fractions are at
     most half of the demand) and of the roll-out.
@@ -69,9 +89,10 @@ class Fragmentation:
         parts: tuple[float, float] = (0.03, 1.0),
         bags: int = BAGS,
         alone: tuple[float, float, float] = ALONE,
+        routine: RollOutRoutine | None = None,
     ) -> None:
         """``alone``: for a demand for fractions only, the requests in the middle bag, how many times longer
-        the longest is, and the factor on the weight of the fill-up.
+        the longest is, and the factor on the weight of the fill-up. ``routine``: computes roll-outs.
         """
         near = fractions_alone(mix, sum(each.cards for each in stock.values()))
         (fill, roll), (bag, spread, kept) = parts, alone
@@ -83,7 +104,7 @@ class Fragmentation:
         self._fill = _FillUp(mix, tuple(self._models))
         middle, longer = BAG * (bag / BAG) ** near, SPREAD * (spread / SPREAD) ** near
         lengths = _lengths(middle, longer, bags)
-        self._roll = _RollOut(mix, tuple(self._models), lengths, with_memory=self._with_memory)
+        self._roll = _RollOut(mix, tuple(self._models), lengths, routine, with_memory=self._with_memory)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -162,10 +183,19 @@ class _FillUp:
 class _RollOut:
     """The roll-out estimate: bags of requests for a fraction or for one whole card."""
 
-    def __init__(self, mix: Mix, models: Sequence[str], lengths: Sequence[int], *, with_memory: bool) -> None:
+    def __init__(
+        self,
+        mix: Mix,
+        models: Sequence[str],
+        lengths: Sequence[int],
+        routine: RollOutRoutine | None = None,
+        *,
+        with_memory: bool,
+    ) -> None:
         """``lengths``: of the bags, in rising order."""
         self.bags = len(lengths)
-        self._with_memory = with_memory
+        self._routine = routine if self.bags == BAGS else None
+        self._with_memory, self._wide = with_memory, with_memory or self._routine is not None
         singles = [(shape, n) for shape, n in mix.counts if 0 < shape.cores <= CORES_PER_CARD]
         drawn = _draw([n for _, n in singles], mix.number, lengths)
         shapes = [shape for shape, _ in singles]
@@ -181,10 +211,10 @@ class _RollOut:
         self._cpu = np.array([*(s.cpu for s in shapes), 0], np.int32)[drawn]  # step, bag
         held = (drawn != len(shapes)).sum(0)
         self._first = [int((held <= step).sum()) for step in range(len(drawn))]  # bags are in rising order
-        self._cores_at = _CORES_AT if with_memory else _PLACE_BITS
+        self._cores_at = _CORES_AT if self._wide else _PLACE_BITS
         self._least = min((s.cores for s in shapes), default=CORES_PER_CARD) << self._cores_at
         self._most_cpu = int(self._cpu.sum(0, np.int64).max())
-        self._limit = np.uint32(1 << 31) if with_memory else np.uint16(1 << 15)  # more than any card has
+        self._limit = np.uint32(1 << 31) if self._wide else np.uint16(1 << 15)  # more than any card has
         # Cores and memory units of the shape with the most memory per core.
         self._steepest = max(
             ((shape.cores, min(shape.memory, _MOST_MEMORY)) for shape in shapes),
@@ -194,10 +224,10 @@ class _RollOut:
 
     @property
     def _type(self) -> type[np.uint16 | np.uint32]:
-        return np.uint32 if self._with_memory else np.uint16
+        return np.uint32 if self._wide else np.uint16
 
     def _packed(self, shape: RequestShape) -> int:
-        if not self._with_memory:
+        if not self._wide:
             return shape.cores << _PLACE_BITS
         return shape.cores << _CORES_AT | min(shape.memory, _MOST_MEMORY) << _PLACE_BITS
 
@@ -208,6 +238,9 @@ class _RollOut:
         if self._with_memory:
             packed |= np.minimum(memory, _MOST_MEMORY) << _PLACE_BITS
         packed += np.arange(cards)
+        if self._routine is not None:
+            wide, host_cpu = packed.astype(np.uint32), cpu.astype(np.int32)
+            return self._routine(wide, host_cpu, model, self._asked, self._cpu, self._least)
         free = np.repeat(packed.T.astype(self._type)[:, :, None], self.bags, axis=2)
         # Host CPU is ignored if every node has enough for the largest bag.
         host = None if cpu.min() >= self._most_cpu else np.repeat(cpu.astype(np.int32)[:, None], self.bags, 1)

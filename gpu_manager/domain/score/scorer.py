@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gpu_manager.domain.resources import CORES_PER_CARD
-from gpu_manager.domain.score.fragmentation import ALONE, Fragmentation
+from gpu_manager.domain.score.fragmentation import ALONE, Fragmentation, RollOutRoutine
 from gpu_manager.domain.score.multi_gpu_slots import ALWAYS, IDLE, MISSED, Loss, MultiGpuSlots, Rooms
 from gpu_manager.domain.score.request_mix import Mix, Stock
 
@@ -76,14 +76,16 @@ class Scorer:
         leaving: tuple[float, float] = (PACK, OPEN),
         assumed: float = ASSUMED,
         alone: tuple[float, float, float] = ALONE,
+        routine: RollOutRoutine | None = None,
     ) -> None:
         """``stock``: the cluster's cards by model; rooms of other models cannot be scored. ``leaving``:
         weights of the terms for departures; ``assumed``: departures assumed for the second of them before any
-        pod has left. ``alone``: as for :class:`~gpu_manager.domain.score.fragmentation.Fragmentation`.
+        pod has left. ``alone``, ``routine``: as for
+        :class:`~gpu_manager.domain.score.fragmentation.Fragmentation`.
         """
         self.mix = mix
         self.stock = dict(stock)
-        self.waste = Fragmentation(mix, stock, parts, alone=alone)
+        self.waste = Fragmentation(mix, stock, parts, alone=alone, routine=routine)
         self.places = MultiGpuSlots(mix, stock, places)
         self._prices = {model: price * each for model, each in prices(mix, stock).items()}
         self._cpu_left = cpu_left
