@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gpu_manager.domain.doctor.facts import DoctorCheck, DriverFacts, Severity, Unseen, counted
+from gpu_manager.domain.doctor.facts import CheckGroup, DriverFacts, Unseen, counted, seen
 
 _CONTROL_DEVICES: Final = ("nvidiactl", "nvidia-uvm")
 
 
+DRIVER: Final = CheckGroup("driver")
+
+
+@DRIVER.trouble(
+    "no-card",
+    "The machine has no NVIDIA card, or the hypervisor hides it.",
+    "Nothing, if the node is to have none: keep the agent off it by its node selector. Else `lspci -d "
+    "10de:` must show the card.",
+)
 def _no_card(driver: DriverFacts, _: float) -> Iterator[str]:
-    if driver.pci_cards is None:
-        raise Unseen("/sys/bus/pci cannot be read")
-    if driver.pci_cards == 0 and not driver.nvml_cards:
+    pci_cards = seen(driver.pci_cards, "/sys/bus/pci cannot be read")
+    if pci_cards == 0 and not driver.nvml_cards:
         yield "the PCI bus shows no NVIDIA card"
 
 
@@ -25,18 +33,38 @@ def _with_cards(driver: DriverFacts) -> int:
     return count
 
 
+@DRIVER.trouble(
+    "driver-not-loaded",
+    "The machine has a card, but no driver is loaded.",
+    "Install the NVIDIA driver of the card's generation; with the GPU operator name its root with "
+    "`--driver-root`. `modprobe nvidia` says why it does not load; with Secure Boot its modules must be "
+    "signed.",
+)
 def _not_loaded(driver: DriverFacts, _: float) -> Iterator[str]:
     count = _with_cards(driver)
     if driver.kernel is None and driver.nvml_cards is None:
         yield f"the PCI bus shows {counted(count, 'NVIDIA card')}, but no NVIDIA kernel module is loaded"
 
 
+@DRIVER.trouble(
+    "driver-library-missing",
+    "The driver's libraries, which containers need, were not found.",
+    "Install the NVIDIA driver of the card's generation; with the GPU operator name its root with "
+    "`--driver-root`.",
+)
 def _no_library(driver: DriverFacts, _: float) -> Iterator[str]:
     _with_cards(driver)
     if driver.library is None:
         yield driver.library_problem or "the driver's libraries were not found"
 
 
+@DRIVER.trouble(
+    "driver-mismatch",
+    "The driver was upgraded on disk while the old kernel module stayed loaded: new containers fail with a "
+    "version mismatch.",
+    "Reboot the node, or drain it, take the agent off it (it holds the driver open), and reload the kernel "
+    "modules (`rmmod nvidia_uvm nvidia; modprobe nvidia`).",
+)
 def _mismatch(driver: DriverFacts, _: float) -> Iterator[str]:
     _with_cards(driver)
     if driver.kernel is None or not driver.library:
@@ -45,21 +73,24 @@ def _mismatch(driver: DriverFacts, _: float) -> Iterator[str]:
         yield f"the loaded kernel module is {driver.kernel}, the libraries on disk are {driver.library}"
 
 
+@DRIVER.trouble(
+    "nvml-unusable",
+    "NVML, by which cards are listed and measured, does not answer.",
+    "Follow the message; `nvidia-smi` on the node must work first.",
+)
 def _nvml(driver: DriverFacts, _: float) -> Iterator[str]:
     _with_cards(driver)
-    if driver.nvml_problem is None:
-        raise Unseen("NVML was not asked")
-    if driver.nvml_problem:
-        yield driver.nvml_problem
+    nvml_problem = seen(driver.nvml_problem, "NVML was not asked")
+    if nvml_problem:
+        yield nvml_problem
 
 
-def _enforced_elsewhere(driver: DriverFacts, _: float) -> Iterator[str]:
-    if driver.enforcers is None:
-        raise Unseen("the node's processes cannot be seen")
-    for name in driver.enforcers:
-        yield f"{name} runs here, and holds programs to shares of its own"
-
-
+@DRIVER.trouble(
+    "card-not-driven",
+    "A card that the bus shows is not served by the driver: fallen off the bus, bound to vfio, or too old "
+    "for this driver.",
+    "Look for NVRM and Xid lines in `dmesg`; a card passed to a virtual machine is meant to be missing.",
+)
 def _cards_lost(driver: DriverFacts, _: float) -> Iterator[str]:
     _with_cards(driver)
     if driver.pci_cards is None or driver.nvml_cards is None:
@@ -68,6 +99,12 @@ def _cards_lost(driver: DriverFacts, _: float) -> Iterator[str]:
         yield f"the PCI bus shows {counted(driver.pci_cards, 'NVIDIA card')}, the driver {driver.nvml_cards}"
 
 
+@DRIVER.trouble(
+    "device-node-missing",
+    "Without the nodes in /dev no container can open a card; /dev/nvidia-uvm appears with the first use "
+    "only.",
+    "`nvidia-modprobe -u -c=0` on the host makes them; nvidia-persistenced keeps them over reboots.",
+)
 def _no_device(driver: DriverFacts, _: float) -> Iterator[str]:
     count = _with_cards(driver)
     for name in _CONTROL_DEVICES:
@@ -79,120 +116,29 @@ def _no_device(driver: DriverFacts, _: float) -> Iterator[str]:
         yield f"{counted(wanted, 'card')}, {counted(nodes, 'file')} /dev/nvidia<n>"
 
 
+@DRIVER.warning(
+    "driver-upgraded",
+    "The driver was upgraded under running pods: they run on with the old libraries, and mixed with new "
+    "ones a restart of one container fails.",
+    "Restart those pods once the node runs the new driver.",
+)
 def _upgraded(driver: DriverFacts, _: float) -> Iterator[str]:
     _with_cards(driver)
-    if driver.in_use is None:
-        raise Unseen("other processes cannot be seen: run as root in the host's PID namespace")
+    in_use = seen(driver.in_use, "other processes cannot be seen: run as root in the host's PID namespace")
     if not driver.library:
         raise Unseen("the version of the driver's libraries is not known")
-    for version, count in sorted(driver.in_use.items()):
+    for version, count in sorted(in_use.items()):
         if version != driver.library:
             is_or_are = "process has" if count == 1 else "processes have"
             yield f"{count} {is_or_are} libcuda {version} open, the node now has {driver.library}"
 
 
-DRIVER: Final = (
-    DoctorCheck(
-        id="no-card",
-        group="driver",
-        severity=Severity.TROUBLE,
-        what="The machine has no NVIDIA card, or the hypervisor hides it.",
-        cure=(
-            "Nothing, if the node is to have none: keep the agent off it by its node selector. Else "
-            "`lspci -d 10de:` must show the card."
-        ),
-        judge=_no_card,
-    ),
-    DoctorCheck(
-        id="driver-not-loaded",
-        group="driver",
-        severity=Severity.TROUBLE,
-        what="The machine has a card, but no driver is loaded.",
-        cure=(
-            "Install the NVIDIA driver of the card's generation; with the GPU operator name its root "
-            "with `--driver-root`. `modprobe nvidia` says why it does not load; with Secure Boot its "
-            "modules must be signed."
-        ),
-        judge=_not_loaded,
-    ),
-    DoctorCheck(
-        id="driver-library-missing",
-        group="driver",
-        severity=Severity.TROUBLE,
-        what="The driver's libraries, which containers need, were not found.",
-        cure=(
-            "Install the NVIDIA driver of the card's generation; with the GPU operator name its root "
-            "with `--driver-root`."
-        ),
-        judge=_no_library,
-    ),
-    DoctorCheck(
-        id="driver-mismatch",
-        group="driver",
-        severity=Severity.TROUBLE,
-        what=(
-            "The driver was upgraded on disk while the old kernel module stayed loaded: new containers "
-            "fail with a version mismatch."
-        ),
-        cure=(
-            "Reboot the node, or drain it, take the agent off it (it holds the driver open), and reload the "
-            "kernel modules (`rmmod nvidia_uvm nvidia; modprobe nvidia`)."
-        ),
-        judge=_mismatch,
-    ),
-    DoctorCheck(
-        id="nvml-unusable",
-        group="driver",
-        severity=Severity.TROUBLE,
-        what="NVML, by which cards are listed and measured, does not answer.",
-        cure="Follow the message; `nvidia-smi` on the node must work first.",
-        judge=_nvml,
-    ),
-    DoctorCheck(
-        id="card-not-driven",
-        group="driver",
-        severity=Severity.TROUBLE,
-        what=(
-            "A card that the bus shows is not served by the driver: fallen off the bus, bound to vfio, "
-            "or too old for this driver."
-        ),
-        cure=(
-            "Look for NVRM and Xid lines in `dmesg`; a card passed to a virtual machine is meant to be "
-            "missing."
-        ),
-        judge=_cards_lost,
-    ),
-    DoctorCheck(
-        id="device-node-missing",
-        group="driver",
-        severity=Severity.TROUBLE,
-        what=(
-            "Without the nodes in /dev no container can open a card; /dev/nvidia-uvm appears with the "
-            "first use only."
-        ),
-        cure="`nvidia-modprobe -u -c=0` on the host makes them; nvidia-persistenced keeps them over reboots.",
-        judge=_no_device,
-    ),
-    DoctorCheck(
-        id="driver-upgraded",
-        group="driver",
-        severity=Severity.WARNING,
-        what=(
-            "The driver was upgraded under running pods: they run on with the old libraries, and mixed "
-            "with new ones a restart of one container fails."
-        ),
-        cure="Restart those pods once the node runs the new driver.",
-        judge=_upgraded,
-    ),
-    DoctorCheck(
-        id="enforced-elsewhere",
-        group="driver",
-        severity=Severity.WARNING,
-        what="Another system holds programs on this node to shares: neither knows what the other has given.",
-        cure=(
-            "Keep one of them on a node: end the daemon, or take the label of the agent's nodes away "
-            "(`nvidia-device-enable`). docs/which.md says when which."
-        ),
-        judge=_enforced_elsewhere,
-    ),
+@DRIVER.warning(
+    "enforced-elsewhere",
+    "Another system holds programs on this node to shares: neither knows what the other has given.",
+    "Keep one of them on a node: end the daemon, or take the label of the agent's nodes away "
+    "(`nvidia-device-enable`). docs/which.md says when which.",
 )
+def _enforced_elsewhere(driver: DriverFacts, _: float) -> Iterator[str]:
+    for name in seen(driver.enforcers, "the node's processes cannot be seen"):
+        yield f"{name} runs here, and holds programs to shares of its own"

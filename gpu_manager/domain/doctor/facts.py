@@ -8,10 +8,10 @@ the API server and are untrusted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from gpu_manager.domain.contract import Inventory
 from gpu_manager.domain.kube.label_selectors import Term
@@ -265,6 +265,32 @@ class DoctorCheck:
     judge: Callable[[Any, float], Iterable[str]]
 
 
+_J = TypeVar("_J", bound=Callable[[Any, float], Iterable[str]])
+
+
+class CheckGroup(list[DoctorCheck]):
+    """The checks that judge one part of the facts, in reading order. Its methods decorate their judges."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__()
+        self._group = group
+
+    def trouble(self, name: str, what: str, cure: str) -> Callable[[_J], _J]:
+        """Add a check for a problem that keeps pods from their shares, or shares from being enforced."""
+        return self._add(name, Severity.TROUBLE, what, cure)
+
+    def warning(self, name: str, what: str, cure: str) -> Callable[[_J], _J]:
+        """Add a check for a problem that will become trouble, or may."""
+        return self._add(name, Severity.WARNING, what, cure)
+
+    def _add(self, name: str, severity: Severity, what: str, cure: str) -> Callable[[_J], _J]:
+        def added(judge: _J) -> _J:
+            self.append(DoctorCheck(name, self._group, severity, what, cure, judge))
+            return judge
+
+        return added
+
+
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
     """A case that a check found, as a sentence with its values."""
@@ -296,16 +322,19 @@ class Report:
         return not any(f.check.severity is Severity.TROUBLE for f in self.findings)
 
 
-_SHOWN: Final = 10  # cases of one check that are named; the rest is counted
-
 T = TypeVar("T")
+
+
+def seen(value: T | None, why: str) -> T:
+    """Return the value. Raises Unseen with ``why`` if it is None."""
+    if value is None:
+        raise Unseen(why)
+    return value
 
 
 def known(cluster: ClusterFacts, value: T | None, part: str) -> T:
     """Return the part. Raises Unseen with the API server's reason if it is None."""
-    if value is None:
-        raise Unseen(cluster.refused.get(part, f"the API server did not show {part}"))
-    return value
+    return seen(value, cluster.refused.get(part, f"the API server did not show {part}"))
 
 
 def nodes_of(cluster: ClusterFacts) -> Sequence[DoctorNode]:
@@ -321,10 +350,3 @@ def pods_of(cluster: ClusterFacts) -> Sequence[PodFacts]:
 def counted(count: int, what: str) -> str:
     """Format a count with its noun: ``1 card``, ``2 cards``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def bounded(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the first cases, then the number of the others."""
-    yield from lines[:_SHOWN]
-    if len(lines) > _SHOWN:
-        yield f"and {len(lines) - _SHOWN} more like these"

@@ -5,31 +5,54 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gpu_manager.domain.doctor.facts import DoctorCheck, RuntimeFacts, Severity, Unseen
+from gpu_manager.domain.doctor.facts import CheckGroup, RuntimeFacts, Unseen, seen
 from gpu_manager.domain.errors import printable
 
 _FIRST_TOOLKIT_OF_V2: Final = (1, 8, 0)
 
 
+RUNTIME: Final = CheckGroup("runtime")
+
+
+@RUNTIME.trouble(
+    "cri-socket-wrong",
+    "The kubelet is configured for a runtime socket that does not exist.",
+    "Set containerRuntimeEndpoint of the kubelet's configuration to the socket that exists, and restart the "
+    "kubelet.",
+)
 def _wrong_socket(runtime: RuntimeFacts, _: float) -> Iterator[str]:
-    if runtime.cri is None:
-        raise Unseen("the kubelet's configuration does not say which socket it uses")
-    if runtime.cri not in runtime.sockets:
+    cri = seen(runtime.cri, "the kubelet's configuration does not say which socket it uses")
+    if cri not in runtime.sockets:
         there = ", ".join(runtime.sockets) or "none"
-        yield f"the kubelet is told to use {runtime.cri}, which does not exist; there is {there}"
+        yield f"the kubelet is told to use {cri}, which does not exist; there is {there}"
 
 
+@RUNTIME.trouble(
+    "runtime-config-broken",
+    "The runtime will not start again with the files that it has now.",
+    "Write the imported file in the version of the first, or bring the first to that of the import.",
+)
 def _broken(runtime: RuntimeFacts, _: float) -> Iterator[str]:
     if runtime.broken:
         yield runtime.broken
 
 
+@RUNTIME.trouble(
+    "runtime-binary-missing",
+    "A configured runtime has no binary: pods that use it fail with `executable file not found`.",
+    "Install nvidia-container-toolkit, or remove the runtime: `direct` and `cdi` need no NVIDIA runtime.",
+)
 def _runtime_binary(runtime: RuntimeFacts, _: float) -> Iterator[str]:
     for name in sorted(runtime.missing):
         default = ", and it is the default" if name == runtime.default_runtime else ""
         yield f"runtime {name} in {runtime.config} is {runtime.runtimes.get(name, '')}, not there{default}"
 
 
+@RUNTIME.trouble(
+    "default-runtime-wrong",
+    "The default runtime is not configured: no pod without a runtimeClass starts.",
+    "Set default_runtime_name to `runc`, or configure the runtime it names.",
+)
 def _default_unknown(runtime: RuntimeFacts, _: float) -> Iterator[str]:
     name = runtime.default_runtime
     if name and runtime.runtimes and name not in runtime.runtimes:
@@ -37,6 +60,12 @@ def _default_unknown(runtime: RuntimeFacts, _: float) -> Iterator[str]:
         yield f"{runtime.config}: default_runtime_name is {name}, configured are {known}"
 
 
+@RUNTIME.warning(
+    "cdi-off",
+    "The runtime reads no CDI specs. Cards are injected another way; `--device-injection cdi` would fail.",
+    "Nothing, or set `enable_cdi = true` (containerd 1.7; 2 has it on) with `/var/run/cdi` among "
+    "cdi_spec_dirs, and restart containerd.",
+)
 def _cdi_off(runtime: RuntimeFacts, _: float) -> Iterator[str]:
     if runtime.cdi is None:
         raise Unseen("no configuration shows whether the runtime reads CDI specs")
@@ -48,6 +77,12 @@ def _uses_toolkit(runtime: RuntimeFacts) -> bool:
     return runtime.strategy == "nvidia" or "nvidia" in runtime.default_runtime
 
 
+@RUNTIME.trouble(
+    "devices-allow",
+    "The NVIDIA runtime on the node is older than cgroup v2.",
+    "Upgrade nvidia-container-toolkit and libnvidia-container to 1.8 or newer, or take `nvidia` out as "
+    "default runtime: `direct` needs neither.",
+)
 def _devices_allow(runtime: RuntimeFacts, _: float) -> Iterator[str]:
     if not _uses_toolkit(runtime):
         return
@@ -61,6 +96,11 @@ def _devices_allow(runtime: RuntimeFacts, _: float) -> Iterator[str]:
         )
 
 
+@RUNTIME.warning(
+    "devices-lost-on-reload",
+    "systemd removes access to devices that it does not know of.",
+    "Use CDI (`enable_cdi = true`) or `--device-injection direct`: both tell the runtime of every device.",
+)
 def _lost_on_reload(runtime: RuntimeFacts, _: float) -> Iterator[str]:
     if runtime.strategy == "nvidia" and runtime.systemd_cgroup:
         yield (
@@ -69,6 +109,12 @@ def _lost_on_reload(runtime: RuntimeFacts, _: float) -> Iterator[str]:
         )
 
 
+@RUNTIME.warning(
+    "cards-by-variable",
+    "Any pod can name cards by a variable.",
+    "Set accept-nvidia-visible-devices-envvar-when-unprivileged = false in the toolkit's config.toml: cards "
+    "are then injected by device nodes. Or turn CDI on (`enable_cdi = true`).",
+)
 def _cards_by_variable(runtime: RuntimeFacts, _: float) -> Iterator[str]:
     if runtime.by_variable or runtime.strategy == "nvidia":
         default = f" {printable(runtime.default_runtime)}, the default," if runtime.default_runtime else ""
@@ -77,92 +123,3 @@ def _cards_by_variable(runtime: RuntimeFacts, _: float) -> Iterator[str]:
             f"the NVIDIA runtime{default} shows a container every card that NVIDIA_VISIBLE_DEVICES names, "
             f"also where its image sets it to all: pods that ask for no card are not judged{own}"
         )
-
-
-RUNTIME: Final = (
-    DoctorCheck(
-        id="cri-socket-wrong",
-        group="runtime",
-        severity=Severity.TROUBLE,
-        what="The kubelet is configured for a runtime socket that does not exist.",
-        cure=(
-            "Set containerRuntimeEndpoint of the kubelet's configuration to the socket that exists, and "
-            "restart the kubelet."
-        ),
-        judge=_wrong_socket,
-    ),
-    DoctorCheck(
-        id="runtime-config-broken",
-        group="runtime",
-        severity=Severity.TROUBLE,
-        what="The runtime will not start again with the files that it has now.",
-        cure="Write the imported file in the version of the first, or bring the first to that of the import.",
-        judge=_broken,
-    ),
-    DoctorCheck(
-        id="runtime-binary-missing",
-        group="runtime",
-        severity=Severity.TROUBLE,
-        what="A configured runtime has no binary: pods that use it fail with `executable file not found`.",
-        cure=(
-            "Install nvidia-container-toolkit, or remove the runtime: `direct` and `cdi` need no "
-            "NVIDIA runtime."
-        ),
-        judge=_runtime_binary,
-    ),
-    DoctorCheck(
-        id="default-runtime-wrong",
-        group="runtime",
-        severity=Severity.TROUBLE,
-        what="The default runtime is not configured: no pod without a runtimeClass starts.",
-        cure="Set default_runtime_name to `runc`, or configure the runtime it names.",
-        judge=_default_unknown,
-    ),
-    DoctorCheck(
-        id="cdi-off",
-        group="runtime",
-        severity=Severity.WARNING,
-        what=(
-            "The runtime reads no CDI specs. Cards are injected another way; `--device-injection cdi` would "
-            "fail."
-        ),
-        cure=(
-            "Nothing, or set `enable_cdi = true` (containerd 1.7; 2 has it on) with `/var/run/cdi` among "
-            "cdi_spec_dirs, and restart containerd."
-        ),
-        judge=_cdi_off,
-    ),
-    DoctorCheck(
-        id="devices-allow",
-        group="runtime",
-        severity=Severity.TROUBLE,
-        what="The NVIDIA runtime on the node is older than cgroup v2.",
-        cure=(
-            "Upgrade nvidia-container-toolkit and libnvidia-container to 1.8 or newer, or take `nvidia` "
-            "out as default runtime: `direct` needs neither."
-        ),
-        judge=_devices_allow,
-    ),
-    DoctorCheck(
-        id="devices-lost-on-reload",
-        group="runtime",
-        severity=Severity.WARNING,
-        what="systemd removes access to devices that it does not know of.",
-        cure=(
-            "Use CDI (`enable_cdi = true`) or `--device-injection direct`: both tell the runtime of "
-            "every device."
-        ),
-        judge=_lost_on_reload,
-    ),
-    DoctorCheck(
-        id="cards-by-variable",
-        group="runtime",
-        severity=Severity.WARNING,
-        what="Any pod can name cards by a variable.",
-        cure=(
-            "Set accept-nvidia-visible-devices-envvar-when-unprivileged = false in the toolkit's "
-            "config.toml: cards are then injected by device nodes. Or turn CDI on (`enable_cdi = true`)."
-        ),
-        judge=_cards_by_variable,
-    ),
-)

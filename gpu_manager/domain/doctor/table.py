@@ -16,6 +16,7 @@ from gpu_manager.domain.doctor.facts import (
     Severity,
     Skipped,
     Unseen,
+    seen,
 )
 from gpu_manager.domain.doctor.kubelet import BOTH, KUBELET
 from gpu_manager.domain.doctor.nodes import NODES
@@ -29,6 +30,7 @@ _NO_NODE: Final = (
     "`gpu-manager sandbox --demo` shows it at work without either; on a node, run this again; "
     "`kubectl vcuda doctor` looks at a cluster from outside"
 )
+_SHOWN: Final = 10  # cases of one check of a cluster that are named; the rest is counted
 _ORDER: Final = (Severity.TROUBLE, Severity.WARNING)
 
 
@@ -40,6 +42,8 @@ def examine(facts: Facts, checks: Sequence[DoctorCheck] = CHECKS) -> Report:
     for check in checks:
         try:
             texts = list(check.judge(_group(facts, check.group), facts.now))
+            if check.group == "cluster" and len(texts) > _SHOWN:
+                texts[_SHOWN:] = [f"and {len(texts) - _SHOWN} more like these"]
         except Unseen as why:
             unseen.setdefault(str(why), []).append(check.id)
             continue
@@ -53,12 +57,10 @@ def examine(facts: Facts, checks: Sequence[DoctorCheck] = CHECKS) -> Report:
 
 def _group(facts: Facts, name: str) -> Any:
     """Return the part of the facts that a check receives. Raises Unseen if it was not read."""
-    parts = []
-    for part in name.split("+"):
-        found = getattr(facts, part)
-        if found is None:
-            raise Unseen(facts.blind.get(part, f"the {part} was not looked at"))
-        parts.append(found)
+    parts = [
+        seen(getattr(facts, part), facts.blind.get(part, f"the {part} was not looked at"))
+        for part in name.split("+")
+    ]
     return parts[0] if len(parts) == 1 else tuple(parts)
 
 
