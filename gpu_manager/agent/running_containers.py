@@ -21,9 +21,7 @@ from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.cards import Cards
 from gpu_manager.ports.clock import Clock
 from gpu_manager.runtime import threads
-from gpu_manager.servers.account_metrics import AccountMetrics
-from gpu_manager.servers.gate_metrics import GateMetrics
-from gpu_manager.servers.guards import GuardMetrics
+from gpu_manager.servers.enforcement_metrics import AccountMetrics, GateMetrics, GuardMetrics
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import LimitPages

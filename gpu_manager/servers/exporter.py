@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -26,7 +27,7 @@ from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.runtime import threads
 from gpu_manager.runtime.scrape import counter_by_label
 from gpu_manager.servers import series
-from gpu_manager.servers.series import View
+from gpu_manager.servers.series import Family, View
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.cards.health import CardXids
@@ -44,8 +45,9 @@ _UNREADABLE = (
 _FAILURES = ("vcuda_thread_failures", "Unexpected errors in the agent's own threads, which went on", "thread")
 
 
-class Exporter(Collector):
-    """What is sampled for ``/metric`` of books and usage; what is counted is in :class:`ServiceMetrics`.
+@dataclass(eq=False, kw_only=True)
+class _Sources:
+    """The sources of a scrape beside books and usage; by default they report nothing.
 
     ``events`` counts what happened to the cards, ``xids`` the XIDs of each, ``offered_elsewhere`` names those
     that another device plugin offers too, ``energy`` is what was used of each, ``outside`` what processes of
@@ -56,106 +58,97 @@ class Exporter(Collector):
     agent evicts by its own right, ``pods`` are the node's, by name.
     """
 
-    def __init__(
-        self,
-        state: NodeState,
-        usage: UsageSampler,
-        version: str,
-        *,
-        legacy: bool = True,
-        bills: Callable[[], Bills] = Bills,
-        events: Callable[[], Mapping[str, int]] = dict,
-        xids: Callable[[], Mapping[CardUuid, CardXids]] = dict,
-        offered_elsewhere: Callable[[], Mapping[CardUuid, str]] = dict,
-        energy: Callable[[], Mapping[tuple[CardUuid, Holder], float]] = dict,
-        outside: Callable[[], Mapping[CardUuid, int]] = dict,
-        writes_dropped: Callable[[], int] = int,
-        unreadable: Callable[[], Mapping[str, int]] = dict,
-        kubelet_unverified: Callable[[], bool] = bool,
-        pages_among_others: Callable[[], int] = int,
-        evicts_itself: bool = False,
-        pods: Callable[[], Mapping[str, Sequence[KnownPod]]] = dict,
-        sized: Callable[[], Sequence[Sized]] = tuple,
-        front: Callable[[], Front] = lambda: Front.PLUGIN,
-    ) -> None:
-        self._state = state
-        self._usage = usage
-        self._version = version
-        self._legacy = legacy
-        self._bills = bills
-        self._events = events
-        self._xids = xids
-        self._offered_elsewhere = offered_elsewhere
-        self._energy = energy
-        self._outside = outside
-        self._writes_dropped = writes_dropped
-        self._unreadable = unreadable
-        self._kubelet_unverified = kubelet_unverified
-        self._pages_among_others = pages_among_others
-        self._evicts_itself = evicts_itself
-        self._pods = pods
-        self._sized = sized
-        self._front = front
+    legacy: bool = True
+    bills: Callable[[], Bills] = Bills
+    events: Callable[[], Mapping[str, int]] = dict
+    xids: Callable[[], Mapping[CardUuid, CardXids]] = dict
+    offered_elsewhere: Callable[[], Mapping[CardUuid, str]] = dict
+    energy: Callable[[], Mapping[tuple[CardUuid, Holder], float]] = dict
+    outside: Callable[[], Mapping[CardUuid, int]] = dict
+    writes_dropped: Callable[[], int] = int
+    unreadable: Callable[[], Mapping[str, int]] = dict
+    kubelet_unverified: Callable[[], bool] = bool
+    pages_among_others: Callable[[], int] = int
+    evicts_itself: bool = False
+    pods: Callable[[], Mapping[str, Sequence[KnownPod]]] = dict
+    sized: Callable[[], Sequence[Sized]] = tuple
+    front: Callable[[], Front] = lambda: Front.PLUGIN
+
+    def families(self, view: View, version: str, age: float) -> Iterator[Metric]:
+        """Every family, of a sample that is ``age`` seconds old."""
+        yield from series.cards(view)
+        yield from series.xids(view, self.xids())
+        yield from series.containers(view)
+        yield from series.claims(view)
+        yield from series.energy(view, self.energy())
+        yield series.outside(view, self.outside())
+        yield from series.advised(self.sized())
+        if self.legacy:
+            yield from series.legacy(view)
+        yield from booked_shares(view)
+        yield from bills(self.bills(), view.node.name)
+        yield from _node(view, version, age)
+        yield _other_plugins(view, self.offered_elsewhere())
+        yield counter_by_label(*_EVENTS, self.events())
+        yield counter_by_label(*_UNREADABLE, self.unreadable())
+        yield from (family.of((), [((), self)]) for family in _OF_AGENT)
+        yield _marked(self.pods())
+
+
+_OF_AGENT: tuple[Family[_Sources], ...] = (
+    Family(
+        "vcuda_api_writes_dropped",
+        "Events and annotations given up because too many waited for the API server",
+        lambda agent: agent.writes_dropped(),
+        CounterMetricFamily,
+    ),
+    Family(
+        "vcuda_kubelet_unverified",
+        "1 while the kubelet's certificate cannot be verified: it gets no token, and the API server is asked",
+        lambda agent: float(agent.kubelet_unverified()),
+    ),
+    Family(
+        "vcuda_pages_on_node_file_system",
+        "Containers whose control pages lie on the file system of the node's /run, which they can fill",
+        lambda agent: agent.pages_among_others(),
+    ),
+    Family(
+        "vcuda_evicts_itself",
+        "1 if the agent evicts pods with its own account, which may evict those of every node too",
+        lambda agent: float(agent.evicts_itself),
+    ),
+)
+
+
+@dataclass(eq=False)
+class Exporter(_Sources, Collector):
+    """What is sampled for ``/metric`` of books and usage; what is counted is in :class:`ServiceMetrics`."""
+
+    state: NodeState
+    usage: UsageSampler
+    version: str
 
     def describe(self) -> Iterable[Metric]:
         """Every family without its series, so that the registry refuses a name that is taken."""
-        return describe(legacy=self._legacy)
+        return describe(legacy=self.legacy)
 
     def collect(self) -> Iterator[Metric]:
         """Build every family from the present state."""
-        sample = self._usage.last
-        now = self._state.view
+        sample = self.usage.last
+        now = self.state.view
         booked = {s.card.uuid: now.ledger.booked(s.card.uuid) for s in now.node.cards}
         part = fragmentation(now.ledger, now.node)
-        sides = now.sides if now.sides is not None else sides_of(self._front(), now.node.cards)
+        sides = now.sides if now.sides is not None else sides_of(self.front(), now.node.cards)
         view = View(now.node, now.grants, booked, part, sample, sides)
-        yield from series.cards(view)
-        yield from series.xids(view, self._xids())
-        yield from series.containers(view)
-        yield from series.claims(view)
-        yield from series.energy(view, self._energy())
-        yield series.outside(view, self._outside())
-        yield from series.advised(self._sized())
-        if self._legacy:
-            yield from series.legacy(view)
-        yield from booked_shares(view)
-        yield from bills(self._bills(), view.node.name)
-        yield from _node(view, self._version, max(0.0, time.monotonic() - sample.at))
-        yield _other_plugins(view, self._offered_elsewhere())
-        yield counter_by_label(*_EVENTS, self._events())
+        yield from self.families(view, self.version, max(0.0, time.monotonic() - sample.at))
         yield counter_by_label(*_FAILURES, threads.failures())
-        yield _writes_dropped(self._writes_dropped())
-        yield counter_by_label(*_UNREADABLE, self._unreadable())
-        yield _unverified(self._kubelet_unverified())
-        yield _among_others(self._pages_among_others())
-        yield _evicts(itself=self._evicts_itself)
-        yield _marked(self._pods())
 
 
 def describe(*, legacy: bool = True) -> Iterator[Metric]:
     """The families as they are without cards, containers and history."""
     view = View(NodeCards.of("", DEFAULT_UNIT, (), Topology(())))
-    yield from series.cards(view)
-    yield from series.xids(view, {})
-    yield from series.containers(view)
-    yield from series.claims(view)
-    yield from series.energy(view, {})
-    yield series.outside(view, {})
-    yield from series.advised(())
-    if legacy:
-        yield from series.legacy(view)
-    yield from booked_shares(view)
-    yield from bills(Bills(), "")
-    yield from _node(view, "", 0.0)
-    yield _other_plugins(view, {})
-    yield counter_by_label(*_EVENTS, {})
+    yield from _Sources(legacy=legacy).families(view, "", 0.0)
     yield counter_by_label(*_FAILURES, {})
-    yield _writes_dropped(0)
-    yield counter_by_label(*_UNREADABLE, {})
-    yield _unverified(False)  # noqa: FBT003 - the gauge's value
-    yield _among_others(0)
-    yield _evicts(itself=False)
-    yield _marked({})
 
 
 def _other_plugins(view: View, offers: Mapping[CardUuid, str]) -> Metric:
@@ -168,23 +161,6 @@ def _other_plugins(view: View, offers: Mapping[CardUuid, str]) -> Metric:
         if state.card.uuid in offers:
             family.add_metric((state.card.uuid, str(state.card.index), offers[state.card.uuid]), 1)
     return family
-
-
-def _writes_dropped(count: int) -> Metric:
-    text = "Events and annotations given up because too many waited for the API server"
-    return CounterMetricFamily("vcuda_api_writes_dropped", text, value=count)
-
-
-def _unverified(is_so: bool) -> Metric:  # noqa: FBT001 - the gauge's value
-    text = (
-        "1 while the kubelet's certificate cannot be verified: it gets no token, and the API server is asked"
-    )
-    return GaugeMetricFamily("vcuda_kubelet_unverified", text, value=float(is_so))
-
-
-def _among_others(count: int) -> Metric:
-    text = "Containers whose control pages lie on the file system of the node's /run, which they can fill"
-    return GaugeMetricFamily("vcuda_pages_on_node_file_system", text, value=count)
 
 
 def _node(view: View, version: str, age: float) -> Iterator[Metric]:
@@ -273,11 +249,6 @@ def booked_shares(view: View) -> Iterator[Metric]:
         memory.add_metric(whose, amount.memory)
     yield cores
     yield memory
-
-
-def _evicts(*, itself: bool) -> Metric:
-    text = "1 if the agent evicts pods with its own account, which may evict those of every node too"
-    return GaugeMetricFamily("vcuda_evicts_itself", text, value=float(itself))
 
 
 def _marked(known: Mapping[str, Sequence[KnownPod]]) -> Metric:

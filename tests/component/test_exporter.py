@@ -23,8 +23,8 @@ from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.ports.cards import CardUse, ProcessUse
 from gpu_manager.ports.control_pages import TenantUse
+from gpu_manager.servers.enforcement_metrics import describe_guards
 from gpu_manager.servers.exporter import Exporter, describe
-from gpu_manager.servers.guards import describe as describe_guards
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.allocation.unidentified_grants import UNIDENTIFIED
 from gpu_manager.services.billing import SAVE_SECONDS, BillMeter

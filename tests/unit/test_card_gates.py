@@ -14,7 +14,7 @@ from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.control_pages import GateReading, GateWatch, WatchedTenant
-from gpu_manager.servers.gate_metrics import GateMetrics, describe
+from gpu_manager.servers.enforcement_metrics import GateMetrics, describe_gates
 from gpu_manager.services.allocation.books import Grant
 from gpu_manager.services.enforcement.gates import CardGates
 from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse
@@ -232,7 +232,7 @@ def test_the_metrics_name_the_card():
     rig.broken = "gone"
     rig.service.look()
     assert "vcuda_gate_closed_seconds_total{" not in generate_latest(registry).decode(), "absent is not zero"
-    assert {family.name for family in describe()} == {
+    assert {family.name for family in describe_gates()} == {
         "vcuda_protected_wait_seconds",
         "vcuda_gate_closed_seconds",
         "vcuda_protected_beside_normal",

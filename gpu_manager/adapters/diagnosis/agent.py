@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -30,20 +31,24 @@ def gather_agent(url: str, read: Read) -> AgentFacts:
         samples = _samples(read("/metric"))
     except (NodeUnready, ValueError):
         return facts
-    named = _named(samples, "vcuda_container_enforcement", "state")
-    return AgentFacts(
-        facts.url,
-        facts.version,
-        facts.ready,
-        facts.why,
-        facts.closed,
-        whole_only=facts.whole_only,
-        numa_policy=facts.numa_policy,
+
+    def by(name: str, label: str) -> dict[str, int]:
+        return {labels[label]: int(count) for labels, count in samples.get(name, ())}
+
+    def number(name: str) -> float | None:
+        return next((value for _, value in samples.get(name, ())), None)
+
+    def flag(name: str) -> bool:
+        return any(value for _, value in samples.get(name, ()))
+
+    stranded = number("vcuda_stranded_containers")
+    return replace(
+        facts,
         outside={
             f"{labels.get('card')} ({printable(labels.get('uuid', ''))})": int(value)
             for labels, value in samples.get("vcuda_card_memory_outside_bytes", ())
         },
-        enforced=dict(named),
+        enforced=dict(_named(samples, "vcuda_container_enforcement", "state")),
         evading=tuple(f"{who}: {how}" for who, how in _named(samples, "vcuda_container_evading", "reason")),
         blind=tuple(
             labels["lacks"] for labels, value in samples.get("vcuda_evasion_detection_blind", ()) if value
@@ -53,21 +58,14 @@ def gather_agent(url: str, read: Read) -> AgentFacts:
             for labels, value in samples.get("vcuda_card_without_witness", ())
             if value
         ),
-        notes={
-            labels["kind"]: int(count) for labels, count in samples.get("vcuda_library_messages_total", ())
-        },
-        unreadable={
-            labels["resource"]: int(count)
-            for labels, count in samples.get("vcuda_watch_unreadable_objects_total", ())
-        },
-        pages_among_others=next(
-            (int(value) for _, value in samples.get("vcuda_pages_on_node_file_system", ())), 0
-        ),
-        kubelet_unverified=any(value for _, value in samples.get("vcuda_kubelet_unverified", ())),
-        evicts_itself=any(value for _, value in samples.get("vcuda_evicts_itself", ())),
+        notes=by("vcuda_library_messages_total", "kind"),
+        unreadable=by("vcuda_watch_unreadable_objects_total", "resource"),
+        pages_among_others=int(number("vcuda_pages_on_node_file_system") or 0),
+        kubelet_unverified=flag("vcuda_kubelet_unverified"),
+        evicts_itself=flag("vcuda_evicts_itself"),
         not_injected=tuple(who for who, _ in _named(samples, "vcuda_container_not_injected", "container")),
-        stranded=next((int(value) for _, value in samples.get("vcuda_stranded_containers", ())), None),
-        sample_age_seconds=next((value for _, value in samples.get("vcuda_sample_age_seconds", ())), None),
+        stranded=None if stranded is None else int(stranded),
+        sample_age_seconds=number("vcuda_sample_age_seconds"),
     )
 
 
