@@ -198,7 +198,8 @@ def _other_cards(found: Mapping[str, Any] | None) -> Row:
         f"names, {found['elsewhere_living']} of them of pods that nobody had deleted; of "
         f"{found['created']} pods in {found['seconds'] / 60:.0f} min {found['forced']} were deleted by force "
         f"within 3 s after they were bound, {found['refused']} failed as the kubelet had no agent to ask, "
-        f"and {found['failed']} otherwise; {found['kills']} kills of agent, kubelet and admission in turn; "
+        f"and {found['failed']} otherwise; {found['kills']} kills in turn of the agent, the kubelet, "
+        f"admission and the agent's whole container; "
         f"{_on(found)}"
     )
     percent = round(100 * found["elsewhere"] / found["starts"], 2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -25,7 +25,7 @@ from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from gpu_manager.runtime import threads
 from gpu_manager.runtime.program import Ending
 from gpu_manager.runtime.supervised import Supervised
-from gpu_manager.servers.device_plugin import ANSWERED
+from gpu_manager.servers.device_plugin import ANSWERED, DECIDED
 from gpu_manager.servers.plugin_registration import LENDING, SOCKETS, HeldServer, PluginRegistration
 from gpu_manager.services.metrics import ServiceMetrics
 
@@ -42,6 +42,7 @@ class AgentSide:
         self.changed, self.seconds = changed, seconds
         self.channel: grpc.Channel | None = None  # None while it is away
         self.away_since = time.monotonic()
+        self._preferred: tuple[frozenset[str], str] = frozenset(), ""  # the last answer, and whom it is for
         self.options, self.devices = api_pb2.DevicePluginOptions(), api_pb2.ListAndWatchResponse()
 
     def left(self) -> float:
@@ -68,11 +69,22 @@ class AgentSide:
             if channel is None:
                 context.abort(grpc.StatusCode.UNAVAILABLE, f"the agent is away for {self.seconds:g} s")
             try:
-                return getattr(api_pb2_grpc.DevicePluginStub(channel), method)(request)
+                ask = getattr(api_pb2_grpc.DevicePluginStub(channel), method)
+                answer, done = ask.with_call(request, metadata=self._memo(method, request))
+                if method == "GetPreferredAllocation":
+                    decided = dict(done.trailing_metadata() or ()).get(DECIDED, "")
+                    self._preferred = _ids(answer.container_responses, "deviceIDs"), str(decided)
+                return answer
             except (grpc.RpcError, ValueError) as error:  # the latter: the channel was closed meanwhile
                 if isinstance(error, grpc.RpcError) and not _lost(error):
                     context.abort(error.code(), error.details() or "")
             self._lose(channel)
+
+    def _memo(self, method: str, request: Any) -> tuple[tuple[str, str], ...]:
+        """What the agent decided for these ids: its successor, which knows nothing of it, may book them."""
+        ids, decided = self._preferred
+        known = method == "Allocate" and ids == _ids(request.container_requests, "devices_ids")
+        return ((DECIDED, decided),) if known else ()
 
     def _follow(self, stream: Iterator[api_pb2.ListAndWatchResponse], channel: grpc.Channel) -> None:
         with contextlib.suppress(grpc.RpcError):
@@ -88,6 +100,10 @@ class AgentSide:
                 self.channel, self.away_since = None, time.monotonic()
                 self.changed.notify_all()
         channel.close()
+
+
+def _ids(parts: Iterable[Any], field: str) -> frozenset[str]:
+    return frozenset(device for part in parts for device in getattr(part, field))
 
 
 def _lost(error: Any) -> bool:

@@ -35,6 +35,7 @@ LIST_SECONDS: Final = 1.0  # between two lists that differ in withdrawn ids alon
 ANSWERED: Final = (
     "vcuda-answered"  # trailing metadata of a refusal, by which it is told from a lost connection
 )
+DECIDED: Final = "vcuda-decided"  # metadata: for which container ids were preferred, should we be killed now
 _CODES: Final = {
     RequestInvalid: grpc.StatusCode.INVALID_ARGUMENT,
     DoesNotFit: grpc.StatusCode.FAILED_PRECONDITION,
@@ -163,6 +164,7 @@ class ResourceServer(PluginStreams):
                 self._metrics.preferred_allocation_failures.labels(self.resource).inc()
                 log.exception("preferred_allocation_failed", resource=self.resource)
             answers.append(api_pb2.ContainerPreferredAllocationResponse(deviceIDs=ids))
+        context.set_trailing_metadata(((DECIDED, self._state.memo(self.resource)),))
         self._metrics.preferred_seconds.labels(self.resource).observe(time.monotonic() - started)
         return api_pb2.PreferredAllocationResponse(container_responses=answers)
 
@@ -171,10 +173,11 @@ class ResourceServer(PluginStreams):
     ) -> api_pb2.AllocateResponse:
         started = time.monotonic()
         try:
+            memo = str(dict(context.invocation_metadata()).get(DECIDED, ""))
             if not request.container_requests:
                 raise RequestInvalid(f"{self.resource}: Allocate names no container")
             responses = [
-                _response(self._allocator.allocate(self.resource, one.devices_ids))
+                _response(self._allocator.allocate(self.resource, one.devices_ids, memo))
                 for one in request.container_requests
             ]
         except VcudaError as error:

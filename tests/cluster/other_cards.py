@@ -27,7 +27,12 @@ from tests.cluster.pods import AWAY, PATH, Pods, container, pod, why_failed
 STARTS: Final = 1500
 MAKERS: Final = 6
 KILL_SECONDS: Final = 45.0
-KILLED: Final = ("agent", "kubelet", "admission")  # and with the last the scheduler beside it
+KILLED: Final = (
+    "agent",
+    "kubelet",
+    "admission",
+    "container",
+)  # with admission the scheduler, with the last the agent
 _SHAPES: Final = (10, 20, 35)
 _BOUND_SECONDS: Final = 60.0
 
@@ -63,6 +68,7 @@ class Books:
     """
 
     def __init__(self) -> None:
+        self.names: dict[str, str] = {}
         self.chosen: dict[str, Cards] = {}
         self.got: dict[str, Cards] = {}
         self.forced: dict[str, float] = {}  # when
@@ -125,6 +131,7 @@ class Maker(Beside):
         self._pods.try_create(pod(name, container("c", self._dice.choice(_SHAPES), 4)))
         found = self._until(name, lambda one: "nodeName" in one["spec"])
         uid = found["metadata"]["uid"]
+        self._books.names[uid] = name
         said = decoding.annotation(found["metadata"].get("annotations", {}).get(ALLOCATION))
         if said is not None:
             self._books.chosen[uid] = frozenset(card for card, _, _ in said.containers["c"])
@@ -155,6 +162,7 @@ def _decided(found: Mapping[str, Any]) -> bool:
 def measure(cluster: Cluster, starts: int = STARTS, seed: int = 0, *, kills: bool = True) -> OtherCards:
     """Until so many containers were seen to run. Every book agrees in the end."""
     books, result, began = Books(), OtherCards(record.image()), time.monotonic()
+    told: set[str] = set()
     makers = [Maker(cluster, books, number, seed) for number in range(MAKERS)]
     parts, due = itertools.cycle(KILLED), began + KILL_SECONDS
     with ExitStack() as stack:
@@ -169,13 +177,11 @@ def measure(cluster: Cluster, starts: int = STARTS, seed: int = 0, *, kills: boo
             cluster.mend()
             _count(result, books, makers, time.monotonic() - began)
             sys.stdout.write(f"{asdict(result)}\n")
+            for uid in set(books.elsewhere()) - told:
+                told.add(uid)
+                _tell(cluster, books, uid)
             sys.stdout.flush()
     _count(result, books, makers, time.monotonic() - began)
-    for uid in books.elsewhere():
-        sys.stdout.write(
-            f"  {uid}: chosen {sorted(books.chosen[uid])}, got {sorted(books.got[uid])}, "
-            f"{'living' if books.living(uid) else 'deleted before'}\n"
-        )
     sys.stdout.write(f"{Counter(books.failed.values())}\n")
     auditor.settled(cluster)
     return result
@@ -184,8 +190,20 @@ def measure(cluster: Cluster, starts: int = STARTS, seed: int = 0, *, kills: boo
 def _kill(cluster: Cluster, part: str) -> None:
     if part == "kubelet":
         cluster.restart(part)
+    elif part == "agent":
+        product.kill_held_agent(cluster)
     else:
-        product.kill(cluster, product.AGENT if part == "agent" else product.ADMISSION)
+        product.kill(cluster, product.AGENT if part == "container" else product.ADMISSION)
+
+
+def _tell(cluster: Cluster, books: Books, uid: str) -> None:
+    """What the agent wrote of this container, while its log has it."""
+    who = "living" if books.living(uid) else "deleted before"
+    chosen, got = sorted(books.chosen[uid]), sorted(books.got[uid])
+    sys.stdout.write(f"  {books.names[uid]} {uid}, {who}: chosen {chosen}, got {got}\n")
+    for line in product.told(cluster):
+        if books.names[uid] in str(line) or uid in str(line):
+            sys.stdout.write(f"    {line}\n")
 
 
 def _count(result: OtherCards, books: Books, makers: list[Maker], seconds: float) -> None:

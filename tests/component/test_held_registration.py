@@ -78,9 +78,13 @@ class World:
         until(lambda: not alive(found))
         return found
 
+    def create(self, obj: dict[str, Any]) -> dict[str, Any]:
+        """A pod that is bound already, and that the kubelet has not heard of."""
+        return self.api.create({**obj, "metadata": {k: v for k, v in obj["metadata"].items() if k != "uid"}})
+
     def run(self, obj: dict[str, Any]) -> AdmissionResult:
         """Create, admit and start a pod that is bound already."""
-        made = self.api.create({**obj, "metadata": {k: v for k, v in obj["metadata"].items() if k != "uid"}})
+        made = self.create(obj)
         result = self.kubelet.admit(made)
         if result.admitted:
             for entry in made["spec"]["containers"]:
@@ -126,6 +130,28 @@ def test_no_pod_fails_though_the_agent_is_killed_before_and_after_every_step(wor
             assert limits(result) == [(20, 2 * GIB)]
     assert world.kubelet.allocatable()[CORE] == 400, "nothing was withdrawn meanwhile"
     assert world.kubelet.registrations[CORE] == 1, "the kubelet has seen none of it"
+
+
+@pytest.mark.parametrize("resource", [CORE, MEMORY])
+def test_what_was_decided_for_a_pod_is_booked_by_the_next_agent_though_others_of_its_shape_wait(
+    world: World, resource: str
+) -> None:
+    """Its memory, booked for another pod, would take that one's room, and move the next to another card."""
+    for number in range(3):
+        world.create(pod(f"waits-{number}", container("c", 20, 8)))
+    killed: list[str] = []
+
+    def kill(step: Step) -> None:
+        if (step.name, step.resource) == ("GetPreferredAllocation", resource) and not killed:
+            killed.append(step.pod)
+            world.kill()
+
+    world.kubelet.hooks.after = kill
+    assert world.run(pod("one", container("c", 20, 8))).admitted
+    assert killed
+    said = world.log.read_text()
+    assert "granted_to_unidentified_pod" not in said
+    assert said.count('"event": "placed"') == 2
 
 
 def test_an_agent_that_is_killed_in_the_middle_of_a_call_is_asked_again(world: World) -> None:

@@ -212,7 +212,7 @@ def test_what_ended_pods_held_comes_back_and_their_pages_go(rig: DirectRig) -> N
     rig.kubelet.list_pods()  # type: ignore[attr-defined]
     passes(rig)
     assert {key[0] for key in rig.state.view.grants} == {uid(pods[0]), uid(pods[3])}
-    assert [share.pod for share in rig.departed.lingering()] == [uid(pods[3])]
+    assert [share.pod for share in rig.departed.told().lingering] == [uid(pods[3])]
     rig.processes.living.clear()
     passes(rig)
     assert rig.state.view.grants.keys() == {(uid(pods[0]), "c")}
@@ -226,19 +226,18 @@ def test_what_was_admitted_and_never_started_is_not_given_away_before_the_kubele
     ghost = pod("ghost", container("c", 30, 20))
     assert rig.admit(ghost).admitted
     rig.pods.forget("default/ghost")
-    left = rig.departed.lingering()
+    left, released = rig.departed.told()
     assert [share.pod for share in left] == [uid(ghost)]
-    assert rig.departed.released(left) == ()
+    assert released == ()
     rig.kubelet.delete(uid(ghost))
     rig.kubelet.list_pods()  # type: ignore[attr-defined]
     passes(rig)
-    assert rig.departed.lingering() == ()
-    assert rig.departed.released(()) == (uid(ghost),)
+    assert rig.departed.told() == ((), (uid(ghost),))
     ended = pod("ended", container("c", 30, 20))
     assert rig.admit(ended).admitted
     rig.start(ended)
     rig.pods.forget("default/ended")
-    assert rig.departed.lingering() == (), "it has started, and nothing of it runs any more"
+    assert rig.departed.told().lingering == (), "it has started, and nothing of it runs any more"
 
 
 @pytest.mark.parametrize("lost", ["nothing", "store", "checkpoint", "both"])

@@ -111,10 +111,12 @@ class Allocator:
         self._plans.tell()
         return ids
 
-    def allocate(self, resource: str, devices: Sequence[str]) -> Injection:
-        """Grant ids; idempotent. Asks neither the kubelet nor the API server, with one exception: for ids
-        that a pod holds and that come without a preceding GetPreferredAllocation, it asks whether that pod
-        has ended, and waits some seconds for its processes.
+    def allocate(self, resource: str, devices: Sequence[str], memo: str = "") -> Injection:
+        """Grant ids; idempotent. ``memo`` as in :meth:`NodeState.whose`.
+
+        Asks neither the kubelet nor the API server, with one exception: for ids that a pod holds and that
+        come without a preceding GetPreferredAllocation, it asks whether that pod has ended, and waits some
+        seconds for its processes.
 
         Raises:
             RequestInvalid: unknown ids, or the pod is not legal as written.
@@ -124,13 +126,14 @@ class Allocator:
         ids = frozenset(devices)
         with self._window.answer():
             try:
-                decision = self._state.whose(resource, ids, self._pods.local())
+                decision = self._state.whose(resource, ids, self._pods.local(), memo)
                 try:
                     if decision.again or not decision.certain:
                         decision = self._reclaimed(resource, ids, decision)
                         self._plans.renew()
                     self._record(resource, ids, decision)
                     with self._state.allocate(resource, ids, decision) as booked:
+                        self._still_wanted(booked)
                         injection = self._make_ready(booked) if resource in CARRIERS else Injection()
                 except VcudaError as error:
                     self._refuse(decision, error)
@@ -139,6 +142,18 @@ class Allocator:
             finally:
                 self._plans.tell()
                 self._state.changed()
+
+    def _still_wanted(self, booked: Booked) -> None:
+        """Refuse a pod that was deleted between its identification and its first grant: schedulers may have
+        been told that it holds nothing. One that is deleted later is in the books, and told as held.
+        """
+        pod = booked.pod
+        if pod is not None and is_deleted(self._pods.local(), pod):
+            held = self._state.view.ledger.of_pod(pod.uid)
+            if booked.before is None and not any(
+                a.granted for a in held.values() if a.key != booked.grant.key
+            ):
+                raise DoesNotFit(DELETED)
 
     def _reclaimed(self, resource: str, ids: frozenset[str], decision: Decision) -> Decision:
         """Release the pods that have ended of those that hold these ids. Returns whose the ids are then."""

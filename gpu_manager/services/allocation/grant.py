@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from typing import Final
 
 import structlog
 
@@ -65,6 +66,7 @@ class Booked:
         return self.decision.candidate.pod if self.decision.candidate and self.decision.certain else None
 
 
+_NOBODY: Final = "-"  # the memo of a pod that was deleted
 DELETED = "the pod was deleted before the kubelet admitted it: its room is given to others"
 
 
@@ -160,6 +162,27 @@ def check_known(books: Books, resource: str, ids: frozenset[str]) -> None:
         raise RequestInvalid(
             f"{resource}: unknown device id {unknown[0]!r}" if ids else f"{resource}: no device ids given"
         )
+
+
+def memo_of(decision: Decision | None) -> str:
+    """The container that was decided on, for :func:`remembered`; empty where it is not certain."""
+    if decision is None or not decision.certain:
+        return ""
+    if decision.deleted or decision.candidate is None:
+        return _NOBODY if decision.deleted else ""
+    return "/".join(decision.candidate.key)
+
+
+def remembered(memo: str, local: Mapping[str, Sequence[KnownPod]]) -> Decision | None:
+    """The decision behind a memo; None without one, or where its pod is not known. What it was refused for,
+    if it was, is found anew.
+    """
+    if memo == _NOBODY:
+        return Decision(None, refusal=DoesNotFit(DELETED), deleted=True)
+    uid, _, name = memo.partition("/")
+    pod = next((f.pod for found in local.values() for f in found if f.pod.uid == uid), None)
+    container = pod.container(name) if pod is not None else None
+    return Decision(ContainerCandidate(pod, container)) if pod and container else None
 
 
 def whose(

@@ -209,15 +209,25 @@ class NodeState:
             self._metrics.double_offers.labels(resource).inc(doubles)
         return ids
 
-    def whose(self, resource: str, ids: frozenset[str], local: Local) -> Decision:
+    def memo(self, resource: str) -> str:
+        """The last decision for the resource, as :meth:`whose` of the agent's successor takes it. Under the
+        lock.
+        """
+        with self._lock:
+            return grant.memo_of(self._decided.get(resource, (None, None))[1])
+
+    def whose(self, resource: str, ids: frozenset[str], local: Local, memo: str = "") -> Decision:
         """The container for which the kubelet allocates ids. Under the lock. A decision serves once, for the
-        Allocate right after its GetPreferredAllocation.
+        Allocate right after its GetPreferredAllocation. ``memo``: what was decided for these ids by an agent
+        that was killed between the two.
 
         Raises:
             RequestInvalid: the ids are not of this node.
         """
         with self._lock:
             answered = self._decided.pop(resource, None)
+            if answered is None and (before := grant.remembered(memo, local)) is not None:
+                answered = ids, before
             grant.check_known(self._books, resource, ids)
             decision = grant.whose(self._books, resource, ids, answered, local)
             if decision is None:

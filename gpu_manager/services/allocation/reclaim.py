@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 import structlog
 
@@ -31,6 +32,15 @@ _LOOK_SECONDS = 0.25
 _MOST_ASKED = 8  # pods that are read in one call though they are in nobody's way; others follow in the next
 
 
+class Departed(NamedTuple):
+    """Of pods that the API has deleted before they ended, or that cannot be read: the shares that they hold,
+    and the UIDs of those deleted of late that hold nothing any more.
+    """
+
+    lingering: tuple[TerminatingShare, ...]
+    released: tuple[str, ...]
+
+
 class DepartedPods:
     """Finds pods that have ended and releases their allocations. Thread-safe; its lock is never held over
     I/O.
@@ -49,7 +59,7 @@ class DepartedPods:
         self._outlasted: frozenset[PodUid] = frozenset()  # pods whose processes did not end within one wait
         self._seen: set[PodUid] = set()  # pods that the kubelet has listed since it started
         self._returned: set[PodUid] = set()  # pods of whose device ids the kubelet has offered some again
-        self._over: set[PodUid] = set()  # pods that start nothing more, as of the last :meth:`lingering`
+        self._over: set[PodUid] = set()  # pods that start nothing more, as of the last :meth:`told`
         self._released: tuple[PodUid, ...] = ()  # as told last, in the order in which they were released
 
     def restarted(self) -> None:
@@ -63,45 +73,37 @@ class DepartedPods:
         """True if the kubelet has listed the pod since it started."""
         return uid in self._seen
 
-    def lingering(self) -> tuple[TerminatingShare, ...]:
-        """Return the shares that pods do not tell schedulers of by themselves: of pods that the API server no
-        longer has but whose processes run, or may run, and of pods that cannot be read.
+    def told(self) -> Departed:
+        """What schedulers must hear of pods that do not tell it by themselves.
+
+        The pods are read once, and before the books: one that is deleted between two reads would be lingering
+        by neither, and its room given away while it is held.
 
         One that has not started has no process yet: the kubelet starts it, and keeps its room, until it hears
-        of the deletion.
+        of the deletion. Of pods that were deleted while no agent ran, those that are still in the ledger are
+        listed. Of more than an inventory has room for, those released last are: a scheduler needs to hear of
+        each once.
         """
-        local, ledger = self._pods.local(), self._state.view.ledger
-        living, unread = (
-            living_pods(local),
-            {f.pod.uid for found in local.values() for f in found if f.unread},
-        )
+        known = [f for found in self._pods.local().values() for f in found]
+        ledger = self._state.view.ledger
+        living = {f.pod.uid for f in known if not (f.tombstone or f.pod.terminal)}
         absent = [uid for uid in ledger.pods if uid not in living and not is_unidentified(uid)]
-        ended = {f.pod.uid for found in local.values() for f in found if f.pod.terminal}
+        ended = {f.pod.uid for f in known if f.pod.terminal}
         over = {uid for uid in absent if uid in ended or self._started(uid)}
         self._processes.look_again(over - self._over, answer=False)  # which started since, perhaps
         self._over = over
-        gone = [uid for uid in absent if self._processes.alive(uid) is not False or uid not in over]
-        return terminating_shares(ledger, [*gone, *unread.intersection(ledger.pods)])
+        held = [uid for uid in absent if uid not in over or self._processes.alive(uid) is not False]
+        unread = {f.pod.uid for f in known if f.unread}
+        lingering = terminating_shares(ledger, [*held, *unread.intersection(ledger.pods)])
 
-    def released(self, lingering: Sequence[TerminatingShare]) -> tuple[str, ...]:
-        """The UIDs of pods that the API deleted of late before they had ended, and that hold nothing any
-        more: all but those ``lingering``.
-
-        Of pods that were deleted while no agent ran, those that are still in the ledger are listed. Of more
-        than an inventory has room for, those released last are: a scheduler needs to hear of each once.
-        """
-        held = {one.pod for one in lingering}
-        local, booked = self._pods.local(), self._state.view.ledger.pods
-        known = [f for found in local.values() for f in found]
         gone = {
             f.pod.uid for f in known if f.tombstone and f.pod.asks and not (f.pod.terminal or f.pod.static)
         }
-        gone |= {uid for uid in booked if not is_unidentified(uid)}.difference(f.pod.uid for f in known)
-        unsure = held.union(booked if "" in held else ())  # "": more than an inventory has room for
-        gone -= unsure | living_pods(local)
+        gone |= set(absent).difference(f.pod.uid for f in known)
+        gone -= living.union(held, unread)
         kept = [uid for uid in self._released if uid in gone]
         self._released = (*kept, *sorted(gone.difference(kept)))
-        return tuple(sorted(self._released[-RELEASED_MOST:]))
+        return Departed(lingering, tuple(sorted(self._released[-RELEASED_MOST:])))
 
     def outwait(self, answer: Identification, offered: Collection[str]) -> str:
         """:meth:`observe`, then wait while only ending pods keep the asking pod from its room.

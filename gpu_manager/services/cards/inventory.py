@@ -121,7 +121,7 @@ class InventoryService:
         by_claims = front is Front.DRA
         away = {s.card.uuid: DRA_DRIVER for s in node.cards} if by_claims else dict.fromkeys(lent, NVIDIA)
         cards = tuple(replace(s, held=away.get(s.card.uuid, s.held)) for s in node.cards)
-        lingering = self._departed.lingering()
+        lingering, released = self._departed.told()
         # A kubelet that comes back refuses for good what it admits before it has our devices again, and its
         # node's status shows that only with its first report: what is bound until then would be lost.
         offering = self._offering()
@@ -136,7 +136,7 @@ class InventoryService:
             self._allocator.refused(),
             lingering,
             serving,
-            self._departed.released(lingering),
+            released,
             stranded=self._stranded()[:STRANDED_MOST],
             no_injection=self._no_injection(),
             gates=self._gates,
