@@ -16,9 +16,6 @@ from tests.fakes.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "README.zh.md", "docs/quickstart.md", "docs/zh/quickstart.md")
-# What needs a cluster: `make e2e` installs the chart, with an image of its own.
-INSTALL = "helm install gpu-manager deploy/helm/gpu-manager --namespace kube-system"
-OF_A_CLUSTER = (f"{INSTALL} --set image.repository=REGISTRY/gpu-manager,image.tag=0.1.0",)
 
 
 def commands(page: str) -> list[str]:
@@ -48,7 +45,7 @@ def test_every_event_that_is_sent_is_explained_and_no_other() -> None:
 def test_there_are_commands_of_each_kind() -> None:
     assert {"make demo", "make test"} <= set(RUN_BY_CI)
     assert len(PROGRAMS) >= 3
-    assert set(SHOWN) == {*RUN_BY_CI, *PROGRAMS, *OF_A_CLUSTER}
+    assert set(SHOWN) == {*RUN_BY_CI, *PROGRAMS}
 
 
 def made_by(target: str) -> set[str]:

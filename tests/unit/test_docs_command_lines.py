@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gpu_manager.cli import main
 from gpu_manager.cli.kubectl import main as kubectl
 from gpu_manager.cli.program import load
 
 ROOT = Path(__file__).parents[2]
-OTHERS = ("README.md", "README.zh.md", "deploy/helm/gpu-manager/README.md")
-PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in OTHERS)]
+FRONT = [*ROOT.glob("*.md"), *(ROOT / ".github").rglob("*.*")]
+"""What a visitor meets first: pages of the root, forms for issues and changes."""
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *FRONT, ROOT / "deploy/helm/gpu-manager/README.md"]
 PROGRAMS = {"gpu-manager": main.COMMANDS, "kubectl vcuda": kubectl.COMMANDS}
 TARGETS = set(re.findall(r"(?m)^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
 OF_THE_CLUSTER = re.compile(r'make cluster CMD="?([a-z-]+)')
@@ -86,6 +88,29 @@ def test_each_path_that_a_page_names_exists() -> None:
     named = {(page, path) for page in PAGES for path in _PATH.findall(page.read_text(encoding="utf-8"))}
     assert len(named) > 100
     assert [f"{page}: {path}" for page, path in named if not (ROOT / path).exists()] == []
+
+
+def test_links_of_the_roots_pages_lead_somewhere() -> None:
+    """mkdocs checks those of docs."""
+    links = [
+        (page.name, target)
+        for page in FRONT
+        for target in re.findall(r"\]\((?!http|#)([^)#]+)", page.read_text(encoding="utf-8"))
+    ]
+    assert len(links) > 30
+    assert [f"{page}: {target}" for page, target in links if not (ROOT / target).exists()] == []
+
+
+def test_each_form_for_issues_has_a_name_a_purpose_and_a_required_field() -> None:
+    forms = [path for path in FRONT if path.suffix == ".yml" and path.name != "config.yml"]
+    assert len(forms) >= 3
+    for path in forms:
+        form = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert form["name"]
+        assert form["description"]
+        fields = [part for part in form["body"] if part["type"] != "markdown"]
+        assert any(part.get("validations", {}).get("required") for part in fields), path.name
+        assert all(part["attributes"]["label"] for part in fields)
 
 
 def test_make_help_shows_each_target_in_one_of_four_groups() -> None:

@@ -26,6 +26,7 @@ _WEIGHTS: Final = {
     "doctor.md": 0.3,
     "reference/": 0.3,
     "migration/": 0.7,
+    "zh/": 0.3,  # Latin words in them are those of the English pages
 }
 """Beginning of a page's path → its weight; 1 where none is given."""
 
