@@ -72,7 +72,7 @@ def test_the_same_sources_give_the_same_file(program: Path) -> None:
 ])  # fmt: skip
 def test_krew_gets_an_archive_with_the_sum_that_its_manifest_names(url: str, uri: str) -> None:
     files = krew(b"program", b"licence", "1.2.3", url, DATED)
-    manifest = yaml.safe_load(files["vcuda.krew.yaml"])
+    manifest = yaml.safe_load(files["vcuda.yaml"])
     (platform,) = manifest["spec"]["platforms"]
     data = files["kubectl-vcuda-1.2.3.tar.gz"]
     assert (platform["uri"], platform["sha256"]) == (uri, hashlib.sha256(data).hexdigest())

@@ -39,7 +39,7 @@ CHANGELOG = """# Changelog
 
 ## 1.2.3 (2026-11-22)
 
-It shares.
+It shares, see [a page](docs/reference/x.md).
 
 ### Added
 
@@ -94,7 +94,7 @@ def test_the_tree_says_that_it_is_no_release() -> None:
 
 def test_the_notes_are_the_head_of_the_changelogs_section_how_to_install_and_what_was_not_run() -> None:
     text = notes(CHANGELOG, "1.2.3", "sha256:abc", "")
-    assert text.startswith("# gpu-manager 1.2.3\n\nIt shares.\n")
+    assert text.startswith("# gpu-manager 1.2.3\n\nIt shares, see a page: `reference/x.html`.\n")
     assert text.endswith(NOT_RUN)
     assert "- this" not in text
     assert "image.digest=sha256:abc" in text
@@ -103,7 +103,7 @@ def test_the_notes_are_the_head_of_the_changelogs_section_how_to_install_and_wha
 
 
 def test_a_trial_shows_its_releases_section_or_what_is_unreleased_and_that_its_key_is_nobodys() -> None:
-    assert "It shares." in notes(CHANGELOG, "1.2.3rc1", "sha256:abc", TRIAL)
+    assert "It shares, see" in notes(CHANGELOG, "1.2.3rc1", "sha256:abc", TRIAL)
     text = notes(CHANGELOG, "2.0.0rc1", "sha256:abc", TRIAL)
     assert "in the changelog under *Unreleased*" in text
     assert "-verify TRIAL-cosign.pub" in text
@@ -243,7 +243,7 @@ def test_krews_manifest_keeps_krews_rules() -> None:
     """Names as the archive has them, SemVer with ``v``, a short line that krew's list does not cut."""
     for url in ("", "https://host/v7"):
         files = krew(b"program", b"licence", "7.8.9rc1", url, 0)
-        manifest = yaml.safe_load(files["vcuda.krew.yaml"])
+        manifest = yaml.safe_load(files["vcuda.yaml"])
         spec = manifest["spec"]
         assert spec["version"] == "v7.8.9-rc1"
         assert len(spec["shortDescription"]) <= 50

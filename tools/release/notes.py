@@ -13,7 +13,8 @@ _NOTES: Final = """\
 
 {head}
 
-Everything by name: [CHANGELOG.md](CHANGELOG.md). Vulnerabilities: [SECURITY.md](SECURITY.md).
+Pages (`.html`) are in `gpu-manager-docs-{version}.tar.xz`. Everything by name: [CHANGELOG.md](CHANGELOG.md).
+Vulnerabilities: [SECURITY.md](SECURITY.md).
 
 ## Check and install
 
@@ -25,7 +26,7 @@ helm install gpu-manager gpu-manager-{chart}.tgz --namespace kube-system \\
   --set image.repository=REGISTRY/gpu-manager,image.digest={digest}
 kubectl label node NODE nvidia-device-enable=enable
 helm test gpu-manager --namespace kube-system --logs
-kubectl krew install --manifest=vcuda.krew.yaml --archive=kubectl-vcuda-{version}.tar.gz
+kubectl krew install --manifest=vcuda.yaml --archive=kubectl-vcuda-{version}.tar.gz
 ```
 
 {signed}
@@ -41,13 +42,15 @@ _TRIAL: Final = (
     "**This is a trial.** The key of `TRIAL-cosign.pub` was made for it and thrown away: its signature shows "
     "that the files\nbelong together, and nothing of who built them."
 )
+_PAGE: Final = re.compile(r"\[([^]]+)\]\(docs/([^).]+)\.md\)")
+"""A link of the changelog into the sources, which lie elsewhere for a reader of the notes."""
 NOT_RUN: Final = """\
 ## Not run
 
 - `kubectl-vcuda` is one Python file without compiled parts; it was run on Linux, not on macOS.
-- The arm64 half of the image and that wheel were built by a cross compiler; their programs were run under
-  an emulator (`make foreign-image`), never on an arm64 machine or beside a card.
-- What a real card has shown and what it has not: `real-card.html` of the documentation.
+- The arm64 half of the image and the arm64 wheel were built by a cross compiler; their programs were run
+  under an emulator (`make foreign-image`), never on an arm64 machine or beside a card.
+- What a real card has shown and what it has not: `real-card.html`.
 """
 
 
@@ -66,7 +69,7 @@ def notes(changelog: str, version: str, digest: str, mark: str) -> str:
     return _NOTES.format(
         version=version,
         chart=chart_version(version),
-        head=head(changelog, version),
+        head=_PAGE.sub(r"\1: `\2.html`", head(changelog, version)),
         check=_CHECK.format(mark=mark),
         digest=digest,
         signed=_TRIAL if mark else _SIGNED,

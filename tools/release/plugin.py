@@ -142,7 +142,7 @@ def krew(program: bytes, licence: bytes, version: str, url: str, dated: int) -> 
         sha256=hashlib.sha256(data).hexdigest(),
         name=NAME,
     )
-    return {name: data, "vcuda.krew.yaml": manifest.encode()}
+    return {name: data, "vcuda.yaml": manifest.encode()}
 
 
 def main(version: str, dated: str, place: str, url: str = "") -> None:
