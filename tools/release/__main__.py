@@ -60,18 +60,19 @@ def main() -> None:
     place = ROOT / "build" / "release" / version
     shutil.rmtree(place, ignore_errors=True)
     source = place.with_name(f"{version}.source")
-    export(version, source, published)
+    revision, dated = commit(), commit_time()  # once: the checkout may move while this builds
+    export(version, source, published, revision)
     place.mkdir(parents=True)
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": commit_time(), "REVISION": commit()}
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": dated, "REVISION": revision}
     build = image_module(source)
     _python_packages(source, place, environment)
     for machine in build.ARCHITECTURES:
         _wheel(source, place, {**build.compiling(machine), **environment})
     digest = _image(source, place / f"gpu-manager-{version}.oci.tar", build.ARCHITECTURES, environment)
     _chart(source, place)
-    _plugin(source, place, version, published.url)
+    _plugin(source, place, version, dated, published.url)
     _documentation(source, place, version, environment)
-    created = dt.datetime.fromtimestamp(int(commit_time()), dt.UTC).isoformat()
+    created = dt.datetime.fromtimestamp(int(dated), dt.UTC).isoformat()
     lock = (source / "locks/image.lock").read_text("utf-8")
     (place / f"gpu-manager-{version}.cdx.json").write_text(
         bill(version, lock, build.PACKAGES, build.SUITE, created), "utf-8"
@@ -83,7 +84,7 @@ def main() -> None:
     locks = _sums(*sorted((source / "locks").iterdir()))
     built = {**_sums(*place.iterdir()), "image index": digest.removeprefix("sha256:")}
     (place / f"gpu-manager-{version}.provenance.json").write_text(
-        statement(built, version=version, commit=commit(), locks=locks, url=published.url), "utf-8"
+        statement(built, version=version, commit=revision, locks=locks, url=published.url), "utf-8"
     )
     rows = (f"{value}  {name}\n" for name, value in sorted(_sums(*place.iterdir()).items()))
     (place / "SHA256SUMS").write_text("".join(rows), "utf-8")
@@ -136,10 +137,10 @@ def _chart(source: Path, place: Path) -> None:
     _run(helm, "package", str(source / "deploy/helm/gpu-manager"), "--destination", str(place), at=source)
 
 
-def _plugin(source: Path, place: Path, version: str, url: str) -> None:
+def _plugin(source: Path, place: Path, version: str, dated: str, url: str) -> None:
     """In a Python without site: this one's would import the working tree instead of the commit."""
     path = os.pathsep.join((str(source), sysconfig.get_path("purelib")))
-    made = (sys.executable, "-S", "-m", "tools.release.plugin", version, commit_time(), str(place), url)
+    made = (sys.executable, "-S", "-m", "tools.release.plugin", version, dated, str(place), url)
     _run(*made, at=source, environment={**os.environ, "PYTHONPATH": path})
 
 

@@ -80,20 +80,21 @@ def current_tag() -> str:
     return done.stdout.decode().strip()
 
 
-def export(version: str, target: Path, published: Published) -> None:
-    """Lay the commit out in ``target``, with ``version`` wherever the placeholder stands.
+def export(version: str, target: Path, published: Published, revision: str = "HEAD") -> None:
+    """Lay a commit out in ``target``, with ``version`` wherever the placeholder stands.
 
     Args:
         version: as :func:`version_of` gives it.
         target: a directory that is made anew.
         published: addresses for packages, chart, alerts' runbooks, and pages that name whom to write to.
+        revision: which commit.
 
     Raises:
         SystemExit: a file does not carry the placeholder as often as it should.
     """
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    archive = _git("archive", "--format=tar", "HEAD").stdout
+    archive = _git("archive", "--format=tar", revision).stdout
     subprocess.run(("tar", "-x", "-C", str(target)), input=archive, check=True)
     for name, times in _STAMPED:
         path = target / name
