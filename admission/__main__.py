@@ -95,6 +95,13 @@ def command(
         float, Option(min=10, max=60, help="Seconds that a Lease of this service lasts without renewal.")
     ] = 12.0,
     pod_name: Annotated[str, Option(envvar="POD_NAME", help="Name of this pod; default: the hostname.")] = "",
+    pod_uid: Annotated[
+        str,
+        Option(
+            envvar="POD_UID",
+            help="UID of this pod: a process that starts again in it goes on with its own former Lease.",
+        ),
+    ] = "",
     quota_configmap: Annotated[str, Option(help="ConfigMap of the quotas, NAMESPACE/NAME.")] = QUOTA,
     exclude_namespace: Annotated[
         list[str] | None,
@@ -279,6 +286,7 @@ def command(
                 lease=lease_name,
                 pod=pod_name or socket.gethostname(),
                 seconds=lease_seconds,
+                pod_uid=pod_uid,
             ),
             binds_for=frozenset(bind_scheduler or filter(None, (scheduler_name,))),
             nodes_by_capacity=nodes_by_capacity,

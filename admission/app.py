@@ -27,7 +27,13 @@ from admission.explain.caller_gate import CallerGate
 from admission.explain.explain_api import ExplainSources, explain_routes
 from admission.extender.binding import BindAnswer, BindOutcome
 from admission.extender.cluster_metrics import ClusterMetrics
-from admission.extender.leader_election import HeldLease, LeaseSource, SingleReplica, WatchedLeader
+from admission.extender.leader_election import (
+    FormerTerm,
+    HeldLease,
+    LeaseSource,
+    SingleReplica,
+    WatchedLeader,
+)
 from admission.ports import ClusterAccess, Involved, WatchRequest
 from admission.program import AdmissionProgram
 from admission.serving.authority import SelfSigned
@@ -219,10 +225,11 @@ def _cluster_access(
     if settings.claims:
         # The pod that waits for a template waits no longer than its webhook.
         templates = KubeClaimTemplates(_quick_connection(settings, Timeouts(1.0, 1.5)))
-    mark = PodMark(_quick_connection(settings), clock, settings.namespace, settings.leadership.pod).set
+    own = settings.leadership.pod, settings.leadership.pod_uid
+    mark = PodMark(_quick_connection(settings), clock, settings.namespace, *own)
     limits = partial(limits_of, _quick_connection(settings)) if settings.resize_within_quota else None
-    lease, routine = _lease_source(settings, clock), roll_out_routine()
-    return ClusterAccess(_Bindings(pods), pods, lease, record, watch, mark, templates, routine, limits)
+    lease, routine = _lease_source(settings, clock, mark.term), roll_out_routine()
+    return ClusterAccess(_Bindings(pods), pods, lease, record, watch, mark.set, templates, routine, limits)
 
 
 def _quick_connection(settings: AdmissionSettings, timeouts: Timeouts = Timeouts(1.0, 2.0)) -> Connection:  # noqa: B008  # frozen
@@ -230,16 +237,16 @@ def _quick_connection(settings: AdmissionSettings, timeouts: Timeouts = Timeouts
     return connect(kubeconfig=settings.kubeconfig, url=settings.api_url, timeouts=timeouts)
 
 
-def _lease_source(settings: AdmissionSettings, clock: Clock) -> LeaseSource:
+def _lease_source(settings: AdmissionSettings, clock: Clock, former: FormerTerm) -> LeaseSource:
     leadership = settings.leadership
     if leadership.mode is LeaderMode.ALONE:
         return SingleReplica()
     lease = KubeLease(_quick_connection(settings), clock, leadership.namespace, leadership.lease)
     if leadership.mode is LeaderMode.LEASE:
-        return HeldLease(lease, clock, leadership.pod, leadership.seconds)
+        return HeldLease(lease, clock, leadership.pod, leadership.seconds, former)
     # kube-scheduler signs its Lease with its hostname: the pod's name, cut as the kubelet cuts it.
     hosts = {leadership.pod, leadership.pod[:63].rstrip("-."), socket.gethostname()}
-    return WatchedLeader(lease, clock, frozenset(hosts))
+    return WatchedLeader(lease, clock, frozenset(hosts), former)
 
 
 class _Bindings:

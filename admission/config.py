@@ -92,9 +92,10 @@ class LeaderMode(Enum):
 class Leadership:
     """The leader election. ``namespace``/``lease``: the Lease that is held or watched.
 
-    ``pod`` is this pod's name; ``seconds`` how long the service's own Lease lasts without renewal: renewed
-    every two to three seconds, it always has the seven left that a Binding needs, and another replica leads
-    within fifteen.
+    ``pod`` is this pod's name, ``pod_uid`` its UID, without which a process that starts again in it waits as
+    another pod's would. ``seconds``: how long the service's own Lease lasts without renewal. Renewed every
+    two to three seconds, it always has the seven left that a Binding needs, and another replica leads within
+    fifteen.
     """
 
     mode: LeaderMode = LeaderMode.SCHEDULER
@@ -102,6 +103,7 @@ class Leadership:
     lease: str = ADMISSION_NAME
     pod: str = ""
     seconds: float = 12.0
+    pod_uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -366,7 +366,7 @@ class SchedulingController:
 
     def _catch_up(self) -> None:
         since = self._clock.monotonic()
-        self._watches[PODS].catch_up(self._access.mark(), since)
+        self._watches[PODS].catch_up(self._access.mark(self._access.lease.term), since)
 
     def _led(self, leads: bool) -> None:  # noqa: FBT001 - the leader's one word
         if self._is_labelled:

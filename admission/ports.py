@@ -98,7 +98,7 @@ class ClusterAccess:
     lease: LeaseSource
     claim_record: SharedText
     watch: Callable[[WatchRequest], ClusterWatch]
-    mark: Callable[[], str]  # changes this replica's own pod; its version then. Raises NodeUnready
+    mark: Callable[[str], str]  # changes this replica's own pod; its version then. Raises NodeUnready
     templates: TemplateApi | None = None  # None where no pod is turned into a claim
     roll_out: RollOutRoutine | None = None  # None where the package was built without it
     limits: NamespaceQuestion | None = None  # None where no resize is held to Kubernetes' own quotas

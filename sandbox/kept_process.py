@@ -21,7 +21,7 @@ FIRST_PAUSE: Final = 0.3  # seconds before it is started again; doubled while it
 LONGEST_PAUSE: Final = 10.0
 YOUNG_SECONDS: Final = 10.0
 # What a deployment says by environment: whoever runs the sandbox may have it set for another reason.
-_NOT_OURS: Final = ("EXTRA_FLAGS", "POD_NAME", "POD_NAMESPACE")
+_NOT_OURS: Final = ("EXTRA_FLAGS", "POD_NAME", "POD_NAMESPACE", "POD_UID")
 
 
 class KeptProcess:

@@ -12,19 +12,22 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState
 from admission.extender.drained_nodes import DrainedNodes, QuotaBounds
-from admission.extender.feasibility import Fit
-from admission.extender.node_rooms import MultiGpuCount, NodeChange, NodeRooms
+from admission.extender.many_nodes import Verdicts
+from admission.extender.node_rooms import MultiGpuCount, NodeChange, NodeContent, NodeRooms
+from admission.extender.price_column import PriceColumn, PriceKey, Totals
 from admission.extender.ranking import MOST_PRICED, BestFit, Cost, RankedNode, most_priced, unsuited
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share, peak
 from gpu_manager.domain.placement.trial_placement import groups_of
+from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
 from gpu_manager.domain.score.fragmentation import RollOutRoutine
 from gpu_manager.domain.score.multi_gpu_slots import Loss, with_kept
@@ -39,8 +42,6 @@ _PREPARED = 16  # costs computed before they are asked for, which takes about a 
 _LEAD = 0.07  # questions to the old scorer, per counted arrival, while the new one is prepared
 _CARD = CardUuid("")
 
-_Key = tuple[Fit, int | None, int]  # placement, free CPU there, requested CPU
-
 
 class _Epoch:
     """One scorer, and its cached costs."""
@@ -48,9 +49,9 @@ class _Epoch:
     def __init__(self, scorer: Scorer, rooms: NodeRooms) -> None:
         self.scorer = scorer
         self.tally = MultiGpuCount(scorer.places, rooms)
-        self.known: dict[_Key, tuple[Cost, NodeChange, Loss]] = {}
+        self.known: dict[PriceKey, tuple[Cost, NodeChange, Loss]] = {}
 
-    def add(self, moves: dict[_Key, NodeChange]) -> None:
+    def add(self, moves: dict[PriceKey, NodeChange]) -> None:
         costs = self.scorer.costs([(move.before, move.after) for move in moves.values()])
         for (key, move), (cost, *content) in zip(moves.items(), costs, strict=True):
             loss = self.scorer.places.lost(move.before, move.after)
@@ -70,8 +71,8 @@ class _NextEpoch:
         self,
         mix: Mix,
         nodes: Iterable[NodeView],
-        known: Mapping[_Key, tuple[Cost, NodeChange, Loss]],
-        recent: Sequence[Sequence[_Key]],
+        known: Mapping[PriceKey, tuple[Cost, NodeChange, Loss]],
+        recent: Sequence[Sequence[PriceKey]],
         at: int,
         routine: RollOutRoutine | None,
     ) -> None:
@@ -125,7 +126,7 @@ class LeastFragmentation:
         self._epoch: _Epoch | None = None
         self._next: _NextEpoch | None = None
         self._asked = 0  # number of questions so far
-        self._recent: dict[object, list[_Key]] = {}  # by kind of request, the latest last
+        self._recent: dict[object, list[PriceKey]] = {}  # by kind of request, the latest last
 
     def copy(self) -> LeastFragmentation:
         """The same policy over a copy of the cluster's state; it refreshes at once, in the caller's
@@ -146,6 +147,15 @@ class LeastFragmentation:
         return other
 
     @property
+    def basis(self) -> object:
+        """See :class:`~admission.extender.ranking.NodePolicy`."""
+        return self._epoch
+
+    def begin(self) -> None:
+        """See :class:`~admission.extender.ranking.NodePolicy`."""
+        self._current(questions=1)
+
+    @property
     def cluster(self) -> ClusterState:
         """The cluster state that the policy reads."""
         return self._cluster
@@ -163,8 +173,8 @@ class LeastFragmentation:
             return [(n, *cost) for n, cost in zip(neighbours, plain, strict=True)] if neighbours else plain
         own = self._cluster.pod(request.uid)
         cpu = own.cpu if own else 0
-        epoch = self._current(questions=1)
-        keys: list[_Key] = [(fit, view.cpu, cpu) for view, fit in candidates]
+        epoch = self._epoch or self._current()
+        keys: list[PriceKey] = [(fit, view.cpu, cpu) for view, fit in candidates]
         found = list(map(epoch.known.get, keys))
         if None in found:
             epoch = self._work_out(epoch, request.uid, cpu, keys, candidates)
@@ -172,9 +182,7 @@ class LeastFragmentation:
         self._remember(request, [key for key, each in zip(keys, found, strict=True) if each])
         prices = self._prices(epoch)
         costs = [each and (in_all(each[0], each[2], prices) if each[2] else each[0]) for each in found]
-        bounds = self._bounds(epoch.scorer.stock)
-        with self._lock:
-            kept = self._drained.kept(self._cluster, bounds)
+        kept = self._kept(epoch)
         most = max(c.request.cards for c in request.containers)
         if most < max(kept.values(), default=0):
             states = {state for state, _ in kept}  # few of the candidates are examined closely
@@ -187,6 +195,48 @@ class LeastFragmentation:
             # Better joined first: the second part of a cost is the joined cards' sum, negative.
             return [cost and (cost[1], *cost) for cost in costs]
         return costs
+
+    def totals(
+        self, request: PodRequest, verdicts: Verdicts, priced: Mapping[int, RankedNode] = MappingProxyType({})
+    ) -> Totals | None:
+        """See :class:`~admission.extender.ranking.NodePolicy`: for normal pods beside normal pods."""
+        epoch = self._epoch
+        plain = request.placement is PlacementPolicy.BINPACK and request.priority is Priority.NORMAL
+        if epoch is None or not plain:
+            return None
+        own = self._cluster.pod(request.uid)
+        cpu = own.cpu if own else 0
+        column = verdicts.columns.get((epoch, cpu)) or self._new_column(verdicts, epoch, cpu)
+        column.follow(verdicts.views)
+        if column.prioritised:
+            return None
+        for number, (view, fit) in priced.items():
+            key = fit, view.cpu, cpu
+            if (known := epoch.known.get(key)) is not None:
+                column.put(number, key, known[0][0], known[2])
+        if not column.keys:
+            return None
+        if priced:  # the next epoch prices those that this one knows, not only those near the least
+            self._remember(request, list(column.keys.values())[-MOST_PRICED:])
+        most = max(c.request.cards for c in request.containers)
+        return column.totals(self._prices(epoch), self._kept(epoch), most)
+
+    @staticmethod
+    def _new_column(verdicts: Verdicts, epoch: _Epoch, cpu: int) -> PriceColumn:
+        """A column with the prices of the former epoch's nodes, as far as this one knows them."""
+        column = verdicts.columns[epoch, cpu] = PriceColumn(len(epoch.scorer.places))
+        column.follow(verdicts.views)
+        for was in [key for key in verdicts.columns if key[0] is not epoch]:
+            former = verdicts.columns.pop(was)
+            for number, key in former.keys.items() if was[1] == cpu else ():
+                known = epoch.known.get(key)
+                if known is not None and number < len(verdicts.views):
+                    column.put(number, key, known[0][0], known[2])
+        return column
+
+    def _kept(self, epoch: _Epoch) -> Mapping[NodeContent, int]:
+        with self._lock:
+            return self._drained.kept(self._cluster, self._bounds(epoch.scorer.stock))
 
     def prepare(self, request: PodRequest, candidates: Sequence[RankedNode]) -> None:
         """See :class:`~admission.extender.ranking.NodePolicy`; prices nodes that changed since the last
@@ -222,11 +272,11 @@ class LeastFragmentation:
         return QuotaBounds(self._quota.current if self._quota else None, stock, self._cluster.unit)
 
     def _work_out(
-        self, epoch: _Epoch, uid: PodUid, cpu: int, keys: Sequence[_Key], candidates: Sequence[RankedNode]
+        self, epoch: _Epoch, uid: PodUid, cpu: int, keys: Sequence[PriceKey], candidates: Sequence[RankedNode]
     ) -> _Epoch:
         """Price the first unpriced candidates, as many as a scheduler can wait for."""
         new = {key: place for place, key in enumerate(keys) if key not in epoch.known}
-        most = MOST_PRICED // 4
+        most = min(MOST_PRICED // 4, most_priced(len(self._cluster.snapshot().nodes)))
         if len(keys) - len(new) < MOST_PRICED:
             most = most_priced(len(self._cluster.snapshot().nodes))
         moves = {
@@ -294,7 +344,7 @@ class LeastFragmentation:
             self._epoch, self._next = _Epoch(scorer, self._rooms), None
             return self._epoch
 
-    def _remember(self, request: PodRequest, keys: list[_Key]) -> None:
+    def _remember(self, request: PodRequest, keys: list[PriceKey]) -> None:
         kind = tuple(c.request for c in request.containers), request.models, request.placement
         with self._lock:
             self._recent.pop(kind, None)

@@ -8,8 +8,8 @@ and bind judges the node again in any case.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -18,12 +18,13 @@ from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.extender.feasibility import FeasibilityCheck, Unfit
-from admission.extender.many_nodes import Verdicts
+from admission.extender.many_nodes import Verdicts, judge_nodes
 from admission.extender.node_names import NodeNames
 from gpu_manager.domain.kube.pod import PodUid
 
 _MOST_NUMBERS: Final = 1024  # kinds beyond the number of nodes; no node has most of them any more
-_MOST_KEPT: Final = 32  # kinds of request
+_MOST_KEPT: Final = 64  # kinds of request
+_PART: Final = 4  # of all nodes: of fewer than a quarter only those are judged
 _FEW: Final = 16  # changed nodes, up to which the verdicts on the others are reused
 
 
@@ -31,7 +32,7 @@ _FEW: Final = 16  # changed nodes, up to which the verdicts on the others are re
 class LastFilter:
     """One answer of filter; usually the scheduler prioritizes its nodes next, before much has changed."""
 
-    occupant: PodView
+    occupant: PodView | None  # None: any pod with that request
     snapshot: Snapshot
     quota: object
     names: NodeNames
@@ -68,18 +69,12 @@ class LastAnswers:
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
         self._offered: LastFilter | None = None
-        self._alike: dict[Hashable, LastFilter] = {}
+        self._alike: dict[Hashable, LastFilter] = {}  # over all nodes; the most recently used last
+        self._every = -1, NodeNames()  # the generation at which a node last came or went, and all names then
 
     def offered(self, answer: LastFilter) -> None:
         """Keep the nodes that fit, since the scheduler asks about them next."""
         self._offered = answer
-
-    def judged(self, question: FeasibilityCheck, answer: LastFilter) -> None:
-        """Keep the answer for the next pod with this request, unless it depends on more than the request."""
-        verdicts = answer.verdicts
-        of_all = not any(view is not None and view.nominated for view in verdicts.views)
-        if _is_like_others(question) and of_all and Unfit.LATE not in verdicts.said:
-            self._keep(question, answer)
 
     def for_same_pod(
         self, question: FeasibilityCheck, occupant: PodView, quota: object, names: NodeNames, now: Snapshot
@@ -91,31 +86,40 @@ class LastAnswers:
         return last.verdicts if last.snapshot is now else self._changed(last, question, now, _FEW)
 
     def for_same_request(
-        self, question: FeasibilityCheck, names: NodeNames, now: Snapshot
+        self, question: FeasibilityCheck, names: NodeNames, now: Snapshot, late: Callable[[], bool]
     ) -> Verdicts | None:
-        """The verdicts on these nodes for a pod with this request; None if they are not known."""
-        last = self._alike.get(_kind(question)) if _is_like_others(question) else None
-        verdicts = (
-            None if last is None else self._changed(last, question, now, max(_FEW, len(last.names) // 4))
-        )
-        if last is None or verdicts is None:
+        """The verdicts on these nodes for a pod like others; None if the pod, or the names, are not.
+
+        All nodes of the cluster are judged once for each kind of request, and what changed afterwards:
+        kube-scheduler examines nodes side by side, so that it asks about other nodes in another order each
+        time. Of a few nodes only those are judged, unless all are known.
+        """
+        if not question.alike or question.quota is not None or question.own is not None:
             return None
-        # kube-scheduler looks at nodes side by side, so that their order differs each time; and in a large
-        # cluster it asks about some of them.
-        same = last.names is names or last.names == names
+        kind = question.shape.request, question.pod.priority  # one reserved for a pod is open to higher ones
+        last = self._alike.pop(kind, None)
+        known = None if last is None else self._changed(last, question, now, max(_FEW, len(last.names) // 4))
+        every, checked = self._every_name(now), 0 if last is None else len(last.verdicts.said)
+        if known is None:
+            checked = 0
+            if _PART * len(names) < len(every):
+                return None
+            known = judge_nodes(question, list(map(now.nodes.__getitem__, every)), late)
         try:
-            at = (
-                None if same else np.fromiter(map(last.names.places.__getitem__, names), np.int64, len(names))
-            )
+            at = np.fromiter(map(every.places.__getitem__, names), np.int64, len(names))
         except KeyError:
             return None
-        self._keep(question, replace(last, snapshot=now, verdicts=verdicts))
-        return verdicts if at is None else verdicts.at(at)
+        awaited = any(view is not None and view.nominated for view in known.views[checked:])
+        if not awaited and Unfit.LATE not in known.said[checked:]:
+            self._alike[kind] = LastFilter(None, now, None, every, known)  # the newest last
+            if len(self._alike) > _MOST_KEPT:
+                del self._alike[next(iter(self._alike))]
+        return known.at(at)
 
-    def _keep(self, question: FeasibilityCheck, answer: LastFilter) -> None:
-        self._alike[_kind(question)] = answer
-        if len(self._alike) > _MOST_KEPT:
-            self._alike.pop(next(iter(self._alike)), None)
+    def _every_name(self, now: Snapshot) -> NodeNames:
+        if self._every[0] != now.names_turn:
+            self._every = now.names_turn, NodeNames(now.nodes)
+        return self._every[1]
 
     def _changed(
         self, last: LastFilter, question: FeasibilityCheck, now: Snapshot, most: int
@@ -123,15 +127,6 @@ class LastAnswers:
         """The verdicts in this snapshot; None if much has changed since, or if it changed while reading."""
         newest, changed = self._cluster.news(last.snapshot.turn)
         return last.now(question, now, changed) if newest is now and len(changed) <= most else None
-
-
-def _kind(question: FeasibilityCheck) -> Hashable:
-    """Pods of equal kind get equal verdicts; a node reserved for a pod is open to higher priorities."""
-    return question.shape.request, question.pod.priority
-
-
-def _is_like_others(question: FeasibilityCheck) -> bool:
-    return question.alike and question.quota is None and question.own is None
 
 
 _MOST_OFFERS: Final = 1 << 14  # pods between filter and bind

@@ -6,6 +6,10 @@ until the previous leader's last renewal has expired, since Bindings of that one
 then. It binds only once it knows all pods as they are after that: it writes into its own pod, and once its
 watch of pods shows the write, the watch has shown all earlier changes.
 
+That write names the *term*: the Lease's holder and its transitions. A process that starts again in the same
+pod and finds the Lease in the term that its own pod names knows that nobody else has led since, and all that
+others sent before was over then. It waits only for what its former process may have sent.
+
 The Kubernetes client's own leader election reads the wall clock, counts from after a renewal, cannot be
 stopped, and does not tell for how long it still leads; so it is not used.
 """
@@ -76,8 +80,25 @@ class LeaseSource(Protocol):
     def shared(self) -> bool:
         """False if no other replica can ever lead."""
 
+    @property
+    def term(self) -> str:
+        """The holder and transitions of the Lease, while this replica leads by it."""
+
     def release(self) -> None:
         """Let another replica take over at once; no request of this replica is in progress any more."""
+
+
+def _term(found: LeaseRecord) -> str:
+    return f"{found.holder}/{found.transitions}"
+
+
+class FormerTerm(Protocol):
+    """What this replica's own pod says of a former process in it."""
+
+    def __call__(self) -> str:
+        """The term that it named once all pods were known; empty if there is none, or if another process of
+        the pod may be alive. Raises NodeUnready.
+        """
 
 
 class Leader:
@@ -184,7 +205,10 @@ class Leader:
 class HeldLease:
     """A Lease of this service: taken when it is free or has expired, renewed every two seconds."""
 
-    def __init__(self, leases: LeaseApi, clock: Clock, pod: str, seconds: float) -> None:
+    def __init__(
+        self, leases: LeaseApi, clock: Clock, pod: str, seconds: float, former: FormerTerm = lambda: ""
+    ) -> None:
+        self._former = former
         self._leases = leases
         self._clock = clock
         self._seconds = seconds
@@ -192,6 +216,7 @@ class HeldLease:
         self.identity = f"{pod}_{secrets.token_hex(8)}"
         self.until = _NEVER
         self.fence = _NEVER
+        self.term = ""
         self._seen: tuple[LeaseRecord, float] | None = None  # another's, and when its last renewal was seen
         self._renewed = _NEVER
 
@@ -208,6 +233,8 @@ class HeldLease:
             self._take(transitions + 1, _NEVER)  # released: no request is in progress
         elif found.holder == self.identity:
             self._write(transitions)
+        elif self._seen is None and self._former() == _term(found):
+            self._take(transitions + 1, _NEVER)
         else:
             self.until = _NEVER
             if self._seen is None or self._seen[0].mark != found.mark:
@@ -233,6 +260,7 @@ class HeldLease:
         if not self._leases.write(self.identity, self._seconds, transitions):
             return False
         self.until, self._renewed, self._seen = began + self._seconds, began, None
+        self.term = f"{self.identity}/{transitions}"
         return True
 
 
@@ -243,8 +271,11 @@ class WatchedLeader:
     released the Lease with requests of its own in progress, so here, too, its last renewal must have expired.
     """
 
-    def __init__(self, leases: LeaseApi, clock: Clock, hosts: frozenset[str]) -> None:
+    def __init__(
+        self, leases: LeaseApi, clock: Clock, hosts: frozenset[str], former: FormerTerm = lambda: ""
+    ) -> None:
         """``hosts``: names that the scheduler may use for its machine."""
+        self._former = former
         self._leases = leases
         self._clock = clock
         self._hosts = hosts
@@ -258,17 +289,24 @@ class WatchedLeader:
         """See :class:`LeaseSource`."""
         began = self._clock.monotonic()
         found = self._leases.read() or _NOBODY
+        former = "" if self._last else self._former()
         now = self._clock.monotonic()
         (before, looked), self._last = self._last or (None, began), (found, began)
         changed = before is None or before.mark != found.mark
         ours = self._ours(found.holder)
         if changed:
-            self.fence = max(self.fence, self._over(before, looked, found, now))
+            over = _NEVER if ours and former == _term(found) else self._over(before, looked, found, now)
+            self.fence = max(self.fence, over)
             self._renewed = now
         if not ours:
             self.until = _NEVER
         elif changed and before is not None:
             self.until = looked + found.seconds
+
+    @property
+    def term(self) -> str:
+        """See :class:`LeaseSource`."""
+        return _term(self._last[0]) if self._last else ""
 
     def _over(self, before: LeaseRecord | None, looked: float, found: LeaseRecord, now: float) -> float:
         """When requests of previous holders are over, judging by a changed record."""
@@ -302,6 +340,7 @@ class SingleReplica:
     until: float = float("inf")
     fence: float = _NEVER
     shared: bool = False
+    term: str = ""
 
     def look(self) -> None:
         """Nothing to read."""

@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from admission.cluster.node_view import NodeView
 from admission.extender.feasibility import SOMEWHERE, FeasibilityCheck, Fit, Unfit
+from admission.extender.price_column import PriceColumn, Totals, near_least
+from admission.extender.ranking import MOST_PRICED
 
 SEVERAL: Final = 32  # nodes without a cached verdict, above which they are judged together
 FITS: Final = 0
@@ -29,7 +31,8 @@ class Verdicts:
 
     ``numbers`` has the number of each node, ``number`` that of each kind. ``views`` (a node of that kind,
     possibly an older state of one) and ``said`` are indexed by number. Some numbers may belong to no node any
-    more. The verdict is :data:`SOMEWHERE` if the pod fits and its cards were not worked out.
+    more. The verdict is :data:`SOMEWHERE` if the pod fits and its cards were not worked out. ``columns`` is
+    for what is known by number; verdicts that follow from these have the same numbers and share it.
     """
 
     def __init__(
@@ -39,11 +42,13 @@ class Verdicts:
         views: Sequence[NodeView | None],
         said: Sequence[Fit | Unfit],
         codes: Codes | None = None,
+        columns: dict[tuple[object, int], PriceColumn] | None = None,
     ) -> None:
         self.numbers = numbers
         self.views = views
         self.said = said
         self._number = number
+        self.columns: dict[tuple[object, int], PriceColumn] = {} if columns is None else columns
         self._codes = _codes(said) if codes is None else codes
 
     @cached_property
@@ -76,11 +81,12 @@ class Verdicts:
         other.numbers = self.numbers[places]
         return other
 
-    def present(self) -> list[int]:
-        """The numbers that some node has, in the order of their first nodes."""
+    def open(self) -> npt.NDArray[np.intp]:
+        """The numbers that some node has on which the pod fits, in the order of their first nodes."""
         first = np.full(len(self.said), len(self.numbers))
         first[self.numbers[::-1]] = np.arange(len(self.numbers) - 1, -1, -1)
-        found: list[int] = self.numbers[np.sort(first[first < len(self.numbers)])].tolist()
+        places = np.sort(first[(first < len(self.numbers)) & (self._codes == FITS)])
+        found: npt.NDArray[np.intp] = self.numbers[places].astype(np.intp)
         return found
 
     def with_changed(self, check: FeasibilityCheck, changed: Sequence[tuple[int, NodeView]]) -> Verdicts:
@@ -96,7 +102,7 @@ class Verdicts:
                 said.append(now.said[at])
             numbers[place] = number[kind]
         codes = np.concatenate((self._codes, _codes(said[len(self.said) :])))
-        return Verdicts(numbers, number, views, said, codes)
+        return Verdicts(numbers, number, views, said, codes, self.columns)
 
 
 def _codes(said: Sequence[Fit | Unfit]) -> Codes:
@@ -178,22 +184,30 @@ def _at_once(check: FeasibilityCheck, new: Mapping[Hashable, NodeView]) -> dict[
 Candidates = Mapping[int, tuple[NodeView, Fit]]
 
 
-def candidates(check: FeasibilityCheck, verdicts: Verdicts, most: int) -> Candidates:
+def candidates(
+    check: FeasibilityCheck, verdicts: Verdicts, most: int, totals: Totals | None = None
+) -> Candidates:
     """The kinds of nodes that fit, by number, with the pod's placement there, the most promising first.
 
-    Placements not worked out yet are computed for at most ``most`` kinds; the others are left out.
+    Placements not worked out yet are computed for at most ``most`` kinds; the others are left out. With
+    ``totals`` (prices by number) only kinds near the least of them are given, and ``most`` without a price.
     """
-    fits = [
-        (number, view, answer)
-        for number in verdicts.present()
-        if type(answer := verdicts.said[number]) is Fit and (view := verdicts.views[number]) is not None
-    ]
+    views, said = verdicts.views, verdicts.said
+    fits = verdicts.open()
+    near = fits[:0]
+    if totals is not None:
+        near, unknown = near_least(totals, fits, MOST_PRICED), np.isnan(totals[fits])
+        if len(fits) - unknown.sum() >= MOST_PRICED:
+            most = min(most, MOST_PRICED // 4)
+        fits = fits[unknown]
     if len(fits) > most and not check.request.uuids:
-        order = check.free.promising(check.request, [view for _, view, _ in fits])
-        fits = list(map(fits.__getitem__, order.tolist()))
+        order = check.free.promising(check.request, [view for n in fits.tolist() if (view := views[n])])
+        fits = fits[order] if totals is None else fits[order][:most]
     found: dict[int, tuple[NodeView, Fit]] = {}
-    for number, view, answer in fits:
-        fit: Fit | Unfit = answer
+    for number in (*near.tolist(), *fits.tolist()):
+        view, fit = views[number], said[number]
+        if view is None:
+            continue
         if fit is SOMEWHERE:
             fit = check.on_state.get(view.state, fit)  # it may have been worked out since that verdict
         if fit is SOMEWHERE:

@@ -1,6 +1,6 @@
 """The node names of a question, numbered, because a scheduler sends the same nodes again and again.
 
-Results that depend on names alone are computed once: their JSON, their places, their order.
+Results that depend on names alone are computed once: their JSON and their places.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 _MOST_BYTES: Final = 2 << 20  # of cached arrays of names; 5,000 names are some 80 KiB
-_MOST_CHOICES: Final = 16  # per array
 
 _Ints = npt.NDArray[np.int64]
 
@@ -25,11 +24,6 @@ class NodeNames(tuple[str, ...]):  # noqa: SLOT001 - what is worked out lies in 
     """Names in the order of a question; results computed from them are cached in the object."""
 
     _json: bytes | None = None
-    _asked = False
-
-    @cached_property
-    def _choices(self) -> dict[bytes, NodeNames]:
-        return {}
 
     @cached_property
     def places(self) -> dict[str, int]:
@@ -46,19 +40,9 @@ class NodeNames(tuple[str, ...]):  # noqa: SLOT001 - what is worked out lies in 
         """The names as a JSON array."""
         return json_names(self) if self._json is None else self._json
 
-    @cached_property
-    def _rank(self) -> _Ints:
-        """For each name, the number of places with a lesser name, or with the same name earlier."""
-        rank = np.empty(len(self), np.int64)
-        rank[sorted(range(len(self)), key=self.__getitem__)] = np.arange(len(self))
-        return rank
-
     def least(self, places: _Ints) -> int:
         """Of these places (at least one), the first one with the least name."""
-        if not self._asked:  # all names are sorted only at the second question
-            self._asked = True
-            return int(min(places.tolist(), key=self.__getitem__))
-        return int(places[self._rank[places].argmin()])
+        return int(min(places.tolist(), key=self.__getitem__))
 
     @cached_property
     def scored(self) -> tuple[npt.NDArray[np.uint8], _Ints]:
@@ -71,14 +55,7 @@ class NodeNames(tuple[str, ...]):  # noqa: SLOT001 - what is worked out lies in 
 
     def among(self, chosen: bytes) -> NodeNames:
         """The names whose byte is not 0."""
-        if 0 not in chosen:
-            return self
-        known = self._choices.get(chosen)
-        if known is None:
-            if len(self._choices) >= _MOST_CHOICES:
-                self._choices.clear()
-            known = self._choices[chosen] = NodeNames(compress(self, chosen))
-        return known
+        return NodeNames(compress(self, chosen)) if 0 in chosen else self
 
 
 class RecentNames:

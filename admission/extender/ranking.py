@@ -6,7 +6,8 @@ A node whose cards hold tenants that do not suit the pod's priority is ranked lo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from zlib import crc32
 
 import numpy as np
@@ -15,15 +16,19 @@ import numpy.typing as npt
 from admission.cluster.node_view import NodeView
 from admission.extender.feasibility import Fit
 from admission.extender.node_names import NodeNames
+from admission.extender.price_column import Totals
 from gpu_manager.domain.priority import Priority, unprotected_beside
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
+
+if TYPE_CHECKING:
+    from admission.extender.many_nodes import Verdicts
 
 BEST, SECOND = 10, 8  # scores: the gap is what a scheduler's weight must carry over its other scores
 RANKED: Final = 2  # parts of a cost that count in the scores of all but the best
 MOST_PRICED: Final = 256  # nodes that one question prices while the scheduler waits
 _LARGE: Final = 1250  # nodes of a cluster; in a larger one a question prices fewer, since it examines more
-_LEAST_PRICED: Final = 64
+_LEAST_PRICED: Final = 16
 _MOST = 1 << 16  # cached costs
 
 Cost = tuple[Any, ...]  # comparable only within one call
@@ -39,11 +44,18 @@ def most_priced(nodes: int) -> int:
 
     The next question of the same kind prices further ones.
     """
-    return max(_LEAST_PRICED, min(MOST_PRICED, MOST_PRICED * _LARGE // max(1, nodes)))
+    return max(_LEAST_PRICED, min(MOST_PRICED, MOST_PRICED * _LARGE**2 // max(1, nodes) ** 2))
 
 
 class NodePolicy(Protocol):
     """A policy that chooses among nodes."""
+
+    @property
+    def basis(self) -> object:
+        """What costs follow from beside the nodes: another object once that has changed."""
+
+    def begin(self) -> None:
+        """A question about a pod begins: what costs follow from may change now, and not before the next."""
 
     def costs(self, request: PodRequest, candidates: Sequence[RankedNode]) -> Sequence[Cost | None]:
         """One cost per candidate; the lowest wins. It depends on what the nodes hold, never on their names.
@@ -55,6 +67,15 @@ class NodePolicy(Protocol):
     def prepare(self, request: PodRequest, candidates: Sequence[RankedNode]) -> None:
         """Compute some of the costs that will be needed next. Changes no answer."""
 
+    def totals(
+        self, request: PodRequest, verdicts: Verdicts, priced: Mapping[int, RankedNode] = MappingProxyType({})
+    ) -> Totals | None:
+        """The first part of each cost by the number of a kind of nodes, as far as known, to a hundredth: not
+        a number where it is unknown. None if a cost's first part is no number, or depends on more.
+
+        ``priced``: nodes of some numbers whose costs have just been computed.
+        """
+
 
 class BestFit:
     """Leaves the fewest fragments: no idle card is broken while a broken one has room; then the fullest card.
@@ -64,8 +85,13 @@ class BestFit:
     under ``topology`` the best-joined cards first. Thread-safe.
     """
 
+    basis: object = None
+
     def __init__(self) -> None:
         self._known: dict[Fit, Cost] = {}
+
+    def begin(self) -> None:
+        """See :class:`NodePolicy`; nothing changes."""
 
     def costs(self, request: PodRequest, candidates: Sequence[RankedNode]) -> list[Cost]:
         """See :class:`NodePolicy`."""
@@ -78,6 +104,11 @@ class BestFit:
 
     def prepare(self, request: PodRequest, candidates: Sequence[RankedNode]) -> None:
         """See :class:`NodePolicy`; nothing to prepare, since costs are cheap."""
+
+    def totals(
+        self, request: PodRequest, verdicts: Verdicts, priced: Mapping[int, RankedNode] = MappingProxyType({})
+    ) -> None:
+        """See :class:`NodePolicy`: a cost begins with several numbers."""
 
 
 def _cost(request: PodRequest, view: NodeView, fit: Fit) -> Cost:
@@ -102,25 +133,37 @@ def _cost(request: PodRequest, view: NodeView, fit: Fit) -> Cost:
     return (fill, len(node.cards), *content)
 
 
-def scores(names: NodeNames, numbers: npt.NDArray[np.int32], costs: Mapping[int, Cost]) -> Scores:
+def scores(
+    names: NodeNames,
+    numbers: npt.NDArray[np.int32],
+    costs: Mapping[int, Cost],
+    totals: Totals | None = None,
+) -> Scores:
     """The score of each node: exactly one 10, the others 0 to 8 by rank, 0 where the pod does not fit.
 
     ``numbers`` has the kind of each node, ``costs`` the costs of the kinds on which the pod fits; some node
     has each kind. The rank depends on the first :data:`RANKED` parts of the cost, so that nodes of equal cost
     get equal scores, except the best one: the least by the whole cost, then the first by name. Nodes tied up
-    to there are alike in everything that the policy reads.
+    to there are alike in everything that the policy reads. With ``totals`` (see :meth:`NodePolicy.totals`)
+    ``costs`` are those of the nodes near the least, and the others rank by their totals.
     """
     if not costs:
         return np.zeros(len(numbers), np.uint8)
-    parts = {number: cost[:RANKED] for number, cost in costs.items()}
-    ranked = sorted(set(parts.values()))
-    steps = max(1, len(ranked) - 1)
-    score = {part: SECOND - SECOND * rank // steps for rank, part in enumerate(ranked)}
-    least = min(costs[number] for number, part in parts.items() if part == ranked[0])
-    given = bytearray(int(numbers.max()) + 1)
-    for number, part in parts.items():
-        given[number] = BEST if part == ranked[0] and costs[number] == least else score[part]
-    answer: Scores = np.frombuffer(given, np.uint8)[numbers]
+    least = min(costs.values())
+    if totals is None:
+        ranked = sorted({cost[:RANKED] for cost in costs.values()})
+        rank_of = {part: rank for rank, part in enumerate(ranked)}
+        known = np.fromiter(costs, np.int64, len(costs))
+        ranks = np.array([rank_of[cost[:RANKED]] for cost in costs.values()])
+    else:
+        there = np.zeros(len(totals), np.bool_)
+        there[numbers] = True
+        known = np.flatnonzero(there & ~np.isnan(totals))
+        ranks = np.unique(totals[known], return_inverse=True)[1]
+    given = np.zeros(int(numbers.max()) + 1, np.uint8)
+    given[known] = SECOND - SECOND * ranks // max(1, ranks.max())
+    given[[number for number, cost in costs.items() if cost == least]] = BEST
+    answer: Scores = given[numbers]
     best = np.flatnonzero(answer == BEST)
     answer[best] = SECOND
     answer[names.least(best)] = BEST

@@ -62,6 +62,7 @@ class ExtenderSimulation:
             return None
         chosen = int(able[0])
         if len(able) > 1:  # for one node, or none, a scheduler does not prioritize: no question is counted
+            self._policy.begin()
             costs = self._policy.costs(request, list(fitting.values()))
             priced = {number: cost for number, cost in zip(fitting, costs, strict=True) if cost is not None}
             if not priced:

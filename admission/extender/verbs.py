@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Final, Protocol
@@ -25,7 +25,7 @@ from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.config import SHORTEST_KEEP_SECONDS
 from admission.extender.binding import Binder
-from admission.extender.feasibility import SOMEWHERE, FeasibilityCheck, FeasibilityJudge, Fit, Unfit
+from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
 from admission.extender.last_filter import LastAnswers, LastFilter
 from admission.extender.many_nodes import Candidates, Verdicts, candidates, judge_nodes
 from admission.extender.node_names import NodeNames, RecentNames
@@ -137,7 +137,7 @@ class Extender:
         self._names = RecentNames()
         self._answers = LastAnswers(cluster)
         self._last: tuple[Obj, PodView, PodRequest | None] | None = None  # the last question
-        self._chosen: tuple[Verdicts, Candidates] | None = None  # candidates by filter
+        self._chosen: tuple[Verdicts, Candidates, object] | None = None  # candidates by filter
 
     def routes(self) -> tuple[Route, ...]:
         """Every path that a scheduler may be configured with."""
@@ -178,11 +178,9 @@ class Extender:
             return self._filter_error(str(error))
         known = None
         if args.nodes is None:
-            known = self._answers.for_same_request(question, args.names, snapshot)
+            late = self._deadline(question.request)
+            known = self._answers.for_same_request(question, args.names, snapshot, late)
         verdicts = known or self._judged(args, question, snapshot)
-        answer = LastFilter(occupant, snapshot, self._quota.current, args.names, verdicts)
-        if known is None and args.nodes is None:
-            self._answers.judged(question, answer)
         fits = verdicts.fitting()
         fitting = args.names.among(fits)
         if not fitting and gangs is not None and gangs.make_way(question):
@@ -204,8 +202,8 @@ class Extender:
             if args.nodes is None:
                 self._names.keep(fitting)
             offered = verdicts.among(fits)
-            self._answers.offered(replace(answer, names=fitting, verdicts=offered))
-            if known is not None and SOMEWHERE not in offered.said:
+            self._answers.offered(LastFilter(occupant, snapshot, self._quota.current, fitting, offered))
+            if known is not None:
                 after = partial(self._choose, question, offered, snapshot)
         self._count("filtered", "fits" if fitting else "refused")
         if not fitting:
@@ -256,14 +254,16 @@ class Extender:
         verdicts = self._answers.for_same_pod(question, occupant, self._quota.current, args.names, snapshot)
         if verdicts is None:
             verdicts = self._judged(args, question, snapshot)
+        self._policy.begin()
         before = self._chosen
-        if before is not None and before[0] is verdicts:
+        if before is not None and before[0] is verdicts and before[2] is self._policy.basis:
             chosen = before[1]
         else:
-            chosen = candidates(question, verdicts, most_priced(len(snapshot.nodes)))
+            chosen = self._candidates(question, verdicts, snapshot)
         costs = self._policy.costs(question.request, list(chosen.values()))
         by_number = {number: cost for number, cost in zip(chosen, costs, strict=True) if cost is not None}
-        given = scores(args.names, verdicts.numbers, by_number)
+        totals = self._policy.totals(question.request, verdicts, chosen)
+        given = scores(args.names, verdicts.numbers, by_number, totals)
         if by_number:
             best = int(given.argmax())
             if binds and self._gangs is not None:
@@ -335,9 +335,13 @@ class Extender:
 
     def _choose(self, question: FeasibilityCheck, offered: Verdicts, snapshot: Snapshot) -> None:
         """Prepare prioritize for the pod that filter has just answered."""
-        chosen = candidates(question, offered, most_priced(len(snapshot.nodes)))
-        self._chosen = offered, chosen
+        chosen = self._candidates(question, offered, snapshot)
+        self._chosen = offered, chosen, self._policy.basis
         self._policy.prepare(question.request, list(chosen.values()))
+
+    def _candidates(self, question: FeasibilityCheck, verdicts: Verdicts, snapshot: Snapshot) -> Candidates:
+        totals = self._policy.totals(question.request, verdicts)
+        return candidates(question, verdicts, most_priced(len(snapshot.nodes)), totals)
 
     def _deadline(self, request: PodRequest) -> Callable[[], bool]:
         """A function that tells whether the present call has taken too long; never for one container."""

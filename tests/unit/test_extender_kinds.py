@@ -51,7 +51,7 @@ def test_reasons_written_by_hand_are_the_json_of_the_map() -> None:
 
 
 def test_in_a_large_cluster_one_question_works_out_fewer_nodes() -> None:
-    assert [most_priced(nodes) for nodes in (0, 1, 1250, 2500, 5000, 50_000)] == [256, 256, 256, 128, 64, 64]
+    assert [most_priced(nodes) for nodes in (0, 1, 1250, 2500, 5000, 50_000)] == [256, 256, 256, 64, 16, 16]
 
 
 def test_what_was_read_beside_the_questions_is_not_read_by_one() -> None:

@@ -79,11 +79,12 @@ def test_between_filter_and_prioritize_the_costs_of_nodes_that_changed_are_worke
         given = world.prioritize(asking, json.loads(reply.body)["NodeNames"])
         asked.append((prepared - priced, len(policy._epoch.known) - prepared))
         assert world.bind(asking, max(given, key=given.get)) == ""
-    # The first of its kind: nobody has asked about it. Then only what was taken since is new.
+    # At the very first question there is no mix yet. Then all is priced before it is asked for: of a new kind
+    # of request the nodes' kinds, afterwards only what was taken since.
     assert asked[0][0] == 0
     assert asked[0][1] > 0
     assert asked[1] == (1, 0)
-    assert asked[2][0] == 0
+    assert asked[2][0] == 3  # by the former mix; the question begins with a new one
     assert asked[3] == (1, 0)
 
 

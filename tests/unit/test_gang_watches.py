@@ -34,7 +34,9 @@ class Service:
     def __init__(self, *groups):
         self.clock = FakeClock()
         self.wanted, self.watches = {}, {}
-        access = ClusterAccess(FakeApi(), Writer(), SingleReplica(), NoRecord(), self._watch, lambda: "1")
+        access = ClusterAccess(
+            FakeApi(), Writer(), SingleReplica(), NoRecord(), self._watch, lambda _term: "1"
+        )
         settings = AdmissionSettings(leadership=Leadership(LeaderMode.ALONE), pod_groups=groups)
         self.one = SchedulingController(settings, access, ClusterMetrics(CollectorRegistry()), self.clock)
         for kind, objects in ((NODES, [node("n1")]), (PODS, ()), (BUDGETS, ())):

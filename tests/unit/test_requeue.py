@@ -98,7 +98,7 @@ def running(nodes, pods, *, chores=True):
     """The scheduling half of the service over a cluster on paper; without its threads, who calls does them."""
     clock, api, writer = FakeClock(), FakeApi(), Writer()
     outside = ClusterAccess(
-        api, writer, SingleReplica(), NoRecord(), lambda _wanted: Watch(clock), lambda: "1"
+        api, writer, SingleReplica(), NoRecord(), lambda _wanted: Watch(clock), lambda _term: "1"
     )
     one = SchedulingController(
         AdmissionSettings(leadership=Leadership(LeaderMode.ALONE)),

@@ -7,6 +7,7 @@ changes the replica's own pod, after which a watch of pods has shown all that ca
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -111,16 +112,20 @@ class KubeTextRecord(_VersionedLease):
 
 
 class PodMark:
-    """Writes the annotation :data:`LEADER_SINCE` of the pod of that name."""
+    """The annotation :data:`LEADER_SINCE` of the pod of that name, if it has that UID: since when it leads,
+    and in which term.
+    """
 
-    def __init__(self, connection: Connection, clock: Clock, namespace: str, name: str) -> None:
+    def __init__(self, connection: Connection, clock: Clock, namespace: str, name: str, uid: str) -> None:
         self._connection = connection
         self._clock = clock
         self._namespace = namespace
         self._name = name
+        self._uid = uid
+        self._socket: socket.socket | None = None  # held as long as the process lives
 
-    def set(self) -> str:
-        """Write the present time; returns the resourceVersion that the pod has then.
+    def set(self, term: str) -> str:
+        """Write the present time and the term; returns the resourceVersion that the pod has then.
 
         Raises:
             NodeUnready: there is no such pod, the API server refuses, or no answer comes.
@@ -128,11 +133,39 @@ class PodMark:
         if not self._name:
             raise NodeUnready("this replica does not know its pod: no --pod-name")
         written = datetime.fromtimestamp(self._clock.now(), UTC).isoformat()
+        said = f"{written} {term}" if self._is_alone() else written
         made = self._connection.request(
             f"annotate the pod {self._namespace}/{self._name}",
             "PATCH",
             named_path(self._namespace, self._name),
-            body={"metadata": {"annotations": {LEADER_SINCE: written}}},
+            body={"metadata": {"annotations": {LEADER_SINCE: said}}},
             content_type=MERGE_PATCH,
         )
         return str(made["metadata"]["resourceVersion"])
+
+    def term(self) -> str:
+        """The term that was written last; empty if none was, the UID is not known, or another process of the
+        pod is alive: both would take themselves for the one that led. Raises NodeUnready: no answer.
+        """
+        if not self._is_alone():
+            return ""
+        path = named_path(self._namespace, self._name)
+        found = self._connection.read(f"read the pod {self._namespace}/{self._name}", path)
+        meta = mapping(mapping(found).get("metadata"))
+        if meta.get("uid") != self._uid:
+            return ""
+        return text(mapping(meta.get("annotations")).get(LEADER_SINCE)).partition(" ")[2]
+
+    def _is_alone(self) -> bool:
+        """Take the pod's name among the sockets of its network, which containers of a pod share: the kernel
+        gives it to one process at a time, and frees it with that. False without a UID.
+        """
+        if self._socket is None and self._uid:
+            found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                found.bind(f"\0{self._uid}.{LEADER_SINCE}")
+            except OSError:
+                found.close()
+                return False
+            self._socket = found
+        return self._socket is not None

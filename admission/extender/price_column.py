@@ -1,0 +1,87 @@
+"""Prices of one kind of request on thousands of nodes, as arrays: most nodes need not be compared one by one.
+
+The cost of a node is a tuple whose first part decides (:mod:`gpu_manager.domain.score.scorer`). That part and
+the slots that the pod would take there lie here, by the number that
+:class:`~admission.extender.many_nodes.Verdicts` gives the node's kind. So the totals at present prices are
+one product, and only nodes near the least total are compared in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from admission.cluster.node_view import NodeView
+from admission.extender.feasibility import Fit
+from admission.extender.node_rooms import NodeContent
+from gpu_manager.domain.score.multi_gpu_slots import KEPT, Loss
+
+_DIGITS: Final = 2
+_NEAR: Final = 0.02  # cores: totals are rounded to a hundredth, so the least lies within it
+
+Totals = npt.NDArray[np.float64]
+PriceKey = tuple[Fit, int | None, int]
+"""A placement, the host CPU free there, and the host CPU requested."""
+
+
+class PriceColumn:
+    """Prices by number, under one scorer with so many ``places``. Used by one thread at a time.
+
+    ``keys``: what each price was computed from. ``prioritised``: some node holds pods of a priority, so that
+    its neighbourhood has a price, too.
+    """
+
+    def __init__(self, places: int) -> None:
+        self.keys: dict[int, PriceKey] = {}
+        self.prioritised = False
+        self._cost: Totals = np.full(0, np.nan)
+        self._lost: Totals = np.zeros((0, places))
+        self._views: list[NodeView | None] = []
+
+    def follow(self, views: Sequence[NodeView | None]) -> None:
+        """These are the kinds by number now: most of them, and usually the first ones, are known."""
+        had, now = self._views, list(views)
+        if had != now[: len(had)]:
+            for at, (before, view) in enumerate(zip(had, now, strict=False)):
+                if before is not view:
+                    self._cost[at] = np.nan
+                    self.keys.pop(at, None)
+        self.prioritised |= any(view is not None and view.ledger.prioritised for view in now[len(had) :])
+        self._views = now
+        if len(now) > len(self._cost):
+            more = len(now) * 9 // 8 - len(self._cost)
+            self._cost = np.concatenate((self._cost, np.full(more, np.nan)))
+            self._lost = np.concatenate((self._lost, np.zeros((more, self._lost.shape[1]))))
+
+    def put(self, number: int, key: PriceKey, cost: float, lost: Loss) -> None:
+        """The price on nodes of that number: the first part of its cost, and the slots lost."""
+        self.keys[number] = key
+        self._cost[number] = cost
+        self._lost[number] = 0
+        for place, count in lost:
+            self._lost[number, place] = count
+
+    def totals(self, prices: Sequence[float], kept: Mapping[NodeContent, int], cards: int) -> Totals:
+        """The first part of each cost at these prices of slots; not a number where none is known.
+
+        ``kept``: nodes drained for so many cards, by content; a pod of fewer ``cards`` pays for them.
+        """
+        count = len(self._views)
+        lost = self._lost[:count, : len(prices)] @ np.array(prices)
+        found: Totals = np.round(self._cost[:count] + lost, _DIGITS)
+        dear = {content for content, drained in kept.items() if cards < drained}
+        for at, view in enumerate(self._views if dear else ()):
+            if view is not None and (view.state, view.cpu) in dear:
+                found[at] += KEPT
+        return found
+
+
+def near_least(totals: Totals, open_: npt.NDArray[np.intp], most: int) -> npt.NDArray[np.intp]:
+    """Those of the numbers ``open_`` whose totals may be the least, at most so many."""
+    there = totals[open_]
+    least = np.nanmin(there, initial=np.inf)
+    near = np.flatnonzero(there <= least + _NEAR)
+    return open_[near[np.argsort(there[near], kind="stable")][:most]]
