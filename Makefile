@@ -151,7 +151,7 @@ image: $(STAMP) ##ship build/image/gpu-manager.tar: the image of agent and admis
 	$(BIN)/python deploy/image/build.py
 
 release: $(STAMP) tools ##ship all that users install, under build/release; COSIGN_KEY= signs, CONTACT= is told of vulnerabilities, URL= and IMAGE= where it is published; TAG=v1.2.3rc1 for a trial
-	$(BIN)/python -m tools.release $(if $(TAG),--tag $(TAG)) $(if $(URL),--url $(URL)) $(if $(IMAGE),--image $(IMAGE)) $(if $(CONTACT),--contact $(CONTACT)) $(if $(COSIGN_KEY),--key $(COSIGN_KEY))
+	$(BIN)/python -m tools.release $(if $(TAG),--tag '$(TAG)') $(if $(URL),--url '$(URL)') $(if $(IMAGE),--image '$(IMAGE)') $(if $(CONTACT),--contact '$(CONTACT)') $(if $(COSIGN_KEY),--key '$(COSIGN_KEY)')
 
 RELEASE_PACKAGES := mmdebstrap $(if $(filter aarch64,$(shell uname -m)),gcc-x86-64-linux-gnu libc6-dev-amd64-cross,gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
 release-packages: ##ship what a release needs of Debian (as root)
