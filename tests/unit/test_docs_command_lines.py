@@ -18,7 +18,13 @@ from gpu_manager.cli.program import load
 ROOT = Path(__file__).parents[2]
 FRONT = [*ROOT.glob("*.md"), *(ROOT / ".github").rglob("*.*")]
 """What a visitor meets first: pages of the root, forms for issues and changes."""
-PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *FRONT, ROOT / "deploy/helm/gpu-manager/README.md"]
+HISTORY = ROOT / "CHANGELOG.md"
+"""It names what is gone, or is built."""
+PAGES = [
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *(page for page in FRONT if page != HISTORY),
+    ROOT / "deploy/helm/gpu-manager/README.md",
+]
 PROGRAMS = {"gpu-manager": main.COMMANDS, "kubectl vcuda": kubectl.COMMANDS}
 TARGETS = set(re.findall(r"(?m)^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
 OF_THE_CLUSTER = re.compile(r'make cluster CMD="?([a-z-]+)')
