@@ -155,6 +155,13 @@ def command(
             feature=features.RESIZE,
         ),
     ] = False,
+    placeholders: Annotated[
+        str,
+        Option(
+            help="Namespace of pods that ask an autoscaler for cards which sums hide; default: none.",
+            feature=features.AUTOSCALERS,
+        ),
+    ] = "",
     nodes_by_capacity: Annotated[  # noqa: FBT002  # the way to a flag
         bool,
         Option(
@@ -294,6 +301,7 @@ def command(
             gang_seconds=gang_seconds,
             pod_groups=_pod_groups(pod_groups or ()),
             resize_within_quota=resize_within_quota,
+            placeholders=placeholders,
             claims=claims,
             quota_map=_named(quota_configmap),
             unseen_namespaces=frozenset({NAMESPACE, namespace, *(exclude_namespace or ())}),

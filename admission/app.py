@@ -52,6 +52,7 @@ from gpu_manager.adapters.kube.claims import KubeClaimTemplates
 from gpu_manager.adapters.kube.cluster_pods import ClusterPods, KubePodEvents
 from gpu_manager.adapters.kube.connection import Connection, Timeouts, connect
 from gpu_manager.adapters.kube.leases import KubeLease, KubeTextRecord, PodMark
+from gpu_manager.adapters.kube.placeholders import KubePlaceholders
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.resize import limits_of
 from gpu_manager.adapters.kube.reviews import KubeReviews
@@ -229,7 +230,10 @@ def _cluster_access(
     mark = PodMark(_quick_connection(settings), clock, settings.namespace, *own)
     limits = partial(limits_of, _quick_connection(settings)) if settings.resize_within_quota else None
     lease, routine = _lease_source(settings, clock, mark.term), roll_out_routine()
-    return ClusterAccess(_Bindings(pods), pods, lease, record, watch, mark.set, templates, routine, limits)
+    cards = KubePlaceholders(connection, settings.placeholders) if settings.placeholders else None
+    return ClusterAccess(
+        _Bindings(pods), pods, lease, record, watch, mark.set, templates, routine, limits, cards
+    )
 
 
 def _quick_connection(settings: AdmissionSettings, timeouts: Timeouts = Timeouts(1.0, 2.0)) -> Connection:  # noqa: B008  # frozen

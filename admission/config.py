@@ -135,6 +135,7 @@ class AdmissionSettings:
     ``keep_seconds``: how long the place of a pod is kept at most until its scheduler binds it;
     ``gang_seconds``: how long places are kept for members of a gang that no scheduler has asked about, 0 to
     judge each pod alone; ``pod_groups``: group and version of the APIs whose PodGroups state a gang's size;
+    ``placeholders``: the namespace of pods that ask an autoscaler for cards, empty for none;
     ``resize_within_quota``: a resize is held to Kubernetes' own ResourceQuotas and LimitRanges too;
     ``nodes_by_capacity``: nodes without an inventory are judged by their capacity (the predecessor's agent);
     ``agent_token``: file with the bearer token of the agents' pages, None if they ask for none;
@@ -162,6 +163,7 @@ class AdmissionSettings:
     gang_seconds: float = GANG_SECONDS
     pod_groups: tuple[tuple[str, str], ...] = ()
     resize_within_quota: bool = False
+    placeholders: str = ""
     claims: bool = False
     quota_map: tuple[str, str] = (NAMESPACE, QUOTA_MAP)
     unseen_namespaces: frozenset[str] = frozenset({NAMESPACE})

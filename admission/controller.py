@@ -35,6 +35,7 @@ from admission.extender.resizing import ResizeAnswers
 from admission.extender.verbs import Extender
 from admission.gangs.keeper import GangKeeper
 from admission.gangs.members import GangMembers
+from admission.placeholders.keeper import PERIOD_SECONDS, REASON, Placeholders
 from admission.ports import ClusterAccess, Involved, Obj, WatchRequest
 from admission.quota.admitted_claims import AdmittedClaims
 from admission.quota.claim_creations import ClaimCreations
@@ -135,6 +136,16 @@ class SchedulingController:
         )
         self._pending_events = PendingEvents(self.cluster.pod, self._explain, access.writer, clock)
         self.policy = LeastFragmentation(self.cluster, quota=self.quota, routine=access.roll_out)
+        self._placeholders: Placeholders | None = None
+        if access.placeholders is not None:
+            self._placeholders = Placeholders(
+                settings.placeholders,
+                access.placeholders,
+                self.cluster,
+                self.policy,
+                self.quota,
+                terms.minimum_cores,
+            )
         self.extender = Extender(
             self.cluster,
             self.quota,
@@ -144,6 +155,7 @@ class SchedulingController:
             clock=clock,
             gangs=self.gangs,
             minimum_cores=terms.minimum_cores,
+            never=self._why_never,
             count=metrics.count,
             refused=self._refused,
         )
@@ -177,6 +189,7 @@ class SchedulingController:
                 self._bypasses.counts,
                 lambda: {name: watch.unreadable for name, watch in self._watches.items()},
                 self._pending_events.held,
+                lambda: self._placeholders.count if self._placeholders else 0,
             )
         )
         self._ended = threading.Event()
@@ -189,6 +202,11 @@ class SchedulingController:
             threads.forever("pending-events", lambda: self._pending_events.run(self._ended)),
             *([threads.forever("claim-events", self._tell_of_claims)] if settings.claims else []),
             *([self._sweeper(self.templates)] if self.templates else []),
+            *(
+                [threads.every(PERIOD_SECONDS, "placeholders", self._keep_placeholders, self._ended)]
+                if self._placeholders
+                else []
+            ),
         ]
         self._spared = clock.monotonic()
 
@@ -341,8 +359,25 @@ class SchedulingController:
             self._inherited = bool(self.cluster.waiting())
         self._bypasses.retain(uids)
         self._members.retain(uids)
+        if self._placeholders is not None:
+            self._placeholders.retain(uids)
+
+    def _why_never(self, pod: Obj) -> str:
+        return REASON if self._placeholders is not None and self._placeholders.owns(pod) else ""
+
+    def _keep_placeholders(self) -> None:
+        if self._placeholders is None or not (self.leader.leads() and self.cluster.synced):
+            return
+        try:
+            self._placeholders.round()
+        except NodeUnready as error:
+            log.warning("placeholders_not_kept", reason=str(error))
 
     def _pod(self, obj: Obj, gone: bool) -> None:  # noqa: FBT001 - the watch's word for DELETED
+        if self._placeholders is not None:
+            self._placeholders.see(obj, gone=gone)
+            if not gone and self._placeholders.owns(obj):
+                return  # it is placed nowhere, and nothing is to make room for it
         self._members.see(obj, gone=gone)
         trimmed = slim_pod(obj) or ({"metadata": mapping(obj.get("metadata"))} if gone else None)
         if trimmed is None:

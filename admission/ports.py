@@ -10,6 +10,7 @@ from admission.cluster.claim_templates import TemplateApi
 from admission.explain.pending_events import EventSender
 from admission.extender.leader_election import LeaseSource
 from admission.extender.resizing import NamespaceQuestion, ResizeApi
+from admission.placeholders.keeper import PlaceholderApi
 from admission.quota.admitted_claims import SharedText
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.score.fragmentation import RollOutRoutine
@@ -102,3 +103,4 @@ class ClusterAccess:
     templates: TemplateApi | None = None  # None where no pod is turned into a claim
     roll_out: RollOutRoutine | None = None  # None where the package was built without it
     limits: NamespaceQuestion | None = None  # None where no resize is held to Kubernetes' own quotas
+    placeholders: PlaceholderApi | None = None  # None where no autoscaler is asked for cards

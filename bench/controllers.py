@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from bench import dry_run, gangs
+from bench import dry_run, gangs, placeholders
 from bench.rows import Measure, Row, rows_of
 
-PARTS: Final[Mapping[str, Measure]] = {"gangs": gangs.rows, "dryrun": dry_run.rows}
+PARTS: Final[Mapping[str, Measure]] = {
+    "gangs": gangs.rows,
+    "dryrun": dry_run.rows,
+    "placeholders": placeholders.rows,
+}
 
 
 def rows(*, full: bool, only: str = "") -> Iterator[Row]:

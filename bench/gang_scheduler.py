@@ -310,7 +310,7 @@ class Model:
         if len(fitting) == 1:
             return str(fitting[0])
         given = answer_list(self._world.extender.prioritize(args(shown, fitting)))
-        others = {name: self._random.randint(0, 100) for name in fitting}  # the other plugins' scores
+        others = {name: self._random.randint(0, 300) for name in fitting}  # the other plugins' scores
         return str(max(fitting, key=lambda name: 10 * given[name] + others[name]))
 
     def _as_shown(self, one: _Pod) -> Obj:

@@ -37,7 +37,8 @@ _STEPS: Final = {
 @dataclass(frozen=True, slots=True)
 class ClusterFigures:
     """Figures read at each scrape. ``ages``: seconds since the last message of each resource's watch;
-    ``unreadable``: number of its objects that could not be read; ``held``: number of pods by what holds them.
+    ``unreadable``: number of its objects that could not be read; ``held``: number of pods by what holds them;
+    ``placeholders``: number of pods that ask an autoscaler for cards.
     """
 
     cluster: ClusterState
@@ -47,6 +48,7 @@ class ClusterFigures:
     bypasses: Callable[[], Mapping[str, int]]
     unreadable: Callable[[], Mapping[str, int]] = dict
     held: Callable[[], Mapping[str, int]] = dict
+    placeholders: Callable[[], int] = int
 
 
 class ClusterMetrics:
@@ -134,6 +136,8 @@ class _Cluster(Collector):
     def collect(self) -> Iterator[Metric]:
         seen = self._seen
         yield _gauge("leader", "1 on the replica that binds", float(seen.leads()))
+        text = "Pods that ask an autoscaler for cards which the sums of nodes hide"
+        yield _gauge("placeholders", text, float(seen.placeholders()))
         age = GaugeMetricFamily(
             "vcuda_admission_snapshot_age_seconds",
             "Time since the API server was last heard of about a resource",

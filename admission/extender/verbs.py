@@ -30,7 +30,7 @@ from admission.extender.last_filter import LastAnswers, LastFilter
 from admission.extender.many_nodes import Candidates, Verdicts, candidates, judge_nodes
 from admission.extender.node_names import NodeNames, RecentNames
 from admission.extender.preemption import choose
-from admission.extender.ranking import BEST, SECOND, NodePolicy, most_priced, scores
+from admission.extender.ranking import NodePolicy, most_priced, scores
 from admission.extender.refusal_lines import FULL_LINES, LATE, reasons
 from admission.extender.wire import (
     ExtenderArgs,
@@ -49,12 +49,15 @@ from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.domain.placement.explain import LINE_LIMIT
+from gpu_manager.domain.rules.pod_annotations import preemption_delay_of
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
+from gpu_manager.domain.untrusted import timestamp
 from gpu_manager.ports.clock import Clock
 
 log = structlog.get_logger(__name__)
 
+_MOST_EARLY: Final = 1024
 JUDGE_SECONDS: Final = 0.1  # per call: the scheduler handles one pod after the other
 
 
@@ -107,7 +110,8 @@ class Extender:
     """Answers schedulers. Thread-safe. ``count(name, label)`` is called for every answer, ``refused`` for
     every pod that no node takes, with the generation of the snapshot by which it was judged.
 
-    Without a ``clock`` no place is assumed; without ``gangs`` each pod is judged alone.
+    Without a ``clock`` no place is assumed; without ``gangs`` each pod is judged alone. ``never``: why a pod
+    is placed nowhere whatever is free, empty if it may be.
     """
 
     def __init__(
@@ -121,6 +125,7 @@ class Extender:
         clock: Clock | None = None,
         gangs: GangJudge | None = None,
         minimum_cores: int = 1,
+        never: Callable[[Obj], str] = lambda _pod: "",
         count: Callable[[str, str], None] = lambda _name, _label: None,
         refused: Callable[[PodUid, int], None] = lambda _uid, _turn: None,
     ) -> None:
@@ -133,6 +138,10 @@ class Extender:
         self._clock = clock
         self._gangs = gangs
         self._minimum_cores = minimum_cores
+        self._never_placed = never
+        self._early: dict[
+            PodUid, float
+        ] = {}  # pods that asked for victims too early, and when they may again
         self._count = count
         self._names = RecentNames()
         self._answers = LastAnswers(cluster)
@@ -164,6 +173,8 @@ class Extender:
             return self._filter_error(str(error))
         if not occupant.pod.asks:
             return Reply(filter_answer(args, args.names, {}, {}))
+        if reason := self._never_placed(args.pod):
+            return self._never(args, reason)
         if reason := self._unready():
             return self._filter_error(reason)
         gangs = self._gangs if binds else None
@@ -182,6 +193,8 @@ class Extender:
             known = self._answers.for_same_request(question, args.names, snapshot, late)
         verdicts = known or self._judged(args, question, snapshot)
         fits = verdicts.fitting()
+        if gangs is not None:
+            fits = self._beside_its_gang(args, fits, gangs.place_of(occupant.uid))
         fitting = args.names.among(fits)
         if not fitting and gangs is not None and gangs.make_way(question):
             return self.filter(body)
@@ -210,6 +223,14 @@ class Extender:
             self._refused(occupant.uid, snapshot.turn)
         log.debug("filtered", pod=occupant.pod.key, fitting=len(fitting), failed=len(failed) + len(lasting))
         return Reply(filter_answer(args, fitting, failed, lasting), after=after)
+
+    @staticmethod
+    def _beside_its_gang(args: ExtenderArgs, fits: bytes, node: str) -> bytes:
+        """The node on which the pod fits beside the others of its gang, and no other where it is among those
+        that fit: other plugins' scores would outvote that of prioritize.
+        """
+        at = args.names.places.get(node)
+        return fits if at is None or not fits[at] else bytes(place == at for place in range(len(fits)))
 
     def dry_run(self, body: bytes) -> Reply:
         """ExtenderArgs → ExtenderFilterResult, as filter would answer for this pod alone; nothing is kept,
@@ -266,11 +287,6 @@ class Extender:
         given = scores(args.names, verdicts.numbers, by_number, totals)
         if by_number:
             best = int(given.argmax())
-            if binds and self._gangs is not None:
-                at = args.names.places.get(self._gangs.place_of(occupant.uid))
-                if at is not None and int(verdicts.numbers[at]) in chosen:
-                    given[best], best = SECOND, at  # where it fits beside the others of its gang
-                    given[best] = BEST
             taken = self._view(args, snapshot, best)
             if taken is not None:
                 where = chosen[int(verdicts.numbers[best])][1]
@@ -296,7 +312,11 @@ class Extender:
         except RequestInvalid as error:
             return Reply(str(error).encode("utf-8", "replace"), HTTPStatus.BAD_REQUEST)
         answer: dict[str, Victims] = {}
-        waits = self._fits_soon(occupant, question, snapshot)
+        waits = (
+            bool(self._never_placed(args.pod))
+            or self._may_not_evict_yet(occupant)
+            or self._fits_soon(occupant, question, snapshot)
+        )
         for name, given in () if waits else args.victims.items():
             view = snapshot.nodes.get(name)
             if not occupant.pod.asks:
@@ -309,6 +329,17 @@ class Extender:
         self._count("preempted", "found" if answer else "none")
         return Reply(preemption_answer(answer))
 
+    def _may_not_evict_yet(self, occupant: PodView) -> bool:
+        """True until the pod has waited for its preemption delay; its scheduler is made to ask again then."""
+        self._early.pop(occupant.uid, None)
+        delay, created = preemption_delay_of(occupant.pod), timestamp(occupant.pod.created)
+        if not delay or created is None or self._clock is None or self._clock.now() - created >= delay:
+            return False
+        self._early[occupant.uid] = created + delay
+        if len(self._early) > _MOST_EARLY:
+            del self._early[next(iter(self._early))]
+        return True
+
     @staticmethod
     def _fits_soon(occupant: PodView, question: FeasibilityCheck, snapshot: Snapshot) -> bool:
         """True if the pod fits on its nominated node once the processes of deleted pods have ended.
@@ -319,7 +350,12 @@ class Extender:
         return view is not None and bool(view.gone) and question.without(view, view.gone) is not None
 
     def has_room(self, occupant: PodView, turn: int) -> bool:
-        """True if a waiting pod would fit now on a node that changed after snapshot generation ``turn``."""
+        """True if a waiting pod would fit now on a node that changed after snapshot generation ``turn``, or
+        may evict others now.
+        """
+        ends = self._early.get(occupant.uid)
+        if ends is not None and self._clock is not None and self._clock.now() >= ends:
+            return True
         snapshot, views = self._cluster.news(turn)
         if not views or occupant.uid in snapshot.reserved:
             return False

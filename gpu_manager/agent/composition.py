@@ -92,6 +92,7 @@ class Agent:
             mark_evictions=config.mark_evictions,
             pods_api=PodsApi(config.pod_resources.parent / PODS_API_SOCKET, clock),
             cordons=store_of(config, "cordons", "only the Node object has them"),
+            startup_taint=config.startup_taint,
         )
         self._kubelet = KubeletClient(
             config.device_plugins, config.pod_resources, resources=LENDING if config.lending else SOCKETS

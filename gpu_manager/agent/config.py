@@ -41,7 +41,8 @@ class Config:
     ``allow_env_from``: where a variable shows cards, envFrom, which may bring it, is taken all the same;
     ``resize_alone``: there is no extender, and the agent itself answers requests for another size.
     ``evict`` lets the agent evict pods whose card is wrong, ``evict_evaders`` pods that evade their limits;
-    with ``mark_evictions`` it marks them instead, for an evictor.
+    with ``mark_evictions`` it marks them instead, for an evictor. With ``startup_taint`` it removes the taint
+    of a node that joined, once pods can be given cards there.
     ``account_gap``: the difference between account and driver that is reported, as a share of a card.
     ``program_xids`` are driver errors that never close a card, ``card_xids`` those that always do; a card
     opens again after ``quiet_seconds`` without faults. With ``lending`` whole cards are also offered as
@@ -94,6 +95,7 @@ class Config:
     evict_evaders: bool = False
     account_gap: float = GAP
     mark_evictions: bool = False
+    startup_taint: bool = False
     reclaim_seconds: float = 30.0
     legacy_metrics: bool = True
     advice: AdvicePolicy = field(default_factory=AdvicePolicy)

@@ -239,6 +239,14 @@ def command(
             help="Mark pods that are to be evicted for `gpu-manager evict-marked`, and evict none.",
         ),
     ] = False,
+    startup_taint: Annotated[
+        bool,
+        Option(
+            "--startup-taint",
+            help="Remove the taint `tencent.com/vcuda-not-ready` from the node once pods get cards there.",
+            feature=features.AUTOSCALERS,
+        ),
+    ] = False,
     reclaim_seconds: Annotated[float, Option(min=0.1, help="Seconds between searches for dead pods.")] = 30.0,
     legacy_metrics: Annotated[
         bool, Option(help="Serve the predecessor's four metrics too.", feature=features.PREDECESSOR)
@@ -344,6 +352,7 @@ def command(
             evict_evaders=evict_evaders,
             account_gap=account_gap_points / 100,
             mark_evictions=mark_evictions,
+            startup_taint=startup_taint,
             reclaim_seconds=reclaim_seconds,
             legacy_metrics=legacy_metrics,
             advice=AdvicePolicy(advice_percentile, advice_margin / 100),

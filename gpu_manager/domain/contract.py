@@ -34,6 +34,7 @@ GPU_MODEL: Final = "tencent.com/gpu-model"
 GPU_UUID: Final = "tencent.com/gpu-uuid"
 PLACEMENT: Final = "tencent.com/placement"
 PRELOAD: Final = "tencent.com/vcuda-preload"
+PREEMPTION_DELAY: Final = "tencent.com/vcuda-preemption-delay"
 PRIORITY: Final = "tencent.com/vcuda-priority"
 RESIZE: Final = "tencent.com/vcuda-resize"
 ADVICE: Final = "tencent.com/vcuda-advice"
@@ -58,6 +59,7 @@ POD_ANNOTATIONS: Final = (
     GPU_UUID,
     PLACEMENT,
     PRELOAD,
+    PREEMPTION_DELAY,
     PRIORITY,
     RESIZE,
     ADVICE,
@@ -122,6 +124,10 @@ TRITON_ENV: Final = "TRITON_LIBCUDA_PATH"
 CDI_KIND: Final = "tencent.com/vcuda"
 WHOLE_CARD: Final = "tencent.com/vcuda-card"  # of DeviceClass vcuda-card, by DRA: whole cards without a claim
 DRA_DRIVER: Final = "vcuda.tencent.com"  # of ResourceSlices, and the domain of their attributes
+# Taint of a node that has just joined; its agent removes it once pods can be given cards there.
+# Label of pods that stand for cards of nodes that are to be added; its value is the kind of those cards.
+PLACEHOLDER: Final = "tencent.com/vcuda-placeholder"
+STARTUP_TAINT: Final = "tencent.com/vcuda-not-ready"
 # Taints of devices that take no further claims.
 DRA_UNHEALTHY: Final = "vcuda.tencent.com/unhealthy"
 DRA_CORDONED: Final = "vcuda.tencent.com/cordoned"

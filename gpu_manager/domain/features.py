@@ -114,6 +114,12 @@ GANGS: Final = Feature(
     values=("admission.gangs.seconds", "admission.gangs.podGroups"),
     next="twenty gangs beside each controller on a real cluster",
 )  # fmt: skip
+AUTOSCALERS: Final = Feature(
+    "autoscalers", _ALPHA, "Autoscalers add the nodes that pods with shares need",
+    "beside/cluster-autoscaler.md",
+    values=("startupTaint.enabled", "placeholders.enabled", "placeholders.namespace"),
+    next="a node group of each that grows and shrinks for a week",
+)  # fmt: skip
 WITNESS: Final = Feature(
     "second-witness", _ALPHA, "An account that the driver contradicts is reported, and corrected",
     "isolation.md", values=("agent.accountGapPoints",),
@@ -145,6 +151,7 @@ FEATURES: Final = (
         ADVICE,
         BILLS,
         GANGS,
+        AUTOSCALERS,
         WITNESS,
         EVADERS,
     ),

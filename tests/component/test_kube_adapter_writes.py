@@ -7,9 +7,19 @@ import pytest
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.kube.connection import Timeouts, connect
 from gpu_manager.adapters.kube.kube import Kube
+from gpu_manager.adapters.kube.node import left_taints
 from gpu_manager.adapters.kube.reflector import Pause
-from gpu_manager.domain.contract import CORDON
+from gpu_manager.domain.contract import (
+    CORDON,
+    CORE,
+    FRONT_LABEL,
+    INVENTORY,
+    STARTUP_TAINT,
+    Inventory,
+    encode_inventory,
+)
 from gpu_manager.domain.kube.pod import parse_pod
+from gpu_manager.domain.topology import Topology
 from sandbox.api import ADMIN_TOKEN
 from tests.fakes.ports import FakeStore
 from tests.fakes.waiting import PATIENCE, until
@@ -317,3 +327,81 @@ def test_when_too_much_waits_events_go_first_and_annotations_stay(api, kube):
     assert kube.writes_dropped >= 100
     api.start()
     until(lambda: all(annotations(api, pod.name) == {"a": "1"} for pod in pods))
+
+
+START = {"key": STARTUP_TAINT, "effect": "NoSchedule"}
+OTHER = {"key": "company.example/gpus", "effect": "NoSchedule", "value": "yes"}
+
+
+def report(api, cores):
+    api.patch("nodes", "n1", {"status": {"allocatable": {CORE: cores}}}, subresource="status")
+
+
+def taints(api):
+    return api.get("nodes", "n1")["spec"].get("taints")
+
+
+@pytest.fixture
+def joining(api, clock):
+    """An agent's adapter beside a node that has just joined."""
+    made = []
+
+    def join(*, serving=True, cores="800", labels=None, startup_taint=True):
+        inventory = encode_inventory(Inventory(1 << 28, (), Topology(()), serving=serving))
+        meta = {"name": "n1", "annotations": {INVENTORY: inventory}, "labels": labels or {}}
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": meta, "spec": {"taints": [OTHER, START]}}
+        api.create(node)
+        report(api, cores)
+        connection = connect(url=api.url, token=ADMIN_TOKEN, timeouts=PATIENT)
+        made.append(Kube(connection, "n1", clock=clock, pause=Pause(0.01, 0.05), startup_taint=startup_taint))
+        made[0].start()
+        assert made[0].node.wait(PATIENCE)
+        return made[0]
+
+    yield join
+    for kube in made:
+        kube.close()
+
+
+def test_the_startup_taint_goes_once_the_kubelet_has_reported_the_devices(api, joining):
+    kube = joining(cores="0")
+    idle(kube)
+    assert taints(api) == [OTHER, START]
+    report(api, "800")
+    until(lambda: taints(api) == [OTHER])
+
+
+@pytest.mark.parametrize("cores", ["", "-1", "x", None, "0"])
+def test_the_startup_taint_stays_while_no_device_is_reported(api, joining, cores):
+    idle(joining(cores=cores))
+    assert taints(api) == [OTHER, START]
+
+
+def test_the_startup_taint_stays_while_the_agent_does_not_serve(api, joining):
+    idle(joining(serving=False))
+    assert taints(api) == [OTHER, START]
+
+
+def test_a_node_that_gives_its_cards_by_claims_alone_reports_no_devices(api, joining):
+    joining(cores="0", labels={FRONT_LABEL: "dra"})
+    until(lambda: taints(api) == [OTHER])
+
+
+def test_an_agent_that_was_not_told_to_leaves_the_taint(api, joining):
+    idle(joining(startup_taint=False))
+    assert taints(api) == [OTHER, START]
+
+
+def test_a_taint_that_comes_while_the_startup_taint_goes_is_kept(api, joining):
+    kube = joining(cores="0")
+    late = {"key": "late", "effect": "NoExecute"}
+    api.fail(1, 503, match="patch nodes")  # the write is on its way while the other taint comes
+    report(api, "800")
+    api.patch("nodes", "n1", {"spec": {"taints": [late, OTHER, START]}})
+    until(lambda: taints(api) == [late, OTHER])
+    idle(kube)
+
+
+@pytest.mark.parametrize("odd", [None, "x", 5, {}, [None, "x", {"key": 5}]])
+def test_odd_taints_are_nobodys_to_remove(odd):
+    assert left_taints({"spec": {"taints": odd}, "status": odd, "metadata": {"annotations": odd}}) is None

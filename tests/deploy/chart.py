@@ -84,6 +84,7 @@ SETS: dict[str, tuple[str, ...]] = {
         "--set=view.create=false,agent.evict=false,agent.kubeletPodsURL=,agent.hostPID=false,agent.legacyMetrics=false",
         "--set=monitoring.scrapeAnnotations=false,cards.injection=cdi",
     ),
+    "autoscaled": ("--set=startupTaint.enabled=true,placeholders.enabled=true,agent.tolerations=null",),
     "claims": (
         "--set=agent.front=dra,terms.minimumCores=5,networkPolicy.webhookFrom[0].ipBlock.cidr=10.0.0.0/29",
     ),

@@ -43,6 +43,7 @@ PRIVILEGED = {
     "monitored",
     "own-namespace",
     "labelled",
+    "autoscaled",
     "bare-network",
     "own-certificate",
     "claims",

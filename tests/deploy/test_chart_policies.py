@@ -55,12 +55,12 @@ def test_the_policies_are_the_programs_own_with_the_clusters_terms(name: str, te
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    return Policy(
-        {
-            "variables": [],
-            **_with_messages(the("unprivileged", "ValidatingAdmissionPolicy", "vcuda-agent")["spec"]),
-        }
-    )
+    return of_agent("unprivileged")
+
+
+def of_agent(name: str) -> Policy:
+    spec = the(name, "ValidatingAdmissionPolicy", "vcuda-agent")["spec"]
+    return Policy({"variables": [], **_with_messages(spec)})
 
 
 def _with_messages(spec: dict[str, Any]) -> dict[str, Any]:
@@ -178,6 +178,65 @@ def test_the_agent_cannot_make_its_node_more_attractive_or_open(policy: Policy) 
     assert told(policy, sent(node(), open_)) == [
         "an agent may not change specifications, finalizers or owners"
     ]
+
+
+START = {"key": contract.STARTUP_TAINT, "effect": "NoSchedule"}
+OTHER = {"key": "a", "effect": "NoSchedule"}
+
+
+def joined(*taints: dict[str, str], name: str = "n1", **spec: Any) -> dict[str, Any]:
+    return node(name) | {"spec": {"taints": list(taints), **spec} if taints else spec}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (joined(START), joined()),
+        (joined(OTHER, START), joined(OTHER)),
+        (joined(START, OTHER, podCIDRs=["10.0.0.0/24"]), joined(OTHER, podCIDRs=["10.0.0.0/24"])),
+        (joined(START, {**START, "effect": "NoExecute"}), joined()),
+    ],
+)
+def test_the_agent_removes_the_startup_taint_of_its_node_where_that_is_on(
+    policy: Policy, old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    assert told(of_agent("autoscaled"), sent(old, new)) == []
+    assert told(policy, sent(old, new)) == ["an agent may not change specifications, finalizers or owners"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (joined(OTHER, START), joined()),
+        (joined(OTHER, START), joined({**OTHER, "effect": "PreferNoSchedule"})),
+        (joined(OTHER), joined()),
+        (joined(START), joined(START, OTHER)),
+        (joined(OTHER), joined(OTHER, START)),
+        (joined(START), joined(unschedulable=True)),
+        (joined(START, unschedulable=True), joined()),
+        (joined(START, podCIDR="10.0.0.0/24"), joined(podCIDR="10.0.1.0/24")),
+        (joined(START, providerID="aws:///a/i-1"), joined(providerID="aws:///a/i-2")),
+        (joined(START), joined(externalID="x")),
+    ],
+)
+def test_the_agent_changes_nothing_else_with_the_startup_taint(
+    old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    assert told(of_agent("autoscaled"), sent(old, new)) == [
+        "an agent may not change specifications, finalizers or owners"
+    ]
+
+
+def test_no_agent_removes_the_startup_taint_of_another_node_or_more_than_it() -> None:
+    autoscaled = of_agent("autoscaled")
+    assert told(autoscaled, sent(joined(START, name="n2"), joined(name="n2"))) == [
+        "the agent of node n1 may not change another node"
+    ]
+    relabelled = noted(joined(), "node-role.kubernetes.io/control-plane", "", "labels")
+    assert told(autoscaled, sent(joined(START), relabelled))
+    image = bound()
+    image["spec"]["containers"][0]["image"] = "evil"
+    assert told(autoscaled, sent(bound(), image))
 
 
 def test_a_token_without_a_node_writes_nothing(policy: Policy) -> None:

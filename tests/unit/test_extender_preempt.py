@@ -1,16 +1,27 @@
 """Preempt: exact for each card, as few victims as will do, by priority and disruption budget."""
 
 import json
+from datetime import UTC, datetime
 from itertools import combinations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, CORE, PRIORITY, Assignment, encode_assignment
+from gpu_manager.domain.contract import (
+    ALLOCATION,
+    ASSIGNED,
+    CORE,
+    PREEMPTION_DELAY,
+    PRIORITY,
+    Assignment,
+    encode_assignment,
+)
 from gpu_manager.domain.kube.evictions import read_budget, violating
 from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import Amount
 from tests.fakes.extender import UNIT, World, answer, container, node, pod, uuid
+from tests.fakes.ports import FakeClock
 
 quick = settings(max_examples=60)
 
@@ -345,3 +356,33 @@ def test_a_priority_inside_the_card_evicts_nobody():
     protected["metadata"]["annotations"][PRIORITY] = "protected"
     world = World([node("n1", cards=1)], [protected], quota=right)
     assert ask(world, pod("big", 80, 4, priority=5), {"n1": []}) == {"n1": (["b"], 0)}
+
+
+def test_a_pod_with_a_delay_evicts_nobody_until_it_has_waited_that_long_and_is_then_tried_again():
+    """An autoscaler has the time to add a node, as KAI's delay gives it."""
+    clock = FakeClock()
+    world = World([node("n1", cards=1)], [lying("a", 0, 60)], expecting=True, clock=clock)
+    began = datetime.fromtimestamp(clock.now(), UTC).isoformat()
+    big = pod("big", 50, 4, priority=5, annotations={PREEMPTION_DELAY: "90s"}, created=began)
+    world.create(big)
+    asks = parse_pod(big)
+    view = world.cluster.pod(asks.uid)
+    turn = world.cluster.snapshot().turn
+    clock.pass_(89)
+    assert ask(world, big, {"n1": []}) == {}
+    assert not world.extender.has_room(view, turn)
+    clock.pass_(1)
+    assert world.extender.has_room(view, turn)
+    assert ask(world, big, {"n1": []}) == {"n1": (["a"], 0)}
+    assert not world.extender.has_room(view, turn)
+
+
+@pytest.mark.parametrize("written", ["", "5", "-5m", "5d", "1e3s", "٣s", "9" * 6 + "s"])
+def test_a_pod_whose_delay_cannot_be_read_evicts_nobody(written):
+    world = World([node("n1", cards=1)], [lying("a", 0, 60)], expecting=True)
+    big = pod("big", 50, 4, priority=5, annotations={PREEMPTION_DELAY: written})
+    said = world.extender.preempt(
+        json.dumps({"Pod": big, "NodeNameToMetaVictims": {"n1": {"Pods": []}}}).encode()
+    )
+    assert said.status == 400
+    assert "such as 90s or 5m" in said.body.decode()

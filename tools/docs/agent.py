@@ -53,6 +53,12 @@ _POD = (
     (c.CORE_LIMIT, "you", "percent, up to 100", "Elastic ceiling: what a fraction may use of an idle card."),
     (c.GPU_MODEL, "you", "models, comma-separated", "Allow list: whole names or tokens of them (`V100`)."),
     (c.GPU_UUID, "you", "card UUIDs, comma-separated", "Allow list of cards."),
+    (
+        c.PREEMPTION_DELAY,
+        "you",
+        "`90s`, `5m`, `1h`",
+        "The pod evicts nobody until it has waited that long: an autoscaler has the time to add a node.",
+    ),
     (c.PLACEMENT, "you", "`binpack`, `spread`, `topology`", "Which of the cards that would do is taken."),
     (c.PRELOAD, "you", "`false`", "Leave `/etc/ld.so.preload` of the image alone."),
     (
@@ -173,12 +179,24 @@ _LABELS = (
         "An annotation of a Lease: claims that the leader let pass, until its watch shows them.",
     ),
     (c.POOL_LABEL, "you", "text", "The pool that quotas name."),
+    (
+        c.PLACEHOLDER,
+        "admission",
+        "10 hex digits",
+        "On a pod of `--placeholders`: it asks an autoscaler for cards, and is never placed.",
+    ),
     (c.LEADER_LABEL, "admission", "`true`", "On its own pod: this replica binds (`--leader-mode=lease`)."),
     (
         c.LEADER_SINCE,
         "admission",
         "UTC time",
         "An annotation of its own pod: when it began to lead. It binds once its watch shows that.",
+    ),
+)
+_NODE_TAINTS = (
+    (
+        c.STARTUP_TAINT,
+        "The node has just joined: its agent removes this once pods can be given cards (`--startup-taint`).",
     ),
 )
 _TAINTS = (
@@ -248,6 +266,8 @@ def annotations_page() -> str:
         table(writing, _coded(_NODE)),
         "## Labels of a node",
         table(writing, _coded(_LABELS)),
+        "## Taints of a node",
+        table(("name", "meaning"), _coded(_NODE_TAINTS)),
         "## Taints of a device in a ResourceSlice",
         table(("name", "meaning"), _coded(_TAINTS)),
         "## In a container with a fraction",

@@ -35,6 +35,7 @@ class Kube:
         pods_api: asks the kubelet for its pods before its port is; closed by :meth:`close`.
         mark_evictions: pods are not evicted, but marked for an evictor.
         cordons: keeps the operator's cordons over the Node object's life.
+        startup_taint: the taint of a node that joined is removed once pods can be given cards there.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Kube:
         mark_evictions: bool = False,
         pods_api: KubeletSource | None = None,
         cordons: Store | None = None,
+        startup_taint: bool = False,
     ) -> None:
         self._connection = connection
         self.access = AccessCheck(KubeReviews(connection), clock)
@@ -73,7 +75,15 @@ class Kube:
             lending=lending,
             mark_evictions=mark_evictions,
         )
-        self.node = KubeNode(connection, node, clock=clock, outbox=self._outbox, pause=pause, cordons=cordons)
+        self.node = KubeNode(
+            connection,
+            node,
+            clock=clock,
+            outbox=self._outbox,
+            pause=pause,
+            cordons=cordons,
+            startup_taint=startup_taint,
+        )
 
     def start(self) -> None:
         """Start the watches and the writer thread."""

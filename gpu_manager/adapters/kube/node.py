@@ -14,17 +14,22 @@ from gpu_manager.adapters.kube.objects import Obj
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.adapters.kube.reflector import Pause, Reflector, WatchedObjects
-from gpu_manager.adapters.kube.tasks import EventTeller, PostEvent, PublishNode, Thing
+from gpu_manager.adapters.kube.tasks import EventTeller, LeaveTaints, PostEvent, PublishNode, Thing
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.cluster.node_json import whole_number
 from gpu_manager.domain.contract import (
     CORDON,
+    CORE,
     EVENT_UNREADABLE,
     FORGET,
+    FRONT_LABEL,
     INVENTORY,
+    STARTUP_TAINT,
     decode_inventory,
     decode_uuids,
     encode_uuids,
 )
+from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.untrusted import mapping, text
 from gpu_manager.ports.clock import Clock
@@ -50,8 +55,12 @@ class KubeNode(WatchedObjects):
         outbox: Outbox,
         pause: Pause | None = None,
         cordons: Store | None = None,
+        startup_taint: bool = False,
     ) -> None:
-        """``cordons`` keeps them while no agent runs; without it they live as long as this agent."""
+        """``cordons`` keeps them while no agent runs; without it they live as long as this agent.
+        ``startup_taint``: remove the taint of a node that joined, once pods can be given cards there.
+        """
+        self._startup_taint = startup_taint
         self._connection = connection
         self._node = node
         self._clock = clock
@@ -142,6 +151,9 @@ class KubeNode(WatchedObjects):
         annotations = mapping(meta.get("annotations"))
         if not gone:
             self._note_cordons(text(meta.get("uid")), annotations)
+            if self._startup_taint and (left := left_taints(node)) is not None:
+                version = text(meta.get("resourceVersion"))
+                self._outbox.put(LeaveTaints(self._connection, self._node, version, left))
         with self._lock:
             if gone:
                 self._there = None
@@ -184,6 +196,22 @@ def _load(cordons: Store | None) -> tuple[str, frozenset[CardUuid]]:
         log.error("cordons_lost", reason=str(error))
         kept = {}
     return text(kept.get("uid")), decode_uuids(text(kept.get("cordoned")))
+
+
+def left_taints(node: Mapping[str, Any]) -> list[Any] | None:
+    """The taints of a node without that of its start; None if it has none, or must keep it for now: until its
+    agent serves, and its kubelet has reported the devices, so that an autoscaler sees them too.
+    """
+    meta, status = mapping(node.get("metadata")), mapping(node.get("status"))
+    taints = mapping(node.get("spec")).get("taints")
+    if not isinstance(taints, list):
+        return None
+    left = [taint for taint in taints if mapping(taint).get("key") != STARTUP_TAINT]
+    shown = decode_inventory(mapping(meta.get("annotations")).get(INVENTORY))
+    by_claims = mapping(meta.get("labels")).get(FRONT_LABEL) == Front.DRA.value
+    reported = by_claims or whole_number(mapping(status.get("allocatable")).get(CORE)) > 0
+    serves = shown is not None and shown.serving and reported
+    return left if serves and len(left) < len(taints) else None
 
 
 def _has(there: Mapping[str, str], wanted: Mapping[str, str | None]) -> bool:

@@ -128,6 +128,11 @@ def read_object(connection: Connection, kind: str, namespace: str, name: str) ->
     return None if found is None else {"kind": kind, **found}
 
 
+def node_object(connection: Connection, name: str) -> dict[str, Any] | None:
+    """The node of that name; None if there is none. Raises NodeUnready."""
+    return connection.read(f"read the node {name}", f"/api/v1/nodes/{segment(name)}")
+
+
 def labelled_pods(connection: Connection, workload: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The pods that the selector of a workload finds, and perhaps others beside them. Raises NodeUnready."""
     namespace = text(mapping(workload.get("metadata")).get("namespace"))

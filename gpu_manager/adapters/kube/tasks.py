@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from gpu_manager.adapters.kube.connection import ABSENT, Connection, Refused
 from gpu_manager.adapters.kube.outbox import FINAL, Task
@@ -147,6 +147,37 @@ class PublishNode:
     def final(self, refusal: Refused) -> bool:
         """False for an absent node: the kubelet will register it."""
         return refusal.code in FINAL - {404, 409}
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveTaints:
+    """Leave the node these taints alone, if it is still at ``version``; after a change its watch tells."""
+
+    connection: Connection
+    node: str
+    version: str
+    taints: Sequence[Mapping[str, Any]]
+
+    expendable = patient = False
+
+    @property
+    def key(self) -> Hashable:
+        """One for the node."""
+        return ("taints", self.node)
+
+    def over(self, older: Task) -> Task:
+        """The one of the newer version."""
+        return self
+
+    def run(self) -> None:
+        """PATCH."""
+        body = {"metadata": {"resourceVersion": self.version}, "spec": {"taints": list(self.taints)}}
+        path = f"/api/v1/nodes/{self.node}"
+        self.connection.write(f"remove the startup taint of the node {self.node}", "PATCH", path, body)
+
+    def final(self, refusal: Refused) -> bool:
+        """True also for a node that changed or is gone."""
+        return refusal.code in FINAL
 
 
 class Subject(Protocol):

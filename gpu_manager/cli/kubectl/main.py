@@ -10,6 +10,10 @@ from gpu_manager.cli.program import Commands, LazyProgram
 # One line makes a command.
 COMMANDS: Commands = {
     "advise": ("gpu_manager.cli.kubectl.advise", "Say what size running containers should have, and why."),
+    "autoscaler": (
+        "gpu_manager.cli.kubectl.autoscaler",
+        "Print what an autoscaler must know of nodes to come.",
+    ),
     "check": ("gpu_manager.cli.check", "Say whether manifests are legal, why not, and what would be."),
     "cordon": ("gpu_manager.cli.kubectl.cordon", "Close cards to new shares."),
     "cost": (

@@ -23,6 +23,8 @@ LONGEST_LIST = 64
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _LEADING_INTEGER = re.compile(r"\s*([+-]?[0-9]{1,18})")
 _MODEL = ("[ -+.-~-]{1,96}", ".*[A-Za-z0-9].*")  # printable ASCII without the comma
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+_DELAY = "[0-9]{1,5}[hms]"
 _UUID = "GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 # The checks that agent, webhook and policies apply to annotations, in order.
@@ -35,6 +37,7 @@ ONE_OF: Final = {
 LISTS: Final = {
     contract.GPU_MODEL: (Rule.MODELS_MALFORMED, _MODEL),
     contract.GPU_UUID: (Rule.UUIDS_MALFORMED, (_UUID,)),
+    contract.PREEMPTION_DELAY: (Rule.DELAY_MALFORMED, (_DELAY,)),
 }
 """Annotation → the rule that each entry, of :data:`LONGEST_LIST` at most, matches all of these patterns as a
 whole (RE2, without a backslash).
@@ -70,6 +73,13 @@ def models_of(pod: Pod) -> tuple[str, ...]:
 def uuids_of(pod: Pod) -> frozenset[CardUuid]:
     """Return the cards that the pod may use; empty for any."""
     return frozenset(map(CardUuid, _entries(pod.annotations.get(contract.GPU_UUID, ""))))
+
+
+def preemption_delay_of(pod: Pod) -> int:
+    """Return the seconds for which the pod evicts nobody: the longest of those written, 0 if none is."""
+    written = _entries(pod.annotations.get(contract.PREEMPTION_DELAY, ""))
+    legal = (one for one in written if re.fullmatch(_DELAY, one))
+    return max((int(one[:-1]) * _SECONDS[one[-1]] for one in legal), default=0)
 
 
 def preload_of(pod: Pod) -> bool:

@@ -18,6 +18,7 @@ from gpu_manager.domain.contract import (
     MEMORY,
     NVIDIA,
     PLACEMENT,
+    PREEMPTION_DELAY,
     PRELOAD,
     PRIORITY,
     RESIZE,
@@ -254,6 +255,12 @@ class Rule(Enum):
         "use a comma-separated list of card UUIDs as `nvidia-smi -L` prints them{hint}",
         "A UUID that no card can have would leave the pod pending for ever.",
         "Copy the UUIDs (`GPU-` and 36 characters, lower case); remove the annotation for any card.",
+    )
+    DELAY_MALFORMED = RuleText(
+        "delay-malformed",
+        f"annotation {PREEMPTION_DELAY} is {{value}}: use a whole number with s, m or h, such as 90s or 5m",
+        "A delay that cannot be read would be none: the pod would evict others at once.",
+        "Write seconds, minutes or hours as `90s`, `5m` or `1h`; remove the annotation for no delay.",
     )
     RESIZE_UNREADABLE = RuleText(
         "resize-unreadable",

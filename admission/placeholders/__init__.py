@@ -1,0 +1,1 @@
+"""Placeholder pods: what an autoscaler must be told of cards that it cannot see missing."""
