@@ -181,6 +181,8 @@ class GangKeeper:
                 placed, need = self._placed(gang), self._need(gang)
                 if not placed:
                     del self._kept[gang]
+                elif gone := next((node for uid, node in placed.items() if not self._stands(uid, node)), ""):
+                    self._free(gang, f"a card of its places on {printable(gone)} is closed or gone")
                 elif len(placed) < need and not kept.evicting:
                     self._free(gang, f"{need - len(placed)} of its members have lost their place")
                 elif (
@@ -233,7 +235,8 @@ class GangKeeper:
         if names is not None and places[pod.uid] not in names:
             places[pod.uid] = ""
         missing = [self._missing(gang, one, pod, names) for one in wanted if not places[one.uid]]
-        failed = self._seats().take(missing, self._clock.monotonic())
+        seats = self._seats()
+        failed = seats.take(missing, self._clock.monotonic())
         if failed is not None:
             failed = self._take_from_lower(pod.pod.priority, missing, failed)
         if failed is None:
@@ -242,9 +245,10 @@ class GangKeeper:
         if self._fits_by_eviction(gang, pod, wanted, names):
             self._keep(gang).evicting = True
             return ""
+        why = " within its namespace's quota (ExceedsGPUQuota)" if seats.over_quota else ""
         return (
             f"{named(gang)} lacks {len(wanted)} members and has room for less:"
-            f" {printable(failed.pod.name)} has no place beside the others"
+            f" {printable(failed.pod.name)} has no place beside the others{why}"
         )
 
     def _take_from_lower(self, priority: int, missing: Sequence[Missing], failed: PodView) -> PodView | None:
@@ -321,6 +325,15 @@ class GangKeeper:
         """The members whose place is kept, and the node of each."""
         found = {uid: self._cluster.expected_on(uid) for uid in self.members.of(gang)}
         return {uid: node for uid, node in found.items() if node}
+
+    def _stands(self, uid: PodUid, node: str) -> bool:
+        """True if the cards of a kept place are still there and open."""
+        view = self._cluster.snapshot().nodes.get(node)
+        if view is None:
+            return False
+        open_ = {state.card.uuid for state in view.node.cards if state.open}
+        held = view.ledger.of_pod(uid)
+        return bool(held) and all(open_.issuperset(one.cards) for one in held.values())
 
     def _bound(self, gang: GangKey) -> int:
         """How many members are bound, or are being bound."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
 from admission.cluster.snapshot import ClusterState, Snapshot
-from admission.extender.feasibility import FeasibilityJudge
+from admission.extender.feasibility import FeasibilityJudge, Unfit
 from admission.extender.many_nodes import candidates, judge_nodes
 from admission.extender.ranking import BestFit, most_priced
 from gpu_manager.domain.cluster.quota import Quota
@@ -53,6 +53,7 @@ class Seats:
         self._cores = cores
         self._seconds = seconds
         self._policy = BestFit()
+        self.over_quota = False  # why the last member that found no place found none
         self._open: dict[PodConstraints, Sequence[str]] = {}
 
     def take(self, missing: Iterable[Missing], now: float) -> PodView | None:
@@ -77,10 +78,10 @@ class Seats:
         snapshot = self._books.snapshot()
         quota = self._quota.of(member.pod.pod.namespace, request.priority) if self._quota else None
         question = self._judge.ask(member.pod, request, snapshot, quota)
-        fitting = candidates(
-            question, judge_nodes(question, self._views(member, snapshot)), most_priced(len(snapshot.nodes))
-        )
+        verdicts = judge_nodes(question, self._views(member, snapshot))
+        fitting = candidates(question, verdicts, most_priced(len(snapshot.nodes)))
         if not fitting:
+            self.over_quota = Unfit.QUOTA in verdicts.said
             return False
         places = list(fitting.values())
         costs = self._policy.costs(request, places)

@@ -159,6 +159,7 @@ def test_a_directory_is_no_file(
 
 CLUSTER = {
     "advise": [],
+    "autoscaler": ["template", "n1"],
     "resize": ["x", "--cores", "5"],
     "top": [],
     "graph": [],

@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "check": (["{pod}"], OURS | {"yaml"}),
     "migrate": (["{pod}"], OURS | {"yaml"}),
     "advise": ([], ASKS),
+    "autoscaler": (["template", "n1"], ASKS),
     "top": ([], ASKS),
     "graph": ([], ASKS),
     "quota": ([], ASKS),

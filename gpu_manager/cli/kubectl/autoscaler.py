@@ -54,7 +54,7 @@ def command(
     Examples:
       kubectl vcuda autoscaler template node-1
       kubectl vcuda autoscaler template node-1 --provider azure
-      kubectl vcuda autoscaler overlay node-1 | kubectl apply -f -
+      kubectl vcuda autoscaler overlay node-1 --instance-type g6.12xlarge
     """
     import yaml  # noqa: PLC0415  # only here
 
