@@ -185,7 +185,7 @@ def _answer(login: Login, admission: str, asked: _Asked) -> tuple[Mapping[str, A
             answer = service.ask(login, admission, "/explain", asked.question)
         return answer, f"the admission service ({admission})"
     except service.Silent as why:
-        return _here(login, asked), f"this program, without quotas and PriorityClasses ({why})"
+        return _here(login, asked), f"this program, without quotas, gangs and PriorityClasses ({why})"
 
 
 def _with_end(
