@@ -249,7 +249,7 @@ def test_a_service_that_does_not_answer_is_told_from_one_that_is_not_there(
     api.serve_behind(ADMISSION, away)
     assert run(["explain", "train"]) == 0
     assert (
-        "without quotas and PriorityClasses (kube-system/gpu-quota-admission: no pod of it is ready)"
+        "without quotas, gangs and PriorityClasses (kube-system/gpu-quota-admission: no pod of it is ready)"
         in said(capsys)[1]
     )
 
