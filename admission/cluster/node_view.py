@@ -9,8 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from admission.cluster.host_cpu import allocatable
-from admission.cluster.pod_view import PodView
+from admission.cluster.pod_view import PodView, allocatable
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.cluster.accounting import charge_node
 from gpu_manager.domain.cluster.claims import KnownClaim, charge_claims

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from admission.cluster.host_cpu import asked
+from admission.cluster.pod_view import asked
 from admission.cluster.trim import AGENT, COMPONENT
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.untrusted import mapping, mappings

@@ -7,19 +7,22 @@ written. Not thread-safe: :class:`~admission.cluster.snapshot.ClusterState` hold
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Final
 from weakref import WeakKeyDictionary, ref
 
 from admission.cluster.assumed_pods import AssumedPods
 from admission.cluster.pod_view import PodView, answered, pod_view
-from admission.cluster.turnover import Turnover
 from admission.cluster.workload_sizes import WorkloadSizes
 from admission.config import KEEP_SECONDS
 from gpu_manager.domain.contract import RESIZED
 from gpu_manager.domain.kube.constraints import ANYWHERE, PodConstraints
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Share
+
+_MOST_UNCOUNTED: Final = 1 << 16  # pods that came, or left, since they were last counted; the oldest go
 
 
 class PodBooks:
@@ -37,7 +40,8 @@ class PodBooks:
         self._assumed = AssumedPods(keep_seconds)
         self._answers = UnshownAnswers()
         self._resizing: set[PodUid] = set()
-        self._turnover = Turnover()
+        self._came: deque[PodView] = deque(maxlen=_MOST_UNCOUNTED)
+        self._left: deque[PodView] = deque(maxlen=_MOST_UNCOUNTED)
         self._constraints: WeakKeyDictionary[PodConstraints, ref[PodConstraints]] = WeakKeyDictionary()
         self._at: dict[str, set[PodUid]] = {}  # node → pods bound, reserved or nominated there
 
@@ -47,7 +51,7 @@ class PodBooks:
         """
         other = PodBooks()
         other._pods, other._names = self._pods.copy(), self._names.copy()
-        other._assumed, other._turnover = self._assumed.copy(), self._turnover.copy()
+        other._assumed, other._came, other._left = self._assumed.copy(), self._came.copy(), self._left.copy()
         other._at = {node: uids.copy() for node, uids in self._at.items()}
         return other
 
@@ -64,9 +68,9 @@ class PodBooks:
         if before is not None:
             self._untouch(uid, before.places)
         if before is None:
-            self._turnover.came(occupant)
+            self._came.append(occupant)
         if occupant.pod.terminal and not (before and before.pod.terminal):
-            self._turnover.left(occupant)
+            self._left.append(occupant)
         self._pods[uid] = occupant
         self.workloads.take(occupant.pod)
         (self._resizing.add if occupant.resizes else self._resizing.discard)(uid)
@@ -92,7 +96,7 @@ class PodBooks:
             if self._names.get(occupant.pod.key) == uid:
                 del self._names[occupant.pod.key]
             if occupant.pod.node and not occupant.pod.terminal:
-                self._turnover.left(occupant)
+                self._left.append(occupant)
             self._untouch(uid, occupant.places)
         self.release(uid)
         self._assumed.forget(uid)
@@ -100,7 +104,7 @@ class PodBooks:
     # What this process is about to bind.
 
     def reserve(self, pod: Pod, node: str, placement: Mapping[str, tuple[Share, ...]]) -> None:
-        """See :meth:`ClusterState.reserve`."""
+        """Count the pod as lying there, until the watch shows it bound or gone, or :meth:`release`."""
         known = self._pods.get(pod.uid) or pod_view(pod)
         occupant = known.on(node, placement)
         if (expected := self._assumed.expected(pod.uid)) == occupant:
@@ -120,7 +124,13 @@ class PodBooks:
         *,
         chosen: bool = True,
     ) -> None:
-        """See :meth:`ClusterState.expect`."""
+        """Count a waiting pod as lying there, as one that its scheduler will bind; ``asked`` is the pod as
+        that has shown it; for ``most`` seconds. Without ``chosen`` its scheduler is still to ask about it:
+        what it says of the pod until then ends nothing.
+
+        Ends with :meth:`reserve`, when the watch shows the pod bound, gone, or given up by its scheduler,
+        with :meth:`give_up`, or by :meth:`expire` once its place was kept for long enough.
+        """
         uid = asked.uid
         known = self._pods.get(uid)
         if known is None or not known.waits or self._assumed.reserved(uid):
@@ -163,7 +173,11 @@ class PodBooks:
         return occupant is not None
 
     def learn(self, pod: Pod) -> bool:
-        """See :meth:`ClusterState.learn`."""
+        """The API server itself reported the pod as bound, before the watch did.
+
+        False for a pod that the watch has never shown: it counts as reserved there until the watch shows it
+        or :meth:`release`, because a list requested before the pod came may lack it.
+        """
         known = self._pods.get(pod.uid)
         if known is not None:
             self.take(replace(pod_view(pod), cpu=known.cpu))
@@ -197,7 +211,7 @@ class PodBooks:
         return self._pods.values()
 
     def expected_on(self, uid: PodUid) -> str:
-        """See :meth:`ClusterState.expected_on`."""
+        """The node on which the pod's place is kept before its Binding has begun, empty if on none."""
         occupant = self._assumed.expected(uid)
         return occupant.pod.node if occupant else ""
 
@@ -211,7 +225,9 @@ class PodBooks:
         return self._assumed.nodes()
 
     def resizing(self) -> tuple[PodView, ...]:
-        """See :meth:`ClusterState.resizing`."""
+        """Pods with a request for another size, their own or their owner's, or an answer to one. The request
+        that counts stands on each.
+        """
         uids = self._resizing | (self.workloads.pods() & self._pods.keys())
         return tuple(self.workloads.asking(self._pods[uid]) for uid in uids)
 
@@ -221,14 +237,14 @@ class PodBooks:
 
     def came(self) -> list[PodView]:
         """The pods that came since the last call, each once."""
-        return self._turnover.take_came()
+        return _taken(self._came)
 
     def left(self) -> list[PodView]:
-        """The same of pods that have left a node, or have ended there."""
-        return self._turnover.take_left()
+        """The pods that left a node, or ended there, since the last call, each once."""
+        return _taken(self._left)
 
     def _with_shared_constraints(self, occupant: PodView) -> PodView:
-        """The pods that left a node, or ended there, since the last call, each once."""
+        """The pod with one object for equal constraints, of which a cluster has few."""
         constraints = occupant.constraints
         if constraints == ANYWHERE:
             return occupant
@@ -264,6 +280,12 @@ class PodBooks:
             if not here:
                 self._at.pop(node, None)
             self.changed.add(node)
+
+
+def _taken(pods: deque[PodView]) -> list[PodView]:
+    taken = list(pods)
+    pods.clear()
+    return taken
 
 
 class UnshownAnswers:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from zlib import crc32
 
-from admission.cluster.host_cpu import asked
 from gpu_manager.domain.cluster.pod_charges import PlacedPod, assigned_cards, ids_elsewhere
 from gpu_manager.domain.cluster.pod_holder import gates_of
 from gpu_manager.domain.contract import RESIZE, RESIZED, TEMPLATE_SIZE
 from gpu_manager.domain.errors import RequestInvalid, printable
+from gpu_manager.domain.kube import host_resources
 from gpu_manager.domain.kube.constraints import ANYWHERE, PodConstraints, pod_constraints
 from gpu_manager.domain.kube.pod import POD_SCHEDULED, UNSCHEDULABLE, Pod, parse_pod
 from gpu_manager.domain.placement.ledger import Share
@@ -118,6 +118,19 @@ def pod_view(pod: Pod, obj: Mapping[str, Any] | None = None) -> PodView:
         said=next((text(c.get("message"))[:_SAID] for c in unplaced), ""),
         gates=() if pod.node else gates_of((obj or {}).get("spec")),
     )
+
+
+def asked(pod: Mapping[str, Any]) -> int:
+    """A core/v1 Pod's request of host CPU in thousandths, as kube-scheduler counts it: its peak, with
+    sidecars and overhead. The choice among nodes considers it, for cards beside no free CPU are of no use;
+    whether the pod fits is kube-scheduler's part.
+    """
+    return host_resources.asked(pod, "cpu", host_resources.THOUSANDTHS)
+
+
+def allocatable(node: Mapping[str, Any]) -> int | None:
+    """A core/v1 Node's allocatable CPU in thousandths; None if it does not report it."""
+    return host_resources.allocatable(node, "cpu", host_resources.THOUSANDTHS)
 
 
 def _is_unplaced(condition: Mapping[str, Any]) -> bool:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from admission.cluster.budgets import KnownBudgets
 from admission.cluster.claims import CLAIMS, CLASSES, OF_CLAIMS, ClusterClaims
 from admission.cluster.deleted_pods import DeletedPods
 from admission.cluster.node_view import KeptFor, KeptNode, NodeView
@@ -25,15 +25,16 @@ from admission.cluster.pod_view import PodView, read_pod_view
 from admission.config import KEEP_SECONDS
 from gpu_manager.domain.cluster.node_books import Used, added, terminating_shares
 from gpu_manager.domain.contract import NAMESPACE
-from gpu_manager.domain.kube.evictions import DisruptionBudget
-from gpu_manager.domain.kube.pod import MIRROR, Pod, PodUid
-from gpu_manager.domain.placement.ledger import Share
+from gpu_manager.domain.kube.evictions import DisruptionBudget, read_budget
+from gpu_manager.domain.kube.pod import MIRROR, PodUid
 from gpu_manager.domain.untrusted import mapping, text, timestamp
 
 NODES: Final = "nodes"
 PODS: Final = "pods"
 BUDGETS: Final = "poddisruptionbudgets"
 Obj = Mapping[str, Any]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +55,17 @@ class Snapshot:
     unit: int
     turn: int
     names_turn: int
+
+
+def _locked(method: Callable[Concatenate[PodBooks, P], T]) -> Callable[Concatenate[ClusterState, P], T]:
+    """The method of the pods' books as one of the state, which holds its lock meanwhile."""
+
+    @wraps(method)
+    def locked(state: ClusterState, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with state.lock:
+            return method(state._pods, *args, **kwargs)  # noqa: SLF001  # the state's own
+
+    return locked
 
 
 class ClusterState:
@@ -80,7 +92,7 @@ class ClusterState:
         self.claims = ClusterClaims(unit, self._nodes.offered)
         self._others = OtherPods(namespace)
         self._deleted = DeletedPods()
-        self._budgets = KnownBudgets()
+        self._budgets: dict[Hashable, DisruptionBudget] = {}
         self._kept = KeptNode()
         self._dirty = self._pods.changed  # the same set: nodes to be built anew, whatever changed there
         self._since = math.inf
@@ -160,7 +172,11 @@ class ClusterState:
             elif kind == NODES:
                 self._apply_node(obj, gone=gone)
             elif kind == BUDGETS:
-                self._budgets.apply(obj, gone=gone)
+                budget = read_budget(obj)
+                if budget is not None and gone:
+                    self._budgets.pop((budget.namespace, budget.name), None)
+                elif budget is not None:
+                    self._budgets[budget.namespace, budget.name] = budget
                 self._snapshot = None
             elif kind in OF_CLAIMS:
                 self._dirty |= self.claims.apply(kind, obj, gone=gone)
@@ -207,46 +223,26 @@ class ClusterState:
             for name in [name for name in self._nodes.known() if name not in listed]:
                 self._drop_node(name)
         elif kind == BUDGETS:
-            self._budgets.keep(listed)
+            self._budgets = {key: one for key, one in self._budgets.items() if key in listed}
         elif kind in OF_CLAIMS:
             self._dirty |= self.claims.keep(kind, listed)
 
-    # What this process is about to bind.
+    # What this process is about to bind, and what is known of pods: the books' own methods under the lock.
 
-    def reserve(self, pod: Pod, node: str, placement: Mapping[str, tuple[Share, ...]]) -> None:
-        """Count the pod as lying there, until the watch shows it bound or gone, or :meth:`release`."""
-        with self._lock:
-            self._pods.reserve(pod, node, placement)
-
-    def expect(
-        self,
-        asked: PodView,
-        node: str,
-        placement: Mapping[str, tuple[Share, ...]],
-        now: float,
-        most: float = math.inf,
-        *,
-        chosen: bool = True,
-    ) -> None:
-        """Count a waiting pod as lying there, as one that its scheduler will bind; ``asked`` is the pod as
-        that has shown it; for ``most`` seconds. Without ``chosen`` its scheduler is still to ask about it:
-        what it says of the pod until then ends nothing.
-
-        Ends with :meth:`reserve`, when the watch shows the pod bound, gone, or given up by its scheduler,
-        with :meth:`give_up`, or by :meth:`expire` once its place was kept for long enough.
-        """
-        with self._lock:
-            self._pods.expect(asked, node, placement, now, most, chosen=chosen)
-
-    def expected_on(self, uid: PodUid) -> str:
-        """The node on which the pod's place is kept before its Binding has begun, empty if on none."""
-        with self._lock:
-            return self._pods.expected_on(uid)
-
-    def give_up(self, uid: PodUid) -> None:
-        """Its scheduler has decided otherwise."""
-        with self._lock:
-            self._pods.give_up(uid)
+    reserve = _locked(PodBooks.reserve)
+    expect = _locked(PodBooks.expect)
+    expected_on = _locked(PodBooks.expected_on)
+    reserved_on = _locked(PodBooks.reserved_on)
+    release = _locked(PodBooks.release)
+    give_up = _locked(PodBooks.give_up)
+    give_up_all = _locked(PodBooks.give_up_all)
+    learn = _locked(PodBooks.learn)
+    answer = _locked(PodBooks.answer)
+    resizing = _locked(PodBooks.resizing)
+    pod = _locked(PodBooks.get)
+    named = _locked(PodBooks.named)
+    fresh = _locked(PodBooks.came)
+    gone = _locked(PodBooks.left)
 
     def withdraw(self, uids: Iterable[PodUid]) -> None:
         """Give up places that were assumed a moment ago: no pod was refused for them, so nothing is
@@ -255,11 +251,6 @@ class ClusterState:
         with self._lock:
             for uid in uids:
                 self._pods.unexpect(uid)
-
-    def give_up_all(self) -> None:
-        """Give up all expected pods, since other replicas now answer their schedulers."""
-        with self._lock:
-            self._pods.give_up_all()
 
     def expire(self, now: float) -> None:
         """End the expectations whose time is over, and shares of deleted pods on nodes that do not report
@@ -289,65 +280,12 @@ class ClusterState:
         with self._lock:
             self._dirty |= self._kept.change(node, kept)
 
-    def release(self, uid: PodUid) -> bool:
-        """Undo a reservation; False if there is none any more."""
-        with self._lock:
-            return self._pods.release(uid)
-
-    def resizing(self) -> tuple[PodView, ...]:
-        """Pods with a request for another size, their own or their owner's, or an answer to one. The request
-        that counts stands on each.
-        """
-        with self._lock:
-            return self._pods.resizing()
-
-    def answer(self, uid: PodUid, text: str | None) -> None:
-        """Count the pod as if this answer were written, until the watch shows it; None: it was not
-        written.
-        """
-        with self._lock:
-            self._pods.answer(uid, text)
-
-    def reserved_on(self, uid: PodUid) -> str:
-        """The node on which the pod is reserved, empty if on none."""
-        with self._lock:
-            return self._pods.reserved_on(uid)
-
-    def learn(self, pod: Pod) -> bool:
-        """The API server itself reported the pod as bound, before the watch did.
-
-        False for a pod that the watch has never shown: it counts as reserved there until the watch shows it
-        or :meth:`release`, because a list requested before the pod came may lack it.
-        """
-        with self._lock:
-            return self._pods.learn(pod)
-
     # What is known.
-
-    def pod(self, uid: PodUid) -> PodView | None:
-        """The pod as the watch shows it, if it asks for cards."""
-        with self._lock:
-            return self._pods.get(uid)
-
-    def named(self, namespace: str, name: str) -> PodView | None:
-        """The pod of that name."""
-        with self._lock:
-            return self._pods.named(namespace, name)
 
     @property
     def since(self) -> float:
         """When the oldest node was created, in seconds since 1970; infinite if no node has a time."""
         return self._since
-
-    def fresh(self) -> list[PodView]:
-        """The pods that came since the last call, each once; for the only consumer."""
-        with self._lock:
-            return self._pods.came()
-
-    def gone(self) -> list[PodView]:
-        """The pods that left a node, or ended there, since the last call, each once."""
-        with self._lock:
-            return self._pods.left()
 
     def waiting(self, namespace: str | None = None) -> tuple[PodView, ...]:
         """Pods that wait for a node, of one namespace or of all."""
@@ -372,7 +310,7 @@ class ClusterState:
             used=added(self._nodes.used, self.claims.used()),
             protected=added(self._nodes.protected, self.claims.protected()),
             reserved=self._pods.reserved(),
-            budgets=self._budgets.all(),
+            budgets=tuple(self._budgets.values()),
             unit=self.unit,
             turn=self._nodes.turn,
             names_turn=self._nodes.names_turn,

@@ -11,7 +11,7 @@ from admission.cluster.pod_view import PodView
 from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.resize.owners import effective_request, workload_key
-from gpu_manager.domain.untrusted import mapping, text
+from gpu_manager.domain.untrusted import annotations_of, mapping, text
 
 Obj = Mapping[str, Any]
 
@@ -88,4 +88,4 @@ def _key(kind: str, obj: Obj) -> str:
 
 
 def _asked(obj: Obj) -> str:
-    return text(mapping(mapping(obj.get("metadata")).get("annotations")).get(RESIZE))
+    return text(annotations_of(obj).get(RESIZE))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from admission.cluster.host_cpu import allocatable, asked
+from admission.cluster.pod_view import allocatable, asked
 
 
 def container(cpu, **extra):
