@@ -27,8 +27,7 @@ from prometheus_client import CollectorRegistry
 from bench import usage_error
 from bench.rows import Row
 from gpu_manager.adapters import prometheus
-from gpu_manager.cli.kubectl.billed_time import Range
-from gpu_manager.cli.kubectl.cost import Grouping, bill
+from gpu_manager.cli.kubectl.cost import Grouping, Range, bill
 from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.servers.exporter import Exporter
 from gpu_manager.services.billing import BillMeter

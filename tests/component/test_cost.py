@@ -141,26 +141,25 @@ def test_a_spreadsheet_gets_plain_cells_and_programs_get_numbers(
     assert [line["core_hours_wasted"] for line in document["lines"]] == [None, 480]
 
 
-def test_a_name_that_lives_twice_and_a_relabelled_pod_are_billed_by_uid_and_time(
+def test_a_name_that_lives_twice_is_billed_by_uid_and_a_relabelled_pod_under_all_its_values(
     standin: Standin, capsys: pytest.CaptureFixture[str]
 ) -> None:
     labels = [("web", "u1", "red"), ("web", "u2", "blue"), ("job", "u3", "red"), ("job", "u3", "green")]
     used = {"u1": 10, "u2": 30, "u3": 50}
-    moments: list[float] = []
+    names = {"u1": "web", "u2": "web", "u3": "job"}
 
     def answered(text: str, *, start: bool) -> list[dict[str, Any]]:
         if "kube_pod_labels" in text:
-            asks_when = "timestamp(" in text
             return [
-                {"metric": {"namespace": "ml", "pod": pod, "uid": uid, "label_team": team},
-                 "value": [1.5, str(max(moments) - (6 * 3600 if team == "red" else 0)) if asks_when else "1"]}
+                {
+                    "metric": {"namespace": "ml", "pod": pod, "uid": uid, "label_team": team},
+                    "value": [1.5, "1"],
+                }
                 for pod, uid, team in labels
-            ]  # fmt: skip
+            ]
         if "vcuda_claim_info" in text:
             return []
-        moments.append(standin.moments[-1])
-        part = 0.0 if start and "[1h]" in text else 0.2 if start else 1.0  # a fifth of it as "red"
-        names = {"u1": "web", "u2": "web", "u3": "job"}
+        part = 0.0 if start else 1.0
         return [
             series(f"vcuda_pod_{CORES}_total", "ml", hours(CORES, value) * part, pod=names[uid], uid=uid)
             for uid, value in used.items()
@@ -170,9 +169,9 @@ def test_a_name_that_lives_twice_and_a_relabelled_pod_are_billed_by_uid_and_time
     assert run(["cost", "--prometheus", standin.url, "--by", "label=team", "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert {one["team"]: one["core_hours"] for one in document["lines"]} == {
-        "green": 40,
+        "green + red": 50,
         "blue": 30,
-        "red": 20,
+        "red": 10,
     }
 
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 from gpu_manager.adapters import prometheus
-from gpu_manager.cli.kubectl.billed_time import Increases, Range, increases
 from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, log_in, object_name
 from gpu_manager.cli.output import TABLE, Printing
+from gpu_manager.domain.billing import FIGURES
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.domain.resources import GIB
 from gpu_manager.runtime.arguments import Option
@@ -30,9 +30,7 @@ _LONGEST: Final = 400 * 86400
 _MONTH: Final = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
 _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,252}")
 _SERVICE: Final = re.compile(r"(?:(https?):)?([a-z0-9-]+)/([a-z0-9.-]+?)(?::([a-z0-9-]+))?")
-_SEVERAL: Final = " + "  # between the values of pods that share a claim and have different ones
-_STEPS: Final = 2_000  # of a search for when pods were relabelled
-_MOST_CHANGES: Final = 20  # moments at which pods were relabelled; beyond, such pods have both values
+_SEVERAL: Final = " + "  # between the values of a relabelled pod, or of pods that share a claim
 _ELSEWHERE: Final = "where Prometheus is, --prometheus says: NAMESPACE/SERVICE[:PORT], or a URL"
 
 
@@ -196,34 +194,32 @@ def _billed(
         yield from (((name, pod), amounts) for (name, pod, _), amounts in pods.items())
         return
     labels = _pod_labels(way, grouping, span, namespace)
-    parts = _parts(way, labels, pods, span, namespace)
-    for who, amounts in pods.items():
-        name, pod, uid = who
-        if who not in parts:
-            values = labels.get((name, pod, uid)) or labels.get((name, pod, "")) or {}
-            yield (name, _SEVERAL.join(sorted(values))), amounts
-            continue
-        yield from (((name, value), part) for value, part in parts[who])
+    for (name, pod, uid), amounts in pods.items():
+        values = labels.get((name, pod, uid)) or labels.get((name, pod, "")) or ()
+        yield (name, _SEVERAL.join(sorted(values))), amounts
 
 
-Labels = Mapping[tuple[str, str, str], Mapping[str, float]]
-"""(namespace, pod, uid) → each value of the label, and when a pod had it last: 0 where that was not asked."""
+Labels = Mapping[tuple[str, str, str], set[str]]
+"""(namespace, pod, uid) → the values of the label that the pod had."""
 
 
 def _pod_labels(way: prometheus.Way, grouping: Grouping, span: Range, namespace: str) -> Labels:
     """The label of pods that existed in the range, by UID: a name may live twice.
 
-    What several pods hold by one ResourceClaim is billed once, under the claim's name: it has the value of
-    its pods, or all of theirs where they differ. Raises NodeUnready: nobody publishes the label.
+    A pod that was relabelled has all of its values. What several pods hold by one ResourceClaim is billed
+    once, under the claim's name: it has the values of its pods.
+
+    Raises:
+        NodeUnready: nobody publishes the label.
     """
     label, within = grouping.label, f"[{span.seconds}s]"
     selector = f'{{namespace="{namespace}"}}' if namespace else ""
     by = f"max by (namespace, pod, uid, {label})"
     pods = prometheus.query(way, f"{by} (last_over_time(kube_pod_labels{selector}{within}))", span.end)
-    found: dict[tuple[str, str, str], dict[str, float]] = {}
+    found: dict[tuple[str, str, str], set[str]] = {}
     names: dict[tuple[str, str], set[str]] = {}
     for pod in (one for one in pods if label in one.labels):
-        found.setdefault(_uid_of(pod), {})[pod.labels[label]] = 0.0
+        found.setdefault((*_of(pod, "pod"), pod.labels.get("uid", "")), set()).add(pod.labels[label])
         names.setdefault(_of(pod, "pod"), set()).add(pod.labels[label])
     if not found:
         raise NodeUnready(
@@ -231,48 +227,10 @@ def _pod_labels(way: prometheus.Way, grouping: Grouping, span: Range, namespace:
             "labels as kube_pod_labels where it is allowed to (--metric-labels-allowlist=pods=[KEY])"
         )
     shared = f"max by (namespace, claim, pod) (last_over_time(vcuda_claim_info{selector}{within}))"
-    claims: dict[tuple[str, str, str], dict[str, float]] = {}
+    claims: dict[tuple[str, str, str], set[str]] = {}
     for user in prometheus.query(way, shared, span.end):
-        values = dict.fromkeys(names.get(_of(user, "pod"), ()), 0.0)
-        claims.setdefault((*_of(user, "claim"), ""), {}).update(values)
-    changed = sorted({pod for (_, pod, uid), values in found.items() if uid and len(values) > 1})
-    if changed:
-        pattern = "|".join(map(re.escape, changed)).replace("\\", "\\\\")
-        only = f'{{pod=~"{pattern}"' + (f',namespace="{namespace}"}}' if namespace else "}")
-        seen = f"timestamp(kube_pod_labels{only})[{span.seconds}s:{max(60, span.seconds // _STEPS)}s]"
-        for pod in prometheus.query(way, f"{by} (max_over_time({seen}))", span.end):
-            if pod.labels.get(label) in found.get(_uid_of(pod), {}):
-                found[_uid_of(pod)][pod.labels[label]] = pod.value
+        claims.setdefault((*_of(user, "claim"), ""), set()).update(names.get(_of(user, "pod"), ()))
     return {**claims, **found}
-
-
-def _uid_of(pod: prometheus.Point) -> tuple[str, str, str]:
-    return *_of(pod, "pod"), pod.labels.get("uid", "")
-
-
-def _parts(
-    way: prometheus.Way, labels: Labels, pods: Increases, span: Range, namespace: str
-) -> Mapping[tuple[str, ...], Sequence[tuple[str, Mapping[str, float]]]]:
-    """What each pod that was relabelled used under each value: up to when it had that value last."""
-    orders = {
-        who: sorted(values.items(), key=lambda value: value[1])
-        for who in pods
-        if len(values := labels.get((who[0], who[1], who[2]), {})) > 1 and all(values.values())
-    }
-    ends = sorted({at for order in orders.values() for _, at in order[:-1]})
-    if not ends or len(ends) > _MOST_CHANGES:
-        return {}
-    until = {
-        at: increases(way, "pod", ("namespace", "pod", "uid"), Range(span.start, at), namespace)
-        for at in ends
-    }
-    found = {}
-    for who, order in orders.items():
-        sums = [*(until[at].get(who, {}) for _, at in order[:-1]), pods[who]]
-        pairs = zip([{}, *sums[:-1]], sums, strict=True)
-        parts = [{k: value - before.get(k, 0.0) for k, value in now.items()} for before, now in pairs]
-        found[who] = [(value, part) for (value, _), part in zip(order, parts, strict=True)]
-    return found
 
 
 def _of(point: prometheus.Point, key: str) -> tuple[str, str]:
@@ -320,3 +278,85 @@ def _document(lines: Sequence[CostLine], grouping: Grouping, span: Range) -> Map
             for line in lines
         ],
     }
+
+
+_BEFORE: Final = "1h"  # how long before the range the previous sample is searched
+_CREATED: Final = "core_seconds_created"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A time range, in seconds since 1970."""
+
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> int:
+        """Length of the range as a PromQL duration."""
+        return max(1, round(self.end - self.start))
+
+
+Identity = tuple[str, ...]  # values of the labels that identify a counter
+Increases = Mapping[Identity, Mapping[str, float]]  # identity → figure of domain.billing → increase
+
+
+def increases(
+    way: prometheus.Way, level: str, labels: tuple[str, ...], span: Range, namespace: str = ""
+) -> Increases:
+    """Increases of the counters ``vcuda_<level>_<figure>_total``. Raises NodeUnready.
+
+    Prometheus' own ``increase`` starts at the first sample of a series, so it misses what a short job used
+    before that sample, and it extrapolates to the whole range. Here the increase is the counter's last sample
+    in the range less its last sample before the range; a counter that began within the range began at 0.
+    ``labels`` are those of the counter itself: a replaced agent is a target of another name.
+    """
+    prefix = f"vcuda_{level}_"
+    names = "|".join([*(f"{figure}_total" for figure in FIGURES), _CREATED])
+    only = f',namespace="{namespace}"' if namespace else ""
+    selector = f'{{__name__=~"{prefix}({names})"{only}}}'
+
+    def at(text: str, moment: float) -> dict[Identity, dict[str, float]]:
+        return _by_identity(prometheus.query(way, text, moment), prefix, labels)
+
+    last = at(f"last_over_time({selector}[{span.seconds}s])", span.end)
+    before = at(f"last_over_time({selector}[{_BEFORE}])", span.start)
+    # An older counter without a sample just before the range: only its increase within the range is
+    # certain.
+    older = {who for who, now in last.items() if who not in before and not _began_within(now, span)}
+    first: dict[Identity, dict[str, float]] = {}
+    for figure in FIGURES if older else ():
+        text = f"min_over_time({prefix}{figure}_total{{{only.lstrip(',')}}}[{span.seconds}s])"
+        points = prometheus.query(way, text, span.end)
+        for who, least in _by_identity(points, prefix, labels, f"{figure}_total").items():
+            first.setdefault(who, {}).update(least)
+    found: dict[Identity, Mapping[str, float]] = {}
+    for who, now in last.items():
+        start = before.get(who) or (first.get(who, {}) if who in older else {})
+        found[who] = {
+            figure: _increase(now[f"{figure}_total"], start.get(f"{figure}_total", 0.0))
+            for figure in FIGURES
+            if f"{figure}_total" in now
+        }
+    return found
+
+
+def _began_within(counters: Mapping[str, float], span: Range) -> bool:
+    return _CREATED in counters and counters[_CREATED] >= span.start
+
+
+def _increase(now: float, start: float) -> float:
+    """The increase from ``before``; a smaller counter was reset, as the node lost its disk."""
+    return now - start if now >= start else now
+
+
+def _by_identity(
+    points: Iterable[prometheus.Point], prefix: str, labels: tuple[str, ...], name: str = ""
+) -> dict[Identity, dict[str, float]]:
+    """Identity → the largest value of the series that differ in other labels only."""
+    found: dict[Identity, dict[str, float]] = {}
+    for point in points:
+        figure = name or point.labels.get("__name__", "").removeprefix(prefix)
+        values = found.setdefault(tuple(point.labels.get(label, "") for label in labels), {})
+        values[figure] = max(values.get(figure, 0.0), point.value)
+    return found
