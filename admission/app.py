@@ -41,8 +41,8 @@ from admission.serving.certs import Certificates, ClientGuard, FileCertificates,
 from admission.serving.extender_app import build_extender, scheduler_questions
 from admission.serving.http_protocol import Peers
 from admission.serving.https_server import HttpsServer
-from admission.serving.leader_reviews import PASSED_ON, LeaderReviews, ReviewClient
 from admission.serving.metrics import AdmissionMetrics
+from admission.serving.webhook_app import PASSED_ON, LeaderReviews, ReviewClient
 from admission.webhook.create_time_checks import create_time_checks
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.http import HttpClient, HttpLimits, NoAnswer

@@ -18,9 +18,8 @@ from admission.config import AdmissionSettings
 from admission.controller import SchedulingController
 from admission.serving.certs import Certificates, Switch
 from admission.serving.https_server import HttpsServer, ProbeServer
-from admission.serving.leader_reviews import ReviewClient
 from admission.serving.metrics import AdmissionMetrics
-from admission.serving.webhook_app import WebhookParts, build_app
+from admission.serving.webhook_app import ReviewClient, WebhookParts, build_app
 from admission.webhook.admit import SILENT, CreateTimeChecks
 from admission.webhook.claim_translation import EnsureTemplate
 from gpu_manager.domain.errors import NodeUnready

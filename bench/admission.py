@@ -21,12 +21,12 @@ from typing import Any
 import structlog
 
 from admission.cluster.snapshot import NODES, PODS, ClusterState
+from admission.controller import spare_pauses
 from admission.extender.binding import BindAnswer, Binder, BindOutcome, BindRules
 from admission.extender.feasibility import FeasibilityJudge
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.verbs import Extender
 from admission.quota.quota_book import QuotaBook
-from admission.serving.gc_tuning import spare_pauses
 from bench import admission_program, admission_rate, books, defrag, roll_outs, simulated_pods
 from bench.api_process import CARDS, MODELS, node
 from bench.rows import Row, percentile

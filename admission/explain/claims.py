@@ -10,13 +10,20 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState, Snapshot
-from admission.explain.explanation import FITS, SHOWN_NODES, Explanation
+from admission.explain.explanation import (
+    FITS,
+    SHOWN_NODES,
+    Explanation,
+    NodeLine,
+    counts_of_bound,
+    nodes_words,
+)
 from admission.explain.pending_events import EventSender, PendingEvents
 from admission.explain.waiting_claims import WaitingClaims
 from gpu_manager.domain.cluster.claims import KnownClaim
@@ -143,8 +150,7 @@ def _asks_for_ours(spec: ClaimSpec, classes: Classes) -> bool:
 
 def _plain(pod: ClaimingPod, snapshot: Snapshot, line: str) -> Explanation:
     total = len(snapshot.nodes)
-    counts = {"bound": 1, "not asked": total - 1} if pod.node in snapshot.nodes else {"not asked": total}
-    return Explanation(pod.key, "", line[:LINE_LIMIT], "", counts, total)
+    return Explanation(pod.key, "", line[:LINE_LIMIT], "", counts_of_bound(pod.node, snapshot), total)
 
 
 def _not_created(missing: Sequence[str]) -> str:
@@ -269,3 +275,54 @@ class ClaimingPods:
     def _explain(self, occupant: PodView) -> Explanation:
         # Nothing of ours, or gone meanwhile: nothing to tell.
         return self.explain(occupant) or Explanation(occupant.pod.key, "", "", "", {FITS: 1}, 0)
+
+
+_NODES_SHOWN: Final = 3
+
+
+def explain_both(own: Explanation, claims: Explanation) -> Explanation:
+    """One explanation of a pod from those of its extended resources and of its claims.
+
+    ``own`` without a request is ignored. In clusters with more nodes than either explanation lists, it is
+    left open whether one node has room for both.
+    """
+    if not own.asks:
+        return claims
+    if own.counts.get("bound"):
+        held = claims.line.partition(": ")[2]
+        return replace(own, line=f"{own.line}; {held}"[:LINE_LIMIT]) if held else own
+    both = replace(claims, asks="; ".join(one for one in (own.asks, claims.asks) if one), quota=own.quota)
+    mine = {one.node: one for one in own.nodes}
+    if not claims.counts.get(FITS) or len(mine) < own.total or len(claims.nodes) < claims.total:
+        return both
+    nodes = sorted(
+        (_on_both(mine[one.node], one) for one in claims.nodes if one.node in mine),
+        key=lambda one: (one.outcome != FITS, one.node),
+    )
+    counts = Counter(one.outcome for one in nodes)
+    return replace(both, line=_line(own, claims, nodes)[:LINE_LIMIT], counts=dict(counts), nodes=tuple(nodes))
+
+
+def _on_both(own: NodeLine, claims: NodeLine) -> NodeLine:
+    lacks = claims if own.outcome == FITS else own
+    line = f"extended resources: {own.line}; claims: {claims.line}"
+    return NodeLine(own.node, lacks.outcome, line[:LINE_LIMIT], lacks.cards, own.victims, own.barred)
+
+
+def _line(own: Explanation, claims: Explanation, nodes: Sequence[NodeLine]) -> str:
+    fitting = [one for one in nodes if one.outcome == FITS]
+    if fitting:
+        first = fitting[0]
+        return (
+            f"there is room now on {len(fitting)} of {nodes_words(len(nodes))}: on {first.node}, {first.line}"
+        )
+    return (
+        f"waits: no node has room for its extended resources ({_fitting(own)}) and for its claims "
+        f"({_fitting(claims)}). Only a node whose front is split gives cards in both ways"
+    )
+
+
+def _fitting(one: Explanation) -> str:
+    names = [node.node for node in one.nodes if node.outcome == FITS]
+    more = f" and {len(names) - _NODES_SHOWN} more" if len(names) > _NODES_SHOWN else ""
+    return f"there is some on {', '.join(names[:_NODES_SHOWN])}{more}"

@@ -18,9 +18,8 @@ from starlette.concurrency import run_in_threadpool
 from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.config import ClusterTerms
-from admission.explain.both_ways import explain_both
 from admission.explain.caller_gate import Answer, CallerGate, documented, said
-from admission.explain.claims import ClaimingPods, claiming_pod, explain_claims
+from admission.explain.claims import ClaimingPods, claiming_pod, explain_both, explain_claims
 from admission.explain.drafts import DraftedPod, claims_to_come, read_draft
 from admission.explain.explanation import FITS, Explanation, explain
 from admission.explain.remedies import QUOTA_GROWS

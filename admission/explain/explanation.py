@@ -313,7 +313,7 @@ def _placed(
     elif pod.terminal:
         where = f"ended on node {printable(pod.node)}, and holds nothing any more"
     total = len(snapshot.nodes)
-    counts = _counts_of_bound(pod, snapshot)
+    counts = counts_of_bound(pod.node, snapshot)
     return Explanation(pod.key, describe(request), where, "", counts, total, (), quota)
 
 
@@ -323,15 +323,16 @@ def _illegal(occupant: PodView, rule: str, snapshot: Snapshot) -> Explanation:
     if request is None:
         where = f"bound to node {printable(occupant.pod.node)}, which grants it no part of a card"
         placed = Explanation(occupant.pod.key, "", where, "Make it anew, changed as said", {}, total)
-        placed = replace(placed, counts=_counts_of_bound(occupant.pod, snapshot))
+        placed = replace(placed, counts=counts_of_bound(occupant.pod.node, snapshot))
     else:
         placed = _placed(occupant, request, snapshot, ())
     return replace(placed, line=f"{placed.line}. As it is now, no node would take it: {rule}"[:LINE_LIMIT])
 
 
-def _counts_of_bound(pod: Pod, snapshot: Snapshot) -> dict[str, int]:
+def counts_of_bound(node: str, snapshot: Snapshot) -> dict[str, int]:
+    """The counts for a pod on that node, or on none that is known."""
     total = len(snapshot.nodes)
-    return {"bound": 1, "not asked": total - 1} if pod.node in snapshot.nodes else {"not asked": total}
+    return {"bound": 1, "not asked": total - 1} if node in snapshot.nodes else {"not asked": total}
 
 
 def _node(case: WaitingPod, question: FeasibilityCheck, one: JudgedNode) -> NodeLine:
@@ -393,7 +394,7 @@ def _line(
         if counts[word]
     ]
     cure = f". Smallest change: {change.text}" if change else ". No change of its amounts helps"
-    return f"waits: of {_nodes(total)}, {', '.join(parts)}{own}{cure}"[:LINE_LIMIT]
+    return f"waits: of {nodes_words(total)}, {', '.join(parts)}{own}{cure}"[:LINE_LIMIT]
 
 
 def _kept_for(nodes: Sequence[NodeLine]) -> str:
@@ -413,5 +414,6 @@ def _by_claims(nodes: Sequence[NodeLine]) -> bool:
     return any(one.line == BY_CLAIMS for one in nodes)
 
 
-def _nodes(count: int) -> str:
+def nodes_words(count: int) -> str:
+    """A number of nodes."""
     return "1 node" if count == 1 else f"{count} nodes"

@@ -3,43 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from admission.cluster.snapshot import Snapshot
-from admission.explain.explanation import BARRED, FITS, Explanation
-from admission.extender.feasibility import Unfit
-from gpu_manager.domain.cluster.quota import Quota, cards
-from gpu_manager.domain.errors import printable
-from gpu_manager.domain.resources import format_bytes
+from admission.explain.explanation import SHOWN_NODES, Explanation
+from gpu_manager.domain.cluster.quota import Quota, quota_table
+from gpu_manager.domain.placement.explain import explanation_lines
 
 
 def as_text(explanation: Explanation) -> str:
     """A table for people."""
-    asks = f" asks {explanation.asks}" if explanation.asks else ""
-    lines = [f"pod {printable(explanation.pod)}{asks}", explanation.line]
-    lines += [f"quota: {words}" for words in explanation.quota]
-    for node in explanation.nodes:
-        kept_off = f", and {node.barred}" if node.cards and node.barred else ""
-        lines.append(f"{node.node}: {_WORDS_ONE[node.outcome] if node.cards else node.line}{kept_off}")
-        lines += [f"  card {c.index} ({c.uuid}): {c.reason}" for c in node.cards]
-        if node.victims:
-            lines.append(f"  would have room without: {', '.join(node.victims)}")
-    rest = explanation.total - len(explanation.nodes)
-    if explanation.nodes and rest > 0:
-        lines.append(f"and {rest} more node{'s' if rest > 1 else ''}, counted above")
-    return "\n".join(lines)
-
-
-_WORDS_ONE: Final = {
-    FITS: "room now",
-    Unfit.ROOM.value: "no room now",
-    Unfit.NEVER.value: "no room, even if it were empty",
-    Unfit.KEPT.value: "kept for a larger pod",
-    Unfit.QUOTA.value: "closed by quota",
-    Unfit.REFUSED.value: "refused this amount a moment ago",
-    Unfit.NODE.value: "no cards for it",
-    BARRED: "kept off",
-}
+    return "\n".join(explanation_lines(as_json(explanation), SHOWN_NODES, ", counted above"))
 
 
 def as_json(explanation: Explanation) -> dict[str, Any]:
@@ -77,26 +51,10 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
 
 def quota_text(quota: Quota, snapshot: Snapshot) -> str:
     """What ``/quota`` shows to people: a row for each namespace and key."""
-    lines = list(quota.usage(snapshot.used, snapshot.protected))
-    rows = [("NAMESPACE", "MODEL", "CARDS", "USED", "MEMORY", "USED", "PROTECTED", "USED")]
-    rows += [
-        (
-            printable(namespace),
-            printable(line.key),
-            "-" if line.cores is None else cards(line.cores),
-            cards(line.used.cores),
-            "-" if line.memory is None else format_bytes(line.memory),
-            format_bytes(line.used.memory),
-            "-" if line.protected is None else cards(line.protected),
-            cards(line.protected_used),
-        )
-        for namespace, line in lines
-    ]
-    shown = 8 if any(line.protected is not None for _, line in lines) else 6
-    widths = [max(len(row[column]) for row in rows) for column in range(shown)]
+    rows = quota_table(quota.rows(snapshot.used, snapshot.protected))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row[:shown], widths, strict=True)).rstrip()
-        for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
 
 

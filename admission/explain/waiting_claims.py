@@ -13,8 +13,7 @@ from typing import Final
 
 from admission.cluster.node_view import NodeView
 from admission.cluster.snapshot import Snapshot
-from admission.explain.claim_words import MINOR, asked_words, nodes_words, rounding_words
-from admission.explain.explanation import FITS, CardLine, NodeLine
+from admission.explain.explanation import FITS, CardLine, NodeLine, nodes_words
 from admission.extender.feasibility import Unfit
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.cluster.claims import KnownClaim
@@ -22,13 +21,20 @@ from gpu_manager.domain.contract import DRA_DRIVER
 from gpu_manager.domain.dra.allocation import AllocatedShare, allocate
 from gpu_manager.domain.dra.claim import ClaimSpec, DeviceRequest
 from gpu_manager.domain.dra.demand import ClassConfig, Classes, asked_priority
-from gpu_manager.domain.dra.device import CORES, LONGEST_STRING, MEMORY, SharedDevice, published_devices
+from gpu_manager.domain.dra.device import (
+    CORES,
+    LONGEST_STRING,
+    MEMORY,
+    CapacityRange,
+    SharedDevice,
+    published_devices,
+)
 from gpu_manager.domain.dra.selectors import card_of_model, selected_card, takes
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, printable
 from gpu_manager.domain.placement.explain import LINE_LIMIT, with_priority
 from gpu_manager.domain.placement.protection import explain_priority, neighbours
 from gpu_manager.domain.priority import Priority
-from gpu_manager.domain.resources import ZERO, Amount
+from gpu_manager.domain.resources import ZERO, Amount, format_bytes, format_number
 from gpu_manager.domain.rules.request import PlacementPolicy
 
 _MOST_STEPS: Final = 2_000  # of the search on one node: a few hundredths of a second
@@ -298,3 +304,60 @@ def _no_cards(view: NodeView) -> str:
 
 def _consumed(share: AllocatedShare) -> Amount:
     return Amount(share.consumed[CORES], share.consumed.get(MEMORY, 0))
+
+
+MINOR: Final = 36
+"""Of the Kubernetes 1 whose rounding is followed."""
+
+
+def asked_words(request: DeviceRequest, priority: Priority = Priority.NORMAL) -> str:
+    """A phrase for a request's amounts, and its priority unless that is normal."""
+    return _amounts(request) + ("" if priority is Priority.NORMAL else f", {priority.value}")
+
+
+def _amounts(request: DeviceRequest) -> str:
+    if not request.is_admin:
+        return _part(request)
+    return f"admin access, for which Kubernetes wants as much free, and takes nothing: {_part(request)}"
+
+
+def _part(request: DeviceRequest) -> str:
+    cores, memory = request.capacities.get(CORES), request.capacities.get(MEMORY)
+    parts = []
+    if cores is not None:
+        parts.append(f"{format_number(cores)} cores")
+    if memory is not None:
+        parts.append(format_bytes(int(memory)))
+    if cores is not None and memory is None:
+        parts.append("all the memory")
+    if memory is not None and cores is None:
+        parts.append("all the cores")
+    what = ", ".join(parts)
+    if request.count is None:
+        return f"{what or 'all'} of every card" if what else "every card of a node, whole"
+    cards = "one card" if request.count == 1 else f"each of {request.count} cards"
+    return (
+        f"{what} of {cards}"
+        if what
+        else ("one whole card" if request.count == 1 else f"{request.count} whole cards")
+    )
+
+
+def rounding_words(request: DeviceRequest, unit: int) -> str:
+    """A phrase for what Kubernetes rounds an odd amount to; empty if it does not round."""
+    steps = {CORES: CapacityRange(1, 1, 100), MEMORY: CapacityRange(unit, unit, unit << 40)}
+    words = []
+    for name, span in steps.items():
+        asked = request.capacities.get(name)
+        if asked is None:
+            continue
+        try:
+            taken = span.consumed(asked, MINOR)
+        except RequestInvalid as error:
+            return str(error)
+        if taken is not None and taken != asked:
+            shown = format_bytes(taken) if name == MEMORY else f"{taken}"
+            words.append(
+                f"Kubernetes rounds {name} {format_number(asked)} of request {request.name} to {shown}"
+            )
+    return "; ".join(words)

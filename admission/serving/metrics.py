@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from admission.webhook.admission_review import ReviewVerdict
@@ -52,7 +52,9 @@ class AdmissionMetrics:
         )
         for verb in ("mutate", "validate"):
             self._seconds.labels(verb)
-        self.registry.register(_Build(version))
+        Info("vcuda_admission_build", "The program that answers", registry=self.registry).info(
+            {"version": version}
+        )
         self.registry.register(
             SampledCounter(
                 "vcuda_admission_thread_failures",
@@ -86,16 +88,6 @@ class AdmissionMetrics:
     def page(self, accept: str) -> tuple[bytes, str]:
         """The scrape and its content type."""
         return scrape(self.registry, accept)
-
-
-class _Build(Collector):
-    def __init__(self, version: str) -> None:
-        self._version = version
-
-    def collect(self) -> Iterator[Metric]:
-        family = InfoMetricFamily("vcuda_admission_build", "The program that answers")
-        family.add_metric((), {"version": self._version})
-        yield family
 
 
 class _Expiry(Collector):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +11,15 @@ from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 import structlog
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from admission.config import AdmissionSettings, ClusterTerms
+from admission.serving.certs import Pair, Switch
 from admission.serving.https_server import readiness
 from admission.serving.inflight_limit import InflightLimit
-from admission.serving.leader_reviews import PASSED_ON
 from admission.serving.metrics import AdmissionMetrics
 from admission.webhook.admission_review import (
     ANSWER_SCHEMA,
@@ -38,10 +42,6 @@ _LONGEST_NAME: Final = 253  # what Kubernetes grants a name
 _PROXIED: Final = "x-forwarded-uri"  # an API server's proxy adds it to what people send (services/proxy)
 
 
-def _nobody(_body: bytes) -> bytes | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class WebhookParts:
     """The parts of the HTTPS service beside the webhooks themselves.
@@ -55,7 +55,7 @@ class WebhookParts:
     draining: Callable[[], bool]
     checks: CreateTimeChecks = SILENT
     routers: Sequence[APIRouter] = ()
-    ask_leader: Callable[[bytes], bytes | None] = _nobody
+    ask_leader: Callable[[bytes], bytes | None] = lambda _: None
     why: Callable[[], str] = str  # what is wrong beside the conditions of being ready
     ensure: EnsureTemplate | None = None  # None where no pod is turned into a claim
 
@@ -207,3 +207,48 @@ def _status(parts: WebhookParts) -> APIRouter:
         return {"version": parts.version, "features": stages()}
 
     return router
+
+
+PASSED_ON: Final = "x-gpu-quota-admission-passed-on"
+"""Header of a review that another replica has passed on: it is not passed on again."""
+
+_AT_ONCE: Final = 8  # half of what a replica works at: pods must not wait for a leader that does not answer
+
+ReviewClient = Callable[[bytes], bytes | None]
+"""Sends a review, and returns the answer; None if there is none."""
+
+
+class LeaderReviews:
+    """Forwards reviews. Thread-safe. ``connect`` makes a client with the trust of the given context."""
+
+    def __init__(self, switch: Switch, connect: Callable[[ssl.SSLContext], ReviewClient]) -> None:
+        self._switch = switch
+        self._connect = connect
+        self._turns = threading.BoundedSemaphore(_AT_ONCE)
+        self._client: tuple[Pair, ReviewClient] | None = None
+
+    def ask(self, body: bytes) -> bytes | None:
+        """The leader's answer to a review; None without an answer, or if too many reviews wait already."""
+        pair = self._switch.pair
+        if pair is None or not self._turns.acquire(blocking=False):
+            return None
+        try:
+            return self._trusting(pair)(body)
+        finally:
+            self._turns.release()
+
+    def _trusting(self, pair: Pair) -> ReviewClient:
+        known = self._client
+        if known is None or known[0] != pair:
+            known = self._client = pair, self._connect(_trusts(pair))
+        return known[1]
+
+
+def _trusts(pair: Pair) -> ssl.SSLContext:
+    """A client's context that trusts exactly the certificate of the pair, under whatever name."""
+    (leaf, *_) = x509.load_pem_x509_certificates(pair.certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cadata=leaf.public_bytes(serialization.Encoding.PEM).decode())
+    return context

@@ -14,8 +14,15 @@ from typing import Any, Final
 
 from admission.config import ClusterTerms
 from admission.webhook.admission_review import ALLOWED, Review, ReviewVerdict
-from admission.webhook.draft import Draft, draft_pod, ephemeral_faults, is_mirror, read_pod
-from admission.webhook.owner_size import at_asked_size, owner_faults
+from admission.webhook.draft import (
+    Draft,
+    at_asked_size,
+    draft_pod,
+    ephemeral_faults,
+    is_mirror,
+    owner_faults,
+    read_pod,
+)
 from gpu_manager.domain.advice.opt_in import check_advice_terms
 from gpu_manager.domain.cluster.quota import QUOTA_PLACE, read_quota
 from gpu_manager.domain.contract import ADVICE, PRIORITY, RESIZE
@@ -35,7 +42,7 @@ from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 from gpu_manager.domain.rules.shown_cards import check_env_from
 from gpu_manager.domain.rules.unknown_names import misplaced
-from gpu_manager.domain.untrusted import mapping, mappings, text
+from gpu_manager.domain.untrusted import annotations_of, at, mapping, mappings, text
 
 Says = Callable[[Pod, PodRequest], Sequence[str]]
 
@@ -58,30 +65,6 @@ class InjectionWays:
         return self.known and not self.by_variable
 
 
-def _no_nodes(_pod: Mapping[str, Any]) -> InjectionWays:
-    return InjectionWays()
-
-
-def _silent(_pod: Pod, _request: PodRequest) -> Sequence[str]:
-    return ()
-
-
-def _any_claim(_claim: Mapping[str, Any], _namespace: str, _dry_run: bool) -> tuple[str, bool]:  # noqa: FBT001
-    return "", False
-
-
-def _no_claims(_pod: Mapping[str, Any], _namespace: str) -> tuple[Violation, ...]:
-    return ()
-
-
-def _no_size(_pod: Pod) -> str:
-    return ""
-
-
-def _as_annotated(_namespace: str) -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class CreateTimeChecks:
     """Checks of a legal pod at creation against the cluster's state; must answer from memory.
@@ -94,13 +77,13 @@ class CreateTimeChecks:
     a namespace makes its fractions best-effort.
     """
 
-    refuse: Says = _silent
-    warn: Says = _silent
-    size: Callable[[Pod], str] = _no_size
-    claim: Callable[[Mapping[str, Any], str, bool], tuple[str, bool]] = _any_claim
-    pod_claims: Callable[[Mapping[str, Any], str], tuple[Violation, ...]] = _no_claims
-    injection: Callable[[Mapping[str, Any]], InjectionWays] = _no_nodes
-    best_effort: Callable[[str], bool] = _as_annotated
+    refuse: Says = lambda *_: ()
+    warn: Says = lambda *_: ()
+    size: Callable[[Pod], str] = lambda _: ""
+    claim: Callable[[Mapping[str, Any], str, bool], tuple[str, bool]] = lambda *_: ("", False)
+    pod_claims: Callable[[Mapping[str, Any], str], tuple[Violation, ...]] = lambda *_: ()
+    injection: Callable[[Mapping[str, Any]], InjectionWays] = lambda _: InjectionWays()
+    best_effort: Callable[[str], bool] = lambda _: False
 
     def refusals(self, pod: Pod, request: PodRequest) -> tuple[Violation, ...]:
         """The reasons that forbid the pod, as violations."""
@@ -204,7 +187,7 @@ def validate(review: Review, terms: ClusterTerms, checks: CreateTimeChecks = SIL
         # The annotations of a Binding become the pod's.
         if _is_trusted(review, terms):
             return ALLOWED
-        return denied((*_guarded(review.obj), *_reprioritised({}, _annotations(review.obj))))
+        return denied((*_guarded(review.obj), *_reprioritised({}, annotations_of(review.obj))))
     if act == ("resource.k8s.io", "resourceclaims", "CREATE"):
         return _judge_claim(review, checks)
     if act in _CHANGES:
@@ -238,7 +221,7 @@ def _judge_claim(review: Review, checks: CreateTimeChecks) -> ReviewVerdict:
 
 def _is_turned(obj: Mapping[str, Any]) -> bool:
     """True if the pod's claim was made from its own annotations."""
-    entries = mappings(mapping(obj.get("spec")).get("resourceClaims"))
+    entries = mappings(at(obj, "spec").get("resourceClaims"))
     return any(is_turned_template(text(one.get("resourceClaimTemplateName"))) for one in entries)
 
 
@@ -285,7 +268,7 @@ def _judge_change(review: Review, terms: ClusterTerms) -> ReviewVerdict:
     """A change may not make a pod illegal; what it was before, it may stay: it must be able to end."""
     obj, old = review.obj or {}, review.old or {}
     faults = [] if _is_trusted(review, terms) else list(_tampered(old, obj))
-    if (obj.get("spec"), _annotations(obj)) != (old.get("spec"), _annotations(old)):
+    if (obj.get("spec"), annotations_of(obj)) != (old.get("spec"), annotations_of(old)):
         before = frozenset(_faults_or_none(old, terms) or ())
         try:
             faults += (fault for fault in _faults(obj, terms) if fault not in before)
@@ -315,10 +298,10 @@ def _faults_or_none(obj: Mapping[str, Any], terms: ClusterTerms) -> tuple[Violat
 def _judge_template(
     review: Review, path: tuple[str, ...], terms: ClusterTerms, checks: CreateTimeChecks
 ) -> ReviewVerdict:
-    template = _at(review.obj, path)
-    if template is None:
+    template = at(review.obj, *path)
+    if not template:
         return ALLOWED
-    sized, before = _annotations(review.obj or {}), _annotations(review.old or {})
+    sized, before = annotations_of(review.obj), annotations_of(review.old)
     if sized.get(RESIZE) != before.get(RESIZE):
         try:
             faults = owner_faults(read_pod(template), sized, terms) or _impossible(
@@ -332,11 +315,11 @@ def _judge_template(
         faults = tuple(check_advice_terms(sized, terms.unit, terms.minimum_cores))
         if faults:
             return denied(faults)
-    same = template == _at(review.old, path)
+    same = template == at(review.old, *path)
     kind = review.kind if review.kind.isalnum() else "object"
     beside = tuple(
         one
-        for one in misplaced(sized, _annotations(template), kind, path)
+        for one in misplaced(sized, annotations_of(template), kind, path)
         if not same or sized[one.field] != before.get(one.field)
     )
     found = () if same else tuple(_foresee(template, review.namespace, terms, checks))
@@ -430,11 +413,11 @@ def protected_past_scheduler(pod: Pod, terms: ClusterTerms) -> Iterator[Violatio
 
 
 def _guarded(obj: Mapping[str, Any]) -> tuple[Violation, ...]:
-    return check_guarded(_annotations(obj))
+    return check_guarded(annotations_of(obj))
 
 
 def _tampered(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Violation]:
-    before, after = _annotations(old), _annotations(new)
+    before, after = annotations_of(old), annotations_of(new)
     for key in guarded_keys({**before, **after}):
         was, now = before.get(key), after.get(key)
         if was != now:
@@ -460,19 +443,6 @@ def _reprioritised(before: Mapping[str, Any], after: Mapping[str, Any]) -> Itera
             "removed" if now is None else quoted(now),
             before="out" if was is None else f"as it was, {quoted(was)}",
         )
-
-
-def _annotations(obj: Mapping[str, Any]) -> Mapping[str, Any]:
-    meta = obj.get("metadata")
-    found = meta.get("annotations") if isinstance(meta, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
-
-
-def _at(obj: Mapping[str, Any] | None, path: tuple[str, ...]) -> Mapping[str, Any] | None:
-    found: Any = obj
-    for step in path:
-        found = found.get(step) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) else None
 
 
 def _is_trusted(review: Review, terms: ClusterTerms) -> bool:

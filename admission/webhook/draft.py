@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
 from admission.config import ClusterTerms
 from admission.webhook.admission_review import Operation, Review, pointer
-from admission.webhook.owner_size import at_owners_size, forged_note
 from gpu_manager.domain.contract import (
     CORE,
     MEMORY,
@@ -20,14 +19,18 @@ from gpu_manager.domain.contract import (
     TEMPLATE_SIZE,
     VISIBLE_ENV,
 )
-from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import MIRROR, Container, Pod, parse_pod
 from gpu_manager.domain.priority import Priority
-from gpu_manager.domain.resources import format_bytes, format_number
+from gpu_manager.domain.resize.judgement import check_resize, legal_sizes
+from gpu_manager.domain.resize.owners import note_template
+from gpu_manager.domain.resize.sizes import spec_sizes
+from gpu_manager.domain.resources import Amount, format_bytes, format_number
 from gpu_manager.domain.rules.legal_values import check_pod, guarded_keys, warn_pod
 from gpu_manager.domain.rules.pod_annotations import has_fractions_alone
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 from gpu_manager.domain.rules.shown_cards import check_ephemeral
+from gpu_manager.domain.untrusted import annotations_of, at
 
 _DEFAULT_SCHEDULER: Final = "default-scheduler"  # what the API server writes where nothing is written
 _MOST_CONTAINERS: Final = 200  # with 1000, a review of such a pod takes seconds beside all others
@@ -49,7 +52,7 @@ def read_pod(obj: Mapping[str, Any]) -> Pod:
     Raises:
         RequestInvalid: it is malformed, or larger than any node could run.
     """
-    groups = (_spec(obj).get(group) for group in ("initContainers", "containers", "ephemeralContainers"))
+    groups = (at(obj, "spec").get(group) for group in ("initContainers", "containers", "ephemeralContainers"))
     count = sum(len(group) for group in groups if isinstance(group, list))
     if count > _MOST_CONTAINERS:
         raise RequestInvalid(f"the pod has {count} containers: use {_MOST_CONTAINERS} at most")
@@ -103,7 +106,7 @@ def draft_pod(
         patch += operations
         changes += change
     pod = replace(pod, containers=tuple(containers))
-    annotated = isinstance(_meta(obj).get("annotations"), Mapping)
+    annotated = isinstance(at(obj, "metadata").get("annotations"), Mapping)
     if best_effort and PRIORITY not in pod.annotations and has_fractions_alone(pod):
         value = Priority.BEST_EFFORT.value
         key = pointer("metadata", "annotations", PRIORITY)
@@ -119,11 +122,11 @@ def draft_pod(
         patch += operations
         for key, present, wanted in (
             ("schedulerName", pod.scheduler not in ("", _DEFAULT_SCHEDULER), terms.scheduler_name),
-            ("runtimeClassName", _spec(obj).get("runtimeClassName") is not None, terms.runtime_class),
+            ("runtimeClassName", at(obj, "spec").get("runtimeClassName") is not None, terms.runtime_class),
         ):
-            if wanted and not present and _spec(obj).get(key) != wanted:
+            if wanted and not present and at(obj, "spec").get(key) != wanted:
                 patch.append(Operation("add", pointer("spec", key), wanted))
-        patch += _toleration(_spec(obj).get("tolerations"))
+        patch += _toleration(at(obj, "spec").get("tolerations"))
         pod = replace(pod, scheduler=_scheduler(pod.scheduler, terms))
     return Draft(pod, tuple(patch), tuple(changes))
 
@@ -138,7 +141,7 @@ def _hide_cards(
     written: list[Operation] = []
     for container, (*steps, _) in zip(pod.containers, container_places(obj), strict=True):
         if container.env_from and (not container.asks or hidden()):
-            entry = _spec(obj)[str(steps[1])][int(steps[2])]
+            entry = at(obj, "spec")[str(steps[1])][int(steps[2])]
             variable = {"name": VISIBLE_ENV, "value": NO_VISIBLE_DEVICES[1]}
             where = pointer(*steps, "env", "-") if entry.get("env") else pointer(*steps, "env")
             written.append(Operation("add", where, variable if entry.get("env") else [variable]))
@@ -164,22 +167,12 @@ def _scheduler(name: str, terms: ClusterTerms) -> str:
     return terms.scheduler_name or name if name in ("", _DEFAULT_SCHEDULER) else name
 
 
-def _meta(obj: Mapping[str, Any]) -> Mapping[str, Any]:
-    meta = obj.get("metadata")
-    return meta if isinstance(meta, Mapping) else {}
-
-
-def _spec(obj: Mapping[str, Any]) -> Mapping[str, Any]:
-    spec = obj.get("spec")
-    return spec if isinstance(spec, Mapping) else {}
-
-
 def container_places(obj: Mapping[str, Any]) -> Iterator[tuple[str | int, ...]]:
     """Yield where each container's resources stand, in the order of
     :func:`~gpu_manager.domain.kube.pod.parse_pod`.
     """
     for group in ("initContainers", "containers"):
-        for index in range(len(_spec(obj).get(group) or ())):
+        for index in range(len(at(obj, "spec").get(group) or ())):
             yield "spec", group, index, "resources"
 
 
@@ -247,14 +240,97 @@ def ephemeral_faults(obj: Mapping[str, Any]) -> tuple[Violation, ...]:
 
 def ephemeral_containers(obj: Mapping[str, Any]) -> tuple[Container, ...]:
     """The ephemeral containers. Raises RequestInvalid: they have not the shape of containers."""
-    return parse_pod({"spec": {"containers": _spec(obj).get("ephemeralContainers")}}).containers
+    return parse_pod({"spec": {"containers": at(obj, "spec").get("ephemeralContainers")}}).containers
 
 
 def is_mirror(review: Review) -> bool:
     """True for a kubelet's image of a static pod, which runs already and passed no scheduler."""
-    meta = (review.obj or {}).get("metadata")
-    annotations = meta.get("annotations") if isinstance(meta, Mapping) else None
-    return "system:nodes" in review.groups and isinstance(annotations, Mapping) and MIRROR in annotations
+    return "system:nodes" in review.groups and MIRROR in annotations_of(review.obj)
 
 
 _NOBODY: Final = parse_pod({})
+
+
+Steps = tuple[str | int, ...]
+
+
+def at_owners_size(
+    pod: Pod, places: Iterable[Steps], owners: str, terms: ClusterTerms, *, annotated: bool
+) -> tuple[Pod, list[Operation], tuple[Violation, ...]]:
+    """The pod at the size of ``owners``, its workload's annotation; the changes, and warnings.
+
+    A pod that already has its size, or that the workload's size does not suit, is left unchanged. ``places``:
+    where each container's resources are in the object; ``annotated``: it has a map of annotations.
+    """
+    if not owners or TEMPLATE_SIZE in pod.annotations:
+        return pod, [], ()
+    asking = replace(pod, annotations={**pod.annotations, RESIZE: owners})
+    faults = check_resize(asking, terms.unit, terms.minimum_cores)
+    sizes = legal_sizes(asking, terms.unit, terms.minimum_cores)
+    if sizes is None:
+        return pod, [], (violation(Rule.RESIZE_OF_OWNER, "", RESIZE, pod.workload, reason=faults[0].message),)
+    template = spec_sizes(pod, terms.unit)
+    changed = {name: size for name, size in sizes.items() if size != template[name]}
+    if not changed:
+        return pod, [], ()
+    note = note_template(template, owners)
+    key = pointer("metadata", "annotations", TEMPLATE_SIZE)
+    whole = Operation("add", pointer("metadata", "annotations"), {TEMPLATE_SIZE: note})
+    patch = [Operation("add", key, note) if annotated else whole]
+    containers = []
+    for container, steps in zip(pod.containers, places, strict=True):
+        size = changed.get(container.name)
+        containers.append(container if size is None else _sized(container, size, terms.unit))
+        patch += [] if size is None else _written(container, size, steps, terms.unit)
+    annotations = {**pod.annotations, TEMPLATE_SIZE: note}
+    return replace(pod, containers=tuple(containers), annotations=annotations), patch, ()
+
+
+def owner_faults(template: Pod, annotations: Mapping[str, Any], terms: ClusterTerms) -> tuple[Violation, ...]:
+    """The violations in the size that a workload's own annotation requests for its pods."""
+    written = annotations.get(RESIZE)
+    if not isinstance(written, str):
+        return ()
+    asking = replace(template, annotations={**template.annotations, RESIZE: written})
+    return check_resize(asking, terms.unit, terms.minimum_cores)
+
+
+def at_asked_size(template: Pod, annotations: Mapping[str, Any], terms: ClusterTerms) -> Pod | None:
+    """The template's pod at the size that its workload's own annotation requests; None if there is none, or
+    if it is illegal.
+    """
+    written = annotations.get(RESIZE)
+    if not isinstance(written, str):
+        return None
+    asking = replace(template, annotations={**template.annotations, RESIZE: written})
+    sizes = legal_sizes(asking, terms.unit, terms.minimum_cores)
+    if sizes is None:
+        return None
+    sized = (_sized(c, sizes[c.name], terms.unit) if c.name in sizes else c for c in template.containers)
+    return replace(template, containers=tuple(sized))
+
+
+def forged_note(pod: Pod, owners: str) -> tuple[Violation, ...]:
+    """A copied pod has the note of another, which would resize it once it runs."""
+    if owners or TEMPLATE_SIZE not in pod.annotations:
+        return ()
+    return (violation(Rule.RESIZE_AT_CREATION, "", TEMPLATE_SIZE, quoted(pod.annotations[TEMPLATE_SIZE])),)
+
+
+def _sized(container: Container, size: Amount, unit: int) -> Container:
+    cores, units = Fraction(size.cores), Fraction(size.memory // unit)
+    return replace(
+        container,
+        core=cores,
+        memory_units=units,
+        core_request=None if container.core_request is None else cores,
+        memory_units_request=None if container.memory_units_request is None else units,
+    )
+
+
+def _written(container: Container, size: Amount, steps: Steps, unit: int) -> list[Operation]:
+    values = {CORE: str(size.cores), MEMORY: str(size.memory // unit)}
+    asked = {CORE: container.core_request, MEMORY: container.memory_units_request}
+    groups = [("limits", name) for name in values]
+    groups += [("requests", name) for name in values if asked[name] is not None]
+    return [Operation("add", pointer(*steps, group, name), values[name]) for group, name in groups]

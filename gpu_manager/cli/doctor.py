@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,14 +12,15 @@ from typing import Annotated, Any
 import structlog
 
 from gpu_manager.cli import ask
-from gpu_manager.cli.doctor_report import show
+from gpu_manager.cli.kubectl.doctor import show
 from gpu_manager.cli.output import TABLE, Printing
+from gpu_manager.cli.run import command as run_command
 from gpu_manager.cli.run import known_injection
 from gpu_manager.domain.contract import KUBELET_DIR
 from gpu_manager.domain.doctor import NODE_CHECKS, Facts, examine
 from gpu_manager.domain.doctor.facts import AgentFacts
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
-from gpu_manager.runtime.arguments import Option
+from gpu_manager.runtime.arguments import Command, Option
 
 
 def command(
@@ -70,8 +72,6 @@ class _NodeView:
 
 def _of_agent() -> _NodeView | None:
     """As the agent sees the node, if one runs in this container; None else."""
-    from gpu_manager.cli.agent_settings import find_agent_settings  # noqa: PLC0415  # only where it is needed
-
     settings = find_agent_settings()
     if settings is None:
         return None
@@ -139,3 +139,46 @@ def _agent(url: str, token: str) -> tuple[AgentFacts | None, str]:
         return gather_agent(url, lambda path: ask.get(url, path, "application/json", token, (200, 503))), ""
     except NodeUnready as error:
         return None, str(error)
+
+
+_PROGRAM = "gpu-manager"
+_COMMAND_BYTES = 1 << 16
+
+
+def find_agent_settings(proc: Path = Path("/proc")) -> dict[str, Any] | None:
+    """The arguments of the ``gpu-manager run`` that sees the same files as this process, as in its pod.
+
+    None if there is no such process, or several that differ.
+    """
+    own = _mounts(proc / "self")
+    try:
+        pids = [entry for entry in proc.iterdir() if entry.name.isdecimal()]
+    except OSError:
+        return None
+    # An agent that is held and its holder have one command line.
+    found = {tuple(words) for p in pids if own and _mounts(p) == own and (words := _words(p)) is not None}
+    if len(found) != 1:
+        return None
+    try:
+        return Command(f"{_PROGRAM} run", run_command).values(found.pop())
+    except RequestInvalid:  # of another version
+        return None
+
+
+def _mounts(process: Path) -> str:
+    """Its mount namespace; empty if that is hidden."""
+    try:
+        return str((process / "ns/mnt").readlink())
+    except OSError:
+        return ""
+
+
+def _words(process: Path) -> Sequence[str] | None:
+    """What stands behind ``gpu-manager run`` in its command line; None if it is another program."""
+    try:
+        text = (process / "cmdline").read_bytes()[:_COMMAND_BYTES]
+    except OSError:
+        return None
+    words = text.decode(errors="replace").rstrip("\0").split("\0")
+    at = next((n for n, word in enumerate(words[:3]) if word.rpartition("/")[2] == _PROGRAM), None)
+    return words[at + 2 :] if at is not None and words[at + 1 : at + 2] == ["run"] else None

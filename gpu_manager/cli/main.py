@@ -25,7 +25,7 @@ COMMANDS: Commands = {
     "topology": ("gpu_manager.cli.topology", "Pick the best-joined cards of an nvidia-smi topo -m matrix."),
     "uncordon": ("gpu_manager.cli.cordon:uncordon", "Open cards that were closed."),
     "usage": ("gpu_manager.cli.ask:usage", "Show what each container asked for and uses."),
-    "version": ("gpu_manager.cli.version", "Print the version."),
+    "version": ("gpu_manager.cli.kubectl.version:own", "Print the version."),
 }
 
 PROGRAM = LazyProgram(

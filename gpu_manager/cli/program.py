@@ -19,7 +19,6 @@ from gpu_manager.runtime.arguments import Command, completions, did_you_mean
 # name → (place, summary). The place is ``module:function``, or a module whose function ``command`` it is.
 Commands = Mapping[str, tuple[str, str]]
 
-_VERSION = "gpu_manager.cli.version"
 _INTERRUPTED = 130
 
 

@@ -20,6 +20,18 @@ def mappings(value: object) -> list[Mapping[str, Any]]:
     return [one for one in value if type(one) is dict or isinstance(one, Mapping)]
 
 
+def at(value: object, *path: str) -> Mapping[str, Any]:
+    """Return the mapping at a path of keys; an empty one if there is none."""
+    for key in path:
+        value = mapping(value).get(key)
+    return mapping(value)
+
+
+def annotations_of(obj: object) -> Mapping[str, Any]:
+    """Return the annotations of a Kubernetes object."""
+    return at(obj, "metadata", "annotations")
+
+
 def text(value: object) -> str:
     """Return the value if it is a string, else an empty one."""
     return value if isinstance(value, str) else ""

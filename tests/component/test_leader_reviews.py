@@ -10,7 +10,7 @@ import pytest
 
 from admission.app import leader_client
 from admission.serving.certs import Switch, issue
-from admission.serving.leader_reviews import LeaderReviews
+from admission.serving.webhook_app import LeaderReviews
 from admission.webhook.admit import CreateTimeChecks
 from tests.fakes.https import HOST, Webhooks, issued
 from tests.fakes.reviews import review

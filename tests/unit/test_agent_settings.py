@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.cli.agent_settings import find_agent_settings
+from gpu_manager.cli.doctor import find_agent_settings
 
 RUN = ("/usr/bin/python3", "/usr/local/bin/gpu-manager", "run")
 OPTIONS = (

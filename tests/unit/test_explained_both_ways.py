@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from admission.explain.both_ways import explain_both
+from admission.explain.claims import explain_both
 from gpu_manager.domain.errors import NodeUnready
 from tests.fakes.extender import container, node, pod
 from tests.unit.test_cluster_claims import claim

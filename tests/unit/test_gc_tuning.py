@@ -2,7 +2,7 @@
 
 import gc
 
-from admission.serving.gc_tuning import spare_pauses
+from admission.controller import spare_pauses
 
 
 def test_no_question_waits_for_a_collection_of_all_that_is_kept() -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 
 from admission.serving.certs import Pair, Switch, issue
-from admission.serving.leader_reviews import LeaderReviews, ReviewClient
+from admission.serving.webhook_app import LeaderReviews, ReviewClient
 from tests.fakes.waiting import PATIENCE
 
 

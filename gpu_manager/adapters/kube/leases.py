@@ -16,7 +16,7 @@ from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection
 from gpu_manager.adapters.kube.pod_paths import named_path
 from gpu_manager.domain.contract import LEADER_SINCE
 from gpu_manager.domain.errors import NodeUnready
-from gpu_manager.domain.untrusted import mapping, text
+from gpu_manager.domain.untrusted import annotations_of, mapping, text
 from gpu_manager.ports.api_server import LeaseRecord
 from gpu_manager.ports.clock import Clock
 
@@ -101,7 +101,7 @@ class KubeTextRecord(_VersionedLease):
     def read(self) -> str | None:
         """The text by a quorum read; None if there is none. Raises NodeUnready: no answer."""
         self._last = None
-        told = mapping(mapping(mapping(self._get()).get("metadata")).get("annotations")).get(self._annotation)
+        told = annotations_of(self._get()).get(self._annotation)
         return None if told is None else text(told)
 
     def write(self, value: str) -> bool:

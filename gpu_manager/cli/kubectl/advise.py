@@ -7,13 +7,13 @@ within the owner's bounds, and each at most once a day unless its memory is too 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Annotated, Any, Final
 
-from gpu_manager.cli.kubectl import agents
+from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, AllNamespaces, Login, Namespace, log_in
 from gpu_manager.cli.kubectl.names import WORKLOADS, NamedObject, read_target
 from gpu_manager.cli.output import TABLE, Printing
@@ -30,7 +30,7 @@ from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable, qu
 from gpu_manager.domain.resize.owners import KINDS
 from gpu_manager.domain.resize.sizes import with_size
 from gpu_manager.domain.resources import Amount, format_bytes, memory_quantity
-from gpu_manager.domain.untrusted import mapping
+from gpu_manager.domain.untrusted import annotations_of, at
 from gpu_manager.runtime.arguments import Argument, Option
 
 
@@ -79,7 +79,7 @@ def command(
     with log_in(access, namespace) as login:
         cluster = read_cluster(login.connection)
         nodes = [one.name for one in cluster.with_cards]
-        told, silent = agents.ask(login, cluster.agents, nodes, "/advice", _parsed)
+        told, silent = service.ask_agents(login, cluster.agents, nodes, "/advice", _parsed)
         named = (named_advice(one, cluster.by_uid) for each in told.values() for one in each)
         said = [one for one in named if one is not None]
         found = [one for one in said if all_namespaces or one.workload[0] == login.namespace]
@@ -114,7 +114,7 @@ def command(
     for one in applied:
         mark = "refused: " if one.is_refused else "" if one.size is None else "changed: "
         print(printable(f"{mark}{one.workload[0]}/{one.workload[1]} {one.workload[2]}: {one.text}"))
-    agents.tell_silent(silent, "advice")
+    service.tell_silent(silent, "advice")
     return code
 
 
@@ -234,8 +234,9 @@ def _apply(login: Login, row: Sized, now: datetime) -> AppliedAdvice:
     if kind not in (*KINDS, "Pod"):
         return AppliedAdvice(row.workload, f"a {kind} has no size of its own: change its template")
     there = workload(login.connection, kind, namespace, name)
-    annotations = mapping(mapping(there.get("metadata")).get("annotations"))
-    written = annotations.get(ADVICE, _of_template(there).get(ADVICE))
+    annotations = annotations_of(there)
+    # Those that its pods get: all that the values of many charts let their users set.
+    written = annotations.get(ADVICE, annotations_of(at(there, "spec", "template")).get(ADVICE))
     try:
         terms = read_advice_terms(written)
     except RequestInvalid as error:
@@ -254,9 +255,3 @@ def _apply(login: Login, row: Sized, now: datetime) -> AppliedAdvice:
     }
     annotate_workload(login.connection, kind, there, changed, _PATIENCE_SECONDS)
     return AppliedAdvice(row.workload, f"{size} instead of {row.given}; running pods follow in place", size)
-
-
-def _of_template(there: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The annotations that its pods get: all that the values of many charts let their users set."""
-    template = mapping(mapping(there.get("spec")).get("template"))
-    return mapping(mapping(template.get("metadata")).get("annotations"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
 from gpu_manager.cli.files import shown
-from gpu_manager.cli.kubectl import agents
+from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import Access, Login, Unread, log_in
 from gpu_manager.domain.cluster.node_books import NodeBooks
 from gpu_manager.domain.cluster.node_json import usual_unit
@@ -116,7 +116,7 @@ def read_view(source: str, access: Access, namespace: str = "") -> ClusterView:
         pods = hosts.pods(saved.get("Pod", ()))
         cluster = reading.cluster_of(hosts.nodes(nodes), pods, found, silent, unread)
         unread.tell()
-        agents.tell_unread_claims(cluster)
+        service.tell_unread_claims(cluster)
         budgets, classes = saved.get("PodDisruptionBudget", []), saved.get("PriorityClass", [])
         return _view(cluster, budgets, hosts, classes, namespace or "default")
     with log_in(access, namespace) as login:
@@ -124,7 +124,7 @@ def read_view(source: str, access: Access, namespace: str = "") -> ClusterView:
         held = reading.read_claims(login.connection, nodes)
         pods = hosts.pods(reading.list_pods(login.connection))
         cluster = reading.cluster_of(hosts.nodes(nodes), pods, *held, login.connection.told)
-        agents.tell_unread_claims(cluster)
+        service.tell_unread_claims(cluster)
         budgets = list(reading.read_budgets(login.connection))
         return _view(cluster, budgets, hosts, _classes(login), login.namespace)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from gpu_manager.cli.doctor_report import show
 from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, log_in
-from gpu_manager.cli.output import TABLE, Printing
-from gpu_manager.domain.doctor import CLUSTER_CHECKS, Facts, examine
+from gpu_manager.cli.output import TABLE, Printing, coloured
+from gpu_manager.domain.doctor import CLUSTER_CHECKS, DoctorCheck, Facts, Report, Severity, examine
+from gpu_manager.domain.errors import printable
 
 
 def command(printing: Printing = TABLE, access: Access = BY_KUBECONFIG) -> int:
@@ -25,3 +28,73 @@ def command(printing: Printing = TABLE, access: Access = BY_KUBECONFIG) -> int:
     with log_in(access) as login:
         facts = Facts(now=time.time(), cluster=gather_cluster(login.connection))
     return show(examine(facts, CLUSTER_CHECKS), printing)
+
+
+_SEVERITY_COLOURS = {Severity.TROUBLE: "red", Severity.WARNING: "yellow"}
+_WIDTH = 100
+
+
+def show(report: Report, printing: Printing) -> int:
+    """Print the report. The exit code: 1 where there is trouble."""
+    if printing.for_program:
+        printing.emit(_document(report))
+    else:
+        print("\n".join(_lines(report)))
+    return 0 if report.healthy else 1
+
+
+def _lines(report: Report) -> Iterator[str]:
+    for note in report.notes:
+        yield from _wrapped(printable(note), "")
+    last: DoctorCheck | None = None
+    for finding in report.findings:
+        if finding.check is not last:
+            word = coloured(f"{finding.check.severity.value:7}", _SEVERITY_COLOURS[finding.check.severity])
+            head, *rest = _wrapped(f"{finding.check.id}: {finding.check.what}", "         ")
+            yield from (f"{word}  {head.strip()}", *rest)
+        last = finding.check
+        yield from _wrapped(printable(finding.text), "         - ")
+        if finding is _last_of(report, finding.check):
+            yield from _wrapped(f"cure: {finding.check.cure}", "         ")
+    for skipped in report.skipped:
+        yield from _wrapped(f"not looked at: {printable(skipped.why)} ({', '.join(skipped.checks)})", "")
+    yield _sum(report)
+
+
+def _last_of(report: Report, check: DoctorCheck) -> object:
+    return [finding for finding in report.findings if finding.check is check][-1]
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    rest = " " * len(indent)
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=indent, subsequent_indent=rest or "  ", break_on_hyphens=False
+    )
+
+
+def _sum(report: Report) -> str:
+    counts = {s: len({f.check.id for f in report.findings if f.check.severity is s}) for s in Severity}
+    skipped = sum(len(one.checks) for one in report.skipped)
+    return (
+        f"{len(report.passed)} checks good, {counts[Severity.TROUBLE]} in trouble, "
+        f"{counts[Severity.WARNING]} with a warning, {skipped} not looked at"
+    )
+
+
+def _document(report: Report) -> Mapping[str, Any]:
+    return {
+        "healthy": report.healthy,
+        "notes": list(report.notes),
+        "findings": [
+            {
+                "check": f.check.id,
+                "severity": f.check.severity.value,
+                "text": f.text,
+                "meaning": f.check.what,
+                "cure": f.check.cure,
+            }
+            for f in report.findings
+        ],
+        "passed": list(report.passed),
+        "skipped": [{"checks": list(one.checks), "why": one.why} for one in report.skipped],
+    }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from gpu_manager.adapters.manifests import Manifest, manifest_of, read_objects
 from gpu_manager.cli.files import Filenames, chosen_files, load, shown
-from gpu_manager.cli.kubectl import agents, broken_protection, service
+from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, Namespace, log_in
 from gpu_manager.cli.kubectl.names import WORKLOADS, NamedObject, is_file, read_target
 from gpu_manager.cli.output import TABLE, Printing
@@ -18,7 +18,8 @@ from gpu_manager.cli.pod_templates import pods_of
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.node_books import NodeBooks
 from gpu_manager.domain.cluster.pod_holder import Hold, HoldFacts, find_holder, gates_of, is_older
-from gpu_manager.domain.errors import RequestInvalid, printable, quoted
+from gpu_manager.domain.cluster.usage_json import longest_beside, read_usage, ungated_beside
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable, quoted
 from gpu_manager.domain.kube.constraints import node_constraints, pod_constraints, shown_bars
 from gpu_manager.domain.kube.pod import POD_SCHEDULED, Pod, parse_pod
 from gpu_manager.domain.placement.explain import (
@@ -26,9 +27,14 @@ from gpu_manager.domain.placement.explain import (
     explain_bound,
     explain_placement,
     explain_room,
+    explanation_lines,
     with_priority,
 )
+from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.placement.place import judge
+from gpu_manager.domain.placement.protection import explain_wait
+from gpu_manager.domain.priority import Priority
+from gpu_manager.domain.rules.pod_annotations import priority_of
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.unknown_names import asks_strangely
 from gpu_manager.domain.untrusted import mapping, mappings, text
@@ -37,14 +43,6 @@ from gpu_manager.runtime.arguments import Argument
 _BY_CLAIMS = "uses ResourceClaims: the admission service alone explains them, card by card"
 _SHOWN = 20  # nodes shown in full
 _MOST_PODS = 5  # of one workload; the others' reasons are mostly the same
-_OUTCOMES = {  # names used by the admission service
-    "fits": "room now",
-    "room": "no room now",
-    "never": "no room, even if it were empty",
-    "quota": "closed by quota",
-    "refused": "refused this amount a moment ago",
-    "kept": "kept for a larger pod",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +190,7 @@ def _with_end(
     answer: Mapping[str, Any], by: str, asked: _Asked, login: Login
 ) -> tuple[Mapping[str, Any], str]:
     """The explanation with the status message of a failed pod, or with what a protected one may wait for."""
-    if wait := broken_protection.warning(login, asked.pod):
+    if wait := _broken_protection(login, asked.pod):
         answer = {**answer, "line": f"{answer.get('line')}{with_priority(wait)}"}
     status = asked.manifest.get("status")
     status = status if isinstance(status, Mapping) and asked.pod.phase == "Failed" else {}
@@ -207,7 +205,7 @@ def _here(login: Login, asked: _Asked) -> Mapping[str, Any]:
     pod, connection = asked.pod, login.connection
     objects = list(list_nodes(connection))
     cluster = cluster_of(objects, list_pods(connection), *read_claims(connection, objects), connection.told)
-    agents.tell_unread_claims(cluster)
+    service.tell_unread_claims(cluster)
     books = cluster.with_cards
     wishes = pod_constraints(asked.manifest.get("spec"))
     bars = {node.name: why for node in map(node_constraints, objects) if (why := node.bars(wishes))}
@@ -332,26 +330,42 @@ def _runs(answer: Mapping[str, Any]) -> bool:
     return placed and not answer.get("failed")
 
 
-def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
+def _lines(answer: Mapping[str, Any]) -> list[str]:
     """The explanation as lines of text; the service's answer may have any shape."""
-    asks = f" asks {answer['asks']}" if answer.get("asks") else ""
-    yield printable(f"pod {answer.get('pod')}{asks}")
-    yield printable(str(answer.get("line")))
+    lines = explanation_lines(answer, _SHOWN, "; -o json shows more")
     if answer.get("failed"):
-        yield printable(f"it failed: {answer['failed']}")
-        yield "its Events say more (kubectl describe pod); a failed pod is not tried again: make it anew"
-    for words in answer.get("quota") or ():
-        yield printable(f"quota: {words}")
-    nodes = [node for node in answer.get("nodes") or () if isinstance(node, Mapping)]
-    for node in nodes[:_SHOWN]:
-        cards = [card for card in node.get("cards") or () if isinstance(card, Mapping)]
-        words = _OUTCOMES.get(str(node.get("outcome")), "no room")
-        kept_off = f", and {node['barred']}" if cards and node.get("barred") else ""
-        yield printable(f"{node.get('node')}: {words if cards else node.get('line')}{kept_off}")
-        for card in cards:
-            yield printable(f"  card {card.get('index')} ({card.get('uuid')}): {card.get('reason')}")
-        if node.get("victims"):
-            yield printable(f"  would have room without: {', '.join(map(str, node['victims']))}")
-    total = answer.get("total")
-    if nodes and isinstance(total, int) and total > min(len(nodes), _SHOWN):
-        yield f"and {total - min(len(nodes), _SHOWN)} more nodes; -o json shows more"
+        lines[2:2] = [
+            printable(f"it failed: {answer['failed']}"),
+            "its Events say more (kubectl describe pod); a failed pod is not tried again: make it anew",
+        ]
+    return lines
+
+
+def _broken_protection(login: Login, pod: Pod) -> str:
+    """Sentences where best-effort tenants beside a bound protected pod break protection: by a long kernel,
+    or since they were made before the agent knew priorities. Empty for none, and where the cluster or the
+    node's agent cannot be asked.
+    """
+    by_annotation = priority_of(pod) is Priority.PROTECTED
+    if not pod.node or not (by_annotation or any(c.claims for c in pod.containers)):
+        return ""
+    from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
+
+    try:
+        cluster = read_cluster(login.connection, pod.node)
+        told, _ = service.ask_agents(login, cluster.agents, [pod.node], "/usage", read_usage)
+    except NodeUnready:
+        return ""
+    books = next((one for one in cluster.with_cards if one.name == pod.node), None)
+    usage = told.get(pod.node)
+    if books is None or usage is None:
+        return ""
+    holders = {pod.uid} if by_annotation else set()
+    holders |= {a.pod for a in books.ledger.claims if a.priority is Priority.PROTECTED and _serves(a, pod)}
+    longest = [longest_beside(usage, books.ledger, uid) for uid in holders]
+    ungated = sum(ungated_beside(usage, books.ledger, uid) for uid in holders)
+    return explain_wait(max((one for one in longest if one is not None), default=None), ungated)
+
+
+def _serves(held: Allocation, pod: Pod) -> bool:
+    return held.claim is not None and any(uid == pod.uid for uid, _ in held.claim.pods)

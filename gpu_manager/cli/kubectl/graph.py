@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from gpu_manager.cli.kubectl import agents, service
+from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, log_in
 from gpu_manager.cli.kubectl.names import read_target
 from gpu_manager.cli.output import TABLE, Printing, Watch, repeat
@@ -63,7 +63,7 @@ def _show(login: Login, names: Sequence[str], admission: str, printing: Printing
         print(node_text(drawn).rstrip())
         for pod in one.unplaceable:
             print(printable(f"|---no card has room for {pod.key}, which is bound here"))
-    agents.tell_unread_claims(cluster)
+    service.tell_unread_claims(cluster)
     if not books and not printing.for_program:
         print("no node publishes cards: kubectl vcuda doctor says why")
     return 0 if books else 1

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from gpu_manager.cli.kubectl import agents, service
+from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, AllNamespaces, Login, Namespace, log_in
 from gpu_manager.cli.kubectl.names import read_target
 from gpu_manager.cli.output import TABLE, Printing, Watch, repeat
-from gpu_manager.domain.cluster.quota import QUOTA_PLACE, Quota, read_quota
+from gpu_manager.domain.cluster.quota import QUOTA_PLACE, Quota, quota_table, read_quota
 from gpu_manager.domain.errors import RequestInvalid, printable
-from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes
+from gpu_manager.domain.untrusted import mappings, text
 from gpu_manager.runtime.arguments import Argument
 
 
@@ -50,19 +50,18 @@ def _show(login: Login, admission: str, printing: Printing, *, everywhere: bool)
         told = {"complaint": complaint} if complaint else {}
         printing.emit({"quota": [dict(row) for row in rows], "answeredBy": by, **told})
     elif rows:
-        shown = 8 if any(isinstance(row.get("protected"), int) for row in rows) else 6
-        print(printing.columns(_TITLES[:shown], [_cells(row)[:shown] for row in rows]))
+        titles, *cells = quota_table(rows)
+        print(printing.columns(titles, cells))
         print(f"judged by {printable(by)}", file=sys.stderr)
     else:
         where = f"namespace {wanted}" if wanted else "any namespace"
         print(f"no quota limits {where}")
     if complaint:
-        text = f"{complaint}: the last valid quota is in force, and shown"
-        print(f"kubectl vcuda: {printable(text)}", file=sys.stderr)
+        line = printable(f"{complaint}: the last valid quota is in force, and shown")
+        print(f"kubectl vcuda: {line}", file=sys.stderr)
     return 1 if any(_exceeded(row) for row in rows) else 0
 
 
-_TITLES = ("NAMESPACE", "MODEL", "CARDS", "USED", "MEMORY", "USED", "PROTECTED", "USED")
 _Row = Mapping[str, Any]
 
 
@@ -74,16 +73,15 @@ def _answer(login: Login, admission: str, namespace: str) -> tuple[Sequence[_Row
     except service.Silent as why:
         by = f"this program, from the ConfigMap, the annotations and allocated claims ({why})"
         return _here(login, namespace), "", by
-    said, complaint = answer.get("quota"), answer.get("complaint")
-    rows = [row for row in said if isinstance(row, Mapping)] if isinstance(said, list) else []
-    return rows, complaint if isinstance(complaint, str) else "", f"the admission service ({admission})"
+    rows, complaint = mappings(answer.get("quota")), text(answer.get("complaint"))
+    return rows, complaint, f"the admission service ({admission})"
 
 
 def _here(login: Login, namespace: str) -> Sequence[_Row]:
     from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
 
     quota, cluster = _quota(login), read_cluster(login.connection)
-    agents.tell_unread_claims(cluster)
+    service.tell_unread_claims(cluster)
     return (quota.only(namespace) if namespace else quota).rows(cluster.used, cluster.protected)
 
 
@@ -97,27 +95,6 @@ def _quota(login: Login) -> Quota:
         if error.code == 404:
             return read_quota(None)
         raise
-
-
-def _cells(row: _Row) -> list[str]:
-    return [
-        str(row.get("namespace")),
-        str(row.get("model")),
-        _cards(row.get("cores")),
-        _cards(row.get("cores_used")),
-        _bytes(row.get("memory")),
-        _bytes(row.get("memory_used")),
-        _cards(row.get("protected")),
-        _cards(row.get("protected_used")),
-    ]
-
-
-def _cards(cores: object) -> str:
-    return f"{cores / CORES_PER_CARD:g}" if isinstance(cores, int) else "-"
-
-
-def _bytes(count: object) -> str:
-    return format_bytes(count) if isinstance(count, int) else "-"
 
 
 def _exceeded(row: _Row) -> bool:

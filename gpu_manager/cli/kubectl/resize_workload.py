@@ -28,7 +28,7 @@ from gpu_manager.domain.resize.sizes import (
     with_size,
 )
 from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT, Amount
-from gpu_manager.domain.untrusted import mapping, text
+from gpu_manager.domain.untrusted import annotations_of, at, text
 
 _LOOK_SECONDS: Final = 0.5
 _MOST_TOLD: Final = 10  # pods by name; a workload may have thousands
@@ -60,7 +60,7 @@ class _Pods:
 
 def template_of(kind: str, there: Mapping[str, Any]) -> Pod:
     """The pod itself, or the pod of a workload's template."""
-    return parse_pod(there if kind == "Pod" else mapping(mapping(there.get("spec")).get("template")))
+    return parse_pod(there if kind == "Pod" else at(there, "spec", "template"))
 
 
 def change_of(login: Login, kind: str, size: AskedSize) -> Callable[[Mapping[str, Any]], str | None]:
@@ -169,7 +169,7 @@ def _mended(login: Login, waiting: Sequence[Pod], *, is_reset: bool) -> Iterator
 
 
 def _request(there: Mapping[str, Any]) -> str | None:
-    return text(mapping(mapping(there.get("metadata")).get("annotations")).get(RESIZE)) or None
+    return text(annotations_of(there).get(RESIZE)) or None
 
 
 def _by_outcome(pods: Iterable[Pod], there: Mapping[str, Any], container: str) -> _Pods:

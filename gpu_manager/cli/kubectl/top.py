@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from gpu_manager.cli.kubectl import agents
+from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import (
     BY_KUBECONFIG,
     Access,
@@ -140,12 +140,14 @@ def _show(question: _Question, sort_by: SortBy, printing: Printing) -> int:
     cluster = read_cluster(login.connection)
     chosen = question.chooser(cluster)
     wanted = [one for one in cluster.with_cards if any(chosen(a, one.name) for a in one.ledger)]
-    told, silent = agents.ask(login, cluster.agents, [one.name for one in wanted], "/usage", read_usage)
+    told, silent = service.ask_agents(
+        login, cluster.agents, [one.name for one in wanted], "/usage", read_usage
+    )
     used = {place: figures for one in told.values() for place, figures in one.items()}
     found = (row for one in wanted for row in _rows(one, used))
     rows = [row for row in found if chosen(row.allocation, row.node)]
     rows.sort(key=_ORDERS[sort_by])
-    agents.tell_unread_claims(cluster)
+    service.tell_unread_claims(cluster)
     if printing.for_program:
         printing.emit({"containers": [_json(row) for row in rows], "silent": silent})
         return 0
@@ -161,7 +163,7 @@ def _show(question: _Question, sort_by: SortBy, printing: Printing) -> int:
                 file=sys.stderr,
             )
             return 1
-    agents.tell_silent(silent, "usage")
+    service.tell_silent(silent, "usage")
     return 0
 
 

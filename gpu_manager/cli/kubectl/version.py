@@ -1,21 +1,42 @@
-"""``kubectl vcuda version``: of this program, of the admission service, and of the nodes' agents."""
+"""``gpu-manager version``, and ``kubectl vcuda version``: of the admission service and the agents too."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
-from gpu_manager.cli.kubectl import agents, service
+from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, log_in
 from gpu_manager.cli.output import TABLE, Printing
-from gpu_manager.cli.version import own_version
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.untrusted import text
 from gpu_manager.runtime.arguments import Option
 
 _SHOWN = 5
+
+
+def own_version() -> str:
+    """The version of the package that runs."""
+    try:
+        return version("gpu-manager")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def own(printing: Printing = TABLE) -> None:
+    """Print the version.
+
+    Examples:
+      gpu-manager version
+    """
+    number = own_version()
+    if printing.for_program:
+        printing.emit({"version": number})
+    else:
+        print(f"gpu-manager {number}")
 
 
 def command(
@@ -65,7 +86,9 @@ def _agents(login: Login) -> Mapping[str, str]:
     from gpu_manager.adapters.kube.agents import find_agents  # noqa: PLC0415  # as in log_in
 
     places = find_agents(login.connection)
-    told, silent = agents.ask(login, places, places, "/version", lambda answer: text(answer["version"]))
+    told, silent = service.ask_agents(
+        login, places, places, "/version", lambda answer: text(answer["version"])
+    )
     return {**told, **{node: f"not known: {why}" for node, why in silent.items()}}
 
 
@@ -74,7 +97,7 @@ def _counted(versions: Mapping[str, str]) -> str:
     if not versions:
         return "none runs"
     parts = []
-    for version, count in Counter(versions.values()).most_common():
-        nodes = [node for node, one in versions.items() if one == version]
-        parts.append(f"{version} on {', '.join(nodes) if count <= _SHOWN else f'{count} nodes'}")
+    for number, count in Counter(versions.values()).most_common():
+        nodes = [node for node, one in versions.items() if one == number]
+        parts.append(f"{number} on {', '.join(nodes) if count <= _SHOWN else f'{count} nodes'}")
     return "; ".join(parts)

@@ -370,6 +370,25 @@ class Quota:
 
 
 NO_QUOTA: Final = Quota({})
+_TITLES: Final = ("NAMESPACE", "MODEL", "CARDS", "USED", "MEMORY", "USED", "PROTECTED", "USED")
+
+
+def quota_table(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """The rows of :meth:`Quota.rows` as cells for people, below their titles; protected shares only where a
+    row has a right to some. A value of another type counts as absent: the service may be of another version.
+    """
+    shown = 8 if any(isinstance(row.get("protected"), int) for row in rows) else 6
+    return [_TITLES[:shown], *(_cells(row)[:shown] for row in rows)]
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    names = [printable(str(row.get(key))) for key in ("namespace", "model")]
+    amounts = [
+        show(value) if isinstance(value := row.get(key), int) else "-"
+        for what, show in (("cores", cards), ("memory", format_bytes), ("protected", cards))
+        for key in (what, f"{what}_used")
+    ]
+    return *names, *amounts
 
 
 def refusal(namespace: str, reasons: Iterable[str]) -> str:

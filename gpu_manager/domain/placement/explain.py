@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gpu_manager.domain.card import CardState, CardUuid
 from gpu_manager.domain.contract import DRA_DRIVER
@@ -16,6 +17,7 @@ from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.resources import format_bytes as _of
 from gpu_manager.domain.rules.request import PodRequest, Request
+from gpu_manager.domain.untrusted import mappings
 
 LINE_LIMIT = 900  # characters; an Event's message may have 1,024
 _WORD_LIMIT = 120  # characters kept of an untrusted text (a card's reason, a model)
@@ -247,3 +249,37 @@ def _clean(text: str) -> str:
 
 def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+_OUTCOMES = {
+    "fits": "room now",
+    "room": "no room now",
+    "never": "no room, even if it were empty",
+    "kept": "kept for a larger pod",
+    "quota": "closed by quota",
+    "refused": "refused this amount a moment ago",
+}
+
+
+def explanation_lines(answer: Mapping[str, Any], most: int, hint: str) -> list[str]:
+    """The lines for people of an explanation in the admission service's JSON, which may have any shape.
+
+    ``most`` nodes are shown; ``hint`` ends the line that counts the others.
+    """
+    asks = f" asks {answer['asks']}" if answer.get("asks") else ""
+    lines = [f"pod {answer.get('pod')}{asks}", str(answer.get("line"))]
+    lines += [f"quota: {words}" for words in answer.get("quota") or ()]
+    nodes = mappings(answer.get("nodes"))
+    for node in nodes[:most]:
+        cards = mappings(node.get("cards"))
+        barred = f", and {node['barred']}" if cards and node.get("barred") else ""
+        words = _OUTCOMES.get(str(node.get("outcome")), "no room") if cards else node.get("line")
+        lines.append(f"{node.get('node')}: {words}{barred}")
+        lines += [f"  card {card.get('index')} ({card.get('uuid')}): {card.get('reason')}" for card in cards]
+        if node.get("victims"):
+            lines.append(f"  would have room without: {', '.join(map(str, node['victims']))}")
+    total = answer.get("total")
+    rest = total - min(len(nodes), most) if isinstance(total, int) else 0
+    if nodes and rest > 0:
+        lines.append(f"and {rest} more node{'s' if rest > 1 else ''}{hint}")
+    return [printable(line) for line in lines]

@@ -24,8 +24,8 @@ from gpu_manager.cli.kubectl.migrate.model import (
     MigrationTerms,
     System,
 )
-from gpu_manager.cli.kubectl.migrate.plugin_config import agreed
 from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS
+from gpu_manager.cli.kubectl.migrate.systems.nvidia import agreed
 from gpu_manager.cli.kubectl.migrate.text import Rewritten, documents, json_text, rewrite
 from gpu_manager.cli.kubectl.migrate.translate import translate
 from gpu_manager.cli.output import painted

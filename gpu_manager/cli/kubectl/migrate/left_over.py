@@ -15,8 +15,8 @@ from gpu_manager.cli.kubectl.migrate.model import (
     MigrationTerms,
     Needless,
 )
-from gpu_manager.cli.kubectl.migrate.plugin_config import advice_of
 from gpu_manager.cli.kubectl.migrate.systems import PREDECESSOR, SYSTEMS
+from gpu_manager.cli.kubectl.migrate.systems.nvidia import advice_of
 from gpu_manager.cli.pod_templates import object_name
 from gpu_manager.domain.contract import CORE, GPU_MODEL, MEMORY
 from gpu_manager.domain.errors import RequestInvalid

@@ -8,7 +8,6 @@ from fractions import Fraction
 from typing import Final
 
 from gpu_manager.cli.kubectl.migrate import model
-from gpu_manager.cli.kubectl.migrate.systems import words
 from gpu_manager.domain.contract import CORE_LIMIT, GPU_MODEL, GPU_UUID, NVIDIA, PLACEMENT
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB
 
@@ -27,7 +26,7 @@ class _Names:
     def all(self) -> tuple[str, ...]:
         return tuple(filter(None, (self.count, self.memory, self.percent, self.cores, self.priority)))
 
-    def share(self, asked: words.Asked, terms: model.MigrationTerms) -> model.MigratedShare | None:
+    def share(self, asked: model.Asked, terms: model.MigrationTerms) -> model.MigratedShare | None:
         """Return the equivalent of a container's request; None if it asks for no card."""
         count = model.whole(
             asked.get(self.count, Fraction(1)), self.count
@@ -36,7 +35,7 @@ class _Names:
         notes: tuple[str, ...] = ()
         if self.priority in asked:
             low = bool(asked[self.priority])
-            notes = (f"{self.priority} removed: {words.BEST_EFFORT if low else words.PROTECTED}",)
+            notes = (f"{self.priority} removed: {model.BEST_EFFORT if low else model.PROTECTED}",)
         memory, percent = asked.get(self.memory), asked.get(self.percent)
         if count == 0:
             return None
@@ -63,11 +62,11 @@ _VOLCANO: Final = _Names(
     "volcano.sh/vgpu-cores",
 )
 _LIBRARY: Final[Mapping[str, model.Fate]] = {  # both run HAMi-core in the container
-    "CUDA_DEVICE_MEMORY_LIMIT*": model.Needless(words.OTHER_LIBRARY),
-    "CUDA_DEVICE_SM_LIMIT*": model.Needless(words.OTHER_LIBRARY),
+    "CUDA_DEVICE_MEMORY_LIMIT*": model.Needless(model.OTHER_LIBRARY),
+    "CUDA_DEVICE_SM_LIMIT*": model.Needless(model.OTHER_LIBRARY),
     "CUDA_OVERSUBSCRIBE": model.Lost("memory is never promised twice"),
     "CUDA_DISABLE_CONTROL": model.Lost("limits cannot be switched off by the container"),
-    "CUDA_TASK_PRIORITY": model.Lost(f"for 0, {words.PROTECTED}; for 1, {words.BEST_EFFORT}"),
+    "CUDA_TASK_PRIORITY": model.Lost(f"for 0, {model.PROTECTED}; for 1, {model.BEST_EFFORT}"),
     "GPU_CORE_UTILIZATION_POLICY": model.Lost(
         f"annotate the pod with {CORE_LIMIT}: the share it may reach when idle"
     ),
@@ -79,16 +78,16 @@ HAMI: Final = model.System(
     resources=_HAMI.all,
     share=_HAMI.share,
     annotations={
-        "nvidia.com/use-gputype": model.Becomes(GPU_MODEL, change=words.models, note=words.MODEL_NOTE),
-        "nvidia.com/nouse-gputype": model.Lost(words.NO_DENY_LIST),
-        "nvidia.com/use-gpuuuid": model.Becomes(GPU_UUID, change=words.models),
-        "nvidia.com/nouse-gpuuuid": model.Lost(words.NO_DENY_UUID),
+        "nvidia.com/use-gputype": model.Becomes(GPU_MODEL, change=model.models, note=model.MODEL_NOTE),
+        "nvidia.com/nouse-gputype": model.Lost(model.NO_DENY_LIST),
+        "nvidia.com/use-gpuuuid": model.Becomes(GPU_UUID, change=model.models),
+        "nvidia.com/nouse-gpuuuid": model.Lost(model.NO_DENY_UUID),
         "nvidia.com/numa-bind": model.Lost(
             f"cards of one NUMA node are preferred by {PLACEMENT}: topology, not forced"
         ),
         "nvidia.com/vgpu-mode": model.Becomes("", {"hami-core": ""}),
         "hami.io/gpu-scheduler-policy": model.Becomes(PLACEMENT, _HAMI_POLICIES),
-        "hami.io/node-scheduler-policy": model.Lost(words.NODES),
+        "hami.io/node-scheduler-policy": model.Lost(model.NODES),
         "hami.io/device-scoring-weights": model.Lost("cards are chosen by best fit; weights cannot be set"),
     },
     labels={

@@ -7,7 +7,7 @@ from math import ceil, floor
 from typing import Final
 
 from gpu_manager.cli.kubectl.migrate import model
-from gpu_manager.cli.kubectl.migrate.systems.words import Asked, number
+from gpu_manager.cli.kubectl.migrate.model import Asked, number
 from gpu_manager.domain.contract import CORE_LIMIT
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 from math import ceil
 from typing import Final
 
+from gpu_manager.adapters.manifests import read_documents
 from gpu_manager.cli.kubectl.migrate import model
-from gpu_manager.cli.kubectl.migrate.systems.words import MODEL_NOTE, Asked, number
-from gpu_manager.domain.contract import GPU_MODEL, NVIDIA
+from gpu_manager.cli.kubectl.migrate.model import MODEL_NOTE, Asked, MigrationTerms, number
+from gpu_manager.domain.contract import CORE, GPU_MODEL, MEMORY, NVIDIA
 from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.other_plugins import SlicedCard, shared_cards
 from gpu_manager.domain.resources import CORES_PER_CARD, format_number
 
 _GPU, _SHARED = NVIDIA, "nvidia.com/gpu.shared"
@@ -114,3 +117,34 @@ TIME_SLICING: Final = model.System(
     },
     variable_amounts={_MPS_PERCENT: number, _MPS_MEMORY: _pinned},
 )
+
+
+def agreed(texts: list[str]) -> Mapping[str, SlicedCard | None]:
+    """What configurations share, by resource; None where they differ, as for nodes of several kinds."""
+    shares: dict[str, SlicedCard | None] = {}
+    for one in shared_cards(texts, _parsed):
+        shares[one.name] = one if shares.get(one.name, one) == one else None
+    return shares
+
+
+def advice_of(tree: object, terms: MigrationTerms) -> list[tuple[str, str]]:
+    """Return for each resource that is shared its name, and what a user of it becomes."""
+    return [(one.name, _advice(one, terms)) for one in shared_cards(tree, _parsed)]
+
+
+def _advice(one: SlicedCard, terms: MigrationTerms) -> str:
+    if not one.name.startswith(NVIDIA):
+        return f"{one.replicas} users of each: such cards are left to NVIDIA's plugin"
+    memory = "its part of the memory (give --card-memory, --card-model or --like)"
+    if terms.card:
+        memory = f"{MEMORY}: {terms.card.offered // terms.unit // one.replicas} ({terms.card.title})"
+    cores = f"{CORE}: {CORES_PER_CARD // one.replicas}{'' if one.mps else ', up to 100 while it is idle,'}"
+    becomes = f"{one.replicas} users of a card, each of which becomes {cores} with {memory}"
+    return f"{becomes}; no plugin reads this on the agent's nodes: take it out"
+
+
+def _parsed(entry: str) -> list[object]:
+    try:
+        return [tree for tree in read_documents(entry.encode()) if not isinstance(tree, str)]
+    except (RequestInvalid, UnicodeEncodeError):
+        return []  # what is no configuration
