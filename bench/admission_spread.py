@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from admission.cluster.snapshot import NODES, PODS
+from admission.controller import spare_pauses
 from admission.extender.verbs import Reply
-from admission.serving.gc_tuning import spare_pauses
 from bench.admission import Scheduler
 from bench.placement import data
 from bench.placement.trace import Node, Pod, Trace, read

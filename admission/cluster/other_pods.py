@@ -12,7 +12,7 @@ from typing import Any
 from admission.cluster.pod_view import asked
 from admission.cluster.trim import AGENT, COMPONENT
 from gpu_manager.domain.kube.pod import PodUid
-from gpu_manager.domain.untrusted import mapping, mappings
+from gpu_manager.domain.untrusted import at, mappings, text
 
 _ENDED = ("Succeeded", "Failed")
 
@@ -40,10 +40,8 @@ class OtherPods:
 
     def take(self, uid: PodUid, obj: Mapping[str, Any]) -> set[str]:
         """Apply the pod's object; a status without relevant changes has no effect."""
-        spec, status = obj.get("spec"), obj.get("status")
-        node = spec.get("nodeName") if isinstance(spec, Mapping) else None
-        phase = status.get("phase") if isinstance(status, Mapping) else None
-        if not uid or not isinstance(node, str) or not node or phase in _ENDED:
+        node = text(at(obj, "spec").get("nodeName"))
+        if not uid or not node or at(obj, "status").get("phase") in _ENDED:
             return self.drop(uid)
         cpu, ready = asked(obj), self._agent_ready(obj)
         if self._pods.get(uid) == (node, cpu, ready):
@@ -57,15 +55,9 @@ class OtherPods:
 
     def _agent_ready(self, obj: Mapping[str, Any]) -> bool | None:
         """None for a pod that is no agent's, or of which no kubelet has said anything."""
-        meta, statuses = (
-            mapping(obj.get("metadata")),
-            mappings(mapping(obj.get("status")).get("containerStatuses")),
-        )
-        if (
-            not statuses
-            or meta.get("namespace") != self._namespace
-            or mapping(meta.get("labels")).get(COMPONENT) != AGENT
-        ):
+        meta, statuses = at(obj, "metadata"), mappings(at(obj, "status").get("containerStatuses"))
+        own = meta.get("namespace") == self._namespace and at(meta, "labels").get(COMPONENT) == AGENT
+        if not (statuses and own):
             return None
         return all(one.get("ready") is True for one in statuses)
 

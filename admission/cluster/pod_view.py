@@ -22,7 +22,7 @@ from gpu_manager.domain.kube.pod import POD_SCHEDULED, UNSCHEDULABLE, Pod, parse
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.rules.pod_request import booked_request, judged_request
 from gpu_manager.domain.rules.request import PodRequest
-from gpu_manager.domain.untrusted import mappings, text
+from gpu_manager.domain.untrusted import at, mappings, text
 
 _SAID: Final = 512  # characters of a scheduler's words
 
@@ -99,8 +99,7 @@ def answered(occupant: PodView, text: str) -> PodView:
 
 def pod_view(pod: Pod, obj: Mapping[str, Any] | None = None) -> PodView:
     """The pod with the further fields for the accounting; ``obj`` is the object from which it was parsed."""
-    status = (obj or {}).get("status")
-    status = status if isinstance(status, Mapping) else {}
+    status = at(obj, "status")
     unplaced = [] if pod.node else [c for c in mappings(status.get("conditions")) if _is_unplaced(c)]
     return PodView(
         pod=pod,

@@ -162,12 +162,8 @@ class AdmittedClaims:
 
 def _decoded(text: str) -> Iterator[tuple[PodUid, AdmittedSums]]:
     """Read what was recorded; an entry that is none, as somebody's edit may leave, is passed over."""
-    try:
-        rows = mapping(json.loads(text or "{}"))
-    except (ValueError, RecursionError):
-        rows = {}
     sums: dict[str, tuple[str, dict[str, Amount]]] = {}
-    for uid, row in rows.items():
+    for uid, row in _rows(text).items():
         if uid.startswith(_SHOWN):
             continue
         try:
@@ -181,12 +177,15 @@ def _decoded(text: str) -> Iterator[tuple[PodUid, AdmittedSums]]:
             yield PodUid(uid), AdmittedSums(namespace, models, protected)
 
 
-def _shown(text: str) -> int | None:
+def _rows(text: str) -> Mapping[str, Any]:
     try:
-        rows = mapping(json.loads(text or "{}"))
+        return mapping(json.loads(text or "{}"))
     except (ValueError, RecursionError):
-        return None
-    versions = [str(key).removeprefix(_SHOWN) for key in rows if str(key).startswith(_SHOWN)]
+        return {}
+
+
+def _shown(text: str) -> int | None:
+    versions = [key.removeprefix(_SHOWN) for key in _rows(text) if key.startswith(_SHOWN)]
     return max((int(version) for version in versions if version.isdecimal()), default=None)
 
 

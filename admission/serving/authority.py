@@ -19,7 +19,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import NameOID
 
-from admission.serving.certs import BACKDATE, Issued, Switch, issue, read_pair
+from admission.serving.certs import BACKDATE, Issued, Switch, certificates_in, issue, read_pair
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports.clock import Clock
 
@@ -177,18 +177,11 @@ def merge(bundle: bytes, ours: Sequence[bytes], now: float, name: str) -> bytes:
     An authority of this service is never removed before it expires, so that a replica with an old view does
     no harm; foreign authorities are removed, since they could sign for this service.
     """
-    certificates = {_fingerprint(c): c for pem in (bundle, *ours) for c in _certificates(pem)}
+    certificates = {_fingerprint(c): c for pem in (bundle, *ours) for c in certificates_in(pem)}
     moment = datetime.fromtimestamp(now, UTC) - BACKDATE
     kept = [c for c in certificates.values() if _common_name(c) == name and c.not_valid_after_utc > moment]
     kept.sort(key=lambda c: (c.not_valid_before_utc, _fingerprint(c)), reverse=True)
     return b"".join(c.public_bytes(serialization.Encoding.PEM) for c in kept[:_MOST_AUTHORITIES])
-
-
-def _certificates(pem: bytes) -> list[x509.Certificate]:
-    try:
-        return x509.load_pem_x509_certificates(pem)
-    except ValueError:
-        return []
 
 
 def _fingerprint(certificate: x509.Certificate) -> bytes:

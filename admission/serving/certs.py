@@ -194,13 +194,13 @@ class ClientGuard:
         """Load the files if they changed. Raises NodeUnready: they cannot be used; the old ones stay."""
         trusted, before = _read(self._authority), self._trusted
         if trusted != before:
-            authorities = _certificates(trusted)
+            authorities = certificates_in(trusted)
             if not authorities:
                 raise NodeUnready(f"{self._authority} holds no certificate of an authority in PEM")
             self._trusted = trusted
             if self._switch.pair is not None:
                 self._switch.take(self._switch.pair)
-            if not set(_certificates(before)) <= set(authorities):
+            if not set(certificates_in(before)) <= set(authorities):
                 self._withdrawn()
         self._files.check()
 
@@ -219,7 +219,8 @@ class ClientGuard:
             context.load_verify_locations(cadata=self._trusted.decode())
 
 
-def _certificates(pem: bytes) -> list[x509.Certificate]:
+def certificates_in(pem: bytes) -> list[x509.Certificate]:
+    """The certificates of a PEM text; empty if it cannot be read."""
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:

@@ -50,6 +50,9 @@ _CORES: Final = f"{_quantity(contract.CORE)}.asInteger()"
 _POSITIVE: Final = f"{_quantity(contract.CORE)}.compareTo(quantity('0')) > 0"
 _ASKS: Final = f"{_wrote(contract.CORE)} && {_quantity(contract.CORE)}.isInteger() && {_POSITIVE}"
 _SIDECAR: Final = "has(c.restartPolicy) && c.restartPolicy == 'Always'"
+_PRIVILEGED: Final = (
+    "has(c.securityContext) && has(c.securityContext.privileged) && c.securityContext.privileged"
+)
 _ANNOTATED: Final = "has(object.metadata.annotations)"
 
 
@@ -111,8 +114,7 @@ def request_checks(terms: ClusterTerms) -> Iterator[PolicyCheck]:
     )
     no_memory = f"!({_wrote(contract.MEMORY)} && {_quantity(contract.MEMORY)}.compareTo(quantity('0')) != 0)"
     yield _container(Rule.FRACTION_WITHOUT_MEMORY, "parts", no_memory, figures)
-    privileged = "has(c.securityContext) && has(c.securityContext.privileged) && c.securityContext.privileged"
-    yield _container(Rule.PRIVILEGED_FRACTION, "parts", privileged, figures)
+    yield _container(Rule.PRIVILEGED_FRACTION, "parts", _PRIVILEGED, figures)
     yield _visible_devices("all")
     for resource in _RESOURCES.values():
         yield _requests(resource)
@@ -214,8 +216,7 @@ def ephemeral_checks() -> Iterator[PolicyCheck]:
 
 def privileged_checks() -> Iterator[PolicyCheck]:
     """The rules for ephemeral containers that reach every card, beside a part of one."""
-    privileged = "has(c.securityContext) && has(c.securityContext.privileged) && c.securityContext.privileged"
-    broken = f"variables.parts.size() > 0 && {privileged}"
+    broken = f"variables.parts.size() > 0 && {_PRIVILEGED}"
     figures = {"value": _quoted("variables.parts[0].name")}
     yield _container(Rule.PRIVILEGED_BESIDE_SHARE, "ephemeral", broken, figures)
 

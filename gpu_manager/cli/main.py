@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from enum import Enum
+from typing import Annotated, Final
 
 from gpu_manager.cli.program import Commands, LazyProgram
+from gpu_manager.runtime.arguments import Argument
 
 # One line makes a command.
 COMMANDS: Commands = {
     "check": ("gpu_manager.cli.check", "Say whether manifests are legal, why not, and what would be."),
-    "completion": ("gpu_manager.cli.completion", "Print the script that completes commands in a shell."),
+    "completion": ("gpu_manager.cli.main:completion", "Print the script that completes commands in a shell."),
     "cordon": ("gpu_manager.cli.cordon", "Close cards to new shares."),
     "doctor": ("gpu_manager.cli.doctor", "Find what is wrong on this machine, each with its cure."),
     "evict-marked": ("gpu_manager.cli.evict_marked", "Evict the pods that agents mark, within a rate."),
@@ -33,11 +35,52 @@ PROGRAM = LazyProgram(
 )
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code: 2 for bad input, 1 for "no", 0 for "yes"."""
-    return PROGRAM.run(arguments)
+run = PROGRAM.run
+main = PROGRAM.main  # the console script
 
 
-def main() -> None:
-    """The console script."""
-    PROGRAM.main()
+class Shell(Enum):
+    """The shells there are scripts for."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+# Each asks the program itself, by the variable, for what may stand in the place of the last word.
+_SCRIPTS: Final = {
+    Shell.BASH: """\
+_gpu_manager() {
+    local IFS=$'\\n'
+    COMPREPLY=($(VARIABLE=1 gpu-manager "${COMP_WORDS[@]:1:COMP_CWORD}"))
+}
+complete -o default -F _gpu_manager gpu-manager
+""",
+    Shell.ZSH: """\
+_gpu_manager() {
+    local -a found
+    found=(${(f)"$(VARIABLE=1 gpu-manager "${(@)words[2,CURRENT]}")"})
+    compadd -a found || _files
+}
+compdef _gpu_manager gpu-manager
+""",
+    Shell.FISH: """\
+function __gpu_manager
+    set -l words (commandline -opc)
+    VARIABLE=1 gpu-manager $words[2..-1] (commandline -ct | string collect --allow-empty)
+end
+complete -c gpu-manager -a '(__gpu_manager)'
+""",
+}
+
+
+def completion(shell: Annotated[Shell, Argument(help="Which shell.")]) -> None:
+    """Print the script that completes gpu-manager's commands and options in that shell.
+
+    bash: `source <(gpu-manager completion bash)` in ~/.bashrc; zsh the same in ~/.zshrc; fish:
+    `gpu-manager completion fish | source`. kubectl completes `kubectl vcuda` by itself.
+
+    Examples:
+      gpu-manager completion bash
+    """
+    print(_SCRIPTS[shell].replace("VARIABLE", PROGRAM.completion_variable), end="")

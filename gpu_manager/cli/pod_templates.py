@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from gpu_manager.adapters.manifests import Manifest
 from gpu_manager.domain.contract import CORE, MEMORY
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.untrusted import mapping
 
 Tree = dict[str, Any]
@@ -103,6 +104,17 @@ def pods_of(manifest: Manifest, entry: Mapping[str, Any]) -> Sequence[Mapping[st
     for the template that an object of a known kind lacks.
     """
     return [manifest.pod] if manifest.runs_pods else [found.as_pod() for found in pod_templates(entry)]
+
+
+def drafted_pod(template: Mapping[str, Any], namespace: str, name: str) -> tuple[Pod, Tree]:
+    """The pod of a template that is not created yet, on no node whatever it says, and its core/v1 Pod.
+
+    Raises:
+        RequestInvalid: it is no pod.
+    """
+    meta = {**mapping(template.get("metadata")), "namespace": namespace, "name": name}
+    obj = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template.get("spec")}
+    return replace(parse_pod(obj), node="", phase=""), obj
 
 
 def _below(tree: Tree, where: str, kind: str) -> Iterator[FoundTemplate]:

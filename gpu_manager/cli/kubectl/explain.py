@@ -14,7 +14,7 @@ from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, Namespace, log_in
 from gpu_manager.cli.kubectl.names import WORKLOADS, NamedObject, is_file, read_target
 from gpu_manager.cli.output import TABLE, Printing
-from gpu_manager.cli.pod_templates import pods_of
+from gpu_manager.cli.pod_templates import drafted_pod, pods_of
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.node_books import NodeBooks
 from gpu_manager.domain.cluster.pod_holder import Hold, HoldFacts, find_holder, gates_of, is_older
@@ -131,9 +131,7 @@ def _drafts(files: Sequence[str]) -> list[_Asked]:
 
 def _drafted(manifest: Manifest, pod: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) -> _Asked:
     """The pod of the manifest, in the namespace that it names, if any; its template's is nobody's."""
-    meta = {**mapping(pod.get("metadata")), "name": manifest.name, "namespace": manifest.within("")}
-    obj = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod.get("spec")}
-    return _Asked(replace(parse_pod(obj), node="", phase=""), obj, created=False, claims=claims)
+    return _Asked(*drafted_pod(pod, manifest.within(""), manifest.name), created=False, claims=claims)
 
 
 def _named(login: Login, target: NamedObject) -> list[_Asked]:

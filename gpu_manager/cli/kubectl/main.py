@@ -52,14 +52,8 @@ PROGRAM = LazyProgram(
 )
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code: 2 for bad input, 1 for "no", 0 for "yes"."""
-    return PROGRAM.run(arguments)
-
-
-def main() -> None:
-    """The console script."""
-    PROGRAM.main()
+run = PROGRAM.run
+main = PROGRAM.main  # the console script
 
 
 def complete() -> None:

@@ -11,10 +11,11 @@ from typing import Any, Final, NamedTuple
 from gpu_manager.adapters.manifests import Manifest, read_manifests
 from gpu_manager.cli.files import load, shown
 from gpu_manager.cli.kubectl.cluster_view import ClusterView, PodDetails, requested_pod
+from gpu_manager.cli.pod_templates import drafted_pod
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.kube.constraints import DAEMONS
-from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.untrusted import mapping, text
 from gpu_manager.domain.whatif.simulation import SimNode, SimPod
@@ -51,7 +52,7 @@ def pods_with_claims(files: Sequence[str]) -> int:
 def _only_claims(manifest: Manifest) -> bool:
     pod = mapping(manifest.pod)
     uses = bool(mapping(pod.get("spec")).get("resourceClaims"))
-    return uses and not _drafted(pod, manifest.namespace, manifest.name).asks
+    return uses and not drafted_pod(pod, manifest.namespace, manifest.name)[0].asks
 
 
 def _made(manifest: Manifest, view: ClusterView, most: int) -> Iterator[RequestedPod]:
@@ -59,7 +60,7 @@ def _made(manifest: Manifest, view: ClusterView, most: int) -> Iterator[Requeste
     if manifest.pod is None:
         return
     details = PodDetails.of(manifest.pod)
-    draft = _drafted(manifest.pod, manifest.within(view.namespace), manifest.name)
+    draft, _ = drafted_pod(manifest.pod, manifest.within(view.namespace), manifest.name)
     if not draft.asks:
         return
     pod = requested_pod(_ranked(draft, mapping(manifest.pod.get("spec")), view), view.unit, details)
@@ -98,13 +99,6 @@ def _ranked(pod: Pod, spec: Mapping[str, Any], view: ClusterView) -> Pod:
             file=sys.stderr,
         )
     return replace(pod, priority=view.priorities.get(name, 0))
-
-
-def _drafted(template: Mapping[str, Any], namespace: str, name: str) -> Pod:
-    meta = template.get("metadata")
-    meta = {**(meta if isinstance(meta, Mapping) else {}), "namespace": namespace, "name": name}
-    obj = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template.get("spec")}
-    return replace(parse_pod(obj), node="", phase="")
 
 
 def kind_of_node(name: str, view: ClusterView) -> SimNode:

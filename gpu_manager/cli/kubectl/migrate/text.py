@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from gpu_manager.adapters.manifests import read_documents
-from gpu_manager.cli.kubectl.migrate.patch import flow, patched
+from gpu_manager.cli.kubectl.migrate.patch import patched
 from gpu_manager.domain.errors import RequestInvalid
 
 _WIDE = 1 << 20
@@ -92,48 +92,10 @@ def rewrite(document: Document, new: Any, *, strict: bool = True) -> Rewritten:
     except RequestInvalid:  # not in place, or not as was meant
         pass
     head = "---\n" if document.text.lstrip().startswith("---") else ""
-    return Rewritten(head + _written(document, new), new, anew="#" in document.text or "&" in document.text)
+    text = yaml.safe_dump(new, sort_keys=False, allow_unicode=True, width=_WIDE)
+    return Rewritten(head + str(text), new, anew="#" in document.text or "&" in document.text)
 
 
 def json_text(value: Any) -> str:
     """Return JSON in the layout that the command writes, so that a diff shows only changed values."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-
-
-def _written(document: Document, new: Any) -> str:
-    """The document written anew; scalars that did not change stay as they were written."""
-    root = _merged(yaml.compose(document.text, Loader=_Loader), document.value, new)
-    return str(yaml.serialize(root, Dumper=yaml.SafeDumper, allow_unicode=True, width=_WIDE))
-
-
-def _merged(node: Any, old: Any, new: Any) -> Any:
-    if isinstance(node, yaml.MappingNode) and isinstance(new, dict) and isinstance(old, dict):
-        olds = {key.value: (key, value) for key, value in node.value}
-        if set(olds) == set(old):
-            pairs = [
-                (olds[k][0], _merged(olds[k][1], old[k], v)) if k in olds else (_node(k), _node(v))
-                for k, v in new.items()
-            ]
-            return yaml.MappingNode(node.tag, pairs, flow_style=node.flow_style)
-    if isinstance(node, yaml.SequenceNode) and isinstance(new, list):
-        nodes = list(_matched(node.value, old, new))
-        return yaml.SequenceNode(node.tag, nodes, flow_style=node.flow_style)
-    if isinstance(node, yaml.ScalarNode) and old == new:
-        return yaml.ScalarNode(node.tag, node.value, style=node.style)
-    return _node(new)
-
-
-def _matched(nodes: list[Any], old: list[Any], new: list[Any]) -> Iterator[Any]:
-    """Entries of a list: where some were taken out, each that stayed with its own node."""
-    at = 0
-    for entry in new:
-        if len(new) < len(old):
-            while at < len(old) and old[at] != entry:
-                at += 1
-        yield _merged(nodes[at], old[at], entry) if at < len(old) else _node(entry)
-        at += 1
-
-
-def _node(value: Any) -> Any:
-    made: Any = yaml.compose(flow([value]), Loader=_Loader)
-    return made.value[0]
