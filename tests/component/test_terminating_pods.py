@@ -13,7 +13,7 @@ import pytest
 
 from gpu_manager.domain.cluster.node_books import RELEASED_MOST
 from gpu_manager.domain.contract import CORE, INVENTORY, Inventory, TerminatingShare, decode_inventory
-from gpu_manager.domain.kube.pod import PodUid
+from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.services.cards.health import Health
@@ -22,9 +22,10 @@ from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS
 from sandbox.kubelet import AdmissionResult
 from tests.component.test_agent import World
 from tests.fakes import extender
+from tests.fakes.direct import DirectRig
 from tests.fakes.metrics import counts
 from tests.fakes.node import NODE, NodeRig, container, pod
-from tests.fakes.ports import FakeCards, FakeClock, FakeNodeObject, cards
+from tests.fakes.ports import FakeCards, FakeClock, FakeNodeObject, FakePods, cards
 from tests.fakes.waiting import PATIENCE, until
 
 FULL = ("c", 60, 40)  # 60 cores, 10 GiB of 16: two of them never share a card
@@ -118,6 +119,36 @@ def test_a_pod_whose_end_the_watch_has_yet_to_show_is_waited_for_too(one_card: N
         one_card.pods.watch()
         result = coming.result(PATIENCE)
     assert result.admitted, result.message
+
+
+class BehindKubelet(FakePods):
+    """The kubelet is asked, which has a pod for longer than the API, and the API about what no watch has shown."""
+
+    def fetch(self, namespace: str, name: str) -> Pod | None:
+        found = super().fetch(namespace, name)
+        if found is not None and found.deleting:
+            self.known[found.key] = [KnownPod(found, tombstone=True)]
+        return found
+
+
+def test_a_pod_that_ended_while_the_agent_was_away_keeps_no_card_though_the_kubelet_still_has_it(
+    tmp_path: Path,
+) -> None:
+    """A killed agent holds the kubelet up in an admission; what the API deletes meanwhile, it hears of later."""
+    node = DirectRig(tmp_path, cards(2), clock=FakeClock())
+    node.pods = BehindKubelet()
+    with node as rig:
+        old = pod("old", container(*FULL), on={"c": [(rig.states[0], 60, 10 * GIB)]})
+        assert rig.admit(old).admitted
+        rig.start(old)
+        rig.restart_agent()
+        shown = {**old["metadata"], "deletionTimestamp": "2026-11-21T00:01:00Z"}
+        rig.pods.bind(rig.parsed({**old, "metadata": shown, "status": {"phase": "Running"}}))
+        rig.kubelet.begin_delete(uid(old))
+        rig.kubelet.finish(uid(old))
+        new = pod("new", container(*FULL), on={"c": [(rig.states[0], 60, 10 * GIB)]})
+        assert rig.admit(new).admitted
+        assert rig.cards_of(new, "c") == (0,)
 
 
 def test_the_assigned_card_is_waited_for_though_another_has_room(tmp_path: Path) -> None:

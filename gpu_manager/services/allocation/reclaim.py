@@ -342,9 +342,16 @@ class DepartedPods:
                     pod = self._pods.fetch(held.namespace, held.pod_name)
                 except NodeUnready:
                     break
-                if pod is None or pod.uid != uid or pod.terminal:
+                if pod is None or pod.uid != uid or pod.terminal or self._tombstone(uid):
                     gone.append(uid)
         return gone
+
+    def _tombstone(self, uid: PodUid) -> bool:
+        """True if the API has deleted the pod. The kubelet, whose answer :meth:`Pods.fetch` may be, has it
+        until it has admitted all that came before.
+        """
+        known = (f for found in self._pods.local().values() for f in found if f.pod.uid == uid)
+        return any(f.tombstone for f in known)
 
 
 def _listed_at(view: StateView, uid: PodUid, held: Mapping[str, tuple[str, str]]) -> set[tuple[str, str]]:
