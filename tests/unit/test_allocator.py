@@ -16,6 +16,7 @@ from gpu_manager.domain.errors import DoesNotFit, NodeUnready
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.topology import NumaPolicy
+from gpu_manager.services.recovery.rebuild import rebuild
 from gpu_manager.services.recovery.reclaimer import SETTLE_SECONDS
 from tests.fakes.direct import DirectRig
 from tests.fakes.metrics import counts
@@ -238,6 +239,42 @@ def test_what_was_admitted_and_never_started_is_not_given_away_before_the_kubele
     rig.start(ended)
     rig.pods.forget("default/ended")
     assert rig.departed.told().lingering == (), "it has started, and nothing of it runs any more"
+
+
+@pytest.mark.parametrize(("stored", "listed"), [(True, True), (True, False), (False, True)])
+def test_what_was_released_does_not_come_back_from_the_kubelets_older_checkpoint(
+    rig: DirectRig, stored: bool, listed: bool
+) -> None:
+    """It would keep its room from others for minutes. Without store or list nobody knows that it was released."""
+    ended, stays = pod("ended", container("c", 30, 20)), pod("stays", container("c", 30, 20))
+    for one in (ended, stays):
+        assert rig.admit(one).admitted
+        rig.start(one)
+    rig.pods.forget("default/ended")
+    rig.pods.known.pop("default/ended")  # another agent starts, which never saw it
+    entries = rig.client.checkpoint()
+    rig.state.release([(uid(ended), "c")])
+    local = rig.pods.local() if listed else {}
+    books = rebuild(rig.store.load() if stored else None, entries, None, local, rig.state.node, rig.metrics)
+    assert (uid(ended) in books.ledger.pods) is not (stored and listed)
+    assert uid(stays) in books.ledger.pods
+
+
+def test_a_killed_agents_decision_is_booked_though_its_release_of_the_ids_was_not_saved(
+    rig: DirectRig,
+) -> None:
+    old, new = pod("old", container("c", 30, 20)), pod("new", container("c", 30, 20))
+    assert rig.admit(old).admitted
+    rig.start(old)
+    ids = rig.state.view.holds(uid(old), "c", CORE)
+    rig.delete(old)
+    rig.pods.bind(rig.parsed(new))
+    memo = f"{uid(new)}/c"
+    rig.restart_agent()
+    assert rig.state.owners(ids) == {uid(old)}
+    rig.allocator.allocate(CORE, tuple(ids), memo)
+    assert rig.state.owners(ids) == {uid(new)}
+    assert rig.state.view.ledger.granted(uid(new))
 
 
 @pytest.mark.parametrize("lost", ["nothing", "store", "checkpoint", "both"])

@@ -129,7 +129,7 @@ class Allocator:
                 decision = self._state.whose(resource, ids, self._pods.local(), memo)
                 try:
                     if decision.again or not decision.certain:
-                        decision = self._reclaimed(resource, ids, decision)
+                        decision = self._reclaimed(resource, ids, decision, memo)
                         self._plans.renew()
                     self._record(resource, ids, decision)
                     with self._state.allocate(resource, ids, decision) as booked:
@@ -155,14 +155,14 @@ class Allocator:
             ):
                 raise DoesNotFit(DELETED)
 
-    def _reclaimed(self, resource: str, ids: frozenset[str], decision: Decision) -> Decision:
+    def _reclaimed(self, resource: str, ids: frozenset[str], decision: Decision, memo: str) -> Decision:
         """Release the pods that have ended of those that hold these ids. Returns whose the ids are then."""
         before = self._state.owners(ids)
         own = decision.candidate.pod.uid if decision.again and decision.candidate is not None else None
         if still := self._departed.given_again(resource, ids, own):
             raise DoesNotFit(still)
         if before != self._state.owners(ids):
-            decision = self._state.whose(resource, ids, self._pods.local())
+            decision = self._state.whose(resource, ids, self._pods.local(), memo)
         if not decision.certain:
             likely = (decision.candidate, *decision.others)
             self._departed.make_room([one.pod for one in likely if one is not None])

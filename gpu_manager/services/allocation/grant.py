@@ -175,14 +175,14 @@ def memo_of(decision: Decision | None) -> str:
 
 def remembered(memo: str, local: Mapping[str, Sequence[KnownPod]]) -> Decision | None:
     """The decision behind a memo; None without one, or where its pod is not known. What it was refused for,
-    if it was, is found anew.
+    if it was, is found anew; and who held the ids, since a release that was not saved died with the agent.
     """
     if memo == _NOBODY:
         return Decision(None, refusal=DoesNotFit(DELETED), deleted=True)
     uid, _, name = memo.partition("/")
     pod = next((f.pod for found in local.values() for f in found if f.pod.uid == uid), None)
     container = pod.container(name) if pod is not None else None
-    return Decision(ContainerCandidate(pod, container)) if pod and container else None
+    return Decision(ContainerCandidate(pod, container), again=True) if pod and container else None
 
 
 def whose(

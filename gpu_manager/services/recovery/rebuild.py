@@ -61,18 +61,19 @@ def rebuild(
 
     ``predecessor`` is what the predecessor left, for containers that the kubelet or the API still shows.
     """
+    pods = {f.pod.uid: f.pod for named in local.values() for f in named}
     grants: dict[Key, Grant] = {}
+    complete = False  # the store was read, and so were the pods
     planned: tuple[Allocation, ...] = ()
     sides: Sides | None = None
     if stored is not None:
         try:
             found, planned = decode(stored)
             sides = decode_sides(stored)
-            grants = {g.key: g for g in found}
+            grants, complete = {g.key: g for g in found}, bool(pods)
         except NodeUnready as error:
             metrics.recovery_disagreements.labels("store").inc()
             log.error("ledger_ignored", reason=str(error))
-    pods = {f.pod.uid: f.pod for named in local.values() for f in named}
     held = _by_entry(entries) if entries is not None else _by_listing(listing or {}, local)
     records = {(record.pod, record.container): record for record in predecessor}
     for key in records:
@@ -81,11 +82,18 @@ def rebuild(
             held[key] = _Held()
     nameless = [g for g in grants.values() if is_unidentified(g.allocation.pod)]
     for key, shown in held.items():
-        for unnamed in (g for g in nameless if any(shown.ids.get(r) == ids for r, ids in g.ids.items())):
+        unnameds = [g for g in nameless if any(shown.ids.get(r) == ids for r, ids in g.ids.items())]
+        for unnamed in unnameds:
             grants.pop(unnamed.key, None)  # the kubelet's books name its container: not booked twice
             if shown.annotation is None and any(r in unnamed.ids for r in contract.CARRIERS):
                 shown.annotation = annotation_of(unnamed, node.name)
-        grant = _grant(key, shown, grants.get(key), pods.get(key[0]), node, metrics, records.get(key))
+        pod = pods.get(key[0])
+        ours = contract.decode_assignment(shown.annotation) is not None and not unnameds
+        if complete and ours and pod is None and key not in grants:
+            # We granted and released it: the kubelet writes its checkpoint at the next admission.
+            log.info("entry_of_ended_pod_left", pod=key[0], container=key[1])
+            continue
+        grant = _grant(key, shown, grants.get(key), pod, node, metrics, records.get(key))
         if grant is not None:
             grants[key] = grant
     grants = {key: recognised(grant, node) for key, grant in grants.items()}
