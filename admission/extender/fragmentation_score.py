@@ -121,6 +121,7 @@ class LeastFragmentation:
         self._plain = BestFit()
         self._rooms = NodeRooms()
         self._lock = threading.Lock()
+        self._columns = threading.Lock()
         self._arrivals = Arrivals()
         self._drained = DrainedNodes(self._rooms)
         self._epoch: _Epoch | None = None
@@ -206,20 +207,21 @@ class LeastFragmentation:
             return None
         own = self._cluster.pod(request.uid)
         cpu = own.cpu if own else 0
-        column = verdicts.columns.get((epoch, cpu)) or self._new_column(verdicts, epoch, cpu)
-        column.follow(verdicts.views)
-        if column.prioritised:
-            return None
-        for number, (view, fit) in priced.items():
-            key = fit, view.cpu, cpu
-            if (known := epoch.known.get(key)) is not None:
-                column.put(number, key, known[0][0], known[2])
-        if not column.keys:
-            return None
+        prices, kept = self._prices(epoch), self._kept(epoch)
+        with self._columns:  # questions of two schedulers may be about one column
+            column = verdicts.columns.get((epoch, cpu)) or self._new_column(verdicts, epoch, cpu)
+            column.follow(verdicts.views)
+            for number, (view, fit) in priced.items():
+                key = fit, view.cpu, cpu
+                if (known := epoch.known.get(key)) is not None:
+                    column.put(number, key, known[0][0], known[2])
+            if column.prioritised or not column.keys:
+                return None
+            keys = list(column.keys.values())[-MOST_PRICED:]
+            found = column.totals(prices, kept, max(c.request.cards for c in request.containers))
         if priced:  # the next epoch prices those that this one knows, not only those near the least
-            self._remember(request, list(column.keys.values())[-MOST_PRICED:])
-        most = max(c.request.cards for c in request.containers)
-        return column.totals(self._prices(epoch), self._kept(epoch), most)
+            self._remember(request, keys)
+        return found
 
     @staticmethod
     def _new_column(verdicts: Verdicts, epoch: _Epoch, cpu: int) -> PriceColumn:

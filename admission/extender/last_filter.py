@@ -113,7 +113,7 @@ class LastAnswers:
         if not awaited and Unfit.LATE not in known.said[checked:]:
             self._alike[kind] = LastFilter(None, now, None, every, known)  # the newest last
             if len(self._alike) > _MOST_KEPT:
-                del self._alike[next(iter(self._alike))]
+                self._alike.pop(next(iter(self._alike)), None)
         return known.at(at)
 
     def _every_name(self, now: Snapshot) -> NodeNames:
