@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from bench.core_cells import Cell
+from tests.native.shape_chance import drawn
 from tests.native.shape_table import TABLE
 from tests.native.shapes import Shape, bare, beside, held
 
@@ -24,6 +25,19 @@ def test_a_shape_has_its_limit_or_its_need_and_is_charged_that(name: str, limit:
     assert cell.over <= 2, str(cell)
     assert abs(cell.error) <= 3, str(cell)
     assert cell.delivered >= 0.95, str(cell)
+
+
+@pytest.mark.parametrize("shape", [SHAPES["vllm"], drawn(3)], ids=["vllm", "seed 3"])
+def test_two_processes_that_fill_the_card_are_not_charged_what_they_wait_for_each_other(shape: Shape) -> None:
+    use = held(shape, 99, 2, SECONDS, "h100")
+    assert abs(use.charged - use.had) <= 4, use
+
+
+def test_two_processes_that_hide_long_kernels_behind_short_ones_of_their_name_are_held() -> None:
+    """A wait for the other process that its work does not explain was the kernel's own."""
+    words = "12{ k:gemm:9:1 k:att:6:1 } ?10{ k:gemm:2500:2 } r:1"
+    use = held(Shape("prefill", words, "one name, two lengths"), 20, 2, SECONDS, "h100")
+    assert abs(use.charged - use.had) <= 6, use
 
 
 @pytest.mark.parametrize("name", ["kinds", "requests"])

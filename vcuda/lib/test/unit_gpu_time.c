@@ -42,6 +42,20 @@ static void a_start_that_seems_late_moves_no_clock(void) {
     CHECK(clock.offset_ns == OFFSET - 700);
 }
 
+/* Beside another process that always has work, for a second no launch finds the card free. */
+static void starts_that_are_all_late_move_a_clock_no_faster_than_clocks_drift(void) {
+    struct card_clock clock = {0};
+    uint64_t now = NOW;
+    card_clock_seen(&clock, OFFSET, now);
+    for (int i = 0; i < 2000; i++, now += 500 * US)
+        card_clock_seen(&clock, OFFSET + 400000 + 1000 * (i % 7), now);
+    CHECK(clock.offset_ns >= OFFSET && clock.offset_ns <= OFFSET + 1000000000 / CLOCK_DRIFT_PARTS, "%" PRId64,
+          clock.offset_ns - OFFSET);
+    for (int i = 0; i < 2000; i++, now += 500 * US) /* the machine was suspended */
+        card_clock_seen(&clock, OFFSET + 5000000000, now);
+    CHECK(clock.offset_ns == OFFSET + 5000000000);
+}
+
 static struct span_facts launched_alone(uint64_t recorded_at) {
     return (struct span_facts){
         .launched_at = recorded_at + 1 * US, .lead_ns = 1 * US, .call_ns = 2 * US, .stamp_ns = 1200};
@@ -131,6 +145,7 @@ int main(void) {
     a_stream_is_busy_for_what_was_launched_and_idle_after_that();
     what_was_measured_moves_a_streams_end();
     a_start_that_seems_late_moves_no_clock();
+    starts_that_are_all_late_move_a_clock_no_faster_than_clocks_drift();
     a_launch_on_an_idle_stream_runs_once_it_has_reached_the_card();
     a_launch_behind_other_work_runs_from_its_start_event_on();
     a_held_launch_is_measured_exactly();

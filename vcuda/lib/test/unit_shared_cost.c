@@ -97,6 +97,16 @@ static void kernels_that_become_shorter_or_longer_are_followed(void) {
     CHECK(is_near(waited, 60000), "%lu", (unsigned long)waited);
 }
 
+/* Processes of one container do not always have work: their time slices end early. */
+static void what_follows_waits_for_a_part_of_a_turn_too_where_others_rest(void) {
+    struct cost *cost = kind(20, 6000);
+    uint64_t rests = shared_cost_own_ns(cost, 700000, true, false, TWO);
+    CHECK(is_near(rests, 6000), "%lu", (unsigned long)rests);
+    CHECK(shared_cost_own_ns(cost, 700000, true, true, TWO) == 700000);
+    CHECK(shared_cost_own_ns(cost, 6000, true, false, TWO) == 6000);
+    CHECK(!shared_cost_own_ns(cost, 9 * (uint64_t)TURN, true, false, TWO)); /* no turns explain it */
+}
+
 int main(void) {
     a_short_kernel_within_its_turn_takes_what_it_takes();
     one_that_waited_for_others_turns_is_charged_as_known();
@@ -106,5 +116,6 @@ int main(void) {
     work_of_a_turn_and_more_is_divided();
     the_first_launches_are_divided_and_the_shortest_is_known();
     kernels_that_become_shorter_or_longer_are_followed();
+    what_follows_waits_for_a_part_of_a_turn_too_where_others_rest();
     return checked();
 }

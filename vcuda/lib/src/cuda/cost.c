@@ -48,3 +48,9 @@ void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns) {
     average(&cost->charge_ns, charge_ns, weight);
     __atomic_store_n(&cost->seen, seen + 1, __ATOMIC_RELAXED);
 }
+
+void cost_measured_more(struct cost *cost, uint64_t charge_ns) {
+    uint64_t seen = cost_seen(cost), weight = seen < 1 ? 1 : seen < COST_AVERAGE_OVER ? seen : COST_AVERAGE_OVER;
+    uint64_t mean = __atomic_load_n(&cost->charge_ns, __ATOMIC_RELAXED);
+    __atomic_store_n(&cost->charge_ns, mean + charge_ns / weight, __ATOMIC_RELAXED);
+}

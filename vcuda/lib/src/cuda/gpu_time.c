@@ -61,7 +61,7 @@ static int64_t wait_of(const struct span_facts *facts, int64_t seemed) {
 
 void card_clock_seen(struct card_clock *clock, int64_t offset_ns, uint64_t now) {
     if (!clock->known) {
-        *clock = (struct card_clock){offset_ns, true, {offset_ns, offset_ns}, now, 0};
+        *clock = (struct card_clock){offset_ns, true, {offset_ns, offset_ns}, now, 0, now};
     } else if (now > clock->since + CLOCK_EPOCH_NS && clock->looks >= CLOCK_EPOCH_LOOKS) {
         clock->least_ns[1] = clock->least_ns[0];
         clock->least_ns[0] = offset_ns;
@@ -71,7 +71,10 @@ void card_clock_seen(struct card_clock *clock, int64_t offset_ns, uint64_t now) 
     clock->looks++;
     if (offset_ns < clock->least_ns[0])
         clock->least_ns[0] = offset_ns;
-    clock->offset_ns = clock->least_ns[0] < clock->least_ns[1] ? clock->least_ns[0] : clock->least_ns[1];
+    int64_t least = clock->least_ns[0] < clock->least_ns[1] ? clock->least_ns[0] : clock->least_ns[1];
+    int64_t most = clock->offset_ns + (now > clock->at ? (int64_t)(now - clock->at) / CLOCK_DRIFT_PARTS : 0);
+    clock->at = now > clock->at ? now : clock->at;
+    clock->offset_ns = least < most || least > most + CLOCK_JUMP_NS ? least : most;
 }
 
 /* A start that is reached so late stood behind other work. */

@@ -37,16 +37,21 @@ uint64_t launch_reaches_ns(uint64_t known_ns, uint64_t took_ns, bool loads);
  */
 
 /* The card's clock minus the host's: the minimum observed recently at starts on idle streams. A start can only appear
- * late: the stream waited for another one (the legacy stream, an event) or the thread was preempted. */
+ * late: the stream waited for another one (the legacy stream, an event), the card ran another process, or the thread
+ * was preempted. Where every start of an epoch is late the minimum is too high, so the offset rises no faster than
+ * clocks drift apart. A jump, as after a suspended virtual machine, is accepted. */
 #define CLOCK_EPOCH_NS 100000000u
 #define CLOCK_EPOCH_LOOKS                                                                                              \
     16u /* observations per epoch, at least: in one epoch the clocks drift apart by some microseconds */
+#define CLOCK_DRIFT_PARTS 10000 /* two clocks of 50 parts in a million each */
+#define CLOCK_JUMP_NS 1000000000
 struct card_clock {
     int64_t offset_ns;
     bool known;
     int64_t least_ns[2]; /* of the present epoch and of the previous one */
     uint64_t since;      /* host time at which the present epoch began */
     uint32_t looks;
+    uint64_t at; /* host time of the latest observation */
 };
 
 /* A start on an idle stream, made by the host at `now`, was observed `offset_ns` later on the card's clock. */

@@ -1,6 +1,8 @@
 #include "cuda/other_processes.h"
 #include "attachment.h"
 #include "cuda/recent_work.h"
+#include "cuda/shared_cost.h"
+#include "cuda/timeline.h"
 #include "interposer.h"
 #include "slots.h"
 
@@ -8,27 +10,81 @@
  * in turns of 2.4 ms (docs/real-card.md). */
 #define SWITCH_MOST_NS 150000
 
+/* Until then no further switch is allowed for to processes that have published nothing. */
+static int64_t allowed_until[VCUDA_MAX_CARDS];
 static struct recent_entry last[VCUDA_MAX_CARDS];
 
 static uint32_t own_slot(void) {
     return (uint32_t)(vcuda_slot() - vcuda_usage()->slot);
 }
 
+/* How much of the time from `from` to `to`, in which this context had no other work, others had by their own account,
+ * with the card's switches to them and back. */
+static uint64_t published_ns(const struct context_meter *context_meter, int64_t from, int64_t to, bool entered) {
+    int64_t offset = context_meter->clock.offset_ns, sum = 0;
+    struct busy_interval found[VCUDA_RECENT_WORK_ENTRIES];
+    unsigned turns = (unsigned)((to - from) / SHARED_COST_TURN_NS) + 1;
+    unsigned count = recent_work_of_others(&vcuda_usage()->recent[context_meter->card], own_slot(), from - offset,
+                                           to - offset, found);
+    for (unsigned i = 0; i < count; i++)
+        sum += entered ? found[i].to - found[i].from
+                       : busy_intervals_lack(&context_meter->busy, found[i].from + offset, found[i].to + offset);
+    return (uint64_t)(sum + 2 * SWITCH_MOST_NS * (count < turns ? count : turns));
+}
+
+static uint64_t lacked(struct context_meter *context_meter, const struct other_wait *wait) {
+    uint64_t had = published_ns(context_meter, wait->from, wait->to, true), ns = wait->ns > had ? wait->ns - had : 0;
+    int64_t offset = context_meter->clock.offset_ns, from = wait->from - offset, to = wait->to - offset;
+    if (!ns)
+        return 0;
+    /* Others may have been charged for it a time slice later, by what their streams surely worked (known_busy.h). */
+    struct timeline_work work = {from, to - (int64_t)ns, to, to + SHARED_COST_TURN_NS};
+    ns = (uint64_t)timeline_add(&vcuda_usage()->timeline[context_meter->card], &work, 256);
+    if (__atomic_load_n(&wait->cost->key, __ATOMIC_RELAXED) == wait->key)
+        cost_measured_more(wait->cost, ns);
+    return ns;
+}
+
+uint64_t other_processes_lacked_ns(struct context_meter *context_meter, uint64_t now) {
+    struct other_waits *waits = &context_meter->waits;
+    uint64_t sum = 0;
+    while (waits->first != waits->end && now >= waits->wait[waits->first % OTHER_WAITS].found_at + OTHERS_SETTLE_NS)
+        sum += lacked(context_meter, &waits->wait[waits->first++ % OTHER_WAITS]);
+    return sum;
+}
+
+/* Kinds measured in windows only: where other processes' short launches ran is too uncertain to tell a time slice from
+ * the launch's own long tail at once. */
 static bool is_short(const struct timing_span *span) {
     return !span_plan_is_long(span->cost) && !span_plan_varies(span->cost) && cost_seen(span->cost) > COST_FIRST;
 }
 
-uint64_t other_processes_had_ns(const struct timing_span *span, const struct gpu_interval *ran) {
-    const struct context_meter *context_meter = span->context_meter;
-    int64_t offset = context_meter->clock.offset_ns, sum = 0;
-    struct busy_interval found[VCUDA_RECENT_WORK_ENTRIES];
-    if (!vcuda_slot() || slots_high(vcuda_usage()) < 2 || is_short(span))
+/* What the launch waited for other processes, by what launches of its kind take that did not wait. It is compared later
+ * with what they did. False: that is not known of the kind. */
+static bool known_wait(struct timing_span *span, const struct gpu_interval *ran, unsigned busy, uint64_t now,
+                       uint64_t *waited_ns) {
+    struct other_waits *waits = &span->context_meter->waits;
+    uint64_t took = (uint64_t)(ran->to - ran->from);
+    bool follows = ran->from <= span->meter->settled_to + TIMING_SPAN_FOLLOWS_NS;
+    if (span_plan_varies(span->cost) || cost_seen(span->cost) <= COST_FIRST || waits->end - waits->first == OTHER_WAITS)
+        return false;
+    uint64_t own = shared_cost_own_ns(span->cost, took, follows, false, 256 * busy);
+    *waited_ns = took - own;
+    if (own && own < took)
+        waits->wait[waits->end++ % OTHER_WAITS] =
+            (struct other_wait){ran->from, ran->to, took - own, now, span->cost->key, span->cost};
+    return own;
+}
+
+uint64_t other_processes_had_ns(struct timing_span *span, const struct gpu_interval *ran, bool shared, uint64_t now) {
+    uint64_t took = (uint64_t)(ran->to - ran->from), waited;
+    if (!vcuda_slot() || slots_high(vcuda_usage()) < 2 || (shared && is_short(span)))
         return 0;
-    unsigned count = recent_work_of_others(&vcuda_usage()->recent[context_meter->card], own_slot(), ran->from - offset,
-                                           ran->to - offset, found);
-    for (unsigned i = 0; i < count; i++)
-        sum += busy_intervals_lack(&context_meter->busy, found[i].from + offset, found[i].to + offset);
-    return (uint64_t)sum;
+    uint64_t published = published_ns(span->context_meter, ran->from, ran->to, false);
+    unsigned busy = slots_busy(vcuda_usage(), span->context_meter->card);
+    if (!shared && (published || busy > 1) && known_wait(span, ran, busy > 1 ? busy : 2, now, &waited))
+        return waited;
+    return published < took ? published : took;
 }
 
 int64_t other_processes_switches_ns(const struct context_meter *context_meter, int64_t from, int64_t to) {
@@ -38,8 +94,10 @@ int64_t other_processes_switches_ns(const struct context_meter *context_meter, i
         return 0;
     unsigned count = recent_work_of_others(&vcuda_usage()->recent[context_meter->card], own_slot(), from - offset,
                                            to - offset, found);
-    if (!count && slots_busy(vcuda_usage(), context_meter->card) > 1)
-        count = 1; /* which has not told yet */
+    if (!count && from >= allowed_until[context_meter->card] && slots_busy(vcuda_usage(), context_meter->card) > 1) {
+        allowed_until[context_meter->card] = from + SHARED_COST_TURN_NS;
+        count = 1; /* which has published nothing yet: once in a time slice */
+    }
     return (int64_t)(2 * count) * SWITCH_MOST_NS;
 }
 

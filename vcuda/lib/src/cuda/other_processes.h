@@ -5,11 +5,16 @@
 
 #include "cuda/timing_span.h"
 
-/* For a measured launch that ran as `ran`: time of other processes, by their own measurements and estimates, outside
- * this context's other work. Call before the launch is entered into the context's busy intervals. Returns 0 for kinds
- * measured in windows only: the position of other processes' short launches is too uncertain to tell a time slice from
- * the launch's own long tail. */
-uint64_t other_processes_had_ns(const struct timing_span *span, const struct gpu_interval *ran);
+/* For a measured launch that ran as `ran`: time of other processes. Call before the launch is entered into the
+ * context's busy intervals. Where its kind's own time is known (shared_cost.h), it is all that the launch took beyond
+ * that, and other_processes_lacked_ns() compares it later with what they did; otherwise what they have published by
+ * now. `shared`: other containers may have had the card too; then 0 for kinds measured in windows only. */
+uint64_t other_processes_had_ns(struct timing_span *span, const struct gpu_interval *ran, bool shared, uint64_t now);
+
+/* What of such waits other processes' work does not explain, now that they have settled it: it was the launch's own,
+ * and is entered into the page's timeline. Teaches what launches of its kind add. Returns ns. */
+#define OTHERS_SETTLE_NS 5000000u
+uint64_t other_processes_lacked_ns(struct context_meter *context_meter, uint64_t now);
 
 /* Time that the card may have spent between `from` and `to` on switching from this process to others and back. It is
  * not charged to any process. */

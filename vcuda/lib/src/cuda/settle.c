@@ -252,6 +252,7 @@ static void bury(struct context_meter *context_meter, uint64_t now) {
     context_meter->reference = NULL;
     context_meter->busy.count = 0;
     context_meter->known = (struct known_busy){0};
+    context_meter->waits = (struct other_waits){0};
     __atomic_store_n(&context_meter->owner, 0, __ATOMIC_RELEASE);
 }
 
@@ -293,7 +294,8 @@ static uint64_t look(struct context_meter *context_meter, uint64_t now) {
     count_unmeasured(context_meter);
     collect(context_meter);
     settle_known(context_meter, now);
-    uint64_t later = known_busy_waits(&context_meter->known) ? LOOK_MOST_NS : 0;
+    bool waits = context_meter->waits.first != context_meter->waits.end;
+    uint64_t later = waits || known_busy_waits(&context_meter->known) ? LOOK_MOST_NS : 0;
     if (!has_work(context_meter))
         return later;
     struct vcuda_usage *usage = vcuda_usage();

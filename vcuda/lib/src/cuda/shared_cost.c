@@ -38,7 +38,7 @@ static bool is_often_longer(struct shared_cost *known, uint64_t took_ns) {
     return known->longer_q16 > OFTEN_Q16 + OFTENER * 65536 * known->ns / SHARED_COST_TURN_NS;
 }
 
-uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, uint32_t sharers_q8) {
+uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool follows, bool always, uint32_t sharers_q8) {
     struct shared_cost *known = find_or_begin(cost);
     if (took_ns < known->ns)
         known->ns =
@@ -47,13 +47,17 @@ uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool fol
         known->ns += (took_ns - known->ns) / AVERAGE_IN;
     known->seen += known->seen < FIRST;
     if (known->seen < FIRST || known->ns >= SHARED_COST_TURN_NS / 2)
-        return sharers_q8;
+        return 0;
     bool often = follows && is_often_longer(known, took_ns);
-    if (!has_waited(known, took_ns, often || (follows && sharers_q8 >= ALWAYS_Q8)))
-        return 256;
+    if (!has_waited(known, took_ns, often || (follows && always)))
+        return took_ns;
     uint64_t turns_ns = (uint64_t)shared_cost_turns_ns(sharers_q8) + SHARED_COST_TURN_NS;
     if (took_ns > known->ns * sharers_q8 / 256 + turns_ns)
-        return sharers_q8; /* longer than its kind: others' turns do not explain it */
-    uint64_t own = known->ns ? known->ns : 1;
-    return (uint32_t)(took_ns * 256 / own);
+        return 0; /* longer than its kind: others' turns do not explain it */
+    return known->ns ? known->ns : 1;
+}
+
+uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, uint32_t sharers_q8) {
+    uint64_t own_ns = shared_cost_own_ns(cost, took_ns, follows, sharers_q8 >= ALWAYS_Q8, sharers_q8);
+    return own_ns ? (uint32_t)(took_ns * 256 / own_ns) : sharers_q8;
 }

@@ -16,8 +16,14 @@
 /* A launch that took longer than its kind by this much, or twice as long, waited for a time slice. */
 #define SHARED_COST_NEAR_NS 50000u
 
-/* The divisor x 256 for the time of a launch that took `took_ns`. `follows`: it began right behind earlier work of its
- * stream. `sharers_q8`: number of containers that share the card, x 256. */
+/* How much of a launch's `took_ns` was its own: all of it, or what launches of its kind take that did not wait. 0 if
+ * time slices of `sharers_q8` / 256 programs do not explain it, or too little is known of the kind. `follows`: it began
+ * right behind earlier work of its stream. `always`: the others always have work, so such a launch waits for whole time
+ * slices or not at all. Call once for each measured launch: it teaches what the kind takes. */
+uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool follows, bool always, uint32_t sharers_q8);
+
+/* The divisor x 256 for the time of a launch, by shared_cost_own_ns(), beside `sharers_q8` / 256 containers; 1.75 and
+ * more always have work. */
 uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, uint32_t sharers_q8);
 
 /* The longest total of other containers' time slices that a launch may wait for. */

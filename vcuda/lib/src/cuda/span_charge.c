@@ -113,15 +113,12 @@ static uint64_t charge_as_paid(struct timing_span *span, const struct vcuda_limi
     return fits < wall ? fits * 256 / divided : paid;
 }
 
-/* Work that begins so soon after what its stream ran before follows it without a pause. */
-#define FOLLOWS_NS 10000
-
 /* The stream had work from `from` to `to` of the card's time. As it began others may have had the card, for a turn of
  * each. */
 static void know_busy(struct stream_meter *meter, int64_t from, int64_t to, uint32_t divided) {
     struct context_meter *context_meter = meter->context_meter;
     int64_t offset = context_meter->clock.offset_ns;
-    if (from > meter->busy_to + FOLLOWS_NS)
+    if (from > meter->busy_to + TIMING_SPAN_FOLLOWS_NS)
         meter->turns_ns = shared_cost_turns_ns(divided);
     meter->busy_to = to;
     if (meter_is_classed(context_meter->card) || from >= to)
@@ -135,9 +132,10 @@ static void know_busy(struct stream_meter *meter, int64_t from, int64_t to, uint
 uint64_t span_charge_known(struct context_meter *context_meter, const struct vcuda_limits_view *view, uint64_t now) {
     int card = context_meter->card;
     uint32_t divided = sharers_now(view, card, now);
-    int64_t lacked =
-        known_busy_compare(&context_meter->known, &vcuda_usage()->timeline[card], divided > 256, (int64_t)now);
-    return bucket_used((uint64_t)lacked, divided, view->card[card].gain_q8);
+    uint64_t lacked = (uint64_t)known_busy_compare(&context_meter->known, &vcuda_usage()->timeline[card], divided > 256,
+                                                   (int64_t)now);
+    lacked += other_processes_lacked_ns(context_meter, now);
+    return bucket_used(lacked, divided, view->card[card].gain_q8);
 }
 
 /* They ended where the end was recorded, or else, as long as expected after what their stream ran before; they are over
@@ -172,10 +170,10 @@ struct share {
     bool by_itself;
 };
 
-static struct share share_of(struct timing_span *span, const struct gpu_interval *ran) {
+static struct share share_of(struct timing_span *span, const struct gpu_interval *ran, bool shared, uint64_t now) {
     struct busy_intervals *busy = &span->context_meter->busy;
     int64_t stamp = (int64_t)span->facts.stamp_ns; /* the card was kept busy by the records too */
-    uint64_t others = other_processes_had_ns(span, ran), took = (uint64_t)(ran->to - ran->from);
+    uint64_t others = other_processes_had_ns(span, ran, shared, now), took = (uint64_t)(ran->to - ran->from);
     uint64_t added = (uint64_t)busy_intervals_lack(busy, ran->from, ran->to);
     uint64_t fresh = (uint64_t)busy_intervals_add(busy, ran->from - stamp, ran->to + stamp);
     return (struct share){.ran = *ran,
@@ -201,7 +199,8 @@ static uint64_t charge_measured(struct timing_span *span, const struct vcuda_lim
     if (known && is_crossed)
         divided = crossed_work_stretch_q8(share->took, known, alone);
     else if (divided > 256 && !alone && !bucket_is_silent(view, now))
-        divided = shared_cost_divisor(span->cost, share->took, ran->from <= meter->settled_to + FOLLOWS_NS, divided);
+        divided = shared_cost_divisor(span->cost, share->took, ran->from <= meter->settled_to + TIMING_SPAN_FOLLOWS_NS,
+                                      divided);
     else if (known && !alone)
         divided = sharers_during(view, card, now, share->took, known);
     if (!bucket_is_silent(view, now) && (share->by_itself || !known || !is_crossed))
@@ -242,7 +241,9 @@ uint64_t span_charge(struct timing_span *span, const struct vcuda_limits_view *v
     __atomic_store_n(&span->meter->clock.waits, false, __ATOMIC_RELAXED); /* what its stream waited for is over */
     if (!ended || !read_events(span, &ran))
         return charge_tallied(span, view, false, now);
-    struct share share = share_of(span, &ran);
+    int card = span->context_meter->card;
+    bool shared = meter_is_classed(card) || sharers_now(view, card, now) > 256;
+    struct share share = share_of(span, &ran, shared, now);
     bool beside = timing_span_is_beside(span->meter);
     if (share.by_itself && !beside)
         look_for_stall(span, &share, view, now);

@@ -46,6 +46,20 @@ struct timing_span {
     bool is_behind;    /* work other than launches may precede it in its stream: copies, waits */
 };
 
+/* Work that begins so soon after what its stream ran before follows it without a pause. */
+#define TIMING_SPAN_FOLLOWS_NS 10000
+
+/* Waits for other processes' time slices that are not explained yet; all zero: none. Settling thread only. */
+#define OTHER_WAITS 64
+struct other_waits {
+    struct other_wait {
+        int64_t from, to;
+        uint64_t ns, found_at, key;
+        struct cost *cost;
+    } wait[OTHER_WAITS];
+    unsigned first, end;
+};
+
 /* A context on a card of the control pages. Never freed; the entry of an ended context is reused. */
 struct context_meter {
     struct context_meter *next;
@@ -61,6 +75,7 @@ struct context_meter {
     struct timing_span *waiting, **waiting_end;
     struct busy_intervals busy;
     struct known_busy known;
+    struct other_waits waits;
     struct card_clock clock;
     struct launch_wait wait;
     uint64_t stamp_ns; /* card time for recording an event: the minimum of `stamps` observations; any thread */
