@@ -207,14 +207,16 @@ def _kept(nodes: Iterable[NodeView]) -> Iterator[Metric]:
 
 def _stranded(nodes: Iterable[NodeView]) -> Iterator[Metric]:
     text = "Room on the cards of a node that has no device ids left, since pods there shrank and keep theirs"
-    cores = GaugeMetricFamily("vcuda_admission_stranded_cores", text, labels=("node",))
+    parts = GaugeMetricFamily("vcuda_admission_core_stranded_ratio", f"{text}, in cards", labels=("node",))
+    old = "Deprecated, 100 x vcuda_admission_core_stranded_ratio; the next release leaves it out"
+    cores = GaugeMetricFamily("vcuda_admission_stranded_cores", old, labels=("node",))
     memory = GaugeMetricFamily("vcuda_admission_stranded_memory_bytes", text, labels=("node",))
     for view in nodes:
         if view.ids is not None:
+            parts.add_metric((view.name,), view.ids.stranded.cores / CORES_PER_CARD)
             cores.add_metric((view.name,), view.ids.stranded.cores)
             memory.add_metric((view.name,), view.ids.stranded.memory)
-    yield cores
-    yield memory
+    yield from (parts, cores, memory)
 
 
 def _protected(nodes: Iterable[NodeView]) -> Iterator[Metric]:

@@ -96,6 +96,15 @@ def _variable(name: str, metric: str) -> dict[str, Any]:
 
 
 def _panel(number: int, panel: Panel, place: Mapping[str, int]) -> dict[str, Any]:
+    if panel.kind == "row":
+        return {
+            "id": number,
+            "title": panel.title,
+            "type": "row",
+            "collapsed": False,
+            "gridPos": dict(place),
+            "panels": [],
+        }
     is_table, instant = panel.kind == "table", panel.kind != "timeseries"
     targets = [
         {
@@ -157,7 +166,11 @@ def _options(panel: Panel) -> dict[str, Any]:
             "displayMode": "basic",
             "reduceOptions": {"calcs": ["lastNotNull"]},
         }
-    return {"reduceOptions": {"calcs": ["lastNotNull"]}} if panel.kind == "stat" else {}
+    if panel.kind == "stat":
+        return {"reduceOptions": {"calcs": ["lastNotNull"]}}
+    # Words are sorted by the value behind them, of which 0 is the worse one.
+    by = panel.sort or next(iter(panel.queries))
+    return {"sortBy": [{"displayName": by, "desc": by in panel.queries and by not in panel.words}]}
 
 
 def _table(panel: Panel) -> list[dict[str, Any]]:
@@ -180,7 +193,7 @@ def _table(panel: Panel) -> list[dict[str, Any]]:
 
 
 def _overrides(panel: Panel) -> list[dict[str, Any]]:
-    """Bytes are shown as such in a table that has other figures too, and names of things lead to them."""
+    """In a table bytes are shown as such and states as words, and names of things lead to them."""
     bytes_of = [
         {
             "matcher": {"id": "byName", "options": legend},
@@ -189,13 +202,28 @@ def _overrides(panel: Panel) -> list[dict[str, Any]]:
         for legend in panel.queries
         if panel.kind == "table" and "memory" in legend
     ]
-    return bytes_of + [
+    words = [
+        {"matcher": {"id": "byName", "options": legend}, "properties": _words(meaning)}
+        for legend, meaning in panel.words.items()
+    ]
+    return [*bytes_of, *words] + [
         {
             "matcher": {"id": "byName", "options": panel.columns[labels[-1]]},
             "properties": [{"id": "links", "value": [link(name, _fields(panel, labels))]}],
         }
         for name, labels in TARGETS.items()
         if panel.kind == "table" and set(labels) <= set(panel.columns)
+    ]
+
+
+def _words(meaning: Mapping[int, tuple[str, str]]) -> list[dict[str, Any]]:
+    options = {
+        str(value): {"text": word, "color": colour, "index": value}
+        for value, (word, colour) in meaning.items()
+    }
+    return [
+        {"id": "mappings", "value": [{"type": "value", "options": options}]},
+        {"id": "custom.cellOptions", "value": {"type": "color-text"}},
     ]
 
 

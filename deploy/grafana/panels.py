@@ -34,6 +34,22 @@ class Panel:
     most: float | None = None
     alarm: float | None = None  # red from here on
     columns: Mapping[str, str] = field(default_factory=dict)  # of a table: label → title
+    sort: str = ""  # a table's query or column whose worst comes first; default: its first query's largest
+    words: Mapping[str, Mapping[int, tuple[str, str]]] = field(
+        default_factory=dict
+    )  # query → value → word, colour
+
+
+HEALTHY = {0: ("unhealthy", "red"), 1: ("healthy", "green")}
+CORDONED = {0: ("open", "text"), 1: ("cordoned", "orange")}
+CARD_HEALTH = (
+    "Whether the driver and the agent trust a card, and whether somebody closed it; the unhealthy come first."
+)
+
+
+def row(title: str) -> Panel:
+    """The heading of the panels after it; a click folds them."""
+    return Panel(title, {}, kind="row", width=24, height=1)
 
 
 def rise(metric: str, by: str = "", minutes: int = 5) -> str:
@@ -61,7 +77,7 @@ def throttled(by: str) -> str:
 def beyond(given: str, advised: str) -> str:
     """By pod, what its containers have and are advised not to have: the ten largest."""
     by = "by (namespace, pod, container)"
-    each = f"sum {by} ({given}) - sum {by} (vcuda_container_advised_{advised}) > 0"
+    each = f"sum {by} ({given}) - sum {by} (vcuda_container_{advised}) > 0"
     return f"topk(10, sum by (namespace, pod) ({each}))"
 
 

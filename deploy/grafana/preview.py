@@ -149,16 +149,23 @@ def draw_table(axes: Axes, asked: Asked, panel: Mapping[str, Any]) -> None:
         "renameByName"
     ]
     labels = [name for name in names if not name.startswith("Value")]
-    units = {o["matcher"]["options"]: o["properties"][0]["value"] for o in panel["fieldConfig"]["overrides"]}
+    properties = {o["matcher"]["options"]: o["properties"][0] for o in panel["fieldConfig"]["overrides"]}
+    units = {name: one["value"] for name, one in properties.items() if one["id"] == "unit"}
+    words = {name: one["value"][0]["options"] for name, one in properties.items() if one["id"] == "mappings"}
+    (by,) = panel["options"]["sortBy"]
     titles = [names[name] for name in names]
     rows: dict[tuple[str, ...], dict[str, str]] = {}
+    order: dict[tuple[str, ...], float] = {}
     for target in panel["targets"]:
         for metric, value in asked.now(target["expr"]):
-            row = rows.setdefault(tuple(metric.get(label, "") for label in labels), {})
-            row[target["legendFormat"]] = shown(value, units.get(target["legendFormat"], "short"))
+            title, who = target["legendFormat"], tuple(metric.get(label, "") for label in labels)
+            word = words.get(title, {}).get(f"{value:g}", {}).get("text")
+            rows.setdefault(who, {})[title] = word or shown(value, units.get(title, "short"))
+            if title == by["displayName"]:
+                order[who] = -value if by["desc"] else value
     cells = [
         [*who, *(figures.get(title, "") for title in titles[len(labels) :])]
-        for who, figures in sorted(rows.items())
+        for who, figures in sorted(rows.items(), key=lambda one: (order.get(one[0], 0.0), one[0]))
     ]
     _table(axes, titles, cells[:_MOST_ROWS])
 
@@ -272,9 +279,17 @@ def picture(board: Mapping[str, Any], asked: Asked, path: Path) -> None:
         at, kind = panel["gridPos"], panel["type"]
         left, top = at["x"] * _CELL[0], 0.5 + at["y"] * _CELL[1]
         width, tall = at["w"] * _CELL[0], at["h"] * _CELL[1]
+        is_row = kind == "row"
         figure.text(
-            (left + 0.1) / wide, 1 - (top + 0.16) / high, panel["title"], size=9, weight="bold", va="center"
+            (left + 0.1) / wide,
+            1 - (top + 0.16) / high,
+            f"▾ {panel['title']}" if is_row else panel["title"],
+            size=11 if is_row else 9,
+            weight="bold",
+            va="center",
         )
+        if is_row:
+            continue
         in_left = {"timeseries": 0.65, "bargauge": 1.3}.get(kind, 0.1)
         below = {"timeseries": 0.62}.get(kind, 0.1)
         axes = figure.add_axes(

@@ -314,8 +314,13 @@ def energy(view: View, told: Mapping[tuple[CardUuid, Holder], float]) -> Iterato
 
 _ADVISED: tuple[Family[Sized], ...] = (
     Family(
+        "vcuda_container_core_advised_ratio",
+        "Part of a card that the container should have; absent while that cannot be told",
+        lambda one: None if (cores := one.advice.cores.value) is None else cores / CORES_PER_CARD,
+    ),
+    Family(
         "vcuda_container_advised_cores",
-        "Cores that the container should have; absent while that cannot be told",
+        "Deprecated, 100 x vcuda_container_core_advised_ratio; the next release leaves it out",
         lambda one: one.advice.cores.value,
     ),
     Family(

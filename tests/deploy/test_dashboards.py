@@ -82,9 +82,43 @@ def test_a_dashboard_names_no_data_source_of_its_own_and_its_panels_do_not_overl
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
 
 
+def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
+    """All but the headings of rows."""
+    return [panel for panel in board["panels"] if panel["type"] != "row"]
+
+
+@pytest.mark.parametrize("name", sorted(BOARDS))
+def test_every_panel_stands_under_a_heading_and_explains_itself(name: str) -> None:
+    board = BOARDS[name]
+    assert board["panels"][0]["type"] == "row"
+    for panel in panels(board):
+        assert len(panel["description"].split()) > 4, panel["title"]
+        assert panel["description"].endswith("."), panel["title"]
+
+
+@pytest.mark.parametrize("name", sorted(BOARDS))
+def test_a_table_begins_with_what_needs_somebody_and_has_words_for_states(name: str) -> None:
+    for panel in panels(BOARDS[name]):
+        if panel["type"] != "table":
+            continue
+        shown = next(t for t in panel["transformations"] if t["id"] == "organize")["options"]["renameByName"]
+        (by,) = panel["options"]["sortBy"]
+        assert by["displayName"] in shown.values(), panel["title"]
+        worded = {
+            override["matcher"]["options"]: one["value"][0]["options"]
+            for override in panel["fieldConfig"]["overrides"]
+            for one in override["properties"]
+            if one["id"] == "mappings"
+        }
+        states = {"healthy", "cordoned", "held"} & set(shown.values())
+        assert states == set(worded), panel["title"]
+        assert by["desc"] == (by["displayName"] not in {*worded, "State"}), panel["title"]
+        assert worded.get("healthy", {}).get("0", {}).get("text", "unhealthy") == "unhealthy"
+
+
 def links(board: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Title of each panel that leads on, and where."""
-    for panel in board["panels"]:
+    for panel in panels(board):
         config = panel["fieldConfig"]
         properties = [p for override in config["overrides"] for p in override["properties"]]
         found = [link for p in properties if p["id"] == "links" for link in p["value"]]
@@ -113,7 +147,7 @@ def test_every_link_leads_to_a_dashboard_of_the_chart_and_sets_variables_that_it
 
 def test_no_panel_needs_the_recording_rules_and_a_full_card_is_not_green() -> None:
     for board in BOARDS.values():
-        for panel in board["panels"]:
+        for panel in panels(board):
             for target in panel["targets"]:
                 assert not re.search(r"\b[a-z_]+:vcuda_", target["expr"]), (panel["title"], target["expr"])
             if panel["type"] == "bargauge":
@@ -283,7 +317,7 @@ def queries() -> Iterator[tuple[str, str]]:
 def targets() -> Iterator[tuple[str, str, set[str]]]:
     """Every query with where it stands, and the labels that its legend or its table's columns name."""
     for name, board in BOARDS.items():
-        for panel in board["panels"]:
+        for panel in panels(board):
             columns = next((t for t in panel.get("transformations", ()) if t["id"] == "organize"), None)
             renamed = columns["options"]["renameByName"] if columns else {}
             for target in panel["targets"]:
@@ -376,13 +410,15 @@ def test_booked_and_used_are_what_the_pods_asked_for_and_do(seen: Seen) -> None:
     def values(text: str) -> dict[str, float]:
         return {v["metric"]["namespace"]: float(v["value"][1]) for v in seen.prometheus.query(text)}
 
-    booked = values("namespace:vcuda_booked_cores:sum")
-    assert {name: round(booked[name]) for name in ("vision", "nlp")} == {"vision": 50, "nlp": 70}
+    booked = values("namespace:vcuda_core_booked_ratio:sum")
+    assert {name: round(booked[name], 2) for name in ("vision", "nlp")} == {"vision": 0.5, "nlp": 0.7}
     if seen.sandbox.native.complete:
-        until(lambda: 20 < values("namespace:vcuda_used_cores:sum")["vision"] < 40)
-    team = seen.prometheus.query("namespace_team:vcuda_booked_cores:sum")
-    found = {(v["metric"]["namespace"], v["metric"]["label_team"]): round(float(v["value"][1])) for v in team}
-    assert {("vision", "red"): 50, ("nlp", "blue"): 70}.items() <= found.items()
+        until(lambda: 0.2 < values("namespace:vcuda_core_used_ratio:sum")["vision"] < 0.4)
+    team = seen.prometheus.query("namespace_team:vcuda_core_booked_ratio:sum")
+    found = {
+        (v["metric"]["namespace"], v["metric"]["label_team"]): round(float(v["value"][1]), 2) for v in team
+    }
+    assert {("vision", "red"): 0.5, ("nlp", "blue"): 0.7}.items() <= found.items()
 
 
 @needs_prometheus
@@ -445,10 +481,10 @@ def test_the_consoles_hours_come_from_this_prometheus_by_namespace(seen: Seen) -
 @needs_prometheus
 def test_a_pod_that_comes_is_seen_within_seconds(seen: Seen) -> None:
     def booked() -> list[float]:
-        found = seen.prometheus.query('namespace:vcuda_booked_cores:sum{namespace="research"}')
+        found = seen.prometheus.query('namespace:vcuda_core_booked_ratio:sum{namespace="research"}')
         return [float(one["value"][1]) for one in found]
 
     before = seen.prometheus.query("sum(vcuda_card_cores_booked_ratio)")[0]["value"][1]
     commands.apply(seen.sandbox.api, [asking("late", "research", ["sleep", "600"], 10, 4, "green")])
-    until(lambda: booked() == [10.0])
+    until(lambda: booked() == [0.1])
     until(lambda: seen.prometheus.query(f"sum(vcuda_card_cores_booked_ratio) > {before}"))

@@ -235,7 +235,9 @@ def test_an_hour_of_thirty_cores_costs_thirty_core_hours_and_only_what_is_known_
         costs(f"namespace:vcuda_booked_memory_gib_hours:{hour}", 5),
         costs(f"namespace:vcuda_used_memory_gib_hours:{hour}", 1),
         costs(f"namespace:vcuda_wasted_memory_gib_hours:{hour}", 4),
+        costs("namespace:vcuda_core_booked_ratio:sum", 1.3, at="20m"),
         costs("namespace:vcuda_booked_cores:sum", 130, at="20m"),
+        costs("namespace_team:vcuda_core_booked_ratio:sum", 0.3, '{namespace="a", label_team="t"}', "20m"),
         costs("namespace_team:vcuda_booked_cores:sum", 30, '{namespace="a", label_team="t"}', "20m"),
         costs("namespace_team:vcuda_used_memory_bytes:sum", gib, '{namespace="a", label_team="t"}', "20m"),
     ]

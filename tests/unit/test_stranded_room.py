@@ -130,6 +130,7 @@ def test_what_is_stranded_is_told_of_its_node(world: Cluster) -> None:
     shown = ClusterFigures(world.cluster, QuotaBook(), lambda: True, dict, dict)
     registry = CollectorRegistry()
     ClusterMetrics(registry).show(shown)
+    assert registry.get_sample_value("vcuda_admission_core_stranded_ratio", {"node": "n1"}) == 0.5
     assert registry.get_sample_value("vcuda_admission_stranded_cores", {"node": "n1"}) == 50
     assert registry.get_sample_value("vcuda_admission_stranded_memory_bytes", {"node": "n1"}) == 32 * UNIT
     world.ask("small", cores=60, memory="10Gi")

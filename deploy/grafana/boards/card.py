@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from deploy.grafana.panels import CARD, ENERGY, ONE, WHO, Panel, gauge, rise
+from deploy.grafana.panels import (
+    CARD,
+    CARD_HEALTH,
+    CORDONED,
+    ENERGY,
+    HEALTHY,
+    ONE,
+    WHO,
+    Panel,
+    gauge,
+    rise,
+    row,
+)
 
 BOARD = (
     "Cards: card",
     (("node", "vcuda_card_info"), ("card", 'vcuda_card_info{node=~"$node"}')),
     (
-        gauge("Cores booked", {CARD: f"vcuda_card_cores_booked_ratio{ONE}"}),
+        row("Now"),
+        gauge(
+            "Cores booked",
+            {CARD: f"vcuda_card_cores_booked_ratio{ONE}"},
+            "The part of the card's time that containers have been given; orange where hardly any is left.",
+        ),
         Panel(
             "Health",
             {
@@ -16,9 +33,12 @@ BOARD = (
                 "cordoned": f"vcuda_card_cordoned{ONE}",
                 "XID errors": f"sum by (node, card, uuid) (vcuda_card_xid_errors_total{ONE})",
             },
+            f"{CARD_HEALTH} XID errors: since the agent's start.",
             kind="table",
             columns={"node": "Node", "card": "Card", "uuid": "UUID"},
+            words={"healthy": HEALTHY, "cordoned": CORDONED},
         ),
+        row("Who held it"),
         Panel(
             "Who held it",
             {WHO: f"vcuda_container_core_limit_ratio{ONE}"},
@@ -29,12 +49,14 @@ BOARD = (
         Panel(
             "Use, by container",
             {WHO: f"vcuda_container_core_usage_ratio{ONE}"},
+            "The part of the card's time that each container used, one upon the other: 100 % is all of it.",
             unit="percentunit",
             stack=True,
         ),
         Panel(
             "Memory, by container",
             {WHO: f"vcuda_container_memory_used_bytes{ONE}"},
+            "Memory of the card that each container's processes hold, one upon the other.",
             unit="bytes",
             stack=True,
         ),
@@ -44,6 +66,12 @@ BOARD = (
             "Seconds per second that its processes waited for their share, summed over them.",
             unit="s",
         ),
+        Panel(
+            "Memory refused",
+            {WHO: rise(f"vcuda_container_memory_refusals_total{ONE}")},
+            "Allocations in the last 5 minutes that the limit refused.",
+        ),
+        row("The hardware"),
         Panel(
             "Power",
             {CARD: f"vcuda_card_power_watts{ONE}"},
@@ -62,11 +90,6 @@ BOARD = (
             "The card's power by the time that each used of it.",
             unit="watt",
             stack=True,
-        ),
-        Panel(
-            "Memory refused",
-            {WHO: rise(f"vcuda_container_memory_refusals_total{ONE}")},
-            "Allocations in the last 5 minutes that the limit refused.",
         ),
     ),
 )

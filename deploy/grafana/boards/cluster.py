@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from deploy.grafana.panels import (
+    CARD_HEALTH,
+    CORDONED,
     ENERGY,
     EXPIRY,
+    HEALTHY,
     IDLE,
     NODE,
     OF_MODEL,
@@ -14,6 +17,7 @@ from deploy.grafana.panels import (
     beyond,
     gauge,
     rise,
+    row,
     slowest,
     stat,
     throttled,
@@ -23,18 +27,36 @@ BOARD = (
     "Cards: cluster",
     (("node", "vcuda_card_info"),),
     (
-        stat("Cards", "count(vcuda_card_info)"),
+        row("Now"),
+        stat("Cards", "count(vcuda_card_info)", about="Cards that the agents publish."),
         stat(
             "Unhealthy or cordoned",
             "sum(clamp_max(1 - vcuda_card_healthy + vcuda_card_cordoned, 1))",
             alarm=1,
+            about="Cards on which nothing new is placed; the table at the end names them.",
         ),
-        stat("Booked", "avg(vcuda_card_cores_booked_ratio)", unit="percentunit"),
-        stat("Used", "sum(vcuda_container_core_usage_ratio) / count(vcuda_card_info)", unit="percentunit"),
-        stat("Waiting pods", "max(vcuda_admission_waiting_pods)", alarm=1),
+        stat(
+            "Booked",
+            "avg(vcuda_card_cores_booked_ratio)",
+            unit="percentunit",
+            about="Of all cards' cores, the part that pods have been given.",
+        ),
+        stat(
+            "Used",
+            "sum(vcuda_container_core_usage_ratio) / count(vcuda_card_info)",
+            unit="percentunit",
+            about="Of all cards' time, the part that containers use.",
+        ),
+        stat(
+            "Waiting pods",
+            "max(vcuda_admission_waiting_pods)",
+            alarm=1,
+            about="Pods that ask for cards and have no node; kubectl vcuda explain reports why.",
+        ),
         stat(
             "Evaders", "sum(vcuda_evaders)", alarm=1, about="Containers that are bypassing their limits now."
         ),
+        row("Capacity"),
         Panel(
             "Cores booked and used, in cards",
             {
@@ -51,15 +73,40 @@ BOARD = (
                 "used": "sum(vcuda_card_memory_used_bytes)",
                 "capacity": "sum(vcuda_card_memory_total_bytes)",
             },
+            "Booked: promised to pods. Used: held by all processes. Capacity: the memory of all cards.",
             unit="bytes",
         ),
-        gauge("Booked, by node", {"{{node}}": "avg by (node) (vcuda_card_cores_booked_ratio)"}),
+        gauge(
+            "Booked, by node",
+            {"{{node}}": "avg by (node) (vcuda_card_cores_booked_ratio)"},
+            "Of each node's cores, the part that pods have been given; orange where hardly any is left.",
+        ),
         Panel(
             "Fragmentation",
             {"{{node}}": "vcuda_node_fragmentation_ratio"},
             "Share of the free cores that lie on cards partly used: room for fractions, not for whole cards.",
             unit="percentunit",
             most=1.0,
+        ),
+        row("Who holds, and who wastes"),
+        Panel(
+            "Cards booked, by namespace",
+            {"{{namespace}}": "sum by (namespace) (vcuda_pod_core_booked_ratio)"},
+            "In cards: 1 is the whole time of one card.",
+            stack=True,
+        ),
+        Panel(
+            "Waste, by namespace",
+            {"{{namespace}}": f"sum by (namespace) ({IDLE})"},
+            "In cards: what is booked and not used, summed over containers.",
+            stack=True,
+        ),
+        Panel(
+            "Memory booked, by namespace",
+            {"{{namespace}}": "sum by (namespace) (vcuda_pod_memory_booked_bytes)"},
+            "What the namespace's pods have been promised, on all cards.",
+            unit="bytes",
+            stack=True,
         ),
         Panel(
             "By model",
@@ -69,8 +116,8 @@ BOARD = (
                 "used, %": f"100 * sum by (model) (vcuda_container_core_usage_ratio * {OF_MODEL})"
                 " / count by (model) (vcuda_card_info)",
             },
+            "Cards of each model, and how much of their time is given and used.",
             kind="table",
-            width=8,
             columns={"model": "Model"},
         ),
         Panel(
@@ -78,7 +125,6 @@ BOARD = (
             {"cards": f"topk(10, sum by (namespace, pod) ({IDLE}))"},
             "Whole cards' worth of cores that a pod has booked and does not use now: the ten largest.",
             kind="table",
-            width=8,
             columns=POD_COLUMNS,
         ),
         Panel(
@@ -86,70 +132,38 @@ BOARD = (
             {"s/s": f"topk(10, {throttled('namespace, pod')})"},
             "Seconds per second that a pod's processes wait for their share: the ten largest.",
             kind="table",
-            width=8,
             columns=POD_COLUMNS,
         ),
         Panel(
-            "Cores beyond advice",
-            {"cores": beyond("100 * vcuda_container_core_limit_ratio", "cores")},
+            "Cards beyond advice",
+            {"cards": beyond("vcuda_container_core_limit_ratio", "core_advised_ratio")},
             "What containers have booked above the size that their agent advises: the ten largest.",
             kind="table",
             columns=POD_COLUMNS,
         ),
         Panel(
             "Memory beyond advice",
-            {"bytes": beyond("vcuda_container_memory_limit_bytes", "memory_bytes")},
+            {"bytes": beyond("vcuda_container_memory_limit_bytes", "advised_memory_bytes")},
             "Only containers whose memory can be judged: kubectl vcuda advise says of the others why not.",
             kind="table",
             unit="bytes",
             columns=POD_COLUMNS,
         ),
-        Panel(
-            "Power, by node",
-            {"{{node}}": "sum by (node) (vcuda_card_power_watts)"},
-            "Empty where the driver does not tell its cards' power.",
-            unit="watt",
-            stack=True,
-        ),
-        Panel(
-            "Energy, by namespace",
-            {
-                "{{namespace}}": f'sum by (namespace) (increase({ENERGY}{{pod!=""}}[1h])) / 3600',
-                "nobody": f'sum(increase({ENERGY}{{pod=""}}[1h])) / 3600',
-            },
-            "In the hour before, by who used the cards. Empty where the driver does not tell their energy.",
-            unit="watth",
-            stack=True,
-        ),
-        Panel(
-            "Cores booked, by namespace",
-            {"{{namespace}}": "100 * sum by (namespace) (vcuda_pod_core_booked_ratio)"},
-            stack=True,
-        ),
-        Panel(
-            "Waste, by namespace",
-            {"{{namespace}}": f"100 * sum by (namespace) ({IDLE})"},
-            "Cores booked and not used, summed over containers.",
-            stack=True,
-        ),
-        Panel(
-            "Memory booked, by namespace",
-            {"{{namespace}}": "sum by (namespace) (vcuda_pod_memory_booked_bytes)"},
-            unit="bytes",
-            stack=True,
-        ),
+        row("Quota and priority"),
         Panel(
             "Quota: cards used and granted",
             {
                 "used": "max by (namespace, model) (vcuda_admission_quota_cards_used)",
                 "granted": "max by (namespace, model) (vcuda_admission_quota_cards_limit)",
             },
+            "In cards; a namespace without a quota is not in the list.",
             kind="table",
             columns={"namespace": "Namespace", "model": "Model"},
         ),
         Panel(
             "Quota: memory used over granted",
             {"{{namespace}} {{model}}": f"{QUOTA.format('used')} / {QUOTA.format('limit')}"},
+            "At 100 % a pod that asks for more is refused or waits.",
             kind="bargauge",
             unit="percentunit",
             most=1.0,
@@ -178,12 +192,25 @@ BOARD = (
             },
             "In the last 5 minutes, by who refused.",
         ),
+        row("Power and energy"),
         Panel(
-            "Cards, by front",
-            {"{{front}}": f"count by (front) (vcuda_card_front{NODE})"},
-            "plugin: extended resources; dra: ResourceClaims.",
+            "Power, by node",
+            {"{{node}}": "sum by (node) (vcuda_card_power_watts)"},
+            "Empty where the driver does not tell its cards' power.",
+            unit="watt",
             stack=True,
         ),
+        Panel(
+            "Energy, by namespace",
+            {
+                "{{namespace}}": f'sum by (namespace) (increase({ENERGY}{{pod!=""}}[1h])) / 3600',
+                "nobody": f'sum(increase({ENERGY}{{pod=""}}[1h])) / 3600',
+            },
+            "In the hour before, by who used the cards. Empty where the driver does not tell their energy.",
+            unit="watth",
+            stack=True,
+        ),
+        row("Claims"),
         Panel(
             "Claims",
             {
@@ -193,11 +220,27 @@ BOARD = (
             "What was answered in the last 5 minutes; a refused claim is asked for again and again.",
         ),
         Panel(
+            "Cards, by front",
+            {"{{front}}": f"count by (front) (vcuda_card_front{NODE})"},
+            "plugin: extended resources; dra: ResourceClaims.",
+            stack=True,
+        ),
+        row("Health of cards and service"),
+        Panel(
+            "Health",
+            {"healthy": f"vcuda_card_healthy{NODE}", "cordoned": f"vcuda_card_cordoned{NODE}"},
+            CARD_HEALTH,
+            kind="table",
+            columns={"node": "Node", "card": "Card", "uuid": "UUID"},
+            words={"healthy": HEALTHY, "cordoned": CORDONED},
+        ),
+        Panel(
             "Webhook and extender: 99th percentile",
             {
                 "webhook {{verb}}": slowest("vcuda_admission_duration_seconds", "verb"),
                 "extender {{verb}}": slowest("vcuda_admission_extender_duration_seconds", "verb"),
             },
+            "One request in a hundred takes longer than this; the API server waits 10 s for the webhook.",
             unit="s",
         ),
         Panel(
@@ -207,20 +250,11 @@ BOARD = (
                 "reservations of pods being bound": "sum(vcuda_admission_reservations)",
             },
             "Exactly one leader binds pods.",
-            width=6,
         ),
         Panel(
             "Certificate expires in",
             {"days": f"min({EXPIRY} - time()) / 86400"},
             "Renewed automatically, by the service or by cert-manager.",
-            width=6,
-        ),
-        Panel(
-            "Health",
-            {"healthy": f"vcuda_card_healthy{NODE}", "cordoned": f"vcuda_card_cordoned{NODE}"},
-            kind="table",
-            width=24,
-            columns={"node": "Node", "card": "Card", "uuid": "UUID"},
         ),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.grafana.panels import CONTAINER, WHO, Panel, hours, rise
+from deploy.grafana.panels import CONTAINER, WHO, Panel, hours, rise, row
 
 BOARD = (
     "Cards: pod",
@@ -11,6 +11,7 @@ BOARD = (
         ("pod", 'vcuda_container_core_limit_ratio{namespace=~"$namespace"}'),
     ),
     (
+        row("What it has and uses"),
         Panel(
             "Share of the card's time",
             {
@@ -18,6 +19,7 @@ BOARD = (
                 f"{WHO} share": f"vcuda_container_core_limit_ratio{CONTAINER}",
                 f"{WHO} ceiling": f"vcuda_container_core_ceiling_ratio{CONTAINER}",
             },
+            "Used: measured. Share: what it is sure of. Ceiling: how far it may go while its card is idle.",
             unit="percentunit",
         ),
         Panel(
@@ -26,15 +28,17 @@ BOARD = (
                 f"{WHO} used": f"vcuda_container_memory_used_bytes{CONTAINER}",
                 f"{WHO} limit": f"vcuda_container_memory_limit_bytes{CONTAINER}",
             },
+            "What its processes hold of each card, and the limit at which an allocation is refused.",
             unit="bytes",
         ),
         Panel(
             "Cores booked and advised",
             {
-                f"{WHO} booked": f"100 * vcuda_container_core_limit_ratio{CONTAINER}",
-                f"{WHO} advised": f"vcuda_container_advised_cores{CONTAINER}",
+                f"{WHO} booked": f"vcuda_container_core_limit_ratio{CONTAINER}",
+                f"{WHO} advised": f"vcuda_container_core_advised_ratio{CONTAINER}",
             },
-            "Hundredths of a card. Advised is absent until it can be told: kubectl vcuda advise says why.",
+            "Percent of a card, as in a request. No advice yet: kubectl vcuda advise reports why.",
+            unit="percentunit",
         ),
         Panel(
             "Memory booked and advised",
@@ -45,9 +49,11 @@ BOARD = (
             "Absent where the program takes what it sees, or still grows: then there is nothing to advise.",
             unit="bytes",
         ),
+        row("How its limits were held"),
         Panel(
             "Delivered share against target",
             {WHO: f"vcuda_container_core_delivered_ratio{CONTAINER}"},
+            "Use over share while it had work: 100 % is the whole share, more is time of an idle card.",
             unit="percentunit",
         ),
         Panel(
@@ -64,6 +70,7 @@ BOARD = (
         Panel(
             "Enforcement of its limits",
             {"held": f"vcuda_container_enforcement{CONTAINER}"},
+            "Active: its limits are enforced; exclusive: it has whole cards; tampered: it changed its page.",
             kind="table",
             columns={
                 "namespace": "Namespace",
@@ -73,7 +80,10 @@ BOARD = (
                 "card": "Card",
                 "state": "State",
             },
+            sort="State",
+            words={"held": {1: ("now", "text")}},
         ),
+        row("Bill"),
         Panel(
             "Core-hours in this range",
             {
