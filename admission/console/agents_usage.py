@@ -124,9 +124,15 @@ class AgentsUsage:
         return history_json(series, epoch - reach(step, span), step, "agents", left_out)
 
     def trends(self, namespace: str = "") -> Any:
-        """JSON of ``/ui/trends``: each card's use over the last minutes, by the namespace's containers."""
+        """JSON of ``/ui/trends``: each card's use over the last minutes, by the namespace's containers, and
+        those that waited for most of the last minute.
+        """
+        now = self._clock.monotonic()
         with self._lock:
-            return {"cards": self._history.trends(self._clock.monotonic(), namespace)}
+            cards = self._history.trends(now, namespace)
+            waiters = self._history.waiters(now - MINUTE, namespace)
+        names = ("waited", "namespace", "pod", "container")
+        return {"cards": cards, "waiting": [dict(zip(names, one, strict=True)) for one in waiters]}
 
     def page(self, node: str, path: str) -> Any:
         """The JSON that the node's agent answers now. Raises NodeUnready."""

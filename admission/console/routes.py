@@ -148,7 +148,10 @@ def console_routes(
 
         return gate.answered(request, namespace, work, heavy=False)
 
-    @router.get("/ui/trends", **documented("Each card's use over the last ten minutes, in percent."))
+    @router.get(
+        "/ui/trends",
+        **documented("Each card's use over the last ten minutes, in percent; containers held back."),
+    )
     def trends(request: Request, namespace: str = "") -> Response:
         def work() -> Response:
             return JSONResponse(history.trends(namespace), headers=_HEADERS)

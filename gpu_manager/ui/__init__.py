@@ -17,6 +17,8 @@ SCRIPTS: Final = (
     "source.js",
     "model.js",
     "words.js",
+    "sentences.js",
+    "rules.js",
     "parts.js",
     "overview.js",
     "capacity.js",

@@ -1,5 +1,5 @@
 // Use over time: lines with gaps where nothing is known, and who held what from when to when.
-import { Component, gib, html, lineColours, link, percent } from "./parts.js";
+import { Component, DAY, gib, html, lineColours, link, percent, time } from "./parts.js";
 import { t } from "./words.js";
 
 const WIDTH = 600;
@@ -100,8 +100,7 @@ function Chart({ past, series, hues, title, column, top, text, range }) {
 const one_less = (list) => list.length - 1;
 
 function clock(seconds, span) {
-  const day = span > 86000 ? { month: "numeric", day: "numeric" } : {};
-  return new Date(seconds * 1000).toLocaleString(document.documentElement.lang, { ...day, hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+  return time(seconds * 1000, { ...(span > 86000 ? DAY : {}), hour: "2-digit", minute: "2-digit", timeZoneName: "short" });
 }
 
 // A line that is broken where a value is not known; one alone is a dot.

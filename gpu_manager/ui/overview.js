@@ -4,6 +4,7 @@ import { Capacity, Namespaces } from "./capacity.js";
 import { Component, Copy, Pairs, Spark, gib, html, link, percent } from "./parts.js";
 import { History } from "./history.js";
 import { by_claims, figures, totals, troubles, wasters } from "./model.js";
+import { local } from "./sentences.js";
 import { t } from "./words.js";
 
 const MEASURES = {
@@ -25,15 +26,15 @@ export function Overview({ model, params, source }) {
   if (order !== "name") nodes.sort((a, b) => (order === "fullest" ? -1 : 1) * (load(a) - load(b)));
   return html`<h1 tabindex="-1">${t("Overview")}</h1>
     <${Capacity} model=${model} source=${source} />
-    <${Attention} model=${model} />
+    <${Asked} source=${source} path=${asked("ui/trends", source)} every=${30}>${(answer) => html`<${Attention} model=${model} waiting=${answer?.waiting || []} />
     <section aria-labelledby="heat-title"><h2 id="heat-title">${t("Cards")}</h2>
       <div class="switches"><${Switch} name="by" label=${t("Colour by")} choices=${Object.entries(MEASURES).map(([key, [text]]) => [key, text])} chosen=${by} others=${{ order }} />
         <${Switch} name="order" label=${t("Order")} choices=${Object.entries(ORDERS)} chosen=${order} others=${{ by }} /></div>
       <${Legend} by=${by} />
-      ${nodes.length ? html`<${Asked} source=${source} path=${asked("ui/trends", source)} every=${30}>${(answer) => html`<ul class="heat" onKeyDown=${steer} onFocusIn=${rove}>
-        ${nodes.map((node, at) => html`<${HeatRow} key=${node.node} node=${node} by=${by} first=${at === 0} words=${t("Cards")} trends=${answer?.cards} />`)}</ul>`}<//>`
+      ${nodes.length ? html`<ul class="heat" onKeyDown=${steer} onFocusIn=${rove}>
+        ${nodes.map((node, at) => html`<${HeatRow} key=${node.node} node=${node} by=${by} first=${at === 0} words=${t("Cards")} trends=${answer?.cards} />`)}</ul>`
         : html`<p class="none">${t("No node publishes cards.")}</p>`}
-    </section>
+    </section>`}<//>
     <${Totals} model=${model} nodes=${nodes} />
     <${Namespaces} model=${model} />
     <div class="lists"><${Drain} nodes=${nodes} /><${Waste} model=${model} /></div>
@@ -56,7 +57,6 @@ function Totals({ model, nodes }) {
     [t("Fragmentation"), add("free") ? percent(add("stranded") / add("free")) : "–"],
     [t("Containers"), add("containers")],
   ];
-  if (model.rest.waiting) rows.push([t("Pods waiting"), html`<a href=${link(["waiting"])}>${model.rest.waiting.length + hidden.waiting}</a>`]);
   return html`<section aria-label=${t("Total")}><${Pairs} rows=${rows} /></section>`;
 }
 
@@ -64,6 +64,7 @@ const TROUBLES = {
   unhealthy: "Card {0} of {1} is unhealthy",
   stuck: "Pod {0} holds cards and does not run: container {1}, {2}",
   node: "Node {0} takes no pods",
+  waits: "Container {1} of pod {0} waited for its share {2} of the last minute",
   gone: "A deleted pod's processes still run on card {0} of {1}",
   never: "Pod {0} can never run as it is",
   emptied: "Card {0} of {1} is cordoned and empty: it can be serviced",
@@ -72,15 +73,18 @@ const TROUBLES = {
 const CURES = {
   unhealthy: ([, uuid]) => `kubectl vcuda cordon ${uuid}`,
   stuck: ([, namespace, pod]) => `kubectl -n ${namespace} describe pod ${pod}`,
+  waits: ([, namespace, pod]) => `kubectl vcuda advise ${pod} -n ${namespace}`,
   never: ([, namespace, pod]) => `kubectl vcuda explain ${pod} -n ${namespace}`,
   emptied: ([, uuid]) => `kubectl vcuda uncordon ${uuid}`,
 };
 
-function Attention({ model }) {
-  const found = troubles(model);
+// The pods that their limit holds back come last: that may be what somebody wanted.
+function Attention({ model, waiting }) {
+  const held = waiting.map((one) => ["waits", ["pod", one.namespace, one.pod], [`${one.namespace}/${one.pod}`, one.container, percent(Math.min(1, one.waited))], ""]);
+  const found = [...troubles(model), ...held];
   return html`<section aria-labelledby="first-title"><h2 id="first-title">${t("Needs attention")}</h2>
     ${found.length ? html`<ul class="troubles">${found.slice(0, SHOWN).map(([kind, where, name, text]) => html`<li key=${kind + name.join(" ")} class=${kind}>
-      <a href=${link(where)}>${t(TROUBLES[kind], ...name)}</a>${text ? html`<span>${text}</span>` : null}${CURES[kind] ? html`<span class="cure"><code>${CURES[kind](where, name)}</code><${Copy} text=${CURES[kind](where, name)} /></span>` : null}</li>`)}</ul>
+      <a href=${link(where)}>${t(TROUBLES[kind], ...name)}</a>${text ? html`<span>${local(text)}</span>` : null}${CURES[kind] ? html`<span class="cure"><code>${CURES[kind](where, name)}</code><${Copy} text=${CURES[kind](where, name)} /></span>` : null}</li>`)}</ul>
       ${found.length > SHOWN ? html`<p class="none">${t("and {0} more", found.length - SHOWN)}</p>` : null}`
       : html`<p class="none">${t("Nothing: all cards are usable, and no pod is stuck.")}</p>`}</section>`;
 }

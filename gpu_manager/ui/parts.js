@@ -2,6 +2,7 @@
 import { h, Component } from "./preact.mjs";
 import htm from "./htm.module.js";
 import { pods_of } from "./model.js";
+import { local } from "./sentences.js";
 import { t } from "./words.js";
 
 export { Component };
@@ -43,6 +44,10 @@ export function age(created, now = Date.now()) {
   const [size, unit] = units.find(([most]) => seconds >= most) || [1, "s"];
   return `${Math.max(0, Math.floor(seconds / size))} ${unit}`;
 }
+
+// A moment as 2026-09-21 14:28 UTC: 24 hours, by the reader's clock, the same in all languages.
+export const DAY = { year: "numeric", month: "2-digit", day: "2-digit" };
+export const time = (ms, fields) => new Date(ms).toLocaleString("sv", fields);
 
 // Colours that eyes without red or green tell apart. A name keeps the colour that it was given first on every page of
 // the tab, and a new name gets the one that fewest have: the pages of one card or pod show no two alike.
@@ -133,7 +138,7 @@ const STAGES = {
 export function resize(holder) {
   const found = holder.resize;
   if (!found) return "";
-  return t(STAGES[found.stage] || STAGES.asked, size(found.wanted), found.held ? size(found.held) : "–", found.why, size(found.spec));
+  return t(STAGES[found.stage] || STAGES.asked, size(found.wanted), found.held ? size(found.held) : "–", local(found.why), size(found.spec));
 }
 
 export function PodLink({ holder }) {
@@ -154,8 +159,16 @@ export function Bar({ parts, thin }) {
       style=${{ width: `${100 * one.share}%`, "--hue": one.hue }}><i style=${{ width: `${100 * Math.min(1, one.used || 0)}%` }}></i></div>`)}</div>`;
 }
 
-// Rows of cells under their titles; on a narrow screen a row is a block and each cell carries its title.
-export function Table({ titles, rows, label }) {
-  return html`<table aria-label=${label}><thead><tr>${titles.map((title) => html`<th scope="col" key=${title}>${title}</th>`)}</tr></thead>
-    <tbody>${rows.map((row) => html`<tr key=${row.key}>${row.cells.map((cell, at) => html`<td key=${at} data-title=${titles[at]}>${cell}</td>`)}</tr>`)}</tbody></table>`;
+// Rows of cells under their titles; on a narrow screen a row is a block and each cell carries its title. A column of
+// figures ends at one line, so that the eye compares them. `widths`: percent, for tables that stand one above the other.
+export function Table({ titles, rows, label, widths }) {
+  const kinds = titles.map((_, at) => (rows.every(({ cells }) => FIGURE.test(cells[at])) ? "figure" : null));
+  const width = (at) => (widths ? { width: `${widths[at]}%` } : null);
+  return html`<table aria-label=${label} class=${widths ? "even" : null}><thead><tr>${titles.map((title, at) => html`<th scope="col" key=${title} class=${kinds[at]} style=${width(at)}>${title}</th>`)}</tr></thead>
+    <tbody>${rows.map((row) => html`<tr key=${row.key}>${row.cells.map((cell, at) => html`<td key=${at} class=${kinds[at]} data-title=${titles[at]}>${cell}</td>`)}</tr>`)}</tbody></table>`;
 }
+
+const FIGURE = /^(–|(< )?[\d.]+( %| [MG]iB)?)$/;
+
+// The colour that a container has in bars and charts.
+export const Swatch = ({ hue }) => html`<b class="swatch" style=${{ "--hue": hue }} aria-hidden="true"></b>`;

@@ -1,9 +1,10 @@
 // One node, one card, one pod.
 import { Asked, asked } from "./asked.js";
-import { Bar, Component, Copy, Pairs, PodLink, State as Runs, Table, age, colours, cores, gib, html, link, named, percent, priority_of, resize, state_of } from "./parts.js";
+import { Bar, Component, Copy, DAY, Pairs, PodLink, State as Runs, Swatch, Table, age, colours, cores, gib, html, link, named, percent, priority_of, resize, state_of, time } from "./parts.js";
 import { by_claims, figures, running, totals } from "./model.js";
 import { History } from "./history.js";
 import { WORDS } from "./overview.js";
+import { local } from "./sentences.js";
 import { t } from "./words.js";
 
 export function Node({ model, args, source, params }) {
@@ -78,7 +79,7 @@ const memory = (holder) => (holder.memory_used === null ? "–" : gib(holder.mem
 function State({ card }) {
   const { closed } = figures(card);
   if (!closed) return by_claims(card) ? html`<p class="facts">${t("given by ResourceClaims")}</p>` : null;
-  const text = { lent: t("given away whole as {0}", card.held), unhealthy: t("unhealthy: {0}", card.reason || t("no reason given")), mig: t("in MIG mode: left alone"), cordoned: t("cordoned: nothing new is placed here"), closed: card.reason || t(WORDS.closed) };
+  const text = { lent: t("given away whole as {0}", card.held), unhealthy: t("unhealthy: {0}", local(card.reason) || t("no reason given")), mig: t("in MIG mode: left alone"), cordoned: t("cordoned: nothing new is placed here"), closed: local(card.reason) || t(WORDS.closed) };
   return html`<p class=${closed === "unhealthy" ? "state" : "state closed"}>${text[closed]}</p>`;
 }
 
@@ -97,6 +98,7 @@ export function Card({ model, args, source, params }) {
   if (!found) return html`<${Missing} what=${t("Card {0}", args[0] || "")} />`;
   const { node, card } = found;
   const now = figures(card);
+  const hues = colours(card.holders);
   return html`<h1 tabindex="-1">${t("Card {0}", card.index)} <small><a href=${link(["node", node.node])}>${node.node}</a></small></h1>
     <${State} card=${card} />
     <${Pairs} rows=${[
@@ -112,7 +114,7 @@ export function Card({ model, args, source, params }) {
     <${Asked} source=${source} path=${asked("ui/health", source, { card: card.uuid })} every=${10}>${health}<//>
     <h2>${t("Who holds it")}</h2>
     ${card.holders.length ? html`<${Table} label=${t("Who holds it")} titles=${[t("Pod"), t("Cores booked"), t("Cores used"), t("Memory booked"), t("Memory used"), t("State")]}
-      rows=${card.holders.map((holder, at) => ({ key: at + named(holder), cells: [html`<${PodLink} holder=${holder} />`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), html`<${Runs} holder=${holder} />${priority_of(holder) ? `, ${priority_of(holder)}` : ""}${resize(holder) ? html` <small>${resize(holder)}</small>` : null}`] }))} />`
+      rows=${card.holders.map((holder, at) => ({ key: at + named(holder), cells: [html`<${Swatch} hue=${hues.get(holder)} /><${PodLink} holder=${holder} />`, holder.cores, cores(holder.core_used), gib(holder.memory), memory(holder), html`<${Runs} holder=${holder} />${priority_of(holder) ? `, ${priority_of(holder)}` : ""}${resize(holder) ? html` <small>${resize(holder)}</small>` : null}`] }))} />`
       : html`<p class="none">${t("idle")}</p>`}
     <${History} ...${{ model, source, params }} subject="card" name=${card.uuid} most=${1}
       names=${(one) => (one.pod ? [["pod", one.namespace, one.pod], `${one.namespace}/${one.pod} ${one.container}`] : [null, one.pod === "" ? t("name not shown") : t("all containers")])} />`;
@@ -132,16 +134,15 @@ const EVENTS = {
 function health(answer, trouble) {
   if (trouble) return html`<p class="none">${t("Not known: {0}", trouble)}</p>`;
   if (!answer) return html`<p class="none">${t("Loading …")}</p>`;
-  const since = html`<p class="none">${t("Told since {0}, when the agent started.", moment(answer.since))}</p>`;
+  const since = html`<p class="none">${t("Known since {0}, when the agent started.", moment(answer.since))}</p>`;
   if (!answer.events.length) return since;
   return html`<${Table} label=${t("Health events")} titles=${[t("Last"), t("First"), t("Times"), t("Event")]} rows=${answer.events.map((one) => ({
     key: `${one.event} ${one.text}`,
-    cells: [html`${moment(one.last)} <small>${one.last === null ? "" : t("{0} ago", age(1000 * one.last))}</small>`, moment(one.first), one.count, EVENTS[one.event] ? t(EVENTS[one.event], one.text) : `${one.event} ${one.text}`],
+    cells: [html`${moment(one.last)} <small>${one.last === null ? "" : t("{0} ago", age(1000 * one.last))}</small>`, moment(one.first), one.count, EVENTS[one.event] ? t(EVENTS[one.event], local(one.text)) : `${one.event} ${one.text}`],
   }))} />${since}`;
 }
 
-const DAY = { year: "numeric", month: "2-digit", day: "2-digit" };
-const moment = (seconds) => (seconds === null ? "–" : new Date(1000 * seconds).toLocaleString(document.documentElement.lang, { ...DAY, hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23", timeZoneName: "short" }));
+const moment = (seconds) => (seconds === null ? "–" : time(1000 * seconds, { ...DAY, hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short" }));
 
 export class Pod extends Component {
   constructor(props) {
@@ -180,7 +181,7 @@ export class Pod extends Component {
     const parts = model.pods.get(key) || [];
     if (!parts.length && !this.row && !said && !model.rest.waiting) return html`<${Missing} what=${t("Pod {0}", key)} />`;
     return html`<h1 tabindex="-1">${t("Pod {0}", key)}</h1>
-      ${said ? html`<p class="line">${said.line}</p>${said.change ? html`<p><strong>${t("Smallest change that helps")}:</strong> ${said.change}</p>` : null}` : null}
+      ${said ? html`<p class="line">${local(said.line)}</p>${said.change ? html`<p><strong>${t("Smallest change that helps")}:</strong> ${local(said.change)}</p>` : null}` : null}
       ${trouble ? html`<p class="none">${t("No explanation: {0}", trouble)}</p>` : null}
       ${parts.length ? html`<${Table} label=${t("What it holds")} titles=${[t("Container"), t("Node"), t("Card"), t("Cores booked"), t("Cores used"), t("Memory booked"), t("Memory used"), t("Memory refused"), t("State")]}
         rows=${parts.map(({ node, card, holder }) => ({ key: `${holder.container} ${card.uuid}`, cells: [holder.container, html`<a href=${link(["node", node.node])}>${node.node}</a>`,
@@ -213,7 +214,7 @@ function advice(answer, trouble) {
   if (trouble) return html`<p class="none">${t("Not known: {0}", trouble)}</p>`;
   if (!answer) return html`<p class="none">${t("Loading …")}</p>`;
   if (!answer.containers.length) return html`<p class="none">${t("None: only a container that holds a part of one card is advised.")}</p>`;
-  const advised = (figure, text) => html`${figure.value === null ? "–" : text(figure.value)} <small>${figure.reason}</small>`;
+  const advised = (figure, text) => html`${figure.value === null ? "–" : text(figure.value)} <small>${local(figure.reason)}</small>`;
   const given = (value, text) => (value === null ? "–" : text(value));
   return html`<${Table} label=${t("Advised size")} titles=${[t("Container"), t("Cores booked"), t("Cores advised"), t("Memory booked"), t("Memory advised")]} rows=${answer.containers.map((one) => ({
     key: one.container,
@@ -224,8 +225,8 @@ function advice(answer, trouble) {
 // Node by node, what an explanation found.
 export function Outcomes({ said }) {
   if (!said || !said.nodes.length) return null;
-  return html`<h2>${t("Node by node")}</h2>${said.quota.map((line) => html`<p key=${line}>${t("Quota")}: ${line}</p>`)}
-    <ul class="outcomes">${said.nodes.map((node) => html`<li key=${node.node} class=${node.outcome}><strong>${node.node}</strong> <span>${node.line}</span>
+  return html`<h2>${t("Node by node")}</h2>${said.quota.map((line) => html`<p key=${line}>${t("Quota")}: ${local(line)}</p>`)}
+    <ul class="outcomes">${said.nodes.map((node) => html`<li key=${node.node} class=${node.outcome}><strong>${node.node}</strong> <span>${local(node.line)}</span>
       ${node.victims.length ? html`<small>${t("would have room without: {0}", node.victims.join(", "))}</small>` : null}</li>`)}</ul>`;
 }
 

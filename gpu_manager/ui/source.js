@@ -1,4 +1,5 @@
 // Asks whoever served this page for its data, every two seconds while somebody looks.
+import { local } from "./sentences.js";
 import { t } from "./words.js";
 
 const PERIOD = 2000; // ms between two answers; an agent samples once a second
@@ -42,7 +43,7 @@ export class Source {
     const token = sessionStorage.getItem("token");
     const headers = { ...options.headers, ...(token ? { Authorization: `Bearer ${token}` } : {}) };
     const answer = await fetch(path, { ...options, headers, signal: AbortSignal.timeout(DEADLINE) });
-    if (!answer.ok) throw Object.assign(new Error(sentence(await answer.text()) || t("the server answered {0}", answer.status)), { refused: answer.status === 401 || answer.status === 403 ? answer.status : 0 });
+    if (!answer.ok) throw Object.assign(new Error(local(sentence(await answer.text())) || t("the server answered {0}", answer.status)), { refused: answer.status === 401 || answer.status === 403 ? answer.status : 0 });
     return answer.json();
   }
 

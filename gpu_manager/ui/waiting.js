@@ -1,5 +1,6 @@
 // Pods that wait, grouped by what stands in the way, with the smallest change that would let each run.
 import { Table, age, html, link } from "./parts.js";
+import { local } from "./sentences.js";
 import { t } from "./words.js";
 
 const GROUPS = {
@@ -23,7 +24,7 @@ export function Waiting({ model }) {
     ${Object.entries(GROUPS).map(([group, title]) => {
       const mine = rows.filter((row) => row.group === group);
       return mine.length ? html`<section key=${group} aria-label=${t(title)}><h2>${t(title)} (${mine.length})</h2>
-        <${Table} label=${t(title)} titles=${[t("Pod"), t("Age"), t("Priority"), t("Requests"), t("Smallest change that helps")]} rows=${mine.map(cells)} /></section>` : null;
+        <${Table} label=${t(title)} titles=${[t("Pod"), t("Age"), t("Priority"), t("Requests"), t("Smallest change that helps")]} widths=${[24, 8, 8, 20, 40]} rows=${mine.map(cells)} /></section>` : null;
     })}
     ${hidden ? html`<p class="none">${t("and {0} more", hidden)}</p>` : null}`;
 }
@@ -34,7 +35,7 @@ const cells = (row) => ({
     html`<a href=${link(["pod", ...row.pod.split("/")])}>${row.pod}</a>`,
     age(row.created),
     row.priority,
-    row.asks,
-    html`${row.change ? html`<strong>${row.change}</strong>` : null}<small>${row.why}</small>`,
+    local(row.asks),
+    html`${row.change ? html`<strong>${local(row.change)}</strong>` : null}<small>${local(row.why)}</small>`,
   ],
 });

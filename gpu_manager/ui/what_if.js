@@ -1,6 +1,7 @@
 // What would become of a manifest: legal or not, where its pods would go, who stands in the way.
 import { Component, html } from "./parts.js";
 import { Outcomes } from "./places.js";
+import { local } from "./sentences.js";
 import { t } from "./words.js";
 
 export class WhatIf extends Component {
@@ -39,7 +40,7 @@ export class WhatIf extends Component {
       <div role="status">${trouble ? html`<p class="bad">${trouble}</p>` : null}
       ${found && !found.length ? html`<p class="none">${t("No object of these runs pods.")}</p>` : null}
       ${(found || []).map((one, at) => html`<section key=${at} class="workload"><h2>${one.kind} ${one.name}${one.copies > 1 ? ` (${t("{0} copies", one.copies)}${one.fit === undefined ? "" : `, ${t("{0} fit", one.fit)}`})` : ""}</h2>
-        ${one.error ? html`<p class="bad">${one.error}</p>` : html`<p class="line">${one.said.line}</p>
-          ${one.said.change ? html`<p><strong>${t("Smallest change that helps")}:</strong> ${one.said.change}</p>` : null}<${Outcomes} said=${one.said} />`}</section>`)}</div>`;
+        ${one.error ? html`<p class="bad">${local(one.error)}</p>` : html`<p class="line">${local(one.said.line)}</p>
+          ${one.said.change ? html`<p><strong>${t("Smallest change that helps")}:</strong> ${local(one.said.change)}</p>` : null}<${Outcomes} said=${one.said} />`}</section>`)}</div>`;
   }
 }

@@ -1,5 +1,5 @@
 // The console's words in two languages. The English text is the key; {0}, {1} … stand for values.
-// Sentences of the service (why a pod waits, an XID) come as they are, in English.
+// Sentences of the service (why a pod waits, an advice): sentences.js.
 
 const ZH = {
   "Copy {0}": "复制 {0}",
@@ -12,6 +12,7 @@ const ZH = {
   "Cards booked": "已分配卡数",
   "Idle of what is booked": "已分配中闲置",
   "Pod {0} holds cards and does not run: container {1}, {2}": "Pod {0} 占着卡但没有运行：容器 {1}，{2}",
+  "Container {1} of pod {0} waited for its share {2} of the last minute": "Pod {0} 的容器 {1} 最近一分钟有 {2} 的时间在等待份额",
   "Nothing is shown to strangers: a token says who you are.": "不向未登录者显示数据：请用令牌表明身份。",
   "This token is not accepted: it may have ended, or be another cluster's.": "令牌未被接受：可能已过期，或属于另一个集群。",
   "Without any token, with the login that kubectl has:": "不用令牌，直接使用 kubectl 的登录：",
@@ -77,7 +78,6 @@ const ZH = {
   "Booked cores in use": "已分配算力的使用率",
   "Fragmentation": "碎片率",
   "Health": "健康状态",
-  "Pods waiting": "等待中的 Pod",
   "{0} of {1}": "{0} / {1}",
   "{0} of {1} booked": "已分配 {0} / {1}",
   "Needs attention": "需要处理",
@@ -196,7 +196,7 @@ const ZH = {
   "Event": "事件",
   "{0} ago": "{0} 前",
   "Not known: {0}": "未知：{0}",
-  "Told since {0}, when the agent started.": "自 {0}（代理启动时）起记录。",
+  "Known since {0}, when the agent started.": "自 {0}（代理启动时）起记录。",
   "found": "已发现",
   "closed: {0}": "已关闭：{0}",
   "open again; it was closed: {0}": "重新开放；此前关闭原因：{0}",

@@ -139,3 +139,68 @@ def test_the_console_asks_no_other_host(page: Page, url: str) -> None:
     assert asked
     assert [one for one in asked if not one.startswith(url)] == []
     assert page.complaints == []
+
+
+SENTENCES = [
+    (
+        'waits: of 3 nodes, 1 has no room now, 1 keeps it off ("n1" has the taint "a=b:NoSchedule", '
+        "which the pod does not tolerate), 1 could not hold it even if empty. Smallest change: ask "
+        '10 cores, 256 MiB instead of 30 cores, 1 GiB for "main" (then node n2 takes it)'
+    ),
+    (
+        "waits, but not for cards: there is room now on 1 of 2 nodes: on n2 it would get whole cards "
+        '0, 1. Its scheduler "mine" has not placed it yet: its Events say what else it needs (CPU, '
+        "host memory, a taint, an affinity, a volume); if there are none, no such scheduler runs"
+    ),
+    (
+        'container "main": 4 whole cards asked, 3 of 4 idle and open: card 0: not idle, 0 cores, '
+        '14.75 GiB free | cards 1, 2, 3: idle. Would fit now: whole cards 1, 2, 3 for "main"'
+    ),
+    (
+        'held by the quota of its namespace: ExceedsGPUQuota: namespace "a": 1.5 cards of T4, 1 used '
+        "or being bound, 0.8 asked: 0.5 would still fit. What helps: let the quota grow"
+    ),
+    (
+        'held by the scheduling gate "kueue.x-k8s.io/admission": no scheduler looks at it. What '
+        "helps: wait until who set it takes it off"
+    ),
+    (
+        'never runs: container "main": tencent.com/vcuda-core is 150: use 1 to 100 for a part of one '
+        "card, or a multiple of 100 for whole cards (100 or 200)"
+    ),
+    (
+        "bound to node n1: 30 cores, 1 GiB of card 3. Priority protected: 1 best-effort tenant "
+        "beside it waits for it"
+    ),
+    "it took at most 3 GiB so far, watched for 3 hours: a smaller size is advised after 2 days",
+    'the agent of node "n1" does not tell of health: it is an older one',
+]
+WORDS_LEFT = '(text) => text.replace(/"[^"]*"/g, \'\').match(/\\b[a-z]{2,} [a-z]{2,}/g) || []'
+HOSTILE = ["; ".join(["waits: of "] * 300), '("' * 400, ", 1 has no room now (" * 60, "ask " * 500]
+
+
+@NEEDS_A_BROWSER
+def test_the_services_sentences_are_chinese_but_for_names(page: Page, url: str) -> None:
+    page.open(f"{url}/ui", SHOWN)
+    told = page.look(
+        f"""(async () => {{
+          const [{{ speak }}, {{ local }}] = [await import("./ui/words.js"), await import("./ui/sentences.js")];
+          const texts = {json.dumps(SENTENCES)};
+          const english = texts.map(local);
+          speak("zh");
+          {json.dumps(HOSTILE)}.forEach(local);
+          const found = [english, texts.map(local)];
+          speak("en");
+          return found; }})()"""
+    )
+    english, chinese = told
+    assert english == SENTENCES
+    left = page.look(f"{json.dumps(chinese)}.map({WORDS_LEFT})")
+    assert left == [[]] * len(SENTENCES), chinese
+    for words in (
+        "其中 1 个现在没有空间",
+        "最小改动",
+        '"main" 用 10 算力、256 MiB 代替 30 算力、1 GiB',
+        "节点 n2",
+    ):
+        assert words in chinese[0]

@@ -84,6 +84,17 @@ def test_waiting_is_a_rate_and_not_known_after_a_counter_that_began_anew():
     assert one.waited == [None, None, 0.5, None, 0.25, 0.25]
 
 
+def test_those_that_wait_for_most_of_the_time_are_named_the_longest_first():
+    def told(second):
+        held = use(waited=0.9 * second) | use(waited=0.6 * second, pod="other", namespace="team-b")
+        return held | use(waited=0.4 * second, pod="calm") | use(waited=second, pod="")
+
+    history = recorded(*(("n1", 900.0 + second, told(second)) for second in range(0, 100, 5)))
+    assert history.waiters(950.0) == [(0.9, "team-a", "train", "main"), (0.6, "team-b", "other", "main")]
+    assert history.waiters(950.0, "team-b") == [(0.6, "team-b", "other", "main")]
+    assert history.waiters(2000.0) == []
+
+
 def test_a_container_that_is_gone_leaves_after_a_whole_ring_and_a_silent_node_after_ten_minutes():
     history = recorded(("n1", 0.0, use(pod="gone")), *(("n1", 5.0 * at, use()) for at in range(1, 121)))
     names = {

@@ -24,6 +24,8 @@ HOUR: Final = "1h"
 MINUTE: Final = 60.0  # between two figures of an hour
 TRENDS: Final = 20  # figures of a card's trend over the last minutes
 MOST_TRENDS: Final = 1_000  # cards
+MOST_WAITERS: Final = 5
+LONG_WAIT: Final = 0.5  # seconds waited in a second, from which on a share is named
 MOST_SHARES: Final = 12_000  # of all nodes; later shares are counted as left out
 MOST_SERIES: Final = 12  # of one answer, the most used first
 _ANSWERS: Final = 120  # of one node
@@ -231,6 +233,19 @@ class UsageHistory:
                     if slot is not None and not math.isnan(value := share.cores[slot]):
                         sums[at] = value + (sums[at] or 0.0)
         return {card: [None if v is None else round(100 * v) for v in sums] for card, sums in found.items()}
+
+    def waiters(self, since: float, namespace: str = "") -> list[tuple[float, str, str, str]]:
+        """The shares that waited for most of the time since a monotonic second, the longest first: seconds
+        waited in a second, namespace, pod, container. ``namespace``: whose, empty for all.
+        """
+        found = set()
+        for kept in self._nodes.values():
+            slots = [slot for slot, at in enumerate(kept.times) if at > since]
+            for (_, container, _), share in kept.shares.items():
+                waited = _mean(share.waited[slot] for slot in slots)
+                if share.pod and namespace in ("", share.namespace) and (waited or 0.0) >= LONG_WAIT:
+                    found.add((round(waited or 0.0, 2), share.namespace, share.pod, container))
+        return sorted(found, reverse=True)[:MOST_WAITERS]
 
     def _node(self, name: str) -> _Node:
         if name not in self._nodes:
