@@ -78,6 +78,17 @@ def test_one_pod_or_workload_can_be_asked_for_and_a_wrong_name_is_said(
     assert "no container in namespace empty holds a part of one card" in said(capsys)[0]
 
 
+def test_advice_takes_labels(api: StandInApi, capsys: pytest.CaptureFixture[str]) -> None:
+    a_node(api)
+    a_share(api, "web-1", 40, "GPU-0", labels={"app": "web"})
+    a_share(api, "one", 30, "GPU-1", labels={"app": "db"})
+    an_agent(api, page((WEB, "web-1", NEED), (("default", "Pod/one", "c"), "one", NEED)))
+    assert run(["advise", "-l", "app=web", "-o", "jsonpath={.containers[*].workload}"]) == 0
+    assert said(capsys)[0].split() == ["Deployment/web"]
+    assert run(["advise", "-l", "app=none", "-A"]) == 0
+    assert "no container in any namespace with app=none holds a part of one card" in said(capsys)[0]
+
+
 def test_how_to_follow_advice_is_said_of_each_kind_of_workload(
     api: StandInApi, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,9 +66,33 @@ def test_top_takes_pods_workloads_nodes_and_labels(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("shares")
-def test_a_selector_that_is_none_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["top", "-l", "a=(b"]) == 2
+@pytest.mark.parametrize("command", ["top", "advise", "explain", "graph"])
+def test_a_selector_that_is_none_is_bad_input(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "-l", "a=(b"]) == 2
     assert "write it like app=web,tier!=db" in said(capsys)[1]
+
+
+@pytest.mark.usefixtures("shares")
+def test_explain_and_graph_take_labels(api: StandInApi, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "-l", "app in (a, b)", "--admission", "-", "-o", "jsonpath={.pods[*].pod}"]) == 0
+    assert said(capsys)[0].split() == ["default/a", "default/b"]
+    assert run(["explain", "-l", "app=none"]) == 2
+    assert "no pod has app=none in namespace 'default'" in said(capsys)[1]
+    assert run(["explain", "a", "-l", "app=a"]) == 2
+    assert "name a pod, or manifests" in said(capsys)[1]
+    api.patch("nodes", "n1", {"metadata": {"labels": {"pool": "a100"}}})
+    assert run(["graph", "-l", "pool=a100", "-o", "name"]) == 0
+    assert said(capsys)[0].split() == ["node/n1"]
+    assert run(["graph", "-l", "pool=none"]) == 1
+    assert "no node with pool=none publishes cards" in said(capsys)[0]
+    assert run(["graph", "n1", "-l", "pool=a100"]) == 2
+    assert "not both" in said(capsys)[1]
+
+
+@pytest.mark.usefixtures("shares")
+def test_advice_is_watched_or_followed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["advise", "-w", "--apply", "in-place"]) == 2
+    assert "give one of them" in said(capsys)[1]
 
 
 @pytest.mark.usefixtures("shares")

@@ -14,9 +14,17 @@ from enum import Enum
 from typing import Annotated, Any, Final
 
 from gpu_manager.cli.kubectl import service
-from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, AllNamespaces, Login, Namespace, log_in
-from gpu_manager.cli.kubectl.names import WORKLOADS, NamedObject, read_target
-from gpu_manager.cli.output import TABLE, Printing
+from gpu_manager.cli.kubectl.login import (
+    BY_KUBECONFIG,
+    Access,
+    AllNamespaces,
+    Login,
+    Namespace,
+    Selector,
+    log_in,
+)
+from gpu_manager.cli.kubectl.names import WORKLOADS, NamedObject, labelled, read_target
+from gpu_manager.cli.output import TABLE, Printing, Watch, repeat
 from gpu_manager.domain.advice.opt_in import (
     SizeBounds,
     advised_size,
@@ -55,8 +63,10 @@ def command(
         ApplyWay | None,
         Option(help=f"Give it to running containers whose owner allows it (annotation {ADVICE})."),
     ] = None,
+    selector: Selector = "",
     namespace: Namespace = "",
     all_namespaces: AllNamespaces = False,
+    watch: Watch = False,
     printing: Printing = TABLE,
     access: Access = BY_KUBECONFIG,
 ) -> int:
@@ -71,43 +81,68 @@ def command(
     Examples:
       kubectl vcuda advise deployment/web
       kubectl vcuda advise -A --memory-margin 30
+      kubectl vcuda advise -l app=web -w
       kubectl vcuda advise --apply in-place
     """
+    if watch and apply is not None:
+        raise RequestInvalid("--watch shows advice, --apply follows it: give one of them")
+    policy = None if memory_margin is None else AdvicePolicy(margin=memory_margin / 100)
+    question = _Question(name, selector, policy, everywhere=all_namespaces, apply=apply is not None)
+    with log_in(access, namespace) as login:
+        return repeat(lambda: _show(login, question, printing), watch=watch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Whose advice is asked for, and whether it is followed."""
+
+    name: str
+    selector: str
+    policy: AdvicePolicy | None
+    everywhere: bool
+    apply: bool
+
+
+def _show(login: Login, question: _Question, printing: Printing) -> int:
     from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
 
+    name, everywhere = question.name, question.everywhere
     asked = _target(name) if name else None
-    with log_in(access, namespace) as login:
-        cluster = read_cluster(login.connection)
-        nodes = [one.name for one in cluster.with_cards]
-        told, silent = service.ask_agents(login, cluster.agents, nodes, "/advice", _parsed)
-        named = (named_advice(one, cluster.by_uid) for each in told.values() for one in each)
-        said = [one for one in named if one is not None]
-        found = [one for one in said if all_namespaces or one.workload[0] == login.namespace]
-        where = "any namespace" if all_namespaces else f"namespace {login.namespace}"
-        policy = None if memory_margin is None else AdvicePolicy(margin=memory_margin / 100)
-        sizes = [
-            state.card.capacity(books.node.unit).memory
-            for books in cluster.with_cards
-            for state in books.node.cards
-        ]
-        pooled = pool(found, policy, max(sizes, default=None))
-        rows = [one for one in pooled if asked is None or _is_about(one, asked)]
-        unseen = sum(
-            len(a.shares) == 1 and not a.shares[0].whole
-            for books in cluster.with_cards
-            for a in books.ledger
-            if all_namespaces or a.namespace == login.namespace
-        )
-        applied = list(apply_advice(login, rows, datetime.now(UTC))) if apply is not None else []
+    cluster = read_cluster(login.connection)
+    nodes = [one.name for one in cluster.with_cards]
+    told, silent = service.ask_agents(login, cluster.agents, nodes, "/advice", _parsed)
+    named = (named_advice(one, cluster.by_uid) for each in told.values() for one in each)
+    said = [one for one in named if one is not None]
+    found = [one for one in said if everywhere or one.workload[0] == login.namespace]
+    where = "any namespace" if everywhere else f"namespace {login.namespace}"
+    if question.selector:
+        chosen = labelled(login, question.selector, everywhere=everywhere)
+        pods = {(pod.namespace, pod.name) for pod in cluster.by_uid.values() if pod.uid in chosen}
+        found = [one for one in found if any((one.workload[0], pod) in pods for pod in one.pods)]
+        where = f"{where} with {question.selector}"
+    sizes = [
+        state.card.capacity(books.node.unit).memory
+        for books in cluster.with_cards
+        for state in books.node.cards
+    ]
+    pooled = pool(found, question.policy, max(sizes, default=None))
+    rows = [one for one in pooled if asked is None or _is_about(one, asked)]
+    unseen = sum(
+        len(a.shares) == 1 and not a.shares[0].whole
+        for books in cluster.with_cards
+        for a in books.ledger
+        if everywhere or a.namespace == login.namespace
+    )
+    applied = list(apply_advice(login, rows, datetime.now(UTC))) if question.apply else []
     nobody = f"no container in {where} holds a part of one card"
-    if unseen and not rows:
+    if unseen and not rows and not question.selector:
         many = "one container" if unseen == 1 else f"{unseen} containers"
         nobody = f"nothing is known yet of {many} in {where}: agents look once a minute"
     if name and not rows and not silent:
         raise RequestInvalid(f"{quoted(name)} is no pod or workload here with a part of one card: {nobody}")
     code = 1 if any(one.is_refused for one in applied) else 0
     if printing.for_program:
-        told_of = {"applied": [one.as_json() for one in applied]} if apply is not None else {}
+        told_of = {"applied": [one.as_json() for one in applied]} if question.apply else {}
         printing.emit({"containers": [sized_json(row) for row in rows], "silent": dict(silent), **told_of})
         return code
     print(_table(rows, login.namespace, printing) if rows else nobody)

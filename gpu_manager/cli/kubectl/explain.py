@@ -11,9 +11,9 @@ from typing import Annotated, Any
 from gpu_manager.adapters.manifests import Manifest, manifest_of, read_objects
 from gpu_manager.cli.files import Filenames, chosen_files, load, shown
 from gpu_manager.cli.kubectl import service
-from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, Namespace, log_in
-from gpu_manager.cli.kubectl.names import WORKLOADS, NamedObject, is_file, read_target
-from gpu_manager.cli.output import TABLE, Printing
+from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, Namespace, Selector, log_in
+from gpu_manager.cli.kubectl.names import WORKLOADS, NamedObject, is_file, read_target, selected
+from gpu_manager.cli.output import TABLE, Printing, Watch, repeat
 from gpu_manager.cli.pod_templates import drafted_pod, pods_of
 from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.node_books import NodeBooks
@@ -77,7 +77,9 @@ def command(
         ),
     ] = "",
     filenames: Filenames = None,
+    selector: Selector = "",
     namespace: Namespace = "",
+    watch: Watch = False,
     printing: Printing = TABLE,
     admission: service.Admission = service.USUAL,
     access: Access = BY_KUBECONFIG,
@@ -91,20 +93,29 @@ def command(
     Examples:
       kubectl vcuda explain train-0
       kubectl vcuda explain deployment/web -n team-a
+      kubectl vcuda explain -l app=web -w
       kubectl vcuda explain -f pod.yaml
     """
-    if bool(target) == bool(filenames):
-        raise RequestInvalid("name a pod, or manifests: POD, KIND/NAME, FILE or -f FILE")
+    if bool(target) + bool(filenames) + bool(selector) != 1:
+        raise RequestInvalid("name a pod, or manifests: POD, KIND/NAME, -l SELECTOR, FILE or -f FILE")
     drafts = [target] if is_file(target) else None
     files = chosen_files(drafts, filenames) if drafts or filenames else []
-    asked = _drafts(files)
-    if files and not asked:
+    drafted = _drafts(files)
+    if files and not drafted:
         raise RequestInvalid(f"{', '.join(files)}: holds no pod and no workload with pods")
-    with log_in(access, namespace) as login:
-        if not asked:
-            asked = _named(login, read_target(target, WORKLOADS, "POD"))
+
+    def show(login: Login) -> int:
+        asked = drafted or (
+            _labelled(login, selector) if selector else _named(login, read_target(target, WORKLOADS, "POD"))
+        )
         asked = [_placed(one, login.namespace, forced=bool(namespace)) for one in asked]
-        answers = [_with_end(*_answer(login, admission, one), one, login) for one in asked]
+        return _show([_with_end(*_answer(login, admission, one), one, login) for one in asked], printing)
+
+    with log_in(access, namespace) as login:
+        return repeat(lambda: show(login), watch=watch)
+
+
+def _show(answers: Sequence[tuple[Mapping[str, Any], str]], printing: Printing) -> int:
     if printing.for_program:
         printing.emit({"pods": [{**answer, "answeredBy": by} for answer, by in answers]})
     else:
@@ -152,13 +163,30 @@ def _named(login: Login, target: NamedObject) -> list[_Asked]:
     owner = f"{target.kind}/{target.name}"
     mine = [one for one in mine if not one.pod.terminal and owner in {one.pod.owner, one.pod.workload}]
     chosen = [one for one in mine if not one.pod.node] or mine
-    if len(chosen) > _MOST_PODS:
-        more = f"{len(chosen) - _MOST_PODS} more pods of {owner} are like these or wait too"
-        print(printable(more), file=sys.stderr)
     drafted = manifest_of(1, obj) if not chosen else None
     if drafted is not None and drafted.pod is not None:
         print(printable(f"{owner} has no pod: judged is one that it would make"), file=sys.stderr)
         return [_drafted(drafted, drafted.pod, ())]
+    return _some_of(chosen, owner)
+
+
+def _labelled(login: Login, selector: str) -> list[_Asked]:
+    """The pods with these labels that wait, else those that run. Raises RequestInvalid: there is none."""
+    pods = [
+        _Asked(parse_pod(pod), pod, created=True)
+        for pod in selected(login, "pods", selector, everywhere=False)
+    ]
+    mine = [one for one in pods if not one.pod.terminal]
+    if not mine:
+        where = f"in namespace {quoted(login.namespace)}; -n names another"
+        raise RequestInvalid(f"no pod has {selector} {where}")
+    return _some_of([one for one in mine if not one.pod.node] or mine, selector)
+
+
+def _some_of(chosen: list[_Asked], whose: str) -> list[_Asked]:
+    if len(chosen) > _MOST_PODS:
+        more = f"{len(chosen) - _MOST_PODS} more pods of {whose} are like these or wait too"
+        print(printable(more), file=sys.stderr)
     return chosen[:_MOST_PODS]
 
 

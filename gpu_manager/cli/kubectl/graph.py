@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from gpu_manager.cli.kubectl import service
 from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, log_in
-from gpu_manager.cli.kubectl.names import read_target
+from gpu_manager.cli.kubectl.names import read_target, selected
 from gpu_manager.cli.output import TABLE, Printing, Watch, repeat
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.kubelet_ids import kubelet_ids
@@ -17,8 +17,8 @@ from gpu_manager.domain.cluster.node_json import node_json, node_text
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
 from gpu_manager.domain.placement.ledger import Allocation
 from gpu_manager.domain.resources import ZERO
-from gpu_manager.domain.untrusted import mappings, text
-from gpu_manager.runtime.arguments import Argument
+from gpu_manager.domain.untrusted import mapping, mappings, text
+from gpu_manager.runtime.arguments import Argument, Option
 
 
 def command(
@@ -30,6 +30,9 @@ def command(
             complete="nodes",
         ),
     ] = None,
+    selector: Annotated[
+        str, Option("--selector", "-l", help="Labels of the nodes, such as pool=a100 or 'zone in (a, b)'.")
+    ] = "",
     watch: Watch = False,
     printing: Printing = TABLE,
     admission: service.Admission = service.USUAL,
@@ -43,19 +46,27 @@ def command(
     Examples:
       kubectl vcuda graph
       kubectl vcuda graph node-1 -w
+      kubectl vcuda graph -l pool=a100
       kubectl vcuda graph -o jsonpath='{range .nodes[*].cards[*]}{.uuid} {.cores_free}{"\n"}{end}'
     """
     names = [read_target(word, ("Node",), "NODE").name for word in nodes or ()]
+    if names and selector:
+        raise RequestInvalid("name nodes, or choose them with -l: not both")
     with log_in(access) as login:
-        return repeat(lambda: _show(login, names, admission, printing), watch=watch)
+        return repeat(lambda: _show(login, names, selector, admission, printing), watch=watch)
 
 
-def _show(login: Login, names: Sequence[str], admission: str, printing: Printing) -> int:
+def _show(login: Login, names: Sequence[str], selector: str, admission: str, printing: Printing) -> int:
     from gpu_manager.adapters.kube.reading import read_cluster  # noqa: PLC0415  # as in log_in
 
     cluster = read_cluster(login.connection)
     closed = _closed(login, admission)
     books = chosen(cluster.with_cards, names)
+    if selector:
+        found = {
+            text(mapping(node.get("metadata")).get("name")) for node in selected(login, "nodes", selector)
+        }
+        books = [one for one in books if one.name in found]
     pictures = [{**_graph(one), **closed.get(one.name, {})} for one in books]
     if printing.for_program:
         printing.emit({"nodes": pictures})
@@ -65,7 +76,8 @@ def _show(login: Login, names: Sequence[str], admission: str, printing: Printing
             print(printable(f"|---no card has room for {pod.key}, which is bound here"))
     service.tell_unread_claims(cluster)
     if not books and not printing.for_program:
-        print("no node publishes cards: kubectl vcuda doctor says why")
+        where = f" with {selector}" if selector else ""
+        print(printable(f"no node{where} publishes cards: kubectl vcuda doctor says why"))
     return 0 if books else 1
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpu_manager.cli.files import SUFFIXES
 from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Login, kubeconfig_of, log_in, object_name
@@ -75,20 +75,29 @@ def is_file(word: str) -> bool:
 
 def labelled(login: Login, selector: str, *, everywhere: bool) -> frozenset[str]:
     """UIDs of the pods that the selector finds. Raises RequestInvalid: it is malformed."""
+    pods = selected(login, "pods", selector, everywhere=everywhere)
+    return frozenset(text(mapping(pod.get("metadata")).get("uid")) for pod in pods)
+
+
+def selected(
+    login: Login, kind: str, selector: str, *, everywhere: bool = True
+) -> Sequence[Mapping[str, Any]]:
+    """The pods or nodes that the selector finds; pods of the namespace or of all. Raises RequestInvalid: it
+    is malformed.
+    """
     from gpu_manager.adapters.kube.connection import Refused  # noqa: PLC0415  # as in log_in
     from gpu_manager.adapters.kube.pod_paths import pods_path  # noqa: PLC0415  # as above
     from gpu_manager.adapters.kube.reading import list_all  # noqa: PLC0415  # as above
 
-    path = _LIST.format("pods") if everywhere else pods_path(login.namespace)
+    path = _LIST.format(kind) if everywhere else pods_path(login.namespace)
     try:
-        pods = list(list_all(login.connection, "list pods", path, {"labelSelector": selector}))
+        return list(list_all(login.connection, f"list {kind}", path, {"labelSelector": selector}))
     except Refused as error:
         if error.code == 400:
             raise RequestInvalid(
                 f"--selector is {quoted(selector)}: write it like app=web,tier!=db"
             ) from error
         raise
-    return frozenset(text(mapping(pod.get("metadata")).get("uid")) for pod in pods)
 
 
 def find_cards(cards: Sequence[CardPlace], words: Iterable[str]) -> Mapping[str, list[CardUuid]]:
