@@ -126,6 +126,8 @@ class AdmissionProcess:
         self._api = api
         for (kind, _), hooks in zip(_KINDS, (("mutate",), tuple(_RULES)[1:]), strict=True):
             api.create(_configuration(kind, hooks, self.port))
+        api.create(_endpoints(self.port))
+        api.create(_SCHEDULER_CONFIGURATION)
         api.serve_behind(
             f"/api/v1/namespaces/{NAMESPACE}/services/https:{ADMISSION_NAME}:443/proxy", self._passed_on
         )
@@ -210,6 +212,39 @@ _RULES: Final[Mapping[str, tuple[str, list[str], str, list[str]]]] = {
     "bind": ("/validate", ["CREATE"], "", ["pods/binding"]),
     "warn": ("/validate", ["CREATE", "UPDATE"], "apps", _WORKLOADS),
 }
+
+
+_SCHEDULER_CONFIGURATION: Final[Obj] = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "scheduler-config", "namespace": NAMESPACE},
+    "data": {
+        "config.yaml": json.dumps(
+            {
+                "apiVersion": "kubescheduler.config.k8s.io/v1",
+                "kind": "KubeSchedulerConfiguration",
+                "extenders": [{"managedResources": [{"name": CORE}, {"name": MEMORY}]}],
+            }
+        )
+    },
+}
+"""How the sandbox's scheduler asks the extender, in the form in which a cluster's scheduler is told."""
+
+
+def _endpoints(port: int) -> Obj:
+    """Where the service's one replica answers, as the endpoints' controller writes it."""
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": ADMISSION_NAME,
+            "namespace": NAMESPACE,
+            "labels": {"kubernetes.io/service-name": ADMISSION_NAME},
+        },
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [LOOPBACK], "conditions": {"ready": True}}],
+        "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
+    }
 
 
 def _configuration(kind: str, names: tuple[str, ...], port: int) -> Obj:

@@ -17,7 +17,7 @@ LABELS: Final = {"app.kubernetes.io/component": "agent"}  # the chart's, by whic
 
 
 def show_agent(api: StandInApi, node: str, port: int, pages: LoopbackClient) -> None:
-    """Make the pod, and let the API server pass on what is asked of its pages (pods/proxy)."""
+    """Make the pod and its DaemonSet; requests for its pages (pods/proxy) reach the agent."""
     owner = {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
@@ -30,6 +30,15 @@ def show_agent(api: StandInApi, node: str, port: int, pages: LoopbackClient) -> 
         "image": "gpu-manager",
         "ports": [{"name": "metrics", "containerPort": port}],
     }
+    template = {"metadata": {"labels": LABELS}, "spec": {"containers": [container]}}
+    api.create(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "DaemonSet",
+            "metadata": {"name": AGENT_DAEMONSET, "namespace": NAMESPACE},
+            "spec": {"selector": {"matchLabels": LABELS}, "template": template},
+        }
+    )
     api.create(
         {
             "apiVersion": "v1",

@@ -15,7 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from gpu_manager.cli.kubectl.main import run
 from gpu_manager.domain.contract import CORE
 from sandbox.api import StandInApi
+from sandbox.simulated_cluster import Sandbox, SandboxSettings
 from tests.fakes.kubectl import a_node, a_share, an_agent, said
+from tests.fakes.sandbox import short_directory
 
 pytestmark = pytest.mark.usefixtures("kubectl_login")
 
@@ -157,3 +159,9 @@ def a_whole_cluster(api: StandInApi) -> None:
             "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": True}}],
         }
     )
+
+
+def test_a_sandbox_that_is_well_is_in_no_trouble(capsys: pytest.CaptureFixture[str]) -> None:
+    with short_directory() as directory, Sandbox(SandboxSettings(directory / "s")) as sandbox:
+        assert run(["doctor", "--kubeconfig", str(sandbox.kubeconfig)]) == 0
+    assert "0 in trouble, 0 with a warning, 0 not looked at" in capsys.readouterr().out
