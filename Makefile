@@ -26,14 +26,14 @@ help: ##daily what there is
 setup: $(STAMP) ##daily virtual environment with the locked dependencies, and this project built into it
 $(STAMP): $(BUILT) locks/dev.lock
 	@echo "Downloading and installing what it is tested with: one to five minutes, the first time only"
-	$(INSTALL) -r locks/dev.lock
-	touch $@ $(TEST) $(CHECK) $(DOCS)
+	@$(INSTALL) -r locks/dev.lock
+	@touch $@ $(TEST) $(CHECK) $(DOCS)
 
 # What one target needs beside the product: parts of locks/dev.lock.
 $(TEST) $(CHECK) $(DOCS): $(VENV)/.%: locks/%.lock $(BUILT)
 	@echo "Downloading and installing what make $* needs: a minute, the first time only"
-	$(INSTALL) -r $<
-	touch $@
+	@$(INSTALL) -r $<
+	@touch $@
 
 # What the product itself needs, and the project built: enough to run it. Locks are complete, so nothing is resolved.
 PROGRESS := tools/progress.sh
@@ -50,11 +50,11 @@ $(BUILT): pyproject.toml sandbox/pyproject.toml locks/build.lock locks/sandbox.l
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian: apt-get install gcc libc6-dev)"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Python's venv is needed (Debian: apt-get install python3-venv)"; exit 1; }
-	test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) # pip comes last: without it the last try was interrupted
+	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) # pip comes last: without it the last try was interrupted
 	@echo "Downloading and installing what it runs with, and building the library: a minute or two, the first time only"
-	$(INSTALL) -r locks/image.lock -r locks/build.lock -r locks/sandbox.lock
-	$(PROGRESS) $(BIN)/python -m pip install --no-build-isolation --no-deps --editable . --editable ./sandbox
-	touch $@
+	@$(INSTALL) -r locks/image.lock -r locks/build.lock -r locks/sandbox.lock
+	@$(PROGRESS) $(BIN)/python -m pip install --no-build-isolation --no-deps --editable . --editable ./sandbox
+	@touch $@
 
 check: $(CHECK) ##daily format, lint, types, floors, spelling, ceilings of packages
 	ruff format --check .
@@ -79,7 +79,7 @@ test-one: $(TEST) ##daily one test: T=tests/unit/test_quota.py, or ::name behind
 	$(if $(T),,$(error T is not set: make test-one T=tests/unit/test_quota.py))python -m pytest $(T)
 
 unit: $(TEST) ##daily unit tests alone, and the lines of domain, services and admission that they run
-	rm -rf build/coverage && mkdir -p build/coverage
+	@rm -rf build/coverage && mkdir -p build/coverage
 	python -m pytest -p tests.lines_run -n auto tests/unit
 	coverage combine --quiet
 	coverage report --skip-covered --fail-under=100 --include='gpu_manager/domain/*'
@@ -107,7 +107,7 @@ native-tsan: $(TEST) ##measure what threads and processes share, under the threa
 	VCUDA_SANITIZE=thread python -m pytest --timeout 600 $(TSAN:%=tests/native/test_%.py)
 
 demo: $(BUILT) ##daily a node with 8 simulated cards, and pods that share them
-	gpu-manager sandbox --demo
+	@gpu-manager sandbox --demo
 
 proto: $(STAMP) ##write generate gpu_manager/pb from proto/
 	proto/generate.sh

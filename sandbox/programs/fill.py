@@ -1,6 +1,7 @@
 """cuda-fill [MiB a step]: allocate on the card until it refuses, say what was had, give it back.
 
-One line at the end: ``allocated <bytes> then <error name>; the card says <free> free of <total>``.
+One line at the end: ``allocated <bytes> bytes, then <error name>; gave them back, and sees a card of <total>
+bytes, <free> of them free``.
 """
 
 import ctypes
@@ -34,8 +35,8 @@ def main() -> None:
     for pointer in held:
         call("cuMemFree_v2", pointer)
     call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
-    sizes = f"the card says {free.value} free of {total.value}"
-    sys.stdout.write(f"allocated {len(held) * step} then {error_name(cuda, code)}; {sizes}\n")
+    sees = f"gave them back, and sees a card of {total.value} bytes, {free.value} of them free"
+    sys.stdout.write(f"allocated {len(held) * step} bytes, then {error_name(cuda, code)}; {sees}\n")
 
 
 def error_name(cuda: ctypes.CDLL, code: int) -> str:
