@@ -81,9 +81,8 @@ def console_routes(
     )
     def data(request: Request, namespace: str = "", since: str = "") -> Response:
         def work() -> Response:
-            zipped = accepts_gzip(request.headers.get("accept-encoding", ""))
+            zipped, headers = _form(request)
             body = page.data(namespace, since, zipped=zipped)
-            headers = {**_HEADERS, "content-encoding": "gzip"} if zipped else _HEADERS
             return Response(body, media_type="application/json", headers=headers)
 
         return gate.answered(request, namespace, work)
@@ -173,22 +172,29 @@ def console_routes(
         return await run_in_threadpool(lambda: gate.answered(request, namespace, work))
 
     @router.get("/ui", summary="The console.", response_class=Response)
-    def console() -> Response:
-        return _file("/ui")
+    def console(request: Request) -> Response:
+        return _file(request, "/ui")
 
     @router.get("/ui/{name}", summary="A file of the console.", response_class=Response)
-    def file(name: str) -> Response:
-        return _file(f"/ui/{name}")
+    def file(request: Request, name: str) -> Response:
+        return _file(request, f"/ui/{name}")
 
     return router
 
 
-def _file(path: str) -> Response:
-    found = ui.asset(path)
+def _form(request: Request) -> tuple[bool, Mapping[str, str]]:
+    """Whether the answer is gzipped, and its headers."""
+    zipped = accepts_gzip(request.headers.get("accept-encoding", ""))
+    return zipped, {**_HEADERS, "content-encoding": "gzip"} if zipped else _HEADERS
+
+
+def _file(request: Request, path: str) -> Response:
+    zipped, headers = _form(request)
+    found = ui.asset(path, zipped=zipped)
     if found is None:
         return said(HTTPStatus.NOT_FOUND, "the console has no such file")
     kind, body = found
-    return Response(body, headers={**_HEADERS, "content-type": kind})
+    return Response(body, headers={**headers, "content-type": kind})
 
 
 MOST_WORKLOADS: Final = 20  # of one file

@@ -5,6 +5,8 @@ The files ask whoever sent them for ``ui/data`` and draw what comes. Nothing is 
 
 from __future__ import annotations
 
+import gzip
+from functools import cache
 from importlib.resources import files
 from typing import Final
 
@@ -43,10 +45,16 @@ PATHS: Final = tuple(_FILES)
 """Every path that :func:`asset` knows."""
 
 
-def asset(path: str) -> tuple[str, bytes] | None:
-    """Content type and body of one of the console's files; None if the path is none of them."""
+def asset(path: str, *, zipped: bool = False) -> tuple[str, bytes] | None:
+    """Content type and body, gzipped if asked, of a file of the console; None if the path is none of them."""
     found = _FILES.get(path)
     if found is None:
         return None
     name, content_type = found
-    return content_type, files(__name__).joinpath(name).read_bytes()
+    return content_type, _body(name, zipped)
+
+
+@cache
+def _body(name: str, zipped: bool) -> bytes:  # noqa: FBT001  # one of two forms of each file
+    body = files(__name__).joinpath(name).read_bytes()
+    return gzip.compress(body) if zipped else body

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from importlib.resources import files
 
 import pytest
 
+from gpu_manager import ui
 from tests.fakes.browser import NEEDS_A_BROWSER, Page, browsing
-from tests.fakes.console import QUOTA, cluster, console, nodes, waiting
+from tests.fakes.console import QUOTA, TRENDS, cluster, console, nodes, past, waiting
 from tests.fakes.served_console import SHOWN
 
 DATA = cluster(*nodes(8, 8, 100), waiting=waiting(16), quota=QUOTA, silent=["gpu-node-0003"])
@@ -204,3 +206,21 @@ def test_the_services_sentences_are_chinese_but_for_names(page: Page, url: str) 
         "节点 n2",
     ):
         assert words in chinese[0]
+
+
+@NEEDS_A_BROWSER
+def test_the_first_view_of_64_cards_with_its_history_takes_four_questions_and_few_bytes(
+    page: Page, url: str
+) -> None:
+    page.open("about:blank", "true")
+    page.requested.clear()
+    page.open(f"{url}/ui", "document.querySelector('.charts path') && document.querySelector('.heat .spark')")
+    asked = [one.removeprefix(f"{url}/") for one in page.requested if one.startswith(url)]
+    files = {path.removeprefix("/") for path in ui.PATHS}
+    questions = [one for one in asked if one not in files]
+    assert sorted({one.partition("?")[0] for one in questions}) == ["ui/data", "ui/history", "ui/trends"]
+    assert len(questions) <= 4, "the cluster, its last minutes and its last hour, the cards' trends"
+    assert sorted(one for one in asked if one in files) == sorted(files), "each file once"
+    sent = [found[1] for path in ui.PATHS if (found := ui.asset(path, zipped=True))]
+    answers = [json.dumps(answer).encode() for answer in (DATA, past("a", "b"), past("a"), TRENDS)]
+    assert sum(map(len, sent)) + sum(len(gzip.compress(body)) for body in answers) <= 80 * 1024

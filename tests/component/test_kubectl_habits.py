@@ -60,7 +60,7 @@ def test_a_pod_may_be_named_with_its_kind(api: StandInApi, capsys: pytest.Captur
         ),
         (["zzz"], "there is no command 'zzz': "),
         (["check"], "FILE missing: name a manifest or a directory"),
-        (["explain"], "name a pod, or manifests: POD, KIND/NAME, FILE or -f FILE"),
+        (["explain"], "name a pod, or manifests: POD, KIND/NAME, -l SELECTOR, FILE or -f FILE"),
         (["defrag", "a", "-f", "b"], "name the pod, or its manifest"),
     ],
 )
