@@ -32,6 +32,7 @@ export const RULES = [
   ["annotation {1} is {2}, but container {3} asks for whole cards, which have no other tenant: remove the annotation, or ask for parts of cards", "注解 {1} 为 {2}，但容器 {3} 请求整卡，整卡没有其他租户：请去掉注解，或请求卡的一部分"],
   ["annotation {1} is {2}, but no container asks for tencent.com/vcuda-core: a share by a ResourceClaim has the priority that the claim's parameters say", "注解 {1} 为 {2}，但没有容器请求 tencent.com/vcuda-core：按 ResourceClaim 分配的份额，其优先级写在 claim 的参数中"],
   ["annotation {1} is protected, but {2} passes the scheduler by, which alone counts the right to protected shares: remove {3}", "注解 {1} 为 protected，但 {2} 绕过了调度器，而只有调度器统计受保护份额的权利：请去掉 {3}"],
+  ["annotation {1} is {2}: use a whole number with s, m or h, such as 90s or 5m", "注解 {1} 为 {2}：请用带 s、m 或 h 的整数，例如 90s 或 5m"],
   ["annotation {1} is {2}: use {a}", "注解 {1} 为 {2}：请用 {a}"],
   ["annotation {1} is {2}: {3}: write {4}", "注解 {1} 为 {2}：{3}：请写成 {4}"],
   ["annotation {1} names container {2}, and the pod has no such container{3}", "注解 {1} 写了容器 {2}，而 Pod 没有这个容器{3}"],
