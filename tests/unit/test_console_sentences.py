@@ -16,8 +16,6 @@ from gpu_manager.domain.rules.rulebook import Rule
 ROOT = Path(__file__).parents[2]
 MODULES = (
     "admission/cluster/node_view.py",
-    "admission/explain/both_ways.py",
-    "admission/explain/claim_words.py",
     "admission/explain/claims.py",
     "admission/explain/explanation.py",
     "admission/explain/remedies.py",
@@ -33,6 +31,11 @@ MODULES = (
     "gpu_manager/domain/placement/protection.py",
 )
 NO_SENTENCES = {"not asked", "Knative Service"}  # a count, a kind
+NO_SENTENCES |= {
+    "no room, even if it were empty",
+    "would have room without",
+    "closed by quota",
+}  # of text alone
 PATTERN_OF_A_SCHEDULER = re.compile(r"\\|\(had|^unbound immediate|^node\\")
 LINE = re.compile(r'\["((?:[^"\\]|\\.)*)", "((?:[^"\\]|\\.)*)"\]')
 NAME = re.compile(r"\{(\w)\}")
