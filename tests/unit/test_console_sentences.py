@@ -24,7 +24,6 @@ MODULES = (
     "admission/gangs/state.py",
     "gpu_manager/domain/advice/size.py",
     "gpu_manager/domain/cluster/kubelet_ids.py",
-    "gpu_manager/domain/cluster/lent_cards.py",
     "gpu_manager/domain/cluster/pod_holder.py",
     "gpu_manager/domain/kube/constraints.py",
     "gpu_manager/domain/placement/explain.py",
