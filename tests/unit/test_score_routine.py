@@ -22,7 +22,7 @@ def routine() -> RollOutRoutine:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(counts=mixes, asked=st.lists(rooms(), min_size=1, max_size=20))
 @example(counts={RequestShape(100, 0, 0, ("A",)): 3}, asked=[FreeShape("B", UNITS, -5, ((100, UNITS),))])
 def test_a_room_is_worth_what_it_is_in_python(routine, counts, asked):
