@@ -19,7 +19,7 @@ from admission.explain.remedies import JudgedNode, Remedy, WaitingPod, cheapest_
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
 from admission.extender.refusal_lines import describe, kept_for, refusal, until_open, why
 from admission.gangs.state import GangState
-from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
+from gpu_manager.domain.cluster.kubelet_ids import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.pod_holder import HeldBy, Hold, HoldFacts, find_holder, is_older
 from gpu_manager.domain.cluster.quota import ANY_SIZE, Quota
 from gpu_manager.domain.cluster.quota import refusal as refused_by_quota

@@ -1,7 +1,7 @@
 """The agent's composition root: builds the components, connects them, runs their threads, and stops them.
 
 Three parts of it stand in files of their own: how cards are offered (:mod:`gpu_manager.agent.fronts`,
-:mod:`gpu_manager.agent.dra_front`) and what is done about containers that run
+:mod:`gpu_manager.agent.fronts`) and what is done about containers that run
 (:mod:`gpu_manager.agent.running_containers`). Only these modules import both services and adapters, and none
 of them decides anything.
 """
@@ -24,15 +24,14 @@ from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.adapters.kube.kube import Kube
 from gpu_manager.adapters.kubelet import KubeletClient
+from gpu_manager.adapters.kubelet.checkpoint import read_old_checkpoint
 from gpu_manager.adapters.kubelet.pods_api import PodsApi
-from gpu_manager.adapters.kubelet.predecessor_checkpoint import read_old_checkpoint
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.adapters.selinux import label_of
 from gpu_manager.adapters.store import FileStore
 from gpu_manager.agent.backends import build_cards, build_injector, gate_program
 from gpu_manager.agent.config import Config
-from gpu_manager.agent.dra_front import DraFront
-from gpu_manager.agent.fronts import Fronts
+from gpu_manager.agent.fronts import DraFront, Fronts
 from gpu_manager.agent.running_containers import RunningContainers, store_of
 from gpu_manager.domain.contract import KUBELET_SOCKET, PODS_API_SOCKET
 from gpu_manager.domain.errors import NodeUnready
@@ -47,10 +46,9 @@ from gpu_manager.servers.plugin_registration import LENDING, SOCKETS
 from gpu_manager.servers.status import Status
 from gpu_manager.services.allocation.admission_window import AdmissionWindow
 from gpu_manager.services.allocation.allocator import Allocator
-from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
+from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback, serve_the_last
 from gpu_manager.services.allocation.association import Association
 from gpu_manager.services.allocation.books import Books
-from gpu_manager.services.allocation.leave import serve_the_last
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.allocation.prestart import LimitPages, PreStart

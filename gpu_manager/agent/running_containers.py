@@ -33,12 +33,11 @@ from gpu_manager.services.enforcement import injection_check, usage
 from gpu_manager.services.enforcement.account_check import AccountCheck
 from gpu_manager.services.enforcement.container_grants import PageSlots
 from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
-from gpu_manager.services.enforcement.elastic_limit import ElasticLimit
 from gpu_manager.services.enforcement.evasion_detector import EvasionDetector
 from gpu_manager.services.enforcement.gates import CardGates
 from gpu_manager.services.enforcement.injection_check import InjectionCheck
 from gpu_manager.services.enforcement.library_messages import LibraryMessages
-from gpu_manager.services.enforcement.resizer import Resizer
+from gpu_manager.services.enforcement.resizer import ElasticLimit, Resizer
 from gpu_manager.services.enforcement.time_sharing import TimeSharing
 from gpu_manager.services.enforcement.usage import UsageSampler
 from gpu_manager.services.enforcement.usage_past import UsagePast

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_manager.adapters.kube.cache import PodCache, place_of
+from gpu_manager.adapters.kube.pods import PodCache, place_of
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from tests.fakes.ports import FakeClock
 

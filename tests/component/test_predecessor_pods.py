@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_manager.adapters.kubelet.predecessor_checkpoint import FILE_NAME, read_old_checkpoint
+from gpu_manager.adapters.kubelet.checkpoint import OLD_FILE_NAME as FILE_NAME
+from gpu_manager.adapters.kubelet.checkpoint import read_old_checkpoint
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import PodUid, parse_pod

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpu_manager.adapters.kubelet.predecessor_checkpoint import FILE_NAME
+from gpu_manager.adapters.kubelet.checkpoint import OLD_FILE_NAME as FILE_NAME
 from gpu_manager.domain.contract import (
     ALLOCATION,
     CORE,

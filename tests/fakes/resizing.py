@@ -13,8 +13,7 @@ from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.ports.control_pages import TenantUse
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
 from gpu_manager.services.allocation.books import Key
-from gpu_manager.services.enforcement.elastic_limit import ElasticLimit
-from gpu_manager.services.enforcement.resizer import Resizer
+from gpu_manager.services.enforcement.resizer import ElasticLimit, Resizer
 from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse
 from tests.fakes.direct import DirectRig
 from tests.fakes.node import container, pod

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpu_manager.domain.enforcement.account_error import account_error
+from gpu_manager.domain.enforcement.driver_overhead import account_error
 from tests.native import standin
 from tests.native.core_world import World, until, world
 from tests.native.programs import compiled

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_manager.domain.enforcement.account_error import BESIDE, SOME, STARTS, TURNS, account_error
+from gpu_manager.domain.enforcement.driver_overhead import BESIDE, SOME, STARTS, TURNS, account_error
 
 share = st.floats(0, 1)
 SEEN = SOME + 0.5 * STARTS  # of an account of half a card

@@ -17,7 +17,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD, GIB, ZERO, Amount
 from gpu_manager.servers import series
 from gpu_manager.services.allocation.books import Books, Grant
 from gpu_manager.services.allocation.books_format import BooksEncoder, decode
-from gpu_manager.services.enforcement.ended_containers import ABSENT_SECONDS, EndedContainers
+from gpu_manager.services.enforcement.usage import ABSENT_SECONDS, EndedContainers
 from tests.fakes.claims import claim_grant
 from tests.fakes.ports import FakeClock, FakePods, FakeProcesses, FakeStore, cards
 from tests.fakes.state import node_of, state_of

@@ -12,7 +12,7 @@ from gpu_manager.domain.contract import CORE_LIMIT
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports.control_pages import Limit
 from gpu_manager.services.allocation.prestart import LimitPages
-from gpu_manager.services.enforcement.elastic_limit import ElasticLimit
+from gpu_manager.services.enforcement.resizer import ElasticLimit
 from tests.fakes.direct import DirectRig
 from tests.fakes.node import container, pod
 from tests.fakes.ports import FakeTenants

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.ports.api_server import KnownPod
-from gpu_manager.services.enforcement.ended_containers import ABSENT_SECONDS, EndedContainers
+from gpu_manager.services.enforcement.usage import ABSENT_SECONDS, EndedContainers
 from tests.fakes.ports import FakeClock, FakePods, FakeProcesses
 
 UID = PodUid("u1")

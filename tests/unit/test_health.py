@@ -13,8 +13,7 @@ from gpu_manager.domain.card import UNREAD_MODEL, Card, CardState, CardUuid
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.topology import SELF, Link, Topology
 from gpu_manager.ports.cards import CardEvent, HealthChange, XidError
-from gpu_manager.services.cards.health import VANISHED, CardXids, Health, HealthTimes
-from gpu_manager.services.cards.health_log import MOST_EVENTS, HealthLog
+from gpu_manager.services.cards.health import MOST_EVENTS, VANISHED, CardXids, Health, HealthLog, HealthTimes
 from tests.fakes.ports import FakeNodeObject
 
 PIX, SYS = Link.parse("PIX"), Link.parse("SYS")

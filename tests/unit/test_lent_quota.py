@@ -11,7 +11,7 @@ from admission.cluster.pod_view import pod_view, read_pod_view
 from admission.cluster.snapshot import NODES
 from admission.cluster.trim import slim_pod
 from admission.explain.explanation import Explanation, explain
-from gpu_manager.domain.cluster.lent_cards import gpus_of
+from gpu_manager.domain.cluster.kubelet_ids import gpus_of
 from gpu_manager.domain.contract import ALLOCATION, CORE, NVIDIA, Assignment, encode_assignment
 from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import GIB, Amount

@@ -9,10 +9,10 @@ from gpu_manager.domain.kube.constraints import (
     DAEMONS,
     NodeConstraints,
     PodConstraints,
+    meets,
     node_constraints,
     pod_constraints,
 )
-from gpu_manager.domain.kube.label_selectors import meets
 
 
 def constraints(labels=None, taints=(), **spec):

@@ -27,7 +27,7 @@ POOLS = {
 
 
 # What runs in a thread that can be left behind is raised again where the call was made, or nobody waits for it.
-HANDED_OVER = {"gpu_manager/adapters/nvml/patience.py"}
+HANDED_OVER = {"gpu_manager/adapters/nvml/errors.py"}
 
 
 def calls(tree: ast.AST) -> Iterator[str]:

@@ -44,7 +44,7 @@ from gpu_manager.domain.topology import Link, Topology
 from gpu_manager.services.allocation.books import Books, Grant
 from gpu_manager.services.allocation.grant import limits_of
 from gpu_manager.services.allocation.node_state import NodeState
-from gpu_manager.services.claims.judgement import ClaimJudge
+from gpu_manager.services.claims.prepare import ClaimJudge
 from tests.fakes.claims import claim_object, result
 from tests.fakes.extender import container, pod
 from tests.fakes.metrics import service_metrics

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.domain.enforcement.account_error import account_error
+from gpu_manager.domain.enforcement.driver_overhead import account_error
 from gpu_manager.domain.kube.pod import PodUid, parse_pod
 from gpu_manager.ports.cards import CardUse, ProcessUse
 from gpu_manager.ports.control_pages import TenantUse

@@ -12,8 +12,15 @@ from typing import Any
 
 import pynvml
 
-from gpu_manager.adapters.nvml.errors import NvmlErrorKind, maybe, meaning, to_domain
-from gpu_manager.adapters.nvml.patience import TIMEOUT, DriverHangsError, Patience
+from gpu_manager.adapters.nvml.errors import (
+    TIMEOUT,
+    DriverHangsError,
+    NvmlErrorKind,
+    Patience,
+    maybe,
+    meaning,
+    to_domain,
+)
 from gpu_manager.domain.card import CardUuid
 
 _CALL, _STRUCT = "nvmlDeviceSetMemoryLimits_v1", "c_nvmlSetMemoryLimits_v1_t"

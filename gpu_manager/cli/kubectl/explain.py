@@ -15,7 +15,7 @@ from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, Namespac
 from gpu_manager.cli.kubectl.names import WORKLOADS, NamedObject, is_file, read_target, selected
 from gpu_manager.cli.output import TABLE, Printing, Watch, repeat
 from gpu_manager.cli.pod_templates import drafted_pod, pods_of
-from gpu_manager.domain.cluster.lent_cards import explain_gpus, gpus_of
+from gpu_manager.domain.cluster.kubelet_ids import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.node_books import NodeBooks
 from gpu_manager.domain.cluster.pod_holder import Hold, HoldFacts, find_holder, gates_of, is_older
 from gpu_manager.domain.cluster.usage_json import longest_beside, read_usage, ungated_beside

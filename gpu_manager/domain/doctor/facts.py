@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from gpu_manager.domain.contract import Inventory
-from gpu_manager.domain.kube.label_selectors import Term
+from gpu_manager.domain.kube.constraints import Term
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.resize.namespace_limits import NamespaceLimits
 

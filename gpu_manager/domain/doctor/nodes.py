@@ -29,7 +29,7 @@ from gpu_manager.domain.doctor.facts import (
 )
 from gpu_manager.domain.dra.sides import Front
 from gpu_manager.domain.errors import printable
-from gpu_manager.domain.kube.label_selectors import meets, shown_terms
+from gpu_manager.domain.kube.constraints import meets, shown_terms
 from gpu_manager.domain.kube.pod import ContainerKind
 from gpu_manager.domain.other_plugins import OTHER_PLUGIN
 from gpu_manager.domain.resources import CORES_PER_CARD, format_bytes

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpu_manager.domain.contract import EvictionMark
-from gpu_manager.domain.kube.label_selectors import Term, meets, read_terms
+from gpu_manager.domain.kube.constraints import Term, meets, read_terms
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.untrusted import mapping
 

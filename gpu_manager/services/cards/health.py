@@ -5,6 +5,8 @@ a fault when it happens), the operator's cordons, and what other device plugins 
 closes a card at once; a card opens again after it has been well for a while, so that one that flaps does not
 come and go at the kubelet. A card that vanishes stays, unhealthy, until somebody who knows that nobody waits
 for it calls :meth:`Health.forget`.
+
+The console shows what happened to each card's health since the agent's start: a bounded log.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import structlog
 
@@ -25,10 +28,50 @@ from gpu_manager.ports.cards import CardEvent, Cards, XidError
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.containers import Injectable
 from gpu_manager.runtime import threads
-from gpu_manager.services.cards.health_log import CLOSING_XID, XID, HealthEvent, HealthLog
 from gpu_manager.services.cards.links import KnownLinks
 
 log = structlog.get_logger(__name__)
+
+MOST_EVENTS: Final = 20  # of one card; the one that was last seen longest ago goes
+XID: Final = "xid"  # of a program: the card stays open
+CLOSING_XID: Final = "closing_xid"
+_LONGEST_TEXT: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class HealthEvent:
+    """``event``: ``card_closed``, ``card_opened``, ``xid``, …; ``text``: why, or the number of the XID.
+
+    ``first`` and ``last``: seconds since 1970 at which an event with these words was seen, ``count`` times.
+    """
+
+    event: str
+    text: str
+    first: float
+    last: float
+    count: int = 1
+
+
+class HealthLog:
+    """The events of all cards, equal ones counted as one."""
+
+    def __init__(self) -> None:
+        self._cards: dict[CardUuid, dict[tuple[str, str], HealthEvent]] = {}
+
+    def note(self, card: CardUuid, event: str, text: str, now: float) -> None:
+        """It happened ``now``, in seconds since 1970."""
+        events, key = self._cards.setdefault(card, {}), (event, text[:_LONGEST_TEXT])
+        before = events.pop(key, None)
+        events[key] = (
+            replace(before, last=now, count=before.count + 1) if before else HealthEvent(*key, now, now)
+        )
+        if len(events) > MOST_EVENTS:
+            del events[next(iter(events))]
+
+    def of(self, card: CardUuid) -> tuple[HealthEvent, ...]:
+        """The card's events, the newest first."""
+        return tuple(reversed(self._cards.get(card, {}).values()))
+
 
 Listener = Callable[[tuple[CardState, ...]], None]
 
