@@ -29,7 +29,7 @@ MODULES = (
     "gpu_manager/domain/placement/explain.py",
     "gpu_manager/domain/placement/protection.py",
 )
-NO_SENTENCES = {"not asked", "Knative Service"}  # a count, a kind
+NO_SENTENCES = {"not asked", "Knative Service", "no {}"}  # a count, a kind, a selector
 NO_SENTENCES |= {
     "no room, even if it were empty",
     "would have room without",
