@@ -60,7 +60,7 @@ LINES = [
     ("explain -f broken.yaml", 2, "did not find expected node content"),
     ("explain -f empty.yaml", 2, "holds no pod and no workload with pods"),
     ("explain Bad_Name", 2, "use lower-case letters, digits, - and ."),
-    ("defrag", 2, "POD, KIND/NAME, -l SELECTOR, FILE or -f FILE"),
+    ("defrag", 2, "POD, KIND/NAME, FILE or -f FILE"),
     ("defrag none", 2, 'no pod "none" that asks for cards in namespace "defa'),
     ("defrag one", 2, "it waits for nothing"),
     ("defrag -f empty.yaml", 2, "give one"),
