@@ -144,8 +144,9 @@ $(TOOLS)/helm: deploy/tools/kubectl-helm.lock | $(STAMP)
 deploy-check: $(STAMP) $(TOOLS)/helm ##measure the chart: lint, every render valid, rights as used, no drift; rules and dashboards on a real Prometheus
 	python -m pytest $(WAITING) tests/deploy
 
-manifests: $(TOOLS)/helm ##write write what is rendered from the chart
+manifests: $(TOOLS)/helm ##write write what is rendered from the chart, and the policies
 	PYTHONPATH=. python deploy/tools/render.py
+	gpu-quota-admission --print-policies > deploy/policies/vcuda.yaml
 
 image: $(STAMP) ##ship build/image/gpu-manager.tar: the image of agent and admission, without registry or Docker
 	$(BIN)/python deploy/image/build.py
