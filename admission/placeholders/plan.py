@@ -60,7 +60,10 @@ def missing_cards(
 
 
 def room_in_sum(node: SimNode) -> Amount:
-    """What Kubernetes counts as free on open cards: a pod with whole cards requests none of their memory."""
+    """Return the free cores and memory of the node's open cards as Kubernetes counts them.
+
+    That is more than the ledger has: a pod with whole cards requests none of their memory.
+    """
     whole = {s.card for a in node.ledger for s in a.shares if s.amount.cores >= CORES_PER_CARD}
     cards = [state.card for state in node.cards if state.open]
     memory = sum(card.capacity(node.ledger.unit).memory for card in cards if card.uuid in whole)

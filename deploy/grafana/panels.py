@@ -45,6 +45,15 @@ CORDONED = {0: ("open", "text"), 1: ("cordoned", "orange")}
 CARD_HEALTH = (
     "Whether the driver and the agent trust a card, and whether somebody closed it; the unhealthy come first."
 )
+HEALTH_OF_CARDS = Panel(
+    "Health",
+    {"healthy": f"vcuda_card_healthy{NODE}", "cordoned": f"vcuda_card_cordoned{NODE}"},
+    CARD_HEALTH,
+    kind="table",
+    columns={"node": "Node", "card": "Card", "uuid": "UUID"},
+    words={"healthy": HEALTHY, "cordoned": CORDONED},
+)
+"""A row for each card of the chosen nodes."""
 
 
 def row(title: str) -> Panel:

@@ -24,7 +24,7 @@ QUERIES: Final = ROOT / "tests/data/docs/queries.tsv"
 """What people type, and the pages that answer it, with ``|`` between."""
 SHOWN: Final = 4
 FOUND: Final = 46
-"""So many of the 48 have their page among the first SHOWN."""
+"""Number of the 48 queries, at least, whose page is among the first SHOWN results."""
 
 SEARCH: Final = """
 (async () => {

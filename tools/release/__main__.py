@@ -113,7 +113,7 @@ def _image(
     parts = []
     for machine, name in architectures.items():
         parts.append(output.with_name(f"{name}.oci.tar"))
-        # The stages that do not depend on the version are kept between builds.
+        # `--work` keeps build stages; those that do not contain the version are used again.
         options = (f"--machine={machine}", f"--output={parts[-1]}", f"--work={ROOT / 'build/image'}")
         _run(sys.executable, "deploy/image/build.py", *options, at=source, environment=environment)
     digest = index.join(parts, output, int(environment["SOURCE_DATE_EPOCH"]))

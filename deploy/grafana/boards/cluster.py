@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from deploy.grafana.panels import (
-    CARD_HEALTH,
-    CORDONED,
     ENERGY,
     EXPIRY,
-    HEALTHY,
+    HEALTH_OF_CARDS,
     IDLE,
     NODE,
     OF_MODEL,
@@ -226,14 +224,7 @@ BOARD = (
             stack=True,
         ),
         row("Health of cards and service"),
-        Panel(
-            "Health",
-            {"healthy": f"vcuda_card_healthy{NODE}", "cordoned": f"vcuda_card_cordoned{NODE}"},
-            CARD_HEALTH,
-            kind="table",
-            columns={"node": "Node", "card": "Card", "uuid": "UUID"},
-            words={"healthy": HEALTHY, "cordoned": CORDONED},
-        ),
+        HEALTH_OF_CARDS,
         Panel(
             "Webhook and extender: 99th percentile",
             {

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from deploy.grafana.panels import (
     CARD,
-    CARD_HEALTH,
-    CORDONED,
-    HEALTHY,
+    HEALTH_OF_CARDS,
     MEMORY,
     NODE,
     WHO,
@@ -114,14 +112,7 @@ BOARD = (
             "In the last 5 minutes.",
         ),
         row("Health of cards and agent"),
-        Panel(
-            "Health",
-            {"healthy": f"vcuda_card_healthy{NODE}", "cordoned": f"vcuda_card_cordoned{NODE}"},
-            CARD_HEALTH,
-            kind="table",
-            columns={"node": "Node", "card": "Card", "uuid": "UUID"},
-            words={"healthy": HEALTHY, "cordoned": CORDONED},
-        ),
+        HEALTH_OF_CARDS,
         Panel(
             "The agent",
             {

@@ -110,8 +110,10 @@ def _far_ends(nvml: Any, handle: Any, places: dict[str, int]) -> Counter[int]:
 
 
 def _far_end(nvml: Any, handle: Any, link: int, places: dict[str, int]) -> int | None:
-    """Return the far end of an NVLink. Drivers before R460 do not tell its kind: one that is no card is a
-    switch.
+    """Return where an NVLink ends: the index of a card, or _SWITCH; None if it cannot be told.
+
+    Drivers before R460 do not report the kind of the remote device. There, an end that is no known card
+    counts as a switch.
     """
     kind = maybe(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
     if kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:

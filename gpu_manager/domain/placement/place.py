@@ -52,7 +52,8 @@ _NOWHERE: Final = (None,)
 
 
 def binpack(trial: TrialPlacement, group: ContainerGroup, topology: Topology) -> int | None:
-    """Put a fraction on the card with the least left: by cores, then memory, then index. The default.
+    """Choose, for a fraction, the card with the fewest free cores, then the least free memory, then the
+    lowest index. The default.
 
     A whole card is the idle one whose loss leaves the best-linked sets to later pods.
     """
@@ -62,7 +63,8 @@ def binpack(trial: TrialPlacement, group: ContainerGroup, topology: Topology) ->
 
 
 def spread(trial: TrialPlacement, group: ContainerGroup, topology: Topology) -> int | None:
-    """Put a fraction on the card with the most left: by cores, then memory, then index.
+    """Choose, for a fraction, the card with the most free cores, then the most free memory, then the
+    lowest index.
 
     A whole card is chosen as by :func:`binpack`, since it is never shared.
     """

@@ -145,7 +145,7 @@ class ClaimJudge:
     def _check_containers(self, claim: AllocatedClaim) -> None:
         """Refuse a container that uses two requests of ours, of this claim or another that is prepared.
 
-        The limits of both would be mounted at one path, and the cards of one had none.
+        A container has one path for its limits page, so the cards of one request would be without limits.
         """
         ledger = self._state.view.ledger
         for pod in self._pods_of(claim):

@@ -62,7 +62,7 @@ static inline bool cost_is_unsure(const struct cost *cost) {
 /* Record a measured launch: it kept its stream busy for `ns`, and added `charge_ns` to the card's busy time. */
 void cost_measured(struct cost *cost, uint64_t ns, uint64_t charge_ns);
 
-/* A launch measured lately added this much more than was recorded. */
+/* An earlier cost_measured() of this kind lacked `charge_ns`: its launch added that much more to the busy time. */
 void cost_measured_more(struct cost *cost, uint64_t charge_ns);
 
 #endif

@@ -18,8 +18,9 @@ static uint32_t own_slot(void) {
     return (uint32_t)(vcuda_slot() - vcuda_usage()->slot);
 }
 
-/* How much of the time from `from` to `to`, in which this context had no other work, others had by their own account,
- * with the card's switches to them and back. */
+/* How much of the time from `from` to `to` other processes had by their own account, plus the card's switches to them
+ * and back. Time in which this context had other work does not count, unless the launch itself is `entered` into the
+ * context's busy intervals and hides that. */
 static uint64_t published_ns(const struct context_meter *context_meter, int64_t from, int64_t to, bool entered) {
     int64_t offset = context_meter->clock.offset_ns, sum = 0;
     struct busy_interval found[VCUDA_RECENT_WORK_ENTRIES];
@@ -32,6 +33,7 @@ static uint64_t published_ns(const struct context_meter *context_meter, int64_t 
     return (uint64_t)(sum + 2 * SWITCH_MOST_NS * (count < turns ? count : turns));
 }
 
+/* The part of a wait that other processes do not explain, as far as the page's timeline has room for it there. */
 static uint64_t lacked(struct context_meter *context_meter, const struct other_wait *wait) {
     uint64_t had = published_ns(context_meter, wait->from, wait->to, true), ns = wait->ns > had ? wait->ns - had : 0;
     int64_t offset = context_meter->clock.offset_ns, from = wait->from - offset, to = wait->to - offset;
