@@ -19,6 +19,7 @@ from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready, VcudaError
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports.control_pages import Correction, Limit
+from tests.fakes.open_files import open_files
 from tests.fakes.pages import CARD, LIMIT, NAME, limits_of, put, register, usage_file
 from tests.fakes.waiting import PATIENCE
 from vcuda.page.limits import LIMITS_SIZE
@@ -382,8 +383,7 @@ def test_a_root_that_cannot_be_used_is_an_operator_s_error(tmp_path):
 def test_no_descriptor_is_left_open(tenants, root):
     def count() -> int:
         """Of the pages alone: what else runs in this process opens and closes files of its own."""
-        held = Path("/proc/self/fd").iterdir()
-        return sum(os.path.realpath(one).startswith(str(root.resolve())) for one in held)
+        return sum(target.startswith(str(root.resolve())) for target in open_files())
 
     tenants.open(NAME, [LIMIT])
     before = count()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ import pytest
 
 from gpu_manager.adapters.kubelet import SocketWatch
 from gpu_manager.adapters.kubelet.client import DirectoryWatch
+from tests.fakes.open_files import open_files
 from tests.fakes.waiting import PATIENCE
 
 
@@ -63,11 +63,7 @@ def test_a_directory_in_the_place_of_another_is_watched(watch: DirectoryWatch, t
 
 def instances() -> int:
     """Return the inotify instances of this process."""
-    found = 0
-    for one in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # that of this listing, or of a thread that ended
-            found += one.readlink().name.endswith("inotify")
-    return found
+    return sum(target.endswith("inotify") for target in open_files())
 
 
 def test_an_instance_is_held_only_while_a_directory_is_watched(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.services.evictor import Evictor
 from sandbox.api import StandInApi
 from sandbox.api.access import AccessRules, User, service_account
+from tests.fakes.open_files import open_files
 from tests.fakes.waiting import PATIENCE, until
 
 AGENT, EVICTOR = (service_account("kube-system", name) for name in ("gpu-manager", "gpu-manager-evictor"))
@@ -214,7 +215,7 @@ def test_the_program_evicts_what_is_marked_opens_no_port_and_ends_by_its_signal(
     program = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     until(lambda: cluster.api.list("events", fields=f"reason={EVENT_EVICTED}"))
     assert cluster.deleted()
-    sockets = {str(fd.readlink()) for fd in Path(f"/proc/{program.pid}/fd").iterdir() if fd.is_symlink()}
+    sockets = set(open_files(program.pid))
     listening = {
         f"socket:[{line.split()[9]}]"
         for table in ("tcp", "tcp6")

@@ -18,6 +18,7 @@ from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports.control_pages import Limit
 from tests.fakes.hostile_tenant import HostileTenant
+from tests.fakes.open_files import open_files
 from tests.fakes.pages import CARD, LIMIT, NAME, limits_of, usage_file
 from tests.fakes.waiting import until
 
@@ -157,11 +158,11 @@ def test_no_lease_is_given_on_a_gate_that_the_agent_serves(tenants, tenant):
 
 def test_a_removed_directory_keeps_no_descriptor(root):
     tenants = FileControlPages(root)
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = len(open_files())
     tenants.open(NAME, [LIMIT])
     tenants.usage(NAME)
     tenants.remove(NAME)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(open_files()) == before
     tenants.close()
 
 
@@ -192,5 +193,4 @@ def reads(tenants: FileControlPages) -> bool:
 def opens(tenants: FileControlPages, gate: Path) -> bool:
     """True once the agent has the gate open for good."""
     tenants.gates.ensure(CARD)
-    held = Path("/proc/self/fd").iterdir()
-    return str(gate.resolve()) in {os.path.realpath(one) for one in held}
+    return str(gate.resolve()) in open_files()

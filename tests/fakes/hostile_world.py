@@ -27,6 +27,7 @@ from gpu_manager.domain.resources import GIB
 from gpu_manager.ports.control_pages import GateWatch, Limit, WatchedTenant
 from tests.fakes.hostile_attacks import Attack, Judged, Phase
 from tests.fakes.hostile_tenant import HostileTenant
+from tests.fakes.open_files import open_files
 from tests.fakes.pages import CARD, limits_of, register
 from tests.fakes.waiting import until
 from vcuda.page.gate import read_gate
@@ -79,13 +80,14 @@ class HostileWorld:
 
     def close(self) -> None:
         """End agent and watcher."""
-        os.close(self._lock)
-        if self.watcher is not None:
-            self.watcher.close()
-        self._end_keeper()
-        for name in (VICTIM, HOSTILE, NEW):
-            self.pages.remove(name)
-        self.pages.close()
+        with contextlib.ExitStack() as ends:  # each of them, whatever another raises
+            ends.callback(self.pages.close)
+            for name in (NEW, HOSTILE, VICTIM):
+                ends.callback(self.pages.remove, name)
+            ends.callback(self._end_keeper)
+            if self.watcher is not None:
+                ends.callback(self.watcher.close)
+            ends.callback(os.close, self._lock)
 
     def _end_keeper(self) -> None:
         self._keeper.kill()
@@ -149,8 +151,12 @@ class HostileWorld:
         """The process that has all files open while the agent is away; returns once it has."""
         keeper = subprocess.Popen([self._program, "keep", self.root])
         wanted = {str(path.resolve()) for path in self.root.glob("*/*")}
-        held = Path(f"/proc/{keeper.pid}/fd")
-        until(lambda: wanted <= {os.path.realpath(one) for one in held.iterdir()})
+        try:
+            until(lambda: wanted <= set(open_files(keeper.pid)))
+        except BaseException:
+            keeper.kill()
+            keeper.wait()
+            raise
         return keeper
 
     def _leave(self, phase: Phase) -> None:
@@ -218,11 +224,10 @@ def hostile_world(base: Path, program: Path) -> Iterator[HostileWorld]:
     if libc.mount(b"run", bytes(run), b"tmpfs", ctypes.c_ulong(0), b"size=16m,nr_inodes=4096") != 0:
         raise OSError(ctypes.get_errno(), "mount")
     libc.mount(None, bytes(run), None, ctypes.c_ulong(_MS_SHARED), None)
-    world = HostileWorld(run, program)
     try:
-        yield world
+        with contextlib.closing(HostileWorld(run, program)) as world:
+            yield world
     finally:
-        world.close()
         for mounted in (run / "pages").glob("*"):
             libc.umount2(bytes(mounted), 2)
         libc.umount2(bytes(run), 2)

@@ -23,6 +23,7 @@ from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import GIB
 from gpu_manager.ports.control_pages import GateWatch, Limit, WatchedTenant
 from tests.fakes.hostile_tenant import HostileTenant
+from tests.fakes.open_files import open_files
 from tests.fakes.pages import register
 from tests.native.core_world import until
 from tests.native.tools import build_tests
@@ -293,19 +294,18 @@ def test_what_the_keeper_holds_gives_no_lease_while_the_agent_is_away(node: Node
     files = [node.root / name / file for name in (PROTECTED, BEST_EFFORT) for file in ("limits", "usage")]
     keeper = subprocess.Popen([str(node.watcher._program), "keep", str(node.root)])
 
-    def held() -> set[str]:
-        return {os.path.realpath(one) for one in Path(f"/proc/{keeper.pid}/fd").iterdir()}
-
     try:
-        assert until(lambda: {str(path) for path in (*files, gate)} <= held(), MOST_SECONDS)
+        assert until(
+            lambda: {str(path) for path in (*files, gate)} <= set(open_files(keeper.pid)), MOST_SECONDS
+        )
         node.pages.close()
         with HostileTenant() as tenant:
             for path in (*files, gate):
                 for kind in ("read", "write"):
                     assert tenant.order("lease", path, kind=kind) == errno.EAGAIN
         FileControlPages(node.root).remove(PROTECTED)
-        assert until(lambda: not any(PROTECTED in path for path in held()), MOST_SECONDS)
-        assert str(gate) in held()
+        assert until(lambda: not any(PROTECTED in path for path in open_files(keeper.pid)), MOST_SECONDS)
+        assert str(gate) in open_files(keeper.pid)
         keeper.terminate()
         assert keeper.wait(MOST_SECONDS) == 0
     finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.open_files import open_files
 from tests.native.driven import (
     CONTEXT,
     MIB,
@@ -80,8 +81,7 @@ def test_a_program_that_registers_memory_and_closes_its_descriptors_leaves_nothi
     """As UCX and NCCL do with network cards: many times for one buffer, and for many buffers."""
     kept = guest("cuMemAlloc_v2", OUT, BLOCK).value
     assert guest("close", dma_buf(guest, kept)).result == SUCCESS
-    directory = Path(f"/proc/{guest.process.pid}/fd")
-    before = len(list(directory.iterdir()))
+    before = len(open_files(guest.process.pid))
     for _ in range(600):
         assert guest("close", dma_buf(guest, kept)).result == SUCCESS
     for _ in range(50):
@@ -91,7 +91,7 @@ def test_a_program_that_registers_memory_and_closes_its_descriptors_leaves_nothi
         assert guest("close", descriptor).result == 0
         assert guest("cuMemFree_v2", at).result == SUCCESS
         assert container.charged() == guest.card_used() == CONTEXT + BLOCK
-    assert len(list(directory.iterdir())) <= before
+    assert len(open_files(guest.process.pid)) <= before
     assert guest("cuMemFree_v2", kept).result == SUCCESS
     assert container.charged() == guest.card_used() == CONTEXT
 
