@@ -100,6 +100,7 @@ FORGET: Final = "tencent.com/vcuda-forget"
 MODEL_LABEL: Final = "tencent.com/gpu-model"
 MODEL_LABEL_GAIA: Final = "gaia.tencent.com/gpu-model"
 POOL_LABEL: Final = "gaia.tencent.com/gpu-pool"
+MULTI_CARD: Final = "multi-card"  # a feature of an agent, in its inventory: equal parts of several cards
 # Label of the admission pod that is the leader, which a Service selects.
 LEADER_LABEL: Final = "tencent.com/admission-leader"
 # Annotation of the pod of a replica that begins to lead, so that its watch of pods shows how far it has come.
@@ -307,7 +308,8 @@ class Inventory:
     for protected ones, which agents of earlier releases do not. ``stranded``: UIDs of pods with containers
     that cannot be started again, because the kubelet has no devices for them. ``no_injection``: why no
     container can be given a card now, empty if one can; ``injects_by``: the injection strategy, empty from
-    agents of earlier releases.
+    agents of earlier releases. ``features``: what the agent can do that those cannot, such as
+    :data:`MULTI_CARD`.
     """
 
     unit: int
@@ -322,6 +324,7 @@ class Inventory:
     stranded: tuple[str, ...] = ()
     no_injection: str = ""
     injects_by: str = ""
+    features: frozenset[str] = frozenset()
 
 
 def encode_inventory(inventory: Inventory) -> str:
@@ -358,6 +361,7 @@ def encode_inventory(inventory: Inventory) -> str:
             **({} if inventory.released is None else {"released": list(inventory.released)}),
             **({"resizes": True} if inventory.resizes else {}),
             **({"gates": True} if inventory.gates else {}),
+            **({"features": sorted(inventory.features)} if inventory.features else {}),
             **({"stranded": list(inventory.stranded)} if inventory.stranded else {}),
             "injection": {
                 "ok": not inventory.no_injection,
@@ -396,6 +400,7 @@ def decode_inventory(text: str | None) -> Inventory | None:
             released=tuple(map(_text, _list(data["released"]))) if "released" in data else None,
             resizes=_flag(data.get("resizes", False)),
             gates=_flag(data.get("gates", False)),
+            features=frozenset(map(_text, _list(data.get("features", [])))),
             stranded=tuple(map(_text, _list(data.get("stranded", [])))),
             no_injection=_text(injection.get("why", "")),
             injects_by=_text(injection.get("by", "")),

@@ -83,6 +83,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
             for card in draw(st.lists(st.sampled_from(cards), max_size=3) if cards else st.just([]))
         ),
         released=draw(st.none() | st.lists(names, max_size=3).map(tuple)),
+        features=draw(st.frozensets(names, max_size=3)),
     )
 
 

@@ -179,7 +179,8 @@ class NodeReport:
     hold anything, None if the agent does not publish it; ``serving`` is False while its agent starts or stops
     or its kubelet is away; ``resizes``: its agent resizes running containers; ``gates``: its agent makes
     best-effort tenants wait for protected ones; ``injects_by``: the strategy by which it injects cards;
-    ``lends``: it offers whole cards as ``nvidia.com/gpu`` too; ``pool`` and ``model`` are its labels.
+    ``features``: what its agent can do that earlier ones cannot, such as ``multi-card``; ``lends``: it offers
+    whole cards as ``nvidia.com/gpu`` too; ``pool`` and ``model`` are its labels.
     """
 
     name: str
@@ -194,6 +195,7 @@ class NodeReport:
     resizes: bool = False
     gates: bool = False
     injects_by: str = ""
+    features: frozenset[str] = frozenset()
     lends: bool = False
     pool: str = ""
     model: str = ""
@@ -234,6 +236,7 @@ def read_node(obj: Mapping[str, Any], unit: int = DEFAULT_UNIT) -> NodeReport:
         resizes=inventory.resizes,
         gates=inventory.gates,
         injects_by=inventory.injects_by,
+        features=inventory.features,
         lends=whole_number(mapping(mapping(obj.get("status")).get("capacity")).get(contract.NVIDIA)) > 0,
     )
 
