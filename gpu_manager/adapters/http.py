@@ -1,35 +1,33 @@
-"""The HTTP client: urllib3 with a deadline for every answer, bounded bodies and a pool of connections.
+"""The HTTP client: a deadline for every answer, bounded bodies, kept connections, TLS and proxies.
 
 The server may close an idle connection, which is noticed at its next use. The request is then repeated once
 on a new connection, if its method is safe to repeat. Of a server that closes after each answer, as the agent
-does, :func:`fetch` asks at half of the processor time.
+does, :func:`fetch` asks once, and its deadline holds for the headers too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import os
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict, Unpack
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
-import urllib3
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-
+from gpu_manager.adapters.http_connection import PIECE, Line, Way
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 
 NO_DELAY: Final = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),)
 IDEMPOTENT: Final = frozenset({"GET", "HEAD", "PUT", "DELETE"})
-_PIECE: Final = 1 << 16
 _DEAD: Final = (ConnectionError, http.client.BadStatusLine, ssl.SSLError)
-FOREIGN: Final = (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError, ValueError)
-"""What urllib3 raises, and what a connection raises while a body is read."""
+FOREIGN: Final = (http.client.HTTPException, OSError, ValueError)
+"""What a connection raises, of itself and while a body is read."""
 
 
 class NoAnswer(NodeUnready):
@@ -95,67 +93,74 @@ class HttpClient:
         self._base = checked_url(url)
         self.limits = limits or HttpLimits()
         self._repeatable = repeatable
-        settings: dict[str, Any] = {"maxsize": keep, "socket_options": list(socket_options)}
-        if self._base.startswith("https"):
-            settings["ssl_context"] = tls
-            if tls is not None and tls.verify_mode is ssl.CERT_NONE:  # the caller has decided so
-                urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-            if tls is not None and not tls.check_hostname:
-                settings["assert_hostname"] = False
-            if server_name:
-                settings["server_hostname"] = server_name
-        self._pools = urllib3.ProxyManager(proxy, **settings) if proxy else urllib3.PoolManager(**settings)
-        self._pools.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
+        secure = self._base.startswith("https")
+        self._way = Way(
+            self._base,
+            (tls or ssl.create_default_context()) if secure else None,
+            server_name,
+            checked_url(proxy) if proxy else "",
+            tuple(socket_options),
+        )
+        self._through = self._base if proxy and not secure else urlsplit(self._base).path
+        self._idle: list[Line] = []
+        weakref.finalize(self, _close_all, self._idle)
+        self._keep = keep
 
     def close(self) -> None:
-        """Close idle connections; a manager that is cleared alone leaves that to the garbage collector."""
-        for key in self._pools.pools.keys():  # noqa: SIM118 - no mapping: it refuses to be iterated
-            pool = self._pools.pools.get(key)
-            if pool is not None:
-                pool.close()
-        self._pools.clear()
+        """Close idle connections, and those in use after their answers."""
+        self._keep = 0
+        _close_all(self._idle)
 
     def ask(self, method: str, path: str, **parts: Unpack[RequestParts]) -> HttpAnswer:
         """Send a request and read the whole answer, whatever its status. No redirects. Raises NoAnswer."""
         ends = time.monotonic() + self.limits.answer
-        response = self.open(method, path, **parts)
-        try:
-            sock = getattr(response.connection, "sock", None)
-            data = _whole(response, sock, ends, self.limits)
-        except FOREIGN as error:
-            response.close()
-            raise NoAnswer(reason(error)) from error
-        except NoAnswer:
-            response.close()
-            raise
-        response.release_conn()
-        return HttpAnswer(response.status, data, {k.lower(): v for k, v in response.headers.items()})
+        return self.open(method, path, **parts).whole(ends, self.limits)
 
-    def open(self, method: str, path: str, **parts: Unpack[RequestParts]) -> urllib3.BaseHTTPResponse:
-        """Send a request; the caller reads the answer, then closes or releases it. Raises NoAnswer."""
-        url = self._base + path
+    def open(self, method: str, path: str, **parts: Unpack[RequestParts]) -> HttpStream:
+        """Send a request; the caller reads the answer to its end, or closes it. Raises NoAnswer."""
+        url = self._through + path
         if query := parts.get("query"):
             url += ("&" if "?" in url else "?") + urlencode(query)
-        headers = urllib3.HTTPHeaderDict()
-        for name, value in (parts.get("headers") or {}).items():
-            for line in (value,) if isinstance(value, str) else value:
-                headers.add(name, line)
+        if not url.isascii() or not url.isprintable() or " " in url:
+            url = quote(url, safe="/?&=%#:;,@!$'()*+~[]")
+        line = self._taken()
         for again in (method in self._repeatable, False):
             try:
-                return self._pools.urlopen(
-                    method,
-                    url,
-                    body=parts.get("body"),
-                    headers=headers,
-                    timeout=urllib3.Timeout(connect=self.limits.connect, read=self.limits.answer),
-                    retries=False,
-                    redirect=False,
-                    preload_content=False,
+                line.send_request(
+                    method, url, parts.get("headers") or {}, parts.get("body"), self.limits.answer
                 )
+                return HttpStream(line, self._kept)
             except FOREIGN as error:
-                if not (again and _was_dead(error)):
+                line.close()
+                if not (again and line.kept and isinstance(error, _DEAD)):
                     raise NoAnswer(reason(error)) from error
+                line = Line(self._way, self.limits.connect)
         raise AssertionError  # the second try returns or raises
+
+    def _taken(self) -> Line:
+        """An idle connection that is still open, else a new one."""
+        with contextlib.suppress(IndexError):
+            while True:
+                line = self._idle.pop()
+                if not line.was_closed():
+                    return line
+                line.close()
+        return Line(self._way, self.limits.connect)
+
+    def _kept(self, line: Line) -> None:
+        line.kept = True
+        if len(self._idle) < self._keep:
+            self._idle.append(line)
+            if not self._keep:  # closed meanwhile
+                self.close()
+        else:
+            line.close()
+
+
+def _close_all(idle: list[Line]) -> None:
+    with contextlib.suppress(IndexError):
+        while True:
+            idle.pop().close()
 
 
 def fetch(host: str, port: int, path: str, headers: Mapping[str, str], limits: HttpLimits) -> HttpAnswer:
@@ -165,11 +170,7 @@ def fetch(host: str, port: int, path: str, headers: Mapping[str, str], limits: H
         line.connect()
         line.sock = sock = _DeadlineSocket(line.sock, limits.answer)
         line.request("GET", path, headers=headers)
-        with line.getresponse() as response:
-            data = _whole(response, None, sock.ends, limits)
-            if response.length:
-                raise NoAnswer("the answer was cut short")
-            return HttpAnswer(response.status, data, {k.lower(): v for k, v in response.getheaders()})
+        return HttpStream(line).whole(sock.ends, limits)
     except FOREIGN as error:
         raise NoAnswer(reason(error)) from error
     finally:
@@ -192,102 +193,107 @@ class _DeadlineSocket(socket.socket):
         return super().recv_into(*args)
 
 
-def _whole(
-    response: urllib3.BaseHTTPResponse | http.client.HTTPResponse,
-    sock: socket.socket | None,
-    ends: float,
-    limits: HttpLimits,
-) -> bytes:
-    """Read the body. The deadline holds for the whole of it, however slowly its pieces arrive."""
-    pieces: list[bytes] = []
-    size = 0
-    while True:
-        left = ends - time.monotonic()
-        if left <= 0:
-            raise NoAnswer(f"the answer did not end within {limits.answer:g} s")
-        if sock is not None:
-            sock.settimeout(left)
-        piece = response.read1(_PIECE)
-        if not piece:
-            return b"".join(pieces)
-        pieces.append(piece)
-        size += len(piece)
-        if size > limits.largest:
-            raise NoAnswer(f"the answer has more than {limits.largest} bytes")
+class HttpStream:
+    """An answer whose body is still to be read; read to its end, it leaves its connection to ``keep``.
 
-
-def body_pieces(response: urllib3.BaseHTTPResponse, seconds: float) -> Iterator[bytes]:
-    """Yield the body as it arrives, then close or release its connection.
-
-    ``seconds`` bound the waiting for all of it; the time in which the caller works on a piece does not count.
-
-    Raises:
-        NoAnswer: it did not arrive in time, or was cut short.
+    ``headers`` have names in lower case. Of :data:`FOREIGN`, all may be raised while it is read.
     """
-    sock, left = getattr(response.connection, "sock", None), seconds
-    try:
-        while left > 0:
-            if sock is not None:
-                sock.settimeout(left)
-            began = time.monotonic()
-            piece = response.read1(_PIECE)
-            left -= time.monotonic() - began
-            if not piece:
-                response.release_conn()
-                return
-            yield piece
-        raise NoAnswer(f"the answer did not end within {seconds:g} s")
-    except FOREIGN as error:
-        raise NoAnswer(reason(error)) from error
-    finally:
-        response.close()
 
+    def __init__(
+        self, line: http.client.HTTPConnection, keep: Callable[[Any], None] = lambda line: line.close()
+    ) -> None:
+        self._line, self._sock, self._keep = line, line.sock, keep
+        self._response = line.getresponse()
+        self._open = True
+        self.status = self._response.status
+        self.headers = {name.lower(): value for name, value in self._response.getheaders()}
 
-class _KeptConnectionError(ConnectionError):
-    """A kept connection was closed before this answer began."""
+    def settimeout(self, seconds: float) -> None:
+        """Wait so long for each piece from here on."""
+        if not self._response.isclosed():  # some Pythons close it with its last piece
+            self._sock.settimeout(seconds)
 
+    def read1(self, size: int = PIECE) -> bytes:
+        """What has arrived of the body, at most ``size`` bytes; empty at its end."""
+        piece = self._response.read1(size) if self._open else b""
+        if piece or not self._open:
+            return piece
+        if self._response.length:
+            raise http.client.IncompleteRead(b"", self._response.length)
+        self._open = False
+        self._response.close()
+        if self._response.will_close:
+            self._line.close()
+        else:
+            self._keep(self._line)
+        return b""
 
-class _Watched:
-    """Mixin: tells a closed kept connection from one that never answered."""
+    def whole(self, ends: float, limits: HttpLimits) -> HttpAnswer:
+        """Read the body. The deadline holds for the whole of it, however slowly its pieces arrive.
 
-    _answers = 0
-
-    def connect(self) -> None:
-        super().connect()  # type: ignore[misc]  # of the class beside it
-        self._answers = 0
-
-    def request(self, *args: Any, **kwargs: Any) -> None:
+        Raises:
+            NoAnswer: it did not arrive in time, was cut short or is too long.
+        """
+        pieces: list[bytes] = []
+        size = 0
         try:
-            super().request(*args, **kwargs)  # type: ignore[misc]  # same
-        except _DEAD as error:
-            raise self._said(error) from error
+            while (left := ends - time.monotonic()) > 0:
+                self.settimeout(left)
+                piece = self.read1()
+                if not piece:
+                    return HttpAnswer(self.status, b"".join(pieces), self.headers)
+                pieces.append(piece)
+                size += len(piece)
+                if size > limits.largest:
+                    raise NoAnswer(f"the answer has more than {limits.largest} bytes")
+            raise NoAnswer(f"the answer did not end within {limits.answer:g} s")
+        except FOREIGN as error:
+            raise NoAnswer(reason(error)) from error
+        finally:
+            self.close()
 
-    def getresponse(self) -> Any:
+    def pieces(self, seconds: float) -> Iterator[bytes]:
+        """Yield the body as it arrives, then close or keep its connection.
+
+        ``seconds`` bound the waiting for all of it; the time in which the caller works on a piece does not
+        count.
+
+        Raises:
+            NoAnswer: it did not arrive in time, or was cut short.
+        """
+        left = seconds
         try:
-            response = super().getresponse()  # type: ignore[misc]  # same
-        except _DEAD as error:
-            raise self._said(error) from error
-        self._answers += 1
-        return response
+            while left > 0:
+                self.settimeout(left)
+                began = time.monotonic()
+                piece = self.read1()
+                left -= time.monotonic() - began
+                if not piece:
+                    return
+                yield piece
+            raise NoAnswer(f"the answer did not end within {seconds:g} s")
+        except FOREIGN as error:
+            raise NoAnswer(reason(error)) from error
+        finally:
+            self.close()
 
-    def _said(self, error: Exception) -> Exception:
-        return _KeptConnectionError(str(error)) if self._answers else error
+    def begun(self, most: int) -> bytes:
+        """At most so many bytes of the body; the connection is closed."""
+        try:
+            return self._response.read(most)
+        finally:
+            self.close()
 
+    def close(self) -> None:
+        """Close the connection, unless all of the answer has been read."""
+        if self._open:
+            self._open = False
+            self._response.close()
+            self._line.close()
 
-class _Connection(_Watched, HTTPConnection):
-    pass
-
-
-class _TlsConnection(_Watched, HTTPSConnection):
-    pass
-
-
-class _Pool(HTTPConnectionPool):
-    ConnectionCls = _Connection
-
-
-class _TlsPool(HTTPSConnectionPool):
-    ConnectionCls = _TlsConnection
+    def shutdown(self) -> None:
+        """From another thread: end the waiting for a piece."""
+        self._sock.shutdown(socket.SHUT_RD)
 
 
 def checked_url(url: str) -> str:
@@ -302,31 +308,14 @@ def checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def _was_dead(error: BaseException) -> bool:
-    return any(isinstance(cause, _KeptConnectionError) for cause in _causes(error))
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    """The error and its causes, the root cause last."""
-    found: list[BaseException] = []
-    waiting: list[object] = [error]
-    while waiting:
-        one = waiting.pop(0)
-        if isinstance(one, BaseException) and one not in found:
-            found.append(one)
-            waiting += [*one.args, getattr(one, "reason", None), one.__cause__]
-    return found
-
-
 def reason(error: BaseException) -> str:
     """The reason for a missing answer, in few words."""
-    for cause in reversed(_causes(error)):
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"its certificate is not trusted: {cause.verify_message or cause}"
-        if isinstance(cause, TimeoutError | urllib3.exceptions.TimeoutError):
-            return "it did not answer in time"
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message or error}"
+    if isinstance(error, TimeoutError):
+        return "it did not answer in time"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 

@@ -6,7 +6,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -215,6 +215,57 @@ def test_who_is_not_trusted_is_not_asked(tmp_path: Path) -> None:
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(RequestInvalid, match="no URL"):
         HttpClient(url)
+
+
+def through(proxy: socket.socket, _: int) -> None:
+    """A proxy of whoever is named: what follows CONNECT is passed on, else the answer tells what was asked."""
+    asked, _, _ = proxy.recv(65536).decode().partition(" HTTP/1.1\r\n")
+    method, target = asked.split()
+    if method != "CONNECT":
+        proxy.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(target)}\r\n\r\n{target}".encode())
+        return
+    host, _, port = target.rpartition(":")
+    if host == "closed.example":
+        proxy.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+        return
+    with socket.create_connection(("127.0.0.1", int(port))) as server:
+        proxy.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        back = threading.Thread(target=pass_on, args=(server, proxy))
+        back.start()
+        pass_on(proxy, server)
+        back.join(PATIENCE)
+
+
+def pass_on(one: socket.socket, other: socket.socket) -> None:
+    with suppress(OSError):
+        while piece := one.recv(65536):
+            other.sendall(piece)
+    with suppress(OSError):
+        socket.socket.shutdown(other, socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["in-the-clear", "by-tls"])
+def test_a_proxy_is_asked_in_the_servers_place_or_passes_tls_on(
+    secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = self_signed(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))  # whom the proxy's TLS is checked by
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    trust = ssl.create_default_context(cafile=str(certificate))
+    with (
+        raw_server(through, context if secure else None) as (port, seen),
+        serving(lambda h: send(h, b"x" * 200_000), (certificate, key)) as url,
+    ):
+        proxy = f"{'https' if secure else 'http'}://127.0.0.1:{port}"
+        named = url.replace("127.0.0.1", "a.name")  # only the proxy knows where that is
+        with closing(HttpClient(named, tls=trust, proxy=proxy)) as client:
+            assert [len(client.ask("GET", "/").body) for _ in range(2)] == [200_000] * 2
+        assert seen == ([1, 2] if secure else [1]), "only TLS in TLS is not kept"
+        plain = HttpClient("http://b.example:81/x", proxy=proxy)
+        assert plain.ask("GET", "/y").body == b"http://b.example:81/x/y"
+        with pytest.raises(NoAnswer, match="its proxy refused: 407"):
+            HttpClient("https://closed.example", tls=trust, proxy=proxy).ask("GET", "/")
 
 
 @BOTH

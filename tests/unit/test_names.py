@@ -40,7 +40,6 @@ OUTSIDE_THE_TREE = {
     "Answer": "an HTTP answer",
     "DriverHangsError": "the adapter of the cards closes the card that hangs",
     "_Refused": "an HTTP answer",
-    "_KeptConnectionError": "urllib3 tries again on it",
 }
 
 

@@ -1,8 +1,8 @@
 """``kubectl-vcuda`` as one file: a zip archive that Python runs, with all that its commands import and
 nothing compiled.
 
-It holds the modules that the commands reach, urllib3 and PyYAML without its C part, each with its licence,
-and the bytecode for the Python that built it; another Python compiles the sources at each start.
+It holds the modules that the commands reach, PyYAML without its C part, with its licence, and the bytecode
+for the Python that built it; another Python compiles the sources at each start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from tools.release import ROOT
 from tools.release.source import chart_version
 
 NAME: Final = "kubectl-vcuda"
-LIBRARIES: Final = ("urllib3", "PyYAML")
 _FIRST: Final = "gpu_manager.cli.kubectl.main"
 _MAIN: Final = """\
 import os
@@ -92,10 +91,9 @@ def modules(root: Path) -> Iterator[str]:
 def plugin(root: Path, version: str, dated: int) -> bytes:
     """The program of the sources under ``root``; the same sources, Python and date give the same bytes."""
     files = {name: (root / name).read_bytes() for name in modules(root)}
-    for library in LIBRARIES:
-        for file in importlib.metadata.files(library) or ():
-            if file.suffix == ".py" or "licenses" in file.parts or file.name in ("LICENSE", "METADATA"):
-                files[file.as_posix()] = file.read_binary()
+    for file in importlib.metadata.files("PyYAML") or ():
+        if file.suffix == ".py" or "licenses" in file.parts or file.name in ("LICENSE", "METADATA"):
+            files[file.as_posix()] = file.read_binary()
     files["__main__.py"] = _MAIN.encode()
     files[f"gpu_manager-{version}.dist-info/METADATA"] = _METADATA.format(version=version).encode()
     files["LICENSE"] = (root / "LICENSE").read_bytes()

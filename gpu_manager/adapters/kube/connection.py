@@ -8,15 +8,15 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_manager.adapters.http import (
     FOREIGN,
     HttpAnswer,
     HttpClient,
     HttpLimits,
+    HttpStream,
     NoAnswer,
-    body_pieces,
     reason,
 )
 from gpu_manager.adapters.kube.kubeconfig import (
@@ -30,9 +30,6 @@ from gpu_manager.adapters.kube.kubeconfig import (
 from gpu_manager.adapters.kube.objects import Told, decode, unheard
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.untrusted import mapping, text
-
-if TYPE_CHECKING:
-    from urllib3 import BaseHTTPResponse
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_BODY = "application/json"
@@ -226,11 +223,11 @@ class Connection:
     def pieces(self, what: str, path: str, query: Mapping[str, str]) -> Iterator[bytes]:
         """Yield the body of a GET as it arrives, however long it is. Raises as :meth:`request`."""
         try:
-            yield from body_pieces(self.open(what, path, query), self.timeouts.answer)
+            yield from self.open(what, path, query).pieces(self.timeouts.answer)
         except NoAnswer as error:
             raise self.unreachable(what, error) from error
 
-    def open(self, what: str, path: str, query: Mapping[str, str]) -> BaseHTTPResponse:
+    def open(self, what: str, path: str, query: Mapping[str, str]) -> HttpStream:
         """Begin a GET; the caller reads the answer and closes it. Raises as :meth:`request`."""
         try:
             response = self._client.open("GET", path, query=query, headers=self._headers())
@@ -238,8 +235,7 @@ class Connection:
                 response.close()
                 response = self._client.open("GET", path, query=query, headers=self._headers())
             if not 200 <= response.status < 300:
-                refusal = HttpAnswer(response.status, response.read(_REFUSAL), _lower(response.headers))
-                response.close()
+                refusal = HttpAnswer(response.status, response.begun(_REFUSAL), response.headers)
                 raise _refused(what, refusal, self._cures)
         except (NoAnswer, *FOREIGN) as error:
             raise self.unreachable(what, error) from error
@@ -286,10 +282,6 @@ class Connection:
         return Unreachable(
             f"cannot {what}: no answer from the API server at {self.host}: {reason(error)[:300]}"
         )
-
-
-def _lower(headers: Mapping[str, str]) -> Mapping[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
 
 
 def _refused(what: str, answer: HttpAnswer, cures: Mapping[int, str] | None) -> Refused:

@@ -10,9 +10,9 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from gpu_manager.adapters.http import FOREIGN
+from gpu_manager.adapters.http import FOREIGN, HttpStream
 from gpu_manager.adapters.kube.connection import Connection, Refused, Unreachable
 from gpu_manager.adapters.kube.objects import (
     ListReader,
@@ -27,10 +27,6 @@ from gpu_manager.adapters.kube.objects import (
 )
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.untrusted import mapping
-
-if TYPE_CHECKING:
-    from urllib3 import BaseHTTPResponse
-
 
 PAGE_BYTES: Final = 8 << 20  # what a page should have: the API server holds it whole
 _FIRST: Final = 20  # objects of the first page, whose size nobody knows
@@ -147,9 +143,7 @@ def watch(connection: Connection, what: str, path: str, query: Mapping[str, str]
     asked = {**query, "watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
     response = connection.open(what, path, asked)
     # The answer has begun in time; from here on silence is normal until the watch ends.
-    connected = getattr(response.connection, "sock", None)
-    if connected is not None:
-        connected.settimeout(seconds + 15)
+    response.settimeout(seconds + 15)
     return WatchStream(connection, what, response, told)
 
 
@@ -159,7 +153,7 @@ class WatchStream:
     ``told`` is called for each event that cannot be read; the stream continues after it.
     """
 
-    def __init__(self, connection: Connection, what: str, response: BaseHTTPResponse, told: Told) -> None:
+    def __init__(self, connection: Connection, what: str, response: HttpStream, told: Told) -> None:
         self._connection = connection
         self._what = what
         self._response = response
@@ -184,12 +178,11 @@ class WatchStream:
     def lines(self) -> Iterator[bytes]:
         """Yield the lines of the stream, for :meth:`event`. Raises Unreachable: it broke."""
         try:
-            yield from lines(self._response.stream(1 << 16, decode_content=True), self._told)
+            yield from lines(iter(self._response.read1, b""), self._told)
         except (*FOREIGN, AttributeError) as error:
             raise self._connection.unreachable(self._what, error) from error
         finally:
             self._response.close()
-            self._response.release_conn()
 
     def event(self, line: bytes) -> tuple[str, Obj] | None:
         """A line's event; None if it cannot be read. Raises Refused: the server ends the watch."""

@@ -7,12 +7,14 @@ the caller's name.
 
 from __future__ import annotations
 
+import gzip
 import hmac
 import json
 import re
 import secrets
 import sys
 import webbrowser
+import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Annotated, Final
 from urllib.parse import urlencode
@@ -105,7 +107,12 @@ class Relay:
             )
             if answer.status != 401 or authorization or not connection.renew():
                 break
-        return answer.status, answer.body
+        if answer.headers.get("content-encoding") != "gzip":
+            return answer.status, answer.body
+        try:
+            return answer.status, gzip.decompress(answer.body)
+        except (OSError, EOFError, zlib.error) as error:
+            raise NodeUnready(f"{self._admission} answered with what is no gzip: {error}") from error
 
 
 class ConsoleServer(ThreadingHTTPServer):
