@@ -175,6 +175,31 @@ def test_a_name_that_lives_twice_is_billed_by_uid_and_a_relabelled_pod_under_all
     }
 
 
+@pytest.mark.parametrize("by", ["namespace", "pod", "label=team"])
+def test_of_pods_with_labels_alone(by: str, standin: Standin, capsys: pytest.CaptureFixture[str]) -> None:
+    def answered(text: str, *, start: bool) -> list[dict[str, Any]]:
+        found = answer(text, start=start)
+        return found[:1] if "kube_pod_labels" in text else [] if "claim_info" in text else found
+
+    standin.answer = answered
+    asked = "app=web, tier !=db,team in (red.1, blue),a/b notin (c),!d,e"
+    assert (
+        run(["cost", "--prometheus", standin.url, "--by", by, "-n", "vision", "-l", asked, "-o", "json"]) == 0
+    )
+    lines = json.loads(capsys.readouterr().out)["lines"]
+    own = {"namespace": {}, "pod": {"pod": "p"}, "label=team": {"team": "=red"}}[by]
+    assert [(line["namespace"], line["core_hours"]) for line in lines] == [("vision", 720)]
+    assert own.items() <= lines[0].items()
+    chosen = next(text for text in standin.asked if "kube_pod_labels" in text)
+    assert (
+        '{namespace="vision",label_app="web",label_tier!="db",label_team=~"red\\\\.1|blue",label_a_b!~"c",'
+        'label_d="",label_e!=""}'
+    ) in chosen
+    standin.answer = lambda text, start: [] if "kube_" in text else answer(text, start=start)
+    assert run(["cost", "--prometheus", standin.url, "-l", "app=web"]) == 1
+    assert "knows no pod with these labels: kube-state-metrics" in capsys.readouterr().err
+
+
 def test_a_label_that_nobody_publishes_is_named(standin: Standin, capsys: pytest.CaptureFixture[str]) -> None:
     def answered(text: str, *, start: bool) -> list[dict[str, Any]]:
         return [] if "kube_" in text or "claim_info" in text else answer(text, start=start)
@@ -238,6 +263,8 @@ def test_a_cluster_is_asked_through_its_api_server(
         (["--month", "0000-01"], "no such month"),
         (["--month", "9998-01"], "has not begun"),
         (["-n", 'a"} or vector(1) #'], "lower-case letters"),
+        (["-l", "app in web"], "write it like app=web,tier!=db"),
+        (["-l", "!app=web"], "write it like app=web,tier!=db"),
     ],
 )
 def test_what_cannot_be_asked_is_said(

@@ -217,6 +217,33 @@ def test_the_container_is_named_where_several_have_a_fraction(
     assert list(json.loads(annotations(api)[RESIZE])["containers"]) == ["b"]
 
 
+def test_pods_are_chosen_by_their_labels_and_one_that_has_no_fraction_keeps_no_other_from_it(
+    api: StandInApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_node(api)
+    for name in ("one", "two"):
+        a_share(api, name, 30, labels={"app": "web"})
+    a_share(api, "other", 30)
+    a_share(api, "whole", 100, card=None, labels={"app": "web"})
+    words = ["resize", "-l", "app=web", "--cores", "50", "--wait", "0"]
+    assert run([*words, "--dry-run", "-o", "json"]) == 1
+    told = json.loads(capsys.readouterr().out)["pods"]
+    assert [(one["name"], one["refused"], one["dryRun"]) for one in told] == [
+        ("one", False, True),
+        ("two", False, True),
+        ("whole", True, True),
+    ]
+    assert RESIZE not in annotations(api)
+    assert run(words) == 1
+    assert "whole has no container with a part of a card" in said(capsys)[0]
+    asking = [name for name in ("one", "other", "two", "whole") if _asks(api, name)]
+    assert asking == ["one", "two"]
+
+
+def _asks(api: StandInApi, name: str) -> bool:
+    return RESIZE in api.get("pods", name)["metadata"].get("annotations", {})
+
+
 def a_deployment(api: StandInApi, *containers: dict[str, Any]) -> None:
     template = {"spec": {"containers": list(containers)}}
     api.create(

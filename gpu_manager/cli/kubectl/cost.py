@@ -7,11 +7,12 @@ both are known.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -29,6 +30,9 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _LONGEST: Final = 400 * 86400
 _MONTH: Final = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
 _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,252}")
+_TERM: Final = re.compile(
+    rf"\s*(!?)({_LABEL.pattern})\s*(?:(==?|!=)\s*([\w.-]*)|\s(in|notin)\s*\(([\w\s.,-]*)\))?\s*(?:,|$)"
+)
 _SERVICE: Final = re.compile(r"(?:(https?):)?([a-z0-9-]+)/([a-z0-9.-]+?)(?::([a-z0-9-]+))?")
 _SEVERAL: Final = " + "  # between the values of a relabelled pod, or of pods that share a claim
 _ELSEWHERE: Final = "where Prometheus is, --prometheus says: NAMESPACE/SERVICE[:PORT], or a URL"
@@ -50,10 +54,13 @@ _TITLES: Final = ("CORE-HOURS", "USED", "WASTED", "GIB-HOURS", "USED", "WASTED")
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """What lines are grouped by: column titles, and the pods' label if it is one."""
+    """What lines are grouped by: column titles, and the pods' label if it is one. ``only``: matchers of
+    PromQL for the labels that the pods must have; empty: any.
+    """
 
     titles: tuple[str, ...]
     label: str = ""
+    only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,9 @@ def command(
     since: Annotated[str, Option(help="How far back: 90m, 24h, 7d.")] = "24h",
     month: Annotated[str, Option(help="A calendar month instead, in UTC: 2026-10.")] = "",
     namespace: Annotated[str, Option("--namespace", "-n", help="This one alone; default: all.")] = "",
+    selector: Annotated[
+        str, Option("--selector", "-l", help="Labels of the pods: app=web. Needs what label=KEY needs.")
+    ] = "",
     prometheus_token: Annotated[
         str, Option(envvar="VCUDA_PROMETHEUS_TOKEN", help="Bearer token for a URL that asks for one.")
     ] = "",
@@ -92,11 +102,15 @@ def command(
     Examples:
       kubectl vcuda cost --month 2026-10 -o csv
       kubectl vcuda cost --by label=team --since 7d
+      kubectl vcuda cost -l 'team in (red, blue)' --by pod
       kubectl vcuda cost --by pod -n team-a --prometheus monitoring/prometheus:9090
     """
     if namespace:
         object_name(namespace, "--namespace")
-    grouping, span = _grouping(by), _range(since, month, time.time())
+    grouping, span = (
+        replace(_grouping(by), only=tuple(_matchers(selector))),
+        _range(since, month, time.time()),
+    )
     if address.startswith(("http://", "https://")):
         lines = bill(prometheus.by_address(address, prometheus_token), grouping, span, namespace)
     else:
@@ -141,8 +155,32 @@ def _grouping(by: str) -> Grouping:
     kind, _, key = by.partition("=")
     if kind != "label" or not _LABEL.fullmatch(key):
         raise RequestInvalid(f"--by is {quoted(by)}: use namespace, pod, or label=KEY")
-    label = "label_" + re.sub(r"[^A-Za-z0-9_]", "_", key)  # as kube-state-metrics names it
-    return Grouping(("NAMESPACE", key.upper()), label)
+    return Grouping(("NAMESPACE", key.upper()), _published(key))
+
+
+def _published(key: str) -> str:
+    """The label as kube-state-metrics names it."""
+    return "label_" + re.sub(r"[^A-Za-z0-9_]", "_", key)
+
+
+def _matchers(selector: str) -> Iterator[str]:
+    """PromQL's words for a selector of labels. Raises RequestInvalid: it is malformed."""
+    at = 0
+    while at < len(selector):
+        term = _TERM.match(selector, at)
+        if term is None or (term[1] and (term[3] or term[5])):
+            raise RequestInvalid(f"--selector is {quoted(selector)}: write it like app=web,tier!=db")
+        at, no = term.end(), term[1] or term[3] == "!=" or term[5] == "notin"
+        if term[5]:
+            operator, value = (
+                "!~" if no else "=~",
+                "|".join(map(re.escape, re.split(r"[\s,]+", term[6].strip()))),
+            )
+        elif term[3]:
+            operator, value = "!=" if no else "=", term[4]
+        else:
+            operator, value = "=" if no else "!=", ""
+        yield f"{_published(term[2])}{operator}{json.dumps(value)}"
 
 
 def _duration(option: str, text: str) -> int:
@@ -185,18 +223,17 @@ def _billed(
     way: prometheus.Way, grouping: Grouping, span: Range, namespace: str
 ) -> Iterator[tuple[tuple[str, ...], Mapping[str, float]]]:
     """The group of each counter and its increase."""
-    if grouping.titles == ("NAMESPACE",):
+    if grouping.titles == ("NAMESPACE",) and not grouping.only:
         for (name, _), amounts in increases(way, "namespace", ("namespace", "node"), span, namespace).items():
             yield (name,), amounts
         return
     pods = increases(way, "pod", ("namespace", "pod", "uid"), span, namespace)
-    if not grouping.label:
-        yield from (((name, pod), amounts) for (name, pod, _), amounts in pods.items())
-        return
-    labels = _pod_labels(way, grouping, span, namespace)
+    labels = _pod_labels(way, grouping, span, namespace) if grouping.label or grouping.only else {}
     for (name, pod, uid), amounts in pods.items():
-        values = labels.get((name, pod, uid)) or labels.get((name, pod, "")) or ()
-        yield (name, _SEVERAL.join(sorted(values))), amounts
+        values = labels.get((name, pod, uid)) or labels.get((name, pod, "")) or set()
+        if values or not grouping.only:
+            second = _SEVERAL.join(sorted(values)) if grouping.label else pod
+            yield (name, second)[: len(grouping.titles)], amounts
 
 
 Labels = Mapping[tuple[str, str, str], set[str]]
@@ -213,17 +250,20 @@ def _pod_labels(way: prometheus.Way, grouping: Grouping, span: Range, namespace:
         NodeUnready: nobody publishes the label.
     """
     label, within = grouping.label, f"[{span.seconds}s]"
-    selector = f'{{namespace="{namespace}"}}' if namespace else ""
-    by = f"max by (namespace, pod, uid, {label})"
-    pods = prometheus.query(way, f"{by} (last_over_time(kube_pod_labels{selector}{within}))", span.end)
+    own = [f'namespace="{namespace}"'] if namespace else []
+    selector, chosen = (f"{{{','.join(some)}}}" if some else "" for some in (own, [*own, *grouping.only]))
+    by = f"max by (namespace, pod, uid{f', {label}' if label else ''})"
+    pods = prometheus.query(way, f"{by} (last_over_time(kube_pod_labels{chosen}{within}))", span.end)
     found: dict[tuple[str, str, str], set[str]] = {}
     names: dict[tuple[str, str], set[str]] = {}
-    for pod in (one for one in pods if label in one.labels):
-        found.setdefault((*_of(pod, "pod"), pod.labels.get("uid", "")), set()).add(pod.labels[label])
-        names.setdefault(_of(pod, "pod"), set()).add(pod.labels[label])
+    for pod in (one for one in pods if label in one.labels or grouping.only):
+        value = pod.labels.get(label, "")
+        found.setdefault((*_of(pod, "pod"), pod.labels.get("uid", "")), set()).add(value)
+        names.setdefault(_of(pod, "pod"), set()).add(value)
     if not found:
+        what = "pod with these labels" if grouping.only else f"pod's label {grouping.titles[1].lower()}"
         raise NodeUnready(
-            f"Prometheus knows no pod's label {grouping.titles[1].lower()}: kube-state-metrics publishes "
+            f"Prometheus knows no {what}: kube-state-metrics publishes "
             "labels as kube_pod_labels where it is allowed to (--metric-labels-allowlist=pods=[KEY])"
         )
     shared = f"max by (namespace, claim, pod) (last_over_time(vcuda_claim_info{selector}{within}))"

@@ -7,8 +7,15 @@ import time
 from enum import Enum
 from typing import Annotated, Final
 
-from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, Namespace, log_in
-from gpu_manager.cli.kubectl.names import NamedObject, read_target
+from gpu_manager.cli.kubectl.login import (
+    BY_KUBECONFIG,
+    Access,
+    Login,
+    Namespace,
+    Selector,
+    log_in,
+)
+from gpu_manager.cli.kubectl.names import NamedObject, read_target, selected
 from gpu_manager.cli.kubectl.resize_workload import (
     AskedSize,
     WorkloadOutcome,
@@ -25,6 +32,7 @@ from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resize.owners import KINDS
 from gpu_manager.domain.resize.sizes import answer_of
 from gpu_manager.domain.resources import parse_quantity
+from gpu_manager.domain.untrusted import at, text
 from gpu_manager.runtime.arguments import Argument, Option, Seconds
 
 _LOOK_SECONDS: Final = 0.2
@@ -48,11 +56,11 @@ def command(
     target: Annotated[
         str,
         Argument(
-            metavar="POD|KIND/NAME",
+            metavar="[POD|KIND/NAME]",
             help="A pod that runs on a node, or a workload: deployment/, statefulset/ or daemonset/NAME.",
             complete="pods",
         ),
-    ],
+    ] = "",
     container: Annotated[
         str, Option("--container", "-c", help="Default: the only one with a fraction of a card.")
     ] = "",
@@ -70,6 +78,7 @@ def command(
             "--dry-run", bare="server", help="Change nothing: judged here (client), or by the API server."
         ),
     ] = DryRun.NONE,
+    selector: Selector = "",
     namespace: Namespace = "",
     printing: Printing = TABLE,
     access: Access = BY_KUBECONFIG,
@@ -85,10 +94,13 @@ def command(
     has is refused. With --reset pods that wait at the former size are deleted, so that their workload makes
     them anew: needs delete on pods.
 
+    Of pods that are chosen by labels each is told of; those without room do not keep the others from it.
+
     Examples:
       kubectl vcuda resize train-0 --cores 60
       kubectl vcuda resize deployment/web -c server --memory 8Gi --dry-run=server
       kubectl vcuda resize deployment/web --reset
+      kubectl vcuda resize -l app=train --cores 60
     """
     if reset == bool(cores or memory):
         raise RequestInvalid("give --cores, --memory or both, or --reset to go back to the spec")
@@ -97,27 +109,56 @@ def command(
             parse_quantity(memory)
         except RequestInvalid as error:
             raise RequestInvalid(f"--memory is {quoted(memory)}: write a quantity such as 8Gi") from error
-    size, named = AskedSize(container, cores, memory), read_target(target, ("Pod", *KINDS), "POD")
+    if bool(target) == bool(selector):
+        raise RequestInvalid("name a pod or a workload, or choose pods by their labels with --selector")
+    size, is_trial = AskedSize(container, cores, memory), dry_run is not DryRun.NONE
+    named = [read_target(target, ("Pod", *KINDS), "POD")] if target else []
     with log_in(access, namespace) as login:
-        if dry_run is not DryRun.NONE:
-            told = WorkloadOutcome(_tried(login, named, size, wait, dry_run))
-            past = []
-        elif named.kind == "Pod":
-            told = WorkloadOutcome(_resize_pod(login, named.name, size, wait))
-            past = past_in(login, {})
-        else:
-            told = resize_workload(login, named.kind, named.name, size, wait)
-            past = past_in(login, {f"{named.kind}/{named.name}": told.request})
-        place = login.namespace
+        named, place = named or _chosen(login, selector), login.namespace
+        ends = time.monotonic() + wait
+        told = [(one, _asked(login, one, size, ends, dry_run, goes_on=bool(selector))) for one in named]
+        owners = {f"{one.kind}/{one.name}": its.request for one, its in told if one.kind != "Pod"}
+        past = [] if is_trial else past_in(login, owners)
     for warning in past:
         print(printable(f"warning: {warning}"), file=sys.stderr)
     if printing.for_program:
-        pods, is_trial = list(told.others), dry_run is not DryRun.NONE
-        outcome_of = {"outcome": told.written, "pods": pods, "refused": told.is_refused, "dryRun": is_trial}
-        printing.emit({"kind": named.kind, "namespace": place, "name": named.name, **outcome_of})
+        documents = [
+            {"kind": one.kind, "namespace": place, "name": one.name, "outcome": its.written}
+            | {"pods": list(its.others), "refused": its.is_refused, "dryRun": is_trial}
+            for one, its in told
+        ]
+        printing.emit({"pods": documents} if selector else documents[0])
     else:
-        print("\n".join(map(printable, (told.written, *told.others))))
-    return 1 if told.is_refused else 0
+        print("\n".join(printable(line) for _, its in told for line in (its.written, *its.others)))
+    return 1 if any(its.is_refused for _, its in told) else 0
+
+
+def _asked(
+    login: Login, named: NamedObject, size: AskedSize, ends: float, dry_run: DryRun, *, goes_on: bool
+) -> WorkloadOutcome:
+    """Ask for the size of one of them. With ``goes_on`` a refusal is told of, else raised as in
+    :func:`_resize_pod`.
+    """
+    wait = max(0.0, ends - time.monotonic())
+    try:
+        if dry_run is not DryRun.NONE:
+            return WorkloadOutcome(_tried(login, named, size, wait, dry_run))
+        if named.kind == "Pod":
+            return WorkloadOutcome(_resize_pod(login, named.name, size, wait))
+        return resize_workload(login, named.kind, named.name, size, wait)
+    except (DoesNotFit, RequestInvalid) as error:
+        if not goes_on:
+            raise
+        return WorkloadOutcome(str(error), is_refused=True)
+
+
+def _chosen(login: Login, selector: str) -> list[NamedObject]:
+    """The pods with these labels that run on a node. Raises RequestInvalid: there is none."""
+    there = selected(login, "pods", selector, everywhere=False)
+    found = [at(pod, "metadata").get("name") for pod in there if at(pod, "spec").get("nodeName")]
+    if not found:
+        raise RequestInvalid(f"no pod with {selector} in namespace {login.namespace} runs on a node")
+    return [NamedObject("Pod", text(name)) for name in found]
 
 
 def _tried(login: Login, named: NamedObject, size: AskedSize, wait: float, how: DryRun) -> str:
