@@ -25,6 +25,7 @@ GROUPS = (
     "bills",
     "advice",
     "resize",
+    "shapes",
     "nodes",
     "cli",
     "migrate",

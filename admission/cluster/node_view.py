@@ -33,13 +33,14 @@ class NodeView(NodeBooks):
 
     ``problem`` is why no pod with cards may go there, empty if one may. ``bound`` are the pods on it,
     including those whose Binding is in progress; ``nominated`` those for which preemption is making room.
-    Equal ``hardware`` means equal cards, equal ``state`` equal to placement, both except for the UUIDs of the
-    cards. ``cpu`` is the host CPU that no pod has requested, in thousandths; None if the node does not report
-    its CPU. Equal ``kind`` means equal to every pod that is not on the node and may use every pool; 0 marks a
-    node with something of its own: a problem, a refusal, a pod nominated to it, or a pod for which it is
-    closed. ``constraints``, which kube-scheduler judges before it calls an extender, do not count for these
-    numbers. ``ids``: the kubelet's count, if pods shrank; ``numa_ids``: the count by NUMA node, if containers
-    hold ids of other nodes than their cards'. ``kept``: the pod for which the node is closed to smaller pods.
+    Equal ``hardware`` means equal cards and features, equal ``state`` equal to placement, both except for the
+    UUIDs of the cards. ``cpu`` is the host CPU that no pod has requested, in thousandths; None if the node
+    does not report its CPU. Equal ``kind`` means equal to every pod that is not on the node and may use every
+    pool; 0 marks a node with something of its own: a problem, a refusal, a pod nominated to it, or a pod for
+    which it is closed. ``constraints``, which kube-scheduler judges before it calls an extender, do not count
+    for these numbers. ``ids``: the kubelet's count, if pods shrank; ``numa_ids``: the count by NUMA node, if
+    containers hold ids of other nodes than their cards'. ``kept``: the pod for which the node is closed to
+    smaller pods.
     """
 
     problem: str
@@ -139,9 +140,9 @@ _SYS = Link.parse("SYS")
 class NodeFacts:
     """A node's report, and ``problem``: why no pod with cards may go there, empty if one may.
 
-    Equal ``hardware`` means equal cards except for their UUIDs. ``cpu`` is the allocatable CPU in
-    thousandths, None if the node does not report it. ``constraints`` are its cordon, taints and labels, which
-    kube-scheduler judges.
+    Equal ``hardware`` means equal features, and equal cards except for their UUIDs. ``cpu`` is the
+    allocatable CPU in thousandths, None if the node does not report it. ``constraints`` are its cordon,
+    taints and labels, which kube-scheduler judges.
     """
 
     report: NodeReport
@@ -170,17 +171,21 @@ def node_facts(obj: Mapping[str, Any], unit: int, intern: Intern) -> NodeFacts:
     return NodeFacts(report, problem, _hardware(report, intern), allocatable(obj), node_constraints(obj))
 
 
-def facts_by_capacity(obj: Mapping[str, Any], unit: int, intern: Intern) -> NodeFacts:
+def facts_by_capacity(
+    obj: Mapping[str, Any], unit: int, intern: Intern, features: frozenset[str] = frozenset()
+) -> NodeFacts:
     """Read a node that may publish no inventory: a cluster autoscaler's template, or one of the
     predecessor's agent.
 
-    Without an inventory the cards are taken for alike, as many as its capacity counts.
+    Without an inventory the cards are taken for alike, as many as its capacity counts; ``features`` are then
+    those of its agent.
     """
     facts = node_facts(obj, unit, intern)
     cards = () if facts.report.published else _by_capacity(obj, facts.report.model, unit)
     if not cards:
         return facts
-    report = replace(facts.report, cards=cards, topology=Topology.uniform(len(cards), _SYS))
+    alike = Topology.uniform(len(cards), _SYS)
+    report = replace(facts.report, cards=cards, topology=alike, features=features)
     return replace(facts, report=report, problem="", hardware=_hardware(report, intern))
 
 
@@ -193,7 +198,8 @@ def node_fingerprint(obj: Mapping[str, Any]) -> Hashable:
 
 
 def _hardware(report: NodeReport, intern: Intern) -> int:
-    return intern((report.topology, tuple(replace(s, card=_plain(s.card)) for s in report.cards)))
+    cards = tuple(replace(s, card=_plain(s.card)) for s in report.cards)
+    return intern((report.topology, cards, report.features))
 
 
 def _plain(card: Card) -> Card:

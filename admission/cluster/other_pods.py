@@ -1,4 +1,5 @@
-"""Pods without cards: their host CPU on each node, and nodes whose agent's pod is not ready.
+"""Pods without cards: their host CPU on each node, nodes whose agent's pod is not ready, and what replicas of
+this service can do.
 
 A kubelet reports an agent whose container was killed within a second or two, and the devices that it withdrew
 only with its next status: a pod bound in between fails for good.
@@ -10,9 +11,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from admission.cluster.pod_view import asked
-from admission.cluster.trim import AGENT, COMPONENT
+from admission.cluster.trim import ADMISSION, AGENT, COMPONENT
+from gpu_manager.domain.contract import FEATURES
 from gpu_manager.domain.kube.pod import PodUid
-from gpu_manager.domain.untrusted import at, mappings, text
+from gpu_manager.domain.untrusted import annotations_of, at, mappings, text
 
 _ENDED = ("Succeeded", "Failed")
 
@@ -28,6 +30,7 @@ class OtherPods:
         self._pods: dict[PodUid, tuple[str, int, bool | None]] = {}
         self._used: dict[str, int] = {}
         self._agents: dict[str, dict[PodUid, bool]] = {}  # node → the agents' pods there: ready?
+        self._replicas: dict[PodUid, tuple[str, frozenset[str]]] = {}  # of this service: name, features
 
     def cpu(self, node: str) -> int:
         """Thousandths of a CPU that these pods take of a node."""
@@ -47,6 +50,10 @@ class OtherPods:
         if self._pods.get(uid) == (node, cpu, ready):
             return set()
         touched = self.drop(uid)
+        if self._is_of(obj, ADMISSION):
+            features = text(annotations_of(obj).get(FEATURES)).split(",")
+            name = f"{self._namespace}/{at(obj, 'metadata').get('name')}"
+            self._replicas[uid] = name, frozenset(map(str.strip, features))
         self._pods[uid] = node, cpu, ready
         self._used[node] = self._used.get(node, 0) + cpu
         if ready is not None:
@@ -55,14 +62,24 @@ class OtherPods:
 
     def _agent_ready(self, obj: Mapping[str, Any]) -> bool | None:
         """None for a pod that is no agent's, or of which no kubelet has said anything."""
-        meta, statuses = at(obj, "metadata"), mappings(at(obj, "status").get("containerStatuses"))
-        own = meta.get("namespace") == self._namespace and at(meta, "labels").get(COMPONENT) == AGENT
-        if not (statuses and own):
+        statuses = mappings(at(obj, "status").get("containerStatuses"))
+        if not (statuses and self._is_of(obj, AGENT)):
             return None
         return all(one.get("ready") is True for one in statuses)
 
+    def _is_of(self, obj: Mapping[str, Any], component: str) -> bool:
+        meta = at(obj, "metadata")
+        return meta.get("namespace") == self._namespace and at(meta, "labels").get(COMPONENT) == component
+
+    def without_feature(self, feature: str) -> str:
+        """A replica of this service whose pod does not name the feature; empty for none."""
+        return min(
+            (name for name, features in self._replicas.values() if feature not in features), default=""
+        )
+
     def drop(self, uid: PodUid) -> set[str]:
         """The pod is gone."""
+        self._replicas.pop(uid, None)
         node, cpu, ready = self._pods.pop(uid, ("", 0, None))
         if not node:
             return set()
@@ -80,6 +97,7 @@ class OtherPods:
         other = OtherPods(self._namespace)
         other._pods, other._used = self._pods.copy(), self._used.copy()
         other._agents = {node: agents.copy() for node, agents in self._agents.items()}
+        other._replicas = self._replicas.copy()
         return other
 
     def keep(self, uids: Collection[PodUid]) -> set[str]:

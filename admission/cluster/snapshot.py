@@ -112,6 +112,11 @@ class ClusterState:
         """How often room became free without a watch event: pods that were not bound after all."""
         return self._pods.lapsed + self._silent
 
+    def without_feature(self, feature: str) -> str:
+        """A replica of this service that cannot do that, by its pod's annotation; empty if all can."""
+        with self._lock:
+            return self._others.without_feature(feature)
+
     @property
     def synced(self) -> bool:
         """True once a full list of nodes and one of pods have been taken in."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA, OUR_PREFIX
+from gpu_manager.domain.contract import CORE, FEATURES, MEMORY, NVIDIA, OUR_PREFIX
 from gpu_manager.domain.kube.pod import MIRROR, POD_SCHEDULED, affinity_bytes, stuck_reason
 from gpu_manager.domain.rules.legal_values import MOST_AFFINITY_BYTES
 from gpu_manager.domain.untrusted import mapping, mappings
@@ -22,6 +22,7 @@ _STATUS: Final = ("phase", "startTime", "nominatedNodeName")
 _OTHERS: Final = ("name", "resources", "restartPolicy")
 COMPONENT: Final = "app.kubernetes.io/component"
 AGENT: Final = "agent"  # its value on the agents' pods
+ADMISSION: Final = "admission"  # and on those of this service
 _NODE_SPEC: Final = ("unschedulable", "taints")
 _NODE_STATUS: Final = ("capacity", "allocatable")
 _CONTAINER: Final = ("name", "resources", "securityContext", "restartPolicy")
@@ -33,8 +34,9 @@ def slim_pod(obj: Obj) -> Obj | None:
     """A core/v1 Pod reduced to the fields read here; None if it is on no node and names neither a card
     resource nor a ResourceClaim.
 
-    Of a pod on a node that requests no card, its CPU request is kept, and of an agent's pod whether its
-    containers are ready; a pod that requests ``nvidia.com/gpu`` may have a card there.
+    Of a pod on a node that requests no card, its CPU request is kept, of an agent's pod whether its
+    containers are ready, and of a replica of this service its features; a pod that requests
+    ``nvidia.com/gpu`` may have a card there.
     """
     meta, spec = mapping(obj.get("metadata")), mapping(obj.get("spec"))
     groups = {group: mappings(spec.get(group)) for group in _GROUPS}
@@ -44,9 +46,14 @@ def slim_pod(obj: Obj) -> Obj | None:
         if not on_node:
             return _claiming(meta, spec, mapping(obj.get("status"))) if spec.get("resourceClaims") else None
         small = {name: [_picked(c, _OTHERS) for c in group] for name, group in groups.items() if group}
-        agent = mapping(meta.get("labels")).get(COMPONENT) == AGENT
+        component = mapping(meta.get("labels")).get(COMPONENT)
+        agent, ours = component == AGENT, component in (AGENT, ADMISSION)
+        features = _picked(mapping(meta.get("annotations")), (FEATURES,)) if ours else {}
         return {
-            "metadata": {**_picked(meta, _NAMED), **({"labels": {COMPONENT: AGENT}} if agent else {})},
+            "metadata": {
+                **_picked(meta, _NAMED),
+                **({"labels": {COMPONENT: component}, "annotations": features} if ours else {}),
+            },
             "spec": {**_picked(spec, ("nodeName", "overhead", "resources")), **small},
             "status": _picked(
                 mapping(obj.get("status")), ("phase", "containerStatuses") if agent else ("phase",)

@@ -79,13 +79,13 @@ class WaitingPod:
 
     def _cut(self, one: ContainerRequest) -> ContainerRequest:
         most, asked, unit = self.largest, one.request, self.snapshot.unit
-        if not any(most.passed(one.name, asked.amount)):
+        if not any(most.passed(one.name, asked.total)):
             return one
-        cores = asked.cores if most.cores is None else max(1, min(asked.cores, most.cores))
+        cores = asked.cores if most.cores is None else max(asked.parts, min(asked.cores, most.cores))
         memory = asked.memory if most.memory is None else min(asked.memory or most.memory, most.memory)
-        if cores >= CORES_PER_CARD:
+        if asked.cards and cores >= CORES_PER_CARD:
             cores, memory = cores // CORES_PER_CARD * CORES_PER_CARD, 0
-        return replace(one, request=Request(cores, memory // unit * unit))
+        return replace(one, request=asked.reduced(cores, memory, unit))
 
     def ask(self, request: PodRequest) -> FeasibilityCheck:
         """The judgement of the pod with that request."""
@@ -341,8 +341,8 @@ def _within_quota(case: WaitingPod, view: NodeView) -> Iterator[PodRequest]:
         right = [line.protected_room for line in quota.protected_lines(protected, model)]
         cores = min([asked.request.cores, *(room.cores for room in rooms), *right])
         memory = min([asked.request.memory, *(room.memory for room in rooms)]) // unit * unit
-        if cores >= 1 and memory >= unit:
-            yield request.asking(asked.name, Request(cores, memory))
+        if cores >= asked.request.parts and memory >= unit * asked.request.parts:
+            yield request.asking(asked.name, asked.request.reduced(cores, memory, unit))
 
 
 def _given_up(request: PodRequest, nearest: PodRequest) -> Fraction:

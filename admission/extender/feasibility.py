@@ -35,7 +35,7 @@ _NOBODY: Final = PodUid("held back by a quota")
 class Unfit(Enum):
     """Why a node is left out; the value is the label in counts and metrics."""
 
-    NODE = "node"  # no cards, no inventory, or another memory unit
+    NODE = "node"  # no cards, no inventory, another memory unit, or an agent that cannot serve it
     REFUSED = "refused"  # the agent there refused this very amount a moment ago
     QUOTA = "quota"
     NEVER = "never"  # not even if the node were empty
@@ -175,7 +175,7 @@ class FeasibilityCheck:
         self.shape = shape
         self.quota = quota
         self._chosen, self._nominated = chosen, occupant.nominated
-        self._amounts = frozenset(c.request.amount for c in request.containers)
+        self._amounts = frozenset(c.request.total for c in request.containers)
         self._own_node = snapshot.reserved.get(request.uid, "")
         self.used = dict(snapshot.used.get(occupant.pod.namespace, {}))
         self.own = snapshot.nodes[self._own_node] if self._own_node else None
@@ -255,7 +255,7 @@ class FeasibilityCheck:
         Some card of a model over its quota must take less: each such card is tried until no quota is
         exceeded. Exact except for the limit on the number of tries.
         """
-        pieces = sum(max(1, c.request.cards) for c in self.request.containers)
+        pieces = sum(c.request.width for c in self.request.containers)
         if pieces < 2 or len({state.card.model for state in view.node.cards}) < 2:
             return None
         tried: set[tuple[tuple[int, Amount], ...]] = set()
@@ -317,7 +317,7 @@ class FeasibilityCheck:
 
     def before_cards(self, view: NodeView) -> Unfit | None:
         """Why the node is left out whatever its cards hold; None if the cards decide."""
-        if view.problem:
+        if view.problem or view.node.lacks(self.request):
             return Unfit.NODE
         if self.quota is not None and not self.quota.allows_pool(view.node.pool):
             return Unfit.QUOTA
@@ -382,7 +382,7 @@ class FeasibilityCheck:
 
     def when_empty(self, view: NodeView) -> Fit | Unfit:
         """Where the pod would be placed were the node empty and none of its namespace's quota in use."""
-        if view.problem:
+        if view.problem or view.node.lacks(self.request):
             return Unfit.NODE
         if self.quota is not None and not self.quota.allows_pool(view.node.pool):
             return Unfit.QUOTA

@@ -385,7 +385,8 @@ def shapes_of(occupant: PodView, unit: int) -> list[RequestShape]:
             )
             amount = peak(held, _CARD)
         models = tuple(sorted(request.models)) if request else ()
-        shapes.append(
-            RequestShape(amount.cores, -(-amount.memory // unit), 0 if shapes else occupant.cpu, models)
-        )
+        shapes += [
+            RequestShape(amount.cores, -(-amount.memory // unit), 0 if shapes or at else occupant.cpu, models)
+            for at in range(part.parts)
+        ]
     return shapes

@@ -1,4 +1,4 @@
-"""Free cards of thousands of nodes, as arrays: which nodes have room for one part of a card or for some whole
+"""Free cards of thousands of nodes, as arrays: which nodes have room for parts of cards or for some whole
 cards, and in which order to examine them.
 
 A new kind of request is answered from these arrays at once; the domain's placement computes the exact cards,
@@ -47,7 +47,7 @@ class FreeCards:
         asked = request.containers[0].request
         with self._lock:
             cards = self._fitting(request, asked, self._rows_of(views)).sum(1)
-        enough: _Bools = cards >= max(1, asked.cards)
+        enough: _Bools = cards >= asked.width
         return enough
 
     def promising(self, request: PodRequest, views: Sequence[NodeView]) -> _Ints:
@@ -99,7 +99,7 @@ class FreeCards:
         fits: _Bools = (
             self._idle[at]
             if asked.cards
-            else (self._cores[at] >= asked.cores) & (self._memory[at] >= asked.memory)
+            else (self._cores[at] >= asked.amount.cores) & (self._memory[at] >= asked.amount.memory)
         )
         if request.models:
             allowed = [n for model, n in self._models.items() if _allowed(request, model)]

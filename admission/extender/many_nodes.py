@@ -162,6 +162,7 @@ def _judged(
                 and view.ids is None  # more than the cards decides
                 and (type(kind) is int or like_others(view))
                 and not (several and view.node.topology.numa_policy.strict)  # likewise
+                and not view.node.lacks(check.request)
             },
         )
     for kind, view in new.items():

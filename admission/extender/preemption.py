@@ -252,6 +252,8 @@ class VictimSearch:
             members = (*on.get(at, ()), *seat.members)
             if seat.whole and (at in on or at not in self._whole):
                 continue
+            if not seat.whole and seat.members[0] in on.get(at, ()):
+                continue  # its parts lie on different cards
             left = self._desk.left(at, members)
             lack = Amount(-left.cores, -left.memory)
             for more in self._yields(at, lack, gone):
@@ -326,9 +328,9 @@ def _count(sizes: Iterable[tuple[int, int]], need: int) -> int | None:
 def _seats_of(question: FeasibilityCheck) -> list[_Seat]:
     """A seat for each card that the pod needs; containers of several cards first."""
     seats: list[_Seat] = []
-    for group in sorted(groups_of(question.request) or (), key=lambda g: -g.cards):
+    for group in sorted(groups_of(question.request) or (), key=lambda g: -g.width):
         asks = [(c.kind, c.request) for c in group.members]
-        for number in range(group.cards or 1):
+        for number in range(group.width):
             alike = bool(seats) and [(c.kind, c.request) for c in seats[-1].members] == asks
             seats.append(_Seat(group.members, whole=group.cards > 0, after=number > 0 or alike))
     return seats

@@ -77,7 +77,7 @@ def _why(check: FeasibilityCheck, view: NodeView, limit: int) -> str:
 def brief(check: FeasibilityCheck, view: NodeView, no: Unfit) -> str:
     """The reason in a text that is equal for equal nodes, so that a scheduler can count it."""
     if no is Unfit.NODE:
-        return view.problem or _pool(check, view)
+        return view.problem or view.node.lacks(check.request) or _pool(check, view)
     if no is Unfit.QUOTA:
         return _over_quota(check, view)
     if no is Unfit.KEPT and view.kept is not None:

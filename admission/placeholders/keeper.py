@@ -243,7 +243,13 @@ def _sim_node(view: NodeView) -> SimNode:
         else HostResources(view.cpu, ANY.memory, ANY.pods, ANY.core_ids, ANY.memory_ids)
     )
     return SimNode(
-        view.name, view.node.cards, view.node.topology, view.ledger, constraints=view.constraints, host=host
+        view.name,
+        view.node.cards,
+        view.node.topology,
+        view.ledger,
+        constraints=view.constraints,
+        host=host,
+        features=view.node.features,
     )
 
 

@@ -71,7 +71,7 @@ def room_in_sum(node: SimNode) -> Amount:
 
 
 def _sum(pod: SimPod) -> Amount:
-    return sum((c.request.amount for c in pod.request.containers), ZERO)
+    return sum((c.request.total for c in pod.request.containers), ZERO)
 
 
 def _kinds(nodes: Sequence[SimNode]) -> Iterator[SimNode]:

@@ -121,7 +121,7 @@ def quota_refusal(
 
     ``views``: a node of each kind that the cluster has.
     """
-    sized = ((f"container {quoted(c.name)}", c.request.amount) for c in request.containers)
+    sized = ((f"container {quoted(c.name)}", c.request.total) for c in request.containers)
     if large := quota.too_large(pod.namespace, sized):
         return refusal(pod.namespace, large)
     if quota.of(pod.namespace, request.priority) is None:
@@ -136,7 +136,7 @@ def quota_refusal(
     asked = least_charge(request)
     found = refuse_at_create(quota, snapshot.used, pod.namespace, asked, models, protected) or ""
     mine = quota.of(pod.namespace, request.priority)
-    pieces = sum(max(1, c.request.cards) for c in request.containers)
+    pieces = sum(c.request.width for c in request.containers)
     if found and mine is not None and pieces > 1:
         for view in views:
             if _may_be_divided(mine, asked, {s.card.model for s in view.node.cards} & models):
@@ -222,7 +222,7 @@ def least_charge(request: PodRequest, whole: int = 0) -> Amount:
             c.name,
             c.kind,
             c.order,
-            (Share(card, replace(c.request.amount, memory=c.request.cards * whole or c.request.memory)),),
+            (Share(card, Amount(c.request.cores, c.request.cards * whole or c.request.memory)),),
         )
         for c in request.containers
     ]

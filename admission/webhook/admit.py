@@ -25,7 +25,7 @@ from admission.webhook.draft import (
 )
 from gpu_manager.domain.advice.opt_in import check_advice_terms
 from gpu_manager.domain.cluster.quota import QUOTA_PLACE, read_quota
-from gpu_manager.domain.contract import ADVICE, PRIORITY, RESIZE
+from gpu_manager.domain.contract import ADVICE, CARDS, PRIORITY, RESIZE
 from gpu_manager.domain.dra.translation import is_turned_template
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import Pod
@@ -37,6 +37,7 @@ from gpu_manager.domain.rules.legal_values import (
     guarded_keys,
     warn_pod,
 )
+from gpu_manager.domain.rules.pod_annotations import FIXED
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
@@ -74,7 +75,8 @@ class CreateTimeChecks:
     ResourceClaim (its object, its namespace, whether it is a dry run) cannot be created, empty if it can, and
     whether a retry may succeed. ``pod_claims``: faults of, or remarks on, the claims that a pod's containers
     use. ``injection``: how the nodes that a pod may go to inject cards. ``best_effort``: whether the quota of
-    a namespace makes its fractions best-effort.
+    a namespace makes its fractions best-effort. ``no_parts``: why no replica may take parts of several cards
+    yet, empty if all may.
     """
 
     refuse: Says = lambda *_: ()
@@ -84,6 +86,7 @@ class CreateTimeChecks:
     pod_claims: Callable[[Mapping[str, Any], str], tuple[Violation, ...]] = lambda *_: ()
     injection: Callable[[Mapping[str, Any]], InjectionWays] = lambda _: InjectionWays()
     best_effort: Callable[[str], bool] = lambda _: False
+    no_parts: Callable[[], str] = lambda: ""
 
     def refusals(self, pod: Pod, request: PodRequest) -> tuple[Violation, ...]:
         """The reasons that forbid the pod, as violations."""
@@ -113,6 +116,8 @@ _HIDDEN: Final = frozenset(
         Rule.MEMORY_NOT_WHOLE,
         Rule.MEMORY_NEGATIVE,
         Rule.REQUESTS_DIFFER,
+        Rule.CARDS_CORES,
+        Rule.CARDS_MEMORY,
     }
 )
 # These forbid an act; all others say that a value cannot be.
@@ -121,6 +126,8 @@ _FORBIDDEN: Final = frozenset(
         Rule.ANNOTATION_GUARDED,
         Rule.ANNOTATION_CHANGED,
         Rule.PRIORITY_CHANGED,
+        Rule.CARDS_CHANGED,
+        Rule.CARDS_NOT_YET,
         Rule.PRIORITY_PAST_SCHEDULER,
         Rule.NODE_NAME_SET,
         Rule.QUOTA_EXCEEDED,
@@ -168,6 +175,8 @@ def mutate(review: Review, terms: ClusterTerms, checks: CreateTimeChecks = SILEN
     faults = check_pod(draft.pod, terms.unit, terms.minimum_cores)
     if not is_mirror(review) and any(fault.rule in _HIDDEN for fault in faults):
         return denied(faults)
+    if CARDS in draft.pod.annotations and not is_mirror(review) and (why := checks.no_parts()):
+        return denied((violation(Rule.CARDS_NOT_YET, "", CARDS, "", reason=why),))
     return ReviewVerdict(
         patch=draft.patch, warnings=tuple(v.message for v in draft.changes), rules=_ids(draft.changes)
     )
@@ -187,7 +196,7 @@ def validate(review: Review, terms: ClusterTerms, checks: CreateTimeChecks = SIL
         # The annotations of a Binding become the pod's.
         if _is_trusted(review, terms):
             return ALLOWED
-        return denied((*_guarded(review.obj), *_reprioritised({}, annotations_of(review.obj))))
+        return denied((*_guarded(review.obj), *_changed({}, annotations_of(review.obj))))
     if act == ("resource.k8s.io", "resourceclaims", "CREATE"):
         return _judge_claim(review, checks)
     if act in _CHANGES:
@@ -428,21 +437,21 @@ def _tampered(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Violat
                 "removed" if now is None else quoted(now),
                 before="out" if was is None else f"as it was, {quoted(was)}",
             )
-    yield from _reprioritised(before, after)
+    yield from _changed(before, after)
 
 
-def _reprioritised(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Violation]:
-    """A change of the priority, which is fixed at creation; none written is ``normal``."""
-    normal = Priority.NORMAL.value
-    was, now = before.get(PRIORITY), after.get(PRIORITY)
-    if (normal if was is None else was) != (normal if now is None else now):
-        yield violation(
-            Rule.PRIORITY_CHANGED,
-            "",
-            PRIORITY,
-            "removed" if now is None else quoted(now),
-            before="out" if was is None else f"as it was, {quoted(was)}",
-        )
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Violation]:
+    """Changes of what is fixed at creation; none written is the same as the default."""
+    for key, (rule, default) in FIXED.items():
+        was, now = before.get(key), after.get(key)
+        if (default if was is None else was) != (default if now is None else now):
+            yield violation(
+                rule,
+                "",
+                key,
+                "removed" if now is None else quoted(now),
+                before="out" if was is None else f"as it was, {quoted(was)}",
+            )
 
 
 def _is_trusted(review: Review, terms: ClusterTerms) -> bool:

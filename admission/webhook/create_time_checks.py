@@ -16,7 +16,7 @@ from admission.quota.quota_book import QuotaBook, protected_refusal, quota_refus
 from admission.webhook.admit import CreateTimeChecks, InjectionWays
 from gpu_manager.domain.cluster.claims import read_claim
 from gpu_manager.domain.cluster.quota import refusal
-from gpu_manager.domain.contract import PRIORITY
+from gpu_manager.domain.contract import FEATURES, MULTI_CARD, PRIORITY
 from gpu_manager.domain.dra.demand import double_uses, requests_of_containers, shared_uses
 from gpu_manager.domain.errors import printable, quoted
 from gpu_manager.domain.kube.constraints import NodeConstraints, pod_constraints
@@ -34,6 +34,10 @@ from gpu_manager.ports.clock import Clock
 _KINDS_SECONDS = 1.0
 _BY_VARIABLE = "nvidia"  # the strategy by which NVIDIA's runtime injects the cards that a variable names
 _NOT_HELD = "this replica holds no claims to quotas, and is about to be replaced: create the claim again"
+_OLD_REPLICA = (
+    f"replica {{name}} of the admission service is of an earlier release (its pod has no {MULTI_CARD} in "
+    f"annotation {FEATURES}, which the chart writes)"
+)
 _MOST_KINDS = 64  # kinds of nodes that are asked; a cluster with more gets no warning
 
 
@@ -102,8 +106,14 @@ def create_time_checks(
     def best_effort(namespace: str) -> bool:
         return quota.current is not None and quota.current.is_best_effort(namespace)
 
+    def no_parts() -> str:
+        if not cluster.synced:
+            return "the service's replicas are not known yet"
+        old = cluster.without_feature(MULTI_CARD)
+        return _OLD_REPLICA.format(name=printable(old)) if old else ""
+
     size = cluster.workloads.asked_of
-    return CreateTimeChecks(refuse, warn, size, claim, pod_claims, injection, best_effort)
+    return CreateTimeChecks(refuse, warn, size, claim, pod_claims, injection, best_effort, no_parts)
 
 
 def _not_best_effort(pod: Pod) -> str:

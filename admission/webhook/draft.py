@@ -34,6 +34,7 @@ from gpu_manager.domain.untrusted import annotations_of, at
 
 _DEFAULT_SCHEDULER: Final = "default-scheduler"  # what the API server writes where nothing is written
 _MOST_CONTAINERS: Final = 200  # with 1000, a review of such a pod takes seconds beside all others
+_WITHOUT_MEMORY: Final = ([Rule.FRACTION_WITHOUT_MEMORY], [Rule.CARDS_MEMORY])  # a container's only fault
 _MOST_REMOVALS: Final = 64  # one by one; more are removed by writing the rest
 
 
@@ -182,7 +183,7 @@ def _mend(
     """Nothing is mended in a container that is illegal in any other way: its author has to look at it."""
     alone = Pod(uid=_NOBODY.uid, namespace="", name="", containers=(container,))
     faults = [v.rule for v in check_pod(alone, terms.unit, terms.minimum_cores)]
-    if faults == [Rule.FRACTION_WITHOUT_MEMORY] and terms.default_memory:
+    if not container.memory_units and terms.default_memory and faults in _WITHOUT_MEMORY:
         return _with_default(container, steps, terms)
     beside = tuple(
         v for v in warn_pod(alone, terms.unit) if v.rule is Rule.MEMORY_BESIDE_WHOLE_CARDS and not faults
@@ -198,7 +199,8 @@ def _mend(
 def _with_default(
     container: Container, steps: tuple[str | int, ...], terms: ClusterTerms
 ) -> tuple[Container, list[Operation], tuple[Violation, ...]]:
-    units, text = Fraction(terms.default_memory), str(terms.default_memory)
+    units = Fraction(terms.default_memory * container.parts)
+    text = str(units)
     written = [Operation("add", pointer(*steps, "limits", MEMORY), text)]
     asked = container.core_request is not None
     if asked or container.memory_units_request is not None:
@@ -209,7 +211,7 @@ def _with_default(
         MEMORY,
         format_number(container.core or Fraction(0)),
         units=text,
-        size=format_bytes(terms.default_memory * terms.unit),
+        size=format_bytes(int(units) * terms.unit),
     )
     mended = replace(
         container,

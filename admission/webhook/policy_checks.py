@@ -15,10 +15,11 @@ from typing import Final
 from admission.config import ClusterTerms
 from gpu_manager.domain import contract
 from gpu_manager.domain.kube.pod import MIRROR
+from gpu_manager.domain.kube.several_cards import MOST_PARTS
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import CORES_PER_CARD, LARGEST_COUNT, format_bytes
 from gpu_manager.domain.rules.legal_values import MOST_ASKING
-from gpu_manager.domain.rules.pod_annotations import LISTS, LONGEST_LIST, ONE_OF
+from gpu_manager.domain.rules.pod_annotations import FIXED, LISTS, LONGEST_LIST, ONE_OF
 from gpu_manager.domain.rules.rulebook import Rule
 from gpu_manager.domain.rules.shown_cards import EPHEMERAL_SHOWN
 
@@ -77,6 +78,8 @@ VARIABLES: Final = {
     "parts": f"variables.core.filter(c, {_quantity(contract.CORE)}.compareTo(quantity('0')) > 0 "
     f"&& {_quantity(contract.CORE)}.isLessThan(quantity('{CORES_PER_CARD}')))",
     "asking": f"variables.core.filter(c, {_ASKS})",
+    # With parts of several cards amounts are totals: the webhook and the node judge these.
+    "spread": f"{_ANNOTATED} && '{contract.CARDS}' in object.metadata.annotations",
     "initAsking": f"{_INIT}.filter(c, {_ASKS})",
     "initNames": "variables.initAsking.map(c, c.name)",
     "ordinary": f"variables.initAsking.filter(c, !({_SIDECAR}))",
@@ -103,7 +106,7 @@ def request_checks(terms: ClusterTerms) -> Iterator[PolicyCheck]:
     if terms.minimum_cores > 1:
         below = f"{_CORES} < {terms.minimum_cores}"
         yield _container(Rule.CORE_BELOW_MINIMUM, "asking", below, {**figures, "nearest": minimum})
-    multiple = f"{_CORES} > {CORES_PER_CARD} && {_CORES} % {CORES_PER_CARD} != 0"
+    multiple = f"!variables.spread && {_CORES} > {CORES_PER_CARD} && {_CORES} % {CORES_PER_CARD} != 0"
     yield _container(Rule.CORE_NOT_MULTIPLE, "asking", multiple, figures)
     no_core = f"!({_wrote(contract.CORE)} && {_quantity(contract.CORE)}.compareTo(quantity('0')) != 0)"
     yield _container(
@@ -249,7 +252,7 @@ def _init_cards() -> PolicyCheck:
     says = _says(Rule.INIT_CONTAINER_CARDS, {"value": f"string({one})", "shapes": shapes})
     return PolicyCheck(
         Rule.INIT_CONTAINER_CARDS,
-        f"variables.ordinary.size() == 0 || !({in_turn} || {together}) || {equal}",
+        f"variables.spread || variables.ordinary.size() == 0 || !({in_turn} || {together}) || {equal}",
         f"variables.ordinary.map(c, {says})[0]",
     )
 
@@ -265,7 +268,7 @@ def annotation_checks() -> Iterator[PolicyCheck]:
     yield _wish(
         Rule.CEILING_OUT_OF_RANGE,
         contract.CORE_LIMIT,
-        f"!{integer} || {within}",
+        f"variables.spread || !{integer} || {within}",
         {"nearest": clamped, "lowest": lowest, "value": _annotation(contract.CORE_LIMIT)},
     )
     for key, (rule, names) in ONE_OF.items():
@@ -277,8 +280,16 @@ def annotation_checks() -> Iterator[PolicyCheck]:
     yield _wish(
         Rule.PRIORITY_OF_WHOLE_CARDS,
         contract.PRIORITY,
-        f"!({_annotation(contract.PRIORITY)} in {special}) || {whole}.size() == 0",
+        f"variables.spread || !({_annotation(contract.PRIORITY)} in {special}) || {whole}.size() == 0",
         {"value": _annotation(contract.PRIORITY), "name": _quoted(f"{whole}[0].name")},
+    )
+    entry = f"^( *[a-z0-9.-]+ *=)? *0*([1-9]|1[0-{MOST_PARTS % 10}]) *$"
+    numbers = f"not numbers of cards from 1 to {MOST_PARTS}"
+    yield _wish(
+        Rule.CARDS_MALFORMED,
+        contract.CARDS,
+        f"{_annotation(contract.CARDS)}.split(',').all(e, e.matches('{entry}'))",
+        {"reason": f"{_quoted(_annotation(contract.CARDS))} + ', {numbers}'"},
     )
     for key, (rule, patterns) in LISTS.items():
         entries = f"{_annotation(key)}.split(',')"
@@ -310,8 +321,10 @@ GUARDED_VARIABLES: Final = {
     f"{_IS_GUARDED} && !(k in variables.before && variables.before[k] == variables.now[k])) "
     f"+ variables.before.filter(k, {_IS_GUARDED} && !(k in variables.now))",
     # None written is normal; a Binding's annotations become those of a pod.
-    "priority": f"[variables.before, variables.now].map(m, '{contract.PRIORITY}' in m "
-    f"? m['{contract.PRIORITY}'] : '{Priority.NORMAL.value}')",
+    **{
+        f"fixed{at}": f"[variables.before, variables.now].map(m, '{key}' in m ? m['{key}'] : '{default}')"
+        for at, (key, (_, default)) in enumerate(FIXED.items())
+    },
     "created": "request.operation == 'CREATE' && request.resource.resource == 'pods' "
     "&& !(has(request.subResource) && request.subResource == 'binding')",
 }
@@ -338,20 +351,19 @@ def guarded_checks() -> Iterator[PolicyCheck]:
         f"request.operation != 'UPDATE' || {none}",
         _says(Rule.ANNOTATION_CHANGED, {"field": key, "value": value, "before": before}),
     )
-    yield PolicyCheck(
-        Rule.PRIORITY_CHANGED,
-        "variables.created || variables.priority[0] == variables.priority[1]",
-        _says(
-            Rule.PRIORITY_CHANGED,
-            {"value": _change_of("now", "removed"), "before": _change_of("before", "out", "as it was, ")},
-        ),
-    )
+    for at, (key, (rule, _)) in enumerate(FIXED.items()):
+        figures = {
+            "value": _change_of(key, "now", "removed"),
+            "before": _change_of(key, "before", "out", "as it was, "),
+        }
+        same = f"variables.created || variables.fixed{at}[0] == variables.fixed{at}[1]"
+        yield PolicyCheck(rule, same, _says(rule, figures))
 
 
-def _change_of(state: str, absent: str, lead: str = "") -> str:
-    """The priority before or after a change, for a text."""
-    there = f"'{contract.PRIORITY}' in variables.{state}"
-    value = _quoted(f"variables.{state}['{contract.PRIORITY}']")
+def _change_of(key: str, state: str, absent: str, lead: str = "") -> str:
+    """The annotation before or after a change, for a text."""
+    there = f"'{key}' in variables.{state}"
+    value = _quoted(f"variables.{state}['{key}']")
     return f"({there} ? {_text(lead)} + {value} : {_text(absent)})"
 
 

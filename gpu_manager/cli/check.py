@@ -237,6 +237,7 @@ def _document(verdicts: Sequence[PodVerdict], unit: int) -> Mapping[str, object]
                         "kind": r.kind.value,
                         "cores": r.request.cores,
                         "cards": r.request.cards,
+                        "parts": r.request.parts,
                         "memory": None if r.request.cards else r.request.memory,
                     }
                     for r in v.requests

@@ -36,6 +36,7 @@ PLACEMENT: Final = "tencent.com/placement"
 PRELOAD: Final = "tencent.com/vcuda-preload"
 PREEMPTION_DELAY: Final = "tencent.com/vcuda-preemption-delay"
 PRIORITY: Final = "tencent.com/vcuda-priority"
+CARDS: Final = "tencent.com/vcuda-cards"  # on how many cards a container lies in equal parts
 RESIZE: Final = "tencent.com/vcuda-resize"
 ADVICE: Final = "tencent.com/vcuda-advice"
 ADVISED: Final = "tencent.com/vcuda-advised"  # when a container was last given the advised size
@@ -61,6 +62,7 @@ POD_ANNOTATIONS: Final = (
     PRELOAD,
     PREEMPTION_DELAY,
     PRIORITY,
+    CARDS,
     RESIZE,
     ADVICE,
     TEMPLATE_SIZE,
@@ -100,7 +102,8 @@ FORGET: Final = "tencent.com/vcuda-forget"
 MODEL_LABEL: Final = "tencent.com/gpu-model"
 MODEL_LABEL_GAIA: Final = "gaia.tencent.com/gpu-model"
 POOL_LABEL: Final = "gaia.tencent.com/gpu-pool"
-MULTI_CARD: Final = "multi-card"  # a feature of an agent, in its inventory: equal parts of several cards
+MULTI_CARD: Final = "multi-card"  # a feature of agents and of admission: equal parts of several cards
+FEATURES: Final = "tencent.com/vcuda-features"  # annotation of admission's pods: what their release can do
 # Label of the admission pod that is the leader, which a Service selects.
 LEADER_LABEL: Final = "tencent.com/admission-leader"
 # Annotation of the pod of a replica that begins to lead, so that its watch of pods shows how far it has come.

@@ -22,6 +22,7 @@ from gpu_manager.domain.contract import (
     DRA_DRIVER,
     INVENTORY,
     MEMORY,
+    MULTI_CARD,
     NAMESPACE,
     NVIDIA,
     QUOTA_KEY,
@@ -64,6 +65,7 @@ def node(
     lends: bool = False,
     held: Sequence[int] = (),
     claimed: Sequence[int] = (),
+    features: Sequence[str] = (MULTI_CARD,),
 ) -> Obj:
     """A core/v1 Node with its inventory, memory in bytes a card; ``held`` cards are lent to pods, ``claimed``
     ones are given by ResourceClaims.
@@ -87,6 +89,7 @@ def node(
             tuple(lingering),
             serving,
             None if released is None else tuple(released),
+            features=frozenset(features),
         )
     )
     counts = {CORE: str(100 * cards), MEMORY: str(cards * (memory // unit))}

@@ -68,6 +68,12 @@ _POD = (
         "Who waits for whom on a card: [protected tenants](../protected.md); `normal` without it.",
     ),
     (
+        c.CARDS,
+        "you",
+        "`2`, `train=2,eval=4`",
+        "On how many cards the request lies in equal parts: [ADR 24](../adr/0024-parts-of-several-cards.md).",
+    ),
+    (
         c.RESIZE,
         "you",
         "JSON",
@@ -191,6 +197,12 @@ _LABELS = (
         "admission",
         "UTC time",
         "An annotation of its own pod: when it began to lead. It binds once its watch shows that.",
+    ),
+    (
+        c.FEATURES,
+        "the chart",
+        "`multi-card`",
+        "An annotation of admission's pods: what their release can do; `/mutate` waits until all can.",
     ),
 )
 _NODE_TAINTS = (

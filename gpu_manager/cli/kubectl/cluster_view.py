@@ -277,6 +277,7 @@ def _sim_node(books: NodeBooks, constraints: NodeConstraints, hosts: _HostReader
         pods,
         constraints,
         hosts.left(books.name),
+        books.node.features,
     )
 
 

@@ -27,7 +27,7 @@ from gpu_manager.domain.resize.sizes import (
     read_wanted,
     with_size,
 )
-from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT, Amount
+from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.domain.untrusted import annotations_of, at, text
 
 _LOOK_SECONDS: Final = 0.5
@@ -264,7 +264,7 @@ class AskedSize:
         """The container to resize. Raises RequestInvalid: none is named, and the pod has several."""
         if self.container:
             return self.container
-        names = [c.name for c in pod.containers if c.core is not None and 0 < c.core < CORES_PER_CARD]
+        names = [c.name for c in pod.containers if c.is_part and c.parts == 1]
         who = f"pod {pod.key}" if pod.uid else "the template"
         if not names:
             raise RequestInvalid(

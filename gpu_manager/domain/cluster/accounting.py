@@ -256,7 +256,7 @@ def _where_most_is_left(request: PodRequest, node: NodeReport, ledger: Ledger) -
                 s.card.uuid,
                 s.card.capacity(node.unit) if container.request.cards else container.request.amount,
             )
-            for s in ranked[: container.request.cards or 1]
+            for s in ranked[: container.request.width]
         )
         for share in shares:
             free[share.card] -= share.amount

@@ -72,7 +72,7 @@ class KubeletIds:
 def ids_asked(request: PodRequest) -> Amount:
     """The ids that the kubelet gives to a pod, at its peak."""
     held = [
-        Allocation(request.uid, c.name, c.kind, c.order, (Share(_ANY_CARD, c.request.amount),))
+        Allocation(request.uid, c.name, c.kind, c.order, (Share(_ANY_CARD, c.request.total),))
         for c in request.containers
     ]
     return peak(held, _ANY_CARD)

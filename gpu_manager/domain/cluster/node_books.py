@@ -131,6 +131,8 @@ class NodeBooks:
 
     def judge(self, request: PodRequest) -> Placement | Refusal:
         """The placement of a pod with this request on the node, or why it does not fit."""
+        if lack := self.node.lacks(request):
+            return Refusal(lack, (), "Choose another node")
         found = judge(request, self.node.cards, self.node.topology, self.ledger)
         return (
             with_terminating(found, self.node.lingering, self.charges)

@@ -26,6 +26,7 @@ from gpu_manager.domain.resources import (
     format_bytes,
     parse_quantity,
 )
+from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.topology import Topology
 from gpu_manager.domain.untrusted import mapping, text
 
@@ -204,6 +205,15 @@ class NodeReport:
     def models(self) -> Mapping[CardUuid, str]:
         """Card UUID → model."""
         return {state.card.uuid: state.card.model for state in self.cards}
+
+    def lacks(self, request: PodRequest) -> str:
+        """Why the node's agent cannot serve such a request, whatever is free; empty if it can."""
+        if not request.has_parts or contract.MULTI_CARD in self.features:
+            return ""
+        return (
+            f"its agent gives no parts of several cards ({contract.CARDS}): it is of an earlier release, and "
+            "would take them for whole cards"
+        )
 
 
 def read_node(obj: Mapping[str, Any], unit: int = DEFAULT_UNIT) -> NodeReport:

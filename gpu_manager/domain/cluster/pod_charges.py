@@ -146,7 +146,7 @@ def _named_shares(
     capacity, resized = _capacities(node), _resized(placed.pod)
     for container in request.containers:
         named = (placed.assigned or {}).get(container.name, ())
-        wanted = container.request.cards or 1
+        wanted = container.request.width
         if len(named) != wanted or len({uuid for uuid, _ in named} & capacity.keys()) != wanted:
             continue
         if container.request.cards:
@@ -171,7 +171,7 @@ def _usage_without_cards(
         shares = [Share(card, amount) for card, amount in (placed.assigned or {}).get(c.name, ())]
         if not shares or c.name not in resized:
             said = sum((share.amount for share in shares), ZERO)
-            shares.append(Share(CardUuid(""), c.request.amount.peak(said) - said))
+            shares.append(Share(CardUuid(""), c.request.total.peak(said) - said))
         held.append(Allocation(request.uid, c.name, c.kind, c.order, tuple(shares)))
     return usage_by_model(held, {card: node.model for one in held for card in one.cards})
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpu_manager.domain.contract import DRA_DRIVER, PLACEMENT
+from gpu_manager.domain.contract import CARDS, DRA_DRIVER, PLACEMENT
 from gpu_manager.domain.dra.allocation import MOST_RESULTS
 from gpu_manager.domain.dra.device import CORES, MEMORY
 from gpu_manager.domain.dra.parameters import FIELDS, ShareTerms, written_parameters
@@ -133,6 +133,12 @@ def _check_sayable(pod: Pod, request: PodRequest) -> None:
         )
     if pod.graphics:
         raise RequestInvalid("it asks for the driver's graphics libraries, which do not come with a claim")
+    spread = next((one for one in request.containers if one.request.parts > 1), None)
+    if spread is not None:
+        raise RequestInvalid(
+            f"container {quoted(spread.name)} has parts of {spread.request.parts} cards (annotation "
+            f"{CARDS}), and a claim's count does not say that the cards differ"
+        )
     large = next((one for one in request.containers if one.request.memory >= _MOST_BYTES), None)
     if large is not None:
         raise RequestInvalid(f"container {quoted(large.name)} asks for more memory than any card has")

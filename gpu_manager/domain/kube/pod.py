@@ -15,6 +15,7 @@ from typing import Final, NewType
 
 from gpu_manager.domain.contract import (
     CAPABILITIES_ENV,
+    CARDS,
     CORE,
     FOREIGN_RESOURCES,
     LONGEST_NAME,
@@ -26,6 +27,7 @@ from gpu_manager.domain.contract import (
     WHOLE_CARD,
 )
 from gpu_manager.domain.errors import RequestInvalid, printable, quoted
+from gpu_manager.domain.kube.several_cards import read_parts
 from gpu_manager.domain.resources import CORES_PER_CARD, parse_quantity
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
@@ -77,11 +79,17 @@ class Container:
     claims: tuple[tuple[str, str], ...] = ()  # ResourceClaims: name, and the request in it; empty for all
     stuck: str = ""  # why the kubelet does not run it, such as CrashLoopBackOff
     runtime_id: str = ""  # the container id without its "containerd://", once the runtime made it
+    parts: int = 1  # cards on which it lies in equal parts; above 1 ``core`` and ``memory_units`` are totals
 
     @property
     def asks(self) -> bool:
         """True if the container requests any part of a card."""
         return bool(self.core or self.memory_units)
+
+    @property
+    def is_part(self) -> bool:
+        """True if the container requests a part of one card, or of each of several, and no whole card."""
+        return self.core is not None and self.core > 0 and (self.parts > 1 or self.core < CORES_PER_CARD)
 
     def wants(self, resource: str) -> int:
         """Return the number of ids of ``resource`` that the kubelet will request, 0 for none."""
@@ -218,7 +226,7 @@ def parse_pod(obj: object) -> Pod:
         namespace=_text(meta.get("namespace"), "metadata.namespace") or "default",
         name=_text(meta.get("name"), "metadata.name")
         or _text(meta.get("generateName"), "metadata.generateName"),
-        containers=_containers(spec, status),
+        containers=_in_parts(_containers(spec, status), annotations.get(CARDS)),
         node=node,
         phase=_text(status.get("phase"), "status.phase"),
         refused=text(status.get("message")) if status.get("reason") == "UnexpectedAdmissionError" else "",
@@ -236,6 +244,15 @@ def parse_pod(obj: object) -> Pod:
         restarts_never=spec.get("restartPolicy") == "Never",
         affinity_bytes=affinity_bytes(spec),
     )
+
+
+def _in_parts(containers: tuple[Container, ...], written: str | None) -> tuple[Container, ...]:
+    """The containers with their numbers of cards; an unreadable annotation is left to the rules."""
+    try:
+        parts = read_parts(written, [c.name for c in containers if c.core]) if written is not None else {}
+    except RequestInvalid:
+        return containers
+    return tuple(replace(c, parts=parts[c.name]) if parts.get(c.name, 1) > 1 else c for c in containers)
 
 
 def affinity_bytes(spec: Mapping[str, object]) -> int:

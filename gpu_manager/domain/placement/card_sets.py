@@ -10,11 +10,12 @@ the answer. On larger nodes a set is grown and then improved by exchanges, which
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from operator import add, sub
+from operator import add, neg, sub
 
 from gpu_manager.domain.topology import Link, LinkKind, Topology
 
@@ -43,12 +44,12 @@ def best_set(topology: Topology, free: frozenset[int], k: int, numa: Numa = ()) 
     if topology.size > PREPARED:
         return grown_set(topology, free, k, numa)
     size = topology.size
-    ranks = _ranked(topology.ranks, numa)[k]
+    ranks = ranked(topology.ranks, numa)[k]
     mask = ranks.sets[_least_linked(ranks, topology.ranks, free, ranks.without(size, free))]
     return tuple(i for i in range(size) if mask >> (size - 1 - i) & 1)
 
 
-def _least_linked(ranks: _Ranks, weights: Weights, free: frozenset[int], sets: int) -> int:
+def _least_linked(ranks: Ranks, weights: Weights, free: frozenset[int], sets: int) -> int:
     """Return the rank of the set that is least linked to the other free cards, then to all cards, among the
     sets that are as good as the best.
 
@@ -106,7 +107,7 @@ def _has_nvlinks(weights: Weights) -> bool:
 
 def _left_prepared(topology: Topology, free: frozenset[int], numa: Numa) -> dict[int, int]:
     scores = dict.fromkeys(free, 0)
-    table = _ranked(topology.ranks, numa)
+    table = ranked(topology.ranks, numa)
     for k in range(2, len(free)):
         ranks = table[k]
         sets = ranks.without(topology.size, free)
@@ -116,7 +117,7 @@ def _left_prepared(topology: Topology, free: frozenset[int], numa: Numa) -> dict
 
 
 @dataclass(frozen=True, slots=True)
-class _Ranks:
+class Ranks:
     """All sets of one size, best first. Card i is bit ``size - 1 - i``, so a larger mask has lower cards."""
 
     sets: array[int]
@@ -137,15 +138,21 @@ class _Ranks:
         """Return the rank of the best of these sets."""
         return (sets & -sets).bit_length() - 1
 
+    def as_good(self, sets: int) -> int:
+        """Return a bit for each of these sets that has the largest sum among them."""
+        first = self.first(sets)
+        return sets & ((1 << bisect_right(self.scores, -self.scores[first], first, key=neg)) - 1)
+
 
 @lru_cache(maxsize=16)  # a cluster has few kinds of machine; keyed by value, so equal nodes share one table
-def _ranked(weights: Weights, numa: Numa = ()) -> dict[int, _Ranks]:
+def ranked(weights: Weights, numa: Numa = ()) -> dict[int, Ranks]:
+    """Return the sets of each size of a machine of at most :data:`PREPARED` cards."""
     size = len(weights)
     scores = _scores(weights)
     groups: list[list[int]] = [[] for _ in range(size + 1)]
     for mask in range(len(scores) - 1, 0, -1):
         groups[mask.bit_count()].append(mask)
-    table: dict[int, _Ranks] = {}
+    table: dict[int, Ranks] = {}
     nodes = _nodes(numa)
     order = (
         [score * (size + 1) - count for score, count in zip(scores, nodes, strict=True)] if nodes else scores
@@ -158,7 +165,7 @@ def _ranked(weights: Weights, numa: Numa = ()) -> dict[int, _Ranks]:
         holding = tuple(_column(sets, size - 1 - card) for card in range(size))
         scored = array("q", map(scores.__getitem__, sets))
         ends = _ends([order[mask] for mask in sets]) if linked else array("I", range(1, len(sets) + 1))
-        table[k] = _Ranks(sets, scored, holding, ends)
+        table[k] = Ranks(sets, scored, holding, ends)
     return table
 
 

@@ -124,10 +124,11 @@ def refuse(
     *,
     policy: str = "",
     together: int = 0,
+    parts: int = 1,
 ) -> Refusal:
     """Build a refusal. ``who`` names the container, or the containers that must share cards; ``policy`` is
     the kubelet's NUMA policy if it is strict, under which a container can have at most ``together`` whole
-    cards.
+    cards. ``parts``: the number of cards of each of which ``ask`` is requested.
     """
     if whole:
         idle = sum(view.idle and not view.closed for view in views)
@@ -136,6 +137,9 @@ def refuse(
             headline += f"; the kubelet's NUMA policy {policy} lets it have {together} here at most"
         elif policy and idle >= whole > 1:
             headline += f", but not on NUMA nodes that the kubelet's policy {policy} lets it have together"
+    elif parts > 1:
+        have = sum(not view.closed and ask.fits_in(view.free) for view in views)
+        headline = f"{who}: {ask} of each of {parts} cards asked, {have} of {len(views)} have room for that"
     else:
         headline = f"{who}: no card has room for {ask}"
     reasons = tuple((view, card_reason(ask, whole, view)) for view in views)
@@ -145,8 +149,9 @@ def refuse(
 def nearest_request(ask: Request, views: Iterable[CardView], unit: int) -> Request | None:
     """Return the largest legal request below ``ask`` that one card (or several whole ones) can hold now.
 
-    For a fraction: as much of each amount as is free on the nearest card. For whole cards: as many as are
-    idle, else the largest fraction. ``unit`` is the memory unit in bytes.
+    For a fraction: as much of each amount as is free on the nearest card, or on as many of the nearest cards
+    as it has parts. For whole cards: as many as are idle, else the largest fraction. ``unit`` is the memory
+    unit in bytes.
     """
     usable = [view for view in views if not view.closed]
     idle = sum(view.idle for view in usable)
@@ -154,8 +159,7 @@ def nearest_request(ask: Request, views: Iterable[CardView], unit: int) -> Reque
         return Request(min(idle, ask.cards) * CORES_PER_CARD, 0)
     most = Amount(CORES_PER_CARD - 1, max((view.free.memory for view in usable), default=0))
     wanted = most if ask.cards else ask.amount
-    best: tuple[float, float] = (0.0, 0.0)
-    found: Request | None = None
+    found: list[tuple[float, float, Amount]] = []
     for view in usable:
         cores, memory = (
             min(wanted.cores, view.free.cores),
@@ -164,20 +168,19 @@ def nearest_request(ask: Request, views: Iterable[CardView], unit: int) -> Reque
         if cores < 1 or memory < unit:
             continue
         parts = cores / wanted.cores, memory / wanted.memory
-        if (rank := (min(parts), sum(parts))) > best:
-            best, found = rank, Request(cores, memory)
-    return found
+        found.append((min(parts), sum(parts), Amount(cores, memory)))
+    nearest = sorted(found, key=lambda each: each[:2], reverse=True)[: ask.parts]
+    if len(nearest) < ask.parts:
+        return None
+    cores, memory = min(a.cores for *_, a in nearest), min(a.memory for *_, a in nearest)
+    return Request(cores * ask.parts, memory * ask.parts, ask.parts)
 
 
 def advise(
     smaller: Mapping[str, Request], where: Mapping[str, Sequence[Share]], cards: Sequence[CardState]
 ) -> str:
     """Format what would fit now: the containers that must request less, and their cards then."""
-    parts = []
-    for name, request in smaller.items():
-        whole = "whole " if request.cards else ""
-        amount = "" if request.cards else f"{request} of "
-        parts.append(f"{amount}{whole}{_cards(_indices(where[name], cards))} for {quoted(name)}")
+    parts = (f"{explain_shares(where[name], cards)} for {quoted(name)}" for name in smaller)
     return _cut(f"Would fit now: {'; '.join(parts)}", LINE_LIMIT // 2)
 
 
@@ -193,11 +196,14 @@ def advise_none(views: Sequence[CardView]) -> str:
 
 
 def explain_shares(shares: Sequence[Share], cards: Sequence[CardState]) -> str:
-    """Format a container's shares: ``30 cores, 5 GiB of card 3``, ``whole cards 0, 1``."""
+    """Format a container's shares: ``30 cores, 5 GiB of card 3``, ``… of each of cards 0, 1``, ``whole cards
+    0, 1``.
+    """
     if not shares:
         return "nothing"
     where = _cards(_indices(shares, cards))
-    return f"whole {where}" if shares[0].whole else f"{shares[0].amount} of {where}"
+    each = "each of " if len(shares) > 1 else ""
+    return f"whole {where}" if shares[0].whole else f"{shares[0].amount} of {each}{where}"
 
 
 def explain_placement(placement: Mapping[str, Sequence[Share]], cards: Sequence[CardState]) -> str:

@@ -3,16 +3,17 @@
 :meth:`TrialPlacement.room` decides whether a card has room, in cores and in memory;
 :mod:`gpu_manager.domain.placement.explain` writes the reason if it has none.
 
-A pod is placed as a whole, its containers in the kubelet's order. A fraction lies on one card; whole cards
-are idle cards, charged with all their memory. Several whole cards are the best-linked set that the kubelet
-admits (:func:`numa.admitted_set`); for everything else the pod's annotation ``tencent.com/placement`` picks
-one of :data:`POLICIES`.
+A pod is placed as a whole, its containers in the kubelet's order. A fraction lies on one card, or in equal
+parts on several different ones (:mod:`several_cards`); whole cards are idle cards, charged with all their
+memory. Several whole cards are the best-linked set that the kubelet admits (:func:`numa.admitted_set`); for
+everything else the pod's annotation ``tencent.com/placement`` picks one of :data:`POLICIES`.
 
 Among the cards with room for a fraction, those on which protection holds are preferred
 (:mod:`gpu_manager.domain.priority`): never at the price of room, nor under ``topology`` of links.
 
 If these choices, one after the other, leave no room for a later container, an exact search decides: a pod of
-at most :data:`SEARCHED` fractions is placed whenever that is possible.
+at most :data:`SEARCHED` fractions is placed whenever that is possible. Parts of several cards are laid out
+before that search, by their policy.
 
 **Ordinary init containers.** The kubelet passes the ids of an ordinary init container to the containers after
 it, so these must use the same cards: all one card, or, if all request the same number of whole cards, each
@@ -40,6 +41,7 @@ from gpu_manager.domain.placement.card_sets import fragment
 from gpu_manager.domain.placement.explain import Refusal, advise, advise_none, nearest_request, refuse
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share, peak
 from gpu_manager.domain.placement.numa import admitted_set, aligned, most_together
+from gpu_manager.domain.placement.several_cards import several_cards
 from gpu_manager.domain.placement.trial_placement import ContainerGroup, LeastNeed, TrialPlacement, groups_of
 from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 from gpu_manager.domain.rules.request import ContainerRequest, PlacementPolicy, PodRequest, Request
@@ -190,7 +192,9 @@ def _solve(
     if len(groups) == 1:
         return failed
     second = TrialPlacement(request, trial.cards, ledger)
-    seats = _search(second, groups)
+    if _lay_out(second, [g for g in groups if g.parts > 1], request.placement, topology) is not None:
+        return failed
+    seats = _search(second, [g for g in groups if g.parts == 1])
     if seats is None:
         return failed
     for group, at in seats:
@@ -255,7 +259,7 @@ def _named(
 ) -> list[int]:
     """Return the positions of the cards named for a container."""
     uuids = [uuid for uuid, _ in assignment.get(container.name, ())]
-    wanted = container.request.cards or 1
+    wanted = container.request.width
     if len(uuids) != wanted or len(set(uuids)) != wanted:
         raise DoesNotFit(
             f"container {quoted(container.name)} asks for {container.request}:"
@@ -328,6 +332,8 @@ def _choose_open(
     if group.cards > 1:
         idle = frozenset(at for at in trial.open if trial.idle(at))
         return admitted_set(topology, trial.cards, idle, group.cards)
+    if group.parts > 1:
+        return several_cards(trial, group, policy, topology)
     one = POLICIES[policy](trial, group, topology)
     return None if one is None else (one,)
 
@@ -386,7 +392,14 @@ def _refusal(
     policy = topology.numa_policy.value if topology.numa_policy.strict else ""
     together = most_together(topology, trial.cards)
     refused = partial(
-        refuse, _who(failed), _ask(failed), failed.cards, views, policy=policy, together=together
+        refuse,
+        _who(failed),
+        _ask(failed),
+        failed.cards,
+        views,
+        policy=policy,
+        together=together,
+        parts=failed.parts,
     )
     if nearest is None or found is None:
         return refused(advise_none(views))

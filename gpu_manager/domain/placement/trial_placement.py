@@ -21,9 +21,10 @@ from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 
 @dataclass(frozen=True, slots=True)
 class ContainerGroup:
-    """Containers that must lie on the same cards; nearly always one. ``cards`` is 0 for part of one card.
+    """Containers that must lie on the same cards; nearly always one. ``cards`` counts whole cards, 0 for
+    parts.
 
-    ``need`` is cores and memory of the part of a card that the group's only container requests; None
+    ``need`` is cores and memory of the part of one card that the group's only container requests; None
     otherwise.
     """
 
@@ -33,9 +34,25 @@ class ContainerGroup:
 
     def __post_init__(self) -> None:
         need = None
-        if not self.cards and len(self.members) == 1 and self.members[0].kind is not ContainerKind.INIT:
-            need = self.members[0].request.cores, self.members[0].request.memory
+        first = self.members[0]
+        if (
+            self.width == 1
+            and not self.cards
+            and len(self.members) == 1
+            and first.kind is not ContainerKind.INIT
+        ):
+            need = first.request.cores, first.request.memory
         object.__setattr__(self, "need", need)
+
+    @property
+    def parts(self) -> int:
+        """The number of cards of which each member gets an equal part."""
+        return self.members[0].request.parts
+
+    @property
+    def width(self) -> int:
+        """The number of cards, whole or in part."""
+        return self.cards or self.parts
 
 
 def groups_of(request: PodRequest) -> tuple[ContainerGroup, ...] | None:
@@ -48,6 +65,8 @@ def groups_of(request: PodRequest) -> tuple[ContainerGroup, ...] | None:
     first = next((i for i, c in enumerate(asking) if c.kind is ContainerKind.INIT), len(asking))
     groups = [ContainerGroup((c,), c.request.cards) for c in asking[:first]]
     bound = asking[first:]
+    if any(c.request.parts > 1 for c in bound) and any(c.kind is ContainerKind.INIT for c in bound):
+        return None
     counts = {c.request.cards for c in bound}
     if len(counts) == 1 and 0 not in counts:
         groups += _handed_on(bound)
@@ -295,7 +314,7 @@ class TrialPlacement:
 
     def _amount(self, container: ContainerRequest, at: int) -> Amount:
         request = container.request
-        return self._rooms[at].capacity if request.cores >= CORES_PER_CARD else request.amount
+        return self._rooms[at].capacity if request.cards else request.amount
 
     def _allocation(self, container: ContainerRequest, at: int) -> Allocation:
         share = self.share(container, at)

@@ -108,6 +108,8 @@ def _why_not(container: Container | None) -> str:
         return "and the pod has no such container"
     if container.kind is ContainerKind.INIT and container.asks:
         return "an ordinary init container, which hands its share on"
+    if container.parts > 1:
+        return f"which has parts of {container.parts} cards, and all of them keep their size"
     if (container.core is not None and container.core >= CORES_PER_CARD) or container.gpus:
         return "which has whole cards"
     if container.claims:

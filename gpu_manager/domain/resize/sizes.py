@@ -80,14 +80,15 @@ def digest(pod: Pod) -> str:
 
 def spec_sizes(pod: Pod, unit: int) -> Sizes:
     """The size in the spec of each container that can be resized: app containers and sidecars with a
-    fraction. ``unit`` is bytes of one unit of memory.
+    fraction of one card. ``unit`` is bytes of one unit of memory.
     """
     return {
         c.name: Amount(int(c.core), int(c.memory_units or 0) * unit)
         for c in pod.containers
         if c.core is not None
         and c.core.denominator == 1
-        and 0 < c.core < CORES_PER_CARD
+        and c.is_part
+        and c.parts == 1
         and c.kind is not ContainerKind.INIT
     }
 

@@ -1,7 +1,8 @@
 """Legal requests and the nearest legal values: the checks that webhook, extender, agent and CLI share.
 
 A container requests whole cards (a multiple of 100 cores), or a part of one card (1 to 99 cores) together
-with memory, or nothing. 0 is legal, but never suggested as a remedy.
+with memory, or nothing. 0 is legal, but never suggested as a remedy. Equal parts of several cards:
+:mod:`gpu_manager.domain.rules.several_cards`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from gpu_manager.domain.rules.pod_annotations import (
 )
 from gpu_manager.domain.rules.request import Request
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
+from gpu_manager.domain.rules.several_cards import check_init_containers, check_parts, warn_cards
 from gpu_manager.domain.rules.shown_cards import check_visible_devices, warn_privileged
 from gpu_manager.domain.rules.unknown_names import unknown_names
 
@@ -140,6 +142,7 @@ def warn_pod(pod: Pod, unit: int = DEFAULT_UNIT) -> tuple[Violation, ...]:
         *warn_privileged(pod),
         *warn_limited(pod),
         *warn_priority(pod),
+        *warn_cards(pod),
         *unknown_names(pod),
     )
 
@@ -151,6 +154,10 @@ def check_container(
     container: Container, unit: int = DEFAULT_UNIT, minimum_cores: int = 1
 ) -> Iterator[Violation]:
     """Yield what is illegal in one container's request."""
+    if container.parts > 1:
+        yield from check_parts(container, unit, minimum_cores)
+        yield from _check_requests(container, unit, minimum_cores)
+        return
     core, memory = container.core or Fraction(0), container.memory_units or Fraction(0)
     core_fault, memory_fault = _core_fault(core, minimum_cores), _memory_fault(memory, unit)
     if core_fault:
@@ -276,6 +283,9 @@ def _check_node_affinity(pod: Pod) -> Iterator[Violation]:
 
 def _check_init_containers(pod: Pod) -> Iterator[Violation]:
     """Yield a violation where an ordinary init container's ids would go to later containers at random."""
+    if any(c.parts > 1 for c in pod.containers):
+        yield from check_init_containers(pod)
+        return
     asking = [c for c in pod.containers if c.core and c.core > 0]
     first = next((c for c in asking if c.kind is ContainerKind.INIT), None)
     if first is None or peak_cores(pod) <= CORES_PER_CARD:
@@ -317,12 +327,12 @@ def peak_cores(pod: Pod) -> Fraction:
 
 def _warn_container(container: Container, unit: int) -> Iterator[Violation]:
     core, units = container.core or Fraction(0), container.memory_units or Fraction(0)
-    if core >= CORES_PER_CARD and units > 0 and is_legal_core(core):
+    if core >= CORES_PER_CARD and not container.is_part and units > 0 and is_legal_core(core):
         cards = str(Request(int(core), 0))
         yield violation(
             Rule.MEMORY_BESIDE_WHOLE_CARDS, container.name, MEMORY, format_number(units), cards=cards
         )
-    elif units * unit > _LARGEST_CARD and is_legal_memory(units, unit):
+    elif units * unit > _LARGEST_CARD * container.parts and is_legal_memory(units, unit):
         yield violation(
             Rule.MEMORY_BEYOND_CARDS,
             container.name,

@@ -18,6 +18,7 @@ from gpu_manager.domain.priority import Priority, meant_priorities
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.request import PlacementPolicy
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
+from gpu_manager.domain.rules.several_cards import check_cards
 
 LONGEST_LIST = 64
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -42,6 +43,12 @@ LISTS: Final = {
 """Annotation → the rule that each entry, of :data:`LONGEST_LIST` at most, matches all of these patterns as a
 whole (RE2, without a backslash).
 """
+
+FIXED: Final = {
+    contract.PRIORITY: (Rule.PRIORITY_CHANGED, Priority.NORMAL.value),
+    contract.CARDS: (Rule.CARDS_CHANGED, "1"),
+}
+"""Annotation that is fixed when the pod is created → the rule, and the value that none written stands for."""
 
 
 def ceiling_of(pod: Pod) -> int | None:
@@ -108,12 +115,14 @@ def _entries(text: str) -> list[str]:
 
 def check_annotations(pod: Pod) -> Iterator[Violation]:
     """Yield the violations in the annotations that a user may set."""
-    for key in (contract.CORE_LIMIT, *ONE_OF, *LISTS):
+    for key in (contract.CORE_LIMIT, contract.CARDS, *ONE_OF, *LISTS):
         text = pod.annotations.get(key)
         if text is None:
             continue
         if key == contract.CORE_LIMIT:
             yield from _check_ceiling(pod, text)
+        elif key == contract.CARDS:
+            yield from check_cards(pod, text)
         elif key == contract.PRIORITY:
             yield from _check_priority(pod, text)
         else:
@@ -121,7 +130,7 @@ def check_annotations(pod: Pod) -> Iterator[Violation]:
 
 
 def _check_ceiling(pod: Pod, text: str) -> Iterator[Violation]:
-    parts = [ceil(c.core) for c in pod.containers if c.core is not None and 0 < c.core < CORES_PER_CARD]
+    parts = [ceil(c.core / c.parts) for c in pod.containers if c.core is not None and c.is_part]
     lowest = max(parts, default=1)
     read = _LEADING_INTEGER.match(text)
     nearest = (max(lowest, min(int(read[1]), CORES_PER_CARD)) if read else lowest,)
@@ -145,7 +154,7 @@ def _check_priority(pod: Pod, text: str) -> Iterator[Violation]:
     if unknown := tuple(_check_one_of(contract.PRIORITY, text)):
         yield from unknown
         return
-    whole = next((c for c in pod.containers if c.core is not None and c.core >= CORES_PER_CARD), None)
+    whole = next((c for c in pod.containers if c.core and c.core > 0 and not c.is_part), None)
     if whole is not None and text != Priority.NORMAL.value:
         name = quoted(whole.name)
         yield violation(Rule.PRIORITY_OF_WHOLE_CARDS, "", contract.PRIORITY, text, name=name)
@@ -153,12 +162,8 @@ def _check_priority(pod: Pod, text: str) -> Iterator[Violation]:
 
 def has_fractions_alone(pod: Pod) -> bool:
     """True for a pod with shares of cards and no whole one: such a pod has a priority inside its cards."""
-    asked = [c.core for c in pod.containers if c.core]
-    return (
-        bool(asked)
-        and all(core < CORES_PER_CARD for core in asked)
-        and not any(c.gpus for c in pod.containers)
-    )
+    asking = [c for c in pod.containers if c.core]
+    return bool(asking) and all(c.is_part for c in asking) and not any(c.gpus for c in pod.containers)
 
 
 def warn_priority(pod: Pod) -> Iterator[Violation]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.pod import Container, Pod
-from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
+from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.domain.rules.legal_values import check_amounts, check_container, check_pod
 from gpu_manager.domain.rules.pod_annotations import (
     ceiling_of,
@@ -91,7 +91,8 @@ def _asked(container: Container, unit: int) -> Request | None:
     cores = int(container.core or 0)
     if cores == 0:
         return None
-    return Request(cores, 0 if cores >= CORES_PER_CARD else int(container.memory_units or 0) * unit)
+    memory = int(container.memory_units or 0) * unit if container.is_part else 0
+    return Request(cores, memory, container.parts)
 
 
 def _raise_if_any(violations: Iterable[Violation]) -> None:

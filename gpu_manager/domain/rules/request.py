@@ -9,7 +9,7 @@ from enum import Enum
 from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.priority import Priority
-from gpu_manager.domain.resources import CORES_PER_CARD, Amount, format_bytes
+from gpu_manager.domain.resources import CORES_PER_CARD, Amount
 
 
 class PlacementPolicy(Enum):
@@ -27,26 +27,47 @@ class Request:
     """The request of one container: ``cores`` in hundredths of a card, ``memory`` in bytes.
 
     Below 100 cores it is a fraction of one card. From 100 on it is ``cores // 100`` whole cards, and
-    ``memory`` is 0: a whole card comes with all its memory.
+    ``memory`` is 0: a whole card comes with all its memory. With ``parts`` above 1 both are totals of equal
+    parts of as many different cards, and no card is whole.
     """
 
     cores: int
     memory: int
+    parts: int = 1
 
     @property
     def cards(self) -> int:
-        """The number of whole cards; 0 for a fraction."""
-        return self.cores // CORES_PER_CARD
+        """The number of whole cards; 0 for a fraction, or for parts of several cards."""
+        return self.cores // CORES_PER_CARD if self.parts == 1 else 0
+
+    @property
+    def width(self) -> int:
+        """The number of cards, whole or in part."""
+        return self.cards or self.parts
 
     @property
     def amount(self) -> Amount:
-        """The request as an amount. For whole cards the memory is 0 until the cards are chosen."""
+        """What it takes of each card, in part; the total of whole cards, without their memory, which is not
+        known until they are chosen.
+        """
+        return Amount(self.cores // self.parts, self.memory // self.parts)
+
+    @property
+    def total(self) -> Amount:
+        """What it takes of all its cards; of whole cards without their memory."""
         return Amount(self.cores, self.memory)
+
+    def reduced(self, cores: int, memory: int, unit: int) -> Request:
+        """Return the largest request in as many parts within these totals, in whole units of memory."""
+        memory_step = unit * self.parts
+        return replace(
+            self, cores=cores // self.parts * self.parts, memory=memory // memory_step * memory_step
+        )
 
     def __str__(self) -> str:
         if self.cards:
             return "1 whole card" if self.cards == 1 else f"{self.cards} whole cards"
-        return f"{self.cores} cores, {format_bytes(self.memory)}"
+        return f"{self.total} in equal parts of {self.parts} cards" if self.parts > 1 else str(self.total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +95,11 @@ class PodRequest:
     uuids: frozenset[CardUuid] = frozenset()
     ceiling: int | None = None
     priority: Priority = Priority.NORMAL
+
+    @property
+    def has_parts(self) -> bool:
+        """True if a container requests equal parts of several cards."""
+        return any(c.request.parts > 1 for c in self.containers)
 
     def allows(self, card: Card) -> bool:
         """True if the allow lists admit the card."""

@@ -10,6 +10,7 @@ from enum import Enum
 
 from gpu_manager.domain.contract import (
     ADVICE,
+    CARDS,
     CORE,
     CORE_LIMIT,
     FRONT_LABEL,
@@ -241,6 +242,62 @@ class Rule(Enum):
         "The right is counted exactly when the scheduler binds a pod. One that reaches a node by another way "
         "would be protected beyond it.",
         "Remove the line that the text names; select a node by its label `kubernetes.io/hostname`.",
+    )
+    CARDS_MALFORMED = RuleText(
+        "cards-malformed",
+        f"annotation {CARDS} is {{reason}}: write a number such as 2, or one for each container as train=2",
+        "A number of cards that cannot be read would leave a container with another shape without a word.",
+        "Write the number of cards of all containers with cores (`2`), or by name (`train=2,eval=4`).",
+    )
+    CARDS_CORES = RuleText(
+        "cards-cores",
+        f"{CORE} is {{value}} on {{cards}} cards (annotation {CARDS}): it is the total of equal parts of "
+        "{minimum} to 99: use {nearest}",
+        f"With `{CARDS}` the limit counts all cards together, and each gets the same part.",
+        "Multiply the part of one card by the number of cards: half of each of two cards is `100`.",
+    )
+    CARDS_MEMORY = RuleText(
+        "cards-memory",
+        f"{MEMORY} is {{value}} on {{cards}} cards (annotation {CARDS}): it is the total of equal parts of "
+        "whole units of {unit}: use {nearest}",
+        f"With `{CARDS}` the limit counts all cards together, and each gets the same part.",
+        "Multiply the units of one card by the number of cards: 10 GiB of each of two cards is `80`.",
+    )
+    CARDS_INIT_CONTAINER = RuleText(
+        "cards-init-container",
+        f"it is an init container that asks for {{value}} cores in a pod whose container {{other}} has parts "
+        f"of {{cards}} cards (annotation {CARDS}): remove the request, or make it a sidecar "
+        "(restartPolicy: Always)",
+        "The kubelet hands an init container's device ids on to later containers at random, so the parts "
+        "would lie on cards that nobody chose.",
+        "Do the work that needs a card in an app container, or in a sidecar.",
+    )
+    CARDS_BESIDE_CLAIM = RuleText(
+        "cards-beside-claim",
+        f"annotation {CARDS} gives it parts of {{value}} cards, and it uses ResourceClaim {{claim}} too: use "
+        "one of both",
+        "The limits of a claim and those of extended resources are mounted at the same paths.",
+        "Ask for all cards by the claim (`count`), or for all by the annotation.",
+    )
+    CARDS_CHANGED = RuleText(
+        "cards-changed",
+        f"annotation {CARDS} is {{value}}: it is fixed when the pod is created: leave it {{before}}",
+        "It says what the container's amounts mean: its cards were chosen and its quota was judged by it.",
+        "Change it in the workload's template, so that its pods are replaced.",
+    )
+    CARDS_NOT_YET = RuleText(
+        "cards-not-yet",
+        f"annotation {CARDS} is not taken yet: {{reason}}",
+        "An older replica of the admission service takes parts of several cards for whole cards.",
+        "Create the pod again once the rollout of the admission service has ended.",
+    )
+    CARDS_WITHOUT_SHARE = RuleText(
+        "cards-without-share",
+        f"annotation {CARDS} is {{value}}, but no container asks for {CORE}: it has no effect",
+        f"It divides what a container asks for by `{CORE}` and `{MEMORY}`. ResourceClaims count devices "
+        f"themselves, and `{NVIDIA}` counts whole cards.",
+        f"Ask for `{CORE}` and `{MEMORY}` as totals; else remove the annotation.",
+        warning=True,
     )
     MODELS_MALFORMED = RuleText(
         "models-malformed",

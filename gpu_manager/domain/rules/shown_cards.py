@@ -11,7 +11,6 @@ from typing import Final
 from gpu_manager.domain.contract import VISIBLE_ENV
 from gpu_manager.domain.errors import quoted
 from gpu_manager.domain.kube.pod import Container, Pod
-from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 
 EPHEMERAL_SHOWN: Final = "nodes with that runtime"  # where envFrom shows an ephemeral container cards
@@ -54,7 +53,7 @@ def check_ephemeral(pod: Pod, added: Iterable[Container]) -> Iterator[Violation]
 
 def warn_privileged(pod: Pod) -> Iterator[Violation]:
     """Yield a warning for each privileged container in the pod of a part of a card."""
-    share = next((c.name for c in pod.containers if c.core and c.core < CORES_PER_CARD), None)
+    share = next((c.name for c in pod.containers if c.is_part), None)
     for container in pod.containers if share is not None else ():
         if container.privileged and not container.core:
             field = "securityContext.privileged"

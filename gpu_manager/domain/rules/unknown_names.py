@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from gpu_manager.domain.contract import (
+    CARDS,
     CORE,
     CORE_LIMIT,
     FOREIGN_RESOURCES,
@@ -27,7 +28,7 @@ from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 from gpu_manager.domain.untrusted import mapping, mappings
 
-_FOR_PEOPLE = (CORE_LIMIT, GPU_MODEL, GPU_UUID, PLACEMENT, PREEMPTION_DELAY, PRELOAD, PRIORITY)
+_FOR_PEOPLE = (CARDS, CORE_LIMIT, GPU_MODEL, GPU_UUID, PLACEMENT, PREEMPTION_DELAY, PRELOAD, PRIORITY)
 _NODE_MAKERS = ("NodePool", "Provisioner")  # Karpenter's
 OF_VPA = "a VerticalPodAutoscaler sizes CPU and memory alone: take it out, and see docs/sizing.md"
 _ALIKE = 0.7  # of difflib's ratio, without the prefix

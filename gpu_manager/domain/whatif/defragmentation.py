@@ -74,7 +74,8 @@ class NodeEvictions:
         self._looks = looks
         self._may = sorted(may, key=lambda r: (r.weight, r.name))
         self._groups = groups_of(request) or ()
-        self._any = len(self._groups) != 1 or node.find(request) is not None
+        alone = len(self._groups) == 1 and self._groups[0].parts == 1
+        self._any = not alone or node.find(request) is not None
         trial = TrialPlacement(request, node.cards, node.ledger)
         # Card that may take the request → movable pods that hold a part of it.
         self._on: dict[CardUuid, list[SimPod]] = {node.cards[at].card.uuid: [] for at in trial.open}
@@ -103,7 +104,8 @@ class NodeEvictions:
     def cores(self, size: int) -> Iterator[EvictionSet]:
         """Sets of ``size`` pods that make room on the cards by themselves.
 
-        All sets of that size for a pod of several containers, or if only the host lacks something.
+        All sets of that size for a pod of several containers or with parts of several cards, or if only the
+        host lacks something.
         """
         if self._any:
             found = self._choices(self._may, size)

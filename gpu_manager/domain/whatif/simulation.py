@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpu_manager.domain.card import CardState, CardUuid
+from gpu_manager.domain.contract import MULTI_CARD
 from gpu_manager.domain.errors import quoted
 from gpu_manager.domain.kube.constraints import ANYWHERE, NodeConstraints, PodConstraints, shown_bars
 from gpu_manager.domain.kube.host_resources import ANY, ONE_POD, HostResources
@@ -64,7 +65,7 @@ class SimPod:
 class SimNode:
     """A node with its ledger and its pods; the ledger is copied, never changed.
 
-    ``host`` is what all requests leave of its CPU and memory.
+    ``host`` is what all requests leave of its CPU and memory, ``features`` what its agent can do.
     """
 
     name: str
@@ -74,6 +75,7 @@ class SimNode:
     pods: Mapping[PodUid, SimPod] = field(default_factory=dict)
     constraints: NodeConstraints = field(default_factory=NodeConstraints)
     host: HostResources = ANY
+    features: frozenset[str] = frozenset({MULTI_CARD})
 
     def find(self, request: PodRequest) -> Placement | None:
         """The pod's placement on the node's cards; None if it does not fit."""
@@ -86,6 +88,8 @@ class SimNode:
 
     def bars(self, pod: SimPod) -> str:
         """What besides cards keeps the pod off, as a phrase after the node's name; empty if nothing does."""
+        if pod.request.has_parts and MULTI_CARD not in self.features:
+            return "its agent gives no parts of several cards"
         return self.constraints.bars(pod.constraints) or self.host.lacks(pod.host)
 
     def with_pod(self, pod: SimPod, placement: Placement) -> SimNode:
