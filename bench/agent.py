@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -22,6 +23,9 @@ from bench.rows import Row, in_memory, percentile
 from bench.world import World
 from gpu_manager.adapters import profiles
 from gpu_manager.adapters.control_pages import tenant_files
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.cluster.node_past import NodePast
+from gpu_manager.domain.cluster.usage_json import UsedShare
 from gpu_manager.domain.placement.card_sets import best_set, fragment
 from gpu_manager.domain.topology import SELF, Link, LinkKind, Topology, parse_topology
 from sandbox.kubelet import AdmissionResult
@@ -69,7 +73,7 @@ class Idlers:
         os.pwrite(usage, struct.pack("<I", 1), SLOT_HIGH_OFFSET)
 
 
-PARTS = ("rest", "scrape", "links")
+PARTS = ("rest", "scrape", "history", "links")
 
 
 def rows(*, full: bool, only: str = "") -> list[Row]:
@@ -78,6 +82,8 @@ def rows(*, full: bool, only: str = "") -> list[Row]:
     found: list[Row] = []
     if "rest" in parts or "scrape" in parts:
         found += _node(parts, full=full)
+    if "history" in parts:
+        found.append(history(full=full))
     if "links" in parts:
         found.append(link_policy(full=full))
     return found
@@ -206,6 +212,26 @@ def _times(pid: int) -> tuple[int, int]:
 def _mebibytes(pid: int, name: str) -> float:
     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(f"{name}:"))) / 1024
+
+
+def history(*, full: bool) -> Row:
+    """What the memory of ten minutes and of the hour takes, of more containers than it has room for."""
+    usage = {
+        (f"uid-{n}", "main", CardUuid(f"GPU-{n % 8}")): UsedShare(20.0, 1 << 30, 0.0, "team", f"pod-{n}")
+        for n in range(MANY)
+    }
+    tracemalloc.start()
+    try:
+        past = NodePast("n1")
+        for minute in range(61 if full else 11):
+            for second in range(60):
+                past.record(60.0 * minute + second, usage)
+        past.trends(60.0 * minute + second)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    note = f"{MANY} containers, of which {past.left_out} have no room"
+    return Row("history_mib", round(taken / 2**20, 2), "MiB", "≤ 4", full=full, note=note)
 
 
 # --- the policy for joined cards ------------------------------------------------------------------

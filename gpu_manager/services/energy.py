@@ -47,7 +47,7 @@ class EnergyMeter:
         names = self._names(sample)
         self._seen |= dict.fromkeys(names.values(), sample.at)
         for use in sample.shares:
-            interval = self._intervals.get(use.share.card)
+            interval = self._intervals.get(use.share.card) if use.core else None
             if use.core and interval is not None and use.key in names:
                 interval.used[names[use.key]] += use.core * seconds
         moved = [self._read(uuid, use.sensors.energy, sample.at) for uuid, use in sample.cards.items()]

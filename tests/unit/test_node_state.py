@@ -117,6 +117,19 @@ def test_what_the_disk_refuses_has_not_happened(
     assert told == [1]
 
 
+def test_a_round_that_releases_nothing_writes_nothing_but_what_the_disk_refused_before() -> None:
+    store = FakeStore()
+    state = state_of(STATES, grant("a"), grant("b"), store=store)
+    view = state.view
+    assert state.release([]) == ()
+    assert (store.state, state.view) == (None, view)
+    store.broken = True
+    state.release([grant("a").key])
+    store.broken = False
+    state.release([])
+    assert stored(store).keys() == {"b"}
+
+
 def test_a_release_holds_though_the_disk_refuses_and_is_written_with_the_next_change() -> None:
     store = FakeStore()
     state = state_of(STATES, grant("a"), grant("b"), store=store)

@@ -167,6 +167,18 @@ def past_of(seconds, cores=lambda second: 40.0, shares=1):
     return past
 
 
+def test_a_usage_that_stays_the_same_object_is_remembered_each_second_all_the_same():
+    at_rest, told_anew, calm = NodePast("n1"), NodePast("n1"), use(0.0, waited=3.0)
+    for second in range(200):
+        usage = use(40.0, waited=second) if 70 < second < 80 else calm
+        at_rest.record(float(second), usage)
+        told_anew.record(float(second), dict(usage))
+    query = HistoryQuery(HistorySubject.NODE, "n1")
+    for hour in (False, True):
+        assert at_rest.read(query, 199.0, hour=hour) == told_anew.read(query, 199.0, hour=hour)
+    assert at_rest.as_json(199.0, lambda _: True) == told_anew.as_json(199.0, lambda _: True)
+
+
 def test_an_agent_remembers_ten_minutes_of_seconds_and_an_hour_of_minutes_unasked():
     past = past_of(1300, lambda second: 10.0 if second < 600 else 50.0)
     (card,) = past.read(HistoryQuery(HistorySubject.NODE, "n1"), 1299.0, hour=False)

@@ -41,35 +41,53 @@ class NodePast:
         self._seconds = UsageHistory(int(SECONDS), SECONDS, shares)
         self._minutes = UsageHistory(int(HOUR_SECONDS / MINUTE), HOUR_SECONDS, shares)
         self._minute_at: float | None = None
+        self._usage: NodeUsage = {}
+        self._same: list[float] = []  # moments at which the last usage was told again: written together
+
+    def _write(self) -> None:
+        for at in self._same:
+            self._seconds.record(self._node, at, self._usage)
+        self._same.clear()
 
     @property
     def left_out(self) -> int:
         """Shares for which there was no room."""
+        self._write()
         return self._seconds.left_out
 
     def record(self, at: float, usage: NodeUsage) -> None:
-        """Take in what is used at this monotonic second, later than the last."""
-        self._seconds.record(self._node, at, usage)
+        """Take in what is used at this monotonic second, later than the last; the same object where all of it
+        is as it was.
+        """
+        if usage is not self._usage:
+            self._write()
+            self._usage = usage
+        self._same.append(at)
         if self._minute_at is None:
             self._minute_at = at
         if at - self._minute_at >= MINUTE:
+            self._write()
             self._minutes.record(self._node, at, self._seconds.means(self._node, at - MINUTE))
             self._minute_at = at
 
     def read(self, query: HistoryQuery, now: float, *, hour: bool) -> list[Series]:
         """The last hour, or the last minutes, as :meth:`UsageHistory.read` has them."""
+        self._write()
         return self._minutes.read(query, now, MINUTE) if hour else self._seconds.read(query, now, STEP)
 
     def sums(self, now: float) -> dict[ShareKey, ShareSum]:
         """What each share used within the hour; of one that has no whole minute yet, of its seconds."""
+        self._write()
         return self._seconds.sums(now, 1.0) | self._minutes.sums(now, MINUTE)
 
     def trends(self, now: float) -> dict[str, list[int | None]]:
         """As :meth:`UsageHistory.trends`, of the last minutes."""
+        self._write()
         return self._seconds.trends(now)
 
     def as_json(self, now: float, covers: Callable[[str], bool]) -> Mapping[str, Any]:
         """JSON of ``/usage/history``; ``covers`` says of which namespaces names may be told."""
+        self._write()
         rings = (("seconds", self._seconds, STEP), ("minutes", self._minutes, MINUTE))
         return {
             name: {

@@ -153,8 +153,9 @@ class UsageHistory:
         kept = self._node(node)
         slot = kept.answers % self._answers
         kept.times[slot] = at
-        for share in kept.shares.values():
-            share.cores[slot] = share.memory[slot] = share.waited[slot] = _BLANK
+        for key, share in kept.shares.items():
+            if key not in usage:
+                share.cores[slot] = share.memory[slot] = share.waited[slot] = _BLANK
         self.left_out = 0
         for key, used in usage.items():
             mine = kept.shares.get(key) or self._begun(kept, key, used.namespace, used.pod, at)
@@ -357,11 +358,10 @@ def history_json(series: Sequence[Series], start: float, step: float, source: st
 
 
 def _write(share: _Share, slot: int, at: float, used: UsedShare) -> None:
-    if used.cores is not None:
-        share.cores[slot] = used.cores / 100
-    if used.memory is not None:
-        share.memory[slot] = used.memory
+    share.cores[slot] = _BLANK if used.cores is None else used.cores / 100
+    share.memory[slot] = _BLANK if used.memory is None else used.memory
     then, waited = share.before
+    share.waited[slot] = _BLANK
     if used.waited is not None and waited is not None and used.waited >= waited and at > then:
         share.waited[slot] = (used.waited - waited) / (at - then)
     share.before = at, used.waited

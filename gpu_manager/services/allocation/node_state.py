@@ -67,6 +67,7 @@ class NodeState:
         self._store = store
         self._metrics = metrics
         self._encoder = BooksEncoder()
+        self._unsaved = False  # what a full disk refused of a release
         self._turn, self._lock = threading.Lock(), threading.Lock()
         self._view: StateView | None = None
         # The admission in progress: resource → the last answer and its container.
@@ -376,13 +377,17 @@ class NodeState:
     def release(self, keys: Iterable[Key]) -> tuple[Allocation, ...]:
         """Release what these containers hold, and return it. Turn, lock, disk.
 
-        On a full disk it is released in memory, and saved with the next change.
+        On a full disk it is released in memory, and saved with the next change or the next call.
         """
-        released: tuple[Allocation, ...] = ()
+        due, released = tuple(keys), tuple[Allocation, ...]()
+        if not due and not self._unsaved:
+            return ()
         try:
             with self._saved() as books:
-                released = tuple(a for key in keys for a in books.release(*key))
+                released = tuple(a for key in due for a in books.release(*key))
+            self._unsaved = False
         except NodeUnready as error:
+            self._unsaved = True
             log.warning("release_not_saved", reason=str(error))
         return released
 

@@ -120,6 +120,9 @@ class Resizer:
         self._minimum_cores = minimum_cores
         self._key = RESIZE if alone else RESIZED
         self._pending: set[PodUid] = set()
+        self._local: object = None  # the API's pods, of which _by_uid was made
+        self._by_uid: Mapping[PodUid, Pod] = {}
+        self._asking: frozenset[PodUid] = frozenset()
         self._capped: dict[Key, float] = {}  # when the memory cap in the ledger was published (monotonic)
         self._unwritten: set[Key] = set()  # whose page lags behind the ledger
         self._waits: dict[Key, _Wait] = {}
@@ -132,12 +135,16 @@ class Resizer:
     def look(self) -> None:
         """Retry waiting steps, and sizes that were annotated before their container was admitted."""
         with self._limits.changing:
-            local = {
-                f.pod.uid: f.pod for named in self._pods.local().values() for f in named if not f.tombstone
-            }
-            self._pending &= local.keys()
-            for pod in local.values():
-                if pod.uid in self._pending or self._key in pod.annotations:
+            local = self._pods.local()
+            if local is not self._local:
+                self._local = local
+                self._by_uid = {
+                    f.pod.uid: f.pod for named in local.values() for f in named if not f.tombstone
+                }
+                self._asking = frozenset(u for u, pod in self._by_uid.items() if self._key in pod.annotations)
+            self._pending &= self._by_uid.keys()
+            if due := self._pending | self._asking:
+                for pod in [pod for uid, pod in self._by_uid.items() if uid in due]:
                     self._follow(pod)
             grants = self._state.view.grants
             for key in (self._capped.keys() | self._waits.keys() | self._unwritten) - grants.keys():

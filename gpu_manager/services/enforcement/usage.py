@@ -125,11 +125,10 @@ _SILENT = CardUse(CardUuid(""), lists_processes=False, samples_processes=False)
 
 @dataclass(slots=True)
 class _Resting:
-    """An idle container: its grant, the last reading of its page with its time, and its result."""
+    """An idle container: its grant, the last reading of its page, as it is until now, and its result."""
 
     grant: Grant
     read: Sequence[TenantUse]
-    at: float
     shown: tuple[ShareUse, ...]
 
 
@@ -185,15 +184,36 @@ class UsageSampler:
         containers = self._containers.of(self._pods.local(), grants)
         driver = self._ask_driver(containers, grants)
         self._past_account.begin(driver, int(now * 1e9))
+        unchanged = self._tenants.unchanged(resting.grant.directory for resting in self._resting.values())
+        calm = grants is self.last.grants and not driver.by_place and len(self._resting) == len(grants)
+        if calm and all(unchanged.get(one.grant.directory) is one.read for one in self._resting.values()):
+            told = self.last.shares
+        else:
+            told = self._told(now, grants, containers, driver, unchanged)
+        if grants is not self.last.grants:
+            self._forget(grants)
+        ended = self.ended.among(grants)
+        self.last = Sample(
+            now, grants, driver.cards, told, driver.by_place, ended, driver.busy, driver.processes
+        )
+        return self.last
+
+    def _told(
+        self,
+        now: float,
+        grants: Mapping[Key, Grant],
+        containers: Mapping[tuple[PodUid, str], Sequence[Key]],
+        driver: DriverSample,
+        unchanged: Mapping[str, Sequence[TenantUse]],
+    ) -> tuple[ShareUse, ...]:
+        """What each container uses: the last sample's own tuple where that is the same."""
         seen = {key for key, _ in driver.by_place}
         shares: list[ShareUse] = []
-        unchanged = self._tenants.unchanged(resting.grant.directory for resting in self._resting.values())
         for key, grant in grants.items():
             resting = self._resting.get(key)
             if resting is not None:
                 same = resting.grant is grant and unchanged.get(grant.directory) is resting.read
                 if same and key not in seen:
-                    resting.at = now
                     shares += resting.shown
                     continue
                 self._wake(resting)
@@ -203,15 +223,7 @@ class UsageSampler:
                 started = grant.key in chain.from_iterable(containers.values())
                 shares += self._whole(grant, driver, started=started)
         told, before = tuple(shares), self.last.shares
-        if len(told) == len(before) and all(map(is_, told, before)):
-            told = before
-        if grants is not self.last.grants:
-            self._forget(grants)
-        ended = self.ended.among(grants)
-        self.last = Sample(
-            now, grants, driver.cards, told, driver.by_place, ended, driver.busy, driver.processes
-        )
-        return self.last
+        return before if len(told) == len(before) and all(map(is_, told, before)) else told
 
     def tenants(self) -> tuple[CardTenant, ...]:
         """Containers with a page by card, and whether they worked in the last second.
@@ -281,7 +293,7 @@ class UsageSampler:
             for share in grant.allocation.shares
         )
         if not watched and not any(use.core != 0.0 or self._past_account.follows(use.place) for use in shown):
-            self._resting[grant.key] = _Resting(grant, read, now, shown)
+            self._resting[grant.key] = _Resting(grant, read, shown)
         return shown
 
     def _last_read(self, place: Place) -> TenantUse | None:
@@ -289,12 +301,12 @@ class UsageSampler:
         return before.use if before is not None else None
 
     def _wake(self, resting: _Resting) -> None:
-        """Continue from the page's last reading."""
+        """Continue from the page's last reading, which was true in the last sample."""
         del self._resting[resting.grant.key]
         for share in resting.grant.allocation.shares:
             before = self._before.get((resting.grant.key, share.card))
             if before is not None:
-                before.at = resting.at
+                before.at = self.last.at
 
     def _forget(self, grants: Collection[Key]) -> None:
         """Forget all containers but these."""

@@ -18,9 +18,19 @@ class UsagePast:
     def __init__(self, node: str) -> None:
         self._lock = threading.Lock()
         self._past = NodePast(node)
+        self._told: tuple[Sample | None, Mapping[ShareKey, UsedShare]] = (None, {})
 
     def record(self, sample: Sample) -> None:
         """Take in a sample."""
+        before, usage = self._told
+        if before is None or sample.shares is not before.shares or sample.grants is not before.grants:
+            usage = self._usage_of(sample)
+        self._told = sample, usage
+        with self._lock:
+            self._past.record(sample.at, usage)
+
+    @staticmethod
+    def _usage_of(sample: Sample) -> Mapping[ShareKey, UsedShare]:
         usage: dict[ShareKey, UsedShare] = {}
         for use in sample.shares:
             grant = sample.grants.get(use.key)
@@ -30,8 +40,7 @@ class UsagePast:
             percent = None if use.core is None else 100 * use.core
             key = (*use.key, use.share.card)
             usage[key] = UsedShare(percent, use.held, use.throttled, held.namespace, held.pod_name)
-        with self._lock:
-            self._past.record(sample.at, usage)
+        return usage
 
     def read(self, query: HistoryQuery, now: float, *, hour: bool) -> tuple[list[Series], int]:
         """The series, and the number of shares for which there was no room."""

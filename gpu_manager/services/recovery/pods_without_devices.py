@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 
 import structlog
 
@@ -90,6 +91,9 @@ class PodsWithoutDevices:
         self._failed: set[PodUid] = set()
         self._seen: Mapping[PodUid, int] = {}
         self._named: Mapping[PodUid, Stranded] = {}
+        # What was compared last, and the result: neither is ever changed in place.
+        self._compared: tuple[tuple[object, ...], Mapping[PodUid, Stranded]] = ((), {})
+        self._searched: object = None  # the API's pods, as :meth:`_name_failed` saw them last
 
     @property
     def uids(self) -> tuple[str, ...]:
@@ -118,7 +122,11 @@ class PodsWithoutDevices:
 
     def _name_failed(self) -> None:
         """Tell each pod once that failed for good because no agent served, as after a boot."""
-        for pod in (known.pod for named in self._pods.local().values() for known in named):
+        local = self._pods.local()
+        if local is self._searched:
+            return
+        self._searched = local
+        for pod in (known.pod for named in local.values() for known in named):
             if pod.asks and pod.uid not in self._failed and any(one in pod.refused for one in _UNSERVED):
                 self._failed.add(pod.uid)
                 cure = "its controller makes another one" if pod.controlled else "create it again"
@@ -165,9 +173,15 @@ class PodsWithoutDevices:
         entries = self._kubelet.checkpoint()
         if entries is None:
             return None
+        local = self._pods.local()
+        sources = (entries, local, self._state.view)
+        if len(self._compared[0]) == len(sources) and all(map(is_, self._compared[0], sources)):
+            return self._compared[1]
         holders = {(e.pod, e.container, e.resource) for e in entries if e.ids}
-        known = (f.pod for named in self._pods.local().values() for f in named if not f.tombstone)
-        return {pod.uid: one for pod in known if (one := self._stranded(pod, holders)) is not None}
+        known = (f.pod for named in local.values() for f in named if not f.tombstone)
+        found = {pod.uid: one for pod in known if (one := self._stranded(pod, holders)) is not None}
+        self._compared = sources, found
+        return found
 
     def _stranded(self, pod: Pod, holders: Holders) -> Stranded | None:
         """The containers of an admitted pod that ask for devices and have none; None if there is none, or
