@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -54,8 +54,15 @@ class Life:
 class Driver:
     """The extender, the users and the bad luck."""
 
-    def __init__(self, world: World, seed: int, kill_every: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        seed: int,
+        kill_every: int,
+        shape: Callable[[random.Random], dict[str, Any]] | None = None,
+    ) -> None:
         self.world = world
+        self.shape = shape or shape_by_chance
         self.random = random.Random(seed)
         self.kill_every = kill_every
         self.ledger = Ledger((s.card for s in world.cards), world.unit)
@@ -106,7 +113,7 @@ class Driver:
 
     def _bind(self) -> Life | None:
         """Create and bind a pod of a random shape where the extender's own ledger has room."""
-        shape = _shape(self.random)
+        shape = self.shape(self.random)
         name = f"again-{self.random.randrange(4)}" if self.random.random() < 0.05 else ""
         if name and any(life.pod.name == name for life in self.alive.values()):
             name = ""
@@ -291,7 +298,7 @@ class Driver:
             self.world.kill()
 
 
-def _shape(chance: random.Random) -> dict[str, Any]:
+def shape_by_chance(chance: random.Random) -> dict[str, Any]:
     """A pod's containers: fractions equal in cores and unequal in memory, several, init, sidecars, whole."""
     core, memory = chance.choice((10, 20, 30, 30, 30, 50)), chance.choice((4, 8, 8, 20))
     kind = chance.random()
@@ -333,11 +340,15 @@ def leaked(world: World) -> int:
         time.sleep(0.5)
 
 
-def measure(seed: int, admissions: int = soak.ADMISSIONS) -> Outcome:
+def measure(
+    seed: int,
+    admissions: int = soak.ADMISSIONS,
+    shape: Callable[[random.Random], dict[str, Any]] | None = None,
+) -> Outcome:
     """One run; what was wrong is told on stderr, and the agent's log is kept then."""
     started = time.monotonic()
     with World(seed=seed) as world:
-        driver = Driver(world, seed=seed, kill_every=100)
+        driver = Driver(world, seed, 100, shape)
         driver.run(admissions)
         driver.finish()
         left = leaked(world)

@@ -1,18 +1,23 @@
-"""Equal parts of several cards: the chosen sets against every set there is, and what the choice takes."""
+"""Equal parts of several cards: the chosen sets against every set there is, what the choice takes, and
+shuffled admissions as in the group association, half of them with such parts.
+"""
 
 from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Final
+from typing import Any, Final
 
+from bench import association, soak
 from bench.placement.topology import random_machine
 from bench.rows import Measure, Row, rows_of
 from gpu_manager.domain.card import Card, CardState, CardUuid
+from gpu_manager.domain.contract import CARDS
 from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
 from gpu_manager.domain.placement.place import find
@@ -24,6 +29,7 @@ UNITS: Final = 64  # of memory on every card
 LARGEST: Final = 16  # cards of a node
 CASES: Final = {True: 10_000, False: 1_000}
 REPEATS: Final = 5
+QUICK: Final = 1_000  # admissions
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +119,7 @@ def choices(*, full: bool) -> Iterator[Row]:
         wrong += case.chosen() != best
         placed += best is not None
     yield Row(
-        "multi_card_wrong",
+        "multi_card_sets_wrong",
         wrong,
         "sets",
         "= 0",
@@ -165,7 +171,40 @@ def _seconds(case: Case) -> float:
     return min(taken)
 
 
-PARTS: Final[dict[str, Measure]] = {"choices": choices, "times": times}
+def _shape(chance: random.Random) -> dict[str, Any]:
+    """Half of the pods have parts of two to four cards; a second container has one card, or parts too."""
+    if chance.random() < 0.5:
+        return association.shape_by_chance(chance)
+    parts = chance.choice((2, 2, 3, 4))
+    containers = [("c", chance.choice((10, 20, 25, 33, 50, 60)) * parts, chance.choice((4, 8, 20)) * parts)]
+    written = str(parts) if chance.random() < 0.5 else f"c={parts}"
+    if chance.random() < 0.3:
+        containers.append(("d", 12 * parts, 2 * parts))
+    return {"containers": containers, "annotations": {CARDS: written}}
+
+
+def measure(seed: int, admissions: int = soak.ADMISSIONS) -> soak.Outcome:
+    """One slice of the soak."""
+    return association.measure(seed, admissions, _shape)
+
+
+def admissions(*, full: bool) -> Iterator[Row]:
+    """Shuffled admissions with faults: the judge reads the limits under the mounts of every container."""
+    if full:
+        outcomes = soak.run(measure, soak.wanted(), soak.KEPT / "shapes")
+    else:
+        outcomes = [measure(association.SEED, QUICK)]
+    counts = sum((Counter(one.counts) for one in outcomes), Counter[str]())
+    told = ", ".join(f"{n} {what}" for what, n in sorted(counts.items()))
+    yield Row(
+        "multi_card_wrong", counts["wrong"], "containers", "= 0", full=full, note=f"half with parts: {told}"
+    )
+    yield Row("multi_card_overcommit", counts["overcommit"], "cards", "= 0", full=full)
+    leaked = sum(one.leaked for one in outcomes)
+    yield Row("multi_card_leaked_ids", leaked, "count", "= 0", full=full)
+
+
+PARTS: Final[dict[str, Measure]] = {"choices": choices, "times": times, "admissions": admissions}
 
 
 def rows(*, full: bool, only: str = "") -> list[Row]:

@@ -149,13 +149,18 @@ class World:
         init: Sequence[tuple[str, int, int]] = (),
         sidecars: Sequence[tuple[str, int, int]] = (),
         name: str = "",
+        annotations: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """A pod in the API, not bound yet: (name, cores, memory units) for each container."""
         made = self.api.create(
             {
                 "apiVersion": "v1",
                 "kind": "Pod",
-                "metadata": {"name": name or f"p{next(self._names)}", "namespace": "default"},
+                "metadata": {
+                    "name": name or f"p{next(self._names)}",
+                    "namespace": "default",
+                    "annotations": dict(annotations or {}),
+                },
                 "spec": {
                     "initContainers": [_container(*c) for c in init]
                     + [{**_container(*c), "restartPolicy": "Always"} for c in sidecars],

@@ -34,8 +34,9 @@ def adopt(books: Books, entry: CheckpointEntry, memory: frozenset[str], pod: Pod
         )
     cards = [card for card, _ in shares]
     cores = len(entry.ids) * (CORES_PER_CARD if entry.resource == NVIDIA else 1)
-    whole = cores >= CORES_PER_CARD
-    amount = Amount(min(cores, CORES_PER_CARD), len(memory) * books.node.unit)
+    parts = in_parts(shares)
+    whole = parts == 1 and cores >= CORES_PER_CARD
+    amount = Amount(min(cores // parts, CORES_PER_CARD), len(memory) * books.node.unit // parts)
     kind, order = next(
         ((c.kind, n) for n, c in enumerate(pod.containers if pod else ()) if c.name == entry.container),
         (ContainerKind.APP, 0),
@@ -77,6 +78,11 @@ def adopt(books: Books, entry: CheckpointEntry, memory: frozenset[str], pod: Pod
             books.put(wrong)
         raise
     return grant
+
+
+def in_parts(told: Sequence[tuple[CardUuid, Amount]]) -> int:
+    """Return on how many of these cards a container lies in equal parts by the amounts; 1 for whole ones."""
+    return len(told) if len(told) > 1 and told[0][1].cores < CORES_PER_CARD else 1
 
 
 def _allowed(pod: Pod, container: str, cards: Sequence[CardUuid], books: Books) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
@@ -33,14 +34,21 @@ class IdChoice:
 
 
 def pick(node: NodeCards, choice: IdChoice, cards: Iterable[CardUuid]) -> tuple[str, ...]:
-    """Return the preferred ids: the required ones, then those of these cards, then any offered ones."""
+    """Return the preferred ids: the required ones, then as many of each of these cards, then any of them,
+    then any offered ones.
+    """
     known, missing = node.ids.card_of[choice.resource], choice.size - len(choice.must)
-    rest = set(choice.free).difference(choice.must)
-    chosen: list[str] = []
-    for card in cards:
-        chosen += sorted(d for d in rest if known.get(d) == card)
-    if len(chosen) < missing:
-        chosen += sorted(rest.difference(chosen))
+    rest, wanted = set(choice.free).difference(choice.must), tuple(cards)
+    offered = [sorted(d for d in rest if known.get(d) == card) for card in wanted]
+    of_each = -(-choice.size // max(1, len(wanted)))
+    chosen = [
+        device
+        for card, ids in zip(wanted, offered, strict=True)
+        for device in ids[: max(0, of_each - sum(known.get(d) == card for d in choice.must))]
+    ]
+    for more in (chain(*offered), sorted(rest)) if len(chosen) < missing else ():
+        taken = frozenset(chosen)
+        chosen += [device for device in more if device not in taken]
     return (*choice.must, *chosen[: max(0, missing)])
 
 

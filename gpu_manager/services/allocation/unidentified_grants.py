@@ -117,7 +117,7 @@ def _set_aside(
         return ()
     if asked is None:
         return ()
-    if len(named) != (asked.cards or 1):
+    if len(named) != asked.width:
         if not _aligns(books):
             return ()
         named = _near(books, named)
@@ -157,6 +157,11 @@ def identify(books: Books, candidate: ContainerCandidate, listed: Mapping[str, f
         else:
             order = next(n for n, c in enumerate(pod.containers) if c.name == container.name)
             asked = container_request(container, books.node.unit)
+            if asked is not None and asked.parts > 1 and len(grant.allocation.shares) != asked.parts:
+                raise DoesNotFit(
+                    f"it asks for parts of {asked.parts} cards and was answered with "
+                    f"{len(grant.allocation.shares)}: delete the pod, so that a new one is admitted"
+                )
             shares = _shares(books, grant.allocation.cards, asked)
             allocation = Allocation(
                 pod.uid,
@@ -213,9 +218,11 @@ def _grant(
         return _lent(books, ids)
     wanted = {r: likely.container.wants(r) if likely else 0 for r in (CORE, MEMORY)}
     wanted |= {r: len(held) for r, held in (base.ids if base else {}).items()} | {resource: len(ids)}
-    whole = wanted[CORE] >= CORES_PER_CARD
+    parts = likely.container.parts if likely else 1
+    whole = parts == 1 and wanted[CORE] >= CORES_PER_CARD
     # A memory grant needs a card with at least one free core: its container asks for cores too.
-    request = Request(max(1, wanted[CORE]), 0 if whole else wanted[MEMORY] * books.node.unit)
+    memory = 0 if whole else wanted[MEMORY] * books.node.unit
+    request = Request(max(parts, wanted[CORE]), memory, parts)
     cards = base.allocation.cards if base and CORE in base.ids else ()
     shares = (
         _shares(books, cards, request)
@@ -250,7 +257,7 @@ def _place(
     """Place on the cards that the ids name, else on those planned for the likely container, else on any."""
     node = books.node
     asked = PodRequest(PodUid(""), (ContainerRequest("", ContainerKind.APP, 0, request),))
-    for allowed in _circles(books, named, planned, request.cards or 1):
+    for allowed in _circles(books, named, planned, request.width):
         try:
             return place(asked, planner.only(node, allowed), node.topology, books.ledger)[""]
         except DoesNotFit:

@@ -20,6 +20,7 @@ from gpu_manager.domain.contract import (
     DRA_DRIVER,
     FRONT_LABEL,
     INVENTORY,
+    MULTI_CARD,
     NVIDIA,
     Inventory,
     encode_inventory,
@@ -141,6 +142,7 @@ class InventoryService:
             no_injection=self._no_injection(),
             gates=self._gates,
             injects_by=self._injects_by,
+            features=frozenset({MULTI_CARD}),
         )
         if inventory == self._inventory_told:
             return False  # labels follow from the cards

@@ -157,8 +157,8 @@ class Resizer:
         grants, changed = self._state.view.grants, False
         for name, size in self._sizes(pod).items():
             grant = grants.get((pod.uid, name))
-            if grant is None or not grant.directory or not limits_of(grant):
-                continue
+            if grant is None or not grant.directory or len(limits_of(grant)) != 1:
+                continue  # parts of several cards keep their size
             if self._has(grant, size):
                 if grant.key in self._waits:  # its last step was taken, though not saved
                     self._done(pod, grant)

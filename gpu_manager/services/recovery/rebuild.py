@@ -24,6 +24,7 @@ from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of, priority_
 from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.ports.kubelet import CheckpointEntry, PodResourcesEntry, PredecessorPod
 from gpu_manager.ports.store import Store
+from gpu_manager.services.allocation.adopt import in_parts
 from gpu_manager.services.allocation.books import Books, Grant, Key
 from gpu_manager.services.allocation.books_format import decode, decode_sides
 from gpu_manager.services.allocation.grant import annotation_of
@@ -151,7 +152,7 @@ def _grant(
     if told is not None and told.containers:
         shares = tuple(Share(card, amount) for card, amount in next(iter(told.containers.values())))
         if is_unidentified(PodUid(told.pod)):  # the amounts were guessed; the ids count them
-            shares = counted([s.card for s in shares], shown.ids, node)
+            shares = counted(next(iter(told.containers.values())), shown.ids, node)
         directory = told.directory
     elif record is not None or is_predecessor_pod(shown.ids):
         shares, directory = shares_by_record(record, node) if record else (), ""
@@ -201,22 +202,23 @@ def _annotated(
     told = contract.decode_assignment(pod.annotations.get(contract.ALLOCATION)) if pod is not None else None
     if pod is None or told is None or (told.node, told.pod) != (node.name, pod.api_uid):
         return ()
-    cards = [card for card, _ in told.containers.get(container, ())]
-    shares = counted(cards, ids, node)
+    shares = counted(told.containers.get(container, ()), ids, node)
     cores = sum(share.amount.cores for share in shares)
     wanted = len(ids.get(contract.CORE, ())) + len(ids.get(contract.NVIDIA, ())) * CORES_PER_CARD
-    return shares if cores == wanted and all(node.card(card) is not None for card in cards) else ()
+    return shares if cores == wanted and all(node.card(s.card) is not None for s in shares) else ()
 
 
 def counted(
-    cards: Sequence[CardUuid], ids: Mapping[str, frozenset[str]], node: NodeCards
+    told: Sequence[tuple[CardUuid, Amount]], ids: Mapping[str, frozenset[str]], node: NodeCards
 ) -> tuple[Share, ...]:
-    """A container's shares of these cards by its ids: whole cards, or a part of each."""
-    cores = len(ids.get(contract.CORE, ())) + len(ids.get(contract.NVIDIA, ())) * CORES_PER_CARD
-    part = Amount(min(cores, CORES_PER_CARD), len(ids.get(contract.MEMORY, ())) * node.unit)
+    """A container's shares of these cards by its ids: whole cards, or an equal part of each."""
+    cores, parts = len(ids.get(contract.CORE, ())), in_parts(told)
+    cores += len(ids.get(contract.NVIDIA, ())) * CORES_PER_CARD
+    memory = len(ids.get(contract.MEMORY, ())) * node.unit
+    part = Amount(min(cores // parts, CORES_PER_CARD), memory // parts)
     room = {s.card.uuid: s.card.capacity(node.unit) for s in node.cards}
-    whole = cores >= CORES_PER_CARD
-    return tuple(Share(c, room.get(c, Amount(CORES_PER_CARD, 0)) if whole else part) for c in cards)
+    whole = parts == 1 and cores >= CORES_PER_CARD
+    return tuple(Share(c, room.get(c, Amount(CORES_PER_CARD, 0)) if whole else part) for c, _ in told)
 
 
 def _from_ids(
