@@ -1,0 +1,128 @@
+"""Frozen values as JSON and back, by the fields of their dataclasses: what records of decisions are made of.
+
+A field with its default is left out. A reader of another release passes over fields that it does not know and
+fills in defaults for those that it misses, so only a field without a default makes a value unreadable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from collections.abc import Callable, Mapping
+from enum import Enum
+from fractions import Fraction
+from functools import cache
+from typing import Any, NamedTuple, NewType, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from gpu_manager.domain.errors import RequestInvalid, quoted
+
+T = TypeVar("T")
+_Way = Callable[[Any], Any]
+
+
+class _Codec(NamedTuple):
+    encode: _Way
+    decode: _Way
+
+
+def encode(kind: Any, value: Any) -> Any:
+    """Return the value as what JSON can hold. ``kind`` is its declared type."""
+    return _codec(kind).encode(value)
+
+
+def decode(kind: type[T], data: Any) -> T:
+    """Return the value that :func:`encode` wrote.
+
+    Raises:
+        RequestInvalid: it is none of that type, as far as this release knows the type.
+    """
+    try:
+        found: T = _codec(cast("Any", kind)).decode(data)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise RequestInvalid(f"a record is no {kind.__name__} of this release: {quoted(error)}") from error
+    return found
+
+
+@cache
+def _codec(kind: Any) -> _Codec:
+    """How values of one type are written and read; made once, since a large cluster has 100,000 of them."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if isinstance(kind, NewType):
+        return _codec(kind.__supertype__)
+    if origin in (Union, types.UnionType):
+        inner = _codec(next(one for one in arguments if one is not type(None)))
+        return _Codec(
+            lambda value: None if value is None else inner.encode(value),
+            lambda data: None if data is None else inner.decode(data),
+        )
+    if origin is tuple:
+        return _of_tuple(arguments)
+    if origin is frozenset:
+        inner = _codec(arguments[0])
+        return _Codec(
+            lambda value: sorted(map(inner.encode, value), key=json.dumps),
+            lambda data: frozenset(map(inner.decode, data)),
+        )
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        inner = _codec(arguments[1])
+        return _Codec(
+            lambda value: {key: inner.encode(each) for key, each in value.items()},
+            lambda data: {key: inner.decode(each) for key, each in data.items()},
+        )
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _Codec(lambda value: value.value, kind)
+    if kind is Fraction:
+        return _Codec(str, Fraction)
+    if hasattr(kind, "_fields"):
+        return _of_named_tuple(kind)
+    if dataclasses.is_dataclass(kind):
+        return _of_fields(kind)
+    return _Codec(_itself, _itself)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _of_tuple(arguments: tuple[Any, ...]) -> _Codec:
+    if arguments[1:] == (Ellipsis,):
+        inner = _codec(arguments[0])
+        return _Codec(
+            lambda value: list(map(inner.encode, value)), lambda data: tuple(map(inner.decode, data))
+        )
+    parts = tuple(map(_codec, arguments))
+    return _Codec(
+        lambda value: [part.encode(each) for part, each in zip(parts, value, strict=True)],
+        lambda data: tuple(part.decode(each) for part, each in zip(parts, data, strict=True)),
+    )
+
+
+def _of_named_tuple(kind: Any) -> _Codec:
+    hints = get_type_hints(kind)
+    plain = _of_tuple(tuple(hints[name] for name in kind._fields))
+    return _Codec(plain.encode, lambda data: kind(*plain.decode(data)))
+
+
+def _of_fields(kind: Any) -> _Codec:
+    hints, fields = get_type_hints(kind), [field for field in dataclasses.fields(kind) if field.init]
+    ways = {field.name: _codec(hints[field.name]) for field in fields}
+    usual = {field.name: _default(field) for field in fields}
+
+    def write(value: Any) -> dict[str, Any]:
+        found = {}
+        for name, way in ways.items():
+            each = getattr(value, name)
+            if each is not usual[name] and each != usual[name]:
+                found[name] = way.encode(each)
+        return found
+
+    def read(data: Any) -> Any:
+        return kind(**{name: ways[name].decode(each) for name, each in data.items() if name in ways})
+
+    return _Codec(write, read)
+
+
+def _default(field: Any) -> Any:
+    """The field's default; something that equals no value where it has none."""
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
