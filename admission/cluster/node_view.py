@@ -189,6 +189,11 @@ def facts_by_capacity(
     return replace(facts, report=report, problem="", hardware=_hardware(report, intern))
 
 
+def facts_again(facts: NodeFacts, intern: Intern) -> NodeFacts:
+    """The facts with this process's number of their hardware."""
+    return replace(facts, hardware=_hardware(facts.report, intern))
+
+
 def node_fingerprint(obj: Mapping[str, Any]) -> Hashable:
     """Equal for objects of a node from which equal facts are read, as after a heartbeat."""
     status = mapping(obj.get("status"))

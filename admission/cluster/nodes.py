@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
@@ -13,6 +13,7 @@ from admission.cluster.node_view import (
     NodeFacts,
     NodeView,
     build_view,
+    facts_again,
     facts_by_capacity,
     node_facts,
     node_fingerprint,
@@ -53,8 +54,17 @@ class OnNode(NamedTuple):
     agent_away: bool = False
 
 
+Built = Callable[[int, str, NodeFacts | None, OnNode], None]
+"""Called with the turn and all that a node is built from; without facts its object is not known."""
+
+
 class Nodes:
-    """Not thread-safe. ``unit``: bytes of one unit of memory; ``turn`` rises with every :meth:`build`."""
+    """Not thread-safe. ``unit``: bytes of one unit of memory; ``turn`` rises with every :meth:`build`.
+
+    ``built`` is called for every node that is built; a copy has none.
+    """
+
+    built: Built | None = None
 
     def __init__(self, unit: int, *, by_capacity: bool = False) -> None:
         self.turn = 0
@@ -99,6 +109,13 @@ class Nodes:
             self._offered = None
         self._facts[name], self._said[name] = facts, said
         return True
+
+    def take_facts(self, name: str, facts: NodeFacts | None) -> None:
+        """Apply facts read by another process, as if the node's object had been shown; None: it is gone."""
+        if facts is None:
+            self.drop(name)
+        else:
+            self._facts[name] = facts_again(facts, self._intern)
 
     def drop(self, name: str) -> bool:
         """The node is gone; False if it was not known."""
@@ -165,6 +182,8 @@ class Nodes:
     def _build(self, name: str, on_node: OnNode) -> None:
         here, others_cpu, deleted, claims, kept, agent_away = on_node
         before, facts = self._views.pop(name, None), self._facts.get(name)
+        if self.built is not None:
+            self.built(self.turn, name, facts, on_node)
         if facts is None:
             if not claims and not any(o.occupies for o in here):
                 self._count(before, None)

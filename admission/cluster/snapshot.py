@@ -17,8 +17,8 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from admission.cluster.claims import CLAIMS, CLASSES, OF_CLAIMS, ClusterClaims
 from admission.cluster.deleted_pods import DeletedPods
-from admission.cluster.node_view import KeptFor, KeptNode, NodeView
-from admission.cluster.nodes import Nodes, OnNode, name_of
+from admission.cluster.node_view import KeptFor, KeptNode, NodeFacts, NodeView
+from admission.cluster.nodes import Built, Nodes, OnNode, name_of
 from admission.cluster.other_pods import OtherPods
 from admission.cluster.pod_books import PodBooks
 from admission.cluster.pod_view import PodView, read_pod_view
@@ -42,6 +42,7 @@ class Snapshot:
     """The cluster at one moment. ``used`` counts claims, and pods that are bound or being bound, by model of
     card, ``protected`` the part in protected shares.
 
+    ``claimed`` is the part of both that claims without a device may come to hold.
     ``reserved``: each pod whose Binding is in progress or expected, and its node. ``unit``: bytes of one
     unit. ``turn`` is the generation, which rises whenever nodes are rebuilt; ``names_turn`` is the generation
     at which a node last came or went.
@@ -55,6 +56,7 @@ class Snapshot:
     unit: int
     turn: int
     names_turn: int
+    claimed: tuple[Used, Used] = ({}, {})
 
 
 def _locked(method: Callable[Concatenate[PodBooks, P], T]) -> Callable[Concatenate[ClusterState, P], T]:
@@ -278,6 +280,19 @@ class ClusterState:
         with self._lock:
             self._snapshot = None if self.claims.expire(now) else self._snapshot
 
+    def follow(self, built: Built) -> None:
+        """Have ``built`` called, with the lock held, for every node that is built from now on."""
+        with self._lock:
+            self._nodes.built = built
+
+    def rebuild(self, changed: Mapping[str, tuple[NodeFacts | None, OnNode]]) -> None:
+        """Build these nodes from what :meth:`follow` told another process of them."""
+        with self._lock:
+            for name, (facts, _) in changed.items():
+                self._nodes.take_facts(name, facts)
+            self._nodes.build({name: on_node for name, (_, on_node) in changed.items()})
+            self._snapshot = None
+
     def keep(self, node: str, kept: KeptFor | None) -> None:
         """Close the node to smaller pods, and open the one that was closed; without ``kept`` none is
         closed.
@@ -310,15 +325,19 @@ class ClusterState:
         no reference.
         """
         self._build()
-        return self._snapshot or Snapshot(
+        if self._snapshot is not None:
+            return self._snapshot
+        claimed = self.claims.used(), self.claims.protected()
+        return Snapshot(
             nodes=self._nodes.live,
-            used=added(self._nodes.used, self.claims.used()),
-            protected=added(self._nodes.protected, self.claims.protected()),
+            used=added(self._nodes.used, claimed[0]),
+            protected=added(self._nodes.protected, claimed[1]),
             reserved=self._pods.reserved(),
             budgets=tuple(self._budgets.values()),
             unit=self.unit,
             turn=self._nodes.turn,
             names_turn=self._nodes.names_turn,
+            claimed=claimed,
         )
 
     def build(self) -> None:

@@ -24,6 +24,7 @@ import structlog
 
 from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState
+from admission.extender.decisions import BindDecision, Recorded, unrecorded
 from admission.extender.feasibility import FeasibilityJudge, Unfit
 from admission.extender.last_filter import FilterResults
 from admission.extender.refusal_lines import why
@@ -121,9 +122,13 @@ class Binder:
         rules: BindRules,
         count: Callable[[str, str], None] = lambda _name, _label: None,
         gang: Callable[[PodUid], str] = lambda _uid: "",
+        recorded: Recorded = unrecorded,
     ) -> None:
-        """``gang``: why a member of a gang may not be bound before every member has a place."""
+        """``gang``: why a member of a gang may not be bound before every member has a place. ``recorded`` is
+        called for every judgement of a pod on a node.
+        """
         self._gang = gang
+        self._recorded = recorded
         self.offers = FilterResults()
         self._cluster = cluster
         self._quota = quota
@@ -297,8 +302,10 @@ class Binder:
             fit = question.on(view)
             if isinstance(fit, Unfit):
                 self._count("bind_conflicts", fit.value)
-                raise DoesNotFit(why(question, view))
+                self._recorded(BindDecision(question, node, {}, refusal := why(question, view)))
+                raise DoesNotFit(refusal)
             placement = question.placement(view, fit)
+            self._recorded(BindDecision(question, node, placement))
             self._cluster.reserve(pod, node, placement)
         cards = view.node.cards
         log.info("placed", pod=pod.key, uid=pod.uid, node=node, cards=explain_placement(placement, cards))

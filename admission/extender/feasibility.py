@@ -151,6 +151,7 @@ class FeasibilityJudge:
 class FeasibilityCheck:
     """One pod over one snapshot. Used by one thread.
 
+    ``turn`` is the snapshot's generation, ``claimed`` its :attr:`Snapshot.claimed`.
     ``used`` is what the pod's namespace holds without the pod, by model of card; ``protected`` the part of
     that in protected shares; ``own`` the node on which the pod is already counted, None if on none.
     ``on_state`` has the answers so far by :attr:`NodeView.state`, for nodes where only the state matters
@@ -171,7 +172,8 @@ class FeasibilityCheck:
     ) -> None:
         self.request = request
         self.free = free
-        self.pod = occupant.pod
+        self.occupant, self.pod = occupant, occupant.pod
+        self.turn, self.claimed = snapshot.turn, snapshot.claimed
         self.shape = shape
         self.quota = quota
         self._chosen, self._nominated = chosen, occupant.nominated

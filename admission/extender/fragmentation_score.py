@@ -21,7 +21,15 @@ from admission.extender.drained_nodes import DrainedNodes, QuotaBounds
 from admission.extender.many_nodes import Verdicts
 from admission.extender.node_rooms import MultiGpuCount, NodeChange, NodeContent, NodeRooms
 from admission.extender.price_column import PriceColumn, PriceKey, Totals
-from admission.extender.ranking import MOST_PRICED, BestFit, Cost, RankedNode, most_priced, unsuited
+from admission.extender.ranking import (
+    MOST_PRICED,
+    BestFit,
+    Cost,
+    PriceTerms,
+    RankedNode,
+    most_priced,
+    unsuited,
+)
 from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.kube.pod import PodUid
@@ -41,15 +49,17 @@ _WARMED = 32  # kinds of request that a new scorer prices at the start
 _PREPARED = 16  # costs computed before they are asked for, which takes about a millisecond
 _LEAD = 0.07  # questions to the old scorer, per counted arrival, while the new one is prepared
 _CARD = CardUuid("")
+Priced = tuple[Cost, NodeChange, Loss]
+"""A cost without the prices of slots, the change of the node, and the slots lost."""
 
 
-class _Epoch:
+class Epoch:
     """One scorer, and its cached costs."""
 
     def __init__(self, scorer: Scorer, rooms: NodeRooms) -> None:
         self.scorer = scorer
         self.tally = MultiGpuCount(scorer.places, rooms)
-        self.known: dict[PriceKey, tuple[Cost, NodeChange, Loss]] = {}
+        self.known: dict[PriceKey, Priced] = {}
 
     def add(self, moves: dict[PriceKey, NodeChange]) -> None:
         costs = self.scorer.costs([(move.before, move.after) for move in moves.values()])
@@ -71,14 +81,14 @@ class _NextEpoch:
         self,
         mix: Mix,
         nodes: Iterable[NodeView],
-        known: Mapping[PriceKey, tuple[Cost, NodeChange, Loss]],
+        known: Mapping[PriceKey, Priced],
         recent: Sequence[Sequence[PriceKey]],
         at: int,
         routine: RollOutRoutine | None,
     ) -> None:
         self._routine = routine
         self._mix, self._nodes, self._known, self._recent, self.at = mix, nodes, known, recent, at
-        self.epoch: _Epoch | None = None
+        self.epoch: Epoch | None = None
         self._lock = threading.Lock()
 
     def make(self, rooms: NodeRooms) -> None:
@@ -89,7 +99,7 @@ class _NextEpoch:
                 moves = {
                     key: self._known[key][1] for keys in self._recent for key in keys if key in self._known
                 }
-                epoch = _Epoch(Scorer(self._mix, stock, routine=self._routine), rooms)
+                epoch = Epoch(Scorer(self._mix, stock, routine=self._routine), rooms)
                 epoch.add({key: move for key, move in moves.items() if epoch.knows(move)})
                 self.epoch = epoch
 
@@ -124,7 +134,7 @@ class LeastFragmentation:
         self._columns = threading.Lock()
         self._arrivals = Arrivals()
         self._drained = DrainedNodes(self._rooms)
-        self._epoch: _Epoch | None = None
+        self._epoch: Epoch | None = None
         self._next: _NextEpoch | None = None
         self._asked = 0  # number of questions so far
         self._recent: dict[object, list[PriceKey]] = {}  # by kind of request, the latest last
@@ -143,7 +153,7 @@ class LeastFragmentation:
             other._next = coming.copy()
         if epoch is not None:
             scorer = Scorer(epoch.scorer.mix, epoch.scorer.stock, routine=self._routine)
-            other._epoch = _Epoch(scorer, other._rooms)
+            other._epoch = Epoch(scorer, other._rooms)
             other._epoch.known = epoch.known.copy()
         return other
 
@@ -166,14 +176,14 @@ class LeastFragmentation:
         """The scorer in force."""
         return self._current().scorer
 
-    def costs(self, request: PodRequest, candidates: Sequence[RankedNode]) -> Sequence[Cost | None]:
+    def costs(
+        self, request: PodRequest, candidates: Sequence[RankedNode], terms: PriceTerms | None = None
+    ) -> Sequence[Cost | None]:
         """See :class:`~admission.extender.ranking.NodePolicy`."""
-        neighbours = unsuited(request, candidates)
+        terms = PriceTerms() if terms is None else terms
         if request.placement is PlacementPolicy.SPREAD:
-            plain = self._plain.costs(request, candidates)
-            return [(n, *cost) for n, cost in zip(neighbours, plain, strict=True)] if neighbours else plain
-        own = self._cluster.pod(request.uid)
-        cpu = own.cpu if own else 0
+            return spread_costs(request, candidates, self._plain)
+        cpu = self._cpu(request)
         epoch = self._epoch or self._current()
         keys: list[PriceKey] = [(fit, view.cpu, cpu) for view, fit in candidates]
         found = list(map(epoch.known.get, keys))
@@ -181,33 +191,22 @@ class LeastFragmentation:
             epoch = self._work_out(epoch, request.uid, cpu, keys, candidates)
             found = [each or epoch.known.get(key) for each, key in zip(found, keys, strict=True)]
         self._remember(request, [key for key, each in zip(keys, found, strict=True) if each])
-        prices = self._prices(epoch)
-        costs = [each and (in_all(each[0], each[2], prices) if each[2] else each[0]) for each in found]
-        kept = self._kept(epoch)
-        most = max(c.request.cards for c in request.containers)
-        if most < max(kept.values(), default=0):
-            states = {state for state, _ in kept}  # few of the candidates are examined closely
-            for at, (view, _) in enumerate(candidates):
-                if view.state in states and (cost := costs[at]):
-                    costs[at] = with_kept(cost, most, kept.get((view.state, view.cpu), 0))
-        if neighbours:
-            costs = [cost and with_neighbours(cost, n) for cost, n in zip(costs, neighbours, strict=True)]
-        if request.placement is PlacementPolicy.TOPOLOGY:
-            # Better joined first: the second part of a cost is the joined cards' sum, negative.
-            return [cost and (cost[1], *cost) for cost in costs]
-        return costs
+        return costs_under(self._under(epoch, cpu, terms), request, candidates, found)
 
     def totals(
-        self, request: PodRequest, verdicts: Verdicts, priced: Mapping[int, RankedNode] = MappingProxyType({})
+        self,
+        request: PodRequest,
+        verdicts: Verdicts,
+        priced: Mapping[int, RankedNode] = MappingProxyType({}),
+        terms: PriceTerms | None = None,
     ) -> Totals | None:
         """See :class:`~admission.extender.ranking.NodePolicy`: for normal pods beside normal pods."""
         epoch = self._epoch
         plain = request.placement is PlacementPolicy.BINPACK and request.priority is Priority.NORMAL
         if epoch is None or not plain:
             return None
-        own = self._cluster.pod(request.uid)
-        cpu = own.cpu if own else 0
-        prices, kept = self._prices(epoch), self._kept(epoch)
+        cpu = self._cpu(request)
+        terms = self._under(epoch, cpu, PriceTerms() if terms is None else terms)
         with self._columns:  # questions of two schedulers may be about one column
             column = verdicts.columns.get((epoch, cpu)) or self._new_column(verdicts, epoch, cpu)
             column.follow(verdicts.views)
@@ -218,13 +217,13 @@ class LeastFragmentation:
             if column.prioritised or not column.keys:
                 return None
             keys = list(column.keys.values())[-MOST_PRICED:]
-            found = column.totals(prices, kept, max(c.request.cards for c in request.containers))
+            found = column.totals(terms.prices, terms.kept, _most_cards(request))
         if priced:  # the next epoch prices those that this one knows, not only those near the least
             self._remember(request, keys)
         return found
 
     @staticmethod
-    def _new_column(verdicts: Verdicts, epoch: _Epoch, cpu: int) -> PriceColumn:
+    def _new_column(verdicts: Verdicts, epoch: Epoch, cpu: int) -> PriceColumn:
         """A column with the prices of the former epoch's nodes, as far as this one knows them."""
         column = verdicts.columns[epoch, cpu] = PriceColumn(len(epoch.scorer.places))
         column.follow(verdicts.views)
@@ -236,7 +235,19 @@ class LeastFragmentation:
                     column.put(number, key, known[0][0], known[2])
         return column
 
-    def _kept(self, epoch: _Epoch) -> Mapping[NodeContent, int]:
+    def _cpu(self, request: PodRequest) -> int:
+        own = self._cluster.pod(request.uid)
+        return own.cpu if own else 0
+
+    def _under(self, epoch: Epoch, cpu: int, terms: PriceTerms) -> PriceTerms:
+        """The terms of the question, read once for each epoch that answers it."""
+        if terms.basis is not epoch:
+            terms.basis, terms.cpu = epoch, cpu
+            terms.prices, terms.turn = self._prices(epoch), epoch.tally.turn
+            terms.kept = self._kept(epoch)
+        return terms
+
+    def _kept(self, epoch: Epoch) -> Mapping[NodeContent, int]:
         with self._lock:
             return self._drained.kept(self._cluster, self._bounds(epoch.scorer.stock))
 
@@ -247,8 +258,7 @@ class LeastFragmentation:
         epoch = self._epoch
         if epoch is None or request.placement is PlacementPolicy.SPREAD:
             return
-        own = self._cluster.pod(request.uid)
-        cpu = own.cpu if own else 0
+        cpu = self._cpu(request)
         new = {
             key: place
             for place, (view, fit) in enumerate(candidates)
@@ -274,8 +284,8 @@ class LeastFragmentation:
         return QuotaBounds(self._quota.current if self._quota else None, stock, self._cluster.unit)
 
     def _work_out(
-        self, epoch: _Epoch, uid: PodUid, cpu: int, keys: Sequence[PriceKey], candidates: Sequence[RankedNode]
-    ) -> _Epoch:
+        self, epoch: Epoch, uid: PodUid, cpu: int, keys: Sequence[PriceKey], candidates: Sequence[RankedNode]
+    ) -> Epoch:
         """Price the first unpriced candidates, as many as a scheduler can wait for."""
         new = {key: place for place, key in enumerate(keys) if key not in epoch.known}
         most = min(MOST_PRICED // 4, most_priced(len(self._cluster.snapshot().nodes)))
@@ -293,11 +303,11 @@ class LeastFragmentation:
         """The present price of losing one place for several cards."""
         return self._prices(self._current())
 
-    def _prices(self, epoch: _Epoch) -> list[float]:
+    def _prices(self, epoch: Epoch) -> list[float]:
         with self._lock:
             return epoch.tally.prices(self._cluster)
 
-    def _current(self, questions: int = 0) -> _Epoch:
+    def _current(self, questions: int = 0) -> Epoch:
         """The epoch in force; begins to prepare the next one when it is due."""
         with self._lock:
             self._count()
@@ -332,18 +342,18 @@ class LeastFragmentation:
         for occupant in gone:
             self._arrivals.leave(len(shapes_of(occupant, self._cluster.unit)))
 
-    def _prepare(self, epoch: _Epoch) -> _NextEpoch:
+    def _prepare(self, epoch: Epoch) -> _NextEpoch:
         """The next epoch, from what is known now: later changes do not affect it."""
         nodes, recent = self._cluster.snapshot().nodes.values(), list(self._recent.values())
         at = self._asked + max(1, round(_LEAD * len(self._arrivals)))
         return _NextEpoch(self._arrivals.mix(), nodes, epoch.known, recent, at, self._routine)
 
-    def _start(self) -> _Epoch:
+    def _start(self) -> Epoch:
         """A scorer for the cluster's present state, at once."""
         stock = stock_of(self._cluster.snapshot().nodes.values())
         with self._lock:
             scorer = Scorer(self._arrivals.mix(), stock, routine=self._routine)
-            self._epoch, self._next = _Epoch(scorer, self._rooms), None
+            self._epoch, self._next = Epoch(scorer, self._rooms), None
             return self._epoch
 
     def _remember(self, request: PodRequest, keys: list[PriceKey]) -> None:
@@ -353,6 +363,40 @@ class LeastFragmentation:
             self._recent[kind] = keys
             if len(self._recent) > _WARMED:
                 del self._recent[next(iter(self._recent))]
+
+
+def spread_costs(
+    request: PodRequest, candidates: Sequence[RankedNode], plain: BestFit
+) -> Sequence[Cost | None]:
+    """The costs under ``spread``: first how little the pod suits its neighbours, then as ``plain`` has it."""
+    costs, neighbours = plain.costs(request, candidates), unsuited(request, candidates)
+    return [(n, *cost) for n, cost in zip(neighbours, costs, strict=True)] if neighbours else costs
+
+
+def costs_under(
+    terms: PriceTerms,
+    request: PodRequest,
+    candidates: Sequence[RankedNode],
+    found: Sequence[Priced | None],
+) -> Sequence[Cost | None]:
+    """The costs under these terms, of candidates that the epoch has priced; None for the others."""
+    prices, kept, most = terms.prices, terms.kept, _most_cards(request)
+    costs = [each and (in_all(each[0], each[2], prices) if each[2] else each[0]) for each in found]
+    if most < max(kept.values(), default=0):
+        contents = {(view.state, view.cpu) for view, _ in candidates} & kept.keys()  # few of them are drained
+        for at, (view, _) in enumerate(candidates if contents else ()):
+            if cost := costs[at]:
+                costs[at] = with_kept(cost, most, kept.get((view.state, view.cpu), 0))
+    if neighbours := unsuited(request, candidates):
+        costs = [cost and with_neighbours(cost, n) for cost, n in zip(costs, neighbours, strict=True)]
+    if request.placement is PlacementPolicy.TOPOLOGY:
+        # Better joined first: the second part of a cost is the joined cards' sum, negative.
+        return [cost and (cost[1], *cost) for cost in costs]
+    return costs
+
+
+def _most_cards(request: PodRequest) -> int:
+    return max(c.request.cards for c in request.containers)
 
 
 def _in_a_thread(job: Callable[[], None]) -> None:

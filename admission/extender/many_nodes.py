@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from admission.cluster.node_view import NodeView
 from admission.extender.feasibility import SOMEWHERE, FeasibilityCheck, Fit, Unfit
+from admission.extender.node_names import NodeNames
 from admission.extender.price_column import PriceColumn, Totals, near_least
 from admission.extender.ranking import MOST_PRICED
 
@@ -112,6 +113,14 @@ def _codes(said: Sequence[Fit | Unfit]) -> Codes:
 def chosen(codes: bytes, *these: int) -> bytes:
     """For each byte, 1 if it is one of ``these``, else 0."""
     return codes.translate(_table(these))
+
+
+def beside_its_gang(names: NodeNames, fits: bytes, node: str) -> bytes:
+    """The node on which the pod fits beside the others of its gang, and no other where it is among those
+    that fit: other plugins' scores would outvote that of prioritize.
+    """
+    at = names.places.get(node)
+    return fits if at is None or not fits[at] else bytes(place == at for place in range(len(fits)))
 
 
 @cache

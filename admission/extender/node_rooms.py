@@ -129,7 +129,7 @@ class MultiGpuCount:
     def __init__(self, places: MultiGpuSlots, rooms: NodeRooms) -> None:
         self._places = places
         self._rooms = rooms
-        self._turn = 0
+        self.turn = 0  # the generation of the snapshot that was counted last
         self._seen: dict[str, tuple[int, ...]] = {}  # node → free cores, and places of each shape
         self._alike: dict[tuple[int, int | None], tuple[int, ...]] = {}
         self._totals = (0,) * (1 + len(places))
@@ -138,8 +138,8 @@ class MultiGpuCount:
         """The present price of losing one place; empty if no pod requests several cards."""
         if not self._places:
             return []
-        snapshot, changed = cluster.news(self._turn)
-        self._turn = snapshot.turn
+        snapshot, changed = cluster.news(self.turn)
+        self.turn = snapshot.turn
         for view in changed:
             self._put(view.name, self._count(view))
         if len(self._seen) > len(snapshot.nodes):

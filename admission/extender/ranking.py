@@ -6,6 +6,7 @@ A node whose cards hold tenants that do not suit the pod's priority is ranked lo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from zlib import crc32
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from admission.cluster.node_view import NodeView
 from admission.extender.feasibility import Fit
 from admission.extender.node_names import NodeNames
+from admission.extender.node_rooms import NodeContent
 from admission.extender.price_column import Totals
 from gpu_manager.domain.priority import Priority, unprotected_beside
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
@@ -47,6 +49,22 @@ def most_priced(nodes: int) -> int:
     return max(_LEAST_PRICED, min(MOST_PRICED, MOST_PRICED * _LARGE**2 // max(1, nodes) ** 2))
 
 
+@dataclass(slots=True)
+class PriceTerms:
+    """What the costs of one question follow from beside the nodes; the policy fills it in when it first needs
+    it, so that all costs of the question agree.
+
+    ``basis`` is that of the policy, ``prices`` are those of lost slots in the generation ``turn``, ``kept``
+    the drained nodes by content, ``cpu`` the host CPU that the pod requests, in thousandths.
+    """
+
+    basis: Any = None
+    prices: Sequence[float] = ()
+    kept: Mapping[NodeContent, int] = field(default_factory=dict)
+    turn: int = 0
+    cpu: int = 0
+
+
 class NodePolicy(Protocol):
     """A policy that chooses among nodes."""
 
@@ -57,10 +75,13 @@ class NodePolicy(Protocol):
     def begin(self) -> None:
         """A question about a pod begins: what costs follow from may change now, and not before the next."""
 
-    def costs(self, request: PodRequest, candidates: Sequence[RankedNode]) -> Sequence[Cost | None]:
+    def costs(
+        self, request: PodRequest, candidates: Sequence[RankedNode], terms: PriceTerms | None = None
+    ) -> Sequence[Cost | None]:
         """One cost per candidate; the lowest wins. It depends on what the nodes hold, never on their names.
 
-        ``candidates`` are sorted, the most promising first. If only some can be priced in time, the others
+        ``terms``: of this question, None if it has no other call. ``candidates`` are sorted, the most
+        promising first. If only some can be priced in time, the others
         get None and are priced when the same kind of request comes again.
         """
 
@@ -68,7 +89,11 @@ class NodePolicy(Protocol):
         """Compute some of the costs that will be needed next. Changes no answer."""
 
     def totals(
-        self, request: PodRequest, verdicts: Verdicts, priced: Mapping[int, RankedNode] = MappingProxyType({})
+        self,
+        request: PodRequest,
+        verdicts: Verdicts,
+        priced: Mapping[int, RankedNode] = MappingProxyType({}),
+        terms: PriceTerms | None = None,
     ) -> Totals | None:
         """The first part of each cost by the number of a kind of nodes, as far as known, to a hundredth: not
         a number where it is unknown. None if a cost's first part is no number, or depends on more.
@@ -93,7 +118,9 @@ class BestFit:
     def begin(self) -> None:
         """See :class:`NodePolicy`; nothing changes."""
 
-    def costs(self, request: PodRequest, candidates: Sequence[RankedNode]) -> list[Cost]:
+    def costs(
+        self, request: PodRequest, candidates: Sequence[RankedNode], terms: PriceTerms | None = None
+    ) -> list[Cost]:
         """See :class:`NodePolicy`."""
         known = self._known
         if len(known) > _MOST:
@@ -106,7 +133,11 @@ class BestFit:
         """See :class:`NodePolicy`; nothing to prepare, since costs are cheap."""
 
     def totals(
-        self, request: PodRequest, verdicts: Verdicts, priced: Mapping[int, RankedNode] = MappingProxyType({})
+        self,
+        request: PodRequest,
+        verdicts: Verdicts,
+        priced: Mapping[int, RankedNode] = MappingProxyType({}),
+        terms: PriceTerms | None = None,
     ) -> None:
         """See :class:`NodePolicy`: a cost begins with several numbers."""
 

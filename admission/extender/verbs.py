@@ -25,12 +25,13 @@ from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState, Snapshot
 from admission.config import SHORTEST_KEEP_SECONDS
 from admission.extender.binding import Binder
+from admission.extender.decisions import FilterDecision, RankDecision, Recorded, unrecorded
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
 from admission.extender.last_filter import LastAnswers, LastFilter
-from admission.extender.many_nodes import Candidates, Verdicts, candidates, judge_nodes
+from admission.extender.many_nodes import Candidates, Verdicts, beside_its_gang, candidates, judge_nodes
 from admission.extender.node_names import NodeNames, RecentNames
 from admission.extender.preemption import choose
-from admission.extender.ranking import NodePolicy, most_priced, scores
+from admission.extender.ranking import NodePolicy, PriceTerms, most_priced, scores
 from admission.extender.refusal_lines import FULL_LINES, LATE, reasons
 from admission.extender.wire import (
     ExtenderArgs,
@@ -111,7 +112,8 @@ class Extender:
     every pod that no node takes, with the generation of the snapshot by which it was judged.
 
     Without a ``clock`` no place is assumed; without ``gangs`` each pod is judged alone. ``never``: why a pod
-    is placed nowhere whatever is free, empty if it may be.
+    is placed nowhere whatever is free, empty if it may be. ``recorded`` is called for every judgement of
+    filter and prioritize over node names.
     """
 
     def __init__(
@@ -128,7 +130,9 @@ class Extender:
         never: Callable[[Obj], str] = lambda _pod: "",
         count: Callable[[str, str], None] = lambda _name, _label: None,
         refused: Callable[[PodUid, int], None] = lambda _uid, _turn: None,
+        recorded: Recorded = unrecorded,
     ) -> None:
+        self._recorded = recorded
         self._refused = refused
         self._cluster = cluster
         self._quota = quota
@@ -193,8 +197,8 @@ class Extender:
             known = self._answers.for_same_request(question, args.names, snapshot, late)
         verdicts = known or self._judged(args, question, snapshot)
         fits = verdicts.fitting()
-        if gangs is not None:
-            fits = self._beside_its_gang(args, fits, gangs.place_of(occupant.uid))
+        beside = gangs.place_of(occupant.uid) if gangs is not None else ""
+        fits = beside_its_gang(args.names, fits, beside)
         fitting = args.names.among(fits)
         if not fitting and gangs is not None and gangs.make_way(question):
             return self.filter(body)
@@ -203,6 +207,8 @@ class Extender:
         # If a node takes the pod kube-scheduler drops the reasons: one in full is enough.
         view_at = partial(self._view, args, snapshot)
         failed, lasting = reasons(question, args.names, view_at, verdicts, full=1 if fitting else FULL_LINES)
+        if args.nodes is None:
+            self._recorded(FilterDecision(question, args.names, verdicts, beside, fits, failed, lasting))
         self._binder.offers.remember(occupant.uid, fitting)
         place = self._cluster.expected_on(occupant.uid) if binds else ""
         if place and place not in fitting and self._is_of_its_scheduler(occupant):
@@ -223,14 +229,6 @@ class Extender:
             self._refused(occupant.uid, snapshot.turn)
         log.debug("filtered", pod=occupant.pod.key, fitting=len(fitting), failed=len(failed) + len(lasting))
         return Reply(filter_answer(args, fitting, failed, lasting), after=after)
-
-    @staticmethod
-    def _beside_its_gang(args: ExtenderArgs, fits: bytes, node: str) -> bytes:
-        """The node on which the pod fits beside the others of its gang, and no other where it is among those
-        that fit: other plugins' scores would outvote that of prioritize.
-        """
-        at = args.names.places.get(node)
-        return fits if at is None or not fits[at] else bytes(place == at for place in range(len(fits)))
 
     def dry_run(self, body: bytes) -> Reply:
         """ExtenderArgs → ExtenderFilterResult, as filter would answer for this pod alone; nothing is kept,
@@ -276,15 +274,17 @@ class Extender:
         if verdicts is None:
             verdicts = self._judged(args, question, snapshot)
         self._policy.begin()
-        before = self._chosen
+        terms, before = PriceTerms(), self._chosen
         if before is not None and before[0] is verdicts and before[2] is self._policy.basis:
             chosen = before[1]
         else:
-            chosen = self._candidates(question, verdicts, snapshot)
-        costs = self._policy.costs(question.request, list(chosen.values()))
+            chosen = self._candidates(question, verdicts, snapshot, terms)
+        costs = self._policy.costs(question.request, list(chosen.values()), terms)
         by_number = {number: cost for number, cost in zip(chosen, costs, strict=True) if cost is not None}
-        totals = self._policy.totals(question.request, verdicts, chosen)
+        totals = self._policy.totals(question.request, verdicts, chosen, terms)
         given = scores(args.names, verdicts.numbers, by_number, totals)
+        if args.nodes is None:
+            self._recorded(RankDecision(question, args.names, verdicts, terms, by_number, totals, given))
         if by_number:
             best = int(given.argmax())
             taken = self._view(args, snapshot, best)
@@ -371,12 +371,14 @@ class Extender:
 
     def _choose(self, question: FeasibilityCheck, offered: Verdicts, snapshot: Snapshot) -> None:
         """Prepare prioritize for the pod that filter has just answered."""
-        chosen = self._candidates(question, offered, snapshot)
+        chosen = self._candidates(question, offered, snapshot, PriceTerms())
         self._chosen = offered, chosen, self._policy.basis
         self._policy.prepare(question.request, list(chosen.values()))
 
-    def _candidates(self, question: FeasibilityCheck, verdicts: Verdicts, snapshot: Snapshot) -> Candidates:
-        totals = self._policy.totals(question.request, verdicts)
+    def _candidates(
+        self, question: FeasibilityCheck, verdicts: Verdicts, snapshot: Snapshot, terms: PriceTerms
+    ) -> Candidates:
+        totals = self._policy.totals(question.request, verdicts, terms=terms)
         return candidates(question, verdicts, most_priced(len(snapshot.nodes)), totals)
 
     def _deadline(self, request: PodRequest) -> Callable[[], bool]:

@@ -1,0 +1,65 @@
+"""What the extender was asked, what it judged by, and what it answered: one value for each decision.
+
+They are made where the judgement is made, from what lies there, and cost next to nothing: whoever records
+them (:mod:`admission.replay`) turns them into text later, in a thread of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from admission.extender.feasibility import FeasibilityCheck
+from admission.extender.many_nodes import Verdicts
+from admission.extender.node_names import NodeNames
+from admission.extender.price_column import Totals
+from admission.extender.ranking import Cost, PriceTerms, Scores
+from gpu_manager.domain.placement.place import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class FilterDecision:
+    """An answer of filter. ``fits``: for each name, 1 if it is among the nodes offered; ``gang``: the node
+    that the pod's gang reserved for it, empty if none. ``failed`` and ``lasting`` are the reasons by name.
+    """
+
+    question: FeasibilityCheck
+    names: NodeNames
+    verdicts: Verdicts
+    gang: str
+    fits: bytes
+    failed: Mapping[str, str]
+    lasting: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RankDecision:
+    """An answer of prioritize. ``costs`` and ``totals`` by number as for
+    :func:`~admission.extender.ranking.scores`.
+    """
+
+    question: FeasibilityCheck
+    names: NodeNames
+    verdicts: Verdicts
+    terms: PriceTerms
+    costs: Mapping[int, Cost]
+    totals: Totals | None
+    scores: Scores
+
+
+@dataclass(frozen=True, slots=True)
+class BindDecision:
+    """The judgement of bind: where the pod lies on the node, or why it has no room there."""
+
+    question: FeasibilityCheck
+    node: str
+    placement: Placement
+    refusal: str = ""
+
+
+Decision = FilterDecision | RankDecision | BindDecision
+Recorded = Callable[[Decision], None]
+
+
+def unrecorded(_decision: Decision) -> None:
+    """Record nothing."""
