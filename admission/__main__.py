@@ -17,6 +17,7 @@ from admission.config import (
     POD_GROUP_APIS,
     PROBES,
     QUOTA,
+    RECORDS_MIB,
     SCHEDULER_USER,
     SHORTEST_KEEP_SECONDS,
     TRUSTED_USERS,
@@ -177,6 +178,19 @@ def command(
             feature=features.CLAIMS,
         ),
     ] = False,
+    record_directory: Annotated[
+        Path | None,
+        Option(
+            help="Directory in which decisions are recorded for gpu-manager replay; default: none are.",
+            feature=features.RECORDS,
+        ),
+    ] = None,
+    record_mib: Annotated[
+        int,
+        Option(
+            min=8, max=1 << 16, help="MiB of recorded decisions; the oldest go.", feature=features.RECORDS
+        ),
+    ] = RECORDS_MIB,
     runtime_class: Annotated[
         str, Option(help="runtimeClassName to set in pods without one; default: unchanged.")
     ] = "",
@@ -303,6 +317,8 @@ def command(
             resize_within_quota=resize_within_quota,
             placeholders=placeholders,
             claims=claims,
+            records=record_directory,
+            records_mib=record_mib,
             quota_map=_named(quota_configmap),
             unseen_namespaces=frozenset({NAMESPACE, namespace, *(exclude_namespace or ())}),
             agent_token=agent_token_file,

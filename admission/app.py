@@ -58,6 +58,7 @@ from gpu_manager.adapters.kube.resize import limits_of
 from gpu_manager.adapters.kube.reviews import KubeReviews
 from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.adapters.prometheus import PrometheusRanges
+from gpu_manager.adapters.record_ring import RecordRing
 from gpu_manager.adapters.score_routine import roll_out_routine
 from gpu_manager.domain.contract import ADMISSION_NAME, ADMITTED_CLAIMS, CLAIM_RECORD
 from gpu_manager.domain.errors import NodeUnready
@@ -231,9 +232,19 @@ def _cluster_access(
     limits = partial(limits_of, _quick_connection(settings)) if settings.resize_within_quota else None
     lease, routine = _lease_source(settings, clock, mark.term), roll_out_routine()
     cards = KubePlaceholders(connection, settings.placeholders) if settings.placeholders else None
+    records = _records(settings)
     return ClusterAccess(
-        _Bindings(pods), pods, lease, record, watch, mark.set, templates, routine, limits, cards
+        _Bindings(pods), pods, lease, record, watch, mark.set, templates, routine, limits, cards, records
     )
+
+
+def _records(settings: AdmissionSettings) -> RecordRing | None:
+    """The ring of recorded decisions; None if none are recorded, or none can be."""
+    try:
+        return RecordRing(settings.records, settings.records_mib << 20) if settings.records else None
+    except NodeUnready as error:
+        log.warning("record_stopped", reason=str(error))
+        return None
 
 
 def _quick_connection(settings: AdmissionSettings, timeouts: Timeouts = Timeouts(1.0, 2.0)) -> Connection:  # noqa: B008  # frozen

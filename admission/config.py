@@ -14,6 +14,7 @@ SCHEDULER_USER = "system:kube-scheduler"  # the common name in kube-scheduler's 
 EXTENDER = "127.0.0.1:3456"  # the predecessor's flag and its default
 PROBES = ":9440"
 KEEP_SECONDS = 900.0  # from a scheduler's choice to its bind; an in-tree gang waits 300, a volume 600
+RECORDS_MIB = 256  # of recorded decisions
 GANG_SECONDS = 300.0  # for members of a gang that no scheduler has asked about; an in-tree gang waits as long
 POD_GROUP_APIS = ("scheduling.k8s.io", "scheduling.x-k8s.io", "scheduling.volcano.sh")  # as ADR 21 ranks them
 SHORTEST_KEEP_SECONDS = 5.0  # a burst of pods is bound within that, whatever became of them before
@@ -138,6 +139,7 @@ class AdmissionSettings:
     ``placeholders``: the namespace of pods that ask an autoscaler for cards, empty for none;
     ``resize_within_quota``: a resize is held to Kubernetes' own ResourceQuotas and LimitRanges too;
     ``nodes_by_capacity``: nodes without an inventory are judged by their capacity (the predecessor's agent);
+    ``records``: directory of recorded decisions, None to record none, of ``records_mib`` MiB at most;
     ``agent_token``: file with the bearer token of the agents' pages, None if they ask for none;
     ``prometheus``: URL from which the console has hours and days, empty for none, ``prometheus_token`` the
     file with a token for it;
@@ -167,6 +169,8 @@ class AdmissionSettings:
     claims: bool = False
     quota_map: tuple[str, str] = (NAMESPACE, QUOTA_MAP)
     unseen_namespaces: frozenset[str] = frozenset({NAMESPACE})
+    records: Path | None = None
+    records_mib: int = RECORDS_MIB
     agent_token: Path | None = None
     prometheus: str = ""
     prometheus_token: Path | None = None

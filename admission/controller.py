@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib.metadata import version
 from typing import Final
 
 import structlog
@@ -28,6 +29,7 @@ from admission.explain.pending_events import PendingEvents
 from admission.extender.binding import BIND_SECONDS, TRAVEL_SECONDS, Binder, BindRules
 from admission.extender.claim_leadership import ClaimLeadership
 from admission.extender.cluster_metrics import ClusterFigures, ClusterMetrics
+from admission.extender.decisions import unrecorded
 from admission.extender.feasibility import FeasibilityJudge
 from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.leader_election import Leader, PodLister
@@ -41,6 +43,7 @@ from admission.ports import ClusterAccess, Involved, Obj, WatchRequest
 from admission.quota.admitted_claims import AdmittedClaims
 from admission.quota.claim_creations import ClaimCreations
 from admission.quota_controller import QuotaController
+from admission.replay.recorder import DecisionRecorder
 from admission.serving.https_server import HttpsServer
 from gpu_manager.domain.contract import EVENT_BYPASSED, EVENT_UNREADABLE, LEADER_LABEL, QUOTA_SEEN
 from gpu_manager.domain.errors import NodeUnready
@@ -76,6 +79,8 @@ class SchedulingController:
             namespace=settings.namespace,
         )
         self.judge = FeasibilityJudge()
+        self._recorder = self._recorder_in(access)
+        recorded = self._recorder.decided if self._recorder else unrecorded
         self._members = GangMembers(self.cluster.lock)
         self._began = clock.monotonic()
         self._inherited: bool | None = None  # whether the first list had a pod that waits
@@ -133,6 +138,7 @@ class SchedulingController:
             rules,
             metrics.count,
             self.gangs.why_not_bind,
+            recorded,
         )
         self._pending_events = PendingEvents(self.cluster.pod, self._explain, access.writer, clock)
         self.policy = LeastFragmentation(self.cluster, quota=self.quota, routine=access.roll_out)
@@ -158,6 +164,7 @@ class SchedulingController:
             never=self._why_never,
             count=metrics.count,
             refused=self._refused,
+            recorded=recorded,
         )
         self.templates = ClaimTemplates(access.templates, clock) if access.templates else None
         self._claim_leadership: ClaimLeadership | None = None
@@ -202,6 +209,7 @@ class SchedulingController:
             threads.forever("pending-events", lambda: self._pending_events.run(self._ended)),
             *([threads.forever("claim-events", self._tell_of_claims)] if settings.claims else []),
             *([self._sweeper(self.templates)] if self.templates else []),
+            *([self._recorder.thread(self._ended)] if self._recorder else []),
             *(
                 [threads.every(PERIOD_SECONDS, "placeholders", self._keep_placeholders, self._ended)]
                 if self._placeholders
@@ -209,6 +217,15 @@ class SchedulingController:
             ),
         ]
         self._spared = clock.monotonic()
+
+    def _recorder_in(self, access: ClusterAccess) -> DecisionRecorder | None:
+        if access.records is None:
+            return None
+        terms = self._settings.terms
+        about = {"release": version("gpu-manager"), "unit": terms.unit, "minimum_cores": terms.minimum_cores}
+        recorder = DecisionRecorder(access.records, self._clock, about)
+        self.cluster.follow(recorder.built)
+        return recorder
 
     # Life.
 
@@ -250,6 +267,8 @@ class SchedulingController:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(2 * BIND_SECONDS)
+        if self._recorder is not None:
+            self._recorder.write()
         self.leader.release()
         for watch in self._watches.values():
             watch.close()

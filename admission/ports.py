@@ -12,6 +12,7 @@ from admission.extender.leader_election import LeaseSource
 from admission.extender.resizing import NamespaceQuestion, ResizeApi
 from admission.placeholders.keeper import PlaceholderApi
 from admission.quota.admitted_claims import SharedText
+from admission.replay.recorder import RecordSink
 from gpu_manager.domain.kube.pod import Pod
 from gpu_manager.domain.score.fragmentation import RollOutRoutine
 
@@ -104,3 +105,4 @@ class ClusterAccess:
     roll_out: RollOutRoutine | None = None  # None where the package was built without it
     limits: NamespaceQuestion | None = None  # None where no resize is held to Kubernetes' own quotas
     placeholders: PlaceholderApi | None = None  # None where no autoscaler is asked for cards
+    records: RecordSink | None = None  # None where no decision is recorded

@@ -21,6 +21,7 @@ COMMANDS: Commands = {
         "Show the cards of the running agent, and who holds what of them.",
     ),
     "keep": ("gpu_manager.cli.keep", "Keep control pages open while the agent is away."),
+    "replay": ("gpu_manager.cli.replay", "Judge recorded decisions again: what differs under this release?"),
     "run": ("gpu_manager.cli.run", "Run the agent of this node."),
     "sandbox": ("gpu_manager.cli.sandbox", "Keep a node with simulated cards up, on a laptop."),
     "status": ("gpu_manager.cli.ask:status", "Say whether the running agent can serve pods."),

@@ -139,6 +139,12 @@ PAGE_MOUNTS: Final = Feature(
     next="nodes of three distributions that mount them",
 )  # fmt: skip
 
+RECORDS: Final = Feature(
+    "records", _ALPHA, "Decisions are recorded with their inputs and can be judged again by another release",
+    "replay.md", values=("admission.recordMib",),
+    next="a week of a real cluster's decisions, replayed",
+)  # fmt: skip
+
 FEATURES: Final = (
     *(MEMORY_LIMITS, CORE_LIMITS, ELASTIC, DEVICE_PLUGIN, PLACEMENT, QUOTA, EXPLAIN, DOCTOR, PREDECESSOR),
     *(
@@ -155,7 +161,7 @@ FEATURES: Final = (
         WITNESS,
         EVADERS,
     ),
-    *(HELD_REGISTRATION, PAGE_MOUNTS),
+    *(HELD_REGISTRATION, PAGE_MOUNTS, RECORDS),
 )
 
 

@@ -10,12 +10,15 @@ from typing import Any
 from admission.cluster.snapshot import BUDGETS, NODES, PODS, ClusterState
 from admission.config import GANG_SECONDS, KEEP_SECONDS
 from admission.extender.binding import BindAnswer, Binder, BindOutcome, BindRules
+from admission.extender.decisions import unrecorded
 from admission.extender.feasibility import FeasibilityJudge
+from admission.extender.fragmentation_score import LeastFragmentation
 from admission.extender.ranking import BestFit, NodePolicy
 from admission.extender.verbs import Extender, Reply
 from admission.gangs.keeper import GangKeeper
 from admission.gangs.members import GangMembers
 from admission.quota.quota_book import QuotaBook, QuotaNews
+from admission.replay.recorder import DecisionRecorder
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import (
     CORE,
@@ -246,7 +249,8 @@ class FakeApi:
 class World:
     """A cluster, an API server, and the extender between them. ``watching``: the watch shows Bindings at once.
 
-    ``expecting``: a node that got the 10 counts as taken until the bind comes.
+    ``expecting``: a node that got the 10 counts as taken until the bind comes. ``deployed``: nodes are chosen as
+    in the service, its policy refreshed at once.
     """
 
     def __init__(
@@ -266,11 +270,19 @@ class World:
         clock: FakeClock | None = None,
         gang_seconds: float = GANG_SECONDS,
         unread: Callable[[str], bool] = lambda _api: False,
+        recorder: DecisionRecorder | None = None,
+        deployed: bool = False,
     ) -> None:
         self.clock = clock or FakeClock()
         self.api = FakeApi()
         self.cluster = ClusterState(UNIT, by_capacity=by_capacity, keep_seconds=keep_seconds)
         self.quota = QuotaBook()
+        recorded = unrecorded
+        if recorder is not None:
+            self.cluster.follow(recorder.built)
+            recorded = recorder.decided
+        if deployed:
+            policy = LeastFragmentation(self.cluster, aside=lambda job: job(), quota=self.quota)
         self.leads = True
         self.counts: dict[tuple[str, str], int] = {}
         judge = judge or FeasibilityJudge()
@@ -295,8 +307,9 @@ class World:
             rules,
             self._count,
             self.gangs.why_not_bind,
+            recorded,
         )
-        self.judge = judge
+        self.judge, self.policy = judge, policy
         self.extender = Extender(
             self.cluster,
             self.quota,
@@ -306,6 +319,7 @@ class World:
             clock=self.clock if expecting else None,
             gangs=self.gangs if expecting else None,
             count=self._count,
+            recorded=recorded,
         )
         self.cluster.replace(NODES, nodes)
         self.cluster.replace(BUDGETS, budgets)

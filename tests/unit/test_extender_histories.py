@@ -41,7 +41,7 @@ class History:
     begun afresh does not give, ``compared`` the number of those that agree.
     """
 
-    def __init__(self, seed: int, *, nodes: int, expecting: bool) -> None:
+    def __init__(self, seed: int, *, nodes: int, expecting: bool, **how: Any) -> None:
         self._dice = Random(seed)
         self._nodes = {f"n{at}": self._node(f"n{at}") for at in range(nodes)}
         self._most_nodes = nodes + 3
@@ -49,7 +49,7 @@ class History:
         self._quota: dict[str, Any] | None = None
         self._kept: tuple[str, KeptFor | None] = ("", None)
         self._expecting = expecting
-        self.world = World(list(self._nodes.values()), expecting=expecting)
+        self.world = World(list(self._nodes.values()), expecting=expecting, **how)
         self.world.cluster.replace(CLASSES, [CLASS])
         self.world.cluster.replace(CLAIMS, [])
         self._alike = [self._pod("alike") for _ in range(3)]

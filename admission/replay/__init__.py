@@ -1,0 +1,1 @@
+"""Decisions recorded with all that they were judged by, and judged again: see docs/adr/0025-records.md."""

@@ -1,0 +1,179 @@
+"""Each kind of decision, judged again over a recorded state: by the functions that the extender calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
+from admission.extender.fragmentation_score import costs_under, spread_costs
+from admission.extender.many_nodes import CODES, FITS, Verdicts, beside_its_gang, chosen, judge_nodes
+from admission.extender.node_names import NodeNames
+from admission.extender.price_column import PriceColumn, near_least
+from admission.extender.ranking import MOST_PRICED, BestFit, Cost, PriceTerms, RankedNode, scores
+from admission.extender.refusal_lines import FULL_LINES, reasons, why
+from admission.replay.lines import Line, unpacked
+from admission.replay.states import RecordedStates
+from gpu_manager.domain.cluster.quota import NamespaceQuota
+from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.placement.ledger import Share
+from gpu_manager.domain.records import decode, encode
+from gpu_manager.domain.rules.pod_request import judged_request
+from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
+from gpu_manager.domain.score.fragmentation import RollOutRoutine
+
+_LATE: Final = next(code for code, no in CODES.items() if no is Unfit.LATE)
+Change = Callable[[PodRequest], PodRequest]
+
+
+def _unchanged(request: PodRequest) -> PodRequest:
+    return request
+
+
+class Judges:
+    """``change`` alters each request before it is judged, for what-if questions."""
+
+    def __init__(self, change: Change = _unchanged, routine: RollOutRoutine | None = None) -> None:
+        self._change = change
+        self._routine = routine
+        self._states: RecordedStates | None = None  # caches below are of its numbers
+        self._judge = FeasibilityJudge()
+        self._plain = BestFit()
+
+    def judge(self, states: RecordedStates, line: Line) -> tuple[Line, Line]:
+        """See :data:`admission.replay.player.Judge`."""
+        if states is not self._states:
+            self._states, self._judge, self._plain = states, FeasibilityJudge(), BestFit()
+        kinds = {"filter": self._filter, "rank": self._rank, "bind": self._bind}
+        return kinds[line["k"]](states, line, self._ask(states, line))
+
+    def _ask(self, states: RecordedStates, line: Line) -> FeasibilityCheck:
+        pod = states.pod(line)
+        request = self._change(judged_request(pod.pod, states.unit, states.minimum_cores))
+        quota = decode(NamespaceQuota, line["quota"]) if "quota" in line else None
+        return self._judge.ask(pod, request, states.snapshot(line), quota, chosen=line["k"] == "bind")
+
+    def _filter(self, states: RecordedStates, line: Line, check: FeasibilityCheck) -> tuple[Line, Line]:
+        names, nodes, was = states.names(line), states.cluster.snapshot().nodes, line["answer"]
+        verdicts = judge_nodes(check, [nodes.get(name) for name in names])
+        codes = np.frombuffer(verdicts.codes, np.uint8).copy()
+        then = np.frombuffer(unpacked(was["codes"]), np.uint8)
+        late = then == _LATE
+        codes[late] = _LATE  # how long it took to judge is no part of the judgement
+        fits = beside_its_gang(names, chosen(codes.tobytes(), FITS), line.get("gang", ""))
+        recorded, now = recorded_answer(states, line), {**_by_verdict(names, codes), "offered": fits.count(1)}
+        if not late.any():
+            view_at = [nodes.get(name) for name in names].__getitem__
+            said = reasons(check, names, view_at, verdicts, full=1 if 1 in fits else FULL_LINES)
+            now |= {"failed": Counter(said[0].values()), "lasting": Counter(said[1].values())}
+            recorded |= {key: was.get(key, {}) for key in ("failed", "lasting")}
+        return recorded, now
+
+    def _bind(self, states: RecordedStates, line: Line, check: FeasibilityCheck) -> tuple[Line, Line]:
+        view = states.cluster.snapshot().nodes.get(line["node"])
+        if view is None:
+            raise RequestInvalid("the node that it was bound to is not in the record")
+        fit = check.on(view)
+        if isinstance(fit, Unfit):
+            return recorded_answer(states, line), {"refusal": why(check, view)}
+        shares = check.placement(view, fit)
+        found = {name: [encode(Share, share) for share in given] for name, given in shares.items()}
+        return recorded_answer(states, line), {"placement": found}
+
+    def _rank(self, states: RecordedStates, line: Line, check: FeasibilityCheck) -> tuple[Line, Line]:
+        names, nodes = states.names(line), states.cluster.snapshot().nodes
+        verdicts = judge_nodes(check, [nodes.get(name) for name in names])
+        fits = verdicts.open()
+        if "priced" in line:
+            known = np.frombuffer(unpacked(line["priced"]), np.uint8) != 0
+            fits = fits[np.isin(fits, np.unique(verdicts.numbers[known]))]
+        places = {
+            number: (view, fit)
+            for number in fits.tolist()
+            if (view := verdicts.views[number]) is not None and isinstance(fit := check.on(view), Fit)
+        }
+        spread = check.request.placement is PlacementPolicy.SPREAD
+        if "epoch" in line and not spread:
+            given = self._priced(states, line, check, verdicts, places, names)
+        else:
+            candidates = list(places.values())
+            costs: Sequence[Cost | None] = self._plain.costs(check.request, candidates)
+            if spread:
+                costs = spread_costs(check.request, candidates, self._plain)
+            given = scores(names, verdicts.numbers, _there(places, costs))
+        return recorded_answer(states, line), _by_score(names, given)
+
+    def _priced(
+        self,
+        states: RecordedStates,
+        line: Line,
+        check: FeasibilityCheck,
+        verdicts: Verdicts,
+        places: dict[int, RankedNode],
+        names: NodeNames,
+    ) -> Any:
+        """The scores by the prices of a recorded mix."""
+        epoch, cpu, nodes = (
+            states.epoch(line, self._routine),
+            line.get("cpu", 0),
+            states.cluster.snapshot().nodes,
+        )
+        keys = {number: (fit, view.cpu, cpu) for number, (view, fit) in places.items()}
+        new = {key: number for number, key in keys.items() if key not in epoch.known}
+        epoch.add(
+            {key: states.rooms.change(check.request.uid, *places[number], cpu) for key, number in new.items()}
+        )
+        prices = line.get("prices", [])
+        if line.get("priced_at") == states.turn:  # else something changed between the question and the prices
+            prices = epoch.tally.prices(states.cluster)
+        kept = {(nodes[name].state, nodes[name].cpu): cards for name, cards in line.get("kept", {}).items()}
+        terms, totals = PriceTerms(epoch, prices, kept, states.turn, cpu), None
+        near = list(places)
+        if line.get("by_total"):
+            column = PriceColumn(len(epoch.scorer.places))
+            column.follow(verdicts.views)
+            for number, key in keys.items():
+                column.put(number, key, epoch.known[key][0][0], epoch.known[key][2])
+            totals = column.totals(prices, kept, max(c.request.cards for c in check.request.containers))
+            near = near_least(totals, np.array(near, np.intp), MOST_PRICED).tolist()
+        found = [epoch.known[keys[number]] for number in near]
+        costs = costs_under(terms, check.request, [places[number] for number in near], found)
+        return scores(names, verdicts.numbers, _there(near, costs), totals)
+
+
+def recorded_answer(states: RecordedStates, line: Line) -> Line:
+    """The answer of a decision as recorded, in the form in which answers are compared."""
+    answer = line["answer"]
+    if line["k"] == "bind":
+        return dict(answer)
+    names = states.names(line)
+    if line["k"] == "rank":
+        return _by_score(names, np.frombuffer(unpacked(answer), np.uint8))
+    codes = np.frombuffer(unpacked(answer["codes"]), np.uint8)
+    offered = unpacked(answer["fits"]).count(1) if "fits" in answer else int((codes == FITS).sum())
+    return {**_by_verdict(names, codes), "offered": offered}
+
+
+def _there(numbers: Any, costs: Sequence[Cost | None]) -> dict[int, Cost]:
+    return {number: cost for number, cost in zip(numbers, costs, strict=True) if cost is not None}
+
+
+def _by_verdict(names: NodeNames, codes: Any) -> Line:
+    """The nodes by what was said of them."""
+    found: Line = {}
+    for code in np.unique(codes).tolist():
+        what = "fits" if code == FITS else CODES[code].value
+        found[what] = sorted(names[at] for at in np.flatnonzero(codes == code).tolist())
+    return found
+
+
+def _by_score(names: NodeNames, given: Any) -> Line:
+    """The node that got the 10, and the score of every node."""
+    best = int(given.argmax()) if len(given) and given.max() else None
+    return {
+        "best": "" if best is None else names[best],
+        "scores": dict(zip(names, given.tolist(), strict=True)),
+    }

@@ -1,0 +1,271 @@
+"""Decisions recorded and judged again: no difference where nothing changed, and one where something did."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from admission.replay.judges import Judges
+from admission.replay.player import Judged, Player
+from admission.replay.recorder import DecisionRecorder
+from gpu_manager.adapters.record_ring import RecordRing, segments
+from gpu_manager.cli.main import PROGRAM
+from gpu_manager.domain.contract import PLACEMENT
+from gpu_manager.domain.errors import NodeUnready
+from tests.fakes.extender import UNIT, World, args, node, pod
+from tests.fakes.ports import FakeClock
+from tests.seeds import seeds
+from tests.unit.test_extender_histories import History
+
+STEPS = 60
+MIB = 1 << 20
+
+
+def recorder_in(directory: Path, limit: int = 16 * MIB) -> DecisionRecorder:
+    ring = RecordRing(directory, limit)
+    return DecisionRecorder(ring, FakeClock(), {"unit": UNIT, "minimum_cores": 1})
+
+
+def lines_in(directory: Path) -> list[bytes]:
+    return [line for path in segments(directory) for line in path.read_bytes().splitlines()]
+
+
+def replayed(directory: Path) -> tuple[list[Judged], Player]:
+    player = Player(Judges().judge)
+    return list(player.play(lines_in(directory))), player
+
+
+class Asked(History):
+    """A history whose questions are recorded, and compared with nothing meanwhile."""
+
+    def _ask(self, verb: str, asking: dict[str, Any], names: list[str]) -> bytes:
+        reply = getattr(self.world.extender, verb)(args(asking, names))
+        if self.world.policy is not None and self._chance(0.3):
+            self.world.policy.close(self.world.clock.monotonic())
+        if reply.after is not None and self._chance(0.7):
+            reply.after()
+        return reply.body
+
+
+@pytest.mark.parametrize("deployed", [False, True])
+@pytest.mark.parametrize(("seed", "nodes"), [*zip(seeds(6), (3, 6, 9, 40, 9, 6), strict=True)])
+def test_decisions_of_a_random_history_are_the_same_again(
+    tmp_path: Path, seed: int, nodes: int, deployed: bool
+) -> None:
+    recorder = recorder_in(tmp_path)
+    history = Asked(seed, nodes=nodes, expecting=True, recorder=recorder, deployed=deployed)
+    for _ in range(STEPS):
+        history.go_on()
+    recorder.write()
+    judged, player = replayed(tmp_path)
+    assert [(one.line["k"], one.pod, one.recorded, one.now) for one in judged if not one.same] == []
+    assert not player.passed
+    assert {one.line["k"] for one in judged} == {"filter", "rank", "bind"}
+    assert len(judged) > STEPS // 2
+
+
+def scheduled(directory: Path, *, limit: int = 16 * MIB, pods: int = 6) -> World:
+    """A recorded cluster of three nodes on which some pods came to lie."""
+    recorder = recorder_in(directory, limit)
+    world = World([node(f"n{at}", 2) for at in range(3)], expecting=True, recorder=recorder, deployed=True)
+    for at in range(pods):
+        asking = pod(f"p{at}", 40 + 10 * (at % 3), 4, annotations={"example.com/note": "kept-private"})
+        asking["metadata"]["labels"] = {"team": "kept-private"}
+        asking["spec"]["containers"][0]["env"] = [{"name": "PASSWORD", "value": "kept-private"}]
+        world.create(asking)
+        world.schedule(asking)
+        recorder.write()
+    return world
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    capsys.readouterr()  # what the service has logged
+    code = PROGRAM.run(["replay", *words])
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+def test_the_command_says_that_nothing_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scheduled(tmp_path)
+    assert run(capsys, str(tmp_path)) == (
+        0,
+        "18 decisions (bind 6, filter 6, prioritize 6); none differs\n",
+    )
+
+
+def test_a_segment_is_replayed_alone_though_those_before_it_are_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scheduled(tmp_path, limit=40_000, pods=12)
+    files = segments(tmp_path)
+    assert len(files) > 2
+    for path in files:
+        code, said = run(capsys, str(path))
+        assert (code, said.count("not judged")) == (0, 0), said
+
+
+def test_a_line_that_a_kill_has_cut_off_ends_the_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scheduled(tmp_path)
+    (path,) = segments(tmp_path)
+    path.write_bytes(path.read_bytes()[:-20])
+    assert run(capsys, str(path)) == (0, "17 decisions (bind 5, filter 6, prioritize 6); none differs\n")
+
+
+def changed(path: Path, kind: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """The record with the last line of the kind changed."""
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    change([line for line in lines if line["k"] == kind][-1])
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_the_first_decision_that_differs_is_shown_with_both_answers_and_its_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scheduled(tmp_path)
+    (path,) = segments(tmp_path)
+    changed(path, "bind", lambda line: line.update(answer={"refusal": "it was full"}))
+    code, said = run(capsys, str(path))
+    assert code == 1
+    lines = said.splitlines()
+    assert re.search(r"bind of default/p5, by the state of generation \d+$", lines[0])
+    assert lines[1] == '  recorded: {"refusal": "it was full"}'
+    assert lines[2].startswith('  now: {"placement": {"main": [{"card": "GPU-n')
+    assert lines[3].startswith('  input: {"at": 1000.0, "turn": ')
+    assert ": it was full -> main on GPU-n" in lines[4]
+    assert lines[5] == "18 decisions (bind 6, filter 6, prioritize 6); 1 differ: bind 1"
+
+
+def test_a_pod_that_is_not_booked_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scheduled(tmp_path)
+    (path,) = segments(tmp_path)
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    first = {line["n"] for line in lines if line["k"] == "pod" and line["v"]["pod"]["name"] == "p0"}
+    for line in lines:
+        if line["k"] == "node":
+            line["pods"] = [one for one in line["pods"] if one not in first]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    code, said = run(capsys, str(path))
+    assert code == 1
+    assert "of default/p1" in said.splitlines()[0]
+
+
+def test_what_another_policy_would_have_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scheduled(tmp_path)
+    code, said = run(capsys, str(tmp_path), "--what-if", "policy=spread", "--most", "1")
+    assert code == 1
+    assert "prioritize of default/p1: n0 -> n1" in said
+    assert run(capsys, str(tmp_path), "--what-if", "policy=binpack")[0] == 0
+
+
+def test_decisions_under_spread_have_no_prices_for_another_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = recorder_in(tmp_path)
+    world = World([node("n0"), node("n1")], recorder=recorder, deployed=True)
+    world.create(asking := pod("p", 40, 4, annotations={PLACEMENT: "spread"}))
+    world.schedule(asking)
+    recorder.write()
+    assert run(capsys, str(tmp_path))[0] == 0
+    assert (
+        "3 more not judged: it was made under spread"
+        in run(capsys, str(tmp_path), "--what-if", "policy=binpack")[1]
+    )
+
+
+def test_a_timeline_tells_what_was_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scheduled(tmp_path, pods=1)
+    code, said = run(capsys, str(tmp_path), "--timeline")
+    assert code == 0
+    assert said.splitlines() == [
+        "1970-01-01T00:16:40.000Z filter of default/p0: fits 3",
+        "1970-01-01T00:16:40.000Z prioritize of default/p0: n0",
+        "1970-01-01T00:16:40.000Z bind of default/p0: main on GPU-n0-0",
+        "3 decisions (bind 1, filter 1, prioritize 1)",
+    ]
+
+
+def test_labels_other_annotations_and_environment_are_not_recorded(tmp_path: Path) -> None:
+    scheduled(tmp_path)
+    assert b"kept-private" not in b"".join(lines_in(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"k":"node","turn":1}\n', "malformed"),
+        ('{"k":"ring","format":2}\n', "replay it with the release that wrote it"),
+        ('{"a":1}\n', "no record of decisions"),
+    ],
+)
+def test_what_is_no_record_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, why: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_text(text)
+    code, said = run(capsys, str(path))
+    assert code == 2
+    assert why in said
+
+
+def test_places_and_policies_that_do_not_exist_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(capsys, str(tmp_path / "nowhere"))[0] == 2
+    assert "holds no decisions-*.jsonl" in run(capsys, str(tmp_path))[1]
+    assert "policy= with one of binpack" in run(capsys, str(tmp_path), "--what-if", "policy=best")[1]
+
+
+def test_a_decision_whose_state_is_not_in_the_record_is_counted_and_not_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scheduled(tmp_path)
+    (path,) = segments(tmp_path)
+    changed(path, "bind", lambda line: line.update(turn=10_000))
+    assert (
+        "1 more not judged: the state that it was judged by is not in the record" in run(capsys, str(path))[1]
+    )
+
+
+class Full:
+    """A disk without room."""
+
+    full = True
+
+    def begin(self, lines: Iterable[bytes]) -> None:
+        raise NodeUnready("no room")
+
+    def append(self, lines: Iterable[bytes]) -> None: ...
+
+
+def test_a_disk_without_room_ends_the_recording_and_nothing_else() -> None:
+    recorder = DecisionRecorder(Full(), FakeClock(), {})
+    world = World([node("n0"), node("n1")], recorder=recorder)
+    world.cluster.snapshot()
+    recorder.write()
+    world.create(asking := pod("p"))
+    assert world.schedule(asking)
+    assert not recorder.waiting
+
+
+def test_decisions_that_come_too_fast_are_left_out_and_states_are_not(tmp_path: Path) -> None:
+    ring = RecordRing(tmp_path, 16 * MIB)
+    recorder = DecisionRecorder(ring, FakeClock(), {"unit": UNIT, "minimum_cores": 1}, most=8)
+    world = World([node("n0"), node("n1")], recorder=recorder)
+    for at in range(6):
+        world.create(asking := pod(f"p{at}", 10, 1))
+        world.schedule(asking)
+    recorder.write()
+    world.create(asking := pod("last", 10, 1))
+    world.schedule(asking)
+    recorder.write()
+    judged, player = replayed(tmp_path)
+    assert {one.pod for one in judged} == {"default/last"}
+    assert all(one.same for one in judged)
+    assert not player.passed
