@@ -39,6 +39,7 @@ RANGES: Final[Mapping[str, tuple[int, int]]] = {
 """Name → seconds and seconds between two figures, of what Prometheus is asked for."""
 WASTE_RANGE: Final = 3600  # seconds that the list of wasters is about
 WASTE_SECONDS: Final = 15.0  # for which it is not made anew
+_NOT_YET: Final = 1.0  # seconds for which nothing is kept: what the agents remember is being asked for
 _MOST_KEPT: Final = 64
 _AT_ONCE: Final = 2  # questions to Prometheus; consoles come again
 
@@ -85,8 +86,8 @@ class ConsoleHistory:
         def make() -> tuple[float, Any]:
             if span == MINUTES or self._prometheus is None:
                 answer = self._usage.history(query, hour=span == HOUR)
-            else:
-                answer = self._asked(query, *RANGES[span])
+                return (min(answer["step"], 60) / 2 if answer["series"] else _NOT_YET), answer
+            answer = self._asked(query, *RANGES[span])
             return min(answer["step"], 60) / 2, answer
 
         return self._once((query, span), make)
@@ -113,7 +114,8 @@ class ConsoleHistory:
 
     def trends(self, namespace: str) -> Any:
         """JSON of ``/ui/trends``."""
-        return self._once(("trends", namespace), lambda: (WASTE_SECONDS, self._usage.trends(namespace)))
+        answer = self._once(("trends", namespace), lambda: (WASTE_SECONDS, self._usage.trends(namespace)))
+        return answer if answer["cards"] else self._usage.trends(namespace)
 
     def _once(self, key: Hashable, make: Callable[[], tuple[float, Any]]) -> Any:
         """The answer that is kept under the key, or a new one; ``make`` says for how many seconds it

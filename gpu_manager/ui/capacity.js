@@ -17,7 +17,7 @@ export function Capacity({ model, source }) {
     ${rows.slice(0, SHOWN).map((one) => html`<${Model} key=${one.model} row=${one} most=${most} />`)}
     ${rows.length > SHOWN ? html`<p class="none">${t("and {0} more", rows.length - SHOWN)}</p>` : null}
     <p class="legend"><span><b class="key in-use"></b> ${t("used now")}</span><span><b class="key held"></b> ${t("booked")}</span><span><b class="key free"></b> ${t("free")}</span><span><b class="key shut-off"></b> ${t("not usable")}</span>
-      ${range ? html`<${Asked} source=${source} path=${asked("ui/history", source, { subject: "cluster", name: "", span: range })} every=${60}>${(answer) => trend(answer, all)}<//>` : null}</p></section>`;
+      ${range ? html`<${Asked} source=${source} path=${asked("ui/history", source, { subject: "cluster", name: "", span: range })} every=${60} lacks=${(answer) => !answer.series.length}>${(answer) => trend(answer, all)}<//>` : null}</p></section>`;
 }
 
 // Booked, of which so much is used, free, and what cannot be used, of all cards of a model.

@@ -26,7 +26,7 @@ export function Overview({ model, params, source }) {
   if (order !== "name") nodes.sort((a, b) => (order === "fullest" ? -1 : 1) * (load(a) - load(b)));
   return html`<h1 tabindex="-1">${t("Overview")}</h1>
     <${Capacity} model=${model} source=${source} />
-    <${Asked} source=${source} path=${asked("ui/trends", source)} every=${30}>${(answer) => html`<${Attention} model=${model} waiting=${answer?.waiting || []} />
+    <${Asked} source=${source} path=${asked("ui/trends", source)} every=${30} lacks=${(answer) => !Object.keys(answer.cards).length}>${(answer) => html`<${Attention} model=${model} waiting=${answer?.waiting || []} />
     <section aria-labelledby="heat-title"><h2 id="heat-title">${t("Cards")}</h2>
       <div class="switches"><${Switch} name="by" label=${t("Colour by")} choices=${Object.entries(MEASURES).map(([key, [text]]) => [key, text])} chosen=${by} others=${{ order }} />
         <${Switch} name="order" label=${t("Order")} choices=${Object.entries(ORDERS)} chosen=${order} others=${{ by }} /></div>

@@ -208,6 +208,34 @@ def test_the_services_sentences_are_chinese_but_for_names(page: Page, url: str) 
         assert words in chinese[0]
 
 
+# What the server answers at the first look, while it asks the agents what they remember.
+NOTHING_YET = """
+const asked = new Set();
+const answered = Response.prototype.json;
+Response.prototype.json = async function () {
+  const answer = await answered.call(this);
+  const first = !asked.has(this.url) && asked.add(this.url);
+  if (first && this.url.includes("/ui/trends")) answer.cards = {};
+  if (first && this.url.includes("/ui/history")) answer.series = [];
+  return answer;
+};
+"""
+
+
+@NEEDS_A_BROWSER
+def test_history_that_is_not_there_at_the_first_look_is_asked_for_again_at_once(page: Page, url: str) -> None:
+    script = page.call("Page.addScriptToEvaluateOnNewDocument", source=NOTHING_YET)
+    try:
+        page.open("about:blank", "true")
+        page.open(f"{url}/ui", "document.querySelector('.heat')")
+        page.wait("performance.now() > 15000 || document.querySelector('.heat .spark')")
+        page.wait("performance.now() > 15000 || document.querySelector('.capacity .spark')")
+        seen = page.look("performance.now()")
+    finally:
+        page.call("Page.removeScriptToEvaluateOnNewDocument", identifier=script["identifier"])
+    assert seen < 15_000, "not only after half a minute"
+
+
 @NEEDS_A_BROWSER
 def test_the_first_view_of_64_cards_with_its_history_takes_four_questions_and_few_bytes(
     page: Page, url: str

@@ -52,6 +52,18 @@ def test_without_prometheus_there_is_an_hour_and_nothing_else():
     assert len(history.answer(CLUSTER, HOUR)["series"]) <= 1
 
 
+def test_what_the_agents_have_not_said_yet_is_not_kept_for_long():
+    clock = FakeClock(1_000_000.0)
+    usage = AgentsUsage(Agents("a"), clock)
+    history = ConsoleHistory(usage, lambda _: (), clock)
+    assert history.trends("")["cards"] == {}
+    assert history.answer(CLUSTER, MINUTES)["series"] == []
+    usage.ask_due(lambda jobs: [job() for job in jobs])
+    clock.pass_(1.0)
+    assert list(history.trends("")["cards"]) == ["GPU-1"]
+    assert len(history.answer(CLUSTER, MINUTES)["series"]) == 1
+
+
 def test_an_hour_is_asked_of_prometheus_once_for_all_who_look():
     prometheus = Prometheus()
     history, clock = desk(prometheus)
