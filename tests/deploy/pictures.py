@@ -96,9 +96,8 @@ def page(port: int, webhook: int, directory: Path) -> None:
         console.wait("document.querySelector('.card li a') && !document.querySelector('form.login')")
         console.picture(ASSETS / "ui.png")
         log_in(console, f"https://127.0.0.1:{webhook}/ui")
-        console.wait(
-            "document.querySelector('.charts path') && document.querySelector('[aria-labelledby=waste-title]')"
-        )
+        shown = (".capacity .spark", ".heat .spark", "[aria-labelledby=waste-title]", ".charts path")
+        console.wait(" && ".join(f"document.querySelector('{one}')" for one in shown))
         console.picture(ASSETS / "console.png")
         console.click("header button[lang=zh]")
         console.wait("document.querySelector('main h1').innerText == '总览'")
