@@ -47,7 +47,7 @@ from gpu_manager.domain.untrusted import annotations_of, at, mapping, mappings, 
 
 Says = Callable[[Pod, PodRequest], Sequence[str]]
 
-_SAID_BY_CLAIM: Final = (Rule.PRIORITY_WITHOUT_SHARE,)
+_SAID_BY_CLAIM: Final = (Rule.PRIORITY_WITHOUT_SHARE, Rule.CARDS_WITHOUT_SHARE)
 """What is not said of a pod whose claim was made from its annotations."""
 
 

@@ -97,6 +97,10 @@ PRIORITIES: Final = Feature(
     "priorities", _BETA, "Protected containers are served before best-effort ones", "protected.md",
     next="the bars of waiting times on a card whose kernels run out their turns",
 )  # fmt: skip
+PARTS_OF_CARDS: Final = Feature(
+    "multi-card", _ALPHA, "A container has equal parts of several cards", "several-cards.md",
+    next="tensor parallelism of a framework over halves of two cards, with NCCL, on a real node",
+)  # fmt: skip
 RESIZE: Final = Feature(
     "resize", _BETA, "A running container gets another share", "resize.md",
     values=("admission.resizeWithinQuota",), next="a month of a cluster's resizes without a refused start",
@@ -153,6 +157,7 @@ FEATURES: Final = (
         OVERSUBSCRIBE,
         CLAIMS,
         PRIORITIES,
+        PARTS_OF_CARDS,
         RESIZE,
         ADVICE,
         BILLS,

@@ -38,6 +38,7 @@ TERMS = {
     "nvidia/shared-name": MigrationTerms(replicas=4, card=of_memory(40 * GIB)),
     "volcano/percentage": MigrationTerms(card=of_memory(16 * GIB)),
     "kai/fraction": MigrationTerms(card=of_memory(40 * GIB)),
+    "kai/two-cards": MigrationTerms(card=of_memory(40 * GIB)),
     "kai/runai": MigrationTerms(card=of_memory(40 * GIB)),
     "kai/second-container": MigrationTerms(card=of_memory(40 * GIB)),
     "shapes/mps-percentage": MigrationTerms(card=of_memory(16 * GIB)),
@@ -186,7 +187,7 @@ items:
     - name: c
       resources: *small
     - name: d
-      resources: {limits: {nvidia.com/gpu: 2, nvidia.com/gpumem: 256}}
+      resources: {limits: {nvidia.com/gpu: 17, nvidia.com/gpumem: 256}}
 """
     one = migrate("f", text.encode(), MigrationTerms())
     [document] = read_documents(one.new.encode())

@@ -13,7 +13,7 @@ from hypothesis import given
 from admission.config import ClusterTerms
 from admission.webhook.admit import CreateTimeChecks, mutate, validate
 from admission.webhook.claim_translation import turn
-from gpu_manager.domain.contract import CORE, CORE_LIMIT, MEMORY, PRELOAD, PRIORITY, TEMPLATE_SIZE
+from gpu_manager.domain.contract import CARDS, CORE, CORE_LIMIT, MEMORY, PRELOAD, PRIORITY, TEMPLATE_SIZE
 from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.rules.legal_values import check_pod
 from tests.fakes.reviews import NODE_GROUPS, ask, container, patched, pod, review
@@ -58,6 +58,20 @@ def test_resources_become_a_claim_of_a_template_that_is_there_before_the_pod() -
         f"its vcuda resources are asked of a ResourceClaim, by template {name}: "
         "request eval: 1 whole card; request train: 30 cores, 5 GiB"
     )
+
+
+def test_parts_of_several_cards_become_a_count() -> None:
+    """Kubernetes never gives one request the same device twice."""
+    templates = Templates()
+    before = pod(container("train", "100", "40"), annotations={CARDS: "2"})
+    response = turning(review(before, namespace="team"), templates)
+    [spec] = templates.made.values()
+    [request] = spec["devices"]["requests"]
+    assert request["exactly"]["count"] == 2
+    assert request["exactly"]["capacity"] == {"requests": {"cores": "50", "memory": "5Gi"}}
+    after = patched(before, response)
+    assert ask(validate, review(after), TERMS)["allowed"]
+    assert not [text for text in ask(validate, review(after), TERMS).get("warnings", []) if CARDS in text]
 
 
 def test_other_resources_and_claims_of_the_pod_stay() -> None:

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.shapes import best_of_all, cases
+from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.enforcement import library_messages as messages
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid
 from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.kube.several_cards import read_parts
@@ -26,9 +28,14 @@ from gpu_manager.domain.rules.pod_request import bound_request, judged_request
 from gpu_manager.domain.rules.request import ContainerRequest, PlacementPolicy, PodRequest, Request
 from gpu_manager.domain.rules.several_cards import nearest_totals
 from gpu_manager.domain.topology import Link, NumaPolicy, Topology
+from gpu_manager.domain.whatif.defragmentation import defragment
+from gpu_manager.domain.whatif.simulation import SimPod, simulate
 from tests.fakes.machines import tree
 from tests.fakes.written import broken, container, pod_of
 from tests.unit.test_placement import APP, INIT, Node, booked, pod
+from tests.unit.test_simulation import lying
+from tests.unit.test_simulation import node as sim_node
+from tests.unit.test_simulation import pod as sim_pod
 
 
 def two(core: Any, memory: Any = 40, cards: str = "2", **more: Any) -> Pod:
@@ -347,3 +354,43 @@ def test_what_is_placed_always_commits_and_never_one_card_twice(data: st.DataObj
 def test_without_the_annotation_nothing_changes() -> None:
     node = Node(tree(4, (2, "NV4"))).hold((0, 50, 8))
     assert node.place(pod((30, 8), (200,))) == {"a": (0,), "b": (2, 3)}
+
+
+# What if.
+
+
+def wide(name: str, count: int, cores: int, units: int) -> SimPod:
+    asked = ContainerRequest("main", APP, 0, Request(cores * count, units * count * DEFAULT_UNIT, count))
+    return SimPod(PodUid(name), f"default/{name}", PodRequest(PodUid(name), (asked,)))
+
+
+def test_moves_make_room_for_parts_of_several_cards() -> None:
+    small, other = sim_pod("small", 30, 4), sim_pod("other", 60, 4)
+    here = lying(lying(sim_node("n1", 2), small, 0), other, 1)
+    plan = defragment([here, sim_node("n2", 1)], wide("both", 2, 50, 4), [])
+    assert [(move.pod, move.source_cards, move.target) for move in plan.moves] == [
+        ("default/other", (1,), "n2")
+    ]
+    assert plan.placement is not None
+    assert plan.placement.cards == (0, 1)
+    nowhere = simulate([here], [wide("both", 2, 50, 4)])
+    assert not nowhere.placements
+
+
+def test_a_simulated_node_of_an_older_agent_takes_none() -> None:
+    old = replace(sim_node("n1", 2), features=frozenset())
+    assert old.takes(wide("both", 2, 50, 4)) is None
+    assert old.bars(wide("both", 2, 50, 4)) == "its agent gives no parts of several cards"
+    assert old.takes(sim_pod("small", 60, 4)) is not None
+    assert sim_node("n1", 2).takes(wide("both", 2, 50, 4)) is not None
+
+
+def test_the_most_that_an_allocation_message_advises_is_the_total() -> None:
+    note = messages.LibraryMessage(
+        1, 0.0, messages.LibraryMessageKind.MEMORY_REFUSED, 7, CardUuid("a"), GIB, 3 * GIB, 3 * GIB
+    )
+    assert "what would help: tencent.com/vcuda-memory: 16 (4 GiB)" in messages.sentence(
+        note, "card 0", 8 * GIB, DEFAULT_UNIT
+    )
+    both = messages.sentence(note, "card 0", 8 * GIB, DEFAULT_UNIT, 2)
+    assert "what would help: tencent.com/vcuda-memory: 32 (8 GiB on 2 cards)" in both

@@ -77,6 +77,14 @@ def test_replicas_of_a_deployment_are_one_template_and_their_starts_add_up() -> 
     assert found["Deployment/web"].need.starts == 3
 
 
+def test_no_size_is_advised_for_parts_of_several_cards() -> None:
+    node = Node()
+    node.shares = [SHARE, replace(SHARE, card=CardUuid("GPU-2"))]
+    node.run("both")
+    node.pass_(2 * WALK_SECONDS)
+    assert node.adviser.told == ()
+
+
 def test_after_a_start_advice_is_told_within_seconds() -> None:
     node = Node()
     node.pass_(WALK_SECONDS)

@@ -71,7 +71,7 @@ _POD = (
         c.CARDS,
         "you",
         "`2`, `train=2,eval=4`",
-        "On how many cards the request lies in equal parts: [ADR 24](../adr/0024-parts-of-several-cards.md).",
+        "On how many cards the request lies in equal parts: [parts of several cards](../several-cards.md).",
     ),
     (
         c.RESIZE,

@@ -268,7 +268,7 @@ class AskedSize:
         who = f"pod {pod.key}" if pod.uid else "the template"
         if not names:
             raise RequestInvalid(
-                f"{who} has no container with a part of a card, and nothing else changes its size"
+                f"{who} has no container with a part of one card, and nothing else changes its size"
             )
         if len(names) > 1:
             raise RequestInvalid(

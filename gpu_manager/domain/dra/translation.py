@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpu_manager.domain.contract import CARDS, DRA_DRIVER, PLACEMENT
+from gpu_manager.domain.contract import DRA_DRIVER, PLACEMENT
 from gpu_manager.domain.dra.allocation import MOST_RESULTS
 from gpu_manager.domain.dra.device import CORES, MEMORY
 from gpu_manager.domain.dra.parameters import FIELDS, ShareTerms, written_parameters
@@ -86,7 +86,7 @@ def turned_into_claim(pod: Pod, request: PodRequest) -> TurnedPod:
     """
     _check_sayable(pod, request)
     requests = tuple(sorted(_requests(request.containers), key=_size, reverse=True))
-    devices = sum(max(one.asks.cards, 1) for one in requests)
+    devices = sum(one.asks.width for one in requests)
     if devices > MOST_RESULTS:
         raise RequestInvalid(
             f"it asks for {devices} cards and parts of cards, and Kubernetes gives a claim {MOST_RESULTS}"
@@ -133,12 +133,6 @@ def _check_sayable(pod: Pod, request: PodRequest) -> None:
         )
     if pod.graphics:
         raise RequestInvalid("it asks for the driver's graphics libraries, which do not come with a claim")
-    spread = next((one for one in request.containers if one.request.parts > 1), None)
-    if spread is not None:
-        raise RequestInvalid(
-            f"container {quoted(spread.name)} has parts of {spread.request.parts} cards (annotation "
-            f"{CARDS}), and a claim's count does not say that the cards differ"
-        )
     large = next((one for one in request.containers if one.request.memory >= _MOST_BYTES), None)
     if large is not None:
         raise RequestInvalid(f"container {quoted(large.name)} asks for more memory than any card has")
@@ -191,9 +185,10 @@ def _as_json(one: TurnedRequest, selectors: Sequence[str]) -> dict[str, Any]:
     if one.asks.cards:
         exactly |= {"allocationMode": "ExactCount", "count": one.asks.cards}
     else:
-        exactly["capacity"] = {
-            "requests": {CORES: str(one.asks.cores), MEMORY: memory_quantity(one.asks.memory)}
-        }
+        each = one.asks.amount
+        exactly["capacity"] = {"requests": {CORES: str(each.cores), MEMORY: memory_quantity(each.memory)}}
+        if one.asks.parts > 1:
+            exactly |= {"allocationMode": "ExactCount", "count": one.asks.parts}
     if selectors:
         exactly["selectors"] = [{"cel": {"expression": expression}} for expression in selectors]
     return {"name": one.name, "exactly": exactly}

@@ -78,7 +78,7 @@ class LibraryMessage:
     framework: Framework | None = None
 
 
-def _refused(note: LibraryMessage, who: str, card: str, capacity: int, unit: int) -> str:
+def _refused(note: LibraryMessage, who: str, card: str, capacity: int, unit: int, parts: int) -> str:
     """A sentence part: what was requested, held and reserved by pools, and what would help."""
     if not note.limit:  # no share is empty
         return (
@@ -90,7 +90,8 @@ def _refused(note: LibraryMessage, who: str, card: str, capacity: int, unit: int
     helps = _HELP[note.framework] if note.framework else "a smaller batch or model"
     units = -(-(note.used + note.asked) // unit)
     if units * unit <= capacity:
-        helps = f"{MEMORY}: {units} ({format_bytes(units * unit)}), {helps}"
+        each = f" on {parts} cards" if parts > 1 else ""
+        helps = f"{MEMORY}: {units * parts} ({format_bytes(units * parts * unit)}{each}), {helps}"
     else:
         helps += f"; {card} has {format_bytes(capacity)} in all" if capacity else ""
     return (
@@ -99,16 +100,17 @@ def _refused(note: LibraryMessage, who: str, card: str, capacity: int, unit: int
     )
 
 
-def sentence(note: LibraryMessage, card: str, capacity: int, unit: int) -> str:
+def sentence(note: LibraryMessage, card: str, capacity: int, unit: int, parts: int = 1) -> str:
     """Format the message as a sentence.
 
     ``card`` is the card's name for the reader, ``capacity`` the most of its memory that a container can have,
-    and ``unit`` the bytes of one ``tencent.com/vcuda-memory``.
+    ``unit`` the bytes of one ``tencent.com/vcuda-memory``, and ``parts`` the number of cards of which that
+    counts the total.
     """
     who = f"process {note.pid}" + (f" ({note.framework.value})" if note.framework else "")
     match note.kind:
         case LibraryMessageKind.MEMORY_REFUSED:
-            return _refused(note, who, card, capacity, unit)
+            return _refused(note, who, card, capacity, unit, parts)
         case LibraryMessageKind.CUDA_REFUSED:
             return f"{who} was refused CUDA: {note.text}"
         case LibraryMessageKind.UNKNOWN_FUNCTION:

@@ -99,7 +99,7 @@ class LibraryMessages:
 
     def _tell(self, grant: Grant, heard: _Heard, note: LibraryMessage, now: float) -> None:
         self._metrics.library_messages.labels(note.kind.value).inc()
-        text = self._sentence(note)
+        text = self._sentence(note, grant)
         if heard.lines < MOST_LINES:
             heard.lines += 1
             tell = log.warning if note.kind in TROUBLE else log.info
@@ -113,11 +113,13 @@ class LibraryMessages:
             told = f"{described(grant.key[1], grant)}: {text}"
             self._pods.event(pod, EVENT_LIBRARY_MESSAGE, told, warning=True)
 
-    def _sentence(self, note: LibraryMessage) -> str:
+    def _sentence(self, note: LibraryMessage, grant: Grant) -> str:
+        parts = 1 if grant.allocation.claim else len(grant.allocation.shares)
         node = self._state.node
         state = node.card(note.card) if note.card else None
         name = f"card {node.index(note.card)}" if note.card else "a card"
-        return sentence(note, name, state.card.capacity(node.unit).memory if state else 0, node.unit)
+        capacity = state.card.capacity(node.unit).memory if state else 0
+        return sentence(note, name, capacity, node.unit, parts)
 
 
 def _fields(grant: Grant) -> dict[str, str]:

@@ -10,7 +10,7 @@ from fractions import Fraction
 from math import ceil, floor
 from typing import Final
 
-from gpu_manager.domain.contract import GPU_MODEL, GPU_UUID, PRIORITY
+from gpu_manager.domain.contract import CARDS, GPU_MODEL, GPU_UUID, PRIORITY
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.other_plugins import SlicedCard
 from gpu_manager.domain.resources import (
@@ -62,13 +62,14 @@ class MigratedShare:
     """The request of a container after the migration.
 
     ``units`` of memory is None for whole cards; ``ceiling`` is the elastic limit in percent, None for none;
-    ``notes`` say what was assumed.
+    ``notes`` say what was assumed. With ``parts`` above 1 it is so much of each of as many cards.
     """
 
     cores: Fraction | int
     units: Fraction | int | None = None
     ceiling: int | None = None
     notes: tuple[str, ...] = ()
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +255,8 @@ def fitting(share: MigratedShare, terms: MigrationTerms) -> str:
         return ""
     units = terms.card.offered // terms.unit
     count = min(units // ceil(share.units), CORES_PER_CARD // ceil(share.cores))
-    return f"{count} of these fit on a card of {units} units ({terms.card.title})"
+    these = "these parts" if share.parts > 1 else "these"
+    return f"{count} of {these} fit on a card of {units} units ({terms.card.title})"
 
 
 def fraction(cores: int, units: int, terms: MigrationTerms, notes: tuple[str, ...]) -> MigratedShare:
@@ -271,8 +273,8 @@ def fraction(cores: int, units: int, terms: MigrationTerms, notes: tuple[str, ..
 def several(count: int, name: str) -> RequestInvalid:
     """Return the error for a fraction of several cards."""
     return RequestInvalid(
-        f"{name} is {count}, a part of each of {count} cards: a fraction lies on one card here; ask for "
-        f"whole cards (tencent.com/vcuda-core: {count * CORES_PER_CARD}), or for one larger part"
+        f"{name} is {count}, parts of {count} cards: write the totals of all cards by hand, and annotation "
+        f"{CARDS} with their number"
     )
 
 

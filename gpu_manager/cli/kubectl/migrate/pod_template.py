@@ -22,6 +22,7 @@ from gpu_manager.cli.kubectl.migrate.model import (
 )
 from gpu_manager.cli.kubectl.migrate.systems import MIG, PREDECESSOR, SYSTEMS, TIME_SLICING
 from gpu_manager.domain.contract import (
+    CARDS,
     CORE,
     CORE_LIMIT,
     GPU_UUID,
@@ -51,6 +52,7 @@ class PodTemplate:
         self._containers = [c for group in _GROUPS for c in self._list(self._spec, group)]
         self._ceilings: list[int | None] = []
         self._shared = False  # a container asks for a share now
+        self._parts: dict[str, int] = {}  # container → its number of cards, where it has a part of each
         for amounts in (a for c in self._containers for a in self._amounts(c) if terms.hami_count in a):
             amounts[NVIDIA] = amounts.pop(terms.hami_count)
 
@@ -73,6 +75,7 @@ class PodTemplate:
         if NVIDIA in names and NVIDIA in found.resources and self._shared and self._tolerates:
             self._tolerate()
         self._ceiling()
+        self._cards()
         if self._spec.get("resourceClaims"):
             self._tell(
                 FindingKind.LOST,
@@ -186,6 +189,7 @@ class PodTemplate:
             self._tell(FindingKind.CHANGED, f"container {quoted(name)}: {note}")
         if share and 0 < share.cores < CORES_PER_CARD:
             self._ceilings.append(share.ceiling)
+            self._parts[str(name)] = share.parts
 
     def _write(self, container: dict[str, Any], system: System, share: MigratedShare | None) -> None:
         resources = _made(container, "resources")
@@ -195,7 +199,7 @@ class PodTemplate:
             told = {**requests, **limits} if system is PREDECESSOR else {}
             for resource, value in ((CORE, share.cores), (MEMORY, share.units)):
                 if value:
-                    ours[resource] = told.get(resource, _number(value))
+                    ours[resource] = told.get(resource, _number(value * share.parts))
         for group in ("limits", "requests"):
             amounts = resources.get(group)
             if not isinstance(amounts, dict):
@@ -214,9 +218,11 @@ class PodTemplate:
             return "asks for no card"
         if share.units is None:
             return f"{format_number(Fraction(share.cores))} cores, whole cards with all their memory"
-        size = format_bytes(int(share.units * self._terms.unit))
-        cores, units = (format_number(Fraction(value)) for value in (share.cores, share.units))
-        return f"{cores} cores, {units} units ({size})"
+        size = format_bytes(int(share.units * share.parts * self._terms.unit))
+        totals = (share.cores * share.parts, share.units * share.parts)
+        cores, units = (format_number(Fraction(value)) for value in totals)
+        parts = f" in equal parts of {share.parts} cards" if share.parts > 1 else ""
+        return f"{cores} cores, {units} units ({size}){parts}"
 
     def _environment(self, container: dict[str, Any], system: System) -> None:
         kept, name = [], container.get("name")
@@ -342,6 +348,22 @@ class PodTemplate:
             return
         annotations = _made(_made(self._pod, "metadata"), "annotations")
         annotations.setdefault(CORE_LIMIT, str(max(wanted)))
+
+    def _cards(self) -> None:
+        """Say on how many cards each container lies: by its name where not all lie on as many."""
+        numbers = set(self._parts.values())
+        if numbers <= {1}:
+            return
+        apart = ",".join(f"{name}={count}" for name, count in self._parts.items() if count > 1)
+        value = str(numbers.pop()) if len(numbers) == 1 and self._alone() else apart
+        _made(_made(self._pod, "metadata"), "annotations")[CARDS] = value
+        self._tell(
+            FindingKind.CHANGED, f"annotation {CARDS}: {quoted(value)} added: amounts are totals of all cards"
+        )
+
+    def _alone(self) -> bool:
+        """True if no other container asks for cores: the number would count for it too."""
+        return len(self._parts) == sum(CORE in limits for limits, _ in map(self._amounts, self._containers))
 
     # Reading, with care: people wrote it.
 

@@ -15,7 +15,7 @@ from gpu_manager.cli.kubectl.migrate.pod_template import PodTemplate
 from gpu_manager.cli.pod_templates import FoundTemplate, object_name, pod_templates
 from gpu_manager.domain.contract import CORE, QUOTA_KEY
 from gpu_manager.domain.errors import RequestInvalid, quoted
-from gpu_manager.domain.kube.pod import parse_pod
+from gpu_manager.domain.kube.pod import ContainerKind, parse_pod
 from gpu_manager.domain.resources import CORES_PER_CARD
 from gpu_manager.domain.rules.legal_values import check_pod
 from gpu_manager.domain.untrusted import mapping
@@ -70,8 +70,8 @@ def _ray_cards(template: FoundTemplate, pod: Mapping[str, Any]) -> Iterator[Migr
     """
     if template.ray is None:
         return
-    asked = (mapping(mapping(c.get("resources")).get("limits")).get(CORE) for c in pod["spec"]["containers"])
-    cards = sum(max(1, int(str(cores)) // CORES_PER_CARD) for cores in asked if cores)
+    asked = (c for c in parse_pod(pod).containers if c.core and c.kind is ContainerKind.APP)
+    cards = sum(c.parts if c.is_part else int(c.core or 0) // CORES_PER_CARD for c in asked)
     if not isinstance(template.ray["rayStartParams"], dict):
         template.ray["rayStartParams"] = {}
     parameters = template.ray["rayStartParams"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
@@ -43,13 +43,11 @@ class _Names:
             if cores not in (0, CORES_PER_CARD):
                 notes = (*notes, "all memory of a card was asked for, so nobody could share it: whole cards")
             return model.MigratedShare(count * CORES_PER_CARD, None, None, notes)
-        if count > 1:
-            raise model.several(count, self.count)
         if memory:
             units, rounded = model.units_of(memory, MIB, terms, self.memory)
         else:
             units, rounded = model.part_of((percent or Fraction(0)) / 100, terms, self.percent), ()
-        return model.fraction(cores, units, terms, (*notes, *rounded))
+        return replace(model.fraction(cores, units, terms, (*notes, *rounded)), parts=count)
 
 
 _HAMI: Final = _Names(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil, floor
 from typing import Final
@@ -18,21 +19,25 @@ _REQUEST, _LIMIT, _PORTION = "gpu-memory.request", "gpu-memory.limit", "gpu-comp
 
 
 def _kai(asked: Asked, terms: model.MigrationTerms) -> model.MigratedShare | None:
-    """Return the equivalent request. A fraction is of a card's memory; KAI enforces neither memory nor
-    time.
-    """
+    """Return the equivalent request: as much of each card as is asked of one."""
+    share = _of_one_card(asked, terms)
+    count = model.whole(asked.get(_CARDS, Fraction(1)), _CARDS)
+    if share is None or share.units is None:
+        return share and replace(share, cores=share.cores * count)
+    return replace(share, parts=count)
+
+
+def _of_one_card(asked: Asked, terms: model.MigrationTerms) -> model.MigratedShare | None:
+    """A fraction is of a card's memory; KAI enforces neither memory nor time."""
     part, memory = asked.get(_FRACTION), asked.get(_MEMORY)
     request = asked.get(_REQUEST) or asked.get(_LIMIT)
     notes: tuple[str, ...] = ()
-    count = model.whole(asked.get(_CARDS, Fraction(1)), _CARDS)
     if part is not None:
         model.portion(part, _FRACTION)
     if not part and not memory and not request:
         return None
     if part == 1:
-        return model.MigratedShare(count * CORES_PER_CARD)
-    if count > 1:
-        raise model.several(count, _CARDS)
+        return model.MigratedShare(CORES_PER_CARD)
     if memory:
         units, notes = model.units_of(memory, MIB, terms, _MEMORY)
     elif request:
