@@ -93,7 +93,7 @@ bool gate_defer(struct stream_meter *meter, const struct gate_look *look) {
     __atomic_fetch_add(&waiting, 1, __ATOMIC_RELAXED);
     gate_defers(look->card, look->launch_ns);
     gate_ticket_waits(&tickets, ticket);
-    stream_meter_waits(meter->stream, false);
+    stream_meter_waits(meter->stream, false, false);
     if (real.cuLaunchHostFunc(meter->stream, (void *)wait_on_stream, (void *)(uintptr_t)ticket) == CUDA_SUCCESS)
         return true;
     if (gate_ticket_serve(&tickets, ticket))

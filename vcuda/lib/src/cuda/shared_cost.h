@@ -18,7 +18,7 @@
 
 /* How much of a launch's `took_ns` was its own: all of it, or what launches of its kind take that did not wait. 0 if
  * time slices of `sharers_q8` / 256 programs do not explain it, or too little is known of the kind. `follows`: it began
- * right behind earlier work of its stream. `always`: the others always have work, so such a launch waits for whole time
+ * right behind earlier work of its process. `always`: the others always have work, so such a launch waits for whole time
  * slices or not at all. Call once for each measured launch: it teaches what the kind takes. */
 uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool follows, bool always, uint32_t sharers_q8);
 

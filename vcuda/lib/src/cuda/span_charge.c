@@ -152,7 +152,7 @@ static uint64_t charge_tallied(struct timing_span *span, const struct vcuda_limi
     int64_t before = span->meter->settled_to;
     uint64_t paid = charge_as_paid(span, view, to < latest ? to : latest, now);
     int64_t called = (int64_t)span->closed_at + clock->offset_ns;
-    span->meter->lost_count |= span->is_behind;
+    span->meter->lost_count |= span->behind != BEHIND_LAUNCHES;
     if (failed)
         return paid;
     /* If the end was reached before its record's call was over, the stream may have been idle when it was made. */
@@ -168,19 +168,30 @@ struct share {
     uint64_t took, fresh; /* how long it ran; how much of that, and of the records, beside no other work */
     uint64_t stamps;      /* what the records took of that */
     bool by_itself;
+    bool follows; /* the card was at work for its process until it began */
 };
+
+/* Did the card work for the process until a moment before it? By what was measured, or as it had to wait for an event.
+ */
+static bool follows_own(const struct timing_span *span, const struct gpu_interval *ran) {
+    int64_t from = ran->from, before = from - TIMING_SPAN_FOLLOWS_NS;
+    return span->meter->settled_to >= before || (ran->waited && span->behind == BEHIND_EVENT) ||
+           busy_intervals_lack(&span->context_meter->busy, before, from) < TIMING_SPAN_FOLLOWS_NS;
+}
 
 static struct share share_of(struct timing_span *span, const struct gpu_interval *ran, bool shared, uint64_t now) {
     struct busy_intervals *busy = &span->context_meter->busy;
     int64_t stamp = (int64_t)span->facts.stamp_ns; /* the card was kept busy by the records too */
-    uint64_t others = other_processes_had_ns(span, ran, shared, now), took = (uint64_t)(ran->to - ran->from);
+    bool follows = follows_own(span, ran);
+    uint64_t others = other_processes_had_ns(span, ran, shared, follows, now), took = (uint64_t)(ran->to - ran->from);
     uint64_t added = (uint64_t)busy_intervals_lack(busy, ran->from, ran->to);
     uint64_t fresh = (uint64_t)busy_intervals_add(busy, ran->from - stamp, ran->to + stamp);
     return (struct share){.ran = *ran,
                           .took = took - others,
                           .fresh = fresh - (others < fresh ? others : fresh),
                           .stamps = fresh > added ? fresh - added : 0,
-                          .by_itself = added >= took};
+                          .by_itself = added >= took,
+                          .follows = follows};
 }
 
 /* Charge what is new of a measured launch's interval, which teaches what launches of its kind cost. */
@@ -199,8 +210,7 @@ static uint64_t charge_measured(struct timing_span *span, const struct vcuda_lim
     if (known && is_crossed)
         divided = crossed_work_stretch_q8(share->took, known, alone);
     else if (divided > 256 && !alone && !bucket_is_silent(view, now))
-        divided = shared_cost_divisor(span->cost, share->took, ran->from <= meter->settled_to + TIMING_SPAN_FOLLOWS_NS,
-                                      divided);
+        divided = shared_cost_divisor(span->cost, share->took, share->follows, divided);
     else if (known && !alone)
         divided = sharers_during(view, card, now, share->took, known);
     if (!bucket_is_silent(view, now) && (share->by_itself || !known || !is_crossed))

@@ -82,7 +82,7 @@ static struct stream_meter *add_stream_meter(struct stream_meter **bucket, const
     meter->settled_to = 0;
     meter->lost_count = false;
     meter->busy_to = meter->turns_ns = 0;
-    __atomic_store_n(&meter->is_behind, true, __ATOMIC_RELAXED);
+    __atomic_store_n(&meter->behind, BEHIND_OTHER, __ATOMIC_RELAXED);
     __atomic_store_n(&meter->seen_epoch, UINT64_MAX, __ATOMIC_RELAXED);
     meter->key[1] = key[1];
     meter->key[2] = key[2];
@@ -268,16 +268,16 @@ void stream_meter_passes(CUstream stream, bool per_thread) {
     int saved = errno;
     struct stream_meter *meter = flushed(stream, per_thread);
     if (meter)
-        __atomic_store_n(&meter->is_behind, true, __ATOMIC_RELAXED);
+        __atomic_store_n(&meter->behind, BEHIND_OTHER, __ATOMIC_RELAXED);
     errno = saved;
 }
 
-void stream_meter_waits(CUstream stream, bool per_thread) {
+void stream_meter_waits(CUstream stream, bool per_thread, bool for_event) {
     int saved = errno;
     struct stream_meter *meter = flushed(stream, per_thread);
     if (meter) {
         __atomic_store_n(&meter->clock.waits, true, __ATOMIC_RELAXED);
-        __atomic_store_n(&meter->is_behind, true, __ATOMIC_RELAXED);
+        __atomic_store_n(&meter->behind, for_event ? BEHIND_EVENT : BEHIND_OTHER, __ATOMIC_RELAXED);
     }
     errno = saved;
 }
@@ -292,7 +292,7 @@ static void flush_context(uint64_t owner, bool waits) {
                 continue;
             if (waits) {
                 __atomic_store_n(&meter->clock.waits, true, __ATOMIC_RELAXED);
-                __atomic_store_n(&meter->is_behind, true, __ATOMIC_RELAXED);
+                __atomic_store_n(&meter->behind, BEHIND_OTHER, __ATOMIC_RELAXED);
             }
             if (!has_open(meter) || (token && token != (uint64_t)(uintptr_t)&thread_token))
                 continue;
@@ -323,7 +323,7 @@ void stream_meter_ends(CUstream stream) {
     if (meter && __atomic_load_n(&meter->key[0], __ATOMIC_ACQUIRE) == (uint64_t)(uintptr_t)stream)
         __atomic_store_n(&meter->use, METER_ENDED, __ATOMIC_SEQ_CST);
     if (meter)
-        __atomic_store_n(&meter->is_behind, true, __ATOMIC_RELAXED);
+        __atomic_store_n(&meter->behind, BEHIND_OTHER, __ATOMIC_RELAXED);
     if (meter && __atomic_load_n(&meter_closing, __ATOMIC_SEQ_CST) == meter && meter_lock(true))
         meter_unlock();
     __atomic_fetch_add(&streams_ended, 1, __ATOMIC_SEQ_CST);

@@ -26,8 +26,8 @@ void stream_meter_flush_context(void);
 void stream_meter_passes(CUstream stream, bool per_thread);
 
 /* Close the open spans of a stream that is about to wait for an unknown time: only the driver then knows when it is
- * idle. */
-void stream_meter_waits(CUstream stream, bool per_thread);
+ * idle. `for_event`: for work of another stream. */
+void stream_meter_waits(CUstream stream, bool per_thread, bool for_event);
 
 /* stream_meter_waits() for all streams of a context. */
 void stream_meters_wait(CUcontext context);

@@ -6,13 +6,18 @@
 
 #define WAITS(name, per_thread, parameters, arguments)                                                                 \
     CUresult hook_##name parameters {                                                                                  \
-        stream_meter_waits(stream, per_thread);                                                                        \
+        stream_meter_waits(stream, per_thread, false);                                                                 \
         return real.name arguments;                                                                                    \
     }
 #define WAITS_FOR_HOST(name, per_thread, parameters, arguments)                                                        \
     CUresult hook_##name parameters {                                                                                  \
         span_hold_no_more();                                                                                           \
-        stream_meter_waits(stream, per_thread);                                                                        \
+        stream_meter_waits(stream, per_thread, false);                                                                 \
+        return real.name arguments;                                                                                    \
+    }
+#define WAITS_FOR_EVENT(name, per_thread, parameters, arguments)                                                       \
+    CUresult hook_##name parameters {                                                                                  \
+        stream_meter_waits(stream, per_thread, true);                                                                  \
         return real.name arguments;                                                                                    \
     }
 #include "cuda/stream_waits.def"

@@ -212,7 +212,7 @@ static struct timing_span *open_span(struct stream_meter *meter, bool alone, boo
     span->context_meter = meter->context_meter;
     span->meter = meter;
     span->place = NULL;
-    span->is_behind = __atomic_exchange_n(&meter->is_behind, false, __ATOMIC_RELAXED);
+    span->behind = __atomic_exchange_n(&meter->behind, BEHIND_LAUNCHES, __ATOMIC_RELAXED);
     span->facts = (struct span_facts){.launched_at = now};
     span->paid_ns = 0;
     __atomic_store_n(&span->launches, 0, __ATOMIC_RELAXED);

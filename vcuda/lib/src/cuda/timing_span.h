@@ -28,6 +28,10 @@
 
 struct stream_meter;
 
+/* What precedes a launch in its stream, besides launches: nothing; at last a wait for an event, as a rule for work of
+ * another stream; copies, host functions and what else takes an unknown time. */
+enum behind { BEHIND_LAUNCHES, BEHIND_EVENT, BEHIND_OTHER };
+
 struct timing_span {
     struct timing_span *next;  /* in `free_head` or `closed`: any thread may read it */
     struct timing_span *after; /* in `waiting`: settling thread only */
@@ -43,7 +47,7 @@ struct timing_span {
     bool alone;        /* one launch, measured by itself: its start is recorded, and its end will be */
     bool early;        /* unmeasured earlier work of other streams may run beside it */
     bool ends;         /* its end is recorded: the driver reports when it is reached */
-    bool is_behind;    /* work other than launches may precede it in its stream: copies, waits */
+    uint8_t behind;    /* enum behind: of what precedes its first launch */
 };
 
 /* Work that begins so soon after what its stream ran before follows it without a pause. */
@@ -106,7 +110,7 @@ struct stream_meter {
     bool lost_count;           /* settling thread only: work of unknown length was added since an end was recorded */
     int64_t busy_to, turns_ns; /* settling thread only: it surely had work until then, of which `turns_ns` may be other
                                   containers' time slices */
-    bool is_behind;            /* work other than launches was added since the last launch; any thread */
+    uint8_t behind;            /* enum behind: what was added since the last launch; any thread */
     uint32_t unsettled;        /* spans open or not settled */
     uint32_t blocked;          /* the settling pass in which a span was found unfinished */
     uint32_t sought;           /* the settling pass in which the next span with a recorded end was checked, ... */
