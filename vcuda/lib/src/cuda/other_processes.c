@@ -13,9 +13,19 @@
 /* Until then no further switch is allowed for to processes that have published nothing. */
 static int64_t allowed_until[VCUDA_MAX_CARDS];
 static struct recent_entry last[VCUDA_MAX_CARDS];
+static struct recent_copy copies[VCUDA_MAX_CARDS]; /* settling thread only */
 
 static uint32_t own_slot(void) {
     return (uint32_t)(vcuda_slot() - vcuda_usage()->slot);
+}
+
+/* Other processes' work between these card times, as intervals of the host's clock. */
+static unsigned work_of_others(const struct context_meter *context_meter, int64_t from, int64_t to,
+                               struct busy_interval found[RECENT_WORK_COPIED]) {
+    int card = context_meter->card;
+    int64_t offset = context_meter->clock.offset_ns;
+    recent_work_copy(&copies[card], &vcuda_usage()->recent[card]);
+    return recent_work_of_others(&copies[card], own_slot(), from - offset, to - offset, found);
 }
 
 /* How much of the time from `from` to `to` other processes had by their own account, plus the card's switches to them
@@ -23,10 +33,9 @@ static uint32_t own_slot(void) {
  * context's busy intervals and hides that. */
 static uint64_t published_ns(const struct context_meter *context_meter, int64_t from, int64_t to, bool entered) {
     int64_t offset = context_meter->clock.offset_ns, sum = 0;
-    struct busy_interval found[VCUDA_RECENT_WORK_ENTRIES];
+    struct busy_interval found[RECENT_WORK_COPIED];
     unsigned turns = (unsigned)((to - from) / SHARED_COST_TURN_NS) + 1;
-    unsigned count = recent_work_of_others(&vcuda_usage()->recent[context_meter->card], own_slot(), from - offset,
-                                           to - offset, found);
+    unsigned count = work_of_others(context_meter, from, to, found);
     for (unsigned i = 0; i < count; i++)
         sum += entered ? found[i].to - found[i].from
                        : busy_intervals_lack(&context_meter->busy, found[i].from + offset, found[i].to + offset);
@@ -50,6 +59,8 @@ static uint64_t lacked(struct context_meter *context_meter, const struct other_w
 uint64_t other_processes_lacked_ns(struct context_meter *context_meter, uint64_t now) {
     struct other_waits *waits = &context_meter->waits;
     uint64_t sum = 0;
+    if (waits->first != waits->end)
+        recent_work_copy(&copies[context_meter->card], &vcuda_usage()->recent[context_meter->card]);
     while (waits->first != waits->end && now >= waits->wait[waits->first % OTHER_WAITS].found_at + OTHERS_SETTLE_NS)
         sum += lacked(context_meter, &waits->wait[waits->first++ % OTHER_WAITS]);
     return sum;
@@ -90,12 +101,10 @@ uint64_t other_processes_had_ns(struct timing_span *span, const struct gpu_inter
 }
 
 int64_t other_processes_switches_ns(const struct context_meter *context_meter, int64_t from, int64_t to) {
-    int64_t offset = context_meter->clock.offset_ns;
-    struct busy_interval found[VCUDA_RECENT_WORK_ENTRIES];
+    struct busy_interval found[RECENT_WORK_COPIED];
     if (!vcuda_slot() || slots_high(vcuda_usage()) < 2)
         return 0;
-    unsigned count = recent_work_of_others(&vcuda_usage()->recent[context_meter->card], own_slot(), from - offset,
-                                           to - offset, found);
+    unsigned count = work_of_others(context_meter, from, to, found);
     if (!count && from >= allowed_until[context_meter->card] && slots_busy(vcuda_usage(), context_meter->card) > 1) {
         allowed_until[context_meter->card] = from + SHARED_COST_TURN_NS;
         count = 1; /* which has published nothing yet: once in a time slice */

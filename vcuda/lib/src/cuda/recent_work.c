@@ -67,12 +67,24 @@ static unsigned unite(struct busy_interval *found, unsigned count) {
     return kept;
 }
 
-unsigned recent_work_of_others(const struct vcuda_recent_work *recent, uint32_t slot, int64_t from, int64_t to,
-                               struct busy_interval found[VCUDA_RECENT_WORK_ENTRIES]) {
+void recent_work_copy(struct recent_copy *copy, const struct vcuda_recent_work *recent) {
+    uint64_t entries = __atomic_load_n(&recent->entries, __ATOMIC_RELAXED), made = entries - copy->entries;
+    if (made > RECENT_WORK_COPIED) /* or another process has set their number back */
+        *copy = (struct recent_copy){0};
+    for (uint64_t n = VCUDA_RECENT_WORK_ENTRIES; n < made && n < RECENT_WORK_COPIED; n++)
+        copy->entry[(entries - n - 1) % RECENT_WORK_COPIED] = 0;
+    for (uint64_t n = entries; n && n + VCUDA_RECENT_WORK_ENTRIES > entries; n--)
+        copy->entry[(n - 1) % RECENT_WORK_COPIED] =
+            __atomic_load_n(&recent->entry[(n - 1) % VCUDA_RECENT_WORK_ENTRIES], __ATOMIC_RELAXED);
+    copy->entries = entries;
+}
+
+unsigned recent_work_of_others(const struct recent_copy *copy, uint32_t slot, int64_t from, int64_t to,
+                               struct busy_interval found[RECENT_WORK_COPIED]) {
     unsigned count = 0;
     struct busy_interval cut;
-    for (unsigned i = 0; i < VCUDA_RECENT_WORK_ENTRIES && from >= 0; i++)
-        if (read(__atomic_load_n(&recent->entry[i], __ATOMIC_RELAXED), slot, from, to, &cut))
+    for (unsigned i = 0; i < RECENT_WORK_COPIED && from >= 0; i++)
+        if (read(copy->entry[i], slot, from, to, &cut))
             insert(found, count++, cut);
     return unite(found, count);
 }

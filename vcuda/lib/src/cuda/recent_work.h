@@ -20,9 +20,20 @@ struct recent_entry {
 void recent_work_add(struct vcuda_recent_work *recent, struct recent_entry *last, uint32_t slot, int64_t from,
                      int64_t to);
 
+/* A process's copy of the ring. It holds entries for longer than the ring does, which a process that measures each of
+ * its launches fills within a millisecond. All zero: nothing was copied. */
+#define RECENT_WORK_COPIED 512
+struct recent_copy {
+    uint64_t entries; /* number of entries ever made, at the last copy */
+    uint64_t entry[RECENT_WORK_COPIED];
+};
+
+/* Bring the copy up to date. Entries that were overwritten since the last call are lost. */
+void recent_work_copy(struct recent_copy *copy, const struct vcuda_recent_work *recent);
+
 /* Find the work of all processes but the one in this slot between `from` and `to`: disjoint intervals in ascending
  * order. Returns their number. */
-unsigned recent_work_of_others(const struct vcuda_recent_work *recent, uint32_t slot, int64_t from, int64_t to,
-                               struct busy_interval found[VCUDA_RECENT_WORK_ENTRIES]);
+unsigned recent_work_of_others(const struct recent_copy *copy, uint32_t slot, int64_t from, int64_t to,
+                               struct busy_interval found[RECENT_WORK_COPIED]);
 
 #endif

@@ -54,7 +54,7 @@ struct timing_span {
 #define TIMING_SPAN_FOLLOWS_NS 10000
 
 /* Waits for other processes' time slices that are not explained yet; all zero: none. Settling thread only. */
-#define OTHER_WAITS 64
+#define OTHER_WAITS 512
 struct other_waits {
     struct other_wait {
         int64_t from, to;
