@@ -44,6 +44,12 @@ static void one_that_waited_for_others_turns_is_charged_as_known(void) {
     CHECK(is_near(waited, 20000), "%lu", (unsigned long)waited);
 }
 
+static void a_long_run_that_waited_for_a_whole_turn_is_charged_beyond_it(void) {
+    struct cost *cost = kind(10, 20000);
+    uint64_t charged = own(cost, 900000 + TURN + 200000, true, TWO); /* 100 us for each switch */
+    CHECK(charged > 750000 && charged <= 900000, "%lu", (unsigned long)charged);
+}
+
 static void a_long_run_behind_own_work_is_its_own(void) {
     struct cost *cost = kind(2, 12000);
     CHECK(own(cost, 1100000, true, TWO) == 1100000);
@@ -110,6 +116,7 @@ static void what_follows_waits_for_a_part_of_a_turn_too_where_others_rest(void) 
 int main(void) {
     a_short_kernel_within_its_turn_takes_what_it_takes();
     one_that_waited_for_others_turns_is_charged_as_known();
+    a_long_run_that_waited_for_a_whole_turn_is_charged_beyond_it();
     a_long_run_behind_own_work_is_its_own();
     long_runs_that_come_more_often_than_turns_begin_are_its_own();
     what_no_turns_explain_is_divided();

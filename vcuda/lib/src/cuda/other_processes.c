@@ -6,10 +6,6 @@
 #include "interposer.h"
 #include "slots.h"
 
-/* What a card takes to turn from one process to another, at most: two that always have work get 84 to 94 % of an H100
- * in turns of 2.4 ms (docs/real-card.md). */
-#define SWITCH_MOST_NS 150000
-
 /* Until then no further switch is allowed for to processes that have published nothing. */
 static int64_t allowed_until[VCUDA_MAX_CARDS];
 static struct recent_entry last[VCUDA_MAX_CARDS];
@@ -39,7 +35,7 @@ static uint64_t published_ns(const struct context_meter *context_meter, int64_t 
     for (unsigned i = 0; i < count; i++)
         sum += entered ? found[i].to - found[i].from
                        : busy_intervals_lack(&context_meter->busy, found[i].from + offset, found[i].to + offset);
-    return (uint64_t)(sum + 2 * SWITCH_MOST_NS * (count < turns ? count : turns));
+    return (uint64_t)(sum + 2 * SHARED_COST_SWITCH_MOST_NS * (count < turns ? count : turns));
 }
 
 /* Launches that are not measured are published as one piece at their end, though their process may have made them one
@@ -50,7 +46,7 @@ static uint64_t explained_ns(const struct context_meter *context_meter, const st
     struct busy_interval found[RECENT_WORK_COPIED];
     uint64_t had = published_ns(context_meter, wait->from, wait->to, true);
     if (!had && work_of_others(context_meter, wait->to, wait->to + PUBLISHED_LATE_NS, found))
-        had = 2 * SWITCH_MOST_NS;
+        had = 2 * SHARED_COST_SWITCH_MOST_NS;
     return had;
 }
 
@@ -121,7 +117,7 @@ int64_t other_processes_switches_ns(const struct context_meter *context_meter, i
         allowed_until[context_meter->card] = from + SHARED_COST_TURN_NS;
         count = 1; /* which has published nothing yet: once in a time slice */
     }
-    return (int64_t)(2 * count) * SWITCH_MOST_NS;
+    return (int64_t)(2 * count) * SHARED_COST_SWITCH_MOST_NS;
 }
 
 void other_processes_told(const struct timing_span *span, int64_t from, int64_t to) {

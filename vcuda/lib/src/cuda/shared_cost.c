@@ -38,6 +38,12 @@ static bool is_often_longer(struct shared_cost *known, uint64_t took_ns) {
     return known->longer_q16 > OFTEN_Q16 + OFTENER * 65536 * known->ns / SHARED_COST_TURN_NS;
 }
 
+/* Of a launch that began in a turn of its own: what it took beyond one whole turn of each other, with the switches. */
+static uint64_t beyond_whole_turns(uint64_t took_ns, uint32_t sharers_q8) {
+    uint64_t turns_ns = (SHARED_COST_TURN_NS + 2 * SHARED_COST_SWITCH_MOST_NS) * ((sharers_q8 + 255) / 256 - 1);
+    return took_ns > turns_ns ? took_ns - turns_ns : 0;
+}
+
 uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool follows, bool always, uint32_t sharers_q8) {
     struct shared_cost *known = find_or_begin(cost);
     if (took_ns < known->ns)
@@ -48,13 +54,15 @@ uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool foll
     known->seen += known->seen < FIRST;
     if (known->seen < FIRST || known->ns >= SHARED_COST_TURN_NS / 2)
         return 0;
-    bool often = follows && is_often_longer(known, took_ns);
-    if (!has_waited(known, took_ns, often || (follows && always)))
+    bool often = follows && is_often_longer(known, took_ns), whole_turns = often || (follows && always);
+    if (!has_waited(known, took_ns, whole_turns))
         return took_ns;
     uint64_t turns_ns = (uint64_t)shared_cost_turns_ns(sharers_q8) + SHARED_COST_TURN_NS;
     if (took_ns > known->ns * sharers_q8 / 256 + turns_ns)
         return 0; /* longer than its kind: others' turns do not explain it */
-    return known->ns ? known->ns : 1;
+    uint64_t own = whole_turns ? beyond_whole_turns(took_ns, sharers_q8) : 0;
+    own = own > known->ns ? own : known->ns;
+    return own ? own : 1;
 }
 
 uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, uint32_t sharers_q8) {

@@ -13,13 +13,16 @@
 
 /* An H100's time slices last 2.43 ms (docs/real-card.md). */
 #define SHARED_COST_TURN_NS 2430000u
+/* What a card takes to turn from one process to another, at most: two that always have work get 84 to 94 % of an H100
+ * in turns of 2.4 ms (docs/real-card.md). */
+#define SHARED_COST_SWITCH_MOST_NS 150000u
 /* A launch that took longer than its kind by this much, or twice as long, waited for a time slice. */
 #define SHARED_COST_NEAR_NS 50000u
 
 /* How much of a launch's `took_ns` was its own: all of it, or what launches of its kind take that did not wait. 0 if
  * time slices of `sharers_q8` / 256 programs do not explain it, or too little is known of the kind. `follows`: it began
- * right behind earlier work of its process. `always`: the others always have work, so such a launch waits for whole time
- * slices or not at all. Call once for each measured launch: it teaches what the kind takes. */
+ * right behind earlier work of its process. `always`: the others always have work, so such a launch waits for whole
+ * time slices or not at all. Call once for each measured launch: it teaches what the kind takes. */
 uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool follows, bool always, uint32_t sharers_q8);
 
 /* The divisor x 256 for the time of a launch, by shared_cost_own_ns(), beside `sharers_q8` / 256 containers; 1.75 and
