@@ -82,10 +82,11 @@ static bool is_short(const struct timing_span *span) {
 
 /* What the launch waited for other processes, by what launches of its kind take that did not wait. It is compared later
  * with what they did. False: that is not known of the kind. */
-static bool known_wait(struct timing_span *span, const struct gpu_interval *ran, bool follows, unsigned busy,
-                       uint64_t now, uint64_t *waited_ns) {
+static bool known_wait(struct timing_span *span, const struct gpu_interval *ran, unsigned busy, uint64_t now,
+                       uint64_t *waited_ns) {
     struct other_waits *waits = &span->context_meter->waits;
     uint64_t took = (uint64_t)(ran->to - ran->from);
+    bool follows = ran->from <= span->meter->settled_to + TIMING_SPAN_FOLLOWS_NS;
     if (span_plan_varies(span->cost) || cost_seen(span->cost) <= COST_FIRST || waits->end - waits->first == OTHER_WAITS)
         return false;
     uint64_t own = shared_cost_own_ns(span->cost, took, follows, false, 256 * busy);
@@ -96,14 +97,13 @@ static bool known_wait(struct timing_span *span, const struct gpu_interval *ran,
     return own;
 }
 
-uint64_t other_processes_had_ns(struct timing_span *span, const struct gpu_interval *ran, bool shared, bool follows,
-                                uint64_t now) {
+uint64_t other_processes_had_ns(struct timing_span *span, const struct gpu_interval *ran, bool shared, uint64_t now) {
     uint64_t took = (uint64_t)(ran->to - ran->from), waited;
     if (!vcuda_slot() || slots_high(vcuda_usage()) < 2 || (shared && is_short(span)))
         return 0;
     uint64_t published = published_ns(span->context_meter, ran->from, ran->to, false);
     unsigned busy = slots_busy(vcuda_usage(), span->context_meter->card);
-    if (!shared && (published || busy > 1) && known_wait(span, ran, follows, busy > 1 ? busy : 2, now, &waited))
+    if (!shared && (published || busy > 1) && known_wait(span, ran, busy > 1 ? busy : 2, now, &waited))
         return waited;
     return published < took ? published : took;
 }

@@ -8,10 +8,9 @@
 /* For a measured launch that ran as `ran`: time of other processes. Call before the launch is entered into the
  * context's busy intervals. Where its kind's own time is known (shared_cost.h), it is all that the launch took beyond
  * that, and other_processes_lacked_ns() compares it later with what they did; otherwise what they have published by
- * now. `follows`: it began right behind earlier work of its process. `shared`: other containers may have had the card
+ * now. `shared`: other containers may have had the card
  * too; then 0 for kinds measured in windows only. */
-uint64_t other_processes_had_ns(struct timing_span *span, const struct gpu_interval *ran, bool shared, bool follows,
-                                uint64_t now);
+uint64_t other_processes_had_ns(struct timing_span *span, const struct gpu_interval *ran, bool shared, uint64_t now);
 
 /* What of such waits other processes' work does not explain, now that they have settled it: it was the launch's own,
  * and is entered into the page's timeline. Teaches what launches of its kind add. Returns ns. */

@@ -183,7 +183,7 @@ static struct share share_of(struct timing_span *span, const struct gpu_interval
     struct busy_intervals *busy = &span->context_meter->busy;
     int64_t stamp = (int64_t)span->facts.stamp_ns; /* the card was kept busy by the records too */
     bool follows = follows_own(span, ran);
-    uint64_t others = other_processes_had_ns(span, ran, shared, follows, now), took = (uint64_t)(ran->to - ran->from);
+    uint64_t others = other_processes_had_ns(span, ran, shared, now), took = (uint64_t)(ran->to - ran->from);
     uint64_t added = (uint64_t)busy_intervals_lack(busy, ran->from, ran->to);
     uint64_t fresh = (uint64_t)busy_intervals_add(busy, ran->from - stamp, ran->to + stamp);
     return (struct share){.ran = *ran,
