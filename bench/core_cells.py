@@ -144,7 +144,9 @@ def digest() -> str:
     """Twelve hex digits of what decides a cell: C sources that its program runs, Python that measures it."""
     library, tests = ROOT / "vcuda/lib", ROOT / "tests/native"
     python = ("shapes", "shape_table", "shape_chance", "core_world", "card_watch")
-    total = hashlib.sha256(code_digest([Path(__file__), *(tests / f"{name}.py" for name in python)]).encode())
+    published = ROOT / "gpu_manager/domain/enforcement/driver_overhead.py"
+    measures = [Path(__file__), published, *(tests / f"{name}.py" for name in python)]
+    total = hashlib.sha256(code_digest(measures).encode())
     sources = [tests / name for name in ("core_shape.c", "core_program.h", "core_watch.c")]
     for folder in (library / "src", library / "include", library / "test/standin"):
         sources += [path for path in folder.rglob("*.*") if path.suffix in {".c", ".h", ".S", ".def"}]

@@ -123,9 +123,9 @@ STARTS: Final = 0.005
 """What starts that are told by clocks leave open, as a part of the account, ..."""
 SOME: Final = 0.004
 """... and as a share of the card, where anything ran: what waits for a function of the host, for a stream."""
-TURNS: Final = 0.075
-"""As a part of the account: what the card takes to turn from one process of a busy container to another is
-charged as its use, and so is what its short kernels wait for one another."""
+TURNS: Final = 0.01
+"""As a part of the account: so much is charged of what the card takes to turn from one process of a busy
+container to another, and of what its short kernels wait for one another."""
 BUSY: Final = 0.75
 """Share of a card from which several processes of a container seldom leave it a pause between two turns."""
 BESIDE: Final = 0.02
