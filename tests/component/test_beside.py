@@ -29,5 +29,6 @@ def test_manifests_to_copy_are_legal(manifest: Path, capsys: pytest.CaptureFixtu
 
 
 def test_there_are_pages_and_manifests() -> None:
-    assert {"jupyter", "pytorch-ddp", "triton-server", "vllm"} == {path.stem for path in MANIFESTS}
+    names = {"jupyter", "pytorch-ddp", "pytorch-ddp-parts", "triton-server", "vllm", "vllm-two-halves"}
+    assert names == {path.stem for path in MANIFESTS}
     assert len(PAGES) >= 11

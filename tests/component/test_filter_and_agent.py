@@ -14,7 +14,9 @@ import pytest
 
 from gpu_manager.domain.contract import (
     ALLOCATION,
+    CARDS,
     INVENTORY,
+    MULTI_CARD,
     NVIDIA,
     Inventory,
     decode_assignment,
@@ -32,8 +34,8 @@ FRACTIONS = ((10, 4), (20, 8), (30, 20), (50, 32), (70, 40), (99, 1))
 
 
 def asked(dice: random.Random, name: str) -> dict[str, Any]:
-    """A fraction, several, whole cards, a sidecar, an init container on one card."""
-    kind = dice.randrange(6)
+    """A fraction, several, whole cards, a sidecar, an init container on one card, parts of several cards."""
+    kind = dice.randrange(8)
     one, two = dice.choice(FRACTIONS), dice.choice(FRACTIONS)
     uid = f"{dice.getrandbits(128):032x}"
     if kind == 0:
@@ -46,6 +48,9 @@ def asked(dice: random.Random, name: str) -> dict[str, Any]:
     if kind == 3:
         beside = container("beside", 10, 4, restartPolicy="Always")
         return pod(name, uid=uid, containers=[container("main", *one)], init=[beside])
+    if kind > 5:
+        parts = dice.choice((2, 2, 3, 4))
+        return pod(name, one[0] * parts, one[1] * parts, uid=uid, annotations={CARDS: str(parts)})
     return pod(name, *one, uid=uid)
 
 
@@ -56,7 +61,7 @@ def test_what_filter_accepts_the_agent_grants_on_the_same_cards(tmp_path: Path, 
     with NodeRig(tmp_path, topology=topology, seed=seed) as rig:
         here = node(NODE)
         here["metadata"]["annotations"][INVENTORY] = encode_inventory(
-            Inventory(DEFAULT_UNIT, rig.states, topology)
+            Inventory(DEFAULT_UNIT, rig.states, topology, features=frozenset({MULTI_CARD}))
         )
         world = World([here])
         waiting: list[dict[str, Any]] = []

@@ -13,13 +13,15 @@ from admission.cluster.pod_view import read_pod_view
 from admission.cluster.snapshot import NODES, PODS, ClusterState
 from admission.cluster.trim import ADMISSION, COMPONENT, slim_pod
 from admission.config import ClusterTerms
-from admission.extender.feasibility import FeasibilityJudge, Fit
+from admission.extender.feasibility import FeasibilityJudge, Fit, Unfit
 from admission.extender.fragmentation_score import shapes_of
 from admission.extender.many_nodes import judge_nodes
 from admission.quota.quota_book import QuotaBook, least_charge
 from admission.webhook.admit import mutate, validate
 from admission.webhook.create_time_checks import create_time_checks
 from gpu_manager.domain.contract import ALLOCATION, CARDS, FEATURES, MULTI_CARD, NAMESPACE, decode_assignment
+from gpu_manager.domain.kube.pod import parse_pod
+from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.rules.pod_request import judged_request
 from tests.fakes import reviews
@@ -142,6 +144,26 @@ def test_a_node_whose_agent_cannot_is_left_out_and_the_sentence_says_why() -> No
         "its agent gives no parts of several cards (tencent.com/vcuda-cards): it is of an earlier release"
     )
     assert world.filter(pod("plain", 30, 4))["NodeNames"] == ["n1", "n2"], "both serve all else"
+
+
+def test_a_preview_of_one_node_says_it_too() -> None:
+    world = World([node("n1"), node("n2", features=())])
+    view = read_pod_view(halves())
+    assert view is not None
+    request, nodes = judged_request(view.pod), world.cluster.snapshot().nodes
+    assert "gives no parts of several cards" in str(nodes["n2"].judge(request))
+    assert not isinstance(nodes["n1"].judge(request), Refusal)
+    check = FeasibilityJudge().ask(view, request, world.cluster.snapshot(), None)
+    assert check.when_empty(nodes["n2"]) is Unfit.NODE
+    assert isinstance(check.when_empty(nodes["n1"]), Fit)
+
+
+def test_a_node_that_is_to_be_added_has_todays_agent() -> None:
+    """An autoscaler asks about it before it exists."""
+    cluster = ClusterState(UNIT)
+    view = cluster.view_of(node("new", inventory=False))
+    assert view.node.features == {MULTI_CARD}
+    assert not view.node.lacks(judged_request(parse_pod(halves())))
 
 
 def test_nodes_of_equal_cards_and_other_agents_are_not_taken_for_alike() -> None:
