@@ -9,26 +9,28 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
 import yaml
 
 from bench.rows import Row
 from sandbox.api import StandInApi
 
-BAR = "≤ 0.3"
+BARS = {"version": "≤ 0.2", "top": "≤ 0.35"}
 _PROGRAM = "from gpu_manager.cli.kubectl.main import main; main()"
 
 
 def rows(*, full: bool) -> Iterator[Row]:
-    """One row a command; the baseline is an interpreter that does nothing."""
+    """One row a command that asks the API server; the baseline is an interpreter that does nothing."""
     runs = 31 if full else 11
-    bare = min(seconds(["-c", "pass"]) for _ in range(runs))
+    bare = median(seconds(["-c", "pass"]) for _ in range(runs))
     with tempfile.TemporaryDirectory(prefix="vcuda-cli-") as name, StandInApi() as api:
         login = ["--kubeconfig", str(_as_yaml(api.kubeconfig(Path(name) / "config")))]
-        for words in (["version"], ["top", *login]):
-            figure = min(seconds(["-c", _PROGRAM, *words]) for _ in range(runs))
-            yield Row(f"cli_start_seconds_{words[0]}", round(figure, 3), "s", BAR, round(bare, 3), full,
-                      f"user and system, the least of {runs}")  # fmt: skip
+        for command, bar in BARS.items():
+            taken = sorted(seconds(["-c", _PROGRAM, command, *login]) for _ in range(runs))
+            note = f"user and system, the median of {runs}, {taken[0]:.3f} to {taken[-1]:.3f}"
+            figure = round(median(taken), 3)
+            yield Row(f"cli_start_seconds_{command}", figure, "s", bar, round(bare, 3), full, note)
 
 
 def seconds(arguments: Sequence[str]) -> float:
