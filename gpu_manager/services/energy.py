@@ -44,14 +44,14 @@ class EnergyMeter:
         """Take in a sample of usage, and the counters of its cards where they have moved."""
         seconds = 0.0 if self._at is None else max(0.0, sample.at - self._at)
         self._at = sample.at
-        names = self._names(sample)
-        self._seen |= dict.fromkeys(names.values(), sample.at)
+        before, names = self._named[2], self._names(sample)
         for use in sample.shares:
             interval = self._intervals.get(use.share.card) if use.core else None
             if use.core and interval is not None and use.key in names:
                 interval.used[names[use.key]] += use.core * seconds
         moved = [self._read(uuid, use.sensors.energy, sample.at) for uuid, use in sample.cards.items()]
-        if any(moved):
+        if any(moved) or names is not before:
+            self._seen |= dict.fromkeys(names.values(), sample.at)
             self._forget(sample.at)
             self.told = dict(self._joules)
 

@@ -149,6 +149,7 @@ class MemoryOutside:
         self._clock = clock
         self._cards: dict[CardUuid, _Taken] = {}
         self._told: Mapping[CardUuid, int] = {}
+        self._sees = False  # the node's processes; that does not change back
         self.held: Mapping[CardUuid, int] = {}
         """Bytes by card; a card is left out if the driver, or a missing hostPID, hides its processes."""
 
@@ -174,7 +175,8 @@ class MemoryOutside:
             if outside is None:
                 return {}
             held[use.uuid] += use.memory * outside
-        return held if self._processes.in_no_pod(1) is not None else {}
+        self._sees = self._sees or self._processes.in_no_pod(1) is not None
+        return held if self._sees else {}
 
 
 class InjectionWatch:

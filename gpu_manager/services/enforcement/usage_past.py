@@ -24,23 +24,10 @@ class UsagePast:
         """Take in a sample."""
         before, usage = self._told
         if before is None or sample.shares is not before.shares or sample.grants is not before.grants:
-            usage = self._usage_of(sample)
+            usage = _usage_of(sample)
         self._told = sample, usage
         with self._lock:
             self._past.record(sample.at, usage)
-
-    @staticmethod
-    def _usage_of(sample: Sample) -> Mapping[ShareKey, UsedShare]:
-        usage: dict[ShareKey, UsedShare] = {}
-        for use in sample.shares:
-            grant = sample.grants.get(use.key)
-            if grant is None:
-                continue
-            held = grant.allocation
-            percent = None if use.core is None else 100 * use.core
-            key = (*use.key, use.share.card)
-            usage[key] = UsedShare(percent, use.held, use.throttled, held.namespace, held.pod_name)
-        return usage
 
     def read(self, query: HistoryQuery, now: float, *, hour: bool) -> tuple[list[Series], int]:
         """The series, and the number of shares for which there was no room."""
@@ -61,3 +48,16 @@ class UsagePast:
         """JSON of ``/usage/history``."""
         with self._lock:
             return self._past.as_json(now, covers)
+
+
+def _usage_of(sample: Sample) -> Mapping[ShareKey, UsedShare]:
+    usage: dict[ShareKey, UsedShare] = {}
+    for use in sample.shares:
+        grant = sample.grants.get(use.key)
+        if grant is None:
+            continue
+        held = grant.allocation
+        percent = None if use.core is None else 100 * use.core
+        key = (*use.key, use.share.card)
+        usage[key] = UsedShare(percent, use.held, use.throttled, held.namespace, held.pod_name)
+    return usage
