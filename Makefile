@@ -162,7 +162,7 @@ release-packages: ##ship what a release needs of Debian (as root)
 NEEDS := $(if $(filter packages down status,$(CMD)),,$(if $(filter build record,$(CMD)),$(STAMP),$(if $(CMD),cluster-built tools image)))
 CONTROLLERS := tests/cluster/controllers
 CLUSTER_PACKAGES := runc etcd-server busybox-static containernetworking-plugins iproute2 util-linux nftables mmdebstrap
-cluster: $(NEEDS) ##measure real Kubernetes on this machine (root), CMD= packages, build, up, status, down, soak, starts, claim-starts, claim-waves, rollouts, agent-kills, other-cards, lost-checkpoint, double-offers, cdi-off, numa, resizes, controllers, record
+cluster: $(NEEDS) ##measure real Kubernetes on this machine (root), CMD= packages, build, up, status, down, soak, starts, claim-starts, claim-waves, rollouts, agent-kills, other-cards, lost-checkpoint, joins, double-offers, cdi-off, numa, resizes, controllers, record
 	$(if $(CMD),,$(error make cluster CMD=up: docs/cluster.md lists the words))
 	$(if $(filter packages,$(CMD)),apt-get install --yes --no-install-recommends $(CLUSTER_PACKAGES),test ! -x $(BIN)/python || $(BIN)/python -m tests.cluster $(CMD))
 	$(if $(filter controllers,$(CMD)),$(BIN)/python -m pytest -v --timeout 600 $(CONTROLLERS))

@@ -16,7 +16,7 @@ RESULTS: Final = Path(__file__).resolve().parent / "results" / "cluster.json"
 ENOUGH: Final = 1500  # starts of a soak that counts as full
 ENOUGH_ROLLOUTS: Final = 10
 ENOUGH_ORDERS: Final = 100
-ENOUGH_LOSSES: Final = 20
+ENOUGH_LOSSES: Final = 20  # of the checkpoint, and joins
 ENOUGH_BARE: Final = 40
 ENOUGH_ALIGNED: Final = 150
 ENOUGH_RESIZES: Final = 40
@@ -57,6 +57,20 @@ def beside_others(results: Mapping[str, Any]) -> Iterator[Row]:
     yield _other_cards(results.get("other_cards"))
     yield _lost_checkpoint(results.get("lost_checkpoint"))
     yield from _agent_kills(results.get("agent_kills"))
+
+
+def startup_joins(found: Mapping[str, Any] | None) -> Row:
+    """What became of pods that waited for a node with the startup taint, for :mod:`bench.controllers`."""
+    name, unit, bar = "startup_joins_failed", "pods", "= 0"
+    if found is None:
+        return Row(name, None, unit, bar, note="never run: make cluster CMD=joins")
+    note = (
+        f"of {found['pods']} that waited for a node at its {found['times']} joins, new each time and with "
+        f"the startup taint, beside a scheduler that stood ready: it went at most {found['longest_taint']} s "
+        f"after the agent's label had come, and the last pod ran {found['longest_seconds']} s later at most; "
+        f"{_on(found)}"
+    )
+    return Row(name, found["failed"], unit, bar, full=found["times"] >= ENOUGH_LOSSES, note=note)
 
 
 def recorded() -> dict[str, Any]:

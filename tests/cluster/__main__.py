@@ -1,6 +1,6 @@
 """The cluster by hand.
 
-``python -m tests.cluster build|up|down|status|soak [MINUTES]|starts|claim-starts|claim-waves [EACH [WAVE]]|rollouts [COUNT [BACKLOG]]|agent-kills [COUNT]|other-cards [STARTS]|lost-checkpoint [TIMES]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|controllers|release DIRECTORY|foreign ARCHIVE|record``
+``python -m tests.cluster build|up|down|status|soak [MINUTES]|starts|claim-starts|claim-waves [EACH [WAVE]]|rollouts [COUNT [BACKLOG]]|agent-kills [COUNT]|other-cards [STARTS]|lost-checkpoint [TIMES]|joins [TIMES]|double-offers [COUNT]|cdi-off [PODS]|numa [STARTS]|resizes|controllers|release DIRECTORY|foreign ARCHIVE|record``
 """
 
 # ruff: noqa: T201 - a program that prints, not a library
@@ -20,6 +20,7 @@ from tests.cluster import (
     claim_waves,
     double_offers,
     foreign_image,
+    joins,
     lost_checkpoint,
     numa,
     other_cards,
@@ -99,6 +100,21 @@ def _lost_checkpoint(cluster: Cluster, times: int = lost_checkpoint.TIMES) -> in
     return 1 if found.late or found.wrongly or found.stayed else 0
 
 
+def _joins(cluster: Cluster, times: int = joins.TIMES) -> int:
+    cluster.up()
+    found = joins.measure(cluster, times)
+    record.keep("joins", found.as_json(), cluster.parts)
+    return 1 if found.failed else 0
+
+
+COUNTED: Final[Mapping[str, Callable[..., int]]] = {
+    "agent-kills": _agent_kills,
+    "other-cards": _other_cards,
+    "lost-checkpoint": _lost_checkpoint,
+    "joins": _joins,
+}
+
+
 def main() -> int:
     """Exit code 2 where something must be installed first."""
     words = sys.argv[1:]
@@ -129,12 +145,8 @@ def main() -> int:
             return max(_rollouts(cluster), _rollouts(cluster, backlog=BACKLOG))
         elif words[:1] == ["rollouts"] and len(words) <= 3:
             return _rollouts(cluster, *map(int, words[1:]))
-        elif words[:1] == ["agent-kills"] and len(words) <= 2:
-            return _agent_kills(cluster, *map(int, words[1:]))
-        elif words[:1] == ["other-cards"] and len(words) <= 2:
-            return _other_cards(cluster, *map(int, words[1:]))
-        elif words[:1] == ["lost-checkpoint"] and len(words) <= 2:
-            return _lost_checkpoint(cluster, *map(int, words[1:]))
+        elif words and words[0] in COUNTED and len(words) <= 2:
+            return COUNTED[words[0]](cluster, *map(int, words[1:]))
         elif words[:1] == ["double-offers"] and len(words) <= 2:
             _with_product(cluster)
             found = double_offers.measure(cluster, int(words[1]) if words[1:] else double_offers.ORDERS)

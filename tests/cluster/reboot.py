@@ -14,13 +14,8 @@ def reboot(cluster: Cluster) -> None:
     Returns once node, agent and admission are back.
     """
     before = product.containers(cluster)
-    cluster.kill("kubelet")
-    cluster.kill("containerd")
     try:
-        for path in auditor.hierarchy().glob(f"{layout.CGROUP}/**/cgroup.procs"):
-            for pid in processes.members(path):
-                processes.end(pid)
-        cluster.inside("sh", "-c", WIPE, check=True)
+        halt(cluster)
     finally:
         cluster.start("containerd")
         cluster.start("kubelet")
@@ -28,6 +23,16 @@ def reboot(cluster: Cluster) -> None:
     cluster.wait(lambda: not before & product.containers(cluster), 90, "what ran before is still said to run")
     cluster.wait(lambda: product.agent_ready(cluster), 120, "the agent does not come back")
     cluster.wait(lambda: product.admission_ready(cluster), 120, "admission does not come back")
+
+
+def halt(cluster: Cluster) -> None:
+    """Runtime and kubelet stop, every container is killed, /run is wiped."""
+    cluster.kill("kubelet")
+    cluster.kill("containerd")
+    for path in auditor.hierarchy().glob(f"{layout.CGROUP}/**/cgroup.procs"):
+        for pid in processes.members(path):
+            processes.end(pid)
+    cluster.inside("sh", "-c", WIPE, check=True)
 
 
 # What outlives its container is the runtime's shim; a reboot ends it too. Then what is mounted below /run, all files

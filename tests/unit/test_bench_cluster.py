@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.cluster import beside_others, rows_of
+from bench.cluster import beside_others, rows_of, startup_joins
 from bench.rows import Row
 from tests.cluster.soak import Result
 
@@ -95,6 +95,15 @@ def test_a_stranded_pod_that_is_named_late_or_stays_falls_short() -> None:
     assert (row.figure, row.full, row.holds) == (0, True, True)
     row = rows(lost_checkpoint={**run, "late": 2, "stayed": 1})["checkpoint_lost_wrong"]
     assert (row.figure, row.holds) == (3, False)
+
+
+def test_a_pod_that_fails_as_a_node_joins_falls_short() -> None:
+    run = {"times": 20, "pods": 280, "longest_taint": 6.1, "longest_seconds": 4.5}
+    on = {"versions": {"kubernetes": "v1.36.3"}}
+    row = startup_joins({**run, "failed": 0, **on})
+    assert (row.figure, row.full, row.holds) == (0, True, True)
+    assert startup_joins({**run, "times": 3, "failed": 1, **on}).holds is False
+    assert startup_joins(None).figure is None
 
 
 def test_pods_that_fail_as_the_agent_ends_are_told_for_each_way_to_end_it() -> None:
