@@ -336,9 +336,10 @@ class GangKeeper:
         return bool(held) and all(open_.issuperset(one.cards) for one in held.values())
 
     def _bound(self, gang: GangKey) -> int:
-        """How many members are bound, or are being bound."""
+        """How many members are bound, or are being bound, or have succeeded while others live."""
         members = self.members.of(gang).items()
-        return sum(one.bound or bool(self._cluster.reserved_on(uid)) for uid, one in members)
+        bound = sum(one.bound or bool(self._cluster.reserved_on(uid)) for uid, one in members)
+        return bound + self.members.done(gang)
 
     def _need(self, gang: GangKey) -> int:
         """How many members with cards lack a node. Those without cards are taken to find theirs."""

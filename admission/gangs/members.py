@@ -9,19 +9,23 @@ from typing import Any
 
 from admission.gangs.marks import GangKey, GangMark, mark_of, minimum_of
 from gpu_manager.domain.kube.pod import PodUid
-from gpu_manager.domain.untrusted import mapping, text
+from gpu_manager.domain.untrusted import at, mapping, mappings, text, timestamp
 
 Obj = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A pod of a gang. ``bound`` while it lives on a node, ``ended`` once it is over or being deleted."""
+    """A pod of a gang. ``bound`` while it lives on a node, ``ended`` once it is over or being deleted.
+    ``created`` and ``succeeded`` are seconds since 1970, the latter 0 for a pod that has not succeeded.
+    """
 
     mark: GangMark
     name: str
     bound: bool
     ended: bool
+    created: float = 0.0
+    succeeded: float = 0.0
 
 
 class GangMembers:
@@ -46,7 +50,9 @@ class GangMembers:
                 return
             over = text(status.get("phase")) in ("Succeeded", "Failed") or bool(meta.get("deletionTimestamp"))
             on_node = bool(mapping(pod.get("spec")).get("nodeName"))
-            self._members[uid] = Member(mark, text(meta.get("name")), on_node and not over, over)
+            created, succeeded = timestamp(meta.get("creationTimestamp")) or 0.0, _succeeded(status)
+            name = text(meta.get("name"))
+            self._members[uid] = Member(mark, name, on_node and not over, over, created, succeeded)
             self._gangs.setdefault(mark.gang, {})[uid] = None
             if on_node:
                 self._begun.add(mark.gang)
@@ -100,6 +106,12 @@ class GangMembers:
         """True if a member of it was bound once."""
         return gang in self._begun
 
+    def done(self, gang: GangKey) -> int:
+        """How many members have succeeded beside those that live: none of an earlier run of the same gang."""
+        members = self.of(gang).values()
+        began = min((one.created for one in members if not one.ended), default=None)
+        return 0 if began is None else sum(one.succeeded > began for one in members)
+
     def all(self) -> list[GangKey]:
         """Every gang that has a member."""
         return list(self._gangs)
@@ -113,6 +125,14 @@ class GangMembers:
         if not here:
             del self._gangs[member.mark.gang]
             self._begun.discard(member.mark.gang)
+
+
+def _succeeded(status: Obj) -> float:
+    """When the last container of a pod that has succeeded ended; 0 for one that has not."""
+    ends = [
+        at(one, "state", "terminated").get("finishedAt") for one in mappings(status.get("containerStatuses"))
+    ]
+    return max((timestamp(end) or 0.0 for end in ends if status.get("phase") == "Succeeded"), default=0.0)
 
 
 def _key(api: str, group: Obj) -> GangKey:

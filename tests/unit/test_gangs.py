@@ -302,6 +302,35 @@ def test_a_bound_member_that_is_preempted_frees_the_places_of_the_others_and_bou
     assert fits(cluster, members[2]) == ["n1"], "one that begun fills what it lacks"
 
 
+def succeeded(obj, at):
+    state = {"terminated": {"exitCode": 0, "finishedAt": at}}
+    status = {"phase": "Succeeded", "containerStatuses": [{"name": "main", "state": state}]}
+    return {**bound(obj, "n1", {}), "status": status}
+
+
+def test_a_member_that_has_succeeded_before_the_last_was_bound_still_counts():
+    """Short ones, while the API server was slow: the last of them waited for ever."""
+    cluster = world()
+    first, second = gang_of(2)
+    cluster.create(first, second)
+    assert fits(cluster, first) == fits(cluster, second) == ["n1"]
+    assert cluster.bind(first, "n1") == ""
+    cluster.show(succeeded(first, "2026-01-01T00:00:04Z"))
+    cluster.gangs.settle()
+    assert fits(cluster, second) == ["n1"]
+    assert cluster.bind(second, "n1") == ""
+
+
+def test_members_of_a_run_that_was_over_before_do_not_count():
+    cluster = world(node("n1", 1))
+    cluster.create(*(old := gang_of(2, core=40, memory=4)))
+    for one in old:
+        cluster.show(succeeded(one, "2026-01-01T00:00:04Z"))
+    again = [member(f"again-{i}", created="2026-01-01T01:00:00Z") for i in range(2)]
+    cluster.create(*again)
+    assert "gang g lacks 2 members and has room for less" in why(cluster, again[0])["n1"]
+
+
 def test_none_is_bound_before_all_have_a_place():
     cluster = world()
     first, second = gang_of(2)
