@@ -74,6 +74,7 @@ SETS: dict[str, tuple[str, ...]] = {
         "--set=apiServer.host=10.0.0.1,apiServer.port=6443",
         "--set=webhook.url=https://gpu-quota-admission.kube-system.svc:9443",
         f"--set-json=scheduler.sidecar.profile={json.dumps(GANGS)}",
+        '--set-json=scheduler.sidecar.extraArgs=["--feature-gates=GenericWorkload=true,GangScheduling=true"]',
         "--set=networkPolicy.apiServers[0].ipBlock.cidr=10.0.0.0/29",
     ),
     "viewed": (

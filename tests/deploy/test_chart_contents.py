@@ -282,6 +282,8 @@ def test_the_scheduler_beside_admission_has_the_plugins_that_its_image_brings() 
         the("bare-network", "ConfigMap", "gpu-quota-admission-scheduler")["data"]["config.yaml"]
     )
     assert config["profiles"] == [{"schedulerName": "vcuda-scheduler", **GANGS}]
+    args = container(admission_pod("bare-network"), "scheduler")["args"]
+    assert "--feature-gates=GenericWorkload=true,GangScheduling=true" in args
     assert len(config["extenders"]) == 1
 
 
