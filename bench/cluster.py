@@ -240,19 +240,26 @@ def _agent_kills(found: Mapping[str, Any] | None) -> Iterator[Row]:
     rows = (
         ("agent_ended_failed", "pods", "= 0"),
         ("agent_killed_failed", "pods a kill", "≤ 1"),
+        ("agent_container_killed_failed", "pods a kill", "≤ 1"),
         ("agent_killed_jobs_failed", "Jobs", "= 0"),
     )
     if found is None:
         for name, unit, bar in rows:
             yield Row(name, None, unit, bar, note="never run: make cluster CMD=agent-kills")
         return
-    ended, killed, jobs = rows
+    ended, killed, whole, jobs = rows
     full = found["kills"] >= ENOUGH_ROLLOUTS
     note = f"{found['terms']} ends by SIGTERM, {found['created_terms']} pods created; {_on(found)}"
     yield Row(ended[0], found["failed_terms"], *ended[1:], full=full, note=note)
     note = f"{found['failed_kills']} of {found['created_kills']} pods at {found['kills']} kills; {_on(found)}"
     each = round(found["failed_kills"] / max(1, found["kills"]), 1)
     yield Row(killed[0], each, *killed[1:], full=full, note=note)
+    if wholes := found.get("wholes"):
+        failed, created = found["failed_wholes"], found["created_wholes"]
+        note = f"{failed} of {created} pods at {wholes} kills of all processes of its pod; {_on(found)}"
+        yield Row(whole[0], round(failed / wholes, 1), *whole[1:], full=wholes >= ENOUGH_ROLLOUTS, note=note)
+    else:
+        yield Row(whole[0], None, *whole[1:], note="never run: make cluster CMD=agent-kills")
     note = (
         f"with backoffLimit 0 and 14 pods at a time, at {found['job_kills']} kills of the agent; "
         f"{found['job_pods']} of their pods succeeded; {_on(found)}"

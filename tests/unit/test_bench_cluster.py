@@ -113,6 +113,11 @@ def test_pods_that_fail_as_the_agent_ends_are_told_for_each_way_to_end_it() -> N
     assert (found["agent_ended_failed"].figure, found["agent_ended_failed"].holds) == (0, True)
     assert (found["agent_killed_failed"].figure, found["agent_killed_failed"].holds) == (0.7, True)
     assert (found["agent_killed_jobs_failed"].figure, found["agent_killed_jobs_failed"].holds) == (2, False)
+    assert found["agent_container_killed_failed"].figure is None
+    wholes = {"wholes": 10, "created_wholes": 90, "failed_wholes": 15}
+    found = rows(agent_kills={**run, "failed_kills": 7, **jobs, **wholes})
+    whole = found["agent_container_killed_failed"]
+    assert (whole.figure, whole.full, whole.holds) == (1.5, True, False)
 
 
 @pytest.mark.parametrize(("off", "unseen", "full", "holds"), [(40, 0, True, True), (5, 1, False, False)])
