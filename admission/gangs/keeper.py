@@ -206,7 +206,7 @@ class GangKeeper:
                 tuple(one.name for one in members if one.bound),
                 len(self._placed(gang)),
                 0 if minimum is None else max(0, self._need(gang)),
-                last.text if (last := self._refusals.get(gang)) else "",
+                last.text if (last := self._refusals.get(gang)) else self._too_few(gang),
             )
 
     # Every method below is called with the lock held.
@@ -220,14 +220,13 @@ class GangKeeper:
 
     def _complete(self, gang: GangKey, pod: PodView, names: Sequence[str] | None) -> str:
         """Keep a place for each missing member; return why that is not possible. Raises NodeUnready."""
-        minimum = self.members.minimum(gang)
-        if minimum is None:
+        if self.members.minimum(gang) is None:
             raise NodeUnready(f"PodGroups of {gang.api} have not been listed yet, please retry later")
-        need, there = self._need(gang), len(self.members.of(gang))
+        need = self._need(gang)
         if need <= 0 or need > MOST_MEMBERS:
             return ""
-        if there < minimum and not self.members.has_begun(gang):
-            return f"{named(gang)} has {there} of the {minimum} members that it wants at least"
+        if few := self._too_few(gang):
+            return few
         if len(self._placed(gang).keys() - {pod.uid}) >= need:
             return ""  # past the minimum
         wanted = self._wanted(gang, pod, need)
@@ -250,6 +249,13 @@ class GangKeeper:
             f"{named(gang)} lacks {len(wanted)} members and has room for less:"
             f" {printable(failed.pod.name)} has no place beside the others{why}"
         )
+
+    def _too_few(self, gang: GangKey) -> str:
+        """Say how many members there are, while too few have come: a scheduler may not ask before."""
+        there, minimum = len(self.members.of(gang)), self.members.minimum(gang) or 0
+        if there >= minimum or self.members.has_begun(gang):
+            return ""
+        return f"{named(gang)} has {there} of the {minimum} members that it wants at least"
 
     def _take_from_lower(self, priority: int, missing: Sequence[Missing], failed: PodView) -> PodView | None:
         """The same once gangs of lower priority have given up their places, where that is enough."""

@@ -133,4 +133,4 @@ def test_each_word_of_the_cluster_is_one_that_its_program_knows() -> None:
     words = {word for page in PAGES for word in OF_THE_CLUSTER.findall(page.read_text(encoding="utf-8"))}
     assert len(words) > 10
     program = (ROOT / "tests" / "cluster" / "__main__.py").read_text(encoding="utf-8")
-    assert words - {"packages"} <= set(re.findall(r'\["([a-z-]+)"\]', program))
+    assert words - {"packages"} <= set(re.findall(r'"([a-z-]+)"[]:]', program))

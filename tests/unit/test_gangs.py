@@ -302,6 +302,17 @@ def test_a_bound_member_that_is_preempted_frees_the_places_of_the_others_and_bou
     assert fits(cluster, members[2]) == ["n1"], "one that begun fills what it lacks"
 
 
+def test_a_member_that_no_scheduler_asks_about_is_held_by_its_gang_until_all_are_there():
+    """kube-scheduler asks about none of an in-tree gang before."""
+    cluster = world()
+    first, second = gang_of(2)
+    cluster.create(first)
+    few = cluster.gangs.state("uid-default-g-0")
+    assert few.lacks == "gang g has 1 of the 2 members that it wants at least"
+    cluster.create(second)
+    assert cluster.gangs.state("uid-default-g-0").lacks == ""
+
+
 def succeeded(obj, at):
     state = {"terminated": {"exitCode": 0, "finishedAt": at}}
     status = {"phase": "Succeeded", "containerStatuses": [{"name": "main", "state": state}]}
