@@ -1,8 +1,7 @@
 """The HTTP client: a deadline for every answer, bounded bodies, kept connections, TLS and proxies.
 
 The server may close an idle connection, which is noticed at its next use. The request is then repeated once
-on a new connection, if its method is safe to repeat. Of a server that closes after each answer, as the agent
-does, :func:`fetch` asks once, and its deadline holds for the headers too.
+on a new connection, if its method is safe to repeat.
 """
 
 from __future__ import annotations
@@ -13,15 +12,16 @@ import ipaddress
 import os
 import socket
 import ssl
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypedDict, Unpack
+from typing import Final, TypedDict, Unpack
 from urllib.parse import quote, urlencode, urlsplit
 
-from gpu_manager.adapters.http_connection import PIECE, Line, Way
-from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.adapters.http_connection import PIECE, Line, Way, authority
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
 
 NO_DELAY: Final = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),)
 IDEMPOTENT: Final = frozenset({"GET", "HEAD", "PUT", "DELETE"})
@@ -93,15 +93,18 @@ class HttpClient:
         self._base = checked_url(url)
         self.limits = limits or HttpLimits()
         self._repeatable = repeatable
-        secure = self._base.startswith("https")
+        parts, proxy = urlsplit(self._base), checked_url(proxy) if proxy else ""
         self._way = Way(
             self._base,
-            (tls or ssl.create_default_context()) if secure else None,
+            (tls or ssl.create_default_context()) if parts.scheme == "https" else None,
             server_name,
-            checked_url(proxy) if proxy else "",
+            proxy,
+            ssl.create_default_context() if urlsplit(proxy).scheme == "https" else None,
             tuple(socket_options),
         )
-        self._through = self._base if proxy and not secure else urlsplit(self._base).path
+        self._through = parts.path
+        if proxy and self._way.tls is None:
+            self._through = f"http://{authority(parts)}{parts.path}"
         self._idle: list[Line] = []
         weakref.finalize(self, _close_all, self._idle)
         self._keep = keep
@@ -118,7 +121,7 @@ class HttpClient:
 
     def open(self, method: str, path: str, **parts: Unpack[RequestParts]) -> HttpStream:
         """Send a request; the caller reads the answer to its end, or closes it. Raises NoAnswer."""
-        url = self._through + path
+        url = self._through + path or "/"
         if query := parts.get("query"):
             url += ("&" if "?" in url else "?") + urlencode(query)
         if not url.isascii() or not url.isprintable() or " " in url:
@@ -129,7 +132,7 @@ class HttpClient:
                 line.send_request(
                     method, url, parts.get("headers") or {}, parts.get("body"), self.limits.answer
                 )
-                return HttpStream(line, self._kept)
+                return HttpStream(line, line.answer(method), self._kept)
             except FOREIGN as error:
                 line.close()
                 if not (again and line.kept and isinstance(error, _DEAD)):
@@ -142,7 +145,7 @@ class HttpClient:
         with contextlib.suppress(IndexError):
             while True:
                 line = self._idle.pop()
-                if not line.was_closed():
+                if line.is_usable():
                     return line
                 line.close()
         return Line(self._way, self.limits.connect)
@@ -165,32 +168,8 @@ def _close_all(idle: list[Line]) -> None:
 
 def fetch(host: str, port: int, path: str, headers: Mapping[str, str], limits: HttpLimits) -> HttpAnswer:
     """Send a GET over plain HTTP on a connection of its own, and read the whole answer. Raises NoAnswer."""
-    line = http.client.HTTPConnection(host, port, timeout=limits.connect)
-    try:
-        line.connect()
-        line.sock = sock = _DeadlineSocket(line.sock, limits.answer)
-        line.request("GET", path, headers=headers)
-        return HttpStream(line).whole(sock.ends, limits)
-    except FOREIGN as error:
-        raise NoAnswer(reason(error)) from error
-    finally:
-        line.close()
-
-
-class _DeadlineSocket(socket.socket):
-    """Takes over a connected socket; whatever is received, headers too, ends ``seconds`` from now."""
-
-    def __init__(self, connected: socket.socket, seconds: float) -> None:
-        super().__init__(fileno=connected.detach())
-        self.ends = time.monotonic() + seconds
-        self.settimeout(seconds)
-
-    def recv_into(self, *args: Any) -> int:
-        left = self.ends - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self.settimeout(left)
-        return super().recv_into(*args)
+    place = f"[{host}]" if ":" in host else host
+    return HttpClient(f"http://{place}:{port}", limits=limits, keep=0).ask("GET", path, headers=headers)
 
 
 class HttpStream:
@@ -199,54 +178,51 @@ class HttpStream:
     ``headers`` have names in lower case. Of :data:`FOREIGN`, all may be raised while it is read.
     """
 
-    def __init__(
-        self, line: http.client.HTTPConnection, keep: Callable[[Any], None] = lambda line: line.close()
-    ) -> None:
-        self._line, self._sock, self._keep = line, line.sock, keep
-        self._response = line.getresponse()
+    def __init__(self, line: Line, response: http.client.HTTPResponse, keep: Callable[[Line], None]) -> None:
+        self._line, self._response, self._keep = line, response, keep
+        self._lock = threading.Lock()
         self._open = True
-        self.status = self._response.status
-        self.headers = {name.lower(): value for name, value in self._response.getheaders()}
+        self._seconds = 0.0
+        self.status = response.status
+        self.headers = {name.lower(): value for name, value in response.getheaders()}
 
     def settimeout(self, seconds: float) -> None:
         """Wait so long for each piece from here on."""
-        if not self._response.isclosed():  # some Pythons close it with its last piece
-            self._sock.settimeout(seconds)
+        self._seconds = seconds
 
     def read1(self, size: int = PIECE) -> bytes:
         """What has arrived of the body, at most ``size`` bytes; empty at its end."""
-        piece = self._response.read1(size) if self._open else b""
-        if piece or not self._open:
+        if not self._open:
+            return b""
+        if self._seconds:
+            self._line.ends = time.monotonic() + self._seconds
+        piece = self._response.read1(size) if self._response.length != 0 else b""
+        if piece:
             return piece
         if self._response.length:
             raise http.client.IncompleteRead(b"", self._response.length)
-        self._open = False
-        self._response.close()
         if self._response.will_close:
-            self._line.close()
-        else:
+            self.close()
+        elif self._ended():
             self._keep(self._line)
         return b""
 
     def whole(self, ends: float, limits: HttpLimits) -> HttpAnswer:
-        """Read the body. The deadline holds for the whole of it, however slowly its pieces arrive.
+        """Read the body, to ``ends`` by ``time.monotonic``.
 
         Raises:
             NoAnswer: it did not arrive in time, was cut short or is too long.
         """
+        self._line.ends = ends
         pieces: list[bytes] = []
         size = 0
         try:
-            while (left := ends - time.monotonic()) > 0:
-                self.settimeout(left)
-                piece = self.read1()
-                if not piece:
-                    return HttpAnswer(self.status, b"".join(pieces), self.headers)
+            while piece := self.read1():
                 pieces.append(piece)
                 size += len(piece)
                 if size > limits.largest:
                     raise NoAnswer(f"the answer has more than {limits.largest} bytes")
-            raise NoAnswer(f"the answer did not end within {limits.answer:g} s")
+            return HttpAnswer(self.status, b"".join(pieces), self.headers)
         except FOREIGN as error:
             raise NoAnswer(reason(error)) from error
         finally:
@@ -286,14 +262,21 @@ class HttpStream:
 
     def close(self) -> None:
         """Close the connection, unless all of the answer has been read."""
-        if self._open:
-            self._open = False
-            self._response.close()
+        if self._ended():
             self._line.close()
 
     def shutdown(self) -> None:
         """From another thread: end the waiting for a piece."""
-        self._sock.shutdown(socket.SHUT_RD)
+        with self._lock:  # a connection that was left to others is not touched
+            if self._open:
+                self._line.shutdown()
+
+    def _ended(self) -> bool:
+        """Whether it was open."""
+        with self._lock:
+            was, self._open = self._open, False
+        self._response.close()
+        return was
 
 
 def checked_url(url: str) -> str:
@@ -303,7 +286,7 @@ def checked_url(url: str) -> str:
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         valid = False
-    if not valid or not url.isprintable():
+    if not valid or not url.isprintable() or " " in url:
         raise RequestInvalid(f"{url[:200]!r}, no URL: write it like https://host:port")
     return url.rstrip("/")
 
@@ -316,7 +299,12 @@ def reason(error: BaseException) -> str:
         return "it did not answer in time"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    if isinstance(error, http.client.IncompleteRead):
+        return "the answer was cut short"
+    said = printable(" ".join(str(error).split()))[:300] or type(error).__name__
+    if type(error) is http.client.BadStatusLine:
+        return f"it does not answer as HTTP servers do: {said}"
+    return said
 
 
 def proxy_of(url: str) -> str:
@@ -325,7 +313,8 @@ def proxy_of(url: str) -> str:
     bypassed = [word.strip() for word in _variable("NO_PROXY").split(",")]
     if _goes_directly(parts.hostname or "", bypassed):
         return ""
-    return _variable(f"{parts.scheme.upper()}_PROXY")
+    named = _variable(f"{parts.scheme.upper()}_PROXY")
+    return f"http://{named}" if named and "://" not in named else named
 
 
 def _variable(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import ssl
 import threading
@@ -16,7 +17,7 @@ from gpu_manager.adapters.http import IDEMPOTENT, HttpClient, HttpLimits, NoAnsw
 from gpu_manager.domain.errors import RequestInvalid
 from tests.fakes.certificates import self_signed
 from tests.fakes.waiting import PATIENCE
-from tests.fakes.web import send, serving
+from tests.fakes.web import given, send, serving
 
 HELLO = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
 Behaviour = Callable[[socket.socket, int], None]
@@ -146,20 +147,35 @@ def test_a_body_that_trickles_ends_at_the_deadline_and_not_with_its_last_byte(ge
         stop.set()
 
 
-def test_headers_that_trickle_end_at_the_deadline() -> None:
+HEAD = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+ENDLESS = {
+    "status": (b"", b"H"),
+    "announcements": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "headers": (HEAD, b"a: b\r\n"),
+    "a chunk's size": (CHUNKED, b"0"),
+    "trailers": (CHUNKED + b"2\r\nhi\r\n0\r\n", b"a: b\r\n"),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_whatever_trickles_ends_at_the_deadline(get: Get, kind: str) -> None:
+    first, again = ENDLESS[kind]
+
     def trickle(connection: socket.socket, _: int) -> None:
         connection.recv(65536)
-        connection.sendall(b"HTTP/1.1 200 OK\r\n")
+        connection.sendall(first)
         while True:  # until its reader is gone
-            connection.sendall(b"a: b\r\n")
-            connection.settimeout(0.05)
+            connection.sendall(again)
+            connection.settimeout(0.02)
             with suppress(TimeoutError):
                 if not connection.recv(1):
                     return
 
     with raw_server(trickle) as (port, seen):
         with pytest.raises(NoAnswer, match="in time"):
-            fetch("127.0.0.1", port, "/", {}, HttpLimits(connect=5, answer=0.4))
+            get(port, HttpLimits(connect=5, answer=0.3))
         assert seen == [1]
 
 
@@ -173,14 +189,107 @@ def test_a_body_longer_than_the_limit_is_refused(get: Get) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("sent", [HELLO[:-1], b"x\r\n\r\n", b""])
-def test_an_answer_that_is_cut_short_is_none(get: Get, sent: bytes) -> None:
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (HELLO[:-1], "cut short"),
+        (HELLO[:-9], "cut short"),
+        (CHUNKED + b"2\r\nhi\r\n", "cut short"),
+        (HEAD + b"Content-Length: 2\r\n" + HELLO[17:].replace(b": 2", b": 1"), "two lengths"),
+        (b"\x1b[2Jx\r\n\r\n", r"not answer as HTTP servers do: \\x1b\[2Jx$"),
+        (b"", "closed connection"),
+    ],
+)
+def test_an_answer_that_is_cut_short_or_none_of_http_is_none(get: Get, sent: bytes, why: str) -> None:
     def behave(connection: socket.socket, _: int) -> None:
         connection.recv(65536)
         connection.sendall(sent)
 
-    with raw_server(behave) as (port, _), pytest.raises(NoAnswer):
+    with raw_server(behave) as (port, _), pytest.raises(NoAnswer, match=why):
         get(port, HttpLimits(answer=5))
+
+
+@pytest.mark.parametrize("announced", [100, 102, 103])
+def test_an_answer_that_is_announced_is_waited_for(announced: int) -> None:
+    def behave(connection: socket.socket, _: int) -> None:
+        while connection.recv(65536):
+            connection.sendall(b"HTTP/1.1 %d Soon\r\nLink: x\r\n\r\n" % announced + HELLO)
+
+    with raw_server(behave) as (port, seen):
+        with closing(HttpClient(f"http://127.0.0.1:{port}")) as client:
+            assert [client.ask("POST", "/", body=b"{}").body for _ in range(2)] == [b"hi"] * 2
+        assert seen == [1]
+
+
+@pytest.mark.parametrize("end", [lambda _: None, reset], ids=["closed", "reset"])
+def test_a_server_may_answer_before_it_has_read_all_of_the_request(end: Callable[..., None]) -> None:
+    def behave(connection: socket.socket, _: int) -> None:
+        connection.recv(100)
+        connection.sendall(HELLO.replace(b"200 OK", b"413 Too Large\r\nConnection: close"))
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(1 << 20) and end is not reset:
+            pass
+
+    with raw_server(behave) as (port, _), closing(HttpClient(f"http://127.0.0.1:{port}")) as client:
+        assert client.ask("PUT", "/", body=b"x" * (8 << 20)).status == 413
+
+
+def test_what_is_left_of_an_answer_is_none_to_the_next_request(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    def behave(connection: socket.socket, _: int) -> None:
+        while connection.recv(65536):
+            connection.sendall(HELLO + b"x" * 12_000)  # one record: TLS holds what is not read of it
+
+    trust = ssl.create_default_context(cafile=str(certificate))
+    with (
+        raw_server(behave, context) as (port, seen),
+        closing(HttpClient(f"https://127.0.0.1:{port}", tls=trust)) as client,
+    ):
+        assert [client.ask("POST", "/", body=b"{}").body for _ in range(2)] == [b"hi"] * 2
+        assert seen == [1, 2]
+
+
+def test_a_stream_that_was_read_to_its_end_does_not_shut_down_what_others_use() -> None:
+    with serving(lambda h: send(h, b"{}")) as url, closing(HttpClient(url)) as client:
+        first = client.open("GET", "/")
+        assert first.read1() + first.read1() == b"{}"
+        other = client.open("GET", "/")  # on the same connection
+        first.shutdown()
+        first.close()
+        assert other.begun(10) == b"{}"
+
+
+def test_a_stream_is_ended_from_another_thread() -> None:
+    arrived = threading.Event()
+
+    def behave(connection: socket.socket, _: int) -> None:
+        connection.recv(65536)
+        connection.sendall(CHUNKED + b"2\r\nhi\r\n")
+        connection.recv(1)
+        arrived.set()
+
+    with raw_server(behave) as (port, _), closing(HttpClient(f"http://127.0.0.1:{port}")) as client:
+        stream = client.open("GET", "/")
+        stream.settimeout(PATIENCE)
+        assert stream.read1() == b"hi"
+        ending = threading.Thread(target=stream.shutdown)
+        ending.start()
+        with pytest.raises(http.client.IncompleteRead):
+            stream.read1()
+        ending.join(PATIENCE)
+        assert not arrived.is_set(), "the connection is still the stream's"
+        stream.close()
+        assert arrived.wait(PATIENCE)
+
+
+def test_what_cannot_be_sent_is_not_told() -> None:
+    with serving(lambda h: send(h, b"{}")) as url, pytest.raises(NoAnswer) as caught:
+        HttpClient(url).ask("GET", "/", headers={"Authorization": "Bearer secret\r\nA: b"})
+    assert "Authorization" in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_one_question_on_a_connection_of_its_own_has_its_headers_and_its_answers() -> None:
@@ -208,10 +317,13 @@ def test_who_is_not_trusted_is_not_asked(tmp_path: Path) -> None:
         trust = ssl.create_default_context(cafile=str(certificate[0]))
         with pytest.raises(NoAnswer, match="its certificate is not trusted"):
             HttpClient(url, tls=trust, server_name="another.name").ask("GET", "/")
-        assert HttpClient(url, tls=trust, server_name="a.name").ask("GET", "/").status == 200
+        capitals = url.replace("https", "HTTPS")
+        assert HttpClient(capitals, tls=trust, server_name="a.name").ask("GET", "/").status == 200
 
 
-@pytest.mark.parametrize("url", ["", "ftp://x", "http://", "https://h:port", "http://h:99999", "http://[::1"])
+@pytest.mark.parametrize(
+    "url", ["", "ftp://x", "http://", "https://h:port", "http://h:99999", "http://[::1", "http://a b"]
+)
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(RequestInvalid, match="no URL"):
         HttpClient(url)
@@ -219,13 +331,13 @@ def test_what_is_no_url_is_refused(url: str) -> None:
 
 def through(proxy: socket.socket, _: int) -> None:
     """A proxy of whoever is named: what follows CONNECT is passed on, else the answer tells what was asked."""
-    asked, _, _ = proxy.recv(65536).decode().partition(" HTTP/1.1\r\n")
-    method, target = asked.split()
+    asked = proxy.recv(65536).decode()
+    method, target, _ = asked.split(maxsplit=2)
     if method != "CONNECT":
-        proxy.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(target)}\r\n\r\n{target}".encode())
+        proxy.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(asked)}\r\n\r\n{asked}".encode())
         return
-    host, _, port = target.rpartition(":")
-    if host == "closed.example":
+    port = target.rpartition(":")[2]
+    if "\r\nProxy-Authorization: Basic bWU6cEB3\r\n" not in asked:
         proxy.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
         return
     with socket.create_connection(("127.0.0.1", int(port))) as server:
@@ -253,19 +365,28 @@ def test_a_proxy_is_asked_in_the_servers_place_or_passes_tls_on(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     trust = ssl.create_default_context(cafile=str(certificate))
+
+    def answer(handler) -> None:
+        send(handler, given(handler), **({"Connection": "close"} if handler.path == "/last" else {}))
+
     with (
         raw_server(through, context if secure else None) as (port, seen),
-        serving(lambda h: send(h, b"x" * 200_000), (certificate, key)) as url,
+        serving(answer, (certificate, key)) as url,
     ):
-        proxy = f"{'https' if secure else 'http'}://127.0.0.1:{port}"
+        proxy = f"{'https' if secure else 'http'}://me:p%40w@127.0.0.1:{port}"
         named = url.replace("127.0.0.1", "a.name")  # only the proxy knows where that is
         with closing(HttpClient(named, tls=trust, proxy=proxy)) as client:
-            assert [len(client.ask("GET", "/").body) for _ in range(2)] == [200_000] * 2
-        assert seen == ([1, 2] if secure else [1]), "only TLS in TLS is not kept"
-        plain = HttpClient("http://b.example:81/x", proxy=proxy)
-        assert plain.ask("GET", "/y").body == b"http://b.example:81/x/y"
+            for _ in range(2):
+                assert client.ask("POST", "/", body=b"x" * 200_000).body == b"x" * 200_000
+            assert seen == [1]
+            assert client.ask("POST", "/last", body=b"y").body == b"y"
+            assert client.ask("POST", "/", body=b"z").body == b"z"
+            assert seen == [1, 2]
+        plain = HttpClient("http://u:v@b.example:81/x", proxy=proxy).ask("GET", "/y").body
+        assert plain.startswith(b"GET http://b.example:81/x/y HTTP/1.1\r\nHost: b.example:81\r\n")
+        assert b"\r\nProxy-Authorization: Basic bWU6cEB3\r\n" in plain
         with pytest.raises(NoAnswer, match="its proxy refused: 407"):
-            HttpClient("https://closed.example", tls=trust, proxy=proxy).ask("GET", "/")
+            HttpClient(named, tls=trust, proxy=proxy.replace("me:p%40w@", "")).ask("GET", "/")
 
 
 @BOTH
@@ -293,6 +414,7 @@ def test_the_proxy_is_the_environments(
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "https_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.setenv("NO_PROXY", without)
-    assert proxy_of(url) == proxy
+    for named in ("http://proxy:3128", "proxy:3128"):
+        monkeypatch.setenv("HTTPS_PROXY", named)
+        assert proxy_of(url) == proxy
