@@ -74,6 +74,12 @@ def _sum(pod: SimPod) -> Amount:
     return sum((c.request.total for c in pod.request.containers), ZERO)
 
 
+def _together(pod: SimPod) -> int:
+    """The cards that the pod needs on one node: its whole ones, and those of its parts of several."""
+    asked = [c.request for c in pod.request.containers]
+    return sum(one.cards for one in asked) + max((one.parts for one in asked if one.parts > 1), default=0)
+
+
 def _kinds(nodes: Sequence[SimNode]) -> Iterator[SimNode]:
     """A new node of each kind that there is, the most frequent first."""
     fresh = {node.name: node.constraints.fresh("") for node in nodes}
@@ -104,11 +110,9 @@ def _missing(group: _Group, kinds: Sequence[SimNode]) -> tuple[int, ...]:
     brought = sum((_sum(pod) for pod in group.seen if pod.name in places), ZERO)
     memory = max(s.card.capacity(kind.ledger.unit).memory for s in kind.cards) or 1
     missing = len(cards) - max(-(-brought.cores // CORES_PER_CARD), -(-brought.memory // memory))
-    whole = (
-        sum(c.request.cards for c in pod.request.containers) for pod in group.believed if pod.name in places
-    )
+    on_one_node = (_together(pod) for pod in group.believed if pod.name in places)
     sizes: list[int] = []
-    for together in sorted(whole, reverse=True):
+    for together in sorted(on_one_node, reverse=True):
         if together > 1 and sum(sizes) + together <= missing:
             sizes.append(together)
     return tuple([*sizes, *[1] * (missing - sum(sizes))][:MOST])

@@ -14,7 +14,7 @@ from admission.extender.leader_election import SingleReplica
 from admission.placeholders.keeper import PERIOD_SECONDS, REASON
 from admission.ports import ClusterAccess
 from bench.placeholders import Autoscaled
-from gpu_manager.domain.contract import CORE, PLACEHOLDER
+from gpu_manager.domain.contract import CARDS, CORE, PLACEHOLDER
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.constraints import pod_constraints
 from tests.fakes.extender import FakeApi, answer, args, config_map, container, node, pod
@@ -124,6 +124,12 @@ def test_cards_that_one_pod_needs_together_are_asked_for_together():
     service = Service(named("n1", 8))
     service.show(*halves(*"abcdefgh"), waiting("p", 300, None))
     assert service.cards() == [300]
+
+
+def test_cards_that_one_container_has_parts_of_are_asked_for_together():
+    service = Service(named("n1", 4))
+    service.show(*halves(*"abcd"), waiting("p", 120, 8, annotations={CARDS: "2"}))
+    assert service.cards() == [200]
 
 
 def test_a_pod_with_whole_cards_leaves_their_memory_in_kubernetes_sum():
