@@ -24,6 +24,7 @@ from admission.webhook.policy_checks import (
 )
 from admission.webhook.static_policies import policies, render
 from gpu_manager.domain.contract import (
+    CARDS,
     CORE,
     CORE_LIMIT,
     GPU_MODEL,
@@ -334,3 +335,38 @@ def test_a_priority_is_fixed_with_the_webhook_and_without(
     )
     verdict = validate(parse_review(json.dumps(sent).encode()), LAX)
     assert (verdict.message, verdict.code) == ((f"annotation {PRIORITY} {said}", 403) if said else ("", 200))
+
+
+@needs_cel
+@pytest.mark.parametrize(
+    ("core", "notes"),
+    [
+        ("150", {CARDS: "2"}),
+        ("100", {CARDS: "train=2"}),
+        ("80", {CARDS: " 02 ", CORE_LIMIT: "50"}),
+        ("120", {CARDS: "2", PRIORITY: "best-effort"}),
+        ("100", {CARDS: " train = 4 ", "x": "y"}),
+    ],
+)
+def test_policies_let_legal_parts_of_several_cards_pass(
+    judges: Any, core: str, notes: dict[str, str]
+) -> None:
+    assert refusals(judges, review(pod(container("train", core, "40"), annotations=notes))) == []
+
+
+@needs_cel
+@pytest.mark.parametrize("written", ["two", "0", "17", "2=train", "train=2,eval", ""])
+def test_policies_refuse_a_number_of_cards_that_cannot_be_read(judges: Any, written: str) -> None:
+    ((rule, text),) = agreed(
+        judges, review(pod(container("train", "80", "32"), annotations={CARDS: written})), LAX
+    )
+    assert "cards-malformed" in rule
+    assert "write a number such as 2, or one for each container as train=2" in text
+
+
+@needs_cel
+def test_the_number_of_cards_is_fixed_with_the_webhook_and_without(judges: Any) -> None:
+    two, four = (pod(container("train", "160", "40"), annotations={CARDS: cards}) for cards in ("2", "4"))
+    ((rule, text),) = agreed(judges, update(two, four), LAX)
+    assert "cards-changed" in rule
+    assert 'leave it as it was, "2"' in text

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from admission.config import ClusterTerms
 from admission.webhook.admission_review import Review, encode_answer, parse_review
 from admission.webhook.admit import mutate, validate
-from gpu_manager.domain.contract import CORE, GPU_MODEL, GPU_UUID, MEMORY, PLACEMENT, PREDICATE_NODE, PRELOAD
+from gpu_manager.domain.contract import (
+    CARDS,
+    CORE,
+    GPU_MODEL,
+    GPU_UUID,
+    MEMORY,
+    PLACEMENT,
+    PREDICATE_NODE,
+    PRELOAD,
+)
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.resources import parse_quantity
@@ -38,9 +47,18 @@ containers = st.builds(
 )  # fmt: skip
 annotations = st.dictionaries(
     st.sampled_from(
-        [PREDICATE_NODE, PLACEMENT, PRELOAD, GPU_MODEL, GPU_UUID, "tencent.com/predicate-gpu-idx-0", "x"]
+        [
+            PREDICATE_NODE,
+            PLACEMENT,
+            PRELOAD,
+            GPU_MODEL,
+            GPU_UUID,
+            CARDS,
+            "tencent.com/predicate-gpu-idx-0",
+            "x",
+        ]
     ),
-    st.sampled_from(["", "binpack", "spread", "true", "n1", "V100,T4", "0,1"]),
+    st.sampled_from(["", "binpack", "spread", "true", "n1", "V100,T4", "0,1", "2", "app0=3"]),
 )
 
 
