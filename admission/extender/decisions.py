@@ -19,8 +19,8 @@ from gpu_manager.domain.placement.place import Placement
 
 @dataclass(frozen=True, slots=True)
 class FilterDecision:
-    """An answer of filter. ``fits``: for each name, 1 if it is among the nodes offered; ``gang``: the node
-    that the pod's gang reserved for it, empty if none. ``failed`` and ``lasting`` are the reasons by name.
+    """An answer of filter. ``fits``: for each name, 1 if it is among the nodes ``offered``; ``gang``: the
+    node that the pod's gang reserved for it, empty if none. ``failed`` and ``lasting``: the reasons by name.
     """
 
     question: FeasibilityCheck
@@ -28,6 +28,7 @@ class FilterDecision:
     verdicts: Verdicts
     gang: str
     fits: bytes
+    offered: NodeNames
     failed: Mapping[str, str]
     lasting: Mapping[str, str]
 

@@ -208,7 +208,9 @@ class Extender:
         view_at = partial(self._view, args, snapshot)
         failed, lasting = reasons(question, args.names, view_at, verdicts, full=1 if fitting else FULL_LINES)
         if args.nodes is None:
-            self._recorded(FilterDecision(question, args.names, verdicts, beside, fits, failed, lasting))
+            self._recorded(
+                FilterDecision(question, args.names, verdicts, beside, fits, fitting, failed, lasting)
+            )
         self._binder.offers.remember(occupant.uid, fitting)
         place = self._cluster.expected_on(occupant.uid) if binds else ""
         if place and place not in fitting and self._is_of_its_scheduler(occupant):

@@ -22,7 +22,16 @@ from admission.extender.decisions import BindDecision, Decision, FilterDecision,
 from admission.extender.feasibility import FeasibilityCheck
 from admission.extender.many_nodes import FITS, chosen
 from admission.extender.node_names import NodeNames
-from admission.replay.lines import FORMAT, Line, packed, runs, text, trimmed, trimmed_facts
+from admission.replay.lines import (
+    FORMAT,
+    Line,
+    differences,
+    packed,
+    runs,
+    text,
+    trimmed,
+    trimmed_facts,
+)
 from gpu_manager.domain.cluster.claims import KnownClaim
 from gpu_manager.domain.cluster.quota import NamespaceQuota
 from gpu_manager.domain.contract import TerminatingShare
@@ -39,6 +48,8 @@ log = structlog.get_logger(__name__)
 
 WRITE_SECONDS: Final = 0.5  # what a kill loses at most
 _MOST_WAITING: Final = 1 << 16  # handed over and not written; beyond, a gap is better than a full memory
+_STATES: Final = 4  # of one pod, that are known: as asked about, as placed, as bound
+_SAME: Final[Line] = {"pod": {}}
 _AT_ONCE: Final = 256  # lines written between two looks at the size of the segment
 
 
@@ -149,12 +160,12 @@ class _Segment:
     """What the lines of one segment have said so far. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._pods: dict[PodUid, tuple[PodView, int]] = {}
+        self._pods: dict[PodUid, list[tuple[PodView, int]]] = {}  # its last states, by number
         self._count = 0  # of pods
         self._facts: dict[str, NodeFacts] = {}
         self._names: dict[str, int] = {}
-        self._listed: tuple[NodeNames, list[list[int]]] | None = None  # the last names, by number
-        self._offered: tuple[NodeNames, bytes] | None = None  # the last answer of filter
+        self._listed: tuple[NodeNames | None, list[list[int]]] = None, []  # the last names, by number
+        self._offered: NodeNames | None = None  # the last answer of filter
         self._epoch: object = None
         self._epochs = 0
 
@@ -163,8 +174,10 @@ class _Segment:
         turn, name, facts, (pods, cpu, deleted, claims, kept, away) = built
         numbers = []
         for pod in pods:
-            yield from self._pod(pod)
-            numbers.append(self._pods[pod.uid][1])
+            number, new = self._pod(pod)
+            numbers.append(number)
+            if new:
+                yield new
         line: Line = {"k": "node", "turn": turn, "name": name, "pods": numbers}
         if facts is None:
             self._facts.pop(name, None)
@@ -184,8 +197,10 @@ class _Segment:
     def decision(self, at: float, decided: Decision) -> Iterator[Line]:
         """The lines for a decision."""
         asked = decided.question
-        yield from self._pod(asked.occupant)
-        line = self._asked(at, asked)
+        number, new = self._pod(asked.occupant)
+        if new:
+            yield new
+        line = self._asked(at, asked, number)
         if isinstance(decided, BindDecision):
             placement = {
                 name: [encode(Share, share) for share in shares] for name, shares in decided.placement.items()
@@ -196,13 +211,15 @@ class _Segment:
             yield from self._name(decided.names)
             yield {"k": "filter", **line, **self._filtered(decided)}
         else:
-            yield from self._name(decided.names)
+            offered = self._are_offered(decided.names)
+            if not offered:
+                yield from self._name(decided.names)
             yield from self._basis(decided)
-            yield {"k": "rank", **line, **self._ranked(decided)}
+            yield {"k": "rank", **line, **self._ranked(decided, offered=offered)}
 
-    def _asked(self, at: float, asked: FeasibilityCheck) -> Line:
+    def _asked(self, at: float, asked: FeasibilityCheck, pod: int) -> Line:
         """What every decision is judged by: state, pod and quota."""
-        line: Line = {"at": round(at, 3), "turn": asked.turn, "pod": self._pods[asked.pod.uid][1]}
+        line: Line = {"at": round(at, 3), "turn": asked.turn, "pod": pod}
         if asked.quota is not None:
             line["quota"] = encode(NamespaceQuota, asked.quota)
             claimed = [used.get(asked.pod.namespace, {}) for used in asked.claimed]
@@ -212,8 +229,8 @@ class _Segment:
 
     def _filtered(self, decided: FilterDecision) -> Line:
         codes = decided.verdicts.codes
-        self._offered = decided.names, decided.fits
-        line: Line = {"names": self._known(decided.names)}
+        self._offered = decided.offered
+        line: Line = {"names": self._listed[1]}
         if decided.gang:
             line["gang"] = decided.gang
         answer: Line = {"codes": packed(codes)}
@@ -224,9 +241,9 @@ class _Segment:
                 answer[key] = Counter(reasons.values())
         return {**line, "answer": answer}
 
-    def _ranked(self, decided: RankDecision) -> Line:
+    def _ranked(self, decided: RankDecision, *, offered: bool) -> Line:
         terms = decided.terms
-        line: Line = {} if self._are_offered(decided.names) else {"names": self._known(decided.names)}
+        line: Line = {} if offered else {"names": self._listed[1]}
         if terms.basis is not None:
             line |= {"epoch": self._epochs, "prices": list(terms.prices), "priced_at": terms.turn}
             line |= {"cpu": terms.cpu, "kept": _drained(decided)}
@@ -237,33 +254,45 @@ class _Segment:
             line["by_total"] = True
         return {**line, "answer": packed(decided.scores.tobytes())}
 
-    def _pod(self, pod: PodView) -> Iterator[Line]:
-        known = self._pods.get(pod.uid)
-        if known is None or (known[0] is not pod and known[0] != pod):
-            self._count += 1
-            self._pods[pod.uid] = pod, self._count
-            yield {"k": "pod", "n": self._count, "v": encode(PodView, trimmed(pod))}
+    def _pod(self, pod: PodView) -> tuple[int, Line | None]:
+        """The pod's number in this state, and the line that says what that is, if none has said it."""
+        known = self._pods.setdefault(pod.pod.uid, [])
+        for state, number in known:
+            if state is pod:
+                return number, None
+        line: Line = {"k": "pod", "n": self._count + 1}
+        if known:
+            alike = ((one, n) for one, n in reversed(known) if one.pod.node == pod.pod.node)
+            before, last = next(alike, known[-1])
+            line |= {"of": last, "v": (apart := differences(before, pod))}
+            if apart == _SAME:
+                known.append((pod, last))
+                return last, None
+        else:
+            line["v"] = encode(PodView, trimmed(pod))
+        self._count += 1
+        known.append((pod, self._count))
+        if len(known) > _STATES:
+            known.pop(0)
+        return self._count, line
 
     def _name(self, names: NodeNames) -> Iterator[Line]:
-        """The line for names that have no number yet."""
-        if self._listed is None or self._listed[0] is not names:
+        """Give these names their numbers; the line for those that had none."""
+        if self._listed[0] is names:
+            return
+        number = self._names.__getitem__
+        try:
+            numbers = np.fromiter(map(number, names), np.int64, len(names))
+        except KeyError:
             new = [name for name in dict.fromkeys(names) if name not in self._names]
             self._names |= zip(new, range(len(self._names), len(self._names) + len(new)), strict=True)
-            if new:
-                yield {"k": "names", "add": new}
+            yield {"k": "names", "add": new}
+            numbers = np.fromiter(map(number, names), np.int64, len(names))
+        self._listed = names, runs(numbers)
 
     def _are_offered(self, names: NodeNames) -> bool:
         """True for the names that filter has offered last."""
-        if self._offered is None:
-            return False
-        asked, fits = self._offered
-        return len(names) == len(fits) - fits.count(0) and names == asked.among(fits)
-
-    def _known(self, names: NodeNames) -> list[list[int]]:
-        """The names by number."""
-        if self._listed is None or self._listed[0] is not names:
-            self._listed = names, runs(list(map(self._names.__getitem__, names)))
-        return self._listed[1]
+        return names is self._offered or names == self._offered
 
     def _basis(self, decided: RankDecision) -> Iterator[Line]:
         """The line for the scorer in force, where it is another one."""

@@ -34,6 +34,7 @@ class RecordedStates:
         self.turn = int(ring.get("turn", 0))
         self.cluster = ClusterState(self.unit)
         self.rooms = NodeRooms()
+        self._raw: dict[int, Line] = {}  # each pod's fields, by its number
         self._pods: dict[int, PodView] = {}
         self._facts: dict[str, NodeFacts] = {}
         self._reserved: dict[str, list[PodView]] = {}
@@ -51,7 +52,9 @@ class RecordedStates:
     def _take(self, line: Line) -> None:
         kind = line["k"]
         if kind == "pod":
-            self._pods[line["n"]] = decode(PodView, line["v"])
+            raw, base = line["v"], self._raw.get(line.get("of", 0), {})
+            raw = self._raw[line["n"]] = {**base, **raw, "pod": {**base.get("pod", {}), **raw["pod"]}}
+            self._pods[line["n"]] = decode(PodView, raw)
         elif kind == "names":
             self._names += line["add"]
         elif kind == "epoch":

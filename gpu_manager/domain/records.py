@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from enum import Enum
 from fractions import Fraction
 from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple, NewType, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from gpu_manager.domain.errors import RequestInvalid, quoted
@@ -29,6 +30,16 @@ class _Codec(NamedTuple):
 def encode(kind: Any, value: Any) -> Any:
     """Return the value as what JSON can hold. ``kind`` is its declared type."""
     return _codec(kind).encode(value)
+
+
+def changes(kind: Any, before: Any, value: Any, without: Container[str] = ()) -> dict[str, Any]:
+    """Return the fields in which a dataclass's value differs from an earlier one, but for some."""
+    ways, fields = _ways(kind)
+    return {
+        name: ways[name].encode(each)
+        for name, was, each in zip(ways, fields(before), fields(value), strict=True)
+        if was is not each and was != each and name not in without
+    }
 
 
 def decode(kind: type[T], data: Any) -> T:
@@ -105,22 +116,29 @@ def _of_named_tuple(kind: Any) -> _Codec:
 
 
 def _of_fields(kind: Any) -> _Codec:
-    hints, fields = get_type_hints(kind), [field for field in dataclasses.fields(kind) if field.init]
-    ways = {field.name: _codec(hints[field.name]) for field in fields}
-    usual = {field.name: _default(field) for field in fields}
+    ways, fields = _ways(kind)
+    usual = [_default(field) for field in dataclasses.fields(kind) if field.init]
 
     def write(value: Any) -> dict[str, Any]:
-        found = {}
-        for name, way in ways.items():
-            each = getattr(value, name)
-            if each is not usual[name] and each != usual[name]:
-                found[name] = way.encode(each)
-        return found
+        return {
+            name: ways[name].encode(each)
+            for name, was, each in zip(ways, usual, fields(value), strict=True)
+            if each is not was and each != was
+        }
 
     def read(data: Any) -> Any:
         return kind(**{name: ways[name].decode(each) for name, each in data.items() if name in ways})
 
     return _Codec(write, read)
+
+
+@cache
+def _ways(kind: Any) -> tuple[dict[str, _Codec], Callable[[Any], tuple[Any, ...]]]:
+    """How each field is written, and what gives all of their values at once."""
+    hints = get_type_hints(kind)
+    ways = {field.name: _codec(hints[field.name]) for field in dataclasses.fields(kind) if field.init}
+    names = tuple(ways)
+    return ways, attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
 
 
 def _default(field: Any) -> Any:

@@ -146,9 +146,11 @@ def test_a_pod_that_is_not_booked_is_found(tmp_path: Path, capsys: pytest.Captur
     scheduled(tmp_path)
     (path,) = segments(tmp_path)
     lines = [json.loads(line) for line in path.read_bytes().splitlines()]
-    first = {line["n"] for line in lines if line["k"] == "pod" and line["v"]["pod"]["name"] == "p0"}
+    first: set[int] = set()
     for line in lines:
-        if line["k"] == "node":
+        if line["k"] == "pod" and (line["v"]["pod"].get("name") == "p0" or line.get("of") in first):
+            first.add(line["n"])
+        elif line["k"] == "node":
             line["pods"] = [one for one in line["pods"] if one not in first]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     code, said = run(capsys, str(path))
