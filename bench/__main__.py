@@ -33,6 +33,7 @@ GROUPS = (
     "admission",
     "pods",
     "controllers",
+    "replay",
     "objects",
     "hostile",
     "placement",
