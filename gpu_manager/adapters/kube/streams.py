@@ -161,7 +161,7 @@ class WatchStream:
 
     def close(self) -> None:
         """End the stream: a thread that waits for its next event returns at once."""
-        with contextlib.suppress(OSError, ValueError, RuntimeError):
+        with contextlib.suppress(OSError):
             self._response.shutdown()
 
     def __iter__(self) -> Iterator[tuple[str, Obj]]:
@@ -179,7 +179,7 @@ class WatchStream:
         """Yield the lines of the stream, for :meth:`event`. Raises Unreachable: it broke."""
         try:
             yield from lines(iter(self._response.read1, b""), self._told)
-        except (*FOREIGN, AttributeError) as error:
+        except FOREIGN as error:
             raise self._connection.unreachable(self._what, error) from error
         finally:
             self._response.close()
