@@ -123,6 +123,17 @@ def test_what_has_room_on_one_card_alone_is_refused_and_the_event_says_so(tmp_pa
         assert Amount(100, 10 * GIB) in rig.allocator.refused(), "what the scheduler compares: the total"
 
 
+def test_what_an_older_service_took_for_a_whole_card_is_granted_in_parts_or_refused(rig: DirectRig) -> None:
+    one = halves("one", on={"c": [(rig.states[3], 100, 16 * GIB)]})
+    assert rig.admit(one).admitted
+    assert rig.cards_of(one, "c") == (0, 1)
+    assert booked(rig)[:4] == [50, 50, 0, 0]
+    without_memory = halves("two", 100, 0, on={"c": [(rig.states[3], 100, 16 * GIB)]})
+    assert not rig.admit(without_memory).admitted
+    (told,) = [text for _, reason, text in rig.pods.events if reason == EVENT_REFUSED]
+    assert "tencent.com/vcuda-memory is 0 on 2 cards" in told
+
+
 def test_all_parts_are_booked_or_none(tmp_path: Path) -> None:
     with DirectRig(tmp_path, cards(2), clock=FakeClock()) as rig:
         named = [(rig.states[0], 50, 5 * GIB), (rig.states[1], 50, 5 * GIB)]
