@@ -84,7 +84,7 @@ def _agent_silent(kubelet: KubeletFacts, _: float) -> Iterator[str]:
     "two-plugins",
     "Two device plugins offer the same cards: pods of one ignore the limits of the other.",
     "Take the other plugin off this node (NVIDIA's with the GPU operator: label "
-    "`nvidia.com/gpu.deploy.device-plugin=false`).",
+    "`nvidia.com/gpu.deploy.device-plugin=false`; docs/gpu-operator.md says what becomes of its validator).",
 )
 def _two_plugins(kubelet: KubeletFacts, _: float) -> Iterator[str]:
     registered = seen(kubelet.registered, "the kubelet's checkpoint cannot be read: run as root")

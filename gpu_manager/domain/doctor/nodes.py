@@ -236,7 +236,7 @@ def _units(cluster: ClusterFacts, _: float) -> Iterator[str]:
     "two-plugins-on-node",
     "Two device plugins offer the same cards.",
     "Take nvidia-device-plugin off this node (with the GPU operator: label the node "
-    "`nvidia.com/gpu.deploy.device-plugin=false`).",
+    "`nvidia.com/gpu.deploy.device-plugin=false`; docs/gpu-operator.md says what becomes of its validator).",
 )
 def _two_plugins(cluster: ClusterFacts, _: float) -> Iterator[str]:
     lends = cluster.agents is not None and cluster.agents.lends
