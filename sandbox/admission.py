@@ -21,6 +21,7 @@ from gpu_manager.domain.contract import (
     FRONT_LABEL,
     MEMORY,
     NAMESPACE,
+    QUOTA_MAP,
     TOKEN_HEADER,
 )
 from gpu_manager.domain.errors import NodeUnready
@@ -98,6 +99,14 @@ class AdmissionProcess:
                 frozenset({"CREATE", "UPDATE"}),
                 fail_open=True,
                 concerns=_template_asks,
+            ),
+            Hook(
+                f"quota.{_NAME}",
+                self._call("/validate"),
+                frozenset({"configmaps"}),
+                frozenset({"CREATE", "UPDATE"}),
+                fail_open=True,
+                concerns=_is_the_quota,
             ),
             *(self._hooks_of_claims() if self._claims else ()),
         )
@@ -211,6 +220,7 @@ _RULES: Final[Mapping[str, tuple[str, list[str], str, list[str]]]] = {
     "change": ("/validate", ["UPDATE"], "", ["pods", "pods/status"]),
     "bind": ("/validate", ["CREATE"], "", ["pods/binding"]),
     "warn": ("/validate", ["CREATE", "UPDATE"], "apps", _WORKLOADS),
+    "quota": ("/validate", ["CREATE", "UPDATE"], "", ["configmaps"]),
 }
 
 
@@ -264,7 +274,7 @@ def _configuration(kind: str, names: tuple[str, ...], port: int) -> Obj:
                         "resources": resources,
                     }
                 ],
-                "failurePolicy": "Ignore" if word == "warn" else "Fail",
+                "failurePolicy": "Ignore" if word in ("warn", "quota") else "Fail",
                 "sideEffects": "None",
                 "admissionReviewVersions": ["v1"],
             }
@@ -289,6 +299,11 @@ def _asks(request: Obj) -> bool:
 def _template_asks(request: Obj) -> bool:
     template = ((request["object"] or {}).get("spec") or {}).get("template") or {}
     return _names_cards(template.get("spec") or {})
+
+
+def _is_the_quota(request: Obj) -> bool:
+    found = (request["object"] or {}).get("metadata") or {}
+    return (found.get("namespace"), found.get("name")) == (NAMESPACE, QUOTA_MAP)
 
 
 def _names_cards(spec: Obj) -> bool:

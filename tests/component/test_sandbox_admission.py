@@ -12,7 +12,16 @@ import pytest
 
 from gpu_manager import ui
 from gpu_manager.cli.kubectl.main import run as kubectl
-from gpu_manager.domain.contract import ADVICE, ALLOCATION, CORE, MEMORY, RESIZE
+from gpu_manager.domain.contract import (
+    ADVICE,
+    ALLOCATION,
+    CORE,
+    MEMORY,
+    NAMESPACE,
+    QUOTA_KEY,
+    QUOTA_MAP,
+    RESIZE,
+)
 from gpu_manager.domain.errors import RequestInvalid
 from sandbox import commands
 from sandbox.admission import find_program
@@ -106,6 +115,14 @@ def test_a_workloads_own_annotations_are_judged_when_they_are_written(sandbox: S
         with pytest.raises(ApiError, match=says):
             sandbox.api.patch("deployments", "web", {"metadata": {"annotations": {key: value}}})
     sandbox.api.delete("deployments", "web")
+
+
+def test_a_quota_that_cannot_be_used_is_refused_when_it_is_stored(sandbox: Sandbox) -> None:
+    meta = {"name": QUOTA_MAP, "namespace": NAMESPACE}
+    broken = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {QUOTA_KEY: '{"a": {'}}
+    with pytest.raises(ApiError, match=r"quota\..* denied the request: .*not JSON"):
+        sandbox.api.create(broken)
+    assert sandbox.api.get("configmaps", QUOTA_MAP, NAMESPACE) is None
 
 
 def test_while_admission_is_down_other_pods_come_and_go_and_cards_wait(sandbox: Sandbox) -> None:
