@@ -23,6 +23,7 @@ from admission.quota.quota_book import QuotaBook, quota_refusal
 from admission.webhook.draft import draft_pod
 from gpu_manager.domain.cluster.quota import Quota
 from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.kube.constraints import shown_bars
 from gpu_manager.domain.kube.host_resources import HostResources
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.explain import LINE_LIMIT
@@ -64,10 +65,10 @@ def simulate(
     for pod, group in _each(groups):
         if monotonic() > ends:
             raise RequestInvalid(f"this takes more than {SECONDS:g} s: ask about fewer pods")
-        nodes = [n for n in group.nodes if n not in free or not free[n].lacks(group.host)]
-        place = trial.place(pod, nodes)
+        lacks = {n: free[n].lacks(group.host) if n in free else "" for n in group.nodes}
+        place = trial.place(pod, [n for n, lack in lacks.items() if not lack])
         if place is None:
-            refused.append({"pod": pod.pod.key, "reason": _why(trial, pod, nodes, quota, terms)})
+            refused.append({"pod": pod.pod.key, "reason": _why(trial, pod, lacks, quota, terms)})
             continue
         if place.node in free:
             free[place.node] -= group.host
@@ -114,12 +115,15 @@ def _each(groups: list[_Group]) -> Iterator[tuple[PodView, _Group]]:
 
 
 def _why(
-    trial: ExtenderSimulation, pod: PodView, nodes: list[str], quota: QuotaBook, terms: ClusterTerms
+    trial: ExtenderSimulation, pod: PodView, lacks: Mapping[str, str], quota: QuotaBook, terms: ClusterTerms
 ) -> str:
+    """Why none of the nodes takes it. ``lacks``: by node, what its host has too little of, or nothing."""
     snapshot = trial.snapshot
     if refused := refused_at_create(pod, snapshot, quota.current, terms):
         return refused
-    those = {name: snapshot.nodes[name] for name in nodes if name in snapshot.nodes}
+    those = {n: snapshot.nodes[n] for n, lack in lacks.items() if not lack and n in snapshot.nodes}
+    if not those and (barred := {n: lack for n, lack in lacks.items() if lack}):
+        return f"no node takes it: {shown_bars(barred)}"
     if not those:
         return "no node that it may go to has cards, and the host CPU, memory and pod slots left"
     asked = replace(snapshot, nodes=those)

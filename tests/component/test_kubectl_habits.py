@@ -39,7 +39,9 @@ def test_a_directory_means_the_manifests_in_it_with_f_or_without(
     assert run(["simulate", "-f", str(manifests)]) == 0
     assert "2 of 2 pods fit" in said(capsys)[0]
     assert run(["defrag", "-f", str(manifests / "a.yaml")]) == 0
-    assert "fits as things are" in said(capsys)[0]
+    answer, beside = said(capsys)
+    assert "fits as things are" in answer
+    assert "Quotas" in beside, "a pod that its quota holds is told so"
 
 
 def test_a_pod_may_be_named_with_its_kind(api: StandInApi, capsys: pytest.CaptureFixture[str]) -> None:

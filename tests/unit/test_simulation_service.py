@@ -91,7 +91,9 @@ def test_only_the_nodes_named_are_asked_and_each_host_has_only_what_it_has() -> 
     answer = ask(world, group("a", "n1", "n2", "gone", cores=10, count=5, host=(1000, 0, 1)), free=free)
     assert sorted(where for _, where, _ in places(answer)) == ["n1", "n2", "n2", "n2"]
     (refused,) = answer["refused"]
-    assert "host CPU, memory and pod slots" in refused["reason"]
+    assert refused["reason"] == (
+        'no node takes it: "n1" has less host CPU free than the 1 that the pod asks for (and 1 more node)'
+    )
 
 
 def test_a_quota_is_a_quota_here_too() -> None:

@@ -71,6 +71,7 @@ def command(
         printing.emit({**_document(pod, plan), "commands": steps})
     else:
         _show(pod, plan, steps, printing)
+        print(cluster_view.CAVEAT, file=sys.stderr)
     return 1 if plan.placement is None else 0
 
 
@@ -101,7 +102,7 @@ def _show(pod: SimPod, plan: DefragPlan, steps: Sequence[str], printing: Printin
         return
     where = f"node {plan.placement.node}, {_cards(plan.placement.cards)}"
     if not plan.moves:
-        print(printable(f"{pod.name} fits as things are: {where}"))
+        print(printable(f"{pod.name} fits as things are: {where}; explain says what else holds it"))
         return
     least = "the fewest possible" if plan.proven else "fewer may be possible: not every set was tried"
     pods = "1 pod" if len(plan.moves) == 1 else f"{len(plan.moves)} pods"
@@ -120,11 +121,7 @@ def _show(pod: SimPod, plan: DefragPlan, steps: Sequence[str], printing: Printin
                 print(printable(line))
     print("\nto do it:")
     print("\n".join(f"  {printable(step)}" for step in steps))
-    print(
-        "\nNothing was done. The cards are closed meanwhile, so that no moved pod goes back to them; if a"
-        f" step fails, open them again by the uncordon above. {cluster_view.CAVEAT}",
-        file=sys.stderr,
-    )
+    print("\nNothing was done. If a step fails, open the cards again by the uncordon above.", file=sys.stderr)
 
 
 def _cards(indices: Sequence[int]) -> str:
