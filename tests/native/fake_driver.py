@@ -154,7 +154,7 @@ def hooked() -> set[str]:
     text = re.sub(r"/\*.*?\*/", "", "".join(file.read_text() for file in files), flags=re.DOTALL)
     return set(
         re.findall(
-            r"^(?:(?:HOOK|LAUNCH)\(\w[\w\s*]*?,|CARD\(|BUS\(|WAITS(?:_FOR_HOST)?\()\s*(\w+)\s*,",
+            r"^(?:(?:HOOK|LAUNCH)\(\w[\w\s*]*?,|CARD\(|BUS\(|WAITS(?:_FOR_HOST|_FOR_EVENT)?\()\s*(\w+)\s*,",
             text,
             flags=re.MULTILINE,
         )
