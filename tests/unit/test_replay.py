@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from admission.app import _records
+from admission.config import AdmissionSettings
 from admission.replay.judges import Judges
 from admission.replay.player import Judged, Player
 from admission.replay.recorder import DecisionRecorder
@@ -17,10 +19,11 @@ from gpu_manager.adapters.record_ring import RecordRing, segments
 from gpu_manager.cli.main import PROGRAM
 from gpu_manager.domain.contract import PLACEMENT
 from gpu_manager.domain.errors import NodeUnready
-from tests.fakes.extender import UNIT, World, args, node, pod
+from tests.fakes.extender import UNIT, World, answer, args, binding, node, pod
 from tests.fakes.ports import FakeClock
 from tests.seeds import seeds
 from tests.unit.test_extender_histories import History
+from tests.unit.test_requeue import running
 
 STEPS = 60
 MIB = 1 << 20
@@ -271,3 +274,24 @@ def test_decisions_that_come_too_fast_are_left_out_and_states_are_not(tmp_path: 
     assert {one.pod for one in judged} == {"default/last"}
     assert all(one.same for one in judged)
     assert not player.passed
+
+
+def test_a_service_that_ends_has_written_what_it_decided(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = pod("p", 30)
+    with running([node("n1"), node("n2")], [waits], records=RecordRing(tmp_path, 16 * MIB)) as (one, *_):
+        given = answer(one.extender.filter(args(waits, ["n1", "n2"])))["NodeNames"]
+        one.extender.prioritize(args(waits, given))
+        assert answer(one.extender.bind(json.dumps(binding(waits, "n1")).encode())) == {"Error": ""}
+    assert run(capsys, str(tmp_path)) == (0, "3 decisions (bind 1, filter 1, prioritize 1); none differs\n")
+    first = json.loads(lines_in(tmp_path)[0])
+    assert (first["k"], first["unit"], first["minimum_cores"]) == ("ring", UNIT, 1)
+
+
+def test_a_service_decides_also_where_nothing_can_be_recorded(tmp_path: Path) -> None:
+    place = tmp_path / "file"
+    place.write_text("")
+    assert _records(AdmissionSettings(records=place)) is None
+    assert _records(AdmissionSettings(records=tmp_path / "records", records_mib=8)) is not None
+    assert _records(AdmissionSettings()) is None

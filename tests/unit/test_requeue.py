@@ -94,11 +94,12 @@ class NoRecord:
 
 
 @contextmanager
-def running(nodes, pods, *, chores=True):
+def running(nodes, pods, *, chores=True, records=None):
     """The scheduling half of the service over a cluster on paper; without its threads, who calls does them."""
     clock, api, writer = FakeClock(), FakeApi(), Writer()
     outside = ClusterAccess(
-        api, writer, SingleReplica(), NoRecord(), lambda _wanted: Watch(clock), lambda _term: "1"
+        *(api, writer, SingleReplica(), NoRecord(), lambda _wanted: Watch(clock), lambda _term: "1"),
+        records=records,
     )
     one = SchedulingController(
         AdmissionSettings(leadership=Leadership(LeaderMode.ALONE)),
