@@ -104,7 +104,7 @@ function Legend({ by }) {
 class HeatRow extends Component {
   shouldComponentUpdate(next) {
     const now = this.props;
-    return next.node !== now.node || next.by !== now.by || next.first !== now.first || next.words !== now.words || next.trends !== now.trends;
+    return next.node !== now.node || next.by !== now.by || next.first !== now.first || next.words !== now.words || next.node.cards.some(({ uuid }) => `${next.trends?.[uuid]}` !== `${now.trends?.[uuid]}`);
   }
 
   render({ node, by, first, trends }) {
