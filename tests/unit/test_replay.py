@@ -22,6 +22,7 @@ from gpu_manager.domain.errors import NodeUnready
 from tests.fakes.extender import UNIT, World, answer, args, binding, node, pod
 from tests.fakes.ports import FakeClock
 from tests.seeds import seeds
+from tests.unit.test_draining import unschedulable
 from tests.unit.test_extender_histories import History
 from tests.unit.test_requeue import running
 
@@ -295,3 +296,23 @@ def test_a_service_decides_also_where_nothing_can_be_recorded(tmp_path: Path) ->
     assert _records(AdmissionSettings(records=place)) is None
     assert _records(AdmissionSettings(records=tmp_path / "records", records_mib=8)) is not None
     assert _records(AdmissionSettings()) is None
+
+
+@pytest.mark.parametrize("unknown", [0, 2100])
+def test_drained_nodes_and_nodes_that_nobody_knows_are_inputs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], unknown: int
+) -> None:
+    """A fraction leaves the node alone that drains for a pod of four cards; also among thousands of names."""
+    recorder = recorder_in(tmp_path)
+    held = [pod("x", 60, 20, on="n1"), pod("y", 200, None, on="n2"), pod("z", 70, 20, on="n2")]
+    world = World([node("n1", 4), node("n2", 4)], held, recorder=recorder, deployed=True)
+    world.create(unschedulable(pod("big", 400, None)))
+    world.create(asking := pod("a", 40, 4))
+    names = [*(f"gone-{at}" for at in range(unknown)), "n1", "n2"]
+    scores = world.prioritize(asking, names)
+    assert max(scores, key=lambda name: scores[name]) == "n2"
+    assert world.filter(asking, names)["NodeNames"] == ["n1", "n2"]
+    recorder.write()
+    (rank,) = [json.loads(line) for line in lines_in(tmp_path) if b'"k":"rank"' in line]
+    assert rank["kept"] == {"n1": 4}
+    assert run(capsys, str(tmp_path)) == (0, "2 decisions (filter 1, prioritize 1); none differs\n")
