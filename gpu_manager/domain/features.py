@@ -98,7 +98,7 @@ PRIORITIES: Final = Feature(
     next="the bars of waiting times on a card whose kernels run out their turns",
 )  # fmt: skip
 PARTS_OF_CARDS: Final = Feature(
-    "multi-card", _ALPHA, "A container has equal parts of several cards", "several-cards.md",
+    "several-cards", _ALPHA, "A container has equal parts of several cards", "several-cards.md",
     next="tensor parallelism of a framework over halves of two cards, with NCCL, on a real node",
 )  # fmt: skip
 RESIZE: Final = Feature(
