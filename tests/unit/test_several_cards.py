@@ -229,6 +229,14 @@ def test_spread_turns_the_first_round_and_topology_puts_links_first() -> None:
     assert node.place(parts_of(2, 50, 8, placement=PlacementPolicy.TOPOLOGY)) == {"a": (0, 1)}
 
 
+def test_parts_without_room_are_told_of_beside_a_fraction_that_has_it() -> None:
+    node = Node(tree(2, (1, "NV4"))).hold((0, 50, 8))
+    fraction = ContainerRequest("b", APP, 1, Request(40, 8 * DEFAULT_UNIT))
+    asked = replace(parts_of(2, 60, 8), containers=(*parts_of(2, 60, 8).containers, fraction))
+    with pytest.raises(DoesNotFit, match='container "a": 60 cores, 2 GiB of each of 2 cards asked'):
+        node.place(asked)
+
+
 def test_topology_keeps_parts_on_the_cards_that_the_pod_uses() -> None:
     both = PodRequest(
         PodUid("p"),
