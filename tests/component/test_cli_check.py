@@ -111,7 +111,7 @@ def test_json_for_programs_has_rule_value_and_nearest(check: Check) -> None:
     ]
     assert (second["verdict"], second["name"], second["file"]) == ("legal", "fine", "pod.yaml")
     assert second["containers"] == [
-        {"name": "train", "kind": "app", "cores": 30, "cards": 0, "memory": 5368709120}
+        {"name": "train", "kind": "app", "cores": 30, "cards": 0, "parts": 1, "memory": 5368709120}
     ]
 
 

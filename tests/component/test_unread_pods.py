@@ -81,4 +81,4 @@ def test_one_that_the_agent_holds_nothing_for_holds_nothing(tmp_path: Path, *, b
         )
         with Service(world.api) as service:
             assert lingering(world) == ()
-            assert fits(service, world, "first")
+            until(lambda: fits(service, world, "first"))  # once the agent has published its cards
