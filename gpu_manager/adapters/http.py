@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import ipaddress
 import os
+import re
 import socket
 import ssl
 import threading
@@ -287,7 +288,8 @@ def checked_url(url: str) -> str:
     except ValueError:
         valid = False
     if not valid or not url.isprintable() or " " in url:
-        raise RequestInvalid(f"{url[:200]!r}, no URL: write it like https://host:port")
+        shown = re.sub(r"(?s)^(\w+://)?.*@", r"\1…@", url)  # a login is a secret
+        raise RequestInvalid(f"{shown[:200]!r}, no URL: write it like https://host:port")
     return url.rstrip("/")
 
 

@@ -329,6 +329,20 @@ def test_what_is_no_url_is_refused(url: str) -> None:
         HttpClient(url)
 
 
+@pytest.mark.parametrize(
+    ("proxy", "shown"),
+    [
+        ("socks5://me:hunter2@there:1080", "'socks5://…@there:1080'"),
+        ("me:hunter2@there", "'…@there'"),
+        ("http://me:hun/ter2@there:0", "'http://…@there:0'"),
+    ],
+)
+def test_a_proxy_that_is_no_url_is_named_without_its_password(proxy: str, shown: str) -> None:
+    with pytest.raises(RequestInvalid) as told:
+        HttpClient("http://127.0.0.1:1", proxy=proxy)
+    assert str(told.value).startswith(shown)
+
+
 def through(proxy: socket.socket, _: int) -> None:
     """A proxy of whoever is named: what follows CONNECT is passed on, else the answer tells what was asked."""
     asked = proxy.recv(65536).decode()
