@@ -130,7 +130,10 @@ def choices(*, full: bool) -> Iterator[Row]:
 
 
 def times(*, full: bool) -> Iterator[Row]:
-    """The slowest choice on a node of sixteen cards, beside the same question for one part of one card."""
+    """Time the choice of cards for equal parts of several cards: the slowest case on nodes of 16 cards.
+
+    The baseline is the slowest choice of one card for one part on the same nodes.
+    """
     chance = random.Random(5)
     worst, where, one = 0.0, "", 0.0
     for number in range(40 if full else 10):

@@ -116,8 +116,8 @@ def chosen(codes: bytes, *these: int) -> bytes:
 
 
 def beside_its_gang(names: NodeNames, fits: bytes, node: str) -> bytes:
-    """The node on which the pod fits beside the others of its gang, and no other where it is among those
-    that fit: other plugins' scores would outvote that of prioritize.
+    """Return ``fits`` with nothing but ``node``, where the pod's gang holds its place, if the pod fits there;
+    otherwise ``fits`` itself. Were other nodes offered too, other plugins' scores could outvote prioritize.
     """
     at = names.places.get(node)
     return fits if at is None or not fits[at] else bytes(place == at for place in range(len(fits)))

@@ -171,7 +171,7 @@ def _by_verdict(names: NodeNames, codes: Any) -> Line:
 
 
 def _by_score(names: NodeNames, given: Any) -> Line:
-    """The node that got the 10, and the score of every node."""
+    """The node with the highest score, 10, and the score of every node."""
     best = int(given.argmax()) if len(given) and given.max() else None
     return {
         "best": "" if best is None else names[best],

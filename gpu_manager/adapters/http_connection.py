@@ -1,4 +1,4 @@
-"""One HTTP connection: in the clear or by TLS, directly or through a proxy.
+"""A client's HTTP connection: plain or over TLS, direct or through a proxy.
 
 Python's ``http.client`` reads the answers. Requests are written and answers received here, each byte of them
 within a deadline: that of a socket holds for one piece only, and a server may send as many as it likes.

@@ -1,4 +1,4 @@
-"""Frozen values as JSON and back, by the fields of their dataclasses: what records of decisions are made of.
+"""Writes frozen dataclasses as JSON and reads them back: records of decisions consist of them.
 
 A field with its default is left out. A reader of another release passes over fields that it does not know and
 fills in defaults for those that it misses, so only a field without a default makes a value unreadable.

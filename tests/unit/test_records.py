@@ -1,4 +1,4 @@
-"""Frozen values as JSON and back, also as another release wrote them."""
+"""Frozen dataclasses are written as JSON and read back, also from the JSON of another release."""
 
 from __future__ import annotations
 

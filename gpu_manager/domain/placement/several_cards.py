@@ -24,7 +24,7 @@ from gpu_manager.domain.rules.request import PlacementPolicy
 from gpu_manager.domain.topology import Topology
 
 LINKS: Final = None
-"""The step that keeps the sets with the largest sum of links; any other step is a kind of cards to avoid."""
+"""This step keeps the sets with the best links; every other one keeps those with the fewest of its cards."""
 
 Steps = Sequence[Collection[int] | None]
 

@@ -25,8 +25,8 @@ void stream_meter_flush_context(void);
 /* Close the open spans of a stream that is about to get work other than kernels. */
 void stream_meter_passes(CUstream stream, bool per_thread);
 
-/* Close the open spans of a stream that is about to wait for an unknown time: only the driver then knows when it is
- * idle. `for_event`: for work of another stream. */
+/* Close the open spans of a stream that is about to wait for an unknown time. From then on only the driver knows when
+ * the stream is idle. `for_event`: the stream waits for an event, as a rule for work of another stream. */
 void stream_meter_waits(CUstream stream, bool per_thread, bool for_event);
 
 /* stream_meter_waits() for all streams of a context. */
