@@ -19,7 +19,7 @@ import yaml
 
 from tools.release import PLACEHOLDER, ROOT, index, source
 from tools.release.__main__ import image_module
-from tools.release.notes import NOT_RUN, notes
+from tools.release.notes import NOT_RUN, must_be_ready, notes
 from tools.release.plugin import krew
 from tools.release.provenance import statement
 from tools.release.sbom import bill
@@ -110,9 +110,35 @@ def test_a_trial_shows_its_releases_section_or_what_is_unreleased_and_that_its_k
     assert "nothing of who built them" in text
 
 
+def test_a_release_needs_a_dated_section_and_nothing_that_is_unreleased() -> None:
+    done = CHANGELOG.replace("### Added\n\n- to come\n\n", "")
+    must_be_ready(done, "1.2.3")
+    with pytest.raises(SystemExit, match=r"no heading '## 1\.2\.2 \(20"):
+        must_be_ready(done, "1.2.2")
+    for entry in ("### Added\n\n- to come\n", "- to come\n"):
+        with pytest.raises(SystemExit, match=r"move them below '## 1\.2\.3'"):
+            must_be_ready(done.replace("Unreleased\n", f"Unreleased\n\n{entry}"), "1.2.3")
+
+
+def test_a_release_is_refused_while_something_is_not_committed(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(("git", "-c", "user.name=a", "-c", "user.email=a@b", *words), cwd=tmp_path, check=True)
+
+    (tmp_path / ".gitignore").write_text("build\n")
+    git("init", "--quiet")
+    git("add", ".gitignore")
+    git("commit", "--quiet", "--message=x")
+    (tmp_path / "build").mkdir()
+    source.must_be_committed(tmp_path)
+    for number in range(4):
+        (tmp_path / f"new{number}").touch()
+    with pytest.raises(SystemExit, match="new0, new1, new2 and 1 more is in none: commit or remove it"):
+        source.must_be_committed(tmp_path)
+
+
 def test_the_notes_of_the_newest_release_fit_one_screen() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text()
-    newest = re.findall(r"(?m)^## ([0-9.]+)$", changelog)[0]
+    newest = re.findall(r"(?m)^## ([0-9.]+) \(", changelog)[0]
     assert len(notes(changelog, newest, f"sha256:{'0' * 64}", "").splitlines()) <= 50
 
 
@@ -138,12 +164,14 @@ def test_addresses_are_put_in_where_they_are_given_and_the_tree_names_none(tmp_p
             assert link["url"] == "https://host/v7/runbooks.md"
 
 
-def test_the_pages_of_a_release_show_its_own_tag(tmp_path: Path) -> None:
-    source.export("7.8.9", tmp_path / "copy", source.Published())
-    for page in ("docs/quickstart.md", "docs/zh/quickstart.md", "docs/install.md"):
-        text = (tmp_path / "copy" / page).read_text()
-        assert "image.tag=7.8.9" in text
+def test_the_pages_of_a_release_show_its_own_image_and_chart(tmp_path: Path) -> None:
+    source.export("7.8.9rc1", tmp_path / "copy", source.Published())
+    for page in ("quickstart", "zh/quickstart", "install", "upgrade", "zh/upgrade"):
+        text = (tmp_path / f"copy/docs/{page}.md").read_text()
+        assert "image.tag=7.8.9rc1" in text
+        assert "gpu-manager-7.8.9-rc1.tgz" in text
         assert "0.1.0" not in text
+    assert "targetRevision: 7.8.9-rc1" in (tmp_path / "copy/docs/beside/argocd.md").read_text()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Final
 
 from tools.release import ROOT, index
-from tools.release.notes import head, notes
+from tools.release.notes import head, must_be_ready, notes
 from tools.release.provenance import statement
 from tools.release.sbom import bill
 from tools.release.signature import signer
@@ -32,6 +32,7 @@ from tools.release.source import (
     current_tag,
     export,
     is_trial,
+    must_be_committed,
     version_of,
 )
 
@@ -55,7 +56,11 @@ def main() -> None:
     signs = signer(options.key, version)
     if not options.contact and not is_trial(version):
         sys.exit("a release names whom to tell of a vulnerability: make release CONTACT=security@example.org")
-    head((ROOT / "CHANGELOG.md").read_text("utf-8"), version)
+    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    if not is_trial(version):
+        must_be_committed()
+        must_be_ready(changelog, version)
+    head(changelog, version)
     published = Published(options.url.rstrip("/"), options.image, options.contact)
     place = ROOT / "build" / "release" / version
     shutil.rmtree(place, ignore_errors=True)
@@ -79,7 +84,6 @@ def main() -> None:
     )
     for name in BESIDE:
         shutil.copy(source / name, place)
-    changelog = (source / "CHANGELOG.md").read_text("utf-8")
     (place / "NOTES.md").write_text(notes(changelog, version, digest, signs.mark), "utf-8")
     locks = _sums(*sorted((source / "locks").iterdir()))
     built = {**_sums(*place.iterdir()), "image index": digest.removeprefix("sha256:")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 import sys
 from typing import Final
@@ -88,3 +89,21 @@ def head(changelog: str, version: str) -> str:
         if found := re.search(section, changelog, re.MULTILINE | re.DOTALL):
             return found[1].strip() or f"What is new stands in the changelog under *{title}*."
     sys.exit(f"CHANGELOG.md has no section '## {version}'")
+
+
+def must_be_ready(changelog: str, version: str) -> None:
+    """Whether the changelog is that of a release of this version: dated, and nothing is left to be released.
+
+    Raises:
+        SystemExit: it is not; the text says what to write.
+    """
+    heading = rf"^## {re.escape(version)} \([0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}\)$"
+    if not re.search(heading, changelog, re.MULTILINE):
+        sys.exit(
+            f"CHANGELOG.md has no heading '## {version} ({dt.datetime.now(dt.UTC).date()})' with its day"
+        )
+    if re.search(r"^## Unreleased\n\s*[^\s#]|^## Unreleased\n\s*###", changelog, re.MULTILINE):
+        sys.exit(
+            f"CHANGELOG.md lists changes as unreleased that this commit has: move them below '## {version}', "
+            "or tag the commit before them"
+        )

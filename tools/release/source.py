@@ -27,8 +27,12 @@ _STAMPED: Final = (
 NO_CONTACT: Final = "the contact that your release names in its `SECURITY.md`"
 """What stands in the tree where a release has an address: anybody may publish the sources."""
 _CONTACTED: Final = ("SECURITY.md", "CODE_OF_CONDUCT.md")
-_SHOWN: Final = re.compile(r"(?<=image\.tag=)0\.1\.0\b|(?<=REGISTRY/gpu-manager:)0\.1\.0\b")
-"""The tag in commands of the pages, which a release's pages give as their own."""
+_SHOWN: Final = (
+    (r"(?<=image\.tag=)0\.1\.0\b|(?<=REGISTRY/gpu-manager:)0\.1\.0\b", "{version}"),
+    (r"(?<=targetRevision: )0\.1\.0\b", "{chart}"),
+    (r"(?<=helm (?:install|upgrade) gpu-manager )deploy/helm/gpu-manager\b", "gpu-manager-{chart}.tgz"),
+)
+"""What commands of the pages name, and what a release's pages have there: its image's tag, its chart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,10 @@ def export(version: str, target: Path, published: Published, revision: str = "HE
         if published.contact:
             _replace(target / name, NO_CONTACT, published.contact)
     for page in (*(target / "docs").rglob("*.md"), target / "README.md", target / "README.zh.md"):
-        page.write_text(_SHOWN.sub(version, page.read_text("utf-8")), "utf-8")
+        text = page.read_text("utf-8")
+        for shown, own in _SHOWN:
+            text = re.sub(shown, own.format(version=version, chart=chart_version(version)), text)
+        page.write_text(text, "utf-8")
 
 
 def _of_the_chart(version: str, published: Published) -> str:
@@ -144,6 +151,22 @@ def _replace(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new), "utf-8")
 
 
+def must_be_committed(root: Path = ROOT) -> None:
+    """A release is what its commit holds, and nothing else.
+
+    Args:
+        root: of the checkout.
+
+    Raises:
+        SystemExit: tracked files are changed, or files lie beside them that nobody ignores.
+    """
+    changed = _git("status", "--porcelain", at=root).stdout.decode().splitlines()
+    if changed:
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        names = ", ".join(line[3:] for line in changed[:3])
+        sys.exit(f"a release is built from a commit alone, and {names}{more} is in none: commit or remove it")
+
+
 def commit() -> str:
     """The commit's full name."""
     return _git("rev-parse", "HEAD").stdout.decode().strip()
@@ -154,5 +177,5 @@ def commit_time() -> str:
     return _git("log", "-1", "--format=%ct").stdout.decode().strip()
 
 
-def _git(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(("git", *arguments), cwd=ROOT, capture_output=True, check=check)
+def _git(*arguments: str, check: bool = True, at: Path = ROOT) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(("git", *arguments), cwd=at, capture_output=True, check=check)
