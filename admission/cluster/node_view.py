@@ -19,6 +19,7 @@ from gpu_manager.domain.cluster.node_json import NodeReport, read_node, what_cou
 from gpu_manager.domain.cluster.pod_charges import allocations_of, card_by_index
 from gpu_manager.domain.contract import CORE, DRA_DRIVER, MEMORY
 from gpu_manager.domain.kube.constraints import OPEN, NodeConstraints, node_constraints
+from gpu_manager.domain.kube.host_resources import ANY, HostResources
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Ledger
 from gpu_manager.domain.placement.place import find
@@ -54,6 +55,17 @@ class NodeView(NodeBooks):
     ids: KubeletIds | None = None
     numa_ids: NumaIds | None = None
     kept: KeptFor | None = None
+
+    @property
+    def host(self) -> HostResources:
+        """What its pods leave of its host; only the CPU is known."""
+        return ANY if self.cpu is None else replace(ANY, cpu=self.cpu)
+
+    def bars(self, pod: PodView) -> str:
+        """What besides cards keeps the pod off, in kube-scheduler's judgement; a phrase after the node's
+        name, empty if nothing does.
+        """
+        return self.constraints.bars(pod.constraints) or self.host.lacks(pod.host)
 
     def awaits(self, pod: PodUid, priority: int) -> tuple[PodView, ...]:
         """Pods nominated here that ``pod`` must leave room for."""

@@ -18,6 +18,7 @@ from gpu_manager.domain.contract import RESIZE, RESIZED, TEMPLATE_SIZE
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.kube import host_resources
 from gpu_manager.domain.kube.constraints import ANYWHERE, PodConstraints, pod_constraints
+from gpu_manager.domain.kube.host_resources import HostResources
 from gpu_manager.domain.kube.pod import POD_SCHEDULED, UNSCHEDULABLE, Pod, parse_pod
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.rules.pod_request import booked_request, judged_request
@@ -46,6 +47,11 @@ class PodView(PlacedPod):
     verdict: int = 0
     said: str = ""
     gates: tuple[str, ...] = ()
+
+    @property
+    def host(self) -> HostResources:
+        """What it requests of a node's host; only the CPU is kept."""
+        return HostResources(cpu=self.cpu, pods=1)
 
     @property
     def lent(self) -> bool:

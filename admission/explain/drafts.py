@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from admission.cluster.pod_view import PodView, pod_view
+from admission.cluster.pod_view import asked as asked_cpu
 from admission.cluster.snapshot import ClusterState
 from admission.config import ClusterTerms
 from admission.explain.claims import ClaimingPod, claiming_pod
@@ -105,7 +106,7 @@ def drafted(
     meta = {"namespace": view.pod.namespace, "name": view.pod.name}
     asked = {"resourceClaims": mapping(template.get("spec")).get("resourceClaims")}
     return DraftedPod(
-        replace(view, constraints=pod_constraints(template.get("spec"))),
+        replace(view, cpu=asked_cpu(template), constraints=pod_constraints(template.get("spec"))),
         claiming_pod({"metadata": meta, "spec": asked}),
         claims,
         "; ".join(one.message for one in protected_past_scheduler(pod, terms)),

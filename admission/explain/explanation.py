@@ -271,7 +271,7 @@ def _opened(question: FeasibilityCheck, view: NodeView) -> NodeView:
 
 
 def _judged(view: NodeView, fit: Fit | Unfit, occupant: PodView) -> JudgedNode:
-    bars = view.constraints.bars(occupant.constraints)
+    bars = view.bars(occupant)
     if bars and (isinstance(fit, Fit) or not fit.lasting):
         return JudgedNode(view, fit, bars, BARRED)
     return JudgedNode(view, fit, bars, FITS if isinstance(fit, Fit) else fit.value)
@@ -279,9 +279,7 @@ def _judged(view: NodeView, fit: Fit | Unfit, occupant: PodView) -> JudgedNode:
 
 def _lent(occupant: PodView, gpus: Fraction, snapshot: Snapshot) -> Explanation:
     """One that asks for whole cards under NVIDIA's name."""
-    barred = {
-        v.name: bars for v in snapshot.nodes.values() if (bars := v.constraints.bars(occupant.constraints))
-    }
+    barred = {v.name: bars for v in snapshot.nodes.values() if (bars := v.bars(occupant))}
     nodes = [view for name, view in snapshot.nodes.items() if name not in barred]
     line, room = explain_gpus(gpus, ((view.node, view.ledger) for view in nodes))
     counts = {FITS: room, Unfit.ROOM.value: len(nodes) - room, BARRED: len(barred)}

@@ -23,6 +23,7 @@ from gpu_manager.domain.cluster.quota import ANY_SIZE, EXCEEDED, ContainerMax, N
 from gpu_manager.domain.cluster.quota import refusal as refused_by_quota
 from gpu_manager.domain.contract import GPU_MODEL, GPU_UUID, PRIORITY
 from gpu_manager.domain.errors import printable, quoted
+from gpu_manager.domain.kube.host_resources import THOUSANDTHS
 from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.explain import LINE_LIMIT, explain_placement
 from gpu_manager.domain.placement.numa import most_together
@@ -122,7 +123,7 @@ def cheapest_remedy(
         *_allow_more(case, found),
         *_ask_less(case, question, found),
         *_unprotected(case, found),
-        *_let_in(judged),
+        *_let_in(case, judged),
     ]
     if own:
         return min(own, key=lambda cure: (cure.cost, cure.text))
@@ -139,13 +140,24 @@ def _unlike(found: Found) -> Found:
     return list(reversed(kinds.values()))[:_MOST_KINDS]
 
 
-def _let_in(judged: Sequence[JudgedNode]) -> Iterator[Remedy]:
-    """The first node with room that something written on it keeps the pod off."""
-    for view, fit, bars, _ in judged:
-        if bars and isinstance(fit, Fit):
-            text = f"open node {printable(view.name)} to it: it has room, but {bars}"
-            yield Remedy(_LET_IN, text[:LINE_LIMIT])
-            return
+def _let_in(case: WaitingPod, judged: Sequence[JudgedNode]) -> Iterator[Remedy]:
+    """Of the nodes whose cards have room: the first that something written on it keeps the pod off, and the
+    one with the most host CPU of those that have too little of it.
+    """
+    barred = [one for one in judged if one.bars and isinstance(one.fit, Fit)]
+    closed = [one for one in barred if one.view.constraints.bars(case.occupant.constraints)]
+    for view, _, bars, _ in closed[:1]:
+        text = f"open node {printable(view.name)} to it: it has room, but {bars}"
+        yield Remedy(_LET_IN, text[:LINE_LIMIT])
+    short = [one.view for one in barred if one not in closed]
+    if not short:
+        return
+    most, asked = max(short, key=lambda view: view.host.cpu), case.occupant.cpu
+    if (left := most.host.cpu) > 0:
+        cpu = f"ask {left / THOUSANDTHS:g} of host CPU instead of {asked / THOUSANDTHS:g}"
+        yield Remedy(1 - Fraction(left, asked), f"{cpu} (then node {printable(most.name)} takes it)")
+    else:
+        yield Remedy(_OTHERS, f"{WAIT}: no node whose cards have room for it has host CPU left")
 
 
 def _by_others(

@@ -99,7 +99,7 @@ def explain_copies(
             return count, replace(first, line=f"{count} of {copies} copies fit now; more were not tried")
         one = replace(pod, pod=replace(pod.pod, uid=PodUid(f"(what if) {count}")))
         views = trial.snapshot.nodes.values()
-        if trial.place(one, [v.name for v in views if not v.constraints.bars(pod.constraints)]) is None:
+        if trial.place(one, [v.name for v in views if not v.bars(one)]) is None:
             judge, snapshot = FeasibilityJudge(), trial.snapshot
             waits = explain(one, snapshot, quota, judge, terms.minimum_cores, everywhere=everywhere)
             line = f"{count} of {copies} copies fit now; the next {waits.line}"

@@ -26,7 +26,6 @@ from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.contract import CORE, PLACEHOLDER
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.constraints import PodConstraints, pod_constraints
-from gpu_manager.domain.kube.host_resources import ANY, HostResources
 from gpu_manager.domain.resources import CORES_PER_CARD, ZERO, Amount
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.untrusted import mapping, text
@@ -216,8 +215,7 @@ class Placeholders:
             if held and not _within_quota(judge.ask(one, request, snapshot, held), views, spent):
                 continue  # more cards would not help it
             if trial.place(one, (view.name for view in views)) is None:
-                host = HostResources(cpu=one.cpu, pods=1)
-                yield SimPod(one.uid, one.pod.key, request, constraints=one.constraints, host=host)
+                yield SimPod(one.uid, one.pod.key, request, constraints=one.constraints, host=one.host)
 
 
 def _within_quota(
@@ -237,18 +235,13 @@ def _within_quota(
 
 
 def _sim_node(view: NodeView) -> SimNode:
-    host = (
-        ANY
-        if view.cpu is None
-        else HostResources(view.cpu, ANY.memory, ANY.pods, ANY.core_ids, ANY.memory_ids)
-    )
     return SimNode(
         view.name,
         view.node.cards,
         view.node.topology,
         view.ledger,
         constraints=view.constraints,
-        host=host,
+        host=view.host,
         features=view.node.features,
     )
 

@@ -20,7 +20,7 @@ from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.store import Store
-from gpu_manager.services.allocation.books import Key
+from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse
 from gpu_manager.services.metrics import ServiceMetrics
 
@@ -70,6 +70,7 @@ class SizeAdviser:
         self._local: Mapping[PodUid, Pod] = {}
         self._walked = self._saved = clock.monotonic()
         self._shares: tuple[ShareUse, ...] | None = None
+        self._grants: Mapping[Key, Grant] | None = None
         self.told: tuple[Sized, ...] = ()
 
     def restore(self) -> None:
@@ -90,9 +91,10 @@ class SizeAdviser:
     def add(self, sample: Sample, unit: int) -> None:
         """Take in a sample of usage; ``unit`` is bytes of a unit of memory."""
         walk = sample.at - self._walked >= (WALK_SECONDS if self.told else FIRST_SECONDS)
-        if sample.shares is self._shares and not walk:
+        booked = sample.grants is not self._grants  # another size of a container is told at once
+        if sample.shares is self._shares and not (walk or booked):
             return
-        self._shares = sample.shares
+        self._shares, self._grants = sample.shares, sample.grants
         now = self._clock.now()
         if walk:
             self._walked = sample.at
@@ -101,9 +103,10 @@ class SizeAdviser:
             self._look(use, sample, now, walk=walk)
         if walk:
             self._forget(sample, now)
+        if walk or (booked and self.told):
             self.told = tuple(self._sized(sample, now, unit))
-            if sample.at - self._saved >= SAVE_SECONDS:
-                self._save(sample.at)
+        if walk and sample.at - self._saved >= SAVE_SECONDS:
+            self._save(sample.at)
 
     def _look(self, use: ShareUse, sample: Sample, now: float, *, walk: bool) -> None:
         before = self._seen.get(use.key)

@@ -41,6 +41,18 @@ pytestmark = pytest.mark.usefixtures("kubectl_login")
 ADMISSION = "/api/v1/namespaces/kube-system/services/https:gpu-quota-admission:443/proxy"
 
 
+def test_a_node_without_the_host_cpu_of_a_manifest_keeps_its_pod_off(
+    api: StandInApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    a_node(api, cards=1, cpu="2")
+    file = tmp_path / "web.json"
+    made = pod("web", container("c", 30, 8))
+    made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "3"}
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, **made}))
+    assert run(["explain", "-f", str(file), "--admission", "-"]) == 1
+    assert '"n1" has less host CPU free than the 3 that the pod asks for' in said(capsys)[0]
+
+
 def test_explain_judges_a_manifest_that_is_not_created(
     api: StandInApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

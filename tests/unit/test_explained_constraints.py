@@ -1,7 +1,8 @@
-"""An explanation minds what kube-scheduler minds of nodes before it asks an extender: cordons, taints, labels."""
+"""An explanation minds what kube-scheduler minds of nodes before it asks an extender: cordons, taints, labels, host CPU."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from admission.cluster.pod_view import pod_view, read_pod_view
 from admission.cluster.snapshot import NODES
 from admission.cluster.trim import slim_node, slim_pod
+from admission.config import ClusterTerms
+from admission.explain.drafts import read_draft
 from admission.explain.explanation import Explanation, explain
 from admission.explain.views import as_json, as_text
 from gpu_manager.domain.contract import NVIDIA
@@ -146,3 +149,36 @@ def test_a_node_whose_cards_all_go_by_claims_is_not_waited_for() -> None:
     )
     split = why(World([node("n1", claimed=[0])]), pod("a"))
     assert split.counts == {"fits": 1}
+
+
+def with_cpu(obj: Obj, cpu: str) -> Obj:
+    allocatable = {**obj["status"].get("allocatable", {}), "cpu": cpu}
+    return {**obj, "status": {**obj["status"], "allocatable": allocatable}}
+
+
+def asks_cpu(obj: Obj, cpu: str) -> Obj:
+    [one] = obj["spec"]["containers"]
+    resources = {**one["resources"], "requests": {"cpu": cpu}}
+    return wants(obj, containers=[{**one, "resources": resources}])
+
+
+def test_a_node_without_the_host_cpu_that_the_pod_asks_for_keeps_it_off() -> None:
+    nodes = [with_cpu(node("n1"), "4"), with_cpu(node("n2"), "8")]
+    world = World(nodes, [asks_cpu(pod("x", 10, 1, on="n2"), "6500m")])
+    assert why(world, asks_cpu(pod("a"), "4")).counts == {"fits": 1, "barred": 1}
+    told = why(world, asks_cpu(pod("a"), "5"))
+    says = "has less host CPU free than the 5 that the pod asks for"
+    assert told.counts == {"barred": 2}
+    assert told.line == (
+        f'waits: of 2 nodes, 2 keep it off ("n1" {says} (and 1 more node)). '
+        "Smallest change: ask 4 of host CPU instead of 5 (then node n1 takes it)"
+    )
+    full = World([with_cpu(node("n1"), "4")], [asks_cpu(pod("x", 10, 1, on="n1"), "4")])
+    end = "wait for pods to end: no node whose cards have room for it has host CPU left"
+    assert why(full, asks_cpu(pod("a"), "1")).change == end
+    assert why(full, pod("a")).counts == {"fits": 1}
+
+
+def test_the_host_cpu_of_a_manifest_counts() -> None:
+    manifest = {"kind": "Pod", **asks_cpu(pod("a"), "4500m")}
+    assert read_draft(json.dumps(manifest).encode(), ClusterTerms()).view.host.cpu == 4500

@@ -93,6 +93,15 @@ def test_after_a_start_advice_is_told_within_seconds() -> None:
     assert [one.workload[1] for one in node.adviser.told] == ["Pod/p"]
 
 
+def test_another_size_is_told_at_once() -> None:
+    node = Node()
+    node.run("p")
+    node.pass_(2 * WALK_SECONDS)
+    node.shares = [replace(SHARE, amount=Amount(25, 4 * GIB))]
+    node.pass_(1)
+    assert [one.given for one in node.adviser.told] == [Amount(25, 4 * GIB)]
+
+
 def test_time_in_flight_that_neighbours_stretch_is_no_pause() -> None:
     node = Node()
     node.run("p")

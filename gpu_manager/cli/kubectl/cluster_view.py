@@ -67,7 +67,7 @@ class ClusterView:
     nodes: tuple[SimNode, ...]
     budgets: tuple[DisruptionAllowance, ...]
     pods: tuple[Pod, ...]
-    hosts: _HostReader
+    hosts: HostReader
     priorities: Mapping[str, int]
     unit: int  # bytes of one unit of memory, as most nodes count
     namespace: str = "default"
@@ -107,7 +107,7 @@ def read_view(source: str, access: Access, namespace: str = "") -> ClusterView:
     """Read the cluster. Raises RequestInvalid for a malformed file, NodeUnready for an API server."""
     from gpu_manager.adapters.kube import reading  # noqa: PLC0415  # heavy
 
-    hosts = _HostReader()
+    hosts = HostReader()
     if source:
         unread = Unread()
         saved = _saved(source, unread)
@@ -129,7 +129,7 @@ def read_view(source: str, access: Access, namespace: str = "") -> ClusterView:
         return _view(cluster, budgets, hosts, _classes(login), login.namespace)
 
 
-class _HostReader:
+class HostReader:
     """Collects hosts' CPU and memory while objects pass, of pods without cards too."""
 
     def __init__(self) -> None:
@@ -164,6 +164,10 @@ class _HostReader:
     def constraints(self, node: str) -> NodeConstraints:
         """The node's scheduling constraints."""
         return self._constraints.get(node, NodeConstraints(node))
+
+    def bars(self, node: str, pod: PodDetails) -> str:
+        """What besides cards keeps a pod without a node off this one, as a phrase after the node's name."""
+        return self.constraints(node).bars(pod.constraints) or self.left(node).lacks(pod.host)
 
     def left(self, node: str) -> HostResources:
         """CPU, memory and pod slots that the node's pods leave free."""
@@ -218,7 +222,7 @@ def _pieces(name: str, begin: bytes, file: IO[bytes]) -> Iterator[bytes]:
 def _view(
     cluster: ClusterReader,
     budget_objects: Sequence[Mapping[str, Any]],
-    hosts: _HostReader,
+    hosts: HostReader,
     class_objects: Sequence[Mapping[str, Any]],
     namespace: str,
 ) -> ClusterView:
@@ -239,7 +243,7 @@ def _claimants(books: NodeBooks) -> tuple[str, ...]:
     return tuple(sorted({f"{claim.namespace}/{pod}" for claim in held for _, pod in claim.pods}))
 
 
-def _constraints_of(books: NodeBooks, hosts: _HostReader, unit: int) -> NodeConstraints:
+def _constraints_of(books: NodeBooks, hosts: HostReader, unit: int) -> NodeConstraints:
     """The node's constraints; one with another memory unit, or without an agent that serves, is closed as for
     the extender.
     """
@@ -263,7 +267,7 @@ def _priorities(objects: Sequence[Mapping[str, Any]]) -> Mapping[str, int]:
     return found
 
 
-def _sim_node(books: NodeBooks, constraints: NodeConstraints, hosts: _HostReader) -> SimNode:
+def _sim_node(books: NodeBooks, constraints: NodeConstraints, hosts: HostReader) -> SimNode:
     pods = {
         uid: _running(charge.pod, books.node.unit, hosts.details.get(uid))
         for uid, charge in books.charges.items()

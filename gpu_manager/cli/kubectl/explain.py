@@ -20,7 +20,7 @@ from gpu_manager.domain.cluster.node_books import NodeBooks
 from gpu_manager.domain.cluster.pod_holder import Hold, HoldFacts, find_holder, gates_of, is_older
 from gpu_manager.domain.cluster.usage_json import longest_beside, read_usage, ungated_beside
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable, quoted
-from gpu_manager.domain.kube.constraints import node_constraints, pod_constraints, shown_bars
+from gpu_manager.domain.kube.constraints import shown_bars
 from gpu_manager.domain.kube.pod import POD_SCHEDULED, Pod, parse_pod
 from gpu_manager.domain.placement.explain import (
     Refusal,
@@ -227,14 +227,16 @@ def _with_end(
 def _here(login: Login, asked: _Asked) -> Mapping[str, Any]:
     """The explanation computed here, in the shape of the service's answer."""
     from gpu_manager.adapters.kube.reading import cluster_of, list_nodes, list_pods, read_claims  # noqa: PLC0415  # as in log_in
+    from gpu_manager.cli.kubectl.cluster_view import HostReader, PodDetails  # noqa: PLC0415  # as in log_in
 
     pod, connection = asked.pod, login.connection
-    objects = list(list_nodes(connection))
-    cluster = cluster_of(objects, list_pods(connection), *read_claims(connection, objects), connection.told)
+    objects, hosts = list(list_nodes(connection)), HostReader()
+    claims = read_claims(connection, objects)
+    cluster = cluster_of(hosts.nodes(objects), hosts.pods(list_pods(connection)), *claims, connection.told)
     service.tell_unread_claims(cluster)
     books = cluster.with_cards
-    wishes = pod_constraints(asked.manifest.get("spec"))
-    bars = {node.name: why for node in map(node_constraints, objects) if (why := node.bars(wishes))}
+    wishes = PodDetails.of(asked.manifest)
+    bars = {one.name: why for one in books if (why := hosts.bars(one.name, wishes))}
     if not (pod.asks or pod.node) and (strange := asks_strangely(pod)):
         return _explained(pod, strange, {"never": len(books)}, len(books))
     if (gpus := gpus_of(pod)) and not pod.node:
