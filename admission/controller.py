@@ -45,7 +45,14 @@ from admission.quota.claim_creations import ClaimCreations
 from admission.quota_controller import QuotaController
 from admission.replay.recorder import DecisionRecorder
 from admission.serving.https_server import HttpsServer
-from gpu_manager.domain.contract import EVENT_BYPASSED, EVENT_UNREADABLE, LEADER_LABEL, QUOTA_SEEN
+from gpu_manager.domain.contract import (
+    EVENT_BYPASSED,
+    EVENT_UNREADABLE,
+    FEATURES,
+    LEADER_LABEL,
+    QUOTA_SEEN,
+    RELEASE_FEATURES,
+)
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.resize.owners import KINDS
@@ -232,6 +239,10 @@ class SchedulingController:
     def start(self) -> None:
         """Begin; does not wait for the API server."""
         self._access.writer.start()
+        own = self._settings.leadership.pod
+        if own:  # what the image can do, the image says: a chart does not know which one it runs
+            features = ",".join(sorted(RELEASE_FEATURES))
+            self._access.writer.annotate_named(self._settings.namespace, own, {FEATURES: features})
         if self._is_labelled:
             self._label(None)  # one that was killed while it led has left it on
         for watch in self._watches.values():

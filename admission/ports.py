@@ -71,6 +71,9 @@ class Writer(EventSender, Protocol):
     def label(self, namespace: str, name: str, key: str, value: str | None) -> None:
         """Give a pod a label, or take it away."""
 
+    def annotate_named(self, namespace: str, name: str, annotations: Mapping[str, str]) -> None:
+        """Merge annotations into the pod of that name."""
+
     def close(self) -> None:
         """End."""
 

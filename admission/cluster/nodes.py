@@ -24,7 +24,7 @@ from gpu_manager.domain.cluster.claims import ClaimCharge, KnownClaim
 from gpu_manager.domain.cluster.node_books import Used
 from gpu_manager.domain.cluster.node_json import NodeReport
 from gpu_manager.domain.cluster.pod_charges import Charge
-from gpu_manager.domain.contract import MULTI_CARD, TerminatingShare
+from gpu_manager.domain.contract import RELEASE_FEATURES, TerminatingShare
 from gpu_manager.domain.dra.demand import OfferedCards
 from gpu_manager.domain.kube.constraints import node_constraints
 from gpu_manager.domain.resources import ZERO, Amount
@@ -171,7 +171,7 @@ class Nodes:
 
     def imagined(self, obj: Mapping[str, Any]) -> NodeView:
         """An empty node by its object alone, from its capacity where it has no inventory."""
-        facts = facts_by_capacity(obj, self._unit, self._intern, frozenset({MULTI_CARD}))
+        facts = facts_by_capacity(obj, self._unit, self._intern, RELEASE_FEATURES)
         return build_view(facts, (), (), self._intern, cpu=facts.cpu)
 
     def report(self, name: str) -> NodeReport | None:

@@ -30,7 +30,7 @@ class OtherPods:
         self._pods: dict[PodUid, tuple[str, int, bool | None]] = {}
         self._used: dict[str, int] = {}
         self._agents: dict[str, dict[PodUid, bool]] = {}  # node → the agents' pods there: ready?
-        self._replicas: dict[PodUid, tuple[str, frozenset[str]]] = {}  # of this service: name, features
+        self._replicas: dict[PodUid, tuple[str, frozenset[str]]] = {}  # of this service that may serve
 
     def cpu(self, node: str) -> int:
         """Thousandths of a CPU that these pods take of a node."""
@@ -46,19 +46,26 @@ class OtherPods:
         node = text(at(obj, "spec").get("nodeName"))
         if not uid or not node or at(obj, "status").get("phase") in _ENDED:
             return self.drop(uid)
+        self._note_replica(uid, obj)
         cpu, ready = asked(obj), self._agent_ready(obj)
         if self._pods.get(uid) == (node, cpu, ready):
             return set()
-        touched = self.drop(uid)
-        if self._is_of(obj, ADMISSION):
-            features = text(annotations_of(obj).get(FEATURES)).split(",")
-            name = f"{self._namespace}/{at(obj, 'metadata').get('name')}"
-            self._replicas[uid] = name, frozenset(map(str.strip, features))
+        touched = self._forget(uid)
         self._pods[uid] = node, cpu, ready
         self._used[node] = self._used.get(node, 0) + cpu
         if ready is not None:
             self._agents.setdefault(node, {})[uid] = ready
         return touched | {node}
+
+    def _note_replica(self, uid: PodUid, obj: Mapping[str, Any]) -> None:
+        """One whose containers have not started is called by no API server, whatever release it is of."""
+        statuses = mappings(at(obj, "status").get("containerStatuses")) if self._is_of(obj, ADMISSION) else ()
+        if statuses and all(one.get("started") is True for one in statuses):
+            features = text(annotations_of(obj).get(FEATURES)).split(",")
+            name = f"{self._namespace}/{at(obj, 'metadata').get('name')}"
+            self._replicas[uid] = name, frozenset(map(str.strip, features))
+        else:
+            self._replicas.pop(uid, None)
 
     def _agent_ready(self, obj: Mapping[str, Any]) -> bool | None:
         """None for a pod that is no agent's, or of which no kubelet has said anything."""
@@ -72,7 +79,7 @@ class OtherPods:
         return meta.get("namespace") == self._namespace and at(meta, "labels").get(COMPONENT) == component
 
     def without_feature(self, feature: str) -> str:
-        """A replica of this service whose pod does not name the feature; empty for none."""
+        """A replica of this service that runs, and whose pod does not name the feature; empty for none."""
         return min(
             (name for name, features in self._replicas.values() if feature not in features), default=""
         )
@@ -80,6 +87,9 @@ class OtherPods:
     def drop(self, uid: PodUid) -> set[str]:
         """The pod is gone."""
         self._replicas.pop(uid, None)
+        return self._forget(uid)
+
+    def _forget(self, uid: PodUid) -> set[str]:
         node, cpu, ready = self._pods.pop(uid, ("", 0, None))
         if not node:
             return set()

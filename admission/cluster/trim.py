@@ -34,9 +34,9 @@ def slim_pod(obj: Obj) -> Obj | None:
     """A core/v1 Pod reduced to the fields read here; None if it is on no node and names neither a card
     resource nor a ResourceClaim.
 
-    Of a pod on a node that requests no card, its CPU request is kept, of an agent's pod whether its
-    containers are ready, and of a replica of this service its features; a pod that requests
-    ``nvidia.com/gpu`` may have a card there.
+    Of a pod on a node that requests no card, its CPU request is kept, of an agent and of a replica of this
+    service also the states of its containers and its features; a pod that requests ``nvidia.com/gpu`` may
+    have a card there.
     """
     meta, spec = mapping(obj.get("metadata")), mapping(obj.get("spec"))
     groups = {group: mappings(spec.get(group)) for group in _GROUPS}
@@ -47,7 +47,7 @@ def slim_pod(obj: Obj) -> Obj | None:
             return _claiming(meta, spec, mapping(obj.get("status"))) if spec.get("resourceClaims") else None
         small = {name: [_picked(c, _OTHERS) for c in group] for name, group in groups.items() if group}
         component = mapping(meta.get("labels")).get(COMPONENT)
-        agent, ours = component == AGENT, component in (AGENT, ADMISSION)
+        ours = component in (AGENT, ADMISSION)
         features = _picked(mapping(meta.get("annotations")), (FEATURES,)) if ours else {}
         return {
             "metadata": {
@@ -56,7 +56,7 @@ def slim_pod(obj: Obj) -> Obj | None:
             },
             "spec": {**_picked(spec, ("nodeName", "overhead", "resources")), **small},
             "status": _picked(
-                mapping(obj.get("status")), ("phase", "containerStatuses") if agent else ("phase",)
+                mapping(obj.get("status")), ("phase", "containerStatuses") if ours else ("phase",)
             ),
         }
     containers = {name: [_picked(c, _CONTAINER) for c in group] for name, group in groups.items()}

@@ -35,8 +35,8 @@ _KINDS_SECONDS = 1.0
 _BY_VARIABLE = "nvidia"  # the strategy by which NVIDIA's runtime injects the cards that a variable names
 _NOT_HELD = "this replica holds no claims to quotas, and is about to be replaced: create the claim again"
 _OLD_REPLICA = (
-    f"replica {{name}} of the admission service is of an earlier release (its pod has no {MULTI_CARD} in "
-    f"annotation {FEATURES}, which the chart writes)"
+    f"replica {{name}} of the admission service has not written {MULTI_CARD} into annotation {FEATURES} of "
+    "its pod: it is of an earlier release, has just started, or may not write there (upgrade the chart too)"
 )
 _MOST_KINDS = 64  # kinds of nodes that are asked; a cluster with more gets no warning
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from admission.config import LeaderMode, Leadership
-from gpu_manager.domain.contract import LEADER_LABEL, LEADER_SINCE
+from gpu_manager.domain.contract import FEATURES, LEADER_LABEL, LEADER_SINCE, MULTI_CARD
 from sandbox.api import StandInApi
 from tests.fakes.admission import NODES, Process, Service, booked, cluster, create, known
 from tests.fakes.sandbox import until
@@ -178,6 +178,22 @@ def test_the_leader_labels_its_pod_and_gives_its_lease_back(api: StandInApi, ser
     lease = api.get("leases", "gpu-quota-admission", "kube-system")
     assert lease is not None
     assert lease["spec"]["holderIdentity"].startswith("two_")
+
+
+def test_each_replica_writes_what_it_can_do_into_its_own_pod(api: StandInApi, serve: Serve) -> None:
+    spec = {"containers": [{"name": "c", "image": "i"}]}
+    for name in ("one", "two"):
+        meta = {"name": name, "namespace": "kube-system"}
+        api.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+
+    def written(name: str) -> Any:
+        meta = (api.get("pods", name, "kube-system") or {})["metadata"]
+        return (meta.get("annotations") or {}).get(FEATURES)
+
+    api.fail(1, 403, match="patch pods/one")
+    serve(Leadership(LeaderMode.LEASE, pod="one"))
+    until(lambda: written("one") == MULTI_CARD)
+    assert written("two") is None
 
 
 def replicas(api: StandInApi, serve: Serve) -> tuple[Service, Service]:

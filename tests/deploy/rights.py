@@ -159,6 +159,12 @@ OWN: Final = (
         f"{SYSTEM}/pods/gpu-quota-admission-x",
         _annotated(contract.LEADER_SINCE),
     ),
+    Write(
+        "admission",
+        "what its release can do, on its own pod",
+        f"{SYSTEM}/pods/gpu-quota-admission-x",
+        _annotated(contract.FEATURES, contract.MULTI_CARD),
+    ),
     Write("admission", "its Lease", LEASES, _LEASE | {"metadata": {"name": "gpu-quota-admission"}}, "POST"),
     Write(
         "admission",
@@ -318,6 +324,7 @@ PAST: Final = (
         {"metadata": {"labels": {contract.LEADER_LABEL: "true"}}},
     ),
     Write("admission", "what the agent says it booked", _THEIRS, _annotated(contract.ALLOCATION, "{}")),
+    Write("admission", "a feature of a system pod", f"{SYSTEM}/pods/dns", _annotated(contract.FEATURES)),
     Write("admission", "a foreign annotation", _THEIRS, _annotated("x")),
     Write("admission", "a finalizer", _THEIRS, {"metadata": {"finalizers": ["x.io/y"]}}),
     Write("admission", "the end of a pod", _THEIRS, {"spec": {"activeDeadlineSeconds": 1}}),

@@ -81,9 +81,14 @@ def test_it_changes_no_specification_label_finalizer_or_owner() -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "key"), [("labels", contract.LEADER_LABEL), ("annotations", contract.LEADER_SINCE)]
+    ("where", "key"),
+    [
+        ("labels", contract.LEADER_LABEL),
+        ("annotations", contract.LEADER_SINCE),
+        ("annotations", contract.FEATURES),
+    ],
 )
-def test_the_marks_of_the_leader_are_for_its_own_pods(where: str, key: str) -> None:
+def test_the_marks_of_a_replica_are_for_its_own_pods(where: str, key: str) -> None:
     own = plain(namespace="kube-system")
     own["spec"]["serviceAccountName"] = "gpu-quota-admission"
     labelled = copy.deepcopy(own)

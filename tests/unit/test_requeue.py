@@ -78,6 +78,9 @@ class Writer:
     def label(self, namespace, name, key, value):
         pass
 
+    def annotate_named(self, namespace, name, annotations):
+        pass
+
     def wait_for(self, *names):
         with self.changed:
             assert self.changed.wait_for(lambda: set(names) <= self.touched.keys(), DEADLINE), self.touched

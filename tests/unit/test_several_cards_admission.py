@@ -39,13 +39,19 @@ def halves(name: str = "train", core: object = 100, memory: object = 16, **more:
 
 
 def replica(
-    name: str, *, features: str | None = MULTI_CARD, namespace: str = NAMESPACE, where: str = "n1"
+    name: str, *, features: str | None = MULTI_CARD, namespace: str = NAMESPACE, started: bool | None = True
 ) -> Obj:
-    """A pod of the admission service as the watch passes it on."""
+    """A pod of the admission service as the watch passes it on; ``started``: None before its kubelet says
+    anything.
+    """
     meta: Obj = {"name": name, "namespace": namespace, "uid": name, "labels": {COMPONENT: ADMISSION}}
     if features is not None:
         meta["annotations"] = {FEATURES: features}
-    found = slim_pod({"metadata": meta, "spec": {"nodeName": where, "containers": [{"name": "admission"}]}})
+    status: Obj = (
+        {} if started is None else {"containerStatuses": [{"name": "admission", "started": started}]}
+    )
+    spec = {"nodeName": "n1", "containers": [{"name": "admission"}]}
+    found = slim_pod({"metadata": meta, "spec": spec, "status": status})
     assert found is not None
     return dict(found)
 
@@ -74,8 +80,9 @@ def test_until_every_replica_can_the_annotation_is_refused_with_that_sentence() 
     refused = mutated(known(replica("a"), replica("b", features=None)), ANNOTATED)
     assert not refused["allowed"]
     assert refused["status"]["message"] == (
-        "annotation tencent.com/vcuda-cards is not taken yet: replica kube-system/b of the admission service is of an "
-        "earlier release (its pod has no multi-card in annotation tencent.com/vcuda-features, which the chart writes)"
+        "annotation tencent.com/vcuda-cards is not taken yet: replica kube-system/b of the admission service has not "
+        "written multi-card into annotation tencent.com/vcuda-features of its pod: it is of an earlier release, has "
+        "just started, or may not write there (upgrade the chart too)"
     )
     assert refused["status"]["code"] == 403
     assert mutated(known(replica("a"), replica("b", features="other, multi-card")), ANNOTATED)["allowed"]
@@ -91,6 +98,23 @@ def test_the_annotation_waits_until_the_replicas_are_known_and_a_replica_that_we
     assert cluster.copy().without_feature(MULTI_CARD) == "kube-system/old"
     cluster.apply(PODS, "DELETED", replica("old", features=None))
     assert mutated(cluster, ANNOTATED)["allowed"]
+
+
+@pytest.mark.parametrize("started", [None, False])
+def test_a_replica_that_does_not_run_holds_nothing_up(started: bool | None) -> None:
+    """Its image may never be pulled, and no API server calls it."""
+    assert mutated(known(replica("a"), replica("b", features=None, started=started)), ANNOTATED)["allowed"]
+
+
+def test_a_replica_counts_from_its_start_until_it_says_what_it_can() -> None:
+    cluster = known(replica("a", features=None, started=False))
+    for then, lacks in (
+        (replica("a", features=None), "kube-system/a"),
+        (replica("a"), ""),
+        (replica("a", features=None, started=False), ""),
+    ):
+        cluster.apply(PODS, "MODIFIED", then)
+        assert cluster.without_feature(MULTI_CARD) == lacks
 
 
 def test_a_pod_without_the_annotation_is_admitted_beside_an_old_replica() -> None:

@@ -200,9 +200,9 @@ _LABELS = (
     ),
     (
         c.FEATURES,
-        "the chart",
+        "admission",
         "`multi-card`",
-        "An annotation of admission's pods: what their release can do; `/mutate` waits until all can.",
+        "An annotation of its own pod: what its release can do; `/mutate` waits until all replicas can.",
     ),
 )
 _NODE_TAINTS = (

@@ -143,7 +143,11 @@ class ClusterPods:
 
     def label(self, namespace: str, name: str, key: str, value: str | None) -> None:
         """Set a label of a pod, or remove it (None), in the background."""
-        self._outbox.put(_LabelPod(self._connection, namespace, name, {key: value}))
+        self._outbox.put(_MarkPod(self._connection, namespace, name, "labels", {key: value}))
+
+    def annotate_named(self, namespace: str, name: str, annotations: Mapping[str, str]) -> None:
+        """Merge annotations into the pod of that name, in the background."""
+        self._outbox.put(_MarkPod(self._connection, namespace, name, "annotations", dict(annotations)))
 
     def _tell(self, subject: Subject, reason: str, message: str, *, warning: bool) -> None:
         now = self._clock.now()
@@ -151,34 +155,37 @@ class ClusterPods:
 
 
 @dataclass(frozen=True, slots=True)
-class _LabelPod:
-    """Merge labels into a pod by name: a restarted pod of that name is the same to those who select it."""
+class _MarkPod:
+    """Merge labels or annotations into a pod by name: a restarted pod of that name is the same to those who
+    select it. Labels and annotations are written apart: a policy may take one and refuse the other.
+    """
 
     connection: Connection
     namespace: str
     name: str
-    labels: Mapping[str, str | None]
+    field: str
+    values: Mapping[str, str | None]
 
     expendable = patient = False
 
     @property
     def key(self) -> Hashable:
-        """One per pod."""
-        return ("label", self.namespace, self.name)
+        """One per pod and field."""
+        return ("mark", self.field, self.namespace, self.name)
 
     def over(self, older: Task) -> Task:
-        """The last value of each label wins."""
-        assert isinstance(older, _LabelPod)  # noqa: S101 - same key, same type
-        return replace(self, labels={**older.labels, **self.labels})
+        """The last value of each key wins."""
+        assert isinstance(older, _MarkPod)  # noqa: S101 - same key, same type
+        return replace(self, values={**older.values, **self.values})
 
     def run(self) -> None:
         """PATCH."""
-        what, path = f"label the pod {self.namespace}/{self.name}", named_path(self.namespace, self.name)
-        body = {"metadata": {"labels": dict(self.labels)}}
+        what = f"write {self.field} of the pod {self.namespace}/{self.name}"
+        path, body = named_path(self.namespace, self.name), {"metadata": {self.field: dict(self.values)}}
         self.connection.write(what, "PATCH", path, body, missed=())
 
     def final(self, refusal: Refused) -> bool:
-        """Gone, or not ours to label."""
+        """Gone, or not ours to mark."""
         return refusal.code in FINAL
 
 

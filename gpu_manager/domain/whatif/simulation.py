@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpu_manager.domain.card import CardState, CardUuid
-from gpu_manager.domain.contract import MULTI_CARD
+from gpu_manager.domain.contract import MULTI_CARD, RELEASE_FEATURES
 from gpu_manager.domain.errors import quoted
 from gpu_manager.domain.kube.constraints import ANYWHERE, NodeConstraints, PodConstraints, shown_bars
 from gpu_manager.domain.kube.host_resources import ANY, ONE_POD, HostResources
@@ -75,7 +75,7 @@ class SimNode:
     pods: Mapping[PodUid, SimPod] = field(default_factory=dict)
     constraints: NodeConstraints = field(default_factory=NodeConstraints)
     host: HostResources = ANY
-    features: frozenset[str] = frozenset({MULTI_CARD})
+    features: frozenset[str] = RELEASE_FEATURES
 
     def find(self, request: PodRequest) -> Placement | None:
         """The pod's placement on the node's cards; None if it does not fit."""

@@ -20,8 +20,8 @@ from gpu_manager.domain.contract import (
     DRA_DRIVER,
     FRONT_LABEL,
     INVENTORY,
-    MULTI_CARD,
     NVIDIA,
+    RELEASE_FEATURES,
     Inventory,
     encode_inventory,
     model_labels,
@@ -142,7 +142,7 @@ class InventoryService:
             no_injection=self._no_injection(),
             gates=self._gates,
             injects_by=self._injects_by,
-            features=frozenset({MULTI_CARD}),
+            features=RELEASE_FEATURES,
         )
         if inventory == self._inventory_told:
             return False  # labels follow from the cards
