@@ -1,8 +1,9 @@
 """Running fractions that change their size, on a node of stand-ins, with the agent's own services.
 
-Random events: pods come and go, a leader that counts as the extender does answers requests for other sizes,
-programs take and free memory within the limit that is in force, the second of the agent's looks passes,
-containers, agent and kubelet restart, the agent's disk refuses. After each a watcher adds up every card.
+Random events: pods come and go, some of them with equal parts of several cards, a leader that counts as the
+extender does answers requests for other sizes, programs take and free memory within the limit that is in
+force, the second of the agent's looks passes, containers, agent and kubelet restart, the agent's disk fails.
+After each a watcher adds up every card.
 
 In force: the time from the scheduler's answer to the page, with books and pages in files as on a node.
 """
@@ -24,9 +25,10 @@ from bench.rows import Row, in_memory, percentile
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.store import FileStore
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.contract import CARDS as CARDS_ANNOTATION
 from gpu_manager.domain.kube.pod import ContainerKind, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger, Share
-from gpu_manager.domain.resize.judgement import judge_room
+from gpu_manager.domain.resize.judgement import judge_room, size_of
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.ports.control_pages import Limit
 from tests.fakes.node import container, pod
@@ -42,10 +44,10 @@ _SETTLED: Final = 61.0  # the agent gives nothing back within 60 s after registe
 
 @dataclass
 class Life:
-    """A pod with one container: its spec, and the size that the leader answered last."""
+    """A pod with one container: its spec, and the size that the leader answered last; totals of its cards."""
 
     obj: dict[str, Any]
-    card: CardUuid
+    cards: tuple[CardUuid, ...]
     spec: Amount
     answered: Amount
 
@@ -53,6 +55,11 @@ class Life:
     def uid(self) -> PodUid:
         """The pod's UID."""
         return PodUid(self.obj["metadata"]["uid"])
+
+    @property
+    def parts(self) -> int:
+        """The number of its cards."""
+        return len(self.cards)
 
 
 class Driver:
@@ -67,7 +74,7 @@ class Driver:
         self._names = 0
         self._full = rig.allocatable()
         self._racing = True
-        self._raced: set[PodUid] = set()  # took memory while a lower limit was on its way to them
+        self._raced: set[tuple[PodUid, int]] = set()  # took memory while a lower limit was on its way to them
         self._publish = rig.tenants.open
         rig.tenants.open = self._raced_publish  # type: ignore[method-assign]
 
@@ -77,10 +84,11 @@ class Driver:
             grant = self.rig.state.view.grants.get((life.uid, "c"))
             mine = grant is not None and grant.directory == name
             if mine and self._racing and self.random.random() < 0.2:
-                (before,) = self.rig.tenants.limits[name]
-                if before.memory > self.rig.held.get((life.uid, "c"), 0):
-                    self.rig.program(life.obj, before.memory / DEFAULT_UNIT)
-                    self._raced.add(life.uid)
+                at = self.random.randrange(life.parts)
+                before = self.rig.tenants.limits[name][at]
+                if before.memory > self.rig.held.get((life.uid, "c", at), 0):
+                    self.rig.program(life.obj, before.memory / DEFAULT_UNIT, part=at)
+                    self._raced.add((life.uid, at))
         self._publish(name, limits)
 
     def run(self, events: int) -> None:
@@ -111,52 +119,58 @@ class Driver:
         ledger = Ledger((s.card for s in self.rig.states), DEFAULT_UNIT)
         for life in self.alive.values():
             held = self.rig.state.view.ledger.get(life.uid, "c")
-            booked = held.shares[0].amount if held else life.spec
+            booked = size_of(held) if held else life.spec
             charged = life.spec.peak(booked).peak(life.answered)
             ledger.commit((_allocation(life, charged),))
         return ledger
 
     def _create(self) -> None:
-        spec = Amount(self.random.randint(5, 60), self.random.randint(1, 40) * DEFAULT_UNIT)
+        parts = self.random.choice((1, 1, 2, 3))
+        part = Amount(self.random.randint(5, 60), self.random.randint(1, 40) * DEFAULT_UNIT)
+        spec = Amount(part.cores * parts, part.memory * parts)
         ledger, units = self._books(), spec.memory // DEFAULT_UNIT
-        fits = [s for s in self.rig.states if spec.fits_in(ledger.free(s.card.uuid))]
+        fits = [s for s in self.rig.states if part.fits_in(ledger.free(s.card.uuid))]
         # kube-scheduler counts the node's allocatable less the specs of its pods.
         free = [
             there - sum(spec_of(life)[n] for life in self.alive.values())
             for n, there in enumerate(self.rig.allocatable())
         ]
-        if not fits or spec.cores > free[0] or units > free[1]:
+        if len(fits) < parts or spec.cores > free[0] or units > free[1]:
             self.counts["waits"] += 1
             return
-        state = self.random.choice(fits)
+        states = self.random.sample(fits, parts)
         self._names += 1
         name = f"p{self._names}"
-        obj = pod(name, container("c", spec.cores, units), on={"c": [(state, spec.cores, units)]})
+        chosen = [(state, part.cores, part.memory) for state in states]
+        annotations = {CARDS_ANNOTATION: str(parts)} if parts > 1 else {}
+        obj = pod(name, container("c", spec.cores, units), on={"c": chosen}, annotations=annotations)
         self.counts["placed"] += 1
         result = self.rig.admit(obj)
         if not result.admitted:
             self.counts["refused"] += 1
             return
         self.rig.start(obj)
-        (share,) = self.rig.state.view.grants[PodUid(obj["metadata"]["uid"]), "c"].allocation.shares
-        self.counts["on another card"] += share.card != state.card.uuid
+        given = self.rig.state.view.grants[PodUid(obj["metadata"]["uid"]), "c"].allocation.cards
+        self.counts["on another card"] += set(given) != {state.card.uuid for state in states}
+        self.counts["on several cards"] += parts > 1
         self.rig.objects[name] = obj
-        self.alive[name] = Life(obj, state.card.uuid, spec, spec)
+        self.alive[name] = Life(obj, given, spec, spec)
 
     def _resize(self) -> None:
         if not self.alive:
             return
         life = self.random.choice(list(self.alive.values()))
         held = self.rig.state.view.ledger.get(life.uid, "c")
-        if held is None or not life.answered.fits_in(held.shares[0].amount):
+        if held is None or not life.answered.fits_in(size_of(held)):
             return  # the agent has not followed the last answer
-        wanted = Amount(self.random.randint(1, 99), self.random.randint(1, _UNITS) * DEFAULT_UNIT)
+        cores, units = self.random.randint(1, 99), self.random.randint(1, _UNITS)
+        wanted = Amount(cores * life.parts, units * life.parts * DEFAULT_UNIT)
         if self.random.random() < 0.2:
             wanted = life.spec
         ledger = self._books()
         mine = ledger.get(life.uid, "c")
-        state = next(s for s in self.rig.states if s.card.uuid == life.card)
-        if mine is None or judge_room(ledger, mine, wanted, state) is not None:
+        states = {s.card.uuid: s for s in self.rig.states}
+        if mine is None or judge_room(ledger, mine, wanted, states) is not None:
             self.counts["no room"] += 1
             return
         life.answered = wanted
@@ -167,12 +181,13 @@ class Driver:
         """It takes as much as its limit lets it, or frees some."""
         if self.alive:
             life = self.random.choice(list(self.alive.values()))
-            limit = self.rig.in_force(life.obj)[1]
-            most = max(limit, self.rig.held.get((life.uid, "c"), 0) / DEFAULT_UNIT)
+            at = self.random.randrange(life.parts)
+            limit = self.rig.in_force(life.obj)[1] / life.parts
+            most = max(limit, self.rig.held.get((life.uid, "c", at), 0) / DEFAULT_UNIT)
             wants = min(self.random.uniform(0, limit * 1.5), most)
-            self.rig.program(life.obj, wants)
+            self.rig.program(life.obj, wants, part=at)
             if wants <= limit:
-                self._raced.discard(life.uid)
+                self._raced.discard((life.uid, at))
 
     def _delete(self) -> None:
         if self.alive and self.random.random() < len(self.alive) / 12:
@@ -186,12 +201,13 @@ class Driver:
         self.rig.clock.pass_(_SETTLED)
         for _ in range(2):
             self.rig.reclaimer.round()
-        self.rig.held.pop((life.uid, "c"), None)
+        for at in range(life.parts):
+            self.rig.held.pop((life.uid, "c", at), None)
 
     def _restart_container(self) -> None:
         if self.alive:
             life = self.random.choice(list(self.alive.values()))
-            self.rig.program(life.obj, 0)
+            self._free(life)
             self.rig.kubelet.start_container(life.uid, "c")
 
     def _restart_agent(self) -> None:
@@ -219,21 +235,26 @@ class Driver:
         """
         self._racing = False
         for life in self.alive.values():
-            self.rig.program(life.obj, 0)
+            self._free(life)
         for _ in range(4):
             self.rig.second()
         for life in self.alive.values():
             size = life.answered.cores, life.answered.memory // DEFAULT_UNIT
             self.counts["lost"] += not self.rig.booked(life.obj) == self.rig.in_force(life.obj) == size
 
+    def _free(self, life: Life) -> None:
+        for at in range(life.parts):
+            self.rig.program(life.obj, 0, part=at)
+
     def _watch(self) -> None:
         """Every card, at this instant: what is booked, and what programs have or may still take."""
         ledger, bytes_of = self.rig.state.view.ledger, Counter[CardUuid]()
         for life in self.alive.values():
-            used = self.rig.held.get((life.uid, "c"), 0)
-            limit = self.rig.in_force(life.obj)[1] * DEFAULT_UNIT
-            self.counts["killed"] += limit < used and life.uid not in self._raced
-            bytes_of[life.card] += max(used, limit)
+            limit = self.rig.in_force(life.obj)[1] // life.parts * DEFAULT_UNIT
+            for at, card in enumerate(life.cards):
+                used = self.rig.held.get((life.uid, "c", at), 0)
+                self.counts["killed"] += limit < used and (life.uid, at) not in self._raced
+                bytes_of[card] += max(used, limit)
         for state in self.rig.states:
             capacity = state.card.capacity(DEFAULT_UNIT)
             self.over = max(self.over, bytes_of[state.card.uuid] - capacity.memory)
@@ -260,7 +281,9 @@ def spec_of(life: Life) -> tuple[int, int]:
 
 
 def _allocation(life: Life, amount: Amount) -> Allocation:
-    return Allocation(life.uid, "c", ContainerKind.APP, 0, (Share(life.card, amount),))
+    part = amount.part(life.parts)
+    shares = tuple(Share(card, part) for card in life.cards)
+    return Allocation(life.uid, "c", ContainerKind.APP, 0, shares)
 
 
 def rows(*, full: bool, only: str = "") -> Iterable[Row]:
@@ -286,7 +309,8 @@ def _events(*, full: bool) -> Iterator[Row]:
         driver.run(events)
     counts = driver.counts
     note = (
-        f"{events} events, seed {SEED}: {counts['placed']} pods placed, {counts['resizes']} resizes, "
+        f"{events} events, seed {SEED}: {counts['placed']} pods placed, {counts['on several cards']} of them "
+        f"on several cards, {counts['resizes']} resizes, "
         f"{counts['no room']} without room"
     )
     for name, figure, unit in (

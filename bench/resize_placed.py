@@ -144,7 +144,7 @@ class Placing:
         self.rig.clock.pass_(_SETTLED)
         for _ in range(2):
             self.rig.reclaimer.round()
-        self.rig.held.pop((PodUid(obj["metadata"]["uid"]), "main"), None)
+        self.rig.held.pop((PodUid(obj["metadata"]["uid"]), "main", 0), None)
 
     def _settle(self) -> None:
         """Programs free what they hold, and every answer is followed: then the quota is what is booked."""

@@ -21,11 +21,18 @@ from admission.quota.quota_book import QuotaBook
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.pod_charges import usage_by_model
 from gpu_manager.domain.cluster.quota import refusal
-from gpu_manager.domain.contract import ALLOCATION, ASSIGNED, EVENT_RESIZE_REFUSED, RESIZED, decode_assignment
+from gpu_manager.domain.contract import (
+    ALLOCATION,
+    ASSIGNED,
+    EVENT_RESIZE_REFUSED,
+    MULTI_CARD,
+    RESIZED,
+    decode_assignment,
+)
 from gpu_manager.domain.errors import NodeUnready, VcudaError, quoted
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation
-from gpu_manager.domain.resize.judgement import judge_room, legal_sizes, resized
+from gpu_manager.domain.resize.judgement import grown, judge_room, legal_sizes, size_of
 from gpu_manager.domain.resize.namespace_limits import NamespaceLimits, past_limits
 from gpu_manager.domain.resize.sizes import ResizeAnswer, Sizes, answer_of, digest, encode_answer
 from gpu_manager.domain.resources import ZERO, Amount
@@ -184,21 +191,24 @@ class ResizeAnswers:
             return None
         if large := self._too_large(pod, wanted, held):
             return self._no(pod, large)
-        if not view.node.resizes:  # it would book nothing, and the reservation would stay
+        several = any(len(held[name].shares) > 1 for name in wanted)
+        able = not several or MULTI_CARD in view.node.features
+        if not (view.node.resizes and able):  # it would book nothing, and the reservation would stay
             return self._no(
                 pod,
                 f"the agent of node {view.name} is of an earlier release and changes no sizes: upgrade it, "
                 "and the request is judged again",
             )
         states = {state.card.uuid: state for state in view.node.cards}
+        if any(card not in states for name in wanted for card in held[name].cards):
+            return None  # a card that the node has lost
         for name, size in wanted.items():
             allocation = held[name]
-            refused = judge_room(ledger, allocation, size, states[allocation.cards[0]])
-            if refused is not None:  # the largest size that the card has room for may still exceed the quota
-                held_now = allocation.shares[0].amount
-                more = {view.node.models[allocation.cards[0]]: size.peak(held_now) - held_now}
+            refused = judge_room(ledger, allocation, size, states)
+            if refused is not None:  # the largest size that there is room for may still exceed the quota
+                more = dict(_more((allocation,), (grown(allocation, size),), view.node.models))
                 return self._no(pod, ". ".join(filter(None, (str(refused), self._over(pod, more, snapshot)))))
-            ledger.commit((resized(allocation, allocation.shares[0].amount.peak(size)),))
+            ledger.commit((grown(allocation, size),))
         more = dict(_more(before, tuple(ledger.of_pod(pod.uid).values()), view.node.models))
         if over := self._over(pod, more, snapshot) or self._past(pod, more, limits, snapshot):
             return self._no(pod, over)
@@ -208,7 +218,7 @@ class ResizeAnswers:
         """Why a container may not grow to that size on any card; empty if each may."""
         quota, grown = self._quota.current, []
         for name, size in wanted.items():
-            now = held[name].shares[0].amount
+            now = size_of(held[name])
             cores, memory = (size.cores > now.cores) * size.cores, (size.memory > now.memory) * size.memory
             grown.append((f"container {quoted(name)}", Amount(cores, memory)))
         large = quota.too_large(pod.namespace, grown) if quota else []
@@ -285,7 +295,8 @@ def _followed(occupant: PodView) -> bool:
     said = decode_assignment(occupant.pod.annotations.get(ALLOCATION))
     booked = said.containers if said else {}
     return all(
-        len(shares := booked.get(name, ())) == 1 and size.fits_in(shares[0][1])
+        (shares := booked.get(name, ()))
+        and all(size.part(len(shares)).fits_in(amount) for _, amount in shares)
         for name, size in answer.sizes.items()
     )
 

@@ -33,6 +33,10 @@ class Amount:
     def __sub__(self, other: Amount) -> Amount:
         return Amount(self.cores - other.cores, self.memory - other.memory)
 
+    def part(self, number: int) -> Amount:
+        """Return what each of ``number`` equal parts has."""
+        return Amount(self.cores // number, self.memory // number)
+
     def fits_in(self, room: Amount) -> bool:
         """True if both dimensions fit."""
         return self.cores <= room.cores and self.memory <= room.memory

@@ -8,11 +8,11 @@ from typing import Any
 
 from gpu_manager.domain.contract import CORE, MEMORY, RESIZED
 from gpu_manager.domain.kube.pod import PodUid
+from gpu_manager.domain.resize.judgement import size_of
 from gpu_manager.domain.resize.sizes import ResizeAnswer, encode_answer
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from gpu_manager.ports.control_pages import TenantUse
 from gpu_manager.services.allocation.annotation_writeback import AnnotationWriteback
-from gpu_manager.services.allocation.books import Key
 from gpu_manager.services.enforcement.resizer import ElasticLimit, Resizer
 from gpu_manager.services.enforcement.usage_sample import Sample, ShareUse
 from tests.fakes.direct import DirectRig
@@ -21,8 +21,8 @@ from tests.fakes.ports import FakeClock
 
 
 class ResizingRig(DirectRig):
-    """``held``: bytes that each container's program holds by its page, ``beyond`` what the driver counts on
-    top. The clock moves by :meth:`second` alone.
+    """``held``: bytes that each container's program holds by its page of each of its cards, ``beyond`` what the
+    driver counts on top. The clock moves by :meth:`second` alone.
     """
 
     clock: FakeClock
@@ -31,8 +31,8 @@ class ResizingRig(DirectRig):
         self.alone = bool(given.pop("alone", False))  # there is no extender
         self.minimum_cores = int(given.pop("minimum_cores", 1))
         super().__init__(directory, clock=FakeClock(), **given)
-        self.held: dict[Key, int] = {}
-        self.beyond: dict[Key, int] = {}
+        self.held: dict[tuple[PodUid, str, int], int] = {}
+        self.beyond: dict[tuple[PodUid, str, int], int] = {}
         self.sample = Sample(0.0)
         self.objects: dict[str, dict[str, Any]] = {}
 
@@ -56,7 +56,7 @@ class ResizingRig(DirectRig):
             self.resizer.follow(self.parsed(obj))
 
     def run(self, name: str, cores: int, units: int, **given: Any) -> dict[str, Any]:
-        """Admit and start a pod with one container ``c``."""
+        """Admit and start a pod with one container ``c``. Cores and units are totals, here as below."""
         obj = pod(name, container("c", cores, units), **given)
         result = self.admit(obj)
         assert result.admitted, result.message
@@ -73,13 +73,18 @@ class ResizingRig(DirectRig):
         self.pods.bind(there)
         self.resizer.follow(there)
 
-    def program(self, obj: dict[str, Any], units: float, beyond: int = 0, name: str = "c") -> None:
-        """The container's program holds so much memory from now on."""
-        key = PodUid(obj["metadata"]["uid"]), name
+    def program(
+        self, obj: dict[str, Any], units: float, beyond: int = 0, name: str = "c", part: int = 0
+    ) -> None:
+        """The container's program holds so much memory of one of its cards from now on."""
+        uid = PodUid(obj["metadata"]["uid"])
+        key = uid, name, part
         self.held[key], self.beyond[key] = int(units * DEFAULT_UNIT), beyond * DEFAULT_UNIT
-        grant = self.state.view.grants[key]
-        card = grant.allocation.shares[0].card
-        self.tenants.uses[grant.directory] = (TenantUse(card, self.held[key], 0.0, 0.0, 0, 1),)
+        grant = self.state.view.grants[uid, name]
+        self.tenants.uses[grant.directory] = tuple(
+            TenantUse(share.card, self.held.get((uid, name, at), 0), 0.0, 0.0, 0, 1)
+            for at, share in enumerate(grant.allocation.shares)
+        )
 
     def second(self) -> None:
         """A second passes, and the agent samples and looks."""
@@ -89,26 +94,30 @@ class ResizingRig(DirectRig):
             shares=tuple(
                 ShareUse(
                     key,
-                    grant.allocation.shares[0],
+                    share,
                     "active",
-                    self.held.get(key, 0),
-                    beyond=self.beyond.get(key, 0),
+                    self.held.get((*key, at), 0),
+                    beyond=self.beyond.get((*key, at), 0),
                 )
                 for key, grant in self.state.view.grants.items()
+                for at, share in enumerate(grant.allocation.shares)
             ),
         )
         self.resizer.look()
 
     def booked(self, obj: dict[str, Any], name: str = "c") -> tuple[int, int]:
-        """Cores and units in the ledger."""
+        """Cores and units in the ledger, in equal parts."""
         held = self.state.view.ledger.get(PodUid(obj["metadata"]["uid"]), name)
         assert held is not None
-        return held.shares[0].amount.cores, held.shares[0].amount.memory // DEFAULT_UNIT
+        assert len({share.amount for share in held.shares}) == 1, held.shares
+        size = size_of(held)
+        return size.cores, size.memory // DEFAULT_UNIT
 
     def in_force(self, obj: dict[str, Any], name: str = "c") -> tuple[int, int]:
-        """Cores and units on the page."""
-        (limit,) = self.tenants.limits[self.state.view.grants[PodUid(obj["metadata"]["uid"]), name].directory]
-        return limit.cores, limit.memory // DEFAULT_UNIT
+        """Cores and units on the page, of all its cards."""
+        limits = self.tenants.limits[self.state.view.grants[PodUid(obj["metadata"]["uid"]), name].directory]
+        assert len({(limit.cores, limit.memory) for limit in limits}) == 1, limits
+        return sum(limit.cores for limit in limits), sum(limit.memory for limit in limits) // DEFAULT_UNIT
 
     def allocatable(self) -> tuple[int, int]:
         """Ids of cores and of memory that the kubelet counts as healthy."""

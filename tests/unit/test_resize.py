@@ -38,6 +38,7 @@ from tests.unit.test_ledger import CARDS, holding
 
 quick = settings(max_examples=150)
 UNIT = DEFAULT_UNIT
+OPEN = {card.uuid: CardState(card) for card in CARDS}
 
 
 def asking(wanted: Any, **annotations: str) -> Pod:
@@ -191,7 +192,7 @@ def test_an_answer_is_read_as_it_was_written_by_its_own_pod_alone(
 
 
 @pytest.mark.parametrize(
-    "size", [{}, {"cores": 100, "memory": 1}, {"cores": 5}, {"cores": 5, "memory": 0}, 7]
+    "size", [{}, {"cores": 1600, "memory": 1}, {"cores": 5}, {"cores": 5, "memory": 0}, 7]
 )
 def test_an_answer_with_what_is_no_fraction_is_none(size: Any) -> None:
     there = asking("")
@@ -216,10 +217,10 @@ def test_what_another_phase_of_the_pod_takes_is_free_to_the_container_too() -> N
     first = holding(pod="mine", name="first", kind=ContainerKind.INIT, cores=50, units=4)
     app = holding(pod="mine", name="app", order=1, cores=20, units=4)
     ledger.commit((first, app))
-    refusal = judge_room(ledger, app, Amount(70, 4 * UNIT), CardState(CARDS[0]))
+    refusal = judge_room(ledger, app, Amount(70, 4 * UNIT), OPEN)
     assert refusal is not None
     assert (refusal.free.cores, refusal.largest.cores) == (10, 60)
-    assert judge_room(ledger, app, Amount(60, 4 * UNIT), CardState(CARDS[0])) is None
+    assert judge_room(ledger, app, Amount(60, 4 * UNIT), OPEN) is None
 
 
 held = st.lists(st.tuples(st.integers(1, 99), st.integers(1, 40)), min_size=1, max_size=5)
@@ -238,7 +239,7 @@ def test_the_largest_size_that_is_named_fits_and_nothing_beyond_it(
             continue
     mine = ledger.get(holding(pod="0").pod, "c")
     assert mine is not None
-    refusal = judge_room(ledger, mine, Amount(cores, units * UNIT), CardState(CARDS[0]))
+    refusal = judge_room(ledger, mine, Amount(cores, units * UNIT), OPEN)
     wanted = Amount(cores, units * UNIT).peak(mine.shares[0].amount)
     if refusal is None:
         ledger.commit((resized(mine, wanted),))
@@ -259,7 +260,7 @@ def test_the_largest_size_that_is_named_fits_and_nothing_beyond_it(
 def test_a_closed_card_gives_no_more_and_takes_back(state: dict[str, Any], why: str) -> None:
     mine = holding()
     ledger = Ledger(CARDS, UNIT, (mine,))
-    closed = CardState(CARDS[0], **state)
+    closed = {CARDS[0].uuid: CardState(CARDS[0], **state)}
     refusal = judge_room(ledger, mine, Amount(31, 4 * UNIT), closed)
     assert f"31 cores, 1 GiB on card 0: the card takes nothing new ({why}); it keeps 30 cores, 1 GiB" in str(
         refusal

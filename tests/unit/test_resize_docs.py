@@ -45,13 +45,17 @@ def by_claim() -> Pod:
 def on_a_closed_card() -> str:
     held = holding()
     state = CardState(CARDS[0], cordoned=True)
-    return str(judge_room(Ledger((state.card,), DEFAULT_UNIT, (held,)), held, Amount(50, GIB), state))
+    return str(
+        judge_room(
+            Ledger((state.card,), DEFAULT_UNIT, (held,)), held, Amount(50, GIB), {state.card.uuid: state}
+        )
+    )
 
 
 SAID: Final = {
     "elastic ceiling": lambda: refused(asking(container("c", 30, 8), **{CORE_LIMIT: "40"})),
     "ordinary init containers": lambda: refused(asking(container("c", 0, 0), init=(container("i", 10, 4),))),
-    "whole cards, several cards, `nvidia.com/gpu`": lambda: refused(asking(container("w", 200, 0))),
+    "whole cards, `nvidia.com/gpu`": lambda: refused(asking(container("w", 200, 0))),
     "a ResourceClaim (DRA)": lambda: refused(by_claim()),
     "MIG slices": lambda: refused(asking(container("c", 0, 0))),
     "a cordoned or unhealthy card": on_a_closed_card,
@@ -63,6 +67,7 @@ SAID: Final = {
 """Feature → what is said."""
 
 TESTED: Final = {
+    "[parts of several cards](several-cards.md)": "test_both_cards_are_booked_in_force_withdrawn_and_written_back",
     "quota": "test_the_quota_counts_what_is_more",
     "[protected and best-effort shares](protected.md)": "test_what_a_protected_pod_has_more_is_within_its_namespaces_right",
     "sidecars": "test_what_is_asked_is_the_spec_with_the_sizes_that_are_named",

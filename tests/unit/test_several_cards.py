@@ -19,8 +19,6 @@ from gpu_manager.domain.kube.several_cards import read_parts
 from gpu_manager.domain.placement.explain import explain_shares
 from gpu_manager.domain.placement.place import find, follow, judge, place
 from gpu_manager.domain.priority import Priority
-from gpu_manager.domain.resize.judgement import check_resize
-from gpu_manager.domain.resize.sizes import EXAMPLE, spec_sizes
 from gpu_manager.domain.resources import DEFAULT_UNIT, GIB, Amount
 from gpu_manager.domain.rules.legal_values import check_pod, warn_pod
 from gpu_manager.domain.rules.pod_annotations import has_fractions_alone
@@ -179,13 +177,6 @@ def test_a_bound_pod_keeps_its_parts_whatever_else_was_written_into_its_annotati
     assert bound_request(spoiled).containers[0].request == Request(150, 10 * GIB, 2)
     with pytest.raises(RequestInvalid, match="multiple of 100"):
         bound_request(pod_of(container("train", 150, 40)))
-
-
-def test_a_resize_is_refused_with_a_sentence() -> None:
-    resized = pod_of(container("train", 60, 40), vcuda_cards="2", vcuda_resize=EXAMPLE)
-    assert spec_sizes(resized, DEFAULT_UNIT) == {}
-    (fault,) = check_resize(resized, DEFAULT_UNIT)
-    assert "which has parts of 2 cards, and all of them keep their size" in fault.message
 
 
 def test_a_reduced_request_stays_divisible() -> None:

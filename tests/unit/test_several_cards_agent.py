@@ -34,7 +34,6 @@ from tests.fakes.direct import DirectRig
 from tests.fakes.metrics import counts
 from tests.fakes.node import container, pod
 from tests.fakes.ports import FakeClock, cards
-from tests.fakes.resizing import ResizingRig
 from tests.unit.test_inventory import Board
 
 Obj = dict[str, Any]
@@ -255,12 +254,3 @@ def test_the_node_says_that_it_can(rig: DirectRig) -> None:
     told = decode_inventory(board.node.published[-1][0][INVENTORY])
     assert told is not None
     assert told.features == {MULTI_CARD}
-
-
-def test_a_size_that_was_answered_for_one_card_changes_none_of_several(tmp_path: Path) -> None:
-    with ResizingRig(tmp_path) as rig:
-        one = rig.run("one", 60, 40, annotations={CARDS: "2"})
-        before = rig.state.view.ledger.get(uid(one), "c")
-        rig.answer(one, 20, 8)
-        rig.resizer.look()
-        assert rig.state.view.ledger.get(uid(one), "c") == before

@@ -42,7 +42,7 @@ def without_room() -> str:
 
 
 def resized() -> str:
-    size = '{"v":1,"containers":{"train":{"cores":50}}}'
+    size = '{"v":1,"containers":{"train":{"cores":101}}}'
     (fault,) = check_resize(
         pod_of(container("train", 60, 40), vcuda_cards="2", vcuda_resize=size), DEFAULT_UNIT
     )
@@ -76,7 +76,7 @@ SAID: Final = {
     "names of another system beside it": lambda: (
         violation(Rule.FOREIGN_NAME, "", "gpu-fraction-num-devices", "", reason="").message
     ),
-    "resize": resized,
+    "[resize](resize.md)": resized,
     "an agent one release older": on_an_older_agent,
     "an admission service in rollout": in_rollout,
 }

@@ -29,7 +29,7 @@ from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.resize.sizes import answer_of
 from gpu_manager.domain.resources import format_bytes
 from gpu_manager.domain.rules.pod_request import booked_request, judged_request
-from gpu_manager.domain.rules.request import PodRequest, Request
+from gpu_manager.domain.rules.request import PodRequest
 from gpu_manager.domain.untrusted import mapping, text
 from gpu_manager.domain.whatif.defragmentation import DisruptionAllowance
 from gpu_manager.domain.whatif.simulation import SimNode, SimPod
@@ -319,7 +319,9 @@ def _made_anew(pod: Pod, request: PodRequest) -> PodRequest:
     return replace(
         request,
         containers=tuple(
-            replace(c, request=Request(size.cores, size.memory)) if (size := sizes.get(c.name)) else c
+            replace(c, request=replace(c.request, cores=size.cores, memory=size.memory))
+            if (size := sizes.get(c.name))
+            else c
             for c in request.containers
         ),
     )

@@ -29,9 +29,10 @@ from gpu_manager.cli.kubectl.resize_workload import (
 from gpu_manager.cli.output import TABLE, Printing
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, printable, quoted
 from gpu_manager.domain.kube.pod import parse_pod
+from gpu_manager.domain.kube.several_cards import MOST_PARTS
 from gpu_manager.domain.resize.owners import KINDS
 from gpu_manager.domain.resize.sizes import answer_of
-from gpu_manager.domain.resources import parse_quantity
+from gpu_manager.domain.resources import CORES_PER_CARD, parse_quantity
 from gpu_manager.domain.untrusted import at, text
 from gpu_manager.runtime.arguments import Argument, Option, Seconds
 
@@ -65,7 +66,12 @@ def command(
         str, Option("--container", "-c", help="Default: the only one with a fraction of a card.")
     ] = "",
     cores: Annotated[
-        int | None, Option(min=1, max=99, help="Hundredths of a card; default: as asked for before.")
+        int | None,
+        Option(
+            min=1,
+            max=MOST_PARTS * (CORES_PER_CARD - 1),
+            help="Hundredths of a card, of parts of several cards the total; default: as asked for before.",
+        ),
     ] = None,
     memory: Annotated[
         str, Option(metavar="QUANTITY", help="Such as 8Gi; default: as asked for before.")

@@ -264,11 +264,11 @@ class AskedSize:
         """The container to resize. Raises RequestInvalid: none is named, and the pod has several."""
         if self.container:
             return self.container
-        names = [c.name for c in pod.containers if c.is_part and c.parts == 1]
+        names = [c.name for c in pod.containers if c.is_part]
         who = f"pod {pod.key}" if pod.uid else "the template"
         if not names:
             raise RequestInvalid(
-                f"{who} has no container with a part of one card, and nothing else changes its size"
+                f"{who} has no container with a part of a card, and nothing else changes its size"
             )
         if len(names) > 1:
             raise RequestInvalid(

@@ -261,7 +261,7 @@ def assigned_cards(pod: Pod) -> Assigned | None:
     answer = answer_of(pod)
     more = answer.sizes if answer else {}
     return {
-        name: tuple((card, amount.peak(more.get(name, ZERO))) for card, amount in shares)
+        name: tuple((card, amount.peak(more.get(name, ZERO).part(len(shares)))) for card, amount in shares)
         for name, shares in said.containers.items()
     }
 

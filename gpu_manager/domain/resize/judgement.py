@@ -1,4 +1,6 @@
-"""Whether a resize is legal and fits the container's card, its progress, and its cost in device ids.
+"""Whether a resize is legal and fits the container's cards, its progress, and its cost in device ids.
+
+A container with equal parts of several cards has one size, the total: all of its parts change, or none.
 
 The kubelet counts device ids, and a container keeps the number with which it was admitted. Amounts booked
 beyond those ids would be handed out again. So as many free ids are reported unhealthy as exceed the room in
@@ -12,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from fractions import Fraction
 from itertools import islice
 
 from gpu_manager.domain.card import CardState, CardUuid
@@ -28,9 +31,10 @@ from gpu_manager.domain.resize.sizes import (
     read_wanted,
     spec_sizes,
 )
-from gpu_manager.domain.resources import CORES_PER_CARD, LARGEST_COUNT, Amount, format_bytes
+from gpu_manager.domain.resources import CORES_PER_CARD, LARGEST_COUNT, ZERO, Amount, format_bytes
 from gpu_manager.domain.rules.pod_annotations import ceiling_of
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
+from gpu_manager.domain.rules.several_cards import nearest_totals
 
 _MOST_CORES = CORES_PER_CARD - 1
 _MOST_NAMED = 8  # containers of one pod in one refusal
@@ -50,12 +54,13 @@ def check_resize(pod: Pod, unit: int, minimum_cores: int = 1) -> tuple[Violation
             ),
         )
     spec = spec_sizes(pod, unit)
+    parts = {c.name: c.parts for c in pod.containers}
     hint = _fractions(spec) if wanted.keys() - spec.keys() else ""
     return tuple(
         v
         for name, size in wanted.items()
         for v in (
-            _check(pod, name, size, spec[name], unit, minimum_cores)
+            _check(pod, name, size, spec[name], parts[name], unit, minimum_cores)
             if name in spec
             else _not_a_fraction(pod, name, hint)
         )
@@ -86,20 +91,28 @@ def _not_a_fraction(pod: Pod, name: str, hint: str) -> Iterator[Violation]:
 
 
 def _check(
-    pod: Pod, name: str, size: WantedSize, spec: Amount, unit: int, minimum: int
+    pod: Pod, name: str, size: WantedSize, spec: Amount, parts: int, unit: int, minimum: int
 ) -> Iterator[Violation]:
     cores, memory, shown = size.cores, size.memory, quoted(name)
-    if cores is not None and not minimum <= cores <= _MOST_CORES:
-        nearest = (max(minimum, min(cores, _MOST_CORES)),)
-        yield violation(Rule.RESIZE_VALUE, "", RESIZE, shown, nearest, what="cores", wanted=quoted(cores))
-    elif (ceiling := ceiling_of(pod)) is not None and size.over(spec).cores > ceiling:
-        wanted = str(size.over(spec).cores)
-        yield violation(Rule.RESIZE_ABOVE_CEILING, "", RESIZE, shown, wanted=wanted, ceiling=str(ceiling))
-    if memory is not None and (memory % unit or not unit <= memory <= LARGEST_COUNT):
+    total = f", the total of {parts} equal parts" if parts > 1 else ""
+    near: tuple[int | str, ...] = ()
+    if cores is not None:
+        near = nearest_totals(Fraction(cores), parts, minimum, _MOST_CORES)
+    if cores is not None and cores not in near:
+        wanted = f"{quoted(cores)}{total}"
+        yield violation(Rule.RESIZE_VALUE, "", RESIZE, shown, near, what="cores", wanted=wanted)
+    elif (ceiling := ceiling_of(pod)) is not None and size.over(spec).cores > ceiling * parts:
+        wanted = str(size.over(spec).cores // parts)
+        where = f" on each of {parts} cards" if parts > 1 else ""
+        yield violation(
+            Rule.RESIZE_ABOVE_CEILING, "", RESIZE, f"{shown}{where}", wanted=wanted, ceiling=str(ceiling)
+        )
+    step = parts * unit
+    if memory is not None and (memory % step or not step <= memory <= LARGEST_COUNT):
         fits = abs(memory) < LARGEST_COUNT  # a larger quantity was read as the largest
-        sides = dict.fromkeys(max(1, n) for n in (memory // unit, -(-memory // unit))) if fits else {}
-        near = tuple(format_bytes(n * unit) for n in sides) or (f"units of {format_bytes(unit)}",)
-        wanted = format_bytes(memory) if fits else quoted(memory)
+        sides = sorted({max(1, n) for n in (memory // step, -(-memory // step))}) if fits else []
+        near = tuple(format_bytes(n * step) for n in sides) or (f"units of {format_bytes(step)}",)
+        wanted = f"{format_bytes(memory) if fits else quoted(memory)}{total}"
         yield violation(Rule.RESIZE_VALUE, "", RESIZE, shown, near, what="memory", wanted=wanted)
 
 
@@ -108,8 +121,6 @@ def _why_not(container: Container | None) -> str:
         return "and the pod has no such container"
     if container.kind is ContainerKind.INIT and container.asks:
         return "an ordinary init container, which hands its share on"
-    if container.parts > 1:
-        return f"which has parts of {container.parts} cards, and all of them keep their size"
     if (container.core is not None and container.core >= CORES_PER_CARD) or container.gpus:
         return "which has whole cards"
     if container.claims:
@@ -118,13 +129,30 @@ def _why_not(container: Container | None) -> str:
 
 
 def resized(allocation: Allocation, size: Amount) -> Allocation:
-    """The allocation of a fraction with another size, on the same card."""
-    return replace(allocation, shares=(Share(allocation.shares[0].card, size),))
+    """The allocation of a fraction with another size, on the same cards, in equal parts."""
+    part = size.part(len(allocation.shares))
+    return replace(allocation, shares=tuple(Share(card, part) for card in allocation.cards))
+
+
+def grown(allocation: Allocation, size: Amount) -> Allocation:
+    """The allocation with at least its part of ``size`` on each of its cards."""
+    part = size.part(len(allocation.shares))
+    return replace(
+        allocation, shares=tuple(Share(each.card, each.amount.peak(part)) for each in allocation.shares)
+    )
+
+
+def size_of(allocation: Allocation) -> Amount:
+    """What the allocation holds of all its cards together."""
+    return sum((each.amount for each in allocation.shares), ZERO)
 
 
 @dataclass(frozen=True, slots=True)
 class ResizeRefusal:
-    """Why a size does not fit the container's card, and the largest that does."""
+    """Why a size does not fit the container's cards, and the largest that does.
+
+    ``cards`` are indices; ``card`` is the one with no room, which has ``free``, or is ``closed``.
+    """
 
     container: str
     wanted: Amount
@@ -132,58 +160,76 @@ class ResizeRefusal:
     free: Amount
     largest: Amount
     card: int
+    cards: tuple[int, ...]
     closed: str = ""
 
     def __str__(self) -> str:
         """One sentence with the arithmetic."""
-        where = f"container {quoted(self.container)}: {self.wanted} on card {self.card}"
+        several = len(self.cards) > 1
+        named = f"cards {', '.join(map(str, self.cards))}" if several else f"card {self.card}"
+        where = f"container {quoted(self.container)}: {self.wanted} on {named}"
+        card = f"card {self.card}" if several else "the card"
         if self.closed:
-            return f"{where}: the card takes nothing new ({self.closed}); it keeps {self.held}"
+            return f"{where}: {card} takes nothing new ({self.closed}); it keeps {self.held}"
         return (
-            f"{where} does not fit: it holds {self.held} and the card has {self.free} free, "
+            f"{where} does not fit: it holds {self.held} and {card} has {self.free} free, "
             f"so at most {self.largest}"
         )
 
 
 def judge_room(
-    ledger: Ledger, allocation: Allocation, wanted: Amount, state: CardState
+    ledger: Ledger, allocation: Allocation, wanted: Amount, states: Mapping[CardUuid, CardState]
 ) -> ResizeRefusal | None:
-    """Why the container cannot have this size on its card; None if it can. ``allocation`` is booked in the
-    ledger, as a fraction. A size that increases nothing always fits.
+    """Why the container cannot have this size on its cards; None if it can. ``allocation`` is booked in the
+    ledger, as a fraction of each of its cards; ``states`` has all of them. A size that increases nothing
+    always fits.
     """
-    held = allocation.shares[0].amount
-    if wanted.fits_in(held):
+    part = wanted.part(len(allocation.shares))
+    if all(part.fits_in(each.amount) for each in allocation.shares):
         return None
-    card = state.card.uuid
-    free = ledger.free(card).peak(Amount(0, 0))
-    refusal = ResizeRefusal(allocation.container, wanted, held, free, held, state.card.index)
-    if not state.open:
-        why = state.reason or ("cordoned" if state.cordoned else "not healthy")
-        return replace(refusal, closed=why)
-    if _fits(ledger, allocation, held.peak(wanted)):
+    held, on = size_of(allocation), [states[card] for card in allocation.cards]
+    tight = min(on, key=lambda state: _left(ledger, state, part))
+    free = ledger.free(tight.card.uuid).peak(ZERO)
+    indices = tuple(sorted(state.card.index for state in on))
+    refusal = ResizeRefusal(allocation.container, wanted, held, free, held, tight.card.index, indices)
+    for state in on:
+        if not state.open:
+            why = state.reason or ("cordoned" if state.cordoned else "not healthy")
+            return replace(refusal, card=state.card.index, closed=why)
+    if _fits(ledger, grown(allocation, wanted)):
         return None
-    return replace(refusal, largest=_largest(ledger, allocation, state))
+    return replace(refusal, largest=_largest(ledger, allocation, on))
 
 
-def _fits(ledger: Ledger, allocation: Allocation, size: Amount) -> bool:
+def _left(ledger: Ledger, state: CardState, part: Amount) -> tuple[float, float]:
+    """What the card has free of each amount, in parts: the smaller figure first."""
+    free = ledger.free(state.card.uuid)
+    cores, memory = free.cores / max(1, part.cores), free.memory / max(1, part.memory)
+    return min(cores, memory), max(cores, memory)
+
+
+def _fits(ledger: Ledger, allocation: Allocation) -> bool:
     try:
-        ledger.copy().commit((resized(allocation, size),))
+        ledger.copy().commit((allocation,))
     except DoesNotFit:
         return False
     return True
 
 
-def _largest(ledger: Ledger, allocation: Allocation, state: CardState) -> Amount:
+def _largest(ledger: Ledger, allocation: Allocation, states: Sequence[CardState]) -> Amount:
     """The most cores, and the most memory, that the container may have. That is more than its own amount plus
     what is free if another phase of its pod takes more: a pod is booked at its peak.
     """
-    held, unit = allocation.shares[0].amount, ledger.unit
-    most_units = state.card.capacity(unit).memory // unit
-    cores = _most(lambda n: _fits(ledger, allocation, replace(held, cores=n)), held.cores, _MOST_CORES)
-    units = _most(
-        lambda n: _fits(ledger, allocation, replace(held, memory=n * unit)), held.memory // unit, most_units
-    )
-    return Amount(cores, max(held.memory, units * unit))
+    held, parts, unit = size_of(allocation), len(allocation.shares), ledger.unit
+    step = parts * unit
+    most_units = min(state.card.capacity(unit).memory for state in states) // unit
+
+    def fits(size: Amount) -> bool:
+        return _fits(ledger, grown(allocation, size))
+
+    cores = _most(lambda n: fits(Amount(n * parts, 0)), held.cores // parts, _MOST_CORES)
+    units = _most(lambda n: fits(Amount(0, n * step)), held.memory // step, most_units)
+    return Amount(cores * parts, max(held.memory, units * step))
 
 
 def _most(fits: Callable[[int], bool], low: int, high: int) -> int:
@@ -240,10 +286,10 @@ class ResizeProgress:
 
 
 def held_size(pod: Pod, container: str) -> Amount | None:
-    """The booked amount of a container with a part of one card; None before the agent has published it."""
+    """The booked amount of a container, of all its cards; None before the agent has published it."""
     said = decode_assignment(pod.annotations.get(ALLOCATION))
     shares = said.containers.get(container, ()) if said and pod.annotations.get(ASSIGNED) == "true" else ()
-    return shares[0][1] if len(shares) == 1 else None
+    return sum((amount for _, amount in shares), ZERO) if shares else None
 
 
 def resize_progress(pod: Pod, container: str, unit: int) -> ResizeProgress | None:

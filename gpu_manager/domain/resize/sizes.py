@@ -18,11 +18,12 @@ from typing import Any, Final
 from gpu_manager.domain import contract
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import ContainerKind, Pod
+from gpu_manager.domain.kube.several_cards import MOST_PARTS
 from gpu_manager.domain.resources import CORES_PER_CARD, LARGEST_COUNT, Amount, parse_quantity
 from gpu_manager.domain.untrusted import mapping, text
 
 Sizes = Mapping[str, Amount]
-"""Container → cores and bytes."""
+"""Container → cores and bytes; the totals of a container with equal parts of several cards."""
 
 EXAMPLE: Final = '{"v":1,"containers":{"train":{"cores":50,"memory":"8Gi"}}}'
 _LONGEST: Final = 16 << 10  # characters of either annotation
@@ -80,16 +81,12 @@ def digest(pod: Pod) -> str:
 
 def spec_sizes(pod: Pod, unit: int) -> Sizes:
     """The size in the spec of each container that can be resized: app containers and sidecars with a
-    fraction of one card. ``unit`` is bytes of one unit of memory.
+    fraction of a card, or of each of several. ``unit`` is bytes of one unit of memory.
     """
     return {
         c.name: Amount(int(c.core), int(c.memory_units or 0) * unit)
         for c in pod.containers
-        if c.core is not None
-        and c.core.denominator == 1
-        and c.is_part
-        and c.parts == 1
-        and c.kind is not ContainerKind.INIT
+        if c.core is not None and c.core.denominator == 1 and c.is_part and c.kind is not ContainerKind.INIT
     }
 
 
@@ -148,7 +145,7 @@ def _read_size(name: str, size: object) -> WantedSize:
 
 def _answered(size: Mapping[str, Any]) -> Amount:
     cores, memory = _cores("", size.get("cores")), _memory("", size.get("memory"))
-    if not 0 < cores < CORES_PER_CARD or not 0 < memory <= LARGEST_COUNT:
+    if not 0 < cores < MOST_PARTS * CORES_PER_CARD or not 0 < memory <= LARGEST_COUNT:
         raise RequestInvalid("not a fraction")
     return Amount(cores, memory)
 

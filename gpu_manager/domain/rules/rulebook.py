@@ -336,7 +336,8 @@ class Rule(Enum):
     RESIZE_VALUE = RuleText(
         "resize-value",
         f"annotation {RESIZE}: {{what}} of container {{value}} is {{wanted}}: use {{nearest}}",
-        "A resized container is still a fraction: a part of one card, in whole units of memory.",
+        "A resized container is still a fraction of the cards that it is on: 1 to 99 cores of each, in whole "
+        "units of memory. Of several cards the size is the total of equal parts.",
         "Use a legal fraction; for a whole card change the pod's template.",
     )
     RESIZE_ABOVE_CEILING = RuleText(

@@ -14,6 +14,8 @@ from gpu_manager.domain.dra.sides import Side, Sides
 from gpu_manager.domain.errors import DoesNotFit
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger
+from gpu_manager.domain.resize.judgement import size_of
+from gpu_manager.domain.resources import ZERO
 from gpu_manager.domain.rules.pod_annotations import priority_of
 from gpu_manager.services.allocation.node_cards import NodeCards
 
@@ -31,8 +33,8 @@ class Grant:
 
     ``directory`` is the random name of its control pages, ``ceiling`` its elastic core limit in percent
     (0: hard), ``ids`` the device ids by resource, ``proven`` whether a PreStartContainer has confirmed it.
-    ``memory_cap`` is the memory limit in bytes while the program has not yet freed what a shrink takes from
-    it, all of which stays booked (0: the limit is what is booked).
+    ``memory_cap`` is the memory limit in bytes on each of its cards while the program has not yet freed what
+    a shrink takes from it, all of which stays booked (0: the limit is what is booked).
     """
 
     allocation: Allocation
@@ -278,9 +280,8 @@ class Books:
 
     def _compare(self, grant: Grant) -> None:
         """Note whether the grant is a fraction of another size than the ids that it has count."""
-        shares = grant.allocation.shares
-        part = shares[0].amount if len(shares) == 1 and not shares[0].whole else None
-        counted = {} if part is None else {CORE: part.cores, MEMORY: part.memory // self.node.unit}
+        size = ZERO if any(s.whole for s in grant.allocation.shares) else size_of(grant.allocation)
+        counted = {} if size == ZERO else {CORE: size.cores, MEMORY: size.memory // self.node.unit}
         if any(r in counted and len(ids) != counted[r] for r, ids in grant.ids.items() if ids):
             self.resized.add(grant.key)
         else:

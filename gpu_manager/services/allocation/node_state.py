@@ -22,7 +22,7 @@ from gpu_manager.domain.dra.sides import Sides
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Ledger
-from gpu_manager.domain.resize.judgement import resized
+from gpu_manager.domain.resize.judgement import resized, size_of
 from gpu_manager.domain.resources import Amount
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports.api_server import KnownPod
@@ -306,18 +306,19 @@ class NodeState:
             books.set_ceilings(ceilings)
 
     def resize(self, grant: Grant, size: Amount, memory_cap: int = 0) -> Grant:
-        """Book another size of this fraction, on its card, and return its grant then. Turn, lock, disk.
+        """Book another size of this fraction, on its cards, and return its grant then. Turn, lock, disk.
 
-        ``memory_cap`` as in :class:`Grant`. On a full disk less is booked in memory, and saved with the next
+        ``size`` is the total of equal parts, which are booked all or none. ``memory_cap`` as in
+        :class:`Grant`. On a full disk less is booked in memory, and saved with the next
         change; more is not booked.
 
         Raises:
-            DoesNotFit: the card has no room, or the container holds something else by now.
+            DoesNotFit: a card has no room, or the container holds something else by now.
             NodeUnready: the books cannot be written.
         """
 
         def undo(books: Books) -> None:
-            if not size.fits_in(grant.allocation.shares[0].amount) and grant.key in books.grants:
+            if not size.fits_in(size_of(grant.allocation)) and grant.key in books.grants:
                 put(books, grant.allocation, grant.memory_cap)
 
         def put(books: Books, allocation: Allocation, cap: int) -> Grant:

@@ -132,7 +132,8 @@ def _excess(books: Books, resource: str) -> Iterator[tuple[CardUuid, int]]:
     and those that processes of no pod take.
 
     A container that has not been given ids of the resource yet is planned, and needs as many as are booked. A
-    card that is closed for its health hands out nothing.
+    card that is closed for its health hands out nothing. Ids of a container on several cards count for each
+    of them alike.
     """
     counted = dict(_taken_outside(books)) if resource == MEMORY else {}
     for pod in sorted({uid for uid, _ in books.resized}):
@@ -144,8 +145,11 @@ def _excess(books: Books, resource: str) -> Iterator[tuple[CardUuid, int]]:
             here = [g for g in grants if card in g.allocation.cards]
             amount = peak((g.allocation for g in here), card)
             booked = amount.cores if resource == CORE else amount.memory // books.node.unit
-            held = frozenset[str]().union(*(g.ids[resource] for g in here))
-            counted[card] = counted.get(card, 0) + booked - len(held)
+            held = frozenset[str]().union(*(g.ids[resource] for g in here if len(g.allocation.cards) == 1))
+            spread = sum(
+                len(g.ids[resource]) // width for g in here if (width := len(g.allocation.cards)) > 1
+            )
+            counted[card] = counted.get(card, 0) + booked - len(held) - spread
     yield from counted.items()
 
 

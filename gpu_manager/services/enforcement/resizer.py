@@ -3,7 +3,8 @@
 An increase is booked before it is in force. A decrease of cores is in force before the cores are given back.
 Memory decreases step by step: the limit falls to what the program holds, and the memory above it is given
 back once page and driver have shown the program below the limit, after the limit was published. So the ledger
-never promises memory that a program may still take, and no program loses memory that it holds.
+never promises memory that a program may still take, and no program loses memory that it holds. Equal parts of
+several cards take each step together: the part that holds most of its card decides.
 
 On a node without an extender the agent alone judges resize requests, by its own ledger.
 
@@ -14,19 +15,21 @@ when the ledger was rebuilt without the pod.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import structlog
 
+from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import CORE, EVENT_RESIZE_WAITS, EVENT_RESIZED, MEMORY, RESIZE, RESIZED
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, quoted
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.explain import explain_shares
-from gpu_manager.domain.resize.judgement import check_resize, judge_room, legal_sizes, resized
+from gpu_manager.domain.resize.judgement import check_resize, judge_room, legal_sizes, resized, size_of
 from gpu_manager.domain.resize.sizes import Sizes, answer_of
-from gpu_manager.domain.resources import Amount, format_bytes
+from gpu_manager.domain.resources import CORES_PER_CARD, Amount, format_bytes
 from gpu_manager.domain.rules.pod_annotations import legal_ceiling_of
 from gpu_manager.ports.api_server import Pods
 from gpu_manager.ports.clock import Clock
@@ -157,8 +160,8 @@ class Resizer:
         grants, changed = self._state.view.grants, False
         for name, size in self._sizes(pod).items():
             grant = grants.get((pod.uid, name))
-            if grant is None or not grant.directory or len(limits_of(grant)) != 1:
-                continue  # parts of several cards keep their size
+            if grant is None or not grant.directory or not limits_of(grant) or not _is_legal(grant, size):
+                continue  # whole cards keep their size, and a fraction stays one
             if self._has(grant, size):
                 if grant.key in self._waits:  # its last step was taken, though not saved
                     self._done(pod, grant)
@@ -189,17 +192,17 @@ class Resizer:
         return lone.sizes
 
     def _has(self, grant: Grant, size: Amount) -> bool:
-        whole = grant.allocation.shares[0].amount == size and not grant.memory_cap
-        return whole and grant.key not in self._unwritten
+        there = resized(grant.allocation, size).shares == grant.allocation.shares and not grant.memory_cap
+        return there and grant.key not in self._unwritten
 
     def _step(self, grant: Grant, size: Amount) -> Grant:
         """One step towards the size; returns the resulting grant.
 
         Raises:
-            DoesNotFit: the card has no room yet.
+            DoesNotFit: a card has no room yet.
             NodeUnready: the ledger or a page cannot be written.
         """
-        held = grant.allocation.shares[0].amount
+        held = size_of(grant.allocation)
         if not size.fits_in(held):  # book first: no other pod may be promised it
             held, cap = held.peak(size), grant.memory_cap if size.memory < held.memory else 0
             grant = self._state.resize(grant, held, cap)
@@ -219,19 +222,19 @@ class Resizer:
 
     def _free_memory(self, grant: Grant, held: Amount, wanted: int) -> Grant:
         """Give back memory that the program does not hold, and lower its limit to what it holds."""
-        published = self._capped.get(grant.key)
+        published, parts = self._capped.get(grant.key), len(grant.allocation.shares)
         if published is not None and grant.memory_cap:
             self._publish(grant)  # a start of the container may have written an older limit
             used = self._used(grant, after=published)
             if used is not None and used <= grant.memory_cap:
-                held = replace(held, memory=grant.memory_cap)
+                held = replace(held, memory=grant.memory_cap * parts)
                 grant = self._state.resize(grant, held)
         used = self._used(grant)
         if used is None or held.memory == wanted:
             return grant
         unit = self._state.node.unit
-        cap = max(wanted, -(-used // unit) * unit)
-        if cap < (grant.memory_cap or held.memory):
+        cap = max(wanted // parts, -(-used // unit) * unit)
+        if cap < (grant.memory_cap or held.memory // parts):
             grant = self._state.resize(grant, held, cap)
         elif not grant.memory_cap or published is not None:
             return grant
@@ -245,15 +248,19 @@ class Resizer:
         self._unwritten.discard(grant.key)
 
     def _used(self, grant: Grant, after: float | None = None) -> int | None:
-        """Bytes that the container holds, by its page now and by the driver in the last sample; None if
-        either is unknown, or if that sample was taken before ``after``.
+        """Bytes that the container holds of the card of which it holds most, by its page now and by the
+        driver in the last sample; None if either is unknown, or if that sample was taken before ``after``.
         """
         sample = self._last()
-        shares = [use for use in sample.shares if use.key == grant.key]
-        if len(shares) != 1 or shares[0].held is None or (after is not None and sample.at <= after):
+        uses = {use.share.card: use for use in sample.shares if use.key == grant.key}
+        driver = [use.held for use in uses.values() if use.held is not None]
+        known = uses.keys() == set(grant.allocation.cards) and len(driver) == len(uses)
+        if not known or (after is not None and sample.at <= after):
             return None
-        page = sum(use.memory for use in self._pages.usage(grant.directory))
-        return max(shares[0].held, page + shares[0].beyond)
+        page = Counter[CardUuid]()
+        for use in self._pages.usage(grant.directory):
+            page[use.card] += use.memory
+        return max(*driver, *(page[card] + use.beyond for card, use in uses.items()))
 
     def _done(self, pod: Pod, grant: Grant) -> None:
         self._forget(grant.key)
@@ -279,10 +286,20 @@ class Resizer:
         self._unwritten.discard(key)
 
 
+def _is_legal(grant: Grant, size: Amount) -> bool:
+    """True if each part of this size is a fraction of a card."""
+    part = size.part(len(grant.allocation.shares))
+    return 0 < part.cores < CORES_PER_CARD and part.memory > 0
+
+
 def _progress(grant: Grant, size: Amount, used: int | None) -> str:
-    """A text about a step in progress. ``used``: bytes that the container holds, None if unknown."""
-    over = max(0 if used is None else used, grant.memory_cap) - size.memory
-    waits = f"{format_bytes(over)} of its memory are freed" if over > 0 else "its use of memory is seen"
+    """A text about a step in progress. ``used``: bytes that it holds of one card, None if unknown."""
+    parts = len(grant.allocation.shares)
+    over = max(0 if used is None else used, grant.memory_cap) - size.memory // parts
+    where = " on one of its cards" if parts > 1 else ""
+    waits = (
+        f"{format_bytes(over)} of its memory{where} are freed" if over > 0 else "its use of memory is seen"
+    )
     return f"is not at {size} yet: it waits until {waits}"
 
 
@@ -313,8 +330,9 @@ def lone_sizes(state: NodeState, pod: Pod, minimum_cores: int) -> LoneSizes:
     refused: dict[str, str] = {}
     for name in wanted.keys() & fractions.keys():
         allocation = fractions[name].allocation
-        card = state.node.card(allocation.cards[0])
-        no = None if card is None else judge_room(view.ledger, allocation, wanted[name], card)
+        known = {uuid: card for uuid in allocation.cards if (card := state.node.card(uuid)) is not None}
+        gone = len(known) < len(allocation.cards)
+        no = None if gone else judge_room(view.ledger, allocation, wanted[name], known)
         if no is None:
             sizes[name] = wanted[name]
         else:
@@ -323,6 +341,6 @@ def lone_sizes(state: NodeState, pod: Pod, minimum_cores: int) -> LoneSizes:
 
 
 def _is_resized(grant: Grant, unit: int) -> bool:
-    has = grant.allocation.shares[0].amount
+    has = size_of(grant.allocation)
     counted = {CORE: has.cores, MEMORY: has.memory // unit}
     return bool(grant.memory_cap) or any(len(grant.ids.get(r, ())) not in (0, n) for r, n in counted.items())
