@@ -19,6 +19,7 @@ from admission.explain.remedies import JudgedNode, Remedy, WaitingPod, cheapest_
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
 from admission.extender.refusal_lines import describe, kept_for, refusal, until_open, why
 from admission.gangs.state import GangState
+from admission.quota.quota_book import least_charge
 from gpu_manager.domain.cluster.kubelet_ids import explain_gpus, gpus_of
 from gpu_manager.domain.cluster.pod_holder import HeldBy, Hold, HoldFacts, find_holder, is_older
 from gpu_manager.domain.cluster.quota import ANY_SIZE, Quota
@@ -236,17 +237,19 @@ def _older_in_the_way(
 
 
 def _spent(question: FeasibilityCheck, snapshot: Snapshot, minimum_cores: int) -> str:
-    """The quota's sums, where not even the smallest part of a card that the pod may use passes it."""
+    """The quota's sums with what the pod asks for, where not even the smallest part of a card that it may use
+    passes them.
+    """
     if question.quota is None or question.request.priority is Priority.PROTECTED:
         return ""  # without that priority it may pass
     least, reasons = Amount(minimum_cores, snapshot.unit), dict[str, str]()
     cards = {s.card.model: s.card for view in snapshot.nodes.values() for s in view.node.cards}
     for model, card in sorted(cards.items()):
         if not question.request.models or question.request.allows(card):
-            passed = question.quota.passed(question.used, {model: least}, question.protected)
-            if not passed:
+            if not question.quota.passed(question.used, {model: least}, question.protected):
                 return ""
-            reasons |= passed
+            asked = least_charge(question.request, card.capacity(snapshot.unit).memory)
+            reasons |= question.quota.passed(question.used, {model: asked}, question.protected)
     return refused_by_quota(question.pod.namespace, reasons.values()) if reasons else ""
 
 

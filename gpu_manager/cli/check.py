@@ -14,10 +14,12 @@ from gpu_manager.cli.files import Filenames, Files, chosen_files, load, shown
 from gpu_manager.cli.kubectl.migrate.left_over import foreign_names
 from gpu_manager.cli.output import TABLE, Printing, coloured
 from gpu_manager.cli.pod_templates import pod_templates, pods_of
-from gpu_manager.domain.contract import NVIDIA
+from gpu_manager.domain.contract import NVIDIA, RESIZE
 from gpu_manager.domain.dra.translation import turned_into_claim, turned_warnings
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.kube.pod import Pod, parse_pod
+from gpu_manager.domain.resize.judgement import check_resize
+from gpu_manager.domain.resize.owners import KINDS
 from gpu_manager.domain.rules.legal_values import check_pod, warn_pod
 from gpu_manager.domain.rules.limit_ranges import warn_limit_range
 from gpu_manager.domain.rules.pod_request import judged_request
@@ -160,6 +162,10 @@ def _judge(file: str, manifest: Manifest, *, unit: int, minimum_cores: int, clai
     except RequestInvalid as error:
         return _unreadable(file, manifest, str(error))
     violations, warnings = check_pod(pod, unit, minimum_cores), warn_pod(pod, unit)
+    asked = manifest.annotations.get(RESIZE) if manifest.kind in KINDS else None
+    if isinstance(asked, str):  # the size that a workload has its pods changed to
+        asking = replace(pod, annotations={**pod.annotations, RESIZE: asked})
+        violations = (*violations, *check_resize(asking, unit, minimum_cores))
     if manifest.place:
         own, kind = manifest.annotations, manifest.kind
         warnings = (*misplaced(own, pod.annotations, kind, manifest.place), *warnings)

@@ -149,6 +149,23 @@ def test_an_annotation_on_the_workload_itself_is_warned_of(check: Check) -> None
     assert "warning" not in check(json.dumps(written))[1]
 
 
+def test_a_size_on_a_workload_is_judged_with_its_template(check: Check) -> None:
+    """The webhook refuses it when it is written."""
+    there = workload("apps/v1", "Deployment", pod(100, 40))
+    there["spec"]["template"]["metadata"] = {"annotations": {"tencent.com/vcuda-cards": "2"}}
+
+    def sized(cores: int, kind: str = "Deployment") -> tuple[int, str, str]:
+        text = json.dumps({"v": 1, "containers": {"train": {"cores": cores}}})
+        there["metadata"]["annotations"] = {"tencent.com/vcuda-resize": text}
+        return check(yaml.safe_dump({**there, "kind": kind}))
+
+    assert sized(120)[0] == 0
+    code, told, _ = sized(101)
+    assert code == 1
+    assert "is 101, the total of 2 equal parts: use 100 or 102" in told
+    assert sized(101, "ReplicaSet")[0] == 0, "which has no size of its own"
+
+
 def test_a_workload_without_a_template_is_illegal(check: Check) -> None:
     code, out, _ = check("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: w}\n")
     assert code == 1

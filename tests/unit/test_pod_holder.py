@@ -211,6 +211,7 @@ def test_a_quota_of_which_no_part_is_left_holds_the_pod_and_one_that_a_smaller_p
     if held:
         assert "ExceedsGPUQuota" in found.line
         assert found.change == "let the quota grow" + (", or pods of the namespace end" if cards else "")
+        assert "0.8 asked: 0 would still fit" in found.line, "what the pod asks for"
 
 
 class Voice:
