@@ -25,7 +25,7 @@ from gpu_manager.domain.contract import (
     ALLOCATION,
     ASSIGNED,
     EVENT_RESIZE_REFUSED,
-    MULTI_CARD,
+    MULTI_CARD_RESIZE,
     RESIZED,
     decode_assignment,
 )
@@ -192,7 +192,7 @@ class ResizeAnswers:
         if large := self._too_large(pod, wanted, held):
             return self._no(pod, large)
         several = any(len(held[name].shares) > 1 for name in wanted)
-        able = not several or MULTI_CARD in view.node.features
+        able = not several or MULTI_CARD_RESIZE in view.node.features
         if not (view.node.resizes and able):  # it would book nothing, and the reservation would stay
             return self._no(
                 pod,

@@ -103,7 +103,8 @@ MODEL_LABEL: Final = "tencent.com/gpu-model"
 MODEL_LABEL_GAIA: Final = "gaia.tencent.com/gpu-model"
 POOL_LABEL: Final = "gaia.tencent.com/gpu-pool"
 MULTI_CARD: Final = "multi-card"  # a feature of agents and of admission: equal parts of several cards
-RELEASE_FEATURES: Final = frozenset({MULTI_CARD})  # of this release
+MULTI_CARD_RESIZE: Final = "multi-card-resize"  # and their sizes change
+RELEASE_FEATURES: Final = frozenset({MULTI_CARD, MULTI_CARD_RESIZE})  # of this release
 FEATURES: Final = "tencent.com/vcuda-features"  # annotation of admission's pods: what their release can do
 # Label of the admission pod that is the leader, which a Service selects.
 LEADER_LABEL: Final = "tencent.com/admission-leader"

@@ -25,11 +25,11 @@ from gpu_manager.domain.contract import (
     DRA_DRIVER,
     INVENTORY,
     MEMORY,
-    MULTI_CARD,
     NAMESPACE,
     NVIDIA,
     QUOTA_KEY,
     QUOTA_MAP,
+    RELEASE_FEATURES,
     Inventory,
     TerminatingShare,
     decode_inventory,
@@ -68,7 +68,7 @@ def node(
     lends: bool = False,
     held: Sequence[int] = (),
     claimed: Sequence[int] = (),
-    features: Sequence[str] = (MULTI_CARD,),
+    features: Sequence[str] = (*RELEASE_FEATURES,),
 ) -> Obj:
     """A core/v1 Node with its inventory, memory in bytes a card; ``held`` cards are lent to pods, ``claimed``
     ones are given by ResourceClaims.

@@ -19,7 +19,15 @@ from admission.extender.many_nodes import judge_nodes
 from admission.quota.quota_book import QuotaBook, least_charge
 from admission.webhook.admit import mutate, validate
 from admission.webhook.create_time_checks import create_time_checks
-from gpu_manager.domain.contract import ALLOCATION, CARDS, FEATURES, MULTI_CARD, NAMESPACE, decode_assignment
+from gpu_manager.domain.contract import (
+    ALLOCATION,
+    CARDS,
+    FEATURES,
+    MULTI_CARD,
+    NAMESPACE,
+    RELEASE_FEATURES,
+    decode_assignment,
+)
 from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.placement.explain import Refusal
 from gpu_manager.domain.resources import Amount
@@ -186,7 +194,7 @@ def test_a_node_that_is_to_be_added_has_todays_agent() -> None:
     """An autoscaler asks about it before it exists."""
     cluster = ClusterState(UNIT)
     view = cluster.view_of(node("new", inventory=False))
-    assert view.node.features == {MULTI_CARD}
+    assert view.node.features == RELEASE_FEATURES
     assert not view.node.lacks(judged_request(parse_pod(halves())))
 
 

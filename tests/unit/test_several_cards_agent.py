@@ -19,6 +19,7 @@ from gpu_manager.domain.contract import (
     INVENTORY,
     MEMORY,
     MULTI_CARD,
+    MULTI_CARD_RESIZE,
     PREDICATE_INDEX,
     PRIORITY,
     decode_assignment,
@@ -253,4 +254,4 @@ def test_the_node_says_that_it_can(rig: DirectRig) -> None:
     board.inventory.publish()
     told = decode_inventory(board.node.published[-1][0][INVENTORY])
     assert told is not None
-    assert told.features == {MULTI_CARD}
+    assert told.features == {MULTI_CARD, MULTI_CARD_RESIZE}

@@ -19,6 +19,7 @@ from gpu_manager.domain.contract import (
     EVENT_RESIZE_REFUSED,
     EVENT_RESIZE_WAITS,
     EVENT_RESIZED,
+    MULTI_CARD,
     RESIZE,
     Assignment,
     decode_assignment,
@@ -112,8 +113,8 @@ def test_there_is_room_where_every_card_has_it_and_the_refusal_names_the_one_tha
 # The scheduler.
 
 
-def on_two_cards(**given: Any) -> Cluster:
-    world = Cluster(node=node("n1", cards=2, **given))
+def on_two_cards() -> Cluster:
+    world = Cluster(node=node("n1", cards=2))
     world.create(waiting_pod("one", 60, 8, annotations=TWO))
     assert world.schedule(world.there("one")) == "n1"
     follow(world, 60, 8)
@@ -186,10 +187,11 @@ def test_quota_counts_the_total() -> None:
     assert not answer.refused
 
 
-def test_an_agent_that_takes_one_card_for_all_is_asked_for_no_size() -> None:
-    """An agent of before parts of several cards, which took over such a pod, would book one card alone."""
+@pytest.mark.parametrize("features", [(), (MULTI_CARD,)])
+def test_an_agent_that_cannot_is_asked_for_no_size_of_several_cards(features: Sequence[str]) -> None:
+    """It would book one card alone, or nothing."""
     world = on_two_cards()
-    world.cluster.apply("nodes", "MODIFIED", node("n1", cards=2, features=()))
+    world.cluster.apply("nodes", "MODIFIED", node("n1", cards=2, features=features))
     answer = world.ask("one", cores=120)
     assert answer is not None
     assert "the agent of node n1 is of an earlier release and changes no sizes: upgrade it" in answer.refused

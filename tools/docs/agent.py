@@ -201,7 +201,7 @@ _LABELS = (
     (
         c.FEATURES,
         "admission",
-        "`multi-card`",
+        "`multi-card,multi-card-resize`",
         "An annotation of its own pod: what its release can do; `/mutate` waits until all replicas can.",
     ),
 )
