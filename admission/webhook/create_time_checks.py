@@ -20,7 +20,7 @@ from gpu_manager.domain.contract import FEATURES, MULTI_CARD, PRIORITY
 from gpu_manager.domain.dra.demand import double_uses, requests_of_containers, shared_uses
 from gpu_manager.domain.errors import printable, quoted
 from gpu_manager.domain.kube.constraints import NodeConstraints, pod_constraints
-from gpu_manager.domain.kube.pod import Pod
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.placement.numa import most_together
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resources import format_bytes
@@ -89,13 +89,14 @@ def create_time_checks(
     def pod_claims(obj: Mapping[str, Any], namespace: str) -> tuple[Violation, ...]:
         if claims is None or not mapping(obj.get("spec")).get("resourceClaims"):
             return ()
+        parts = [one.name for one in parse_pod(obj).containers if one.is_part]
         with cluster.lock:
             known = cluster.claims
             used = requests_of_containers(obj, lambda one: known.spec_of(namespace, one), known.classes)
         return (
             *(
                 violation(Rule.CLAIMS_IN_ONE_CONTAINER, container, "", "", reason=text)
-                for container, text in double_uses(used)
+                for container, text in double_uses(used, parts)
             ),
             *(violation(Rule.CLAIM_SHARED, "", "", "", reason=text) for text in shared_uses(used)),
         )

@@ -82,6 +82,30 @@ def test_requests_of_two_claims_count_too_and_init_containers_are_judged() -> No
     assert judged(pod(claims, train=both[:1], serve=both[1:]), one, other) == ReviewVerdict()
 
 
+def test_a_request_of_ours_beside_a_part_of_a_card_in_the_limits_is_refused() -> None:
+    """Both would mount their limits at the same path, and the container would never be made."""
+    beside = pod({"g": "one"}, train=[("g", "")])
+    limits = {"tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "4"}
+    beside["spec"]["containers"][0]["resources"]["limits"] = limits
+    said = judged(beside, template("one", a=OURS))
+    assert (said.allowed, said.rules) == (False, ("claims-in-one-container",))
+    assert (
+        'uses request "a" of claim "g" and tencent.com/vcuda-core in its limits: it can use one'
+        in said.message
+    )
+    assert judged(beside, template("one", a=THEIRS)).allowed
+
+
+def test_parts_of_several_cards_beside_a_claim_that_a_template_will_make_are_refused() -> None:
+    beside = pod({"g": "one"}, train=[("g", "")])
+    limits = {"tencent.com/vcuda-core": "20", "tencent.com/vcuda-memory": "8"}
+    beside["spec"]["containers"][0]["resources"]["limits"] = limits
+    beside["metadata"]["annotations"] = {"tencent.com/vcuda-cards": "2"}
+    said = judged(beside, template("one", a=THEIRS))
+    assert said.rules == ("cards-beside-claim",)
+    assert 'it uses ResourceClaim "g" too: use one of both' in said.message
+
+
 def test_containers_that_share_a_request_are_told_once() -> None:
     said = judged(pod({"g": "one"}, train=[("g", "")], serve=[("g", "a")]), template("one", a=OURS))
     assert said.allowed

@@ -10,7 +10,7 @@ driver: a second one would hide the limits of the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gpu_manager.domain.card import Card, CardState
-from gpu_manager.domain.contract import DRA_DRIVER
+from gpu_manager.domain.contract import CORE, DRA_DRIVER
 from gpu_manager.domain.dra.allocation import MOST_RESULTS
 from gpu_manager.domain.dra.claim import ClaimSpec, DeviceRequest
 from gpu_manager.domain.dra.device import CORES, MEMORY
@@ -246,9 +246,18 @@ def _used(container: Mapping[str, Any], known: Mapping[str, tuple[str, ...]]) ->
         yield from ((entry, request) for request in known.get(entry, ()) if named in {"", request})
 
 
-def double_uses(used: Mapping[str, tuple[UsedRequest, ...]]) -> list[tuple[str, str]]:
-    """Each container that uses several requests of this driver, and a text that names them."""
-    return [(container, _named(requests)) for container, requests in used.items() if len(requests) > 1]
+def double_uses(used: Mapping[str, tuple[UsedRequest, ...]], parts: Collection[str]) -> list[tuple[str, str]]:
+    """Each container that uses several requests of this driver, or one beside a part of a card in its limits
+    (``parts``), and a text that names them.
+    """
+    return [
+        (
+            container,
+            f"{_named(requests)} and {CORE} in its limits" if container in parts else _named(requests),
+        )
+        for container, requests in used.items()
+        if len(requests) > 1 or (requests and container in parts)
+    ]
 
 
 def shared_uses(used: Mapping[str, tuple[UsedRequest, ...]]) -> list[str]:

@@ -77,6 +77,7 @@ class Container:
     lent: bool = False  # ``core`` stands for ``gpus``: this node offers whole cards under that name too
     strange: tuple[str, ...] = ()  # resources that share cards under a name unknown here
     claims: tuple[tuple[str, str], ...] = ()  # ResourceClaims: name, and the request in it; empty for all
+    claim_entries: tuple[str, ...] = ()  # of spec.resourceClaims, also where the claim is yet to be made
     stuck: str = ""  # why the kubelet does not run it, such as CrashLoopBackOff
     runtime_id: str = ""  # the container id without its "containerd://", once the runtime made it
     parts: int = 1  # cards on which it lies in equal parts; above 1 ``core`` and ``memory_units`` are totals
@@ -354,6 +355,7 @@ def _container(
             ),
             *extended.get(name, ()),
         ),
+        claim_entries=tuple(text(one.get("name")) for one in mappings(resources.get("claims"))),
         stuck=stuck_reason(now),
         runtime_id=_text(state.get("containerID"), f"{where}: containerID").rpartition("://")[2],
     )

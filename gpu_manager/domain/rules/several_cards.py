@@ -35,10 +35,8 @@ def check_parts(container: Container, unit: int, minimum_cores: int) -> Iterator
         yield violation(
             Rule.PRIVILEGED_FRACTION, container.name, CORE, format_number(core), (CORES_PER_CARD,)
         )
-    if container.claims:
-        yield violation(
-            Rule.CARDS_BESIDE_CLAIM, container.name, CARDS, cards, claim=quoted(container.claims[0][0])
-        )
+    if claims := (*(name for name, _ in container.claims), *container.claim_entries):
+        yield violation(Rule.CARDS_BESIDE_CLAIM, container.name, CARDS, cards, claim=quoted(claims[0]))
 
 
 def nearest_totals(total: Fraction, parts: int, least: int, most: int) -> tuple[int, ...]:
