@@ -28,7 +28,7 @@ NO_CONTACT: Final = "the contact that your release names in its `SECURITY.md`"
 """What stands in the tree where a release has an address: anybody may publish the sources."""
 _CONTACTED: Final = ("SECURITY.md", "CODE_OF_CONDUCT.md")
 _SHOWN: Final = (
-    (r"(?<=image\.tag=)0\.1\.0\b|(?<=REGISTRY/gpu-manager:)0\.1\.0\b", "{version}"),
+    (r"((?<=image\.tag=)|(?<=REGISTRY/gpu-manager:)|(?<=oci-archive:gpu-manager-))0\.1\.0\b", "{version}"),
     (r"(?<=targetRevision: )0\.1\.0\b", "{chart}"),
     (r"(?<=helm (?:install|upgrade) gpu-manager )deploy/helm/gpu-manager\b", "gpu-manager-{chart}.tgz"),
 )
