@@ -131,7 +131,7 @@ reference: $(BUILT) ##write write the pages of docs that are made from the code;
 	python -m tools.docs
 
 docs: $(DOCS) ##write the documentation as a site under build/site; a broken link fails
-	NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 mkdocs build
 
 TOOLS := build/tools
 tools: $(TOOLS)/helm ##write kubectl and helm under build/tools, from the package index

@@ -152,7 +152,7 @@ def _documentation(source: Path, place: Path, version: str, environment: Mapping
     """The site, which names its version, as one archive that opens without a server's help."""
     site = source / "build/site"
     named = {**environment, "DOCS_NAME": f"gpu-manager {version}", "NO_MKDOCS_2_WARNING": "1"}
-    _run(sys.executable, "-m", "mkdocs", "build", "--quiet", at=source, environment=named)
+    _run(sys.executable, "-m", "mkdocs", "build", at=source, environment=named)
     with tarfile.open(place / f"gpu-manager-docs-{version}.tar.xz", "w:xz") as archive:
         for path in (site, *sorted(site.rglob("*"))):
             name = Path(f"gpu-manager-docs-{version}", path.relative_to(site))
