@@ -24,9 +24,15 @@ ENOUGH_WAVES: Final = 200  # pods of each kind
 
 
 def rows(*, full: bool) -> Iterator[Row]:
-    """The group. ``full`` changes nothing: a row says how large its run was."""
+    """The group: all that was recorded, what :mod:`bench.nodes` and :mod:`bench.controllers` show of it too.
+
+    ``full`` changes nothing: a row says how large its run was.
+    """
     del full
-    yield from rows_of(recorded())
+    results = recorded()
+    yield from rows_of(results)
+    yield from beside_others(results)
+    yield startup_joins(results.get("joins"))
 
 
 def rows_of(results: Mapping[str, Any]) -> Iterator[Row]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from bench import cluster
 from bench.cluster import beside_others, rows_of, startup_joins
 from bench.rows import Row
 from tests.cluster.soak import Result
@@ -26,6 +27,12 @@ def test_what_was_never_run_has_no_figure_and_says_how_to_get_it() -> None:
     found = rows()
     assert {row.figure for row in found.values()} == {None}
     assert all("make " in row.note for row in found.values())
+
+
+def test_the_group_has_every_row_that_the_cluster_gives() -> None:
+    names = [row.name for row in cluster.rows(full=False)]
+    assert len(names) == len(set(names))
+    assert {"soak_wrong", "other_card_percent", "checkpoint_lost_wrong", "startup_joins_failed"} <= set(names)
 
 
 def test_a_run_with_a_failed_test_does_not_hold_and_names_it() -> None:
