@@ -49,6 +49,7 @@ class Running:
     port: int
     parts: dict[str, int]
     periods: str  # the name of the profile, see periods.py
+    image: str = ""  # digest of the product's archive that containerd was given last
 
 
 class Cluster:
@@ -71,7 +72,8 @@ class Cluster:
     # Life.
 
     def up(self, product: Path = PRODUCT) -> None:
-        """Start everything, with the image in ``product``; a cluster that runs already stays.
+        """Start everything, with the image in ``product``; a cluster that runs already stays, and gets the image if it
+        has another.
 
         Raises:
             MissingError: something must be installed or built first.
@@ -80,6 +82,8 @@ class Cluster:
         running = self._running()
         if running is not None:
             self._must_be(parts.kubernetes, running.periods)
+            if product.exists() and images.digest(product) != running.image:
+                self._load_product(product)
             return
         if self._read() is None and _occupied():
             raise MissingError(
@@ -105,8 +109,9 @@ class Cluster:
         for part in layout.ORDER[2:-2]:
             self.start(part)
         self.wait(lambda: self.inside("test", "-S", layout.CONTAINERD).returncode == 0, 20, "no containerd")
-        for archive in (*archives, product):
+        for archive in archives:
             self.load(archive)
+        self._load_product(product)
         self.start("kubelet")
         self.wait(self.node_ready, 60, "the node is not ready")
         if parts.services:
@@ -235,6 +240,12 @@ class Cluster:
         done = self.inside(self.parts["ctr"], "-a", layout.CONTAINERD, "-n", "k8s.io", *images_import)
         if done.returncode:
             raise MissingError(f"{archive} cannot be loaded: {done.stderr.strip()}")
+
+    def _load_product(self, archive: Path) -> None:
+        self.load(archive)
+        running = self.running
+        running.image = images.digest(archive)
+        self._save(running)
 
     # What is there.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import platform
@@ -68,6 +69,12 @@ echo "cards = $n" >> {CONFIG}
 exec "$@"
 """
 _MODELS: Final = ("h200", "h100", "a100", "a10", "l4", "t4")
+
+
+def digest(archive: Path) -> str:
+    """The first digits of an archive's SHA-256."""
+    with archive.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
 def make(parts: Parts, native: NativeLibraries, cards: Sequence[Card], directory: Path) -> list[Path]:

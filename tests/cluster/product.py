@@ -46,6 +46,8 @@ def install(
         **{f"agent.extraArgs[{at}]": option for at, option in enumerate(chosen().agent, 1)},
         **more,
     }
+    if chart == CHART:  # other pods for another image under the same tag
+        values["podAnnotations.image"] = f"sha256-{cluster.running.image}"
     pairs = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
     timeout = f"--timeout={WAIT_SECONDS}s"
     # Not --wait: helm judges a DaemonSet by its whole fleet, and further nodes of the cluster are not real.

@@ -9,13 +9,13 @@ Each tool leaves its own result in ``build/cluster`` (the suite ``e2e.json``, th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tests.cluster import images
 from tests.cluster.parts import BUILD, PRODUCT, ROOT, Parts, usual
 
 RESULTS: Final = ROOT / "bench/results/cluster.json"
@@ -49,8 +49,8 @@ def keep(kind: str, result: Mapping[str, object], parts: Parts) -> None:
 
 
 def image() -> str:
-    """The first digits of the digest of the image that runs, by which runs are added up."""
-    return hashlib.sha256(PRODUCT.read_bytes()).hexdigest()[:12]
+    """The digest of the image that runs, by which runs are added up."""
+    return images.digest(PRODUCT)
 
 
 def last(kind: str, parts: Parts) -> Mapping[str, Any]:
