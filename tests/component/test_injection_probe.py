@@ -100,6 +100,26 @@ def test_a_node_with_driver_and_nodes_can_inject(node: Node, strategy: Strategy)
     assert node.made == []
 
 
+def test_a_stand_in_driver_that_is_gone_is_missed(tmp_path: Path, objects: Objects) -> None:
+    """Simulated cards have no device nodes; a container gets nothing where their driver's files are gone."""
+    stand_in = DriverRoot(tmp_path / "stand-in", objects)
+    stand_in.place("/libcuda.so.1", "libcuda.so.1")
+    stand_in.place("/libnvidia-ml.so.1", "libnvidia-ml.so.1")
+    injector = DriverFiles(
+        Strategy.SIMULATED,
+        cards=lambda: CARDS,
+        state=tmp_path / "state",
+        pages=tmp_path / "pages",
+        libraries=None,
+        stand_in=stand_in.root,
+    )
+    assert injector.probe(CARDS) == Injectable()
+    stand_in.root.rename(tmp_path / "away")
+    assert str(stand_in.root) in injector.probe(CARDS).why
+    (tmp_path / "away").rename(stand_in.root)
+    assert injector.probe(CARDS) == Injectable()
+
+
 def test_a_driver_that_lies_elsewhere_is_none_and_the_cure_is_said(tmp_path: Path, objects: Objects) -> None:
     """As on GKE, whose driver lies below /home/kubernetes/bin/nvidia."""
     node = Node(tmp_path, objects)

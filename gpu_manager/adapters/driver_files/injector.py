@@ -215,12 +215,12 @@ class DriverFiles:
 
     def probe(self, cards: Sequence[CardState]) -> Injectable:
         """See :meth:`gpu_manager.ports.containers.InjectionProbe.probe`. Makes missing device nodes."""
-        if self._simulated:
-            return Injectable()
         with self._lock:
             try:
                 if self._finder is not None:
                     self._finder.find()
+                if self._simulated:
+                    return Injectable()
                 self._nodes.require(*CONTROL)
             except NodeUnready as error:
                 return Injectable(str(error))
