@@ -102,7 +102,17 @@ KUBERAY: Final = Controller(
     "ray-operator",
     "manager",
 )
-ALL: Final = (KUEUE, KUBERAY)
+COSCHEDULING: Final = Controller(  # a kube-scheduler 1.33 with the plugins of its repository
+    "coscheduling",
+    "sigs.k8s.io/scheduler-plugins",
+    "v0.33.5",
+    "h1:9u4QAYbuoxa59aStrJKP4Bii2EQrZmGPN2tzvfs2gL0=",
+    "./cmd/scheduler",
+    "scheduler",
+    "bin/kube-scheduler",
+    {"k8s.io/component-base/version.gitVersion": "v0.33.5"},
+)
+ALL: Final = (KUEUE, KUBERAY, COSCHEDULING)
 
 
 def main() -> None:

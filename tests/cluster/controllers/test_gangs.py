@@ -1,12 +1,13 @@
-"""Gangs: the in-tree ones of Kubernetes 1.36, and pods that bear Kueue's labels alone, which their scheduler binds one
-by one. The six cases that HAMi's users reported, and twenty gangs that come at once.
+"""Gangs: the in-tree ones of Kubernetes 1.36, those of the coscheduling plugin, and pods that bear Kueue's labels
+alone, which their scheduler binds one by one. The six cases that HAMi's users reported, and twenty gangs that come at
+once.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import pytest
 
 from tests.cluster import auditor, layout, nodes, product
 from tests.cluster.cluster import Cluster
+from tests.cluster.controllers.programs import COSCHEDULING
 from tests.cluster.parts import minor
 from tests.cluster.pods import PATH, Pods, container, pod
 from tests.cluster.test_held import held
@@ -24,7 +26,24 @@ GATED: Final = {  # the controller manager lets a PodGroup go that has no pod
     "kube-apiserver": [GATES, f"--runtime-config={IN_TREE}=true"],
     "kube-controller-manager": [GATES],
 }
-GROUPS: Final = f"/apis/{IN_TREE}/namespaces/default/podgroups"
+PLUGIN: Final = "scheduling.x-k8s.io/v1alpha1"  # coscheduling's
+_PROFILE: Final = "scheduler.sidecar.profile"
+_REPOSITORY, _, _TAG = COSCHEDULING.image.partition(":")
+COSCHEDULED: Final = {  # docs/beside/coscheduling.md
+    "scheduler.sidecar.repository": _REPOSITORY,
+    "scheduler.sidecar.tag": _TAG,
+    f"{_PROFILE}.plugins.multiPoint.enabled[0].name": "Coscheduling",
+    f"{_PROFILE}.plugins.queueSort.enabled[0].name": "Coscheduling",
+    f"{_PROFILE}.plugins.queueSort.disabled[0].name": "*",
+    f"{_PROFILE}.pluginConfig[0].name": "Coscheduling",
+    f"{_PROFILE}.pluginConfig[0].args.permitWaitingTimeSeconds": "60",
+    "admission.gangs.podGroups[0]": PLUGIN,
+}
+# System → what its PodGroup says of its size.
+SPECS: Final[Mapping[str, Callable[[int], dict[str, Any]]]] = {
+    IN_TREE: lambda size: {"schedulingPolicy": {"gang": {"minCount": size}}},
+    PLUGIN: lambda size: {"minMember": size},
+}
 KUEUE: Final = "kueue.x-k8s.io"
 ENDS: Final = ("/bin/sh", "-c", "sleep 2")
 SIZES: Final = range(2, 9)
@@ -49,13 +68,28 @@ def in_tree(cluster: Cluster) -> Iterator[None]:
             _serve(cluster, part, list(argv[part]))
 
 
+@contextmanager
+def coscheduling(cluster: Cluster) -> Iterator[None]:
+    """Its CustomResourceDefinition, and its scheduler beside admission."""
+    COSCHEDULING.load(cluster)
+    definition = str(COSCHEDULING.source / "manifests/coscheduling/crd.yaml")
+    cluster.kubectl("apply", "-f", definition)
+    try:
+        cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", definition)
+        product.install(cluster, admission=True, **COSCHEDULED)
+        yield
+    finally:
+        product.install(cluster, admission=True)
+        cluster.kubectl("delete", "-f", definition)
+
+
 def _serve(cluster: Cluster, part: str, argv: list[str]) -> None:
     cluster.kill(part)
     cluster.run(part, argv)
     cluster.wait(lambda: cluster.api.get("/readyz", text=True) == "ok", 90, "the API server is not ready")
 
 
-SYSTEMS: Final = {IN_TREE: in_tree, KUEUE: lambda _: nullcontext()}
+SYSTEMS: Final = {IN_TREE: in_tree, PLUGIN: coscheduling, KUEUE: lambda _: nullcontext()}
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)
@@ -68,7 +102,7 @@ def system(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 class Gangs:
-    """Makes members, and PodGroups in-tree; all gone afterwards."""
+    """Makes members, and PodGroups where the system has them; all gone afterwards."""
 
     def __init__(self, cluster: Cluster, pods: Pods, system: str) -> None:
         self._cluster, self._pods, self._system = cluster, pods, system
@@ -76,21 +110,25 @@ class Gangs:
 
     def bring(self, name: str, size: int, *members: dict[str, Any]) -> list[str]:
         """Members of a gang of ``size``; the names of these."""
-        if self._system == IN_TREE and name not in self._groups:
+        if self._system in SPECS and name not in self._groups:
             self._groups.append(name)
-            spec, kind = (
-                {"schedulingPolicy": {"gang": {"minCount": size}}},
-                {"apiVersion": IN_TREE, "kind": "PodGroup"},
-            )
-            self._cluster.api.post(GROUPS, {**kind, "metadata": {"name": name}, "spec": spec})
+            group = {"apiVersion": self._system, "kind": "PodGroup", "metadata": {"name": name}}
+            self._cluster.api.post(self._path, {**group, "spec": SPECS[self._system](size)})
         for one in members:
-            one["metadata"].setdefault("labels", {})[GANG] = name
+            labels = one["metadata"].setdefault("labels", {})
+            labels[GANG] = name
             if self._system == IN_TREE:
                 one["spec"]["schedulingGroup"] = {"podGroupName": name}
+            elif self._system == PLUGIN:
+                labels["scheduling.x-k8s.io/pod-group"] = name
             else:
-                one["metadata"]["labels"][f"{KUEUE}/pod-group-name"] = name
+                labels[f"{KUEUE}/pod-group-name"] = name
                 one["metadata"]["annotations"][f"{KUEUE}/pod-group-total-count"] = str(size)
         return self._pods.create(*members)
+
+    @property
+    def _path(self) -> str:
+        return f"/apis/{self._system}/namespaces/default/podgroups"
 
     def bound(self) -> dict[str, list[bool]]:
         """Gang → whether each of its members that are there has a node."""
@@ -115,7 +153,7 @@ class Gangs:
     def clear(self) -> None:
         """The PodGroups go."""
         for name in self._groups:
-            self._cluster.api.delete(f"{GROUPS}/{name}")
+            self._cluster.api.delete(f"{self._path}/{name}")
 
 
 @pytest.fixture
