@@ -49,10 +49,9 @@ from gpu_manager.adapters.http import HttpClient, HttpLimits, NoAnswer
 from gpu_manager.adapters.kube.agents import KubeAgents
 from gpu_manager.adapters.kube.certificates import KubeCertificates
 from gpu_manager.adapters.kube.claims import KubeClaimTemplates
-from gpu_manager.adapters.kube.cluster_pods import ClusterPods, KubePodEvents
+from gpu_manager.adapters.kube.cluster_pods import ClusterPods, KubePlaceholders, KubePodEvents
 from gpu_manager.adapters.kube.connection import Connection, Timeouts, connect
 from gpu_manager.adapters.kube.leases import KubeLease, KubeTextRecord, PodMark
-from gpu_manager.adapters.kube.placeholders import KubePlaceholders
 from gpu_manager.adapters.kube.reflector import Pause, Reflector
 from gpu_manager.adapters.kube.resize import limits_of
 from gpu_manager.adapters.kube.reviews import KubeReviews
@@ -63,7 +62,7 @@ from gpu_manager.adapters.score_routine import roll_out_routine
 from gpu_manager.domain.contract import ADMISSION_NAME, ADMITTED_CLAIMS, CLAIM_RECORD
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import Pod
-from gpu_manager.domain.resize.owners import KINDS
+from gpu_manager.domain.resize.sizes import KINDS
 from gpu_manager.ports.clock import Clock
 from gpu_manager.runtime.access import AccessCheck
 

@@ -55,7 +55,7 @@ from gpu_manager.domain.contract import (
 )
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import Pod, PodUid
-from gpu_manager.domain.resize.owners import KINDS
+from gpu_manager.domain.resize.sizes import KINDS
 from gpu_manager.domain.untrusted import mapping
 from gpu_manager.ports.clock import Clock
 from gpu_manager.runtime import threads

@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.rows import Row
 from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.control_pages.pages import FileControlPages
-from gpu_manager.adapters.kube.kubelet_pods import KubeletPods
+from gpu_manager.adapters.kube.kube import KubeletPods
 from tests.fakes.certificates import self_signed
 from tests.fakes.hostile_attacks import ATTACKS, UNANSWERED
 from tests.fakes.hostile_tenant import HostileTenant

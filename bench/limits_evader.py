@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from bench.rows import Row
 from bench.world import NODE, World
-from gpu_manager.adapters.driver_files.native_libraries import NativeLibraries, find_native_libraries
+from gpu_manager.adapters.driver_files.delivery import NativeLibraries, find_native_libraries
 from vcuda.page.limits import read_limits
 
 BAR = "≤ 5"

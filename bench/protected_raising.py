@@ -62,7 +62,7 @@ def _opened_ms() -> float:
 _AGENT: Final = """
 import sys
 from pathlib import Path
-from gpu_manager.adapters.control_pages.gates import NativeGateWatcher
+from gpu_manager.adapters.control_pages.gate_watcher import NativeGateWatcher
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.ports.control_pages import GateWatch, WatchedTenant
 program, pages, gate, card, service, cores, job = sys.argv[1:]

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from gpu_manager.adapters.driver_files.delivery import CUDA_FRONT, NVML_FRONT
-from gpu_manager.adapters.driver_files.elf import multiarch
-from gpu_manager.adapters.driver_files.native_libraries import NativeLibraries
+from gpu_manager.adapters.driver_files.delivery import CUDA_FRONT, NVML_FRONT, NativeLibraries
+from gpu_manager.adapters.driver_files.driver import multiarch
 from gpu_manager.domain.card import Card
 from gpu_manager.domain.contract import CARDS_ENV
 from gpu_manager.domain.errors import NodeUnready, quoted

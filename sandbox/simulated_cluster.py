@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
-from gpu_manager.adapters.driver_files.native_libraries import (
+from gpu_manager.adapters.driver_files.delivery import (
     NativeLibraries,
     find_native_libraries,
     native_in,

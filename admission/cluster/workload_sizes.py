@@ -10,7 +10,7 @@ from typing import Any
 from admission.cluster.pod_view import PodView
 from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.kube.pod import Pod, PodUid
-from gpu_manager.domain.resize.owners import effective_request, workload_key
+from gpu_manager.domain.resize.sizes import effective_request, workload_key
 from gpu_manager.domain.untrusted import annotations_of, mapping, text
 
 Obj = Mapping[str, Any]

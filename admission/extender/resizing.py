@@ -32,8 +32,14 @@ from gpu_manager.domain.contract import (
 from gpu_manager.domain.errors import NodeUnready, VcudaError, quoted
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Allocation
-from gpu_manager.domain.resize.judgement import grown, judge_room, legal_sizes, size_of
-from gpu_manager.domain.resize.namespace_limits import NamespaceLimits, past_limits
+from gpu_manager.domain.resize.judgement import (
+    NamespaceLimits,
+    grown,
+    judge_room,
+    legal_sizes,
+    past_limits,
+    size_of,
+)
 from gpu_manager.domain.resize.sizes import ResizeAnswer, Sizes, answer_of, digest, encode_answer
 from gpu_manager.domain.resources import ZERO, Amount
 from gpu_manager.domain.rules.pod_annotations import priority_of

@@ -23,8 +23,7 @@ from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import MIRROR, Container, Pod, parse_pod
 from gpu_manager.domain.priority import Priority
 from gpu_manager.domain.resize.judgement import check_resize, legal_sizes
-from gpu_manager.domain.resize.owners import note_template
-from gpu_manager.domain.resize.sizes import spec_sizes
+from gpu_manager.domain.resize.sizes import note_template, spec_sizes
 from gpu_manager.domain.resources import Amount, format_bytes, format_number
 from gpu_manager.domain.rules.legal_values import check_pod, guarded_keys, warn_pod
 from gpu_manager.domain.rules.pod_annotations import has_fractions_alone

@@ -1,10 +1,14 @@
-"""Builds the node's hardware from the settings: cards, their limits, the injector."""
+"""Builds the node's hardware from the settings: cards, their limits, the injector; and reads
+from its kubelet what they leave open.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -18,12 +22,14 @@ from gpu_manager.adapters.driver_files import (
     Strategy,
     find_nvml,
 )
+from gpu_manager.adapters.driver_files.kubelet_config import kubelet_root, topology_policy
 from gpu_manager.adapters.driver_memory_limit import DriverLimits
 from gpu_manager.adapters.nvml.faults import FaultPolicy
 from gpu_manager.agent.config import Config
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.dra.sides import Front
-from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.domain.errors import RequestInvalid, quoted
+from gpu_manager.domain.topology import NumaPolicy
 from gpu_manager.ports.cards import Cards
 
 log = structlog.get_logger(__name__)
@@ -128,3 +134,50 @@ def installed_libraries() -> Path | None:
         [Path(place) / "native" for place in (spec.submodule_search_locations or ()) if place] if spec else []
     )
     return next((place for place in places if (place / "libvcuda.so").exists()), None)
+
+
+AUTO: Final = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletView:
+    """The kubelet of the node ``host``; ``directory`` is where it has its device plugins."""
+
+    host: HostFiles
+    directory: Path
+    proc: Path = Path("/proc")
+
+    def pod_resources(self, socket: Path | None) -> Path:
+        """The directory of the PodResources socket, which lies elsewhere if the kubelet has a --root-dir.
+
+        That directory need not be mounted into the agent: it is found below the node's root, too.
+        """
+        if socket is not None:
+            return socket.parent
+        root = kubelet_root(self.host, str(self.directory), self.proc)
+        if root == str(self.directory):
+            return self.directory / "pod-resources"
+        log.info("kubelet_root_dir", root=root, device_plugins=str(self.directory))
+        own = Path(root) / "pod-resources"
+        return own if own.is_dir() else self.host.seen(self.host.resolve(str(own)) or str(own))
+
+    def numa_policy(self, told: str) -> NumaPolicy:
+        """The kubelet's policy, named by ``told``; ``auto``: as read from the kubelet. A difference is
+        logged.
+
+        Raises:
+            RequestInvalid: ``told`` is not a policy.
+        """
+        known = {policy.value: policy for policy in NumaPolicy}
+        if told != AUTO and told not in known:
+            raise RequestInvalid(
+                f"--topology-manager-policy is {quoted(told)}: one of {AUTO}, {', '.join(known)}"
+            )
+        seen = topology_policy(self.host, str(self.directory), self.proc)
+        if told == AUTO:
+            if seen is not None:
+                log.info("topology_manager_policy", kubelet=seen)
+            return known.get(seen or "", NumaPolicy.NONE)
+        if seen is not None and seen != told:
+            log.warning("topology_manager_policy_differs", kubelet=seen, told=told)
+        return known[told]

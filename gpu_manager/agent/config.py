@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from gpu_manager.adapters.control_pages.limits_file import DEFAULT_POLICY, PagePolicy
-from gpu_manager.adapters.control_pages.page_mounts import PageMounts
+from gpu_manager.adapters.control_pages.page_directory import PageMounts
 from gpu_manager.adapters.nvml.faults import QUIET_SECONDS
 from gpu_manager.domain.advice.demand import HALF_LIFE_SECONDS
 from gpu_manager.domain.advice.size import AdvicePolicy

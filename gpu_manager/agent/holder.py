@@ -23,8 +23,7 @@ from gpu_manager.adapters.kubelet.client import unix_target
 from gpu_manager.domain.contract import KUBELET_SOCKET
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from gpu_manager.runtime import threads
-from gpu_manager.runtime.program import Ending
-from gpu_manager.runtime.supervised import Supervised
+from gpu_manager.runtime.program import Ending, Supervised
 from gpu_manager.servers.device_plugin import ANSWERED, DECIDED
 from gpu_manager.servers.plugin_registration import LENDING, SOCKETS, HeldServer, PluginRegistration
 from gpu_manager.services.metrics import ServiceMetrics

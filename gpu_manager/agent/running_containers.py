@@ -40,7 +40,7 @@ from gpu_manager.services.enforcement.library_messages import LibraryMessages
 from gpu_manager.services.enforcement.resizer import ElasticLimit, Resizer
 from gpu_manager.services.enforcement.time_sharing import TimeSharing
 from gpu_manager.services.enforcement.usage import UsageSampler
-from gpu_manager.services.enforcement.usage_past import UsagePast
+from gpu_manager.services.enforcement.usage_sample import UsagePast
 from gpu_manager.services.metrics import ServiceMetrics
 from gpu_manager.services.size_advice import SizeAdviser
 

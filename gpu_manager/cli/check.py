@@ -19,9 +19,8 @@ from gpu_manager.domain.dra.translation import turned_into_claim, turned_warning
 from gpu_manager.domain.errors import RequestInvalid, printable
 from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.resize.judgement import check_resize
-from gpu_manager.domain.resize.owners import KINDS
-from gpu_manager.domain.rules.legal_values import check_pod, warn_pod
-from gpu_manager.domain.rules.limit_ranges import warn_limit_range
+from gpu_manager.domain.resize.sizes import KINDS
+from gpu_manager.domain.rules.legal_values import check_pod, warn_limit_range, warn_pod
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import ContainerRequest, PodRequest
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation

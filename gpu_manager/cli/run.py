@@ -9,7 +9,7 @@ from typing import Annotated
 import structlog
 
 from gpu_manager.adapters.control_pages.limits_file import PagePolicy
-from gpu_manager.adapters.control_pages.page_mounts import DEFAULT_INODES, PageMounts
+from gpu_manager.adapters.control_pages.page_directory import DEFAULT_INODES, PageMounts
 from gpu_manager.adapters.nvml.faults import QUIET_SECONDS
 from gpu_manager.agent.config import CLUSTER_CA, Config
 from gpu_manager.domain import features
@@ -27,8 +27,7 @@ from gpu_manager.domain.dra.sides import NO_CARDS, ClaimCards, Front, parse_clai
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from gpu_manager.runtime.arguments import Option, Rest, whole_bytes
-from gpu_manager.runtime.program import KLOG_FLAGS, configure_log, pass_over_old_flags
-from gpu_manager.runtime.supervised import child_of
+from gpu_manager.runtime.program import KLOG_FLAGS, child_of, configure_log, pass_over_old_flags
 
 log = structlog.get_logger(__name__)
 
@@ -305,8 +304,8 @@ def command(
         return hold(kubelet_dir, state_dir, hold_registration, lending=nvidia_resource)
     pass_over_old_flags(old_words, OLD_FLAGS, "gpu-manager run")
     from gpu_manager.adapters.driver_files.host import HostFiles  # noqa: PLC0415  # as the next one
+    from gpu_manager.agent.backends import KubeletView  # noqa: PLC0415  # as above
     from gpu_manager.agent.composition import main  # noqa: PLC0415  # gRPC and the Kubernetes client, only when they are needed
-    from gpu_manager.agent.kubelet_view import KubeletView  # noqa: PLC0415  # as above
 
     kubelet = KubeletView(HostFiles(host_root), kubelet_dir)
     main(

@@ -1,20 +1,28 @@
-"""Shared by agent and admission: log, memory unit, the predecessor's flags, termination signals."""
+"""Shared by agent and admission: log, memory unit, the predecessor's flags, termination signals, a child
+that is started again whenever it is killed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 import structlog
 
 from gpu_manager.domain.errors import RequestInvalid
+from gpu_manager.runtime import threads
 
 KLOG_FLAGS: Final = {
     "logtostderr": False,
@@ -109,3 +117,51 @@ def pass_over_old_flags(arguments: Sequence[str], known: Mapping[str, bool], pro
         at += 2 if follows else 1
     if ignored:
         log.warning("predecessor_flags_ignored", flags=ignored)
+
+
+_LONGEST_PAUSE: Final = 5.0  # between two starts of a program that is killed at once
+_YOUNG_SECONDS: Final = 10.0
+_DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG
+
+
+def child_of(variable: str) -> str:
+    """The value by which the parent marked this process, empty if it has no such parent; it ends with it."""
+    if value := os.environ.get(variable, ""):
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    return value
+
+
+class Supervised:
+    """This very command as a child. What ends by itself has its reason, and is not started again."""
+
+    def __init__(self, variable: str, value: str, told: Callable[[], object]) -> None:
+        """The child has a variable of that value; ``told`` returns once this process is to end."""
+        self._environment = {**os.environ, variable: value}
+        self._told = told
+        self._ended = threading.Event()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> int:
+        """Run it until it ends by itself, or as it is told to. Returns its exit code."""
+        threads.once("supervised-end", self._end).start()
+        pause = 0.0
+        while True:
+            started = time.monotonic()
+            self._child = subprocess.Popen(sys.orig_argv, env=self._environment, process_group=0)  # noqa: S603
+            if self._ended.is_set():
+                self._child.terminate()
+            code = self._child.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)  # what it had started
+            if code >= 0 or self._ended.is_set():
+                return code if code >= 0 else 128 - code
+            at_once = time.monotonic() - started > _YOUNG_SECONDS
+            pause = 0.0 if at_once else min(_LONGEST_PAUSE, max(1.0, pause * 2))
+            log.error("killed_and_started_again", signal=-code, after_seconds=pause)
+            self._ended.wait(pause)
+
+    def _end(self) -> None:
+        self._told()
+        self._ended.set()
+        if self._child is not None:
+            self._child.terminate()

@@ -45,8 +45,7 @@ from gpu_manager.services.allocation.books import Key
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.cards.health import Health
 from gpu_manager.services.enforcement.usage import UsageSampler
-from gpu_manager.services.enforcement.usage_past import UsagePast
-from gpu_manager.services.enforcement.usage_sample import Place
+from gpu_manager.services.enforcement.usage_sample import Place, UsagePast
 
 # Not to hold by these does not make the agent's pod unready: its metrics go on, and a roll-out does not hang.
 _TOLD: Final = frozenset({"injection"})

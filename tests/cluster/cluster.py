@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_manager.adapters.driver_files.native_libraries import find_native_libraries
+from gpu_manager.adapters.driver_files.delivery import find_native_libraries
 from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.domain.card import Card
 from tests.cluster import images, layout, processes

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gpu_manager.adapters.driver_files.native_libraries import NativeLibraries
+from gpu_manager.adapters.driver_files.delivery import NativeLibraries
 from gpu_manager.domain.card import Card
 from tests.cluster.parts import ROOT, Parts
 

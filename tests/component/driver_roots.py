@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.adapters.driver_files.elf import multiarch
+from gpu_manager.adapters.driver_files.driver import multiarch
 
 VERSION = "550.54.14"
 CONTROL = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")

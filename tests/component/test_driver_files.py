@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_manager.adapters.driver_files import DeviceNodes, DriverFiles, HostFiles, Strategy, extra_devices
-from gpu_manager.adapters.driver_files.elf import multiarch
+from gpu_manager.adapters.driver_files.driver import multiarch
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import Bug, NodeUnready, RequestInvalid
 from gpu_manager.domain.injection import DeviceNode, Injection, Mount

@@ -7,8 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_manager.adapters.driver_files.driver import DriverFinder, find_nvml
-from gpu_manager.adapters.driver_files.elf import multiarch, native_machine, read_elf
+from gpu_manager.adapters.driver_files.driver import (
+    DriverFinder,
+    find_nvml,
+    multiarch,
+    native_machine,
+    read_elf,
+)
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.domain.errors import NodeUnready
 from tests.component.driver_roots import SONAMES, VERSION, DriverRoot, Objects, machine_is_supported

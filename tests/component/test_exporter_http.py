@@ -25,7 +25,7 @@ from gpu_manager.servers.http import StatusServer
 from gpu_manager.servers.status import Status
 from gpu_manager.services.cards.health import Health
 from gpu_manager.services.enforcement.usage import UsageSampler
-from gpu_manager.services.enforcement.usage_past import UsagePast
+from gpu_manager.services.enforcement.usage_sample import UsagePast
 from tests.fakes.node import NodeRig, container, pod
 from tests.fakes.ports import FakeCards, FakeNodeObject
 from tests.fakes.waiting import PATIENCE

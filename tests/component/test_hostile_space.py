@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.adapters.control_pages.page_mounts import PageMounts
+from gpu_manager.adapters.control_pages.page_directory import PageMounts
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.domain.errors import Tampered
 from tests.fakes.hostile_tenant import HostileTenant

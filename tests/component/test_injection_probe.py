@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_manager.adapters.driver_files import DeviceNodes, DriverFiles, HostFiles, Strategy
-from gpu_manager.adapters.driver_files.elf import multiarch
+from gpu_manager.adapters.driver_files.driver import multiarch
 from gpu_manager.adapters.http import HttpClient
 from gpu_manager.agent.composition import Agent
 from gpu_manager.agent.config import Config

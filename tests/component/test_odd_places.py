@@ -14,8 +14,7 @@ import yaml
 from admission.cluster.trim import slim_pod
 from admission.config import ClusterTerms
 from admission.explain.drafts import read_draft
-from gpu_manager.cli.kubectl.migrate.cards import of_memory
-from gpu_manager.cli.kubectl.migrate.command import migrate
+from gpu_manager.cli.kubectl.migrate.command import migrate, of_memory
 from gpu_manager.cli.kubectl.migrate.left_over import foreign_names
 from gpu_manager.cli.kubectl.migrate.model import MigrationTerms
 from gpu_manager.cli.pod_templates import pod_templates

@@ -12,8 +12,7 @@ import yaml
 
 from gpu_manager.adapters.manifests import read_documents
 from gpu_manager.cli.kubectl.main import run as kubectl
-from gpu_manager.cli.kubectl.migrate.cards import of_memory, of_model
-from gpu_manager.cli.kubectl.migrate.command import migrate
+from gpu_manager.cli.kubectl.migrate.command import migrate, of_memory, of_model
 from gpu_manager.cli.kubectl.migrate.left_over import foreign_names
 from gpu_manager.cli.kubectl.migrate.model import FindingKind, MigrationTerms
 from gpu_manager.cli.kubectl.migrate.systems import SYSTEMS

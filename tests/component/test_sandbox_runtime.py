@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from gpu_manager.adapters.driver_files.elf import multiarch
-from gpu_manager.adapters.driver_files.native_libraries import NativeLibraries, native_in
+from gpu_manager.adapters.driver_files.delivery import NativeLibraries, native_in
+from gpu_manager.adapters.driver_files.driver import multiarch
 from gpu_manager.adapters.simulated import SimulatedCards
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse, Mount

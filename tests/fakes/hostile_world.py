@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from gpu_manager.adapters.control_pages.gate_watcher import NativeGateWatcher
-from gpu_manager.adapters.control_pages.page_mounts import PageMounts
+from gpu_manager.adapters.control_pages.page_directory import PageMounts
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.errors import NodeUnready, Tampered

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_manager.adapters.driver_files import DeviceNodes, DriverFiles, HostFiles, Strategy
-from gpu_manager.adapters.driver_files.elf import multiarch
+from gpu_manager.adapters.driver_files.driver import multiarch
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready

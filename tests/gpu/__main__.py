@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from bench.rows import Row
-from gpu_manager.adapters.driver_files.native_libraries import find_native_libraries
+from gpu_manager.adapters.driver_files.delivery import find_native_libraries
 from tests.gpu import cost, dispatch, endings, facts, frameworks, guesses, memory, protected, runtime, share
 from tests.gpu.machine import BUILD, STAND_IN, Absent, Machine, stand_in_environment
 from tests.gpu.plan import Settings, spend

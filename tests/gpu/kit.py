@@ -17,7 +17,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpu_manager.adapters.driver_files.native_libraries import find_native_libraries
+from gpu_manager.adapters.driver_files.delivery import find_native_libraries
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -17,7 +17,7 @@ from typing import Self
 
 from gpu_manager.adapters.control_pages.limits_file import PagePolicy
 from gpu_manager.adapters.control_pages.pages import FileControlPages
-from gpu_manager.adapters.driver_files.native_libraries import NativeLibraries, find_native_libraries
+from gpu_manager.adapters.driver_files.delivery import NativeLibraries, find_native_libraries
 from gpu_manager.adapters.nvml.cards import NvmlCards
 from gpu_manager.domain.card import Card
 from gpu_manager.domain.errors import NodeUnready

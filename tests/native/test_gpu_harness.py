@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpu_manager.adapters.driver_files.native_libraries import find_native_libraries
+from gpu_manager.adapters.driver_files.delivery import find_native_libraries
 from tests.gpu import kit
 from tests.gpu.container import first_line
 from tests.gpu.guesses import questions

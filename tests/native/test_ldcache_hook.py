@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.adapters.driver_files.elf import multiarch
+from gpu_manager.adapters.driver_files.driver import multiarch
 from tests.native import triton_lookup
 from tests.native.contained import needs_mounts
 from tests.native.tools import build_tests, run, tool

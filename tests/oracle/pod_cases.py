@@ -20,7 +20,7 @@ from gpu_manager.cli.kubectl.main import run as kubectl
 from gpu_manager.cli.main import run as gpu_manager
 from gpu_manager.domain.contract import CORE, MEMORY, RESIZE
 from gpu_manager.domain.kube.pod import parse_pod
-from gpu_manager.domain.resize.namespace_limits import NamespaceLimits, past_limits
+from gpu_manager.domain.resize.judgement import NamespaceLimits, past_limits
 from tests.fakes.extender import UNIT, Obj, World, node
 
 Faults = Iterator[str]

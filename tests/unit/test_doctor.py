@@ -38,7 +38,7 @@ from gpu_manager.domain.doctor.facts import (
     Webhook,
 )
 from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
-from gpu_manager.domain.resize.namespace_limits import NamespaceLimits
+from gpu_manager.domain.resize.judgement import NamespaceLimits
 from gpu_manager.domain.resources import GIB, Amount
 from gpu_manager.domain.topology import Link, Topology
 

@@ -12,7 +12,7 @@ from admission.webhook.admit import validate
 from gpu_manager.cli.main import run
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.kube.pod import parse_pod
-from gpu_manager.domain.rules.limit_ranges import warn_limit_range, warn_limited
+from gpu_manager.domain.rules.legal_values import warn_limit_range, warn_limited
 from tests.fakes.reviews import ask, container, pod, review
 
 NOTE = "kubernetes.io/limit-ranger"

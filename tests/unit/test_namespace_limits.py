@@ -9,7 +9,7 @@ import pytest
 
 from gpu_manager.domain.contract import CORE, MEMORY, RESIZE
 from gpu_manager.domain.kube.pod import Pod, parse_pod
-from gpu_manager.domain.resize.namespace_limits import NamespaceLimits, past_limits
+from gpu_manager.domain.resize.judgement import NamespaceLimits, past_limits
 from gpu_manager.domain.resources import DEFAULT_UNIT
 from tests.fakes.extender import pod
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_manager.adapters.driver_files import HostFiles, find_nvml
-from gpu_manager.adapters.driver_files.elf import multiarch
+from gpu_manager.adapters.driver_files.driver import multiarch
 
 NAME = "libnvidia-ml.so.1"
 

@@ -26,7 +26,7 @@ from gpu_manager.domain.contract import (
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.priority import Priority
-from gpu_manager.domain.resize.namespace_limits import NamespaceLimits
+from gpu_manager.domain.resize.judgement import NamespaceLimits
 from gpu_manager.domain.resize.sizes import ResizeAnswer, answer_of, encode_answer
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from tests.fakes.extender import World, node, pod, uuid

@@ -14,7 +14,7 @@ from bench.advice_written import written
 from gpu_manager.domain.contract import ADVICE, CORE, MEMORY, RESIZE, TEMPLATE_SIZE
 from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
 from gpu_manager.domain.resize.judgement import legal_sizes
-from gpu_manager.domain.resize.owners import effective_request, note_template, was_made_for_another
+from gpu_manager.domain.resize.sizes import effective_request, note_template, was_made_for_another
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount
 from tests.fakes.extender import pod
 from tests.fakes.reviews import ask, container, patched, review

@@ -28,8 +28,7 @@ from gpu_manager.adapters.control_pages.limits_file import (
     messages_in,
     uses_in,
 )
-from gpu_manager.adapters.control_pages.page_directory import PageDirectory, ToldUsage
-from gpu_manager.adapters.control_pages.page_mounts import PageMounts
+from gpu_manager.adapters.control_pages.page_directory import PageDirectory, PageMounts, ToldUsage
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.enforcement.library_messages import LibraryMessage
 from gpu_manager.domain.errors import NodeUnready

@@ -31,7 +31,7 @@ from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.kube.constraints import Term, read_terms
 from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.other_plugins import given_by
-from gpu_manager.domain.resize.namespace_limits import NamespaceLimits
+from gpu_manager.domain.resize.judgement import NamespaceLimits
 from gpu_manager.domain.resources import parse_quantity
 from gpu_manager.domain.untrusted import mapping, mappings, text
 

@@ -11,11 +11,17 @@ from pathlib import Path
 from typing import Final
 
 from gpu_manager.adapters.driver_files import Strategy
-from gpu_manager.adapters.driver_files.detect import choose, shows_by_variable
-from gpu_manager.adapters.driver_files.elf import multiarch
+from gpu_manager.adapters.driver_files.driver import multiarch
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.adapters.driver_files.kubelet_config import kubelet_config, kubelet_root, topology_policy
-from gpu_manager.adapters.driver_files.runtimes import ContainerRuntime, in_use, plain, sockets
+from gpu_manager.adapters.driver_files.runtimes import (
+    ContainerRuntime,
+    choose,
+    in_use,
+    plain,
+    shows_by_variable,
+    sockets,
+)
 from gpu_manager.adapters.kubelet.checkpoint import FILE_NAME, MAX_BYTES
 from gpu_manager.adapters.manifests import read_manifests
 from gpu_manager.domain.contract import (

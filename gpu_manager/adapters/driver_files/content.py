@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from gpu_manager.adapters.driver_files.delivery import CUDA_FRONT, NVML_FRONT, PRELOAD, Delivered
-from gpu_manager.adapters.driver_files.driver import COMPANIONS, CUDA, GRAPHICS, NVML, Driver
-from gpu_manager.adapters.driver_files.elf import multiarch
+from gpu_manager.adapters.driver_files.driver import COMPANIONS, CUDA, GRAPHICS, NVML, Driver, multiarch
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.contract import GATES_DIR, LIBRARY_DIR, LIMITS_PATH, PRELOAD_PATH, USAGE_PATH
 from gpu_manager.domain.injection import Mount

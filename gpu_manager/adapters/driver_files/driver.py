@@ -1,4 +1,5 @@
-"""Finds the driver's own libraries on the node, each under its SONAME, and NVML for an agent without one.
+"""Finds the driver's own libraries on the node, each under the SONAME in its ELF header, and NVML for an agent
+without one.
 
 A container gets them by a path that stays right when the driver is upgraded under it, because the kubelet
 replays an old response for as long as the pod lives: the SONAME's link where the installer made one, else a
@@ -14,17 +15,19 @@ NVIDIA's GPU operator (its driver container), Windows Subsystem for Linux.
 from __future__ import annotations
 
 import contextlib
+import os
+import platform
 import re
 import secrets
+import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import structlog
 
-from gpu_manager.adapters.driver_files.elf import multiarch, native_machine, read_elf
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.domain.errors import NodeUnready
 
@@ -295,3 +298,78 @@ def _in_loader_reach(host: HostFiles) -> bool:
     return any(host.exists(f"{place.libraries}/{NVML}") for place in usual) or not any(
         host.exists(f"{place.libraries}/{NVML}") for place in other
     )
+
+
+_HEADER: Final = struct.Struct("<16sHHIQQQIHHHHHH")
+_SEGMENT: Final = struct.Struct("<IIQQQQQQ")
+_DYNAMIC: Final = struct.Struct("<qQ")
+_PT_LOAD, _PT_DYNAMIC = 1, 2
+_DT_NULL, _DT_STRTAB, _DT_SONAME = 0, 5, 14
+_MAX_SEGMENTS: Final = 128
+_MAX_DYNAMIC: Final = 1 << 16
+_MAX_NAME: Final = 256
+
+MACHINES: Final = {"x86_64": 62, "aarch64": 183}
+MULTIARCH: Final = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
+
+
+@dataclass(frozen=True, slots=True)
+class Elf:
+    """A 64-bit shared object. ``machine`` is ELF's e_machine; ``soname`` is empty if it has none."""
+
+    machine: int
+    soname: str
+
+
+def native_machine() -> int:
+    """This machine's e_machine; 0 on one that has no driver."""
+    return MACHINES.get(platform.machine(), 0)
+
+
+def multiarch() -> str:
+    """The directory under /usr/lib that Debian's loader trusts on this machine."""
+    return MULTIARCH.get(platform.machine(), "x86_64-linux-gnu")
+
+
+def read_elf(path: Path) -> Elf | None:
+    """The file's ELF facts; None if it is not a 64-bit shared object or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return _read(file)
+    except (OSError, struct.error, ValueError, OverflowError):
+        return None
+
+
+def _read(file: BinaryIO) -> Elf | None:
+    head = file.read(_HEADER.size)
+    ident, kind, machine, _, _, table, _, _, _, entry_size, entries, _, _, _ = _HEADER.unpack(head)
+    is_shared_object = ident[:6] == b"\x7fELF\x02\x01" and kind == 3
+    if not is_shared_object or entry_size != _SEGMENT.size or entries > _MAX_SEGMENTS:
+        return None
+    file.seek(table)
+    segments = list(_SEGMENT.iter_unpack(file.read(entries * _SEGMENT.size)))
+    loads = [
+        (address, offset, size) for kind, _, offset, address, _, size, _, _ in segments if kind == _PT_LOAD
+    ]
+    for kind, _, offset, _, _, size, _, _ in segments:
+        if kind == _PT_DYNAMIC:
+            return Elf(machine, _soname(file, offset, min(size, _MAX_DYNAMIC), loads))
+    return None
+
+
+def _soname(file: BinaryIO, offset: int, size: int, loads: list[tuple[int, int, int]]) -> str:
+    file.seek(offset)
+    content = file.read(size - size % _DYNAMIC.size)
+    tags: dict[int, int] = {}
+    for tag, value in _DYNAMIC.iter_unpack(content):
+        if tag == _DT_NULL:
+            break
+        tags.setdefault(tag, value)
+    if _DT_SONAME not in tags or _DT_STRTAB not in tags:
+        return ""
+    strings = tags[_DT_STRTAB]
+    for address, start, length in loads:
+        if address <= strings < address + length:
+            file.seek(start + strings - address + tags[_DT_SONAME], os.SEEK_SET)
+            return file.read(_MAX_NAME).split(b"\0", 1)[0].decode("ascii")
+    return ""

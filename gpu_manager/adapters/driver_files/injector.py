@@ -25,10 +25,10 @@ from gpu_manager.adapters.driver_files.delivery import (
     Records,
     is_name,
 )
-from gpu_manager.adapters.driver_files.detect import Strategy
 from gpu_manager.adapters.driver_files.device_nodes import CONTROL, DeviceNodes
 from gpu_manager.adapters.driver_files.driver import Driver, DriverFinder
 from gpu_manager.adapters.driver_files.host import HostFiles
+from gpu_manager.adapters.driver_files.runtimes import Strategy
 from gpu_manager.domain.card import Card, CardState
 from gpu_manager.domain.contract import (
     ALLOCATION,

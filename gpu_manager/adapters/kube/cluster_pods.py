@@ -1,5 +1,5 @@
-"""Writes about pods of the whole cluster: bindings, annotations, labels, Events; and reads of one pod's
-Events.
+"""Writes about pods of the whole cluster: bindings, annotations, labels, Events; reads of one pod's
+Events; and the placeholder pods that ask an autoscaler for cards.
 
 Serves ``admission.extender.binding.BindingApi``; :meth:`bind` and :meth:`fetch` wait for the API server,
 all else is written in the background.
@@ -11,9 +11,16 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from gpu_manager.adapters.kube.connection import JSON_BODY, MERGE_PATCH, Connection, Refused, Unreachable
+from gpu_manager.adapters.kube.connection import (
+    CONFLICT,
+    JSON_BODY,
+    MERGE_PATCH,
+    Connection,
+    Refused,
+    Unreachable,
+)
 from gpu_manager.adapters.kube.outbox import FINAL, Outbox, Task
-from gpu_manager.adapters.kube.pod_paths import events_path, named_path, pod_path
+from gpu_manager.adapters.kube.pod_paths import events_path, named_path, pod_path, pods_path
 from gpu_manager.adapters.kube.tasks import (
     AnnotatePod,
     EventTeller,
@@ -208,3 +215,27 @@ class KubePodEvents:
         )
         found = [read_pod_event(obj) for obj in mappings(page.get("items"))]
         return found, bool(text(mapping(page.get("metadata")).get("continue")))
+
+
+class KubePlaceholders:
+    """``admission.placeholders.keeper.PlaceholderApi``."""
+
+    def __init__(self, connection: Connection, namespace: str) -> None:
+        self._connection = connection
+        self._namespace = namespace
+
+    def create(self, body: Mapping[str, Any]) -> None:
+        """See ``PlaceholderApi.create``."""
+        what = f"create a placeholder in namespace {self._namespace}"
+        self._connection.write(what, "POST", pods_path(self._namespace), body, missed=(CONFLICT,))
+
+    def delete(self, name: str, uid: str) -> None:
+        """See ``PlaceholderApi.delete``."""
+        what = f"delete the placeholder {self._namespace}/{name}"
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "gracePeriodSeconds": 0,
+            "preconditions": {"uid": uid},
+        }
+        self._connection.write(what, "DELETE", named_path(self._namespace, name), body)

@@ -1,18 +1,33 @@
-"""The agent's view of Kubernetes: its own node and that node's pods."""
+"""The agent's view of Kubernetes: its own node and that node's pods, which the kubelet's ``/pods`` on its
+HTTPS port lists exactly as it admits them.
+
+The latter needs the fine-grained right ``get nodes/pods`` (never ``nodes/proxy``: that one can run commands).
+A kubelet whose certificate cannot be verified gets no token: any user of the node may listen on that port
+while no kubelet does, and on many networks a pod may answer for the node's address.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import ssl
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import structlog
+
+from gpu_manager.adapters.http import HttpAnswer, HttpClient, HttpLimits
 from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.adapters.kube.kubeconfig import SERVICE_ACCOUNT
-from gpu_manager.adapters.kube.kubelet_pods import KubeletPods
 from gpu_manager.adapters.kube.node import KubeNode
+from gpu_manager.adapters.kube.objects import ListReader, unheard
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.pods import FirstSource, KubeletSource, KubePods
 from gpu_manager.adapters.kube.reflector import Pause
 from gpu_manager.adapters.kube.reviews import KubeReviews
+from gpu_manager.domain.errors import NodeUnready, RequestInvalid
+from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.ports.clock import Clock
 from gpu_manager.ports.store import Store
 from gpu_manager.runtime.access import AccessCheck
@@ -120,3 +135,137 @@ class Kube:
         self.node.close()
         self._outbox.close()
         self._connection.close()
+
+
+_SIZE_LIMIT = 64 << 20  # bytes; 110 pods are about 1 MiB
+_SECONDS = 1.0  # p99 was 21 to 180 ms on a saturated machine
+_REST_SECONDS = 10.0  # pause after a kubelet did not answer
+_LONG_REST_SECONDS = 300.0  # pause after a kubelet refused
+log = structlog.get_logger(__name__)
+
+
+class KubeletPods:
+    """Asks ``url`` (``https://<node>:10250``); any thread.
+
+    Args:
+        url: where the kubelet listens.
+        clock: for the pauses after failures.
+        token_file: the service account's token, read anew each time as it rotates.
+        ca_file: who signs the kubelet's certificate; the kubelet's own file where it signs that itself.
+        node: a name that the certificate may have instead of the address in ``url``; empty: none.
+    """
+
+    def __init__(self, url: str, clock: Clock, token_file: Path, ca_file: Path, node: str = "") -> None:
+        address = urlsplit(url)
+        if address.scheme != "https" or not address.hostname:
+            raise NodeUnready(f"{url} is not the kubelet's address: give https://<node>:10250")
+        self._url = f"https://{address.netloc}" if address.port else f"https://{address.netloc}:10250"
+        self._clock = clock
+        self._token_file = token_file
+        self._ca_file = ca_file
+        self._names = ("", node) if node else ("",)
+        self._lock = threading.Lock()
+        self._client: HttpClient | None = None
+        self._rests_until = 0.0
+        self.error: str | None = None
+        self.unverified = False
+        """True after the kubelet's certificate could not be verified, until one was."""
+
+    def pods(self) -> Sequence[Pod] | None:
+        """Every pod that the kubelet knows; None if it cannot be asked now (``error`` has the reason)."""
+        with self._lock:
+            if self._clock.monotonic() < self._rests_until:
+                return None
+            try:
+                answer = self._ask()
+                status, pods = answer.status, _parse(answer.body) if answer.status == 200 else None
+            except _Unverified as error:
+                self._close()
+                self.unverified = True
+                self._rest(_LONG_REST_SECONDS, f"its certificate is not trusted: {error}; {_CURE_UNVERIFIED}")
+                return None
+            except (NodeUnready, RequestInvalid, OSError, ValueError) as error:
+                self._close()
+                self._rest(_REST_SECONDS, f"no answer: {error or type(error).__name__}")
+                return None
+            if pods is None:
+                self._rest(_LONG_REST_SECONDS, _CURES.get(status, f"it answers with {status}"))
+                return None
+            if self.error is not None:
+                log.info("kubelet_pods_restored")
+            self.error = None
+            return pods
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self._close()
+
+    def _ask(self) -> HttpAnswer:
+        if self._client is not None:
+            return self._request(self._client)
+        limits = HttpLimits(_SECONDS, _SECONDS, _SIZE_LIMIT)
+        # Made anew after each failure: the authority's file may have been renewed.
+        context = ssl.create_default_context(cafile=str(self._ca_file))
+        for name in self._names:
+            self._client = HttpClient(self._url, limits=limits, tls=context, server_name=name, keep=1)
+            try:
+                answer = self._request(self._client)
+            except NodeUnready as error:
+                why = _untrusted(error)
+                if not why:
+                    raise
+                self._close()
+                continue
+            self.unverified = False
+            return answer
+        raise _Unverified(why)
+
+    def _request(self, client: HttpClient) -> HttpAnswer:
+        token = self._token_file.read_text().strip()
+        return client.ask("GET", "/pods", headers={"Authorization": f"Bearer {token}"})
+
+    def _close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        self._client = None
+
+    def _rest(self, seconds: float, reason: str) -> None:
+        self._rests_until = self._clock.monotonic() + seconds
+        if self.error is None:
+            log.warning("kubelet_pods_away", reason=reason, instead="the API server's watch")
+        self.error = reason
+
+
+class _Unverified(NodeUnready):
+    """The kubelet's certificate cannot be verified."""
+
+
+def _untrusted(error: BaseException | None) -> str:
+    """Why TLS does not trust the certificate; empty if the error is another one."""
+    while error is not None:
+        for one in (error, *error.args):
+            if isinstance(one, ssl.SSLCertVerificationError):
+                return one.verify_message or str(one)
+        error = error.__cause__
+    return ""
+
+
+_CURE_UNVERIFIED = (
+    "let kubelets have serving certificates of the cluster's authority (serverTLSBootstrap: true, and "
+    "approve their requests), or name who signs them with --kubelet-certificate-authority"
+)
+_CURES = {
+    401: "it does not take the service account's token (401): is its webhook authentication on?",
+    403: "the right get nodes/pods is missing (403): install the ClusterRole of this version",
+    404: "it serves no /pods (404): its read-only endpoints are off",
+}
+
+
+def _parse(data: bytes) -> list[Pod]:
+    """The pods of a list that can be read. Raises ValueError: it is none."""
+    pods = []
+    for item in ListReader(iter((data,)), unheard):
+        with contextlib.suppress(RequestInvalid):
+            pods.append(parse_pod(item))
+    return pods

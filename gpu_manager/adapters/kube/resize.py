@@ -13,8 +13,8 @@ from gpu_manager.adapters.kube.reading import labelled_pods, read_object
 from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import Pod, parse_pod
-from gpu_manager.domain.resize.namespace_limits import NamespaceLimits
-from gpu_manager.domain.resize.owners import KINDS
+from gpu_manager.domain.resize.judgement import NamespaceLimits
+from gpu_manager.domain.resize.sizes import KINDS
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
 _AWAY: Final = (429, 500, 502, 503, 504)  # 500: the API server could not ask the admission service

@@ -35,8 +35,7 @@ from gpu_manager.domain.advice.opt_in import (
 from gpu_manager.domain.advice.size import AdvicePolicy, Sized, named_advice, pool, read_sized, sized_json
 from gpu_manager.domain.contract import ADVICE, ADVISED, CORE, MEMORY, RESIZE
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable, quoted
-from gpu_manager.domain.resize.owners import KINDS
-from gpu_manager.domain.resize.sizes import with_size
+from gpu_manager.domain.resize.sizes import KINDS, with_size
 from gpu_manager.domain.resources import Amount, format_bytes, memory_quantity
 from gpu_manager.domain.untrusted import annotations_of, at
 from gpu_manager.runtime.arguments import Argument, Option

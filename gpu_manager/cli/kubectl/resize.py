@@ -30,8 +30,7 @@ from gpu_manager.cli.output import TABLE, Printing
 from gpu_manager.domain.errors import DoesNotFit, RequestInvalid, printable, quoted
 from gpu_manager.domain.kube.pod import parse_pod
 from gpu_manager.domain.kube.several_cards import MOST_PARTS
-from gpu_manager.domain.resize.owners import KINDS
-from gpu_manager.domain.resize.sizes import answer_of
+from gpu_manager.domain.resize.sizes import KINDS, answer_of
 from gpu_manager.domain.resources import CORES_PER_CARD, parse_quantity
 from gpu_manager.domain.untrusted import at, text
 from gpu_manager.runtime.arguments import Argument, Option, Seconds

@@ -16,15 +16,15 @@ from gpu_manager.domain.cluster.node_json import read_node, usual_unit
 from gpu_manager.domain.contract import RESIZE
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, printable, quoted
 from gpu_manager.domain.kube.pod import Pod, parse_pod
-from gpu_manager.domain.resize.judgement import check_resize, held_size
-from gpu_manager.domain.resize.namespace_limits import past_limits
-from gpu_manager.domain.resize.owners import effective_request, was_made_for_another
+from gpu_manager.domain.resize.judgement import check_resize, held_size, past_limits
 from gpu_manager.domain.resize.sizes import (
     ResizeAnswer,
     WantedSize,
     answer_of,
     digest,
+    effective_request,
     read_wanted,
+    was_made_for_another,
     with_size,
 )
 from gpu_manager.domain.resources import DEFAULT_UNIT, Amount

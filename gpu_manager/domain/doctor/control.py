@@ -16,7 +16,7 @@ from gpu_manager.domain.doctor.facts import (
     pods_of,
 )
 from gpu_manager.domain.errors import printable
-from gpu_manager.domain.resize.namespace_limits import past_limits
+from gpu_manager.domain.resize.judgement import past_limits
 from gpu_manager.domain.resources import DEFAULT_UNIT
 
 _DAY: Final = 86_400.0

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from gpu_manager.domain.contract import Inventory
 from gpu_manager.domain.kube.constraints import Term
 from gpu_manager.domain.kube.pod import Pod
-from gpu_manager.domain.resize.namespace_limits import NamespaceLimits
+from gpu_manager.domain.resize.judgement import NamespaceLimits
 
 Version = tuple[int, ...]
 

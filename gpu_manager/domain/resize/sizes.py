@@ -5,6 +5,11 @@
 omitted amounts are as in the pod's spec. ``tencent.com/vcuda-resized``, written by the scheduler: the sizes
 that it has reserved for this pod, in bytes. The agent applies these, and the spec's to any container that the
 answer does not name.
+
+``tencent.com/vcuda-resize`` may stand on a Deployment, StatefulSet or DaemonSet too, for its running pods and
+for new ones; never in its template: a change of the template would replace every pod.
+``tencent.com/vcuda-template-size`` is written into a pod that was created at its owner's size; it holds the
+template's size, so that the pod can return to it.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ Sizes = Mapping[str, Amount]
 """Container → cores and bytes; the totals of a container with equal parts of several cards."""
 
 EXAMPLE: Final = '{"v":1,"containers":{"train":{"cores":50,"memory":"8Gi"}}}'
-_LONGEST: Final = 16 << 10  # characters of either annotation
+_LONGEST: Final = 16 << 10  # characters of each annotation
 _FIELDS: Final = frozenset({"cores", "memory"})
 
 
@@ -164,3 +169,83 @@ def _memory(name: str, value: object) -> int:
     if quantity.denominator != 1:
         raise RequestInvalid(f"container {quoted(name)}: memory is {quoted(value)}, not whole bytes")
     return int(quantity)
+
+
+KINDS: Mapping[str, str] = {
+    "Deployment": "deployments",
+    "StatefulSet": "statefulsets",
+    "DaemonSet": "daemonsets",
+}
+"""The kinds, all of group apps, and their resources."""
+
+
+def workload_key(namespace: str, workload: str) -> str:
+    """``namespace/kind/name``; ``workload`` as in :attr:`~gpu_manager.domain.kube.pod.Pod.workload`."""
+    return f"{namespace}/{workload}"
+
+
+def note_template(sizes: Sizes, owners: str) -> str:
+    """The note in a pod that is created at the size of ``owners``, its owner's annotation."""
+    containers = {n: {"cores": a.cores, "memory": a.memory} for n, a in sizes.items()}
+    return json.dumps(
+        {"v": contract.VERSION, "containers": containers, "of": _digest(owners)}, separators=(",", ":")
+    )
+
+
+def was_made_for_another(pod: Pod, owners: str) -> bool:
+    """True if the pod was created at a size that its owner no longer requests; ``owners`` as below."""
+    return contract.TEMPLATE_SIZE in pod.annotations and _made_at(pod) != _digest(owners)
+
+
+def effective_request(pod: Pod, owners: str) -> str | None:
+    """The resize request that counts for this pod: its own, else its owner's, else none.
+
+    ``owners``: its owner's annotation, empty for none. A pod that was created at its owner's size returns to
+    its template's once its owner requests nothing any more.
+    """
+    own = pod.annotations.get(contract.RESIZE)
+    if own is not None:
+        return own
+    template = _template_sizes(pod)
+    if template is None:
+        return owners or None
+    if not owners:
+        return _written(template)
+    if contract.RESIZED not in pod.annotations and _made_at(pod) == _digest(owners):
+        return None  # it was created at that size
+    try:
+        wanted = read_wanted(owners)
+    except RequestInvalid:
+        return owners  # no pod follows it
+    return _written({**template, **{n: _over(size, template.get(n)) for n, size in wanted.items()}})
+
+
+def _over(size: WantedSize, template: WantedSize | None) -> WantedSize:
+    base = template or WantedSize()
+    cores = base.cores if size.cores is None else size.cores
+    return WantedSize(cores, base.memory if size.memory is None else size.memory)
+
+
+def _template_sizes(pod: Pod) -> Mapping[str, WantedSize] | None:
+    written = pod.annotations.get(contract.TEMPLATE_SIZE)
+    try:
+        return None if written is None else read_wanted(written)
+    except RequestInvalid:
+        return None
+
+
+def _made_at(pod: Pod) -> str:
+    data = contract.versioned_json(pod.annotations.get(contract.TEMPLATE_SIZE), _LONGEST)
+    return text(data.get("of")) if data else ""
+
+
+def _written(sizes: Mapping[str, WantedSize]) -> str:
+    containers = {
+        name: {k: v for k, v in (("cores", size.cores), ("memory", size.memory)) if v is not None}
+        for name, size in sorted(sizes.items())
+    }
+    return json.dumps({"v": contract.VERSION, "containers": containers}, separators=(",", ":"))
+
+
+def _digest(owners: str) -> str:
+    return hashlib.sha256(owners.encode("utf-8", "replace")).hexdigest()[:16]

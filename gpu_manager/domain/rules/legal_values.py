@@ -2,14 +2,17 @@
 
 A container requests whole cards (a multiple of 100 cores), or a part of one card (1 to 99 cores) together
 with memory, or nothing. 0 is legal, but never suggested as a remedy. Equal parts of several cards:
-:mod:`gpu_manager.domain.rules.several_cards`.
+:mod:`gpu_manager.domain.rules.several_cards`. A LimitRange that gives containers a
+request for cards which their authors did not write is warned of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from math import ceil, floor
+from typing import Any, Final
 
 from gpu_manager.domain.contract import CORE, MEMORY, NVIDIA
 from gpu_manager.domain.errors import quoted
@@ -23,7 +26,6 @@ from gpu_manager.domain.resources import (
     format_bytes,
     format_number,
 )
-from gpu_manager.domain.rules.limit_ranges import warn_limited
 from gpu_manager.domain.rules.pod_annotations import (
     ceiling_of,
     check_annotations,
@@ -41,6 +43,7 @@ from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
 from gpu_manager.domain.rules.several_cards import check_init_containers, check_parts, warn_cards
 from gpu_manager.domain.rules.shown_cards import check_visible_devices, warn_privileged
 from gpu_manager.domain.rules.unknown_names import unknown_names
+from gpu_manager.domain.untrusted import mapping, mappings
 
 __all__ = [
     "MOST_AFFINITY_BYTES",
@@ -341,3 +344,36 @@ def _warn_container(container: Container, unit: int) -> Iterator[Violation]:
             unit=format_bytes(unit),
             hint=_other_unit(units, unit),
         )
+
+
+_NOTE: Final = "kubernetes.io/limit-ranger"  # annotation in which the API server lists what it filled in
+_FILLED: Final = re.compile(r"(.+) (?:limit|request) for (?:init )?container (\S+)")
+
+
+def warn_limit_range(obj: Mapping[str, Any]) -> Iterator[Violation]:
+    """Yield a warning for each card resource that a LimitRange gives to containers which request none."""
+    for limit in mappings(mapping(obj.get("spec")).get("limits")):
+        for field in (CORE, MEMORY) if limit.get("type") == "Container" else ():
+            for kind in ("default", "defaultRequest", "max"):
+                value = mapping(limit.get(kind)).get(field)
+                if value is None:
+                    continue
+                how = "makes its default of max" if kind == "max" else f"has a {kind}"
+                yield _warning("", field, f"is {quoted(value)} in a LimitRange that {how}: every container")
+                break
+
+
+def warn_limited(pod: Pod) -> Iterator[Violation]:
+    """Yield a warning for each container for which a LimitRange has filled in a card resource."""
+    told: set[tuple[str, str]] = set()
+    for part in pod.annotations.get(_NOTE, "").partition(": ")[2].split("; "):
+        found = _FILLED.fullmatch(part)
+        for field in found[1].split(", ") if found else ():
+            name = found[2] if found else ""
+            if field in (CORE, MEMORY) and (name, field) not in told:
+                told.add((name, field))
+                yield _warning(name, field, "was filled in by a LimitRange of the namespace: each container")
+
+
+def _warning(container: str, field: str, reason: str) -> Violation:
+    return violation(Rule.LIMIT_RANGE, container, field, "", reason=reason)

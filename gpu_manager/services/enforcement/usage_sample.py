@@ -1,4 +1,5 @@
-"""One sample of the cards' usage, by container and card, and the owners of its processes. Values only.
+"""One sample of the cards' usage, by container and card, and the owners of its processes; and the
+memory of past samples.
 
 A living process belongs to the container of its cgroup, a dead one to its last known container: the driver
 keeps a killed process's memory while a forked child has its descriptors, and goes on listing the dead PID.
@@ -7,11 +8,15 @@ That memory remains its container's, and neither limit nor detector may miss it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from gpu_manager.domain.card import CardUuid
+from gpu_manager.domain.cluster.node_past import NodePast
+from gpu_manager.domain.cluster.usage_history import HistoryQuery, Series, ShareKey, ShareSum
+from gpu_manager.domain.cluster.usage_json import UsedShare
 from gpu_manager.domain.enforcement.driver_overhead import NO_EXCESS, Excess
 from gpu_manager.domain.enforcement.time_slices import NO_STALLS, Stalls
 from gpu_manager.domain.kube.pod import PodUid
@@ -175,3 +180,54 @@ class ProcessOwners:
             elif container is not None and process.memory is not None:
                 self._known[place] = container, True
                 yield process, container
+
+
+class UsagePast:
+    """Of one node. Times are monotonic seconds."""
+
+    def __init__(self, node: str) -> None:
+        self._lock = threading.Lock()
+        self._past = NodePast(node)
+        self._told: tuple[Sample | None, Mapping[ShareKey, UsedShare]] = (None, {})
+
+    def record(self, sample: Sample) -> None:
+        """Take in a sample."""
+        before, usage = self._told
+        if before is None or sample.shares is not before.shares or sample.grants is not before.grants:
+            usage = _usage_of(sample)
+        self._told = sample, usage
+        with self._lock:
+            self._past.record(sample.at, usage)
+
+    def read(self, query: HistoryQuery, now: float, *, hour: bool) -> tuple[list[Series], int]:
+        """The series, and the number of shares for which there was no room."""
+        with self._lock:
+            return self._past.read(query, now, hour=hour), self._past.left_out
+
+    def sums(self, now: float) -> dict[ShareKey, ShareSum]:
+        """What each share used within the hour."""
+        with self._lock:
+            return self._past.sums(now)
+
+    def trends(self, now: float) -> dict[str, list[int | None]]:
+        """Each card's use over the last minutes."""
+        with self._lock:
+            return self._past.trends(now)
+
+    def as_json(self, now: float, covers: Callable[[str], bool]) -> Mapping[str, Any]:
+        """JSON of ``/usage/history``."""
+        with self._lock:
+            return self._past.as_json(now, covers)
+
+
+def _usage_of(sample: Sample) -> Mapping[ShareKey, UsedShare]:
+    usage: dict[ShareKey, UsedShare] = {}
+    for use in sample.shares:
+        grant = sample.grants.get(use.key)
+        if grant is None:
+            continue
+        held = grant.allocation
+        percent = None if use.core is None else 100 * use.core
+        key = (*use.key, use.share.card)
+        usage[key] = UsedShare(percent, use.held, use.throttled, held.namespace, held.pod_name)
+    return usage

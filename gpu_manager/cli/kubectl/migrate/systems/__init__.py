@@ -6,9 +6,8 @@ Names and meanings are those of the projects' documentation and source as of mid
 from typing import Final
 
 from gpu_manager.cli.kubectl.migrate.systems.hami import HAMI, VOLCANO
-from gpu_manager.cli.kubectl.migrate.systems.kai import KAI
 from gpu_manager.cli.kubectl.migrate.systems.nvidia import TIME_SLICING
-from gpu_manager.cli.kubectl.migrate.systems.others import GPUSHARE, PREDECESSOR, VGPU_MANAGER
+from gpu_manager.cli.kubectl.migrate.systems.others import GPUSHARE, KAI, PREDECESSOR, VGPU_MANAGER
 
 SYSTEMS: Final = (PREDECESSOR, GPUSHARE, VGPU_MANAGER, HAMI, VOLCANO, KAI, TIME_SLICING)
 MIG: Final = "nvidia.com/mig-"
