@@ -1,5 +1,5 @@
-"""Finds the driver's own libraries on the node, each under the SONAME in its ELF header, and NVML for an agent
-without one.
+"""Finds the driver's own libraries on the node, each under the SONAME in its ELF header, and NVML for an
+agent without one.
 
 A container gets them by a path that stays right when the driver is upgraded under it, because the kubelet
 replays an old response for as long as the pod lives: the SONAME's link where the installer made one, else a

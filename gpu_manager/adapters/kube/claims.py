@@ -189,12 +189,8 @@ class KubeClaimTemplates:
     def delete(self, namespace: str, name: str, uid: str, version: str) -> bool:
         """See ``TemplateApi.delete``."""
         what = f"delete the ResourceClaimTemplate {namespace}/{name}"
-        body = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "preconditions": {"uid": uid, "resourceVersion": version},
-        }
-        return self._connection.write(what, "DELETE", _template(namespace, name), body) is not None
+        same = {"uid": uid, "resourceVersion": version}
+        return self._connection.delete(what, _template(namespace, name), same)
 
     def named_by_pods(self, namespace: str) -> Collection[str]:
         """See ``TemplateApi.named_by_pods``."""

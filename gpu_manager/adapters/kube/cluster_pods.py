@@ -7,26 +7,22 @@ all else is written in the background.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from gpu_manager.adapters.kube.connection import (
     CONFLICT,
-    JSON_BODY,
-    MERGE_PATCH,
     Connection,
     Refused,
     Unreachable,
 )
-from gpu_manager.adapters.kube.outbox import FINAL, Outbox, Task
+from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.pod_paths import events_path, named_path, pod_path, pods_path
 from gpu_manager.adapters.kube.tasks import (
-    AnnotatePod,
     EventTeller,
-    PostEvent,
-    Subject,
     Thing,
+    annotate_pod,
+    merge_by_name,
 )
 from gpu_manager.domain.cluster.pod_events import PodEvent, read_pod_event
 from gpu_manager.domain.errors import RequestInvalid
@@ -55,7 +51,6 @@ class ClusterPods:
 
     def __init__(self, connection: Connection, clock: Clock, *, component: str, host: str) -> None:
         self._connection = connection
-        self._clock = clock
         self._outbox = Outbox(clock, room=_ROOM)
         self._teller = EventTeller(connection, clock, host, component)
 
@@ -99,21 +94,11 @@ class ClusterPods:
             pod_path(pod),
             {"metadata": {"uid": pod.uid, "annotations": dict(annotations)}},
             seconds,
-            MERGE_PATCH,
         )
 
-    def _once(
-        self,
-        what: str,
-        method: str,
-        path: str,
-        body: Mapping[str, Any],
-        seconds: float,
-        content_type: str = JSON_BODY,
-    ) -> str:
+    def _once(self, what: str, method: str, path: str, body: Mapping[str, Any], seconds: float) -> str:
         try:
-            query = {"timeout": f"{seconds:g}s"}
-            self._connection.request(what, method, path, query=query, body=body, content_type=content_type)
+            self._connection.request(what, method, path, query={"timeout": f"{seconds:g}s"}, body=body)
         except Refused as refusal:
             if 400 <= refusal.code < 500:
                 return str(refusal)
@@ -136,64 +121,25 @@ class ClusterPods:
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
         """Merge annotations into exactly this pod, in the background."""
-        self._outbox.put(AnnotatePod(self._connection, pod, dict(annotations)))
+        self._outbox.put(annotate_pod(self._connection, pod, dict(annotations)))
 
     def event(self, pod: Pod, reason: str, message: str, *, warning: bool = True) -> None:
         """Record an Event about the pod; a repetition increments its count."""
-        self._tell(pod, reason, message, warning=warning)
+        self._outbox.put(self._teller.event(pod, reason, message, warning=warning))
 
     def event_about(self, involved: Named, reason: str, message: str) -> None:
         """Record a warning Event about an object; one without a namespace has it in the default one."""
         namespace = involved.namespace or "default"
         subject = Thing(involved.kind, involved.uid, namespace, involved.name)
-        self._tell(subject, reason, message, warning=True)
+        self._outbox.put(self._teller.event(subject, reason, message))
 
     def label(self, namespace: str, name: str, key: str, value: str | None) -> None:
         """Set a label of a pod, or remove it (None), in the background."""
-        self._outbox.put(_MarkPod(self._connection, namespace, name, "labels", {key: value}))
+        self._outbox.put(merge_by_name(self._connection, namespace, name, labels={key: value}))
 
     def annotate_named(self, namespace: str, name: str, annotations: Mapping[str, str]) -> None:
         """Merge annotations into the pod of that name, in the background."""
-        self._outbox.put(_MarkPod(self._connection, namespace, name, "annotations", dict(annotations)))
-
-    def _tell(self, subject: Subject, reason: str, message: str, *, warning: bool) -> None:
-        now = self._clock.now()
-        self._outbox.put(PostEvent(self._teller, subject, reason, message, warning, now, now))
-
-
-@dataclass(frozen=True, slots=True)
-class _MarkPod:
-    """Merge labels or annotations into a pod by name: a restarted pod of that name is the same to those who
-    select it. Labels and annotations are written apart: a policy may take one and refuse the other.
-    """
-
-    connection: Connection
-    namespace: str
-    name: str
-    field: str
-    values: Mapping[str, str | None]
-
-    expendable = patient = False
-
-    @property
-    def key(self) -> Hashable:
-        """One per pod and field."""
-        return ("mark", self.field, self.namespace, self.name)
-
-    def over(self, older: Task) -> Task:
-        """The last value of each key wins."""
-        assert isinstance(older, _MarkPod)  # noqa: S101 - same key, same type
-        return replace(self, values={**older.values, **self.values})
-
-    def run(self) -> None:
-        """PATCH."""
-        what = f"write {self.field} of the pod {self.namespace}/{self.name}"
-        path, body = named_path(self.namespace, self.name), {"metadata": {self.field: dict(self.values)}}
-        self.connection.write(what, "PATCH", path, body, missed=())
-
-    def final(self, refusal: Refused) -> bool:
-        """Gone, or not ours to mark."""
-        return refusal.code in FINAL
+        self._outbox.put(merge_by_name(self._connection, namespace, name, annotations=dict(annotations)))
 
 
 _MOST: Final = 200  # of one pod: Kubernetes keeps an hour's, and counts equal ones together
@@ -232,10 +178,4 @@ class KubePlaceholders:
     def delete(self, name: str, uid: str) -> None:
         """See ``PlaceholderApi.delete``."""
         what = f"delete the placeholder {self._namespace}/{name}"
-        body = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "gracePeriodSeconds": 0,
-            "preconditions": {"uid": uid},
-        }
-        self._connection.write(what, "DELETE", named_path(self._namespace, name), body)
+        self._connection.delete(what, named_path(self._namespace, name), {"uid": uid}, at_once=True)

@@ -31,8 +31,8 @@ from gpu_manager.adapters.kube.objects import Told, decode, unheard
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.untrusted import mapping, text
 
-MERGE_PATCH = "application/merge-patch+json"
-JSON_BODY = "application/json"
+_MERGE_PATCH = "application/merge-patch+json"
+_JSON = "application/json"
 ABSENT, CONFLICT = 404, 409  # answers: there is none; it has changed, or is there already
 _LARGEST = 64 << 20  # bytes of an answer that is no list; etcd keeps objects of at most 1.5 MiB
 _REFUSAL = 1 << 20  # bytes that are read of a refusal
@@ -134,10 +134,11 @@ class Connection:
         *,
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
-        content_type: str = JSON_BODY,
+        content_type: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Send one request. ``what`` completes "refused to …" in the error text.
+        """Send one request; a PATCH merges unless another type is named. ``what`` completes "refused to …" in
+        the error text.
 
         Raises:
             Refused: the server answers with an error.
@@ -145,7 +146,8 @@ class Connection:
         """
         encoded = None
         if body is not None:
-            headers, encoded = {"Content-Type": content_type, **(headers or {})}, json.dumps(body).encode()
+            kind = content_type or (_MERGE_PATCH if method == "PATCH" else _JSON)
+            headers, encoded = {"Content-Type": kind, **(headers or {})}, json.dumps(body).encode()
         answer = self._ask(what, method, path, query, encoded, headers)
         try:
             data = decode(answer.body)
@@ -169,16 +171,24 @@ class Connection:
         content_type: str = "",
         missed: Collection[int] = (ABSENT, CONFLICT),
     ) -> dict[str, Any] | None:
-        """Send one request; a PATCH merges unless another type is named. None if the answer is ``missed``:
-        the object is gone, or has changed since the version in the body. Raises as :meth:`request`.
+        """Send one request; None if the answer is ``missed``: the object is gone, or has changed since the
+        version in the body. Raises as :meth:`request`.
         """
-        kind = content_type or (MERGE_PATCH if method == "PATCH" else JSON_BODY)
         try:
-            return self.request(what, method, path, body=body, content_type=kind)
+            return self.request(what, method, path, body=body, content_type=content_type)
         except Refused as refusal:
             if refusal.code not in missed:
                 raise
             return None
+
+    def delete(self, what: str, path: str, same: Mapping[str, str], *, at_once: bool = False) -> bool:
+        """DELETE the object that is the ``same`` in UID or version; False if it is gone or has changed.
+
+        ``at_once``: without its grace period. Raises as :meth:`request`.
+        """
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": same}
+        grace = {"gracePeriodSeconds": 0} if at_once else {}
+        return self.write(what, "DELETE", path, {**body, **grace}) is not None
 
     def text(
         self, what: str, path: str, accept: str = "text/plain", headers: Mapping[str, str] | None = None
@@ -270,7 +280,7 @@ class Connection:
             raise Unreachable(f"cannot log in to the API server at {self.host}: {error}") from error
         login = {"Authorization": shown} if shown else {}
         return {
-            "Accept": JSON_BODY,
+            "Accept": _JSON,
             "User-Agent": "gpu-manager",
             **login,
             **self._access.headers,

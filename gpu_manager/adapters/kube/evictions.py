@@ -10,7 +10,7 @@ from gpu_manager.adapters.kube.connection import Connection, Refused
 from gpu_manager.adapters.kube.objects import Obj, named
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.reflector import Pause, Reflector, WatchedObjects
-from gpu_manager.adapters.kube.tasks import EventTeller, EvictPod, PostEvent
+from gpu_manager.adapters.kube.tasks import EventTeller, EvictPod
 from gpu_manager.domain.contract import EVICT, EVICTOR_NAME
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
@@ -26,7 +26,6 @@ class KubeEvictions(WatchedObjects):
     def __init__(self, connection: Connection, clock: Clock, host: str, pause: Pause | None = None) -> None:
         """``host`` is the source of its Events, beside the evictor's name."""
         self._connection = connection
-        self._clock = clock
         self._outbox = Outbox(clock, pause)
         self._teller = EventTeller(connection, clock, host, EVICTOR_NAME)
         self._marked: Mapping[PodUid, Pod] = {}
@@ -67,8 +66,7 @@ class KubeEvictions(WatchedObjects):
 
     def event(self, pod: Pod, reason: str, message: str) -> None:
         """See :meth:`gpu_manager.ports.api_server.Evictions.event`."""
-        now = self._clock.now()
-        self._outbox.put(PostEvent(self._teller, pod, reason, message, warning=True, first=now, last=now))
+        self._outbox.put(self._teller.event(pod, reason, message))
 
     def _replaced(self, objects: Iterable[Obj], take: Callable[[Obj], None]) -> None:
         there = set[str]()

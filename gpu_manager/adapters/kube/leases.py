@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from gpu_manager.adapters.kube.connection import MERGE_PATCH, Connection
+from gpu_manager.adapters.kube.connection import Connection
 from gpu_manager.adapters.kube.pod_paths import named_path
 from gpu_manager.domain.contract import LEADER_SINCE
 from gpu_manager.domain.errors import NodeUnready
@@ -139,7 +139,6 @@ class PodMark:
             "PATCH",
             named_path(self._namespace, self._name),
             body={"metadata": {"annotations": {LEADER_SINCE: said}}},
-            content_type=MERGE_PATCH,
         )
         return str(made["metadata"]["resourceVersion"])
 

@@ -14,7 +14,7 @@ from gpu_manager.adapters.kube.objects import Obj
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.reading import list_all
 from gpu_manager.adapters.kube.reflector import Pause, Reflector, WatchedObjects
-from gpu_manager.adapters.kube.tasks import EventTeller, LeaveTaints, PostEvent, PublishNode, Thing
+from gpu_manager.adapters.kube.tasks import EventTeller, LeaveTaints, MergeMetadata, Thing, publish_node
 from gpu_manager.domain.card import CardUuid
 from gpu_manager.domain.cluster.node_json import whole_number
 from gpu_manager.domain.contract import (
@@ -115,7 +115,7 @@ class KubeNode(WatchedObjects):
         """Remove cards from the operator's annotation; the annotation is deleted with the last of them."""
         with self._lock:
             self._to_forget = left = self._to_forget.difference(uuids)
-        self._outbox.put(PublishNode(self._connection, self._node, {FORGET: encode_uuids(left) or None}, {}))
+        self._outbox.put(publish_node(self._connection, self._node, {FORGET: encode_uuids(left) or None}))
 
     def elsewhere(self, uuids: Collection[CardUuid]) -> frozenset[CardUuid]:
         """Those of the cards that another node lists in working order. Raises NodeUnready."""
@@ -129,12 +129,11 @@ class KubeNode(WatchedObjects):
 
     def event(self, reason: str, message: str) -> None:
         """Record a warning Event about the node; its uid is the node's name there, as the kubelet has it."""
-        now = self._clock.now()
         subject = Thing("Node", self._node, "default", self._node)
-        self._outbox.put(PostEvent(self._teller, subject, reason, message, warning=True, first=now, last=now))
+        self._outbox.put(self._teller.event(subject, reason, message))
 
-    def _task(self) -> PublishNode:
-        return PublishNode(self._connection, self._node, dict(self._wanted[0]), dict(self._wanted[1]))
+    def _task(self) -> MergeMetadata:
+        return publish_node(self._connection, self._node, dict(self._wanted[0]), dict(self._wanted[1]))
 
     def _holds(self) -> bool:
         if self._there is None:
@@ -179,7 +178,7 @@ class KubeNode(WatchedObjects):
             state = json.dumps({"uid": uid, "cordoned": encode_uuids(self._cordoned)}).encode()
         if kept:
             log.warning("cordons_restored", node=self._node, cards=sorted(kept))
-            self._outbox.put(PublishNode(self._connection, self._node, {CORDON: encode_uuids(kept)}, {}))
+            self._outbox.put(publish_node(self._connection, self._node, {CORDON: encode_uuids(kept)}))
         if self._cordons is not None:
             try:
                 self._cordons.save(state)

@@ -20,7 +20,7 @@ from gpu_manager.adapters.kube.objects import Obj, Unreadable, named
 from gpu_manager.adapters.kube.outbox import Outbox
 from gpu_manager.adapters.kube.pod_paths import named_path
 from gpu_manager.adapters.kube.reflector import Pause, Reflector, WatchedObjects
-from gpu_manager.adapters.kube.tasks import AnnotatePod, EventTeller, EvictPod, MarkPod, PostEvent, Thing
+from gpu_manager.adapters.kube.tasks import EventTeller, EvictPod, MarkPod, Thing, annotate_pod
 from gpu_manager.domain.contract import EVENT_UNREADABLE, EVICT, OUR_PREFIX
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.kube.pod import Pod, PodUid, parse_pod
@@ -308,12 +308,11 @@ class KubePods(WatchedObjects):
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
         """See :meth:`gpu_manager.ports.api_server.Pods.annotate`."""
-        self._outbox.put(AnnotatePod(self._connection, self._in_api(pod), dict(annotations)))
+        self._outbox.put(annotate_pod(self._connection, self._in_api(pod), dict(annotations)))
 
     def event(self, pod: Pod, reason: str, message: str, *, warning: bool = False) -> None:
         """See :meth:`gpu_manager.ports.api_server.Pods.event`."""
-        now = self._clock.now()
-        self._outbox.put(PostEvent(self._teller, self._in_api(pod), reason, message, warning, now, now))
+        self._outbox.put(self._teller.event(self._in_api(pod), reason, message, warning=warning))
 
     def evict(self, pod: Pod, reason: str | None) -> None:
         """See :meth:`gpu_manager.ports.api_server.Pods.evict`; retried while a disruption budget forbids it.
@@ -324,7 +323,7 @@ class KubePods(WatchedObjects):
         task = EvictPod(self._connection, pod)
         if reason is None:
             if self._outbox.cancel(task.key) and self._mark_evictions:
-                self._outbox.put(AnnotatePod(self._connection, pod, {EVICT: None}))
+                self._outbox.put(annotate_pod(self._connection, pod, {EVICT: None}))
             return
         log.warning("evicting", pod=pod.key, uid=pod.uid, reason=reason)
         if self._mark_evictions:
@@ -334,7 +333,7 @@ class KubePods(WatchedObjects):
     def _unmark(self, pod: Pod) -> None:
         """Take away a mark that this agent does not stand by, such as one of its run before."""
         if not self._outbox.waiting(EvictPod(self._connection, pod).key):
-            self._outbox.put(AnnotatePod(self._connection, pod, {EVICT: None}))
+            self._outbox.put(annotate_pod(self._connection, pod, {EVICT: None}))
 
     def _twinned(self, pod: Pod) -> Pod:
         """A static pod of the kubelet's list, with the UID of its mirror pod if the watch has shown it."""
@@ -394,9 +393,8 @@ class KubePods(WatchedObjects):
     def _unreadable(self, found: Unreadable) -> None:
         if found.uid:
             self._announce(self._cache.spoil(self._named(found)))
-            now, subject = self._clock.now(), Thing("Pod", found.uid, found.namespace, found.name)
-            event = PostEvent(self._teller, subject, EVENT_UNREADABLE, found.event, True, now, now)  # noqa: FBT003 - a warning
-            self._outbox.put(event)
+            subject = Thing("Pod", found.uid, found.namespace, found.name)
+            self._outbox.put(self._teller.event(subject, EVENT_UNREADABLE, found.event))
 
     def _named(self, found: Unreadable) -> Pod:
         """A pod of which no more than its name is known."""

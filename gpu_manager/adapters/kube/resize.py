@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from gpu_manager.adapters.kube.connection import CONFLICT, MERGE_PATCH, Connection, Refused
+from gpu_manager.adapters.kube.connection import CONFLICT, Connection, Refused
 from gpu_manager.adapters.kube.pod_paths import named_path, pods_path, segment
 from gpu_manager.adapters.kube.reading import labelled_pods, read_object
 from gpu_manager.domain.contract import RESIZE
@@ -159,9 +159,8 @@ def delete_waiting(connection: Connection, pod: Pod) -> bool:
     """
     if running_pod(connection, pod.namespace, pod.name).node:
         return False
-    body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": pod.api_uid}}
     what, path = f"delete the pod {pod.key}, which waits", named_path(pod.namespace, pod.name)
-    return connection.write(what, "DELETE", path, body) is not None
+    return connection.delete(what, path, {"uid": pod.api_uid})
 
 
 def _patch(
@@ -176,7 +175,7 @@ def _patch(
     ends = time.monotonic() + patience
     while True:
         try:
-            return connection.request(what, "PATCH", path, query=query, body=body, content_type=MERGE_PATCH)
+            return connection.request(what, "PATCH", path, query=query, body=body)
         except Refused as refusal:
             if refusal.code == CONFLICT:
                 raise Overtaken(str(refusal)) from refusal

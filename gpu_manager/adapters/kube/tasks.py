@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
-from gpu_manager.adapters.kube.connection import ABSENT, Connection, Refused
+from gpu_manager.adapters.kube.connection import ABSENT, CONFLICT, Connection, Refused
 from gpu_manager.adapters.kube.outbox import FINAL, Task
-from gpu_manager.adapters.kube.pod_paths import pod_path
+from gpu_manager.adapters.kube.pod_paths import named_path, pod_path
 from gpu_manager.domain.contract import (
     AGENT_NAME,
     EVENT_EVADER,
@@ -32,57 +32,103 @@ _REASON_LIMIT = 128
 _PROMISED = frozenset({EVENT_EVADER, EVENT_NOT_INJECTED, EVENT_WITHOUT_DEVICES})  # within 5 or 10 s
 
 
-@dataclass(frozen=True, slots=True)
-class AnnotatePod:
-    """Merge annotations into exactly this pod: with its UID in the patch, a namesake is a conflict. None
-    removes one.
-    """
+class _Write:
+    """What another component waits for. The newer one of a key takes the older one's place."""
 
-    connection: Connection
-    pod: Pod
-    annotations: Mapping[str, str | None]
-
+    __slots__ = ()
     expendable = patient = False
 
-    @property
-    def key(self) -> Hashable:
-        """One per pod."""
-        return ("annotate", self.pod.key, self.pod.uid)
-
-    def over(self, older: Task) -> Task:
-        """The last value of each annotation wins."""
-        assert isinstance(older, AnnotatePod)  # noqa: S101 - same key, same type
-        return replace(self, annotations={**older.annotations, **self.annotations})
-
-    def run(self) -> None:
-        """PATCH."""
-        body = {"metadata": {"uid": self.pod.uid, "annotations": dict(self.annotations)}}
-        self.connection.write(
-            f"annotate the pod {self.pod.key}", "PATCH", pod_path(self.pod), body, missed=()
-        )
+    def over(self, older: Task) -> Self:
+        """One is enough: the newer."""
+        return self
 
     def final(self, refusal: Refused) -> bool:
-        """Gone, or another pod of that name."""
+        """Gone, changed, or another object of that name."""
         return refusal.code in FINAL
 
 
 @dataclass(frozen=True, slots=True)
-class EvictPod:
+class MergeMetadata(_Write):
+    """Merge annotations and labels into an object; a value of None removes one.
+
+    ``what`` completes "refused to …". With a ``uid`` another object of that name is a conflict. ``awaited``:
+    answers after which it is tried again, although they are final for others.
+    """
+
+    connection: Connection
+    key: Hashable
+    what: str
+    path: str
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    uid: str = ""
+    awaited: frozenset[int] = frozenset()
+
+    def over(self, older: Task) -> Self:
+        """The last value of each annotation and label wins."""
+        assert isinstance(older, MergeMetadata)  # noqa: S101 - same key, same type
+        annotations = {**older.annotations, **self.annotations}
+        return replace(self, annotations=annotations, labels={**older.labels, **self.labels})
+
+    def run(self) -> None:
+        """PATCH."""
+        parts = {"annotations": dict(self.annotations), "labels": dict(self.labels), "uid": self.uid}
+        body = {"metadata": {name: part for name, part in parts.items() if part}}
+        self.connection.write(self.what, "PATCH", self.path, body, missed=())
+
+    def final(self, refusal: Refused) -> bool:
+        """As of others, but for what is awaited."""
+        return refusal.code in FINAL - self.awaited
+
+
+def annotate_pod(connection: Connection, pod: Pod, annotations: Mapping[str, str | None]) -> MergeMetadata:
+    """Annotate exactly this pod, not another of its name."""
+    key = ("annotate", pod.key, pod.uid)
+    return MergeMetadata(
+        connection, key, f"annotate the pod {pod.key}", pod_path(pod), annotations, uid=pod.uid
+    )
+
+
+def merge_by_name(
+    connection: Connection,
+    namespace: str,
+    name: str,
+    *,
+    annotations: Mapping[str, str | None] | None = None,
+    labels: Mapping[str, str | None] | None = None,
+) -> MergeMetadata:
+    """Annotate or label a pod by name: a restarted pod of that name is the same to those who select it.
+
+    One of both: a policy may take labels and refuse annotations.
+    """
+    field = "labels" if labels else "annotations"
+    key, what = ("by name", field, namespace, name), f"write {field} of the pod {namespace}/{name}"
+    return MergeMetadata(connection, key, what, named_path(namespace, name), annotations or {}, labels or {})
+
+
+def publish_node(
+    connection: Connection,
+    node: str,
+    annotations: Mapping[str, str | None],
+    labels: Mapping[str, str | None] | None = None,
+) -> MergeMetadata:
+    """Publish values on the node. An absent one is awaited: the kubelet will register it."""
+    key, what, path = ("publish", node), f"publish the node {node}", f"/api/v1/nodes/{node}"
+    awaited = frozenset((ABSENT, CONFLICT))
+    return MergeMetadata(connection, key, what, path, annotations, labels or {}, awaited=awaited)
+
+
+@dataclass(frozen=True, slots=True)
+class EvictPod(_Write):
     """Evict the pod; a disruption budget may defer that (429) without limit."""
 
     connection: Connection
     pod: Pod
 
-    expendable = patient = False
-
     @property
     def key(self) -> Hashable:
         """One per pod."""
         return ("evict", self.pod.key, self.pod.uid)
-
-    def over(self, older: Task) -> Task:
-        """One eviction is enough: the newer."""
-        return self
 
     def run(self) -> float | None:
         """POST an Eviction with the UID as precondition."""
@@ -97,10 +143,6 @@ class EvictPod:
         )
         return None
 
-    def final(self, refusal: Refused) -> bool:
-        """Gone, or another pod of that name."""
-        return refusal.code in FINAL
-
 
 @dataclass(frozen=True, slots=True)
 class MarkPod(EvictPod):
@@ -112,45 +154,12 @@ class MarkPod(EvictPod):
     def run(self) -> float | None:
         """PATCH; return the seconds after which the mark is renewed."""
         mark = EvictionMark(self.pod.uid, self.reason, self.clock.now())
-        AnnotatePod(self.connection, self.pod, {EVICT: encode_eviction_mark(mark)}).run()
+        annotate_pod(self.connection, self.pod, {EVICT: encode_eviction_mark(mark)}).run()
         return RENEW_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
-class PublishNode:
-    """Merge annotations and labels into the node; a value of None removes one."""
-
-    connection: Connection
-    node: str
-    annotations: Mapping[str, str | None]
-    labels: Mapping[str, str | None]
-
-    expendable = patient = False
-
-    @property
-    def key(self) -> Hashable:
-        """One for the node."""
-        return ("publish", self.node)
-
-    def over(self, older: Task) -> Task:
-        """The last value of each annotation and label wins."""
-        assert isinstance(older, PublishNode)  # noqa: S101 - same key, same type
-        annotations = {**older.annotations, **self.annotations}
-        return replace(self, annotations=annotations, labels={**older.labels, **self.labels})
-
-    def run(self) -> None:
-        """PATCH."""
-        body = {"metadata": {"annotations": dict(self.annotations), "labels": dict(self.labels)}}
-        path = f"/api/v1/nodes/{self.node}"
-        self.connection.write(f"publish the node {self.node}", "PATCH", path, body, missed=())
-
-    def final(self, refusal: Refused) -> bool:
-        """False for an absent node: the kubelet will register it."""
-        return refusal.code in FINAL - {404, 409}
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveTaints:
+class LeaveTaints(_Write):
     """Leave the node these taints alone, if it is still at ``version``; after a change its watch tells."""
 
     connection: Connection
@@ -158,26 +167,16 @@ class LeaveTaints:
     version: str
     taints: Sequence[Mapping[str, Any]]
 
-    expendable = patient = False
-
     @property
     def key(self) -> Hashable:
         """One for the node."""
         return ("taints", self.node)
-
-    def over(self, older: Task) -> Task:
-        """The one of the newer version."""
-        return self
 
     def run(self) -> None:
         """PATCH."""
         body = {"metadata": {"resourceVersion": self.version}, "spec": {"taints": list(self.taints)}}
         path = f"/api/v1/nodes/{self.node}"
         self.connection.write(f"remove the startup taint of the node {self.node}", "PATCH", path, body)
-
-    def final(self, refusal: Refused) -> bool:
-        """True also for a node that changed or is gone."""
-        return refusal.code in FINAL
 
 
 class Subject(Protocol):
@@ -265,6 +264,11 @@ class EventTeller:
         self._node = node
         self._allowance: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
         self._series: OrderedDict[Hashable, tuple[str, int, float]] = OrderedDict()
+
+    def event(self, subject: Subject, reason: str, message: str, *, warning: bool = True) -> PostEvent:
+        """The task that records an Event of this moment about the subject."""
+        now = self._clock.now()
+        return PostEvent(self, subject, reason, message, warning, now, now)
 
     def tell(self, event: PostEvent) -> float | None:
         """Write the Event, or return the seconds until its pod's rate limit permits it."""
