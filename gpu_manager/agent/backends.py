@@ -14,15 +14,12 @@ import structlog
 
 from gpu_manager.adapters.control_pages.gate_watcher import NativeGateWatcher
 from gpu_manager.adapters.control_pages.pages import FileControlPages
-from gpu_manager.adapters.driver_files import (
-    Detected,
-    DeviceNodes,
-    DriverFiles,
-    HostFiles,
-    Strategy,
-    find_nvml,
-)
+from gpu_manager.adapters.driver_files.device_nodes import DeviceNodes
+from gpu_manager.adapters.driver_files.driver import find_nvml
+from gpu_manager.adapters.driver_files.host import HostFiles
+from gpu_manager.adapters.driver_files.injector import DriverFiles
 from gpu_manager.adapters.driver_files.kubelet_config import kubelet_root, topology_policy
+from gpu_manager.adapters.driver_files.runtimes import Detected, Strategy
 from gpu_manager.adapters.driver_memory_limit import DriverLimits
 from gpu_manager.adapters.nvml.faults import FaultPolicy
 from gpu_manager.agent.config import Config

@@ -23,8 +23,8 @@ from gpu_manager.adapters.clock import SystemClock
 from gpu_manager.adapters.control_pages.pages import FileControlPages
 from gpu_manager.adapters.kube.connection import connect
 from gpu_manager.adapters.kube.kube import Kube
-from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.adapters.kubelet.checkpoint import read_old_checkpoint
+from gpu_manager.adapters.kubelet.client import KubeletClient
 from gpu_manager.adapters.kubelet.pods_api import PodsApi
 from gpu_manager.adapters.processes import CgroupProcesses
 from gpu_manager.adapters.selinux import label_of

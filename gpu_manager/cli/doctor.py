@@ -17,8 +17,8 @@ from gpu_manager.cli.output import TABLE, Printing
 from gpu_manager.cli.run import command as run_command
 from gpu_manager.cli.run import known_injection
 from gpu_manager.domain.contract import KUBELET_DIR
-from gpu_manager.domain.doctor import NODE_CHECKS, Facts, examine
-from gpu_manager.domain.doctor.facts import AgentFacts
+from gpu_manager.domain.doctor import NODE_CHECKS, examine
+from gpu_manager.domain.doctor.facts import AgentFacts, Facts
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.runtime.arguments import Command, Option
 
@@ -126,7 +126,7 @@ def _gather(view: _NodeView, token: str) -> Facts:
 
 
 def _cards(host: Any, driver_root: str) -> Any:
-    from gpu_manager.adapters.driver_files import find_nvml  # noqa: PLC0415  # as above
+    from gpu_manager.adapters.driver_files.driver import find_nvml  # noqa: PLC0415  # as above
     from gpu_manager.adapters.nvml.cards import NvmlCards  # noqa: PLC0415  # the driver's library, only here
 
     return NvmlCards(library=lambda: find_nvml(host, driver_root))

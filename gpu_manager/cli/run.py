@@ -396,7 +396,7 @@ def _xids(flag: str, text: str) -> frozenset[int]:
 
 def known_injection(text: str, simulated: bool = True) -> str:
     """``auto``, or the name of a strategy. Raises RequestInvalid: it is neither."""
-    from gpu_manager.adapters.driver_files import Strategy  # noqa: PLC0415  # as above
+    from gpu_manager.adapters.driver_files.runtimes import Strategy  # noqa: PLC0415  # as above
 
     known = ["auto", *(s.value for s in Strategy if simulated or s is not Strategy.SIMULATED)]
     if text not in known:
@@ -421,6 +421,6 @@ def _secret(path: Path | None) -> str | None:
 def _extra(path: Path | None) -> tuple[str, ...]:
     if path is None:
         return ()
-    from gpu_manager.adapters.driver_files import extra_devices  # noqa: PLC0415  # as above
+    from gpu_manager.adapters.driver_files.device_nodes import extra_devices  # noqa: PLC0415  # as above
 
     return extra_devices(path)

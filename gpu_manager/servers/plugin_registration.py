@@ -20,8 +20,7 @@ from typing import Any, Final
 import grpc
 import structlog
 
-from gpu_manager.adapters.kubelet import SocketChange, SocketWatch, register
-from gpu_manager.adapters.kubelet.registration import kubelet_socket
+from gpu_manager.adapters.kubelet.registration import SocketChange, SocketWatch, kubelet_socket, register
 from gpu_manager.domain.contract import (
     CORE,
     CORE_SOCKET,

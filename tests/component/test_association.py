@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_manager.adapters.kubelet import KubeletClient
+from gpu_manager.adapters.kubelet.client import KubeletClient
 from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import PodUid, parse_pod

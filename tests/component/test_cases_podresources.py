@@ -16,8 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gpu_manager.adapters.kubelet import KubeletClient
-from gpu_manager.adapters.kubelet.client import unix_target
+from gpu_manager.adapters.kubelet.client import KubeletClient, unix_target
 from gpu_manager.domain.contract import CORE, MEMORY, RESOURCES
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.kube.pod import parse_pod

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_manager.adapters.driver_files import Strategy
+from gpu_manager.adapters.driver_files.runtimes import Strategy
 from gpu_manager.domain.contract import PRELOAD, PRELOAD_PATH, PRIORITY
 from gpu_manager.domain.kube.pod import Pod, PodUid
 from gpu_manager.domain.placement.ledger import Share

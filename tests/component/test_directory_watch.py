@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.adapters.kubelet import SocketWatch
 from gpu_manager.adapters.kubelet.client import DirectoryWatch
+from gpu_manager.adapters.kubelet.registration import SocketWatch
 from tests.fakes.open_files import open_files
 from tests.fakes.waiting import PATIENCE
 

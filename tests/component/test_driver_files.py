@@ -9,8 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_manager.adapters.driver_files import DeviceNodes, DriverFiles, HostFiles, Strategy, extra_devices
+from gpu_manager.adapters.driver_files.device_nodes import DeviceNodes, extra_devices
 from gpu_manager.adapters.driver_files.driver import multiarch
+from gpu_manager.adapters.driver_files.host import HostFiles
+from gpu_manager.adapters.driver_files.injector import DriverFiles
+from gpu_manager.adapters.driver_files.runtimes import Strategy
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.errors import Bug, NodeUnready, RequestInvalid
 from gpu_manager.domain.injection import DeviceNode, Injection, Mount

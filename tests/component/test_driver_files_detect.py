@@ -5,9 +5,8 @@ import socket
 
 import pytest
 
-from gpu_manager.adapters.driver_files import Detected, Strategy
-from gpu_manager.adapters.driver_files import detect as detect_with
-from gpu_manager.adapters.driver_files.runtimes import answers
+from gpu_manager.adapters.driver_files.runtimes import Detected, Strategy, answers
+from gpu_manager.adapters.driver_files.runtimes import detect as detect_with
 from tests.fakes.distribution_roots import PUBLISHED
 from tests.fakes.node_roots import EVERY, LEFT_BEHIND
 

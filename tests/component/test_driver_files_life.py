@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.adapters.driver_files import Strategy
+from gpu_manager.adapters.driver_files.runtimes import Strategy
 from gpu_manager.domain.errors import Bug, NodeUnready
 from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid
 from gpu_manager.ports.containers import HeldInjection

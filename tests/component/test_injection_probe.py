@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.adapters.driver_files import DeviceNodes, DriverFiles, HostFiles, Strategy
+from gpu_manager.adapters.driver_files.device_nodes import DeviceNodes
 from gpu_manager.adapters.driver_files.driver import multiarch
+from gpu_manager.adapters.driver_files.host import HostFiles
+from gpu_manager.adapters.driver_files.injector import DriverFiles
+from gpu_manager.adapters.driver_files.runtimes import Strategy
 from gpu_manager.adapters.http import HttpClient
 from gpu_manager.agent.composition import Agent
 from gpu_manager.agent.config import Config

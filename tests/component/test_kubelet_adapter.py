@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.adapters.kubelet.checkpoint import MAX_BYTES
+from gpu_manager.adapters.kubelet.client import KubeletClient
 from gpu_manager.domain.contract import ALLOCATION, CORE_SOCKET, MEMORY_SOCKET
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1.api_pb2 import ContainerAllocateResponse

@@ -9,7 +9,7 @@ from typing import Self
 import grpc
 import pytest
 
-from gpu_manager.adapters.kubelet import SocketChange, SocketWatch, register
+from gpu_manager.adapters.kubelet.registration import SocketChange, SocketWatch, register
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from tests.fakes.kubelet_node import Node

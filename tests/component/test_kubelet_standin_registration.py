@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from gpu_manager.adapters.kubelet import register
+from gpu_manager.adapters.kubelet.registration import register
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 from tests.fakes.kubelet_node import Node, pod

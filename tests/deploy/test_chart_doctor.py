@@ -8,7 +8,8 @@ import pytest
 
 from gpu_manager.adapters.diagnosis.cluster import gather_cluster
 from gpu_manager.adapters.kube.connection import connect
-from gpu_manager.domain.doctor import CLUSTER_CHECKS, Facts, examine
+from gpu_manager.domain.doctor import CLUSTER_CHECKS, examine
+from gpu_manager.domain.doctor.facts import Facts
 from sandbox.api import StandInApi
 from tests.deploy.chart import the
 

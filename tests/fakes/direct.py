@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpu_manager.adapters.kubelet import KubeletClient
+from gpu_manager.adapters.kubelet.client import KubeletClient
 from gpu_manager.domain.contract import CARRIERS
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready, RequestInvalid, VcudaError
 from gpu_manager.domain.kube.pod import ContainerKind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_manager.adapters.driver_files import Strategy
+from gpu_manager.adapters.driver_files.runtimes import Strategy
 from tests.fakes.node_roots import (
     CDI,
     DIRECT,

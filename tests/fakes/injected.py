@@ -2,7 +2,9 @@
 
 import shutil
 
-from gpu_manager.adapters.driver_files import DriverFiles, HostFiles, Strategy
+from gpu_manager.adapters.driver_files.host import HostFiles
+from gpu_manager.adapters.driver_files.injector import DriverFiles
+from gpu_manager.adapters.driver_files.runtimes import Strategy
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.placement.ledger import Share
 from gpu_manager.domain.resources import Amount

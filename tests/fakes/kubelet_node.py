@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gpu_manager.adapters.kubelet import KubeletClient
+from gpu_manager.adapters.kubelet.client import KubeletClient
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2
 from sandbox.kubelet import Limiter, NumaPolicy, StandInKubelet
 from tests.fakes.plugin import CORE, MEMORY, Plugin, devices

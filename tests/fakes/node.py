@@ -12,9 +12,8 @@ from typing import Any, Self
 from prometheus_client import CollectorRegistry
 
 from gpu_manager.adapters.clock import SystemClock
-from gpu_manager.adapters.kubelet import KubeletClient
 from gpu_manager.adapters.kubelet.checkpoint import read_old_checkpoint
-from gpu_manager.adapters.kubelet.client import DEADLINE_SECONDS
+from gpu_manager.adapters.kubelet.client import DEADLINE_SECONDS, KubeletClient
 from gpu_manager.domain.card import CardState
 from gpu_manager.domain.contract import ALLOCATION, CORE, MEMORY, NVIDIA, Assignment, encode_assignment
 from gpu_manager.domain.errors import NodeUnready

@@ -23,7 +23,8 @@ from gpu_manager.cli.kubectl.migrate.command import migrate
 from gpu_manager.cli.kubectl.migrate.model import MigrationTerms
 from gpu_manager.domain.card import Card, CardUuid
 from gpu_manager.domain.contract import KUBELET_DIR
-from gpu_manager.domain.doctor import NODE_CHECKS, Facts, examine
+from gpu_manager.domain.doctor import NODE_CHECKS, examine
+from gpu_manager.domain.doctor.facts import Facts
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid
 from gpu_manager.domain.kube.pod import ContainerKind, PodUid, parse_pod
 from gpu_manager.domain.other_plugins import offered_elsewhere

@@ -7,7 +7,7 @@ injection depends on.
 import os
 from dataclasses import dataclass, field
 
-from gpu_manager.adapters.driver_files import Strategy, detect
+from gpu_manager.adapters.driver_files.runtimes import Strategy, detect
 
 CDI, NVIDIA, DIRECT = Strategy.CDI, Strategy.NVIDIA, Strategy.DIRECT
 

@@ -13,8 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_manager.adapters.driver_files import DeviceNodes, DriverFiles, HostFiles, Strategy
+from gpu_manager.adapters.driver_files.device_nodes import DeviceNodes
 from gpu_manager.adapters.driver_files.driver import multiarch
+from gpu_manager.adapters.driver_files.host import HostFiles
+from gpu_manager.adapters.driver_files.injector import DriverFiles
+from gpu_manager.adapters.driver_files.runtimes import Strategy
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import CORE, MEMORY
 from gpu_manager.domain.errors import DoesNotFit, NodeUnready

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 
-from gpu_manager.adapters.kubelet import register
+from gpu_manager.adapters.kubelet.registration import register
 from gpu_manager.pb.deviceplugin.v1beta1 import api_pb2, api_pb2_grpc
 
 CORE = "tencent.com/vcuda-core"

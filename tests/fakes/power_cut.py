@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from gpu_manager.adapters.driver_files import Strategy
+from gpu_manager.adapters.driver_files.runtimes import Strategy
 from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.ports.containers import HeldInjection
 from tests.component.driver_roots import DriverRoot, Objects

@@ -24,17 +24,19 @@ from gpu_manager.domain.contract import (
     encode_assignment,
     encode_eviction_mark,
 )
-from gpu_manager.domain.doctor import CHECKS, CLUSTER_CHECKS, NODE_CHECKS, Facts, Severity, examine
+from gpu_manager.domain.doctor import CHECKS, CLUSTER_CHECKS, NODE_CHECKS, examine
 from gpu_manager.domain.doctor.facts import (
     AgentFacts,
     AgentPods,
     ClusterFacts,
     DoctorNode,
     DriverFacts,
+    Facts,
     KubeletFacts,
     PodFacts,
     RuntimeFacts,
     SchedulerFacts,
+    Severity,
     Webhook,
 )
 from gpu_manager.domain.kube.pod import Container, ContainerKind, Pod, PodUid

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_manager.adapters.driver_files import HostFiles, find_nvml
-from gpu_manager.adapters.driver_files.driver import multiarch
+from gpu_manager.adapters.driver_files.driver import find_nvml, multiarch
+from gpu_manager.adapters.driver_files.host import HostFiles
 
 NAME = "libnvidia-ml.so.1"
 

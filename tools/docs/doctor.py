@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpu_manager.domain.doctor import CLUSTER_CHECKS, NODE_CHECKS, DoctorCheck
+from gpu_manager.domain.doctor import CLUSTER_CHECKS, NODE_CHECKS
+from gpu_manager.domain.doctor.facts import DoctorCheck
 from tools.docs.markdown import made_page
 
 _INTRODUCTION = """\

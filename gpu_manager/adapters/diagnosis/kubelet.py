@@ -10,12 +10,12 @@ import re
 from pathlib import Path
 from typing import Final
 
-from gpu_manager.adapters.driver_files import Strategy
 from gpu_manager.adapters.driver_files.driver import multiarch
 from gpu_manager.adapters.driver_files.host import HostFiles
 from gpu_manager.adapters.driver_files.kubelet_config import kubelet_config, kubelet_root, topology_policy
 from gpu_manager.adapters.driver_files.runtimes import (
     ContainerRuntime,
+    Strategy,
     choose,
     in_use,
     plain,

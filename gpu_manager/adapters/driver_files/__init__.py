@@ -5,22 +5,3 @@ libraries (``host`` follows links on the node), ``device_nodes`` its device node
 decides the mounts; ``delivery`` installs libvcuda and records which allocation uses it; ``cdi`` writes specs;
 ``runtimes`` chooses a strategy by the runtime (``containerd``) that the kubelet uses (``kubelet_config``).
 """
-
-from __future__ import annotations
-
-from gpu_manager.adapters.driver_files.device_nodes import DeviceNodes, extra_devices
-from gpu_manager.adapters.driver_files.driver import find_nvml
-from gpu_manager.adapters.driver_files.host import HostFiles
-from gpu_manager.adapters.driver_files.injector import DriverFiles
-from gpu_manager.adapters.driver_files.runtimes import Detected, Strategy, detect
-
-__all__ = [
-    "Detected",
-    "DeviceNodes",
-    "DriverFiles",
-    "HostFiles",
-    "Strategy",
-    "detect",
-    "extra_devices",
-    "find_nvml",
-]
