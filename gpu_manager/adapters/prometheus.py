@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 from gpu_manager.adapters.http import HttpClient, HttpLimits, NoAnswer, proxy_of
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, printable
+from gpu_manager.domain.untrusted import json_object
 
 PATH: Final = "/api/v1/query"
 RANGE_PATH: Final = "/api/v1/query_range"
@@ -136,11 +137,8 @@ class PrometheusRanges:
 
 
 def _object(text: bytes, where: str) -> Mapping[str, Any]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        data = None
-    if not isinstance(data, dict):
+    data = json_object(text)
+    if data is None:
         raise NodeUnready(f"{where} answered with something else: is that Prometheus?")
     return data
 

@@ -67,6 +67,14 @@ _NANO = 10**9
 LARGEST_COUNT = (1 << 63) - 1  # Kubernetes counts in int64
 
 
+def lenient_count(value: object) -> int | None:
+    """Return the whole part of a quantity; None if there is none, or it cannot be read."""
+    try:
+        return None if value is None else int(parse_quantity(value))
+    except RequestInvalid:
+        return None
+
+
 def parse_quantity(value: object) -> Fraction:
     """Read a quantity as Kubernetes does (``"30"``, ``"500m"``, ``"3e1"``, ``"1E"``, ``"1Ki"``, ``30``).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +36,15 @@ def annotations_of(obj: object) -> Mapping[str, Any]:
 def text(value: object) -> str:
     """Return the value if it is a string, else an empty one."""
     return value if isinstance(value, str) else ""
+
+
+def json_object(data: str | bytes) -> dict[str, Any] | None:
+    """Return the JSON object; None for anything else."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def timestamp(value: object) -> float | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
@@ -30,12 +30,25 @@ class SampledCounter(Collector):
         yield counter_by_label(self._name, self._text, self._label, self._read())
 
 
+def series_of(
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    rows: Iterable[tuple[Sequence[str], float | None]],
+    kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
+) -> Metric:
+    """A family with a series for each row: values of the labels, and of the series; None leaves it out."""
+    family = kind(name, text, labels=labels)
+    for values, value in rows:
+        if value is not None:
+            family.add_metric(values, value)
+    return family
+
+
 def counter_by_label(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
     """A counter family with a series for each value of ``label``."""
-    family = CounterMetricFamily(name, text, labels=(label,))
-    for value, count in sorted(counts.items()):
-        family.add_metric((value,), count)
-    return family
+    rows = (((value,), count) for value, count in sorted(counts.items()))
+    return series_of(name, text, (label,), rows, CounterMetricFamily)
 
 
 def scrape(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:

@@ -5,12 +5,14 @@ what they were granted, accounts compared with the driver's figures, and gates o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gpu_manager.domain.card import CardUuid
-from gpu_manager.servers.series import CARD, CONTAINER
+from gpu_manager.runtime.scrape import series_of
+from gpu_manager.servers.series import CARD, CONTAINER, Family
 from gpu_manager.services.allocation.node_state import NodeState
 from gpu_manager.services.enforcement.account_check import NOTHING, AccountCheck, Compared
 from gpu_manager.services.enforcement.driver_memory_limit import DriverMemoryLimits
@@ -111,50 +113,36 @@ def _guards(
         "Containers reported as bypassing their limits now",
         value=len({(e.namespace, e.pod, e.container) for e in evaders}),
     )
-    evading = GaugeMetricFamily(
-        "vcuda_container_evading",
-        "1 while the container is named for the reason",
-        labels=(*CONTAINER, "reason"),
-    )
     named = {
         (e.namespace, e.pod, e.container, e.card, index.get(e.card, ""), e.reason.value) for e in evaders
     }
-    for labels in sorted(named):
-        evading.add_metric(labels, 1)
-    yield evading
-    blind = GaugeMetricFamily(
+    yield series_of(
+        "vcuda_container_evading",
+        "1 while the container is named for the reason",
+        (*CONTAINER, "reason"),
+        ((labels, 1) for labels in sorted(named)),
+    )
+    yield series_of(
         "vcuda_evasion_detection_blind",
         "1 where evasion cannot be judged because these are missing: node's processes, driver's figures",
-        labels=("lacks",),
+        ("lacks",),
+        (((lack,), float(lack in lacking)) for lack in _LACKS),
     )
-    for lack in _LACKS:
-        blind.add_metric((lack,), float(lack in lacking))
-    yield blind
-    limited = GaugeMetricFamily(
+    yield series_of(
         "vcuda_driver_memory_limits",
         "Memory limits of containers that the driver (nvml) or the kernel (dmem) holds too, or nobody",
-        labels=("kind",),
+        ("kind",),
+        (((kind,), kinds.get(kind, 0)) for kind in ("nvml", "dmem", "none")),
     )
-    for kind in ("nvml", "dmem", "none"):
-        limited.add_metric((kind,), kinds.get(kind, 0))
-    yield limited
-    bare = GaugeMetricFamily(
+    yield series_of(
         "vcuda_container_not_injected",
         "1 while the container runs without the mounts of its grant",
-        labels=CONTAINER[:3],
+        CONTAINER[:3],
+        ((one, 1) for one in sorted({(one.namespace, one.pod, one.container) for one in not_injected})),
     )
-    for one in sorted({(one.namespace, one.pod, one.container) for one in not_injected}):
-        bare.add_metric(one, 1)
-    yield bare
 
 
 def _accounts(sample: Sample, found: Compared, index: _Index) -> Iterator[Metric]:
-    differs = GaugeMetricFamily(
-        "vcuda_container_account_difference_ratio",
-        "The driver's figure of the container's processes less its account, in the mean of a minute, as a "
-        "share of the card, without what the driver's known errors explain",
-        labels=CONTAINER,
-    )
     shown: dict[tuple[str, ...], float] = {}
     for (key, card), difference in found.differences.items():
         grant = sample.grants.get(key)
@@ -162,43 +150,43 @@ def _accounts(sample: Sample, found: Compared, index: _Index) -> Iterator[Metric
             held = grant.allocation
             name = (held.namespace, held.pod_name, held.container, card, index.get(card, ""))
             shown[name] = difference
-    for labels, difference in shown.items():
-        differs.add_metric(labels, difference)
-    yield differs
-    blind = GaugeMetricFamily(
+    yield series_of(
+        "vcuda_container_account_difference_ratio",
+        "The driver's figure of the container's processes less its account, in the mean of a minute, as a "
+        "share of the card, without what the driver's known errors explain",
+        CONTAINER,
+        shown.items(),
+    )
+    yield series_of(
         "vcuda_card_without_witness",
         "1 where accounts of the card's containers cannot be compared with the driver's figures, which lack: "
         "host-pid (the node's processes), mig (the card is in MIG mode), samples (of processes)",
-        labels=(*CARD, "lacks"),
+        (*CARD, "lacks"),
+        (((card, index.get(card, ""), lacks), 1) for card, lacks in found.unwitnessed.items()),
     )
-    for card, lacks in found.unwitnessed.items():
-        blind.add_metric((card, index.get(card, ""), lacks), 1)
-    yield blind
 
 
-def _gates(told: Mapping[CardUuid, CardProtection], index: _Index) -> Iterator[Metric]:
-    wait = GaugeMetricFamily(
+_GATES: Final[tuple[Family[CardProtection], ...]] = (
+    Family(
         "vcuda_protected_wait_seconds",
         "How long a launch of a protected container may wait for best-effort work in flight on its card: "
         "the longest kernel or graph so far of any best-effort container, and what one or two launch ahead",
-        labels=CARD,
-    )
-    closed = CounterMetricFamily(
+        lambda card: card.wait,
+    ),
+    Family(
         "vcuda_gate_closed_seconds",
         "Time for which the card's gate was closed to best-effort containers",
-        labels=CARD,
-    )
-    normal = GaugeMetricFamily(
+        lambda card: card.closed,
+        CounterMetricFamily,
+    ),
+    Family(
         "vcuda_protected_beside_normal",
         "1 if a normal container, which does not make way for protected ones, is on the card beside one",
-        labels=CARD,
-    )
-    for uuid, protection in sorted(told.items()):
-        labels = (uuid, index.get(uuid, ""))
-        wait.add_metric(labels, protection.wait)
-        if protection.closed is not None:
-            closed.add_metric(labels, protection.closed)
-        normal.add_metric(labels, float(protection.beside_normal))
-    yield wait
-    yield closed
-    yield normal
+        lambda card: float(card.beside_normal),
+    ),
+)
+
+
+def _gates(told: Mapping[CardUuid, CardProtection], index: _Index) -> Iterator[Metric]:
+    rows = [((uuid, index.get(uuid, "")), protection) for uuid, protection in sorted(told.items())]
+    yield from (family.of(CARD, rows) for family in _GATES)

@@ -25,7 +25,7 @@ from gpu_manager.domain.resources import CORES_PER_CARD, DEFAULT_UNIT
 from gpu_manager.domain.topology import Topology
 from gpu_manager.ports.api_server import KnownPod
 from gpu_manager.runtime import threads
-from gpu_manager.runtime.scrape import counter_by_label
+from gpu_manager.runtime.scrape import counter_by_label, series_of
 from gpu_manager.servers import series
 from gpu_manager.servers.series import Family, View
 from gpu_manager.services.allocation.node_cards import NodeCards
@@ -152,42 +152,37 @@ def describe(*, legacy: bool = True) -> Iterator[Metric]:
 
 
 def _other_plugins(view: View, offers: Mapping[CardUuid, str]) -> Metric:
-    family = GaugeMetricFamily(
+    cards = [state.card for state in view.node.cards if state.card.uuid in offers]
+    return series_of(
         "vcuda_card_offered_elsewhere",
         "1 while another device plugin of the node offers the card under the resource; it is closed here",
-        labels=("uuid", "card", "resource"),
+        ("uuid", "card", "resource"),
+        (((card.uuid, str(card.index), offers[card.uuid]), 1) for card in cards),
     )
-    for state in view.node.cards:
-        if state.card.uuid in offers:
-            family.add_metric((state.card.uuid, str(state.card.index), offers[state.card.uuid]), 1)
-    return family
 
 
 def _node(view: View, version: str, age: float) -> Iterator[Metric]:
     build = InfoMetricFamily("vcuda_build", "The program that answers")
     build.add_metric((), {"version": version})
     yield build
-    part = GaugeMetricFamily(
+    yield series_of(
         "vcuda_node_fragmentation_ratio",
         "Share of the free cores that lie on cards partly used; absent while none are free",
+        (),
+        [((), view.fragmentation)],
     )
-    if view.fragmentation is not None:
-        part.add_metric((), view.fragmentation)
-    yield part
     yield GaugeMetricFamily("vcuda_sample_age_seconds", "Age of the usage in this scrape", value=age)
     yield GaugeMetricFamily(
         "vcuda_unidentified_allocations",
         "Allocations whose pod's name is not known; they have no series of their own",
         value=sum(not g.allocation.pod_name for g in view.grants.values()),
     )
-    off = GaugeMetricFamily(
+    yield series_of(
         "vcuda_allocations_id_card_mismatch",
         "Allocations whose device ids are of other cards than the share, by resource",
-        labels=("resource",),
+        ("resource",),
+        (((resource,), _off_card(view, resource)) for resource in _RESOURCES),
     )
-    for resource in _RESOURCES:
-        off.add_metric((resource,), _off_card(view, resource))
-    yield off
 
 
 def _off_card(view: View, resource: str) -> int:
@@ -253,8 +248,9 @@ def booked_shares(view: View) -> Iterator[Metric]:
 
 def _marked(known: Mapping[str, Sequence[KnownPod]]) -> Metric:
     text = "1 while the pod has the agent's mark, by which the evictor evicts it"
-    family = GaugeMetricFamily("vcuda_pod_marked_for_eviction", text, labels=("namespace", "pod"))
-    for found in chain.from_iterable(known.values()):
-        if EVICT in found.pod.annotations and not (found.tombstone or found.pod.deleting):
-            family.add_metric((found.pod.namespace, found.pod.name), 1)
-    return family
+    rows = (
+        ((found.pod.namespace, found.pod.name), 1)
+        for found in chain.from_iterable(known.values())
+        if EVICT in found.pod.annotations and not (found.tombstone or found.pod.deleting)
+    )
+    return series_of("vcuda_pod_marked_for_eviction", text, ("namespace", "pod"), rows)

@@ -20,6 +20,7 @@ from gpu_manager.domain.kube.pod import PodUid
 from gpu_manager.domain.placement.ledger import Allocation, Share
 from gpu_manager.domain.resources import CORES_PER_CARD, MIB, Amount
 from gpu_manager.ports.cards import CardUse
+from gpu_manager.runtime.scrape import series_of
 from gpu_manager.services.allocation.books import Grant, Key
 from gpu_manager.services.allocation.node_cards import NodeCards
 from gpu_manager.services.cards.health import CardXids
@@ -83,11 +84,8 @@ class Family(Generic[T]):
 
     def of(self, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], T]]) -> Metric:
         """The family with a series for each row: its label values, and the object it is about."""
-        family = self.kind(self.name, self.help, labels=labels)
-        for values, row in rows:
-            if (value := self.value(row)) is not None:
-                family.add_metric(values, value)
-        return family
+        values = ((values, self.value(row)) for values, row in rows)
+        return series_of(self.name, self.help, labels, values, self.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,28 +155,23 @@ def cards(view: View) -> Iterator[Metric]:
 
 def outside(view: View, held: Mapping[CardUuid, int]) -> Metric:
     """Memory that no pod holds, by card."""
-    family = GaugeMetricFamily(
+    return series_of(
         "vcuda_card_memory_outside_bytes",
         "Memory of the card that processes of no pod hold, by the driver; absent where it, or a missing "
         "hostPID, hides them",
-        labels=CARD,
+        CARD,
+        (((s.card.uuid, str(s.card.index)), held.get(s.card.uuid)) for s in view.node.cards),
     )
-    for state in view.node.cards:
-        if (taken := held.get(state.card.uuid)) is not None:
-            family.add_metric((state.card.uuid, str(state.card.index)), taken)
-    return family
 
 
 def _fronts(view: View) -> Metric:
-    family = GaugeMetricFamily(
+    cards = [s.card for s in view.node.cards if s.card.uuid in view.sides]
+    return series_of(
         "vcuda_card_front",
         "How a card is given: by extended resources (plugin) or by claims (dra); always 1",
-        labels=(*CARD, "front"),
+        (*CARD, "front"),
+        (((card.uuid, str(card.index), view.sides[card.uuid].value), 1) for card in cards),
     )
-    for state in view.node.cards:
-        if (side := view.sides.get(state.card.uuid)) is not None:
-            family.add_metric((state.card.uuid, str(state.card.index), side.value), 1)
-    return family
 
 
 def xids(view: View, found: Mapping[CardUuid, CardXids]) -> Iterator[Metric]:
@@ -302,14 +295,13 @@ def claims(view: View) -> Iterator[Metric]:
 
 def energy(view: View, told: Mapping[tuple[CardUuid, Holder], float]) -> Iterator[Metric]:
     """Every card's energy since the agent's start, by its users."""
-    family = CounterMetricFamily(
+    yield series_of(
         "vcuda_container_energy_joules",
         "The card's energy by the time that the container used of the card; without pod: what nobody used",
-        labels=CONTAINER,
+        CONTAINER,
+        (((*holder, uuid, view.index(uuid)), joules) for (uuid, holder), joules in told.items()),
+        CounterMetricFamily,
     )
-    for (uuid, holder), joules in told.items():
-        family.add_metric((*holder, uuid, view.index(uuid)), joules)
-    yield family
 
 
 _ADVISED: tuple[Family[Sized], ...] = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_manager.domain.doctor.facts import AgentFacts
 from gpu_manager.domain.errors import NodeUnready, printable
+from gpu_manager.domain.untrusted import json_object
 
 Read = Callable[[str], str]  # path → text; raises NodeUnready
 
@@ -112,10 +112,7 @@ def _closed(graph: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _object(text: str, url: str) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        data = None
-    if not isinstance(data, dict):
+    data = json_object(text)
+    if data is None:
         raise NodeUnready(f"{url} answers with something else: is that the agent?")
     return data

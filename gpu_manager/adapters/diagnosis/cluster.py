@@ -32,7 +32,7 @@ from gpu_manager.domain.kube.constraints import Term, read_terms
 from gpu_manager.domain.kube.pod import Pod, parse_pod
 from gpu_manager.domain.other_plugins import given_by
 from gpu_manager.domain.resize.judgement import NamespaceLimits
-from gpu_manager.domain.resources import parse_quantity
+from gpu_manager.domain.resources import lenient_count
 from gpu_manager.domain.untrusted import mapping, mappings, text
 
 _HOOKS: Final = "/apis/admissionregistration.k8s.io/v1"
@@ -224,13 +224,13 @@ def _node(obj: Mapping[str, Any]) -> DoctorNode:
     written = mapping(meta.get("annotations")).get(contract.INVENTORY)
     inventory = contract.decode_inventory(written if isinstance(written, str) else None)
     labels, allocatable = _texts(meta.get("labels")), mapping(status.get("allocatable"))
-    gpu = _count(allocatable.get(contract.NVIDIA)) or 0
+    gpu = lenient_count(allocatable.get(contract.NVIDIA)) or 0
     hints = [f"label {key}" for key in _HINTS if labels.get(key) == "true"]
     return DoctorNode(
         name=text(meta.get("name")),
         inventory=inventory,
-        core=_count(allocatable.get(contract.CORE)),
-        memory=_count(allocatable.get(contract.MEMORY)),
+        core=lenient_count(allocatable.get(contract.CORE)),
+        memory=lenient_count(allocatable.get(contract.MEMORY)),
         gpu=gpu,
         hinted=next(iter([*hints, f"{gpu} {contract.NVIDIA}"] if gpu else hints), ""),
         labels=labels,
@@ -273,13 +273,6 @@ def _scheduler(where: str, page: str) -> Iterator[SchedulerFacts]:
     }
     profiles = tuple(text(p.get("schedulerName")) for p in mappings(config.get("profiles")))
     yield SchedulerFacts(where, profiles or ("default-scheduler",), contract.CORE in managed)
-
-
-def _count(value: object) -> int | None:
-    try:
-        return None if value is None else int(parse_quantity(value))
-    except RequestInvalid:
-        return None
 
 
 def _list(value: object) -> list[Any]:

@@ -41,7 +41,7 @@ from gpu_manager.domain.resources import (
     ZERO,
     Amount,
     format_bytes,
-    parse_quantity,
+    lenient_count,
 )
 from gpu_manager.domain.rules.pod_annotations import ceiling_of
 from gpu_manager.domain.rules.rulebook import Rule, Violation, violation
@@ -378,7 +378,8 @@ def past_limits(limits: NamespaceLimits, pods: Iterable[Pod], unit: int) -> Iter
     for quota in limits.quotas if grown else ():
         hard, used = mapping(mapping(quota.get("spec")).get("hard")), mapping(quota.get("status")).get("used")
         for key, resource in _COUNTED.items():
-            most, total = _units(hard.get(key)), (_units(mapping(used).get(key)) or 0) + more[resource]
+            most, booked = (lenient_count(mapping(part).get(key)) for part in (hard, used))
+            total = (booked or 0) + more[resource]
             if most is not None and total > most:
                 yield (
                     f"ResourceQuota {quoted(_name(quota))} grants {most} of {key}, and pods come to {total} "
@@ -389,7 +390,7 @@ def past_limits(limits: NamespaceLimits, pods: Iterable[Pod], unit: int) -> Iter
             b for b in mappings(mapping(limit.get("spec")).get("limits")) if b.get("type") == "Container"
         ]
         for bound, resource in product(bounds, (CORE, MEMORY)):
-            most = _units(mapping(bound.get("max")).get(resource))
+            most = lenient_count(mapping(bound.get("max")).get(resource))
             for pod, name, size, _ in grown if most is not None else ():
                 if (has := _of(resource, size, unit)) > (most or 0):
                     yield (
@@ -400,13 +401,6 @@ def past_limits(limits: NamespaceLimits, pods: Iterable[Pod], unit: int) -> Iter
 
 def _of(resource: str, size: Amount, unit: int) -> int:
     return size.cores if resource == CORE else size.memory // unit
-
-
-def _units(value: object) -> int | None:
-    try:
-        return None if value is None else int(parse_quantity(value))
-    except RequestInvalid:
-        return None
 
 
 def _name(obj: Mapping[str, Any]) -> str:
