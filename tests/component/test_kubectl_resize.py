@@ -155,7 +155,7 @@ def test_a_pod_without_a_part_of_a_card_is_told_so(
     given: dict[str, Any] = pod("one", container("w", 200, 0))
     api.create({**given, "metadata": {"name": "one", "namespace": "default"}})
     assert resize("--cores", "50") == 2
-    assert "pod default/one has no container with a part of one card" in said(capsys)[1]
+    assert "pod default/one has no container with a part of a card" in said(capsys)[1]
 
 
 def test_two_requests_at_once_for_two_containers_both_stand(api: StandInApi, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_pods_are_chosen_by_their_labels_and_one_that_has_no_fraction_keeps_no_o
     ]
     assert RESIZE not in annotations(api)
     assert run(words) == 1
-    assert "whole has no container with a part of one card" in said(capsys)[0]
+    assert "whole has no container with a part of a card" in said(capsys)[0]
     asking = [name for name in ("one", "other", "two", "whole") if _asks(api, name)]
     assert asking == ["one", "two"]
 

@@ -50,7 +50,10 @@ def nearest_totals(total: Fraction, parts: int, least: int, most: int) -> tuple[
 
 def check_init_containers(pod: Pod) -> Iterator[Violation]:
     """Yield a violation if an ordinary init container would hand its ids to parts of several cards."""
-    spread = next((c for c in pod.containers if c.parts > 1), None)
+    # An app container first: by "2" alone, the init container has parts too.
+    spread = min(
+        (c for c in pod.containers if c.parts > 1), key=lambda c: c.kind is ContainerKind.INIT, default=None
+    )
     first = next((c for c in pod.containers if c.kind is ContainerKind.INIT and c.core), None)
     if spread is not None and first is not None:
         yield violation(
