@@ -26,7 +26,7 @@ from admission.cluster.pod_view import PodView, pod_view
 from admission.cluster.snapshot import ClusterState
 from admission.extender.decisions import BindDecision, Recorded, unrecorded
 from admission.extender.feasibility import FeasibilityJudge, Unfit
-from admission.extender.last_filter import FilterResults
+from admission.extender.filter_results import FilterResults
 from admission.extender.refusal_lines import why
 from admission.extender.wire import BindingArgs
 from admission.quota.quota_book import QuotaBook

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,19 +25,32 @@ _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
 
 
+class Rows(NamedTuple):
+    """Where the rows of some nodes are; of no use in another ``era``."""
+
+    era: int
+    at: _Ints
+
+
 class FreeCards:
     """Rows of cards by :attr:`~admission.cluster.node_view.NodeView.state`, computed at first use.
     Thread-safe.
     """
 
+    _era = 0
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._forget()
 
-    def read(self, views: Sequence[NodeView]) -> None:
-        """Compute the rows of these nodes in advance."""
+    def read(self, views: Sequence[NodeView], known: Rows | None = None) -> Rows:
+        """The rows of these nodes, computed where they are not yet; ``known`` has those of the first ones."""
         with self._lock:
-            self._rows_of(views)
+            if known is not None and known.era == self._era:
+                more = self._rows_of(views[len(known.at) :])
+                if known.era == self._era:
+                    return Rows(self._era, np.concatenate((known.at, more)))
+            return Rows(self._era, self._rows_of(views))
 
     def with_room(self, request: PodRequest, views: Sequence[NodeView]) -> _Bools:
         """Which nodes have room for the request's only container, which lists no UUIDs.
@@ -50,18 +63,28 @@ class FreeCards:
         enough: _Bools = cards >= asked.width
         return enough
 
-    def promising(self, request: PodRequest, views: Sequence[NodeView]) -> _Ints:
-        """The indices of the nodes in ``views``, in the order in which to examine them.
+    def promising(
+        self,
+        request: PodRequest,
+        views: Sequence[NodeView | None],
+        numbers: npt.NDArray[np.intp],
+        rows: Rows | None = None,
+    ) -> npt.NDArray[np.intp]:
+        """These indices of nodes in ``views``, in the order in which to examine them. ``rows`` of all views.
 
         Nodes that would be left alike (the card's free cores, an idle card broken, the number of idle cards)
         form a group, the fullest group first; the order takes one of each group in turn, so that its
         beginning has some of every kind.
         """
         with self._lock:
-            at = self._rows_of(views)
+            if rows is not None and rows.era == self._era:
+                at = rows.at[numbers]
+            else:
+                numbers = np.array([n for n in numbers.tolist() if views[n] is not None], np.intp)
+                at = self._rows_of([view for n in numbers.tolist() if (view := views[n]) is not None])
             total = self._total[at]
             if len(request.containers) > 1:
-                return np.argsort(total, kind="stable")
+                return numbers[np.argsort(total, kind="stable")]
             asked = request.containers[0].request
             fits = self._fitting(request, asked, at)
             if asked.cards:
@@ -78,11 +101,13 @@ class FreeCards:
         group = np.stack((broken[order], left[order], model[order]))
         starts = np.flatnonzero(np.r_[True, (group[:, 1:] != group[:, :-1]).any(0)]) if len(order) else order
         place = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
-        return order[np.argsort(place, kind="stable")]
+        found: npt.NDArray[np.intp] = numbers[order[np.argsort(place, kind="stable")]]
+        return found
 
     # The methods below are called with the lock held.
 
     def _forget(self) -> None:
+        self._era += 1
         self._rows: dict[int, int] = {}
         self._models: dict[str, int] = {}
         self._make(1024, 8)

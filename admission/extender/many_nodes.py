@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from admission.cluster.node_view import NodeView
 from admission.extender.feasibility import SOMEWHERE, FeasibilityCheck, Fit, Unfit
+from admission.extender.free_cards import Rows
 from admission.extender.node_names import NodeNames
 from admission.extender.price_column import PriceColumn, Totals, near_least
 from admission.extender.ranking import MOST_PRICED
@@ -21,7 +22,7 @@ from admission.extender.ranking import MOST_PRICED
 SEVERAL: Final = 32  # nodes without a cached verdict, above which they are judged together
 FITS: Final = 0
 CODES: Final = dict(enumerate(Unfit, 1))
-_CODE_OF: Final = {no: code for code, no in CODES.items()}
+CODE_OF: Final = {no: code for code, no in CODES.items()}
 
 Numbers = npt.NDArray[np.int32]
 Codes = npt.NDArray[np.uint8]
@@ -30,42 +31,43 @@ Codes = npt.NDArray[np.uint8]
 class Verdicts:
     """Verdicts on many nodes, stored once for each kind of node, by the kind's number.
 
-    ``numbers`` has the number of each node, ``number`` that of each kind. ``views`` (a node of that kind,
-    possibly an older state of one) and ``said`` are indexed by number. Some numbers may belong to no node any
-    more. The verdict is :data:`SOMEWHERE` if the pod fits and its cards were not worked out. ``columns`` is
-    for what is known by number; verdicts that follow from these have the same numbers and share it.
+    ``numbers`` has the number of each node's kind. ``views`` (a node of that kind, possibly an older state of
+    one) is indexed by number, and so are ``said``, the codes of the verdicts. Some numbers may belong to none
+    of these nodes. ``worked_out``: where the pod would be placed, for kinds of which that is known already.
+    ``columns`` is for what is known by number; verdicts that have the same numbers share it. ``rows``: of the
+    free cards of each number, if they are known.
     """
 
     def __init__(
         self,
         numbers: Numbers,
-        number: Mapping[Hashable, int],
         views: Sequence[NodeView | None],
-        said: Sequence[Fit | Unfit],
-        codes: Codes | None = None,
-        columns: dict[tuple[object, int], PriceColumn] | None = None,
+        said: Codes,
+        worked_out: Mapping[int, Fit],
+        columns: dict[tuple[object, int], PriceColumn],
+        rows: Rows | None = None,
     ) -> None:
+        self.rows = rows
         self.numbers = numbers
         self.views = views
-        self.said = said
-        self._number = number
-        self.columns: dict[tuple[object, int], PriceColumn] = {} if columns is None else columns
-        self._codes = _codes(said) if codes is None else codes
-
-    @cached_property
-    def kinds(self) -> Sequence[Hashable]:
-        """The kinds by number."""
-        return list(self._number)
+        self.worked_out = worked_out
+        self.columns = columns
+        self._said = said
 
     @cached_property
     def codes(self) -> bytes:
         """For each node, :data:`FITS` or the code of the reason why the pod does not fit."""
-        return self._codes[self.numbers].tobytes()
+        return self._said[self.numbers].tobytes()
 
     @property
     def answers(self) -> list[Fit | Unfit]:
-        """For each node, its verdict."""
-        return list(map(self.said.__getitem__, self.numbers.tolist()))
+        """For each node, its verdict: :data:`SOMEWHERE` if the pod fits and its cards were not worked out."""
+        pairs = zip(self.numbers.tolist(), self.codes, strict=True)
+        return [CODES.get(code) or self.worked_out.get(number, SOMEWHERE) for number, code in pairs]
+
+    def says(self, no: Unfit) -> bool:
+        """True if that is the verdict on some node."""
+        return CODE_OF[no] in self.codes
 
     def fitting(self) -> bytes:
         """For each node, 1 if the pod fits, else 0."""
@@ -73,41 +75,20 @@ class Verdicts:
 
     def among(self, fits: bytes) -> Verdicts:
         """The verdicts on only those nodes whose byte is not 0."""
-        return self if 0 not in fits else self.at(np.flatnonzero(np.frombuffer(fits, np.bool_)))
-
-    def at(self, places: npt.NDArray[np.int64]) -> Verdicts:
-        """The verdicts on the nodes at these places, in this order."""
+        if 0 not in fits:
+            return self
         other = copy(self)
         other.__dict__.pop("codes", None)
-        other.numbers = self.numbers[places]
+        other.numbers = self.numbers[np.frombuffer(fits, np.bool_)]
         return other
 
     def open(self) -> npt.NDArray[np.intp]:
         """The numbers that some node has on which the pod fits, in the order of their first nodes."""
-        first = np.full(len(self.said), len(self.numbers))
+        first = np.full(len(self._said), len(self.numbers))
         first[self.numbers[::-1]] = np.arange(len(self.numbers) - 1, -1, -1)
-        places = np.sort(first[(first < len(self.numbers)) & (self._codes == FITS)])
+        places = np.sort(first[(first < len(self.numbers)) & (self._said == FITS)])
         found: npt.NDArray[np.intp] = self.numbers[places].astype(np.intp)
         return found
-
-    def with_changed(self, check: FeasibilityCheck, changed: Sequence[tuple[int, NodeView]]) -> Verdicts:
-        """The verdicts with the nodes at these places judged again."""
-        now = judge_nodes(check, [view for _, view in changed])
-        numbers, number = self.numbers.copy(), dict(self._number)
-        views, said = list(self.views), list(self.said)
-        for (place, view), at in zip(changed, now.numbers.tolist(), strict=True):
-            kind = now.kinds[at]
-            if kind not in number:
-                number[kind] = len(number)
-                views.append(view)
-                said.append(now.said[at])
-            numbers[place] = number[kind]
-        codes = np.concatenate((self._codes, _codes(said[len(self.said) :])))
-        return Verdicts(numbers, number, views, said, codes, self.columns)
-
-
-def _codes(said: Sequence[Fit | Unfit]) -> Codes:
-    return np.array([_CODE_OF[answer] if isinstance(answer, Unfit) else FITS for answer in said], np.uint8)
 
 
 def chosen(codes: bytes, *these: int) -> bytes:
@@ -119,7 +100,7 @@ def beside_its_gang(names: NodeNames, fits: bytes, node: str) -> bytes:
     """Return ``fits`` with nothing but ``node``, where the pod's gang holds its place, if the pod fits there;
     otherwise ``fits`` itself. Were other nodes offered too, other plugins' scores could outvote prioritize.
     """
-    at = names.places.get(node)
+    at = names.index(node) if node in names else None
     return fits if at is None or not fits[at] else bytes(place == at for place in range(len(fits)))
 
 
@@ -135,7 +116,7 @@ def judge_nodes(
 
     Once ``late`` returns True, only cached verdicts are given: all other nodes are :attr:`Unfit.LATE`.
     """
-    own, like_others = check.own, check.is_like_others
+    own = check.own
     # Per node only C code, or nearly: there are thousands, and as many kinds in a busy cluster.
     kinds: list[Hashable] = [view and (view.kind or view) for view in views] if check.alike else list(views)
     if own is not None and own in views:
@@ -143,51 +124,64 @@ def judge_nodes(
     distinct = dict(zip(kinds, views, strict=True))
     number = dict(zip(distinct, range(len(distinct)), strict=True))
     numbers = np.fromiter(map(number.__getitem__, kinds), np.int32, len(kinds))
-    # The number already implies that the node is like all of its state.
-    known_on = check.on_state.get
-    said = {
-        kind: known_on(view.state) if view is not None and (type(kind) is int or like_others(view)) else None
-        for kind, view in distinct.items()
-    }
-    found = _judged(check, {kind: distinct[kind] for kind, answer in said.items() if answer is None}, late)
-    answers = [answer or found[kind] for kind, answer in said.items()]
-    return Verdicts(numbers, number, list(distinct.values()), answers)
+    found = judge_kinds(check, dict(enumerate(distinct.values())), late, SEVERAL)
+    said = np.fromiter((code_of(found[at]) for at in range(len(found))), np.uint8, len(found))
+    return Verdicts(numbers, list(distinct.values()), said, worked_out(found), {})
 
 
-def _judged(
-    check: FeasibilityCheck, new: Mapping[Hashable, NodeView | None], late: Callable[[], bool]
-) -> dict[Hashable, Fit | Unfit]:
-    """The verdicts on nodes without a cached one, by kind."""
-    found: dict[Hashable, Fit | Unfit] = {}
-    several = check.request.containers[0].request.cards > 1
-    if len(new) > SEVERAL and len(check.request.containers) == 1 and check.alike and check.quota is None:
-        like_others = check.is_like_others
-        found = _at_once(
+def code_of(answer: Fit | Unfit) -> int:
+    """:data:`FITS`, or the code of the reason."""
+    return CODE_OF[answer] if isinstance(answer, Unfit) else FITS
+
+
+def worked_out(found: Mapping[int, Fit | Unfit]) -> dict[int, Fit]:
+    """The placements among these verdicts."""
+    return {at: fit for at, fit in found.items() if isinstance(fit, Fit) and fit is not SOMEWHERE}
+
+
+def judge_kinds(
+    check: FeasibilityCheck, views: Mapping[int, NodeView | None], late: Callable[[], bool], several: int
+) -> dict[int, Fit | Unfit]:
+    """The verdict on each kind of node, by number. If more than ``several`` have no cached one they are
+    judged together where that is possible: then it is not worked out where the pod would be placed.
+    """
+    known, like_others = check.on_state.get, check.is_like_others
+    found: dict[int, Fit | Unfit] = {}
+    alike: dict[int, NodeView] = {}
+    for number, view in views.items():
+        if view is not None and like_others(view):
+            if (answer := known(view.state)) is not None:
+                found[number] = answer
+            else:
+                alike[number] = view
+    asked = check.request.containers[0].request
+    together = len(check.request.containers) == 1 and check.alike and check.quota is None
+    if together and len(views) - len(found) > several:
+        strict = asked.cards > 1  # under a strict NUMA policy more than the count of the cards decides
+        found |= _at_once(
             check,
             {
-                kind: view
-                for kind, view in new.items()
-                if view is not None
-                and view.ids is None  # more than the cards decides
-                and (type(kind) is int or like_others(view))
-                and not (several and view.node.topology.numa_policy.strict)  # likewise
+                number: view
+                for number, view in alike.items()
+                if view.ids is None  # likewise
+                and not (strict and view.node.topology.numa_policy.strict)
                 and not view.node.lacks(check.request)
             },
         )
-    for kind, view in new.items():
-        if kind not in found:
-            found[kind] = Unfit.NODE if view is None else Unfit.LATE if late() else check.on(view)
+    for number, view in views.items():
+        if number not in found:
+            found[number] = Unfit.NODE if view is None else Unfit.LATE if late() else check.on(view)
     return found
 
 
-def _at_once(check: FeasibilityCheck, new: Mapping[Hashable, NodeView]) -> dict[Hashable, Fit | Unfit]:
+def _at_once(check: FeasibilityCheck, new: Mapping[int, NodeView]) -> dict[int, Fit | Unfit]:
     """Whether the only container fits these nodes, without choosing its cards on each."""
     rooms = check.free.with_room(check.request, list(new.values())).tolist()
     full = {view.hardware: view for view, room in zip(new.values(), rooms, strict=True) if not room}
     no = {hardware: Unfit.ROOM if check.ever(view) else Unfit.NEVER for hardware, view in full.items()}
-    found: dict[Hashable, Fit | Unfit] = {}
-    for (kind, view), room in zip(new.items(), rooms, strict=True):
-        found[kind] = check.on_state[view.state] = SOMEWHERE if room else no[view.hardware]
+    found: dict[int, Fit | Unfit] = {}
+    for (number, view), room in zip(new.items(), rooms, strict=True):
+        found[number] = check.on_state[view.state] = SOMEWHERE if room else no[view.hardware]
     return found
 
 
@@ -202,7 +196,7 @@ def candidates(
     Placements not worked out yet are computed for at most ``most`` kinds; the others are left out. With
     ``totals`` (prices by number) only kinds near the least of them are given, and ``most`` without a price.
     """
-    views, said = verdicts.views, verdicts.said
+    views, known = verdicts.views, verdicts.worked_out
     fits = verdicts.open()
     near = fits[:0]
     if totals is not None:
@@ -211,16 +205,15 @@ def candidates(
             most = min(most, MOST_PRICED // 4)
         fits = fits[unknown]
     if len(fits) > most and not check.request.uuids:
-        order = check.free.promising(check.request, [view for n in fits.tolist() if (view := views[n])])
-        fits = fits[order] if totals is None else fits[order][:most]
+        fits = check.free.promising(check.request, views, fits, verdicts.rows)
+        fits = fits if totals is None else fits[:most]
     found: dict[int, tuple[NodeView, Fit]] = {}
     for number in (*near.tolist(), *fits.tolist()):
-        view, fit = views[number], said[number]
+        view = views[number]
         if view is None:
             continue
-        if fit is SOMEWHERE:
-            fit = check.on_state.get(view.state, fit)  # it may have been worked out since that verdict
-        if fit is SOMEWHERE:
+        fit = known.get(number) or (check.on_state.get(view.state) if check.is_like_others(view) else None)
+        if fit is None or fit is SOMEWHERE:
             if most <= 0:
                 continue
             fit, most = check.on(view), most - 1

@@ -42,19 +42,25 @@ class PriceColumn:
         self._views: list[NodeView | None] = []
 
     def follow(self, views: Sequence[NodeView | None]) -> None:
-        """These are the kinds by number now: most of them, and usually the first ones, are known."""
-        had, now = self._views, list(views)
-        if had != now[: len(had)]:
-            for at, (before, view) in enumerate(zip(had, now, strict=False)):
-                if before is not view:
-                    self._cost[at] = np.nan
-                    self.keys.pop(at, None)
-        self.prioritised |= any(view is not None and view.ledger.prioritised for view in now[len(had) :])
-        self._views = now
-        if len(now) > len(self._cost):
-            more = len(now) * 9 // 8 - len(self._cost)
+        """These are the kinds by number now: the known ones, and further ones after them."""
+        new = views[len(self._views) :]
+        self.prioritised |= any(view is not None and view.ledger.prioritised for view in new)
+        self._views += new
+        if len(self._views) > len(self._cost):
+            more = len(self._views) * 9 // 8 - len(self._cost)
             self._cost = np.concatenate((self._cost, np.full(more, np.nan)))
             self._lost = np.concatenate((self._lost, np.zeros((more, self._lost.shape[1]))))
+
+    def only(self, numbers: npt.NDArray[np.intp]) -> PriceColumn:
+        """The prices of these numbers, which are numbered anew in this order."""
+        other = PriceColumn(self._lost.shape[1])
+        known = numbers[numbers < len(self._views)]
+        other._cost, other._lost = self._cost[known], self._lost[known]
+        other._views = [self._views[number] for number in known.tolist()]
+        other.prioritised = any(v is not None and v.ledger.prioritised for v in other._views)
+        place = dict(zip(known.tolist(), range(len(known)), strict=True))
+        other.keys = {place[number]: key for number, key in self.keys.items() if number in place}
+        return other
 
     def put(self, number: int, key: PriceKey, cost: float, lost: Loss) -> None:
         """The price on nodes of that number: the first part of its cost, and the slots lost."""

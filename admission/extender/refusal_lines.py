@@ -5,7 +5,7 @@ Filter gives the reasons of a few nodes in full, and the rest in texts that a sc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress, islice
 from typing import Final
 
@@ -173,7 +173,8 @@ def reasons(
     verdicts: Verdicts,
     full: int,
 ) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Why each node fails: ``full`` of them card by card, the rest in words that a scheduler can count.
+    """Why each node fails: ``full`` of them card by card (the first ones; of one, the first by name), the
+    rest in words that a scheduler can count.
 
     ``view_at`` gives the node of a place in ``names``. The second map has the nodes on which no preemption
     would help.
@@ -189,12 +190,15 @@ def reasons(
             briefs = _Briefs(question)
             for name, number in compress(zip(names, verdicts.numbers.tolist(), strict=True), fails):
                 view = verdicts.views[number]
-                (lasting if view else failed)[name] = briefs.of(verdicts.kinds[number], view, no)
+                (lasting if view else failed)[name] = briefs.of(number, view, no)
         else:
             text = of_any_node(question.request, no)[:_BRIEF_LIMIT]
             (lasting if no.lasting else failed).update(dict.fromkeys(compress(names, fails), text))
     roomless = chosen(codes, *_ROOMLESS)
-    for place in islice(compress(range(len(names)), roomless), full):
+    places = compress(range(len(names)), roomless)
+    if full == 1 and 1 in roomless:  # in whatever order nodes come: its line is known from the last question
+        places = iter([min(places, key=names.__getitem__)])
+    for place in islice(places, full):
         view = view_at(place)
         if view is not None:
             (failed if names[place] in failed else lasting)[names[place]] = why(question, view)
@@ -207,10 +211,10 @@ class _Briefs:
     def __init__(self, question: FeasibilityCheck) -> None:
         self._question = question
         self._distinct: set[str] = set()
-        self._known: dict[Hashable, str] = {}
+        self._known: dict[int, str] = {}
 
-    def of(self, kind: Hashable, view: NodeView | None, no: Unfit) -> str:
-        """The line for nodes of this kind."""
+    def of(self, kind: int, view: NodeView | None, no: Unfit) -> str:
+        """The line for nodes of the kind with this number."""
         if kind not in self._known:
             self._known[kind] = self._made(view, no)
         return self._known[kind]

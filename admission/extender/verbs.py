@@ -27,9 +27,9 @@ from admission.config import SHORTEST_KEEP_SECONDS
 from admission.extender.binding import Binder
 from admission.extender.decisions import FilterDecision, RankDecision, Recorded, unrecorded
 from admission.extender.feasibility import FeasibilityCheck, FeasibilityJudge, Fit, Unfit
-from admission.extender.last_filter import LastAnswers, LastFilter
 from admission.extender.many_nodes import Candidates, Verdicts, beside_its_gang, candidates, judge_nodes
-from admission.extender.node_names import NodeNames, RecentNames
+from admission.extender.node_names import LastQuestion, NodeNames
+from admission.extender.node_table import NodeTable
 from admission.extender.preemption import choose
 from admission.extender.ranking import NodePolicy, PriceTerms, most_priced, scores
 from admission.extender.refusal_lines import FULL_LINES, LATE, reasons
@@ -87,6 +87,17 @@ class Route:
     def handler(self, *, binds: bool) -> Callable[[bytes], Reply]:
         """The handler for callers that may bind, or for others."""
         return self.handle if binds or self.others is None else self.others
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Offered:
+    """The nodes that filter has just offered for a pod, and the verdicts on them."""
+
+    occupant: PodView
+    snapshot: Snapshot
+    quota: object
+    names: NodeNames
+    verdicts: Verdicts
 
 
 class GangJudge(Protocol):
@@ -147,8 +158,9 @@ class Extender:
             PodUid, float
         ] = {}  # pods that asked for victims too early, and when they may again
         self._count = count
-        self._names = RecentNames()
-        self._answers = LastAnswers(cluster)
+        self._asked = LastQuestion()
+        self._table = NodeTable(cluster)
+        self._offered: _Offered | None = None  # the scheduler asks about these next
         self._last: tuple[Obj, PodView, PodRequest | None] | None = None  # the last question
         self._chosen: tuple[Verdicts, Candidates, object] | None = None  # candidates by filter
 
@@ -171,7 +183,7 @@ class Extender:
         ``binds``: the caller may bind; for other callers a place is assumed briefly, and none is freed.
         """
         try:
-            args = read_args(body, self._names)
+            args = read_args(body, self._asked)
             occupant = self._read(args.pod)
         except RequestInvalid as error:
             return self._filter_error(str(error))
@@ -191,18 +203,14 @@ class Extender:
             return self._refuse(args, occupant, str(error))
         except NodeUnready as error:
             return self._filter_error(str(error))
-        known = None
-        if args.nodes is None:
-            late = self._deadline(question.request)
-            known = self._answers.for_same_request(question, args.names, snapshot, late)
-        verdicts = known or self._judged(args, question, snapshot)
+        verdicts = self._judged(args, question, snapshot)
         fits = verdicts.fitting()
         beside = gangs.place_of(occupant.uid) if gangs is not None else ""
         fits = beside_its_gang(args.names, fits, beside)
         fitting = args.names.among(fits)
         if not fitting and gangs is not None and gangs.make_way(question):
             return self.filter(body)
-        if not fitting and Unfit.LATE in verdicts.said:
+        if not fitting and verdicts.says(Unfit.LATE):
             return self._filter_error(LATE)  # an error is retried soon, and the verdicts so far are cached
         # If a node takes the pod kube-scheduler drops the reasons: one in full is enough.
         view_at = partial(self._view, args, snapshot)
@@ -221,10 +229,10 @@ class Extender:
                 self._expect(question, occupant, taken, question.on(taken), binds=binds)
         elif fitting:  # the scheduler's next question
             if args.nodes is None:
-                self._names.keep(fitting)
+                self._asked.offered = fitting
             offered = verdicts.among(fits)
-            self._answers.offered(LastFilter(occupant, snapshot, self._quota.current, fitting, offered))
-            if known is not None:
+            self._offered = _Offered(occupant, snapshot, self._quota.current, fitting, offered)
+            if question.quota is None:
                 after = partial(self._choose, question, offered, snapshot)
         self._count("filtered", "fits" if fitting else "refused")
         if not fitting:
@@ -253,7 +261,7 @@ class Extender:
         question = self._question(occupant, request, snapshot)
         verdicts = self._judged(args, question, snapshot)
         fitting = args.names.among(verdicts.fitting())
-        if not fitting and Unfit.LATE in verdicts.said:
+        if not fitting and verdicts.says(Unfit.LATE):
             return Reply(filter_error(LATE))
         view_at = partial(self._view, args, snapshot)
         failed, lasting = reasons(question, args.names, view_at, verdicts, full=1 if fitting else FULL_LINES)
@@ -265,16 +273,14 @@ class Extender:
         ``binds`` as for :meth:`filter`.
         """
         try:
-            args = read_args(body, self._names)
+            args = read_args(body, self._asked)
             occupant = self._read(args.pod)
             question, snapshot = self._ask(occupant)
         except RequestInvalid as error:
             return Reply(str(error).encode("utf-8", "replace"), HTTPStatus.BAD_REQUEST)
         if not occupant.pod.asks or self._unready():
             return Reply(priority_answer(args.names, [0] * len(args.names)))
-        verdicts = self._answers.for_same_pod(question, occupant, self._quota.current, args.names, snapshot)
-        if verdicts is None:
-            verdicts = self._judged(args, question, snapshot)
+        verdicts = self._are_offered(occupant, args.names, snapshot) or self._judged(args, question, snapshot)
         self._policy.begin()
         terms, before = PriceTerms(), self._chosen
         if before is not None and before[0] is verdicts and before[2] is self._policy.basis:
@@ -447,8 +453,18 @@ class Extender:
         known = snapshot.nodes.get(args.names[place])
         return known if known is not None or args.nodes is None else self._cluster.view_of(args.nodes[place])
 
+    def _are_offered(self, occupant: PodView, names: NodeNames, now: Snapshot) -> Verdicts | None:
+        """The verdicts by which filter has offered just these nodes for the pod; None if it has not."""
+        last = self._offered
+        if last is None or last.occupant is not occupant or last.snapshot is not now:
+            return None
+        same = last.names is names or last.names == names
+        return last.verdicts if same and last.quota is self._quota.current else None
+
     def _judged(self, args: ExtenderArgs, question: FeasibilityCheck, snapshot: Snapshot) -> Verdicts:
-        return judge_nodes(question, self._views(args, snapshot), self._deadline(question.request))
+        late = self._deadline(question.request)
+        known = self._table.verdicts(question, args.names, snapshot, late) if args.nodes is None else None
+        return known or judge_nodes(question, self._views(args, snapshot), late)
 
     def _views(self, args: ExtenderArgs, snapshot: Snapshot) -> list[NodeView | None]:
         if args.nodes is not None:

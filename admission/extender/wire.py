@@ -15,14 +15,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from admission.extender.node_names import NodeNames, RecentNames, json_names
-from admission.extender.ranking import BEST
+from admission.extender.node_names import LastQuestion, NodeNames, json_names, plain
 from gpu_manager.domain.errors import RequestInvalid, quoted
 from gpu_manager.domain.kube.pod import PodUid
 
 Obj = Mapping[str, Any]
 _NAMES_LAST: Final = b',"NodeNames":['
-_ZERO: Final = ord("0")
+_SCORED: Final = [f'","Score":{score}}}' for score in range(11)]
 LARGEST_BODY: Final = 64 << 20  # bytes: 5,000 full Node objects are some 50 MB
 
 
@@ -65,13 +64,13 @@ class PreemptionArgs:
     victims: Mapping[str, Victims]
 
 
-def read_args(body: bytes, recent: RecentNames | None = None) -> ExtenderArgs:
+def read_args(body: bytes, last: LastQuestion | None = None) -> ExtenderArgs:
     """Parse the body of filter or prioritize. Raises RequestInvalid: malformed.
 
-    ``recent`` names are not parsed again if they are last in the body, where kube-scheduler writes them; nor
-    is the pod of the last question.
+    The pod of the ``last`` question is not parsed again, nor are the names that were offered for it, if they
+    are last in the body, where kube-scheduler writes them.
     """
-    if recent is not None and (found := _with_recent(body, recent)) is not None:
+    if last is not None and (found := _as_last(body, last)) is not None:
         return found
     data = _object(body, "ExtenderArgs")
     pod = _map(data.get("pod"), "Pod")
@@ -88,7 +87,7 @@ def read_args(body: bytes, recent: RecentNames | None = None) -> ExtenderArgs:
     return ExtenderArgs(pod, offered, nodes, listed)
 
 
-def _with_recent(body: bytes, recent: RecentNames) -> ExtenderArgs | None:
+def _as_last(body: bytes, last: LastQuestion) -> ExtenderArgs | None:
     """Parse the body in two parts; None if it does not have that form or is malformed."""
     # A comma, a quotation mark and a letter: in JSON the mark begins a text, here a key of the object that
     # ends with the body.
@@ -96,16 +95,16 @@ def _with_recent(body: bytes, recent: RecentNames) -> ExtenderArgs | None:
     if at < 0 or not body.endswith(b"]}") or len(body) > LARGEST_BODY:
         return None
     text = body[at + len(_NAMES_LAST) - 1 : -1]
-    names, head, last = recent.find(text), body[:at], recent.last_head
+    names, head, before = last.find(text), body[:at], last.head
     try:
-        data = last[1] if last is not None and last[0] == head else json.loads(head + b"}")
+        data = before[1] if before is not None and before[0] == head else json.loads(head + b"}")
         if names is None:
-            names = recent.read(text, _names(json.loads(text)))
+            names = NodeNames(_names(json.loads(text)))
     except (ValueError, RecursionError, RequestInvalid):
         return None  # parsing the whole body finds the error
     if not isinstance(data, dict) or "nodenames" in (lowered := _lower(data)) or not data:
         return None
-    recent.last_head = head, data
+    last.head = head, data
     return ExtenderArgs(_map(lowered.get("pod"), "Pod"), names)
 
 
@@ -173,16 +172,12 @@ def filter_error(error: str) -> bytes:
 
 
 def priority_answer(names: NodeNames, scores: Sequence[int] | npt.NDArray[np.uint8]) -> bytes:
-    """HostPriorityList: a bare list."""
-    given = np.asarray(scores, np.uint8)
-    text, digits = names.scored
-    answer = text.copy()
-    answer[digits] = given + _ZERO
-    pieces, begin = [], 0
-    for digit in digits[given == BEST].tolist():  # the score 10 has two digits
-        pieces += [answer[begin:digit].tobytes(), b"%d" % BEST]
-        begin = digit + 1
-    return b"".join((*pieces, answer[begin:].tobytes()))
+    """HostPriorityList: a bare list. Scores from 0 to 10."""
+    given = scores.tolist() if isinstance(scores, np.ndarray) else scores
+    texts = names if plain(names) else [encode_basestring(name)[1:-1] for name in names]
+    ends = [text + _SCORED[score] for text, score in zip(texts, given, strict=True)]
+    joined = ',{"Host":"'.join(ends)
+    return f'[{{"Host":"{joined}]'.encode("utf-8", "replace") if ends else b"[]"
 
 
 def binding_answer(error: str) -> bytes:

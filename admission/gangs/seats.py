@@ -81,7 +81,7 @@ class Seats:
         verdicts = judge_nodes(question, self._views(member, snapshot))
         fitting = candidates(question, verdicts, most_priced(len(snapshot.nodes)))
         if not fitting:
-            self.over_quota = Unfit.QUOTA in verdicts.said
+            self.over_quota = verdicts.says(Unfit.QUOTA)
             return False
         places = list(fitting.values())
         costs = self._policy.costs(request, places)

@@ -308,7 +308,7 @@ class _Segment:
 
 def _priced(decided: RankDecision) -> bytes:
     """For each name, 1 if the cost of its node had been worked out, or if the pod does not fit there."""
-    verdicts, known = decided.verdicts, np.zeros(len(decided.verdicts.said), np.bool_)
+    verdicts, known = decided.verdicts, np.zeros(len(decided.verdicts.views), np.bool_)
     if decided.totals is None:
         known[list(decided.costs)] = True
     else:

@@ -230,7 +230,7 @@ def test_the_snapshot_is_asked_once_for_all_nodes_alike():
     world = World([node(f"n{i:03}") for i in range(100)])
     world.filter(pod("a"))
     shape = next(iter(world.judge._shapes.values()))
-    assert len(shape.found) == 1
+    assert len(shape.said) == 1
 
 
 # What always holds.

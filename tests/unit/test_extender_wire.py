@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.extender.node_names import NodeNames, RecentNames
+from admission.extender.node_names import LastQuestion, NodeNames
 from admission.extender.wire import (
     ExtenderArgs,
     Victims,
@@ -150,7 +150,7 @@ _bodies = st.dictionaries(_WORDS, _values, max_size=4) | st.fixed_dictionaries(
 )
 
 
-def _read(body: bytes, recent: RecentNames | None) -> object:
+def _read(body: bytes, recent: LastQuestion | None) -> object:
     try:
         found = read_args(body, recent)
     except RequestInvalid as error:
@@ -162,7 +162,8 @@ def _read(body: bytes, recent: RecentNames | None) -> object:
     st.lists(_bodies, min_size=1, max_size=4), st.sampled_from(["", "]}", "}", " ", ',"NodeNames":["x"]}'])
 )
 def test_names_that_were_read_before_are_read_as_anew(bodies, end):
-    recent = RecentNames()
+    recent = LastQuestion()
+    recent.offered = NodeNames(["x"])
     for body in bodies:
         for text in (json.dumps(body, separators=(",", ":")), json.dumps(body)):
             for whole in (text.encode(), text.encode() + end.encode(), text[:-2].encode() + end.encode()):
@@ -171,28 +172,16 @@ def test_names_that_were_read_before_are_read_as_anew(bodies, end):
 
 
 def test_a_pod_that_is_asked_about_again_is_not_read_again():
-    recent, body = RecentNames(), b'{"Pod":{"a":%d},"Nodes":null,"NodeNames":["n%d"]}'
+    recent, body = LastQuestion(), b'{"Pod":{"a":%d},"Nodes":null,"NodeNames":["n%d"]}'
     first, again, other = (read_args(body % about, recent) for about in ((1, 1), (1, 2), (2, 2)))
     assert first.pod is again.pod
     assert (again.names, other.pod) == (("n2",), {"a": 2})
     assert read_args(body % (1, 2), recent).pod is not first.pod  # of the last question alone
 
 
-def test_the_names_of_equal_questions_are_one_object():
-    recent, body = RecentNames(), b'{"Pod":{"a":%d},"Nodes":null,"NodeNames":["n1","n2"]}'
-    first, second = read_args(body % 1, recent), read_args(body % 2, recent)
-    assert first.names is second.names
-    assert (first.pod, second.pod) == ({"a": 1}, {"a": 2})
-    chosen = first.names.among(bytes([0, 1]))
-    recent.keep(chosen)
-    assert read_args(b'{"Pod":{"a":3},"NodeNames":["n2"]}', recent).names is chosen
-
-
-def test_only_so_much_of_names_is_remembered():
-    recent = RecentNames()
-    texts = [json.dumps([f"{n}-{'x' * 40_000}"]).encode() for n in range(100)]
-    for text in texts:
-        recent.read(text, json.loads(text))
-    known = [recent.find(text) is not None for text in texts]
-    assert known == [n >= 100 - sum(known) for n in range(100)]
-    assert sum(known) == (2 << 20) // len(texts[-1])
+def test_names_that_were_offered_are_not_read_again():
+    last, body = LastQuestion(), b'{"Pod":{"a":%d},"Nodes":null,"NodeNames":["n1","n2"]}'
+    asked = read_args(body % 1, last).names
+    last.offered = asked.among(bytes([0, 1]))
+    assert read_args(b'{"Pod":{"a":1},"NodeNames":["n2"]}', last).names is last.offered
+    assert read_args(b'{"Pod":{"a":1},"NodeNames":["n1"]}', last).names == ("n1",)
