@@ -100,7 +100,7 @@ def beside_its_gang(names: NodeNames, fits: bytes, node: str) -> bytes:
     """Return ``fits`` with nothing but ``node``, where the pod's gang holds its place, if the pod fits there;
     otherwise ``fits`` itself. Were other nodes offered too, other plugins' scores could outvote prioritize.
     """
-    at = names.index(node) if node in names else None
+    at = names.index(node) if node and node in names else None
     return fits if at is None or not fits[at] else bytes(place == at for place in range(len(fits)))
 
 
