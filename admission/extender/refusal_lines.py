@@ -5,7 +5,7 @@ Filter gives the reasons of a few nodes in full, and the rest in texts that a sc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress, islice
 from typing import Final
 
@@ -195,7 +195,7 @@ def reasons(
             text = of_any_node(question.request, no)[:_BRIEF_LIMIT]
             (lasting if no.lasting else failed).update(dict.fromkeys(compress(names, fails), text))
     roomless = chosen(codes, *_ROOMLESS)
-    places = compress(range(len(names)), roomless)
+    places: Iterator[int] = compress(range(len(names)), roomless)
     if full == 1 and 1 in roomless:  # in whatever order nodes come: its line is known from the last question
         places = iter([min(places, key=names.__getitem__)])
     for place in islice(places, full):
