@@ -1,18 +1,19 @@
 """The kubelet loses its checkpoint again and again under running pods: is every container that it cannot start again
 named within 10 s and no other, and is each pod of a controller replaced?
 
-``python -m tests.cluster lost-checkpoint [TIMES]``.
+``python -m tests.cluster lost-checkpoint [TIMES]``. Runs of one image are added up.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final
 
 from gpu_manager.domain.contract import EVENT_WITHOUT_DEVICES
-from tests.cluster import auditor, product
+from tests.cluster import auditor, product, record
 from tests.cluster.cluster import Cluster
 from tests.cluster.pods import NAMESPACE, Pods, container, pod, sidecar
 from tests.cluster.workloads import Workload
@@ -31,6 +32,7 @@ _EVENTS: Final = f"/api/v1/namespaces/{NAMESPACE}/events"
 class LostCheckpoint:
     """``late``, ``wrongly`` and ``stayed`` must be 0."""
 
+    image: str = ""
     times: int = 0
     pods: int = 0  # with a container that cannot start again
     late: int = 0  # of them not named within 10 s after the kubelet was back
@@ -39,21 +41,29 @@ class LostCheckpoint:
     longest_seconds: float = 0.0  # from the kubelet's return to the Event
     longest_replaced: float = 0.0  # to the last ready pod in their place
 
-    def as_json(self) -> dict[str, object]:
-        """For the record."""
-        return asdict(self)
+    def added(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        """This run and the earlier ones of the same image, for the record."""
+        now = asdict(self)
+        if before.get("image") != self.image:
+            return now
+        for name, value in now.items():
+            if name.startswith("longest"):
+                now[name] = max(value, before[name])
+            elif name != "image":
+                now[name] = value + before[name]
+        return now
 
 
 def measure(cluster: Cluster, times: int = TIMES, owned: int = OWNED) -> LostCheckpoint:
     """So many losses, each under ``owned`` pods of a Deployment, one of its own with three containers and one that
     restarts nothing, which alone needs no record.
     """
-    result, pods = LostCheckpoint(), Pods(cluster)
+    result, pods = LostCheckpoint(record.image()), Pods(cluster)
     try:
         with Workload(cluster, "Deployment", "stranded", container("c", 30, 20), replicas=owned) as workload:
             for _ in range(times):
                 _once(cluster, pods, workload, owned, result)
-                sys.stdout.write(f"{result.as_json()}\n")
+                sys.stdout.write(f"{asdict(result)}\n")
                 sys.stdout.flush()
     finally:
         pods.clear()

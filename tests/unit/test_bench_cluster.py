@@ -9,6 +9,7 @@ import pytest
 from bench import cluster
 from bench.cluster import beside_others, rows_of, startup_joins
 from bench.rows import Row
+from tests.cluster.lost_checkpoint import LostCheckpoint
 from tests.cluster.soak import Result
 
 VERSIONS = {"kubernetes": "v1.36.3"}
@@ -205,3 +206,14 @@ def test_waves_of_claims_have_a_row_for_each_thing_that_may_go_wrong() -> None:
     assert found["claim_waves_stuck"].full
     assert "1 reboots; the longest start took 61.5 s" in found["claim_waves_stuck"].note
     assert not rows(claim_waves=waves | counts | {"reboots": 0})["claim_waves_stuck"].full
+
+
+def test_lost_checkpoints_of_one_image_add_up() -> None:
+    before = {"image": "a", "times": 5, "pods": 35, "late": 1, "wrongly": 0, "stayed": 0}
+    before |= {"longest_seconds": 8.0, "longest_replaced": 18.4}
+    now = LostCheckpoint("a", 3, 21, 0, 1, 0, 9.5, 12.0)
+    found = now.added(before)
+    assert (found["times"], found["pods"], found["late"], found["wrongly"]) == (8, 56, 1, 1)
+    assert (found["longest_seconds"], found["longest_replaced"]) == (9.5, 18.4)
+    assert now.added({**before, "image": "b"})["times"] == 3
+    assert now.added({})["times"] == 3
