@@ -1,4 +1,7 @@
-"""The lines of a record: JSON objects, whose ``k`` says what they are. The format is number 1.
+"""The entries of a record: JSON objects, whose ``k`` says what they are. The format is number 1.
+
+Each line of a file is an array of them: what was written at once, since encoding it so takes a third of the
+time.
 
 ====== =======================================================================================================
 ring   begins a segment: format, release, memory unit, smallest part of a card
@@ -9,14 +12,13 @@ epoch  the mix of requests and the stock of cards that costs follow from
 filter, rank, bind: a decision, at a generation: input and answer
 ====== =======================================================================================================
 
-Lists over nodes are runs, for a scheduler asks about nodes in the same order again and again.
+kube-scheduler asks about nodes in another order for every pod: a question says the order of its nodes.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -27,7 +29,7 @@ import numpy.typing as npt
 from admission.cluster.node_view import NodeFacts
 from admission.cluster.pod_view import PodView
 from gpu_manager.domain.contract import OUR_PREFIX
-from gpu_manager.domain.kube.constraints import ANYWHERE, OPEN
+from gpu_manager.domain.kube.constraints import OPEN
 from gpu_manager.domain.kube.pod import MIRROR, Container, Pod
 from gpu_manager.domain.records import changes, encode
 
@@ -37,40 +39,34 @@ Ints = npt.NDArray[np.int64]
 
 
 _JSON: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False)
-_FEW: Final = 2048  # nodes: to compress less would cost more than it saves
+_NARROW: Final = (1 << 16) - 1
 _PRINTED: Final = bytes((value + ord("0")) % 256 for value in range(256))
 _READ: Final = bytes((value - ord("0")) % 256 for value in range(256))
 _UNREAD: Final = frozenset({"constraints", "said", "verdict", "gates", "pod"})
 _UNREAD_OF_POD: Final = frozenset({"labels", "owner", "refused", "containers", "annotations"})
+_UNREAD_OF_CONTAINER: Final = frozenset({"visible_devices", "runtime_id", "stuck", "claims"})
 
 
-def text(line: Line) -> bytes:
-    """The line as it is written."""
-    return _JSON.encode(line).encode()
+def text(entries: Sequence[Line]) -> bytes:
+    """The line that holds these entries."""
+    return _JSON.encode(entries).encode()
 
 
-def trimmed(pod: PodView) -> PodView:
+def whole(pod: PodView, containers: Sequence[Line]) -> Line:
     """The pod without what no judgement of the extender reads: its labels, its scheduler's words, others'
     annotations, and every value of an environment variable.
     """
-    plain = pod.pod
-    small = replace(
-        plain,
-        annotations=_ours(plain.annotations),
-        labels={},
-        containers=_containers(plain),
-        owner="",
-        refused="",
-    )
-    return replace(pod, pod=small, constraints=ANYWHERE, said="", verdict=0, gates=())
+    inner = encode(Pod, pod.pod, _UNREAD_OF_POD)
+    inner["containers"] = containers
+    if ours := _ours(pod.pod.annotations):
+        inner["annotations"] = ours
+    return {**encode(PodView, pod, _UNREAD), "pod": inner}
 
 
 def differences(before: PodView, pod: PodView) -> Line:
-    """What a pod's line says where another line has an earlier state of the pod."""
+    """What a pod's entry says, but for its containers, where another one has an earlier state of the pod."""
     was, now = before.pod, pod.pod
     inner = changes(Pod, was, now, _UNREAD_OF_POD)
-    if was.containers is not now.containers and was.containers != now.containers:
-        inner["containers"] = encode(tuple[Container, ...], _containers(now))
     if was.annotations is not now.annotations and (ours := _ours(now.annotations)) != _ours(was.annotations):
         inner["annotations"] = ours
     return {**changes(PodView, before, pod, _UNREAD), "pod": inner}
@@ -80,8 +76,9 @@ def _ours(annotations: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in annotations.items() if key.startswith(OUR_PREFIX) or key == MIRROR}
 
 
-def _containers(pod: Pod) -> tuple[Container, ...]:
-    return tuple(replace(c, visible_devices="", runtime_id="", stuck="", claims=()) for c in pod.containers)
+def containers_of(pod: Pod) -> list[Line]:
+    """The pod's containers as its entry has them."""
+    return [encode(Container, one, _UNREAD_OF_CONTAINER) for one in pod.containers]
 
 
 def trimmed_facts(facts: NodeFacts) -> NodeFacts:
@@ -89,37 +86,29 @@ def trimmed_facts(facts: NodeFacts) -> NodeFacts:
     return replace(facts, constraints=OPEN, hardware=0)
 
 
-def runs(numbers: Sequence[int] | Ints) -> list[list[int]]:
-    """Numbers as runs of consecutive ones: the first, and how many."""
-    given = np.asarray(numbers, np.int64)
-    if not len(given):
-        return []
-    begins = np.concatenate(([0], np.flatnonzero(np.diff(given) != 1) + 1))
-    counts = np.diff(np.concatenate((begins, [len(given)])))
-    return np.column_stack((given[begins], counts)).tolist()  # type: ignore[no-any-return]
+def order(numbers: Ints) -> str:
+    """The numbers of nodes in the order of a question, two bytes each, four if there are more."""
+    wide = len(numbers) > 0 and int(numbers.max()) > _NARROW
+    return ("w" if wide else "n") + base64.b64encode(
+        numbers.astype("<u4" if wide else "<u2").tobytes()
+    ).decode()
 
 
-def of_runs(found: Sequence[Sequence[int]]) -> Ints:
-    """The numbers of :func:`runs`."""
-    parts = [np.arange(first, first + count, dtype=np.int64) for first, count in found]
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+def of_order(found: str) -> list[int]:
+    """The numbers of :func:`order`."""
+    data = base64.b64decode(found[1:])
+    return np.frombuffer(data, "<u4" if found[:1] == "w" else "<u2").tolist()
 
 
 def packed(values: bytes) -> str | list[int]:
-    """A small number for each node: value and count where all are equal, a character for each of a few, else
-    compressed.
-    """
+    """A small number for each node: value and count where all are equal, else a character for each."""
     if not values.strip(values[:1]):
         return [values[0], len(values)] if values else [0, 0]
-    if len(values) <= _FEW:
-        return f"={values.translate(_PRINTED).decode()}"
-    return base64.b64encode(zlib.compress(values, 1)).decode()
+    return values.translate(_PRINTED).decode()
 
 
 def unpacked(found: str | Sequence[int]) -> bytes:
     """The bytes of :func:`packed`."""
-    if isinstance(found, str) and found.startswith("="):
-        return found[1:].encode().translate(_READ)
     if isinstance(found, str):
-        return zlib.decompress(base64.b64decode(found))
+        return found.encode().translate(_READ)
     return bytes([found[0]]) * found[1]

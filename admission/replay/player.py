@@ -54,8 +54,7 @@ class Player:
         A line that a kill has cut off ends its segment.
         """
         offered: Line = {}
-        for number, raw in enumerate(lines):
-            line = _read(raw)
+        for number, line in enumerate(entry for raw in lines for entry in _read(raw)):
             kind = line.get("k")
             if kind == "ring":
                 yield from self._play(0)
@@ -73,7 +72,7 @@ class Player:
                 # A state comes before the decisions of its generation, whenever they were written.
                 heapq.heappush(self._waiting, (int(line["turn"]), kind != "node", number, line))
                 yield from self._play(_AHEAD)
-            elif kind is not None:
+            else:
                 self._states.take(line)
         yield from self._play(0)
 
@@ -92,11 +91,11 @@ class Player:
                     self.passed[str(error)] += 1
 
 
-def _read(line: bytes) -> Line:
+def _read(line: bytes) -> list[Line]:
     try:
         found = json.loads(line)
     except ValueError:
-        return {}
-    if not isinstance(found, dict) or "k" not in found:
+        return []
+    if not isinstance(found, list) or not all(isinstance(one, dict) and "k" in one for one in found):
         raise RequestInvalid("this is no record of decisions: a line of it says not what it is")
     return found

@@ -24,13 +24,15 @@ from admission.extender.many_nodes import FITS, chosen
 from admission.extender.node_names import NodeNames
 from admission.replay.lines import (
     FORMAT,
+    Ints,
     Line,
+    containers_of,
     differences,
+    order,
     packed,
-    runs,
     text,
-    trimmed,
     trimmed_facts,
+    whole,
 )
 from gpu_manager.domain.cluster.claims import KnownClaim
 from gpu_manager.domain.cluster.quota import NamespaceQuota
@@ -50,7 +52,7 @@ WRITE_SECONDS: Final = 0.5  # what a kill loses at most
 _MOST_WAITING: Final = 1 << 16  # handed over and not written; beyond, a gap is better than a full memory
 _STATES: Final = 4  # of one pod, that are known: as asked about, as placed, as bound
 _SAME: Final[Line] = {"pod": {}}
-_AT_ONCE: Final = 256  # lines written between two looks at the size of the segment
+_AT_ONCE: Final = 128  # handed over, between two looks at the size of the segment
 
 
 class RecordSink(Protocol):
@@ -113,39 +115,33 @@ class DecisionRecorder:
         try:
             if len(self.waiting) > self._most:
                 self._skip()
-            lines: list[bytes] = []
-            for _ in range(len(self.waiting)):
+            while waits := len(self.waiting):
                 if self._sink.full:
-                    self._sink.append(lines)
-                    lines.clear()
                     self._begin()
-                at, item = self.waiting.popleft()
-                lines += self._lines(at, item)
-                if len(lines) >= _AT_ONCE:
-                    self._sink.append(lines)
-                    lines.clear()
-            self._sink.append(lines)
+                entries: list[Line] = []
+                for _ in range(min(waits, _AT_ONCE)):
+                    entries += self._entries(*self.waiting.popleft())
+                self._sink.append((text(entries),))
         except VcudaError as error:
             self._broken = True
             self.waiting.clear()
             log.warning("record_stopped", reason=str(error))
 
-    def _lines(self, at: float, item: _Built | Decision) -> Iterator[bytes]:
+    def _entries(self, at: float, item: _Built | Decision) -> Iterator[Line]:
         if isinstance(item, _Built):
             self._nodes[item.name], self._turn = item, item.turn
             if item.facts is None and not item.on_node.pods:
                 del self._nodes[item.name]
-            found = self._segment.node(item)
-        else:
-            found = self._segment.decision(at, item)
-        return map(text, found)
+            return self._segment.node(item)
+        return self._segment.decision(at, item)
 
     def _begin(self) -> None:
         """A new segment begins with the state of all nodes."""
         self._segment = segment = _Segment()
-        nodes, now = list(self._nodes.values()), {"at": self._clock.now(), "turn": self._turn}
+        now = {"at": self._clock.now(), "turn": self._turn}
         first: Line = {"k": "ring", "format": FORMAT, **now, **self._terms}
-        self._sink.begin(map(text, (first, *(line for one in nodes for line in segment.node(one)))))
+        states = (list(segment.node(one)) for one in list(self._nodes.values()))
+        self._sink.begin(map(text, ([first], *states)))
 
     def _skip(self) -> None:
         """Leave out decisions that came faster than they can be written; states of nodes are kept."""
@@ -156,15 +152,24 @@ class DecisionRecorder:
                 self.waiting.append((at, item))
 
 
+class _Known(NamedTuple):
+    """A state of a pod under its number, and its containers as written."""
+
+    pod: PodView
+    number: int
+    containers: list[Line]
+
+
 class _Segment:
     """What the lines of one segment have said so far. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._pods: dict[PodUid, list[tuple[PodView, int]]] = {}  # its last states, by number
+        self._pods: dict[PodUid, list[_Known]] = {}  # its last states
+        self._number: dict[int, int] = {}  # of those states, by the object's identity
         self._count = 0  # of pods
         self._facts: dict[str, NodeFacts] = {}
         self._names: dict[str, int] = {}
-        self._listed: tuple[NodeNames | None, list[list[int]]] = None, []  # the last names, by number
+        self._listed: tuple[NodeNames | None, str] = None, ""  # the last names, and their order
         self._offered: NodeNames | None = None  # the last answer of filter
         self._epoch: object = None
         self._epochs = 0
@@ -174,6 +179,9 @@ class _Segment:
         turn, name, facts, (pods, cpu, deleted, claims, kept, away) = built
         numbers = []
         for pod in pods:
+            if number := self._number.get(id(pod)):
+                numbers.append(number)
+                continue
             number, new = self._pod(pod)
             numbers.append(number)
             if new:
@@ -219,7 +227,7 @@ class _Segment:
 
     def _asked(self, at: float, asked: FeasibilityCheck, pod: int) -> Line:
         """What every decision is judged by: state, pod and quota."""
-        line: Line = {"at": round(at, 3), "turn": asked.turn, "pod": pod}
+        line: Line = {"at": at, "turn": asked.turn, "pod": pod}
         if asked.quota is not None:
             line["quota"] = encode(NamespaceQuota, asked.quota)
             claimed = [used.get(asked.pod.namespace, {}) for used in asked.claimed]
@@ -247,8 +255,7 @@ class _Segment:
         if terms.basis is not None:
             line |= {"epoch": self._epochs, "prices": list(terms.prices), "priced_at": terms.turn}
             line |= {"cpu": terms.cpu, "kept": _drained(decided)}
-        priced = _priced(decided)
-        if 0 in priced:
+        if priced := _priced(decided):
             line["priced"] = packed(priced)
         if decided.totals is not None:
             line["by_total"] = True
@@ -256,25 +263,31 @@ class _Segment:
 
     def _pod(self, pod: PodView) -> tuple[int, Line | None]:
         """The pod's number in this state, and the line that says what that is, if none has said it."""
+        if number := self._number.get(id(pod)):
+            return number, None
         known = self._pods.setdefault(pod.pod.uid, [])
-        for state, number in known:
-            if state is pod:
-                return number, None
         line: Line = {"k": "pod", "n": self._count + 1}
         if known:
-            alike = ((one, n) for one, n in reversed(known) if one.pod.node == pod.pod.node)
-            before, last = next(alike, known[-1])
-            line |= {"of": last, "v": (apart := differences(before, pod))}
+            before = next((one for one in reversed(known) if one.pod.pod.node == pod.pod.node), known[-1])
+            same = before.pod.pod.containers is pod.pod.containers
+            containers = before.containers if same else containers_of(pod.pod)
+            apart = differences(before.pod, pod)
+            if containers != before.containers:
+                apart["pod"]["containers"] = containers
             if apart == _SAME:
-                known.append((pod, last))
-                return last, None
+                return self._keep(known, _Known(pod, before.number, before.containers)), None
+            line |= {"of": before.number, "v": apart}
         else:
-            line["v"] = encode(PodView, trimmed(pod))
+            line["v"] = whole(pod, containers := containers_of(pod.pod))
         self._count += 1
-        known.append((pod, self._count))
+        return self._keep(known, _Known(pod, self._count, containers)), line
+
+    def _keep(self, known: list[_Known], one: _Known) -> int:
+        known.append(one)
+        self._number[id(one.pod)] = one.number
         if len(known) > _STATES:
-            known.pop(0)
-        return self._count, line
+            del self._number[id(known.pop(0).pod)]
+        return one.number
 
     def _name(self, names: NodeNames) -> Iterator[Line]:
         """Give these names their numbers; the line for those that had none."""
@@ -288,7 +301,7 @@ class _Segment:
             self._names |= zip(new, range(len(self._names), len(self._names) + len(new)), strict=True)
             yield {"k": "names", "add": new}
             numbers = np.fromiter(map(number, names), np.int64, len(names))
-        self._listed = names, runs(numbers)
+        self._listed = names, order(numbers)
 
     def _are_offered(self, names: NodeNames) -> bool:
         """True for the names that filter has offered last."""
@@ -307,14 +320,18 @@ class _Segment:
 
 
 def _priced(decided: RankDecision) -> bytes:
-    """For each name, 1 if the cost of its node had been worked out, or if the pod does not fit there."""
+    """For each name, 1 if the cost of its node had been worked out, or if the pod does not fit there; empty
+    if there is no other.
+    """
     verdicts, known = decided.verdicts, np.zeros(len(decided.verdicts.views), np.bool_)
     if decided.totals is None:
         known[list(decided.costs)] = True
     else:
         known[: len(decided.totals)] = ~np.isnan(decided.totals)
-    unfit = np.frombuffer(verdicts.codes, np.uint8) != FITS
-    return bytes(known[verdicts.numbers] | unfit)
+    if known.all():
+        return b""
+    priced = bytes(known[verdicts.numbers] | (np.frombuffer(verdicts.codes, np.uint8) != FITS))
+    return priced if 0 in priced else b""
 
 
 def _drained(decided: RankDecision) -> Mapping[str, int]:

@@ -12,7 +12,7 @@ from admission.extender.fragmentation_score import Epoch
 from admission.extender.many_nodes import FITS, chosen
 from admission.extender.node_names import NodeNames
 from admission.extender.node_rooms import NodeRooms
-from admission.replay.lines import Line, of_runs, unpacked
+from admission.replay.lines import Line, of_order, unpacked
 from gpu_manager.domain.cluster.claims import KnownClaim
 from gpu_manager.domain.cluster.node_books import added
 from gpu_manager.domain.contract import TerminatingShare
@@ -69,7 +69,7 @@ class RecordedStates:
     def names(self, line: Line) -> NodeNames:
         """The nodes that a decision was asked about."""
         if (offered := line.get("offered")) is None:
-            return NodeNames(map(self._names.__getitem__, of_runs(line.get("names", ())).tolist()))
+            return NodeNames(map(self._names.__getitem__, of_order(line["names"])))
         answer = offered["answer"]
         fits = unpacked(answer["fits"]) if "fits" in answer else chosen(unpacked(answer["codes"]), FITS)
         return self.names(offered).among(fits)

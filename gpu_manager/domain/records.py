@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from fractions import Fraction
 from functools import cache
@@ -27,18 +27,20 @@ class _Codec(NamedTuple):
     decode: _Way
 
 
-def encode(kind: Any, value: Any) -> Any:
-    """Return the value as what JSON can hold. ``kind`` is its declared type."""
-    return _codec(kind).encode(value)
+def encode(kind: Any, value: Any, without: frozenset[str] = frozenset()) -> Any:
+    """Return the value as what JSON can hold. ``kind`` is its declared type, ``without`` names fields of a
+    dataclass that are left out.
+    """
+    return (_of_fields(kind, without) if without else _codec(kind)).encode(value)
 
 
-def changes(kind: Any, before: Any, value: Any, without: Container[str] = ()) -> dict[str, Any]:
+def changes(kind: Any, before: Any, value: Any, without: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Return the fields in which a dataclass's value differs from an earlier one, but for some."""
-    ways, fields = _ways(kind)
+    ways, fields = _ways(kind, without)
     return {
-        name: ways[name].encode(each)
-        for name, was, each in zip(ways, fields(before), fields(value), strict=True)
-        if was is not each and was != each and name not in without
+        name: way.encode(each)
+        for (name, way), was, each in zip(ways.items(), fields(before), fields(value), strict=True)
+        if was is not each and was != each
     }
 
 
@@ -115,15 +117,17 @@ def _of_named_tuple(kind: Any) -> _Codec:
     return _Codec(plain.encode, lambda data: kind(*plain.decode(data)))
 
 
-def _of_fields(kind: Any) -> _Codec:
-    ways, fields = _ways(kind)
-    usual = [_default(field) for field in dataclasses.fields(kind) if field.init]
+@cache
+def _of_fields(kind: Any, without: frozenset[str] = frozenset()) -> _Codec:
+    ways, fields = _ways(kind, without)
+    defaults = {field.name: _default(field) for field in dataclasses.fields(kind)}
+    usual = [(name, way.encode, defaults[name]) for name, way in ways.items()]
 
     def write(value: Any) -> dict[str, Any]:
         return {
-            name: ways[name].encode(each)
-            for name, was, each in zip(ways, usual, fields(value), strict=True)
-            if each is not was and each != was
+            name: way(each)
+            for (name, way, was), each in zip(usual, fields(value), strict=True)
+            if each is not was and (was is None or each != was)
         }
 
     def read(data: Any) -> Any:
@@ -133,10 +137,11 @@ def _of_fields(kind: Any) -> _Codec:
 
 
 @cache
-def _ways(kind: Any) -> tuple[dict[str, _Codec], Callable[[Any], tuple[Any, ...]]]:
+def _ways(kind: Any, without: frozenset[str]) -> tuple[dict[str, _Codec], Callable[[Any], tuple[Any, ...]]]:
     """How each field is written, and what gives all of their values at once."""
     hints = get_type_hints(kind)
-    ways = {field.name: _codec(hints[field.name]) for field in dataclasses.fields(kind) if field.init}
+    fields = [field.name for field in dataclasses.fields(kind) if field.init and field.name not in without]
+    ways = {name: _codec(hints[name]) for name in fields}
     names = tuple(ways)
     return ways, attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
 
