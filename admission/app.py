@@ -21,6 +21,7 @@ from admission.cluster.snapshot import BUDGETS, NODES, PODS
 from admission.config import POD_GROUP_APIS, AdmissionSettings, ExtenderEndpoint, InflightBounds, LeaderMode
 from admission.console.agents_usage import AgentsUsage
 from admission.console.history import ConsoleHistory, RangeQuery
+from admission.console.record_routes import record_routes
 from admission.console.routes import ManifestFile, Workload, console_routes
 from admission.controller import QUOTA, SchedulingController
 from admission.explain.caller_gate import CallerGate
@@ -96,9 +97,9 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
     cluster_metrics = ClusterMetrics(metrics.registry)
     pods = ClusterPods(connection, clock, component=ADMISSION_NAME, host=settings.leadership.pod)
     cluster_metrics.show_writes_dropped(lambda: pods.writes_dropped)
-    scheduling = SchedulingController(
-        settings, _cluster_access(settings, connection, pods, clock), cluster_metrics, clock
-    )
+    records = _records(settings)
+    access = _cluster_access(settings, connection, pods, clock, records)
+    scheduling = SchedulingController(settings, access, cluster_metrics, clock)
     draining = threading.Event()
     _open_extender(
         settings.extender,
@@ -144,6 +145,7 @@ def compose(settings: AdmissionSettings) -> AdmissionProgram:
                 scheduling.stale_seconds,
                 clock,
             ),
+            record_routes(records, gate),
         ),
         parts=(scheduling, usage),
         draining=draining,
@@ -188,7 +190,11 @@ def _own_certificates(
 
 
 def _cluster_access(
-    settings: AdmissionSettings, connection: Connection, pods: ClusterPods, clock: Clock
+    settings: AdmissionSettings,
+    connection: Connection,
+    pods: ClusterPods,
+    clock: Clock,
+    records: RecordRing | None,
 ) -> ClusterAccess:
     namespace, name = settings.quota_map
     places = {
@@ -231,7 +237,6 @@ def _cluster_access(
     limits = partial(limits_of, _quick_connection(settings)) if settings.resize_within_quota else None
     lease, routine = _lease_source(settings, clock, mark.term), roll_out_routine()
     cards = KubePlaceholders(connection, settings.placeholders) if settings.placeholders else None
-    records = _records(settings)
     return ClusterAccess(
         _Bindings(pods), pods, lease, record, watch, mark.set, templates, routine, limits, cards, records
     )

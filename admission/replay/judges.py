@@ -20,6 +20,7 @@ from admission.replay.states import RecordedStates
 from gpu_manager.domain.cluster.quota import NamespaceQuota
 from gpu_manager.domain.errors import RequestInvalid
 from gpu_manager.domain.placement.ledger import Share
+from gpu_manager.domain.pseudonyms import alike
 from gpu_manager.domain.records import decode, encode
 from gpu_manager.domain.rules.pod_request import judged_request
 from gpu_manager.domain.rules.request import PlacementPolicy, PodRequest
@@ -48,7 +49,8 @@ class Judges:
         if states is not self._states:
             self._states, self._judge, self._plain = states, FeasibilityJudge(), BestFit()
         kinds = {"filter": self._filter, "rank": self._rank, "bind": self._bind}
-        return kinds[line["k"]](states, line, self._ask(states, line))
+        recorded, now = kinds[line["k"]](states, line, self._ask(states, line))
+        return (_reworded(recorded, now) if states.pseudonyms else recorded), now
 
     def _ask(self, states: RecordedStates, line: Line) -> FeasibilityCheck:
         pod = states.pod(line)
@@ -129,7 +131,9 @@ class Judges:
         prices = line.get("prices", [])
         if line.get("priced_at") == states.turn:  # else something changed between the question and the prices
             prices = epoch.tally.prices(states.cluster)
-        kept = {(nodes[name].state, nodes[name].cpu): cards for name, cards in line.get("kept", {}).items()}
+        kept = {
+            (nodes[name].state, nodes[name].cpu): cards for name, cards in line.get("drained", {}).items()
+        }
         terms, totals = PriceTerms(epoch, prices, kept, states.turn, cpu), None
         near = list(places)
         if line.get("by_total"):
@@ -155,6 +159,18 @@ def recorded_answer(states: RecordedStates, line: Line) -> Line:
     codes = np.frombuffer(unpacked(answer["codes"]), np.uint8)
     offered = unpacked(answer["fits"]).count(1) if "fits" in answer else int((codes == FITS).sum())
     return {**_by_verdict(names, codes), "offered": offered}
+
+
+def _reworded(recorded: Line, now: Line) -> Line:
+    """The recorded answer with each text as it is now, if they are equal but for names."""
+    found = dict(recorded)
+    if "refusal" in recorded and alike(recorded["refusal"], now.get("refusal", "")):
+        found["refusal"] = now["refusal"]
+    for key in ("failed", "lasting"):
+        texts, others = recorded.get(key), now.get(key)
+        if texts and others and len(texts) == len(others) and all(map(alike, texts, others)):
+            found[key] = dict(zip(others, texts.values(), strict=True))
+    return found
 
 
 def _there(numbers: Any, costs: Sequence[Cost | None]) -> dict[int, Cost]:

@@ -97,7 +97,8 @@ def order(numbers: Ints) -> str:
 def of_order(found: str) -> list[int]:
     """The numbers of :func:`order`."""
     data = base64.b64decode(found[1:])
-    return np.frombuffer(data, "<u4" if found[:1] == "w" else "<u2").tolist()
+    numbers: list[int] = np.frombuffer(data, "<u4" if found[:1] == "w" else "<u2").tolist()
+    return numbers
 
 
 def packed(values: bytes) -> str | list[int]:

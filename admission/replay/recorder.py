@@ -254,7 +254,7 @@ class _Segment:
         line: Line = {} if offered else {"names": self._listed[1]}
         if terms.basis is not None:
             line |= {"epoch": self._epochs, "prices": list(terms.prices), "priced_at": terms.turn}
-            line |= {"cpu": terms.cpu, "kept": _drained(decided)}
+            line |= {"cpu": terms.cpu, "drained": _drained(decided)}
         if priced := _priced(decided):
             line["priced"] = packed(priced)
         if decided.totals is not None:

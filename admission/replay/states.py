@@ -25,10 +25,14 @@ from gpu_manager.domain.score.scorer import Scorer
 
 
 class RecordedStates:
-    """``turn`` is the generation of the state at present; ``rooms`` are cached results for its nodes."""
+    """``turn`` is the generation of the state at present; ``rooms`` are cached results for its nodes.
+
+    ``pseudonyms``: names were replaced, also in texts.
+    """
 
     def __init__(self, ring: Line) -> None:
         """``ring``: the line that begins the segment."""
+        self.pseudonyms = bool(ring.get("pseudonyms"))
         self.unit = int(ring.get("unit", DEFAULT_UNIT))
         self.minimum_cores = int(ring.get("minimum_cores", 1))
         self.turn = int(ring.get("turn", 0))

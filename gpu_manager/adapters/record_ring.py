@@ -76,6 +76,24 @@ class RecordRing:
             os.close(self._handle)
             self._handle = None
 
+    def names(self) -> list[str]:
+        """The names of the files, the oldest first. May be called from any thread."""
+        try:
+            return [path.name for path in segments(self._directory)]
+        except OSError as error:
+            raise self._unready(error) from error
+
+    def read(self, name: str) -> bytes | None:
+        """A file's content so far; None if there is no such file. May be called from any thread."""
+        if not _NAME.fullmatch(name):
+            return None
+        try:
+            return (self._directory / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._unready(error) from error
+
     def _make_room(self) -> None:
         if self._size > self._limit:
             self.close()

@@ -90,7 +90,7 @@ def _codec(kind: Any) -> _Codec:
     if hasattr(kind, "_fields"):
         return _of_named_tuple(kind)
     if dataclasses.is_dataclass(kind):
-        return _of_fields(kind)
+        return _of_fields(cast("Any", kind))
     return _Codec(_itself, _itself)
 
 

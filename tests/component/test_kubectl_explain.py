@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
-import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from admission.app import compose
-from admission.config import AdmissionSettings, ExtenderEndpoint, LeaderMode, Leadership
 from gpu_manager.cli.kubectl.main import run
 from gpu_manager.domain.card import Card, CardState, CardUuid
 from gpu_manager.domain.contract import (
@@ -31,14 +27,11 @@ from gpu_manager.domain.errors import NodeUnready
 from gpu_manager.domain.resources import GIB
 from gpu_manager.domain.topology import Link, Topology
 from sandbox.api import StandInApi
-from tests.fakes.kubectl import MANIFEST, a_node, a_share, an_agent, said
+from tests.fakes.admission import Service
+from tests.fakes.kubectl import ADMISSION, MANIFEST, a_node, a_share, an_agent, said
 from tests.fakes.node import container, pod
-from tests.fakes.sandbox import until
-from tests.fakes.waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("kubectl_login")
-
-ADMISSION = "/api/v1/namespaces/kube-system/services/https:gpu-quota-admission:443/proxy"
 
 
 def test_a_node_without_the_host_cpu_of_a_manifest_keeps_its_pod_off(
@@ -295,48 +288,21 @@ def test_a_pod_of_a_file_is_explained_with_the_claims_and_templates_of_all_files
 
 
 def test_the_real_admission_service_behind_the_proxy_answers_for_what_the_caller_may_see(
-    api: StandInApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    api: StandInApi, serve: Callable[..., Service], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     a_node(api, cards=1)
     a_share(api, "train", 60)
-    service = compose(
-        AdmissionSettings(
-            address="127.0.0.1",
-            port=0,
-            api_url=api.url,
-            extender=ExtenderEndpoint(port=0),
-            leadership=Leadership(LeaderMode.ALONE),
-            drain_seconds=0,
-        )
-    )
-    service.start()
-
-    def passed_on(path: str, method: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
-        # As API servers reach a service by https: they look at no certificate of it.
-        context = ssl._create_unverified_context()
-        connection = http.client.HTTPSConnection("127.0.0.1", service.port, context=context, timeout=PATIENCE)
-        kept = ("accept", "content-type", TOKEN_HEADER.lower())
-        try:
-            connection.request(method, path, body, {k: v for k, v in headers.items() if k in kept})
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
-
-    api.serve_behind(ADMISSION, passed_on)
+    service = serve()
+    api.serve_behind(ADMISSION, service.behind)
     file = tmp_path / "web.yaml"
     file.write_text(MANIFEST % 50)
-    try:
-        until(lambda: all(service.ready().values()))
-        assert run(["explain", str(file)]) == 1
-        out, err = said(capsys)
-        assert "judged by the admission service" in err
-        assert "ask 40 cores" in out
-        assert "50 cores asked, 40 free" in out
-        assert run(["explain", "train"]) == 0
-        assert "bound to node n1: 60 cores, 2 GiB of card 0" in said(capsys)[0]
-    finally:
-        service.stop()
+    assert run(["explain", str(file)]) == 1
+    out, err = said(capsys)
+    assert "judged by the admission service" in err
+    assert "ask 40 cores" in out
+    assert "50 cores asked, 40 free" in out
+    assert run(["explain", "train"]) == 0
+    assert "bound to node n1: 60 cores, 2 GiB of card 0" in said(capsys)[0]
 
 
 def a_claim(api: StandInApi, name: str, uid: str, device: str, priority: str) -> None:

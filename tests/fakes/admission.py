@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from admission.app import compose
 from admission.config import AdmissionSettings, ExtenderEndpoint, LeaderMode, Leadership
 from admission.program import AdmissionProgram
-from gpu_manager.domain.contract import ALLOCATION, decode_assignment
+from gpu_manager.domain.contract import ALLOCATION, TOKEN_HEADER, decode_assignment
 from sandbox.api import ADMIN_TOKEN, StandInApi, User
 from tests.fakes.extender import binding, node, pod
 from tests.fakes.sandbox import until
@@ -152,7 +152,9 @@ class Process(Calls):
 class Service(Calls):
     """The same in this process, ready; until the end of the block."""
 
-    def __init__(self, api: StandInApi, leadership: Leadership | None = None) -> None:
+    def __init__(
+        self, api: StandInApi, leadership: Leadership | None = None, records: Path | None = None
+    ) -> None:
         settings = AdmissionSettings(
             address="127.0.0.1",
             port=0,
@@ -160,6 +162,7 @@ class Service(Calls):
             extender=ExtenderEndpoint(port=0),
             leadership=leadership or Leadership(LeaderMode.ALONE),
             drain_seconds=0,
+            records=records,
         )
         self.program: AdmissionProgram = compose(settings)
         super().__init__(self.program.port, self.program.ports()["extender_port"])
@@ -171,6 +174,19 @@ class Service(Calls):
 
     def __exit__(self, *_: object) -> None:
         self.program.stop()
+
+    def behind(self, path: str, method: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+        """Answers as a page of the API server's proxy, which reaches a service by https and looks at no
+        certificate of it.
+        """
+        connection = http.client.HTTPSConnection("127.0.0.1", self.port, context=blind(), timeout=PATIENCE)
+        kept = ("accept", "content-type", TOKEN_HEADER.lower())
+        try:
+            connection.request(method, path, body, {k: v for k, v in headers.items() if k in kept})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
 
 
 @contextmanager

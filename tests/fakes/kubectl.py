@@ -24,6 +24,7 @@ from gpu_manager.domain.topology import Link, Topology
 from sandbox.api import StandInApi
 from tests.fakes.node import container, pod
 
+ADMISSION = "/api/v1/namespaces/kube-system/services/https:gpu-quota-admission:443/proxy"
 AGENT_POD = "/api/v1/namespaces/kube-system/pods/agent-1:5678/proxy"
 
 

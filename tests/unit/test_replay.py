@@ -318,5 +318,5 @@ def test_drained_nodes_and_nodes_that_nobody_knows_are_inputs(
     assert world.filter(asking, names)["NodeNames"] == ["n1", "n2"]
     recorder.write()
     (rank,) = [entry for entry in entries_in(tmp_path) if entry["k"] == "rank"]
-    assert rank["kept"] == {"n1": 4}
+    assert rank["drained"] == {"n1": 4}
     assert run(capsys, str(tmp_path)) == (0, "2 decisions (filter 1, prioritize 1); none differs\n")

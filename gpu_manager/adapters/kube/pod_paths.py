@@ -31,9 +31,10 @@ def events_path(namespace: str) -> str:
     return f"/api/v1/namespaces/{segment(namespace)}/events"
 
 
-def pod_page(namespace: str, name: str, port: int, page: str) -> str:
-    """Path of a pod's page through the API server (needs get on pods/proxy)."""
-    return f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(name)}:{port}/proxy{page}"
+def pod_page(namespace: str, name: str, port: int, page: str, scheme: str = "") -> str:
+    """Path of a pod's page through the API server (needs get on pods/proxy); by http without a scheme."""
+    pod = f"{scheme}:{segment(name)}" if scheme else segment(name)
+    return f"/api/v1/namespaces/{segment(namespace)}/pods/{pod}:{port}/proxy{page}"
 
 
 def service_page(namespace: str, name: str, port: int | str, page: str, scheme: str = "https") -> str:

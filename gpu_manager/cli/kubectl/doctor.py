@@ -38,7 +38,7 @@ _WIDTH = 100
 def show(report: Report, printing: Printing) -> int:
     """Print the report. The exit code: 1 where there is trouble."""
     if printing.for_program:
-        printing.emit(_document(report))
+        printing.emit(document(report))
     else:
         print("\n".join(_lines(report)))
     return 0 if report.healthy else 1
@@ -82,7 +82,8 @@ def _sum(report: Report) -> str:
     )
 
 
-def _document(report: Report) -> Mapping[str, Any]:
+def document(report: Report) -> Mapping[str, Any]:
+    """The report for programs."""
     return {
         "healthy": report.healthy,
         "notes": list(report.notes),

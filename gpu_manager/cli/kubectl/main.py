@@ -28,6 +28,7 @@ COMMANDS: Commands = {
         "gpu_manager.cli.kubectl.migrate.command",
         "Translate manifests of HAMi, Volcano, KAI, gpushare, NVIDIA's plugin and others.",
     ),
+    "report": ("gpu_manager.cli.kubectl.report", "Write what a bug report needs, without a name in it."),
     "quota": ("gpu_manager.cli.kubectl.quota", "Show what namespaces may hold of cards, and what they hold."),
     "resize": ("gpu_manager.cli.kubectl.resize", "Change the share of a running container in place."),
     "simulate": ("gpu_manager.cli.kubectl.simulate", "Say whether pods would fit, or what if a node goes."),
