@@ -21,7 +21,8 @@ from gpu_manager.cli.kubectl.doctor import document
 from gpu_manager.cli.kubectl.login import BY_KUBECONFIG, Access, Login, log_in
 from gpu_manager.cli.kubectl.version import own_version
 from gpu_manager.domain.contract import ADMISSION_NAME, TOKEN_HEADER
-from gpu_manager.domain.doctor import CLUSTER_CHECKS, Facts, examine
+from gpu_manager.domain.doctor import CLUSTER_CHECKS, examine
+from gpu_manager.domain.doctor.facts import Facts
 from gpu_manager.domain.errors import NodeUnready, RequestInvalid, quoted
 from gpu_manager.domain.pseudonyms import WORD, Pseudonyms
 from gpu_manager.domain.untrusted import mapping, text
