@@ -24,7 +24,6 @@ from admission.extender.many_nodes import FITS, chosen
 from admission.extender.node_names import NodeNames
 from admission.replay.lines import (
     FORMAT,
-    Ints,
     Line,
     containers_of,
     differences,
