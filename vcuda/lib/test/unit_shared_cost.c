@@ -10,7 +10,7 @@
 
 /* What the launch is charged, of what it took. */
 static uint64_t own(struct cost *cost, uint64_t took_ns, bool follows, uint32_t sharers_q8) {
-    return took_ns * 256 / shared_cost_divisor(cost, took_ns, follows, sharers_q8);
+    return took_ns * 256 / shared_cost_divisor(cost, took_ns, follows, false, sharers_q8);
 }
 
 /* A kind of which these many launches took so long. */
@@ -72,11 +72,27 @@ static void what_no_turns_explain_is_divided(void) {
     CHECK(own(cost, 18000000, true, TWO) == 9000000);
 }
 
-static void work_of_a_turn_and_more_is_divided(void) {
+static void work_of_more_than_a_turn_is_divided(void) {
     struct cost *cost = kind(4, 10000000);
     CHECK(own(cost, 10000000, true, TWO) == 5000000);
-    cost = kind(5, 1500000);
-    CHECK(own(cost, 1500000 + TURN, true, TWO) == (1500000 + TURN) / 2);
+}
+
+static void work_of_up_to_a_turn_runs_within_one(void) {
+    struct cost *cost = kind(5, TURN - 10000);
+    CHECK(own(cost, TURN - 10000, false, TWO) == TURN - 10000);
+    uint64_t waited = own(cost, 2 * TURN - 10000, true, TWO);
+    CHECK(is_near(waited, TURN - 10000), "%lu", (unsigned long)waited);
+}
+
+/* 5 ms and 3 ms beside one that always has work, 3 ms beside three of them. */
+static void long_work_that_begins_in_a_turn_of_its_own_has_whole_turns_and_the_rest(void) {
+    struct cost *cost = kind(21, 9000000);
+    uint64_t five = 5000000 + 2 * (uint64_t)TURN, three = 3000000 + (uint64_t)TURN;
+    CHECK(is_near(five * 256 / shared_cost_divisor(cost, five, false, true, TWO), 5000000));
+    CHECK(is_near(three * 256 / shared_cost_divisor(cost, three, false, true, TWO), 3000000));
+    three += 2 * (uint64_t)TURN;
+    CHECK(is_near(three * 256 / shared_cost_divisor(cost, three, false, true, 4 * 256), 3000000));
+    CHECK(shared_cost_divisor(cost, five, false, true, SELDOM) == SELDOM);
 }
 
 static void the_first_launches_are_divided_and_the_shortest_is_known(void) {
@@ -120,7 +136,9 @@ int main(void) {
     a_long_run_behind_own_work_is_its_own();
     long_runs_that_come_more_often_than_turns_begin_are_its_own();
     what_no_turns_explain_is_divided();
-    work_of_a_turn_and_more_is_divided();
+    work_of_more_than_a_turn_is_divided();
+    work_of_up_to_a_turn_runs_within_one();
+    long_work_that_begins_in_a_turn_of_its_own_has_whole_turns_and_the_rest();
     the_first_launches_are_divided_and_the_shortest_is_known();
     kernels_that_become_shorter_or_longer_are_followed();
     what_follows_waits_for_a_part_of_a_turn_too_where_others_rest();

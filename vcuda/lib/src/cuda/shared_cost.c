@@ -52,7 +52,7 @@ uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool foll
     else if (known->seen >= FIRST && !has_waited(known, took_ns, false))
         known->ns += (took_ns - known->ns) / AVERAGE_IN;
     known->seen += known->seen < FIRST;
-    if (known->seen < FIRST || known->ns >= SHARED_COST_TURN_NS / 2)
+    if (known->seen < FIRST || known->ns > SHARED_COST_TURN_NS)
         return 0;
     bool often = follows && is_often_longer(known, took_ns), whole_turns = often || (follows && always);
     if (!has_waited(known, took_ns, whole_turns))
@@ -65,7 +65,17 @@ uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool foll
     return own ? own : 1;
 }
 
-uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, uint32_t sharers_q8) {
-    uint64_t own_ns = shared_cost_own_ns(cost, took_ns, follows, sharers_q8 >= ALWAYS_Q8, sharers_q8);
+/* Of a long launch that began in a time slice of its own: its own slices and the others' take turns until it ends. */
+static uint64_t in_slices_ns(uint64_t took_ns, uint32_t sharers_q8) {
+    uint64_t round_ns = (uint64_t)SHARED_COST_TURN_NS * ((sharers_q8 + 255) / 256), rest = took_ns % round_ns;
+    return took_ns / round_ns * SHARED_COST_TURN_NS + (rest < SHARED_COST_TURN_NS ? rest : SHARED_COST_TURN_NS);
+}
+
+uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, bool in_slice,
+                             uint32_t sharers_q8) {
+    bool always = sharers_q8 >= ALWAYS_Q8;
+    uint64_t own_ns = shared_cost_own_ns(cost, took_ns, follows, always, sharers_q8);
+    if (!own_ns && in_slice && always)
+        own_ns = in_slices_ns(took_ns, sharers_q8);
     return own_ns ? (uint32_t)(took_ns * 256 / own_ns) : sharers_q8;
 }

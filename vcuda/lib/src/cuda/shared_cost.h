@@ -2,8 +2,8 @@
  *
  * The card runs one process at a time, in time slices. A short kernel runs within one time slice and takes as long as
  * it would alone, or it first waits for a whole time slice of each other container. So its time is not divided by the
- * number of sharers: it is the kernel's own, or else the duration of launches of its kind that did not wait. Work of
- * about a time slice or longer overlaps others' slices in proportion, and is divided.
+ * number of sharers: it is the kernel's own, or else the duration of launches of its kind that did not wait. Work that
+ * is longer than a time slice runs in several, between others' slices.
  *
  * Kept beside the table of costs; only the settling thread calls this. */
 #ifndef VCUDA_SHARED_COST_H
@@ -26,8 +26,10 @@
 uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool follows, bool always, uint32_t sharers_q8);
 
 /* The divisor x 256 for the time of a launch, by shared_cost_own_ns(), beside `sharers_q8` / 256 containers; 1.75 and
- * more always have work. */
-uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, uint32_t sharers_q8);
+ * more always have work. A launch that is longer than a time slice is divided evenly, unless it began `in_slice`: with a
+ * time slice of its own, since it had to wait for it and followed no work of its process. */
+uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, bool in_slice,
+                             uint32_t sharers_q8);
 
 /* The longest total of other containers' time slices that a launch may wait for. */
 static inline int64_t shared_cost_turns_ns(uint32_t sharers_q8) {
