@@ -20,6 +20,8 @@
 #include <unistd.h>
 
 #include "page.h"
+#include "timeline.h"
+#include "token_bucket.h"
 
 struct identity {
     uint32_t pid;
@@ -102,11 +104,32 @@ static bool is_live(const struct vcuda_slot *slot) {
 static void clear(struct vcuda_slot *slot) {
     __atomic_store_n(&slot->movable, 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&slot->untold, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&slot->unsettled_since_ns, 0, __ATOMIC_RELAXED);
     for (int i = 0; i < VCUDA_MAX_CARDS; i++) {
         __atomic_store_n(&slot->charged[i], 0, __ATOMIC_SEQ_CST);
         __atomic_store_n(&slot->inflight[i], 0, __ATOMIC_RELAXED);
     }
     __atomic_store_n(&slot->state, VCUDA_SLOT_FREE, __ATOMIC_RELEASE);
+}
+
+/* The longest time between two updates of a living process's slot while it has work in flight, and then some. */
+#define UPDATED_WITHIN_NS 100000000u
+
+/* A process that is gone had work in flight on the card that nobody measured: charge the time from its launch until the
+ * process was seen last, as far as the container's timeline has room for it. */
+static void charge_unsettled(struct vcuda_usage *usage, struct vcuda_slot *slot) {
+    uint64_t since = __atomic_load_n(&slot->unsettled_since_ns, __ATOMIC_RELAXED), now = vcuda_now_ns();
+    uint64_t seen = __atomic_load_n(&slot->heartbeat_ns, __ATOMIC_RELAXED) + UPDATED_WITHIN_NS;
+    uint64_t until = seen < now ? seen : now;
+    if (!since || since >= until)
+        return;
+    struct timeline_work work = {(int64_t)since, (int64_t)since, (int64_t)until, (int64_t)until};
+    for (int i = 0; i < VCUDA_MAX_CARDS; i++)
+        if (__atomic_load_n(&slot->inflight[i], __ATOMIC_RELAXED)) {
+            uint64_t ns = (uint64_t)timeline_add(&usage->timeline[i], &work, 256);
+            __atomic_fetch_add(&usage->card[i].busy_ns, ns, __ATOMIC_RELAXED);
+            bucket_force(&usage->card[i], ns);
+        }
 }
 
 unsigned slots_high(const struct vcuda_usage *usage) {
@@ -132,6 +155,7 @@ static int find(struct vcuda_usage *usage, int fd, uint64_t pid_namespace, bool 
 
 static void enter(struct vcuda_usage *usage, unsigned index, uint64_t pid_namespace) {
     struct vcuda_slot *slot = &usage->slot[index];
+    charge_unsettled(usage, slot);
     clear(slot);
     uint64_t nonce = 0;
     if (syscall(SYS_getrandom, &nonce, sizeof nonce, 1 /* GRND_NONBLOCK */) != sizeof nonce)
@@ -185,19 +209,22 @@ void slots_touch(const struct slots_claim *claim) {
 }
 
 void slots_release(struct vcuda_usage *usage, const struct slots_claim *claim) {
+    charge_unsettled(usage, &usage->slot[claim->index]);
     clear(&usage->slot[claim->index]);
     descriptor_close(claim->fd, &claim->file);
 }
 
 /* Of a slot that somebody has locked: if that is a child of a process that is gone, none of its work runs any more. */
-static void stop_orphan(struct vcuda_slot *slot, uint64_t pid_namespace) {
+static void stop_orphan(struct vcuda_usage *usage, struct vcuda_slot *slot, uint64_t pid_namespace) {
+    bool works = false;
     for (int i = 0; i < VCUDA_MAX_CARDS; i++)
-        if (__atomic_load_n(&slot->inflight[i], __ATOMIC_RELAXED)) {
-            if (__atomic_load_n(&slot->pid_namespace, __ATOMIC_RELAXED) != pid_namespace ||
-                is_running(slot, pid_namespace))
-                return;
-            __atomic_store_n(&slot->inflight[i], 0, __ATOMIC_RELAXED);
-        }
+        works |= __atomic_load_n(&slot->inflight[i], __ATOMIC_RELAXED) != 0;
+    if (!works || __atomic_load_n(&slot->pid_namespace, __ATOMIC_RELAXED) != pid_namespace ||
+        is_running(slot, pid_namespace))
+        return;
+    charge_unsettled(usage, slot);
+    for (int i = 0; i < VCUDA_MAX_CARDS; i++)
+        __atomic_store_n(&slot->inflight[i], 0, __ATOMIC_RELAXED);
 }
 
 unsigned slots_reap(struct vcuda_usage *usage, const char *path, unsigned own) {
@@ -211,10 +238,11 @@ unsigned slots_reap(struct vcuda_usage *usage, const char *path, unsigned own) {
         if (i == own || !is_live(slot))
             continue;
         if (!lock(fd, i, F_WRLCK)) {
-            stop_orphan(slot, pid_namespace);
+            stop_orphan(usage, slot, pid_namespace);
             continue;
         }
         if (is_live(slot) && is_over(slot, pid_namespace)) {
+            charge_unsettled(usage, slot);
             clear(slot);
             reaped++;
         }

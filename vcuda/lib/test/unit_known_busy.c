@@ -3,7 +3,7 @@
 
 #include "cuda/known_busy.h"
 #include "check.h"
-#include "cuda/timeline.h"
+#include "timeline.h"
 
 #define MS INT64_C(1000000)
 #define ALONE 256 /* no other container is on the card */

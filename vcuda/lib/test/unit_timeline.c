@@ -1,7 +1,7 @@
 /* What the host reads of the timeline, by hand: each check prints a line if it fails; the program's answer is how many
  * did. */
 
-#include "cuda/timeline.h"
+#include "timeline.h"
 #include "check.h"
 
 #define MS INT64_C(1000000)

@@ -1,5 +1,5 @@
 #include "cuda/known_busy.h"
-#include "cuda/timeline.h"
+#include "timeline.h"
 
 #define MS INT64_C(1000000)
 

@@ -2,7 +2,7 @@
 #include "attachment.h"
 #include "cuda/recent_work.h"
 #include "cuda/shared_cost.h"
-#include "cuda/timeline.h"
+#include "timeline.h"
 #include "interposer.h"
 #include "slots.h"
 

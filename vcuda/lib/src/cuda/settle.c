@@ -314,8 +314,24 @@ static uint64_t look(struct context_meter *context_meter, uint64_t now) {
     return has_work(context_meter) ? next_look(context_meter, now, vcuda_limits()) : later;
 }
 
+static uint64_t oldest_launch(const struct context_meter *context_meter, uint64_t oldest) {
+    for (const struct timing_span *span = context_meter->waiting; span; span = span->after)
+        if (span->facts.launched_at < oldest)
+            oldest = span->facts.launched_at;
+    return oldest;
+}
+
+/* If the process dies, another one charges what it had in flight since then (slots.c). */
+static void tell_unsettled(uint64_t since, uint64_t now) {
+    struct vcuda_slot *slot = vcuda_slot();
+    if (!slot)
+        return;
+    __atomic_store_n(&slot->unsettled_since_ns, since, __ATOMIC_RELAXED);
+    __atomic_store_n(&slot->heartbeat_ns, now, __ATOMIC_RELAXED);
+}
+
 uint64_t settle_pass(void) {
-    uint64_t next = 0, now = vcuda_now_ns();
+    uint64_t next = 0, now = vcuda_now_ns(), oldest = now - QUIET_NS; /* in spans that are open */
     if (!meter_lock(false))
         return LOOK_LEAST_NS;
     measuring_window_turn(&meter_window, now);
@@ -329,7 +345,10 @@ uint64_t settle_pass(void) {
         uint64_t due = context_meter->owner ? look(context_meter, now) : 0;
         if (due && (!next || due < next))
             next = due;
+        oldest = oldest_launch(context_meter, oldest);
     }
+    if (next)
+        tell_unsettled(oldest, now);
     if (captures)
         real.cuThreadExchangeStreamCaptureMode(&mode);
     meter_unlock();

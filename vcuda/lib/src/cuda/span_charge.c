@@ -11,7 +11,7 @@
 #include "cuda/sharers.h"
 #include "cuda/span_hold.h"
 #include "cuda/stall.h"
-#include "cuda/timeline.h"
+#include "timeline.h"
 #include "interposer.h"
 #include "slots.h"
 #include "token_bucket.h"

@@ -80,10 +80,15 @@ static bool is_told(int card) {
     return __builtin_expect(__atomic_load_n(&meter_tells, __ATOMIC_RELAXED) >> card & 1, 0);
 }
 
-static void note_busy(struct stream_meter *meter) {
+static void note_busy(struct stream_meter *meter, uint64_t now) {
     struct vcuda_slot *slot = vcuda_slot();
-    if (__atomic_fetch_add(&meter->unsettled, 1, __ATOMIC_ACQ_REL) == 0 && slot &&
-        __atomic_fetch_add(&slot->inflight[meter->card], 1, __ATOMIC_RELEASE) == 0 && is_told(meter->card))
+    if (__atomic_fetch_add(&meter->unsettled, 1, __ATOMIC_ACQ_REL) || !slot)
+        return;
+    if (__atomic_load_n(&slot->inflight[meter->card], __ATOMIC_RELAXED) == 0) {
+        __atomic_store_n(&slot->unsettled_since_ns, now, __ATOMIC_RELAXED);
+        __atomic_store_n(&slot->heartbeat_ns, now, __ATOMIC_RELAXED);
+    }
+    if (__atomic_fetch_add(&slot->inflight[meter->card], 1, __ATOMIC_RELEASE) == 0 && is_told(meter->card))
         vcuda_touch_usage();
 }
 
@@ -221,7 +226,7 @@ static struct timing_span *open_span(struct stream_meter *meter, bool alone, boo
         learn_stamp(span, hold);
     span->alone = alone && record_start(span, hold);
     span->facts.stamp_ns = __atomic_load_n(&span->context_meter->stamp_ns, __ATOMIC_RELAXED);
-    note_busy(meter);
+    note_busy(meter, now);
     return span;
 }
 

@@ -13,7 +13,7 @@
 #include "cuda/launch_wait.h"
 #include "cuda/measuring_window.h"
 #include "cuda/span_plan.h"
-#include "cuda/timeline.h"
+#include "timeline.h"
 #include "token_bucket.h"
 
 #define STREAMS 16

@@ -1,4 +1,4 @@
-#include "cuda/timeline.h"
+#include "timeline.h"
 
 #define CELL_NS 1000000
 #define MOST_NS ((int64_t)VCUDA_TIMELINE_CELLS * CELL_NS)
