@@ -54,8 +54,8 @@ SHAPES = (
 class Cell:
     """One shape at one limit: the share by the program's own count of finished kernels, and what the card
     served it in windows of a second, one begun every 50 ms, by its own clock: who is late to count makes no
-    window fuller. ``kernels`` is the part of the served time that its kernels take without a limit, in the same
-    run: the rest is the program's own event records and the pauses between its kernels.
+    window fuller. ``kernels`` is the part of the served time that its kernels take without a limit, in the
+    same run: the rest is the program's own event records and the pauses between its kernels.
     """
 
     shape: Shape
@@ -111,8 +111,8 @@ def alone(*, full: bool) -> Iterable[Row]:
 
     error, where = _worst((abs(cell.share - cell.wanted), said(cell)) for cell in cells if cell.is_held)
     yield Row("share_mean_error_points", round(error, 2), "points", "≤ 1", None, full,
-              f"{where}; {len(cells)} cells, each over its whole run, by its kernels: of the limit, the part that they "
-              "take of the bare program's time in the same run")  # fmt: skip
+              f"{where}; {len(cells)} cells, each over its whole run, by its kernels: of the limit, the part "
+              "that they take of the bare program's time in the same run")  # fmt: skip
     mae, where = _worst(
         (sum(abs(w - cell.limit) for w in cell.windows) / len(cell.windows), said(cell)) for cell in held
     )

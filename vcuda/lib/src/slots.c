@@ -112,8 +112,9 @@ static void clear(struct vcuda_slot *slot) {
     __atomic_store_n(&slot->state, VCUDA_SLOT_FREE, __ATOMIC_RELEASE);
 }
 
-/* The longest time between two updates of a living process's slot while it has work in flight, and then some. */
-#define UPDATED_WITHIN_NS 100000000u
+/* A living process with work in flight updates its slot each millisecond; on a machine that is busy it may be late. One
+ * that ended well a moment before its last work was settled is charged no more than this too much. */
+#define UPDATED_WITHIN_NS 20000000u
 
 /* A process that is gone had work in flight on the card that nobody measured: charge the time from its launch until the
  * process was seen last, as far as the container's timeline has room for it. */
