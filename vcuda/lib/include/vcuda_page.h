@@ -156,10 +156,11 @@ struct vcuda_slot {
     uint64_t pid_namespace; /* inode of /proc/self/ns/pid */
     uint64_t start_time;    /* field 22 of /proc/self/stat, clock ticks */
     uint64_t nonce;
-    uint64_t heartbeat_ns; /* CLOCK_MONOTONIC when the library last updated the slot; each millisecond while work is in flight */
+    uint64_t heartbeat_ns; /* CLOCK_MONOTONIC when the library last updated the slot; each millisecond while work is in
+                              flight */
     /* Since minor 2, parts of the charge on all cards: */
-    uint64_t movable; /* bytes that need not be on a card: managed memory */
-    uint64_t untold;  /* bytes that the process released and whose other holders the library cannot detect */
+    uint64_t movable;            /* bytes that need not be on a card: managed memory */
+    uint64_t untold;             /* bytes that the process released and whose other holders the library cannot detect */
     uint64_t unsettled_since_ns; /* CLOCK_MONOTONIC: work launched before this is settled. 0: not known */
     uint32_t inflight[VCUDA_MAX_CARDS]; /* streams with unsettled work, by card */
     uint64_t charged[VCUDA_MAX_CARDS];  /* bytes, by card */

@@ -74,12 +74,6 @@ uint64_t other_processes_lacked_ns(struct context_meter *context_meter, uint64_t
     return sum;
 }
 
-/* Kinds measured in windows only: where other processes' short launches ran is too uncertain to tell a time slice from
- * the launch's own long tail at once. */
-static bool is_short(const struct timing_span *span) {
-    return !span_plan_is_long(span->cost) && !span_plan_varies(span->cost) && cost_seen(span->cost) > COST_FIRST;
-}
-
 /* What the launch waited for other processes, by what launches of its kind take that did not wait. It is compared later
  * with what they did. False: that is not known of the kind. */
 static bool known_wait(struct timing_span *span, const struct gpu_interval *ran, unsigned busy, uint64_t now,
@@ -99,7 +93,7 @@ static bool known_wait(struct timing_span *span, const struct gpu_interval *ran,
 
 uint64_t other_processes_had_ns(struct timing_span *span, const struct gpu_interval *ran, bool shared, uint64_t now) {
     uint64_t took = (uint64_t)(ran->to - ran->from), waited;
-    if (!vcuda_slot() || slots_high(vcuda_usage()) < 2 || (shared && is_short(span)))
+    if (!vcuda_slot() || slots_high(vcuda_usage()) < 2 || shared)
         return 0;
     uint64_t published = published_ns(span->context_meter, ran->from, ran->to, false);
     unsigned busy = slots_busy(vcuda_usage(), span->context_meter->card);
