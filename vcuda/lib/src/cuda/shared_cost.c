@@ -75,7 +75,9 @@ uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool fol
                              uint32_t sharers_q8) {
     bool always = sharers_q8 >= ALWAYS_Q8;
     uint64_t own_ns = shared_cost_own_ns(cost, took_ns, follows, always, sharers_q8);
-    if (!own_ns && in_slice && always)
+    if (in_slice && took_ns <= SHARED_COST_TURN_NS)
+        own_ns = took_ns;
+    else if (!own_ns && in_slice && always)
         own_ns = in_slices_ns(took_ns, sharers_q8);
     return own_ns ? (uint32_t)(took_ns * 256 / own_ns) : sharers_q8;
 }

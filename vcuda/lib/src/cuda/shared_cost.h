@@ -26,8 +26,8 @@
 uint64_t shared_cost_own_ns(const struct cost *cost, uint64_t took_ns, bool follows, bool always, uint32_t sharers_q8);
 
 /* The divisor x 256 for the time of a launch, by shared_cost_own_ns(), beside `sharers_q8` / 256 containers; 1.75 and
- * more always have work. A launch that is longer than a time slice is divided evenly, unless it began `in_slice`: with
- * a time slice of its own, since it had to wait for it and followed no work of its process. */
+ * more always have work. `in_slice`: it began with a time slice of its own, since it had to wait for it and followed no
+ * work of its process. Up to a time slice is then its own; what is longer is divided by slices, else evenly. */
 uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, bool in_slice,
                              uint32_t sharers_q8);
 
