@@ -95,6 +95,15 @@ static void long_work_that_begins_in_a_turn_of_its_own_has_whole_turns_and_the_r
     CHECK(shared_cost_divisor(cost, five, false, true, SELDOM) == SELDOM);
 }
 
+/* Kernels of one name that take 20 us or much longer: what begins with a slice has not waited since. */
+static void of_a_kind_that_varies_work_that_begins_in_a_turn_of_its_own_is_charged_whole(void) {
+    struct cost *cost = kind(22, 20000);
+    CHECK(is_near(700000 * 256 / shared_cost_divisor(cost, 700000, false, true, TWO), 700000));
+    uint64_t long_ns = 2500000 + (uint64_t)TURN;
+    CHECK(is_near(long_ns * 256 / shared_cost_divisor(cost, long_ns, false, true, TWO), 2500000));
+    CHECK(is_near(long_ns * 256 / shared_cost_divisor(cost, long_ns, false, true, SELDOM), TURN));
+}
+
 static void the_first_launches_are_divided_and_the_shortest_is_known(void) {
     struct cost *cost = &cost_table[6];
     cost->key = 7;
@@ -139,6 +148,7 @@ int main(void) {
     work_of_more_than_a_turn_is_divided();
     work_of_up_to_a_turn_runs_within_one();
     long_work_that_begins_in_a_turn_of_its_own_has_whole_turns_and_the_rest();
+    of_a_kind_that_varies_work_that_begins_in_a_turn_of_its_own_is_charged_whole();
     the_first_launches_are_divided_and_the_shortest_is_known();
     kernels_that_become_shorter_or_longer_are_followed();
     what_follows_waits_for_a_part_of_a_turn_too_where_others_rest();

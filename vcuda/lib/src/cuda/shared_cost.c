@@ -71,13 +71,20 @@ static uint64_t in_slices_ns(uint64_t took_ns, uint32_t sharers_q8) {
     return took_ns / round_ns * SHARED_COST_TURN_NS + (rest < SHARED_COST_TURN_NS ? rest : SHARED_COST_TURN_NS);
 }
 
+/* Of a launch that had a whole time slice of its own at least, if it took that long. */
+static uint64_t from_slice_ns(uint64_t own_ns, uint64_t took_ns, uint32_t sharers_q8) {
+    if (took_ns <= SHARED_COST_TURN_NS)
+        return took_ns;
+    if (sharers_q8 >= ALWAYS_Q8)
+        return in_slices_ns(took_ns, sharers_q8);
+    own_ns = own_ns ? own_ns : took_ns * 256 / sharers_q8;
+    return own_ns > SHARED_COST_TURN_NS ? own_ns : SHARED_COST_TURN_NS;
+}
+
 uint32_t shared_cost_divisor(const struct cost *cost, uint64_t took_ns, bool follows, bool in_slice,
                              uint32_t sharers_q8) {
-    bool always = sharers_q8 >= ALWAYS_Q8;
-    uint64_t own_ns = shared_cost_own_ns(cost, took_ns, follows, always, sharers_q8);
-    if (in_slice && took_ns <= SHARED_COST_TURN_NS)
-        own_ns = took_ns;
-    else if (!own_ns && in_slice && always)
-        own_ns = in_slices_ns(took_ns, sharers_q8);
+    uint64_t own_ns = shared_cost_own_ns(cost, took_ns, follows, sharers_q8 >= ALWAYS_Q8, sharers_q8);
+    if (in_slice)
+        own_ns = from_slice_ns(own_ns, took_ns, sharers_q8);
     return own_ns ? (uint32_t)(took_ns * 256 / own_ns) : sharers_q8;
 }
