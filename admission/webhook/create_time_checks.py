@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from admission.cluster.node_view import NodeView
 from admission.cluster.pod_view import PodView
@@ -162,6 +162,9 @@ class _Recent:
         return self._found[1]
 
 
+_CLOSED: Final = "cards that are unhealthy or cordoned now are not counted on"
+
+
 def _never(
     pod: Pod, request: PodRequest, snapshot: Snapshot, known: Sequence[NodeView], judge: FeasibilityJudge
 ) -> Sequence[str]:
@@ -191,6 +194,7 @@ def _never(
     parts = [
         f"the largest card has {format_bytes(size)} ({printable(model)})",
         f"a node has {most} cards at most",
+        *([_CLOSED] if not all(s.healthy and not s.cordoned for v in kinds for s in v.node.cards) else []),
         *([single] if all(v.node.topology.numa_policy is NumaPolicy.SINGLE for v in kinds) else []),
         *([f"models are {', '.join(models[:8])}"] if request.models else []),
     ]

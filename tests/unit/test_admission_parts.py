@@ -137,6 +137,13 @@ def test_a_pod_of_more_cards_than_the_kubelet_lets_one_container_have_is_warned_
     assert words(world, pod("a", 200, None)) == ((), ())
 
 
+def test_a_pod_that_needs_a_card_which_is_closed_now_is_told_so() -> None:
+    for closed, where in (((), ""), ((1,), "; cards that are unhealthy or cordoned now are not counted on")):
+        world = World([node("n1", 2, unhealthy=closed)])
+        (warned,) = words(world, pod("a", 200 + 100 * (not closed), None))[1]
+        assert warned.endswith(f"a node has 2 cards at most{where}")
+
+
 def test_wishes_that_nothing_meets_are_warned_of() -> None:
     world = World([node("n1", 2)])
     asks = pod("a", annotations={"tencent.com/gpu-model": "A100"})
