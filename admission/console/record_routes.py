@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from admission.explain.caller_gate import Answer, CallerGate, documented
 
 
-class Records(Protocol):
+class DecisionRecords(Protocol):
     """The files of recorded decisions. Both methods raise NodeUnready."""
 
     def names(self) -> Sequence[str]:
@@ -23,7 +23,7 @@ class Records(Protocol):
         """A file's content; None if there is no such file."""
 
 
-def record_routes(records: Records | None, gate: CallerGate) -> APIRouter:
+def record_routes(records: DecisionRecords | None, gate: CallerGate) -> APIRouter:
     """The routes. ``records``: None where none are kept."""
     router = APIRouter()
 
